@@ -1,0 +1,251 @@
+"""All development tasks. `nox --list` shows them; `nox -s <session>` runs one; what they do is in tools/."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import nox
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from tools import environment, wheelhouse
+from tools.workspace import Workspace, find_uv
+
+nox.needs_version = ">=2025.2.9"
+nox.options.default_venv_backend = "uv"
+nox.options.download_python = "never"  # a missing interpreter skips its sessions, with the reason
+nox.options.error_on_missing_interpreters = False
+nox.options.sessions = ["lint", "tests"]
+
+WORKSPACE = Workspace()
+NAMES = WORKSPACE.names
+PINNED = "tools/constraints/pinned.txt"
+OLDEST = "tools/constraints/oldest.txt"
+PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
+OLDEST_PYTHON = None if sys.version_info < (3, 12) else "3.11"  # the lowest numpy has no wheels for 3.12
+
+LINTERS = ["ruff"]
+TEST_TOOLS = ["pytest", "hypothesis"]
+TOOL_TOOLS = ["packaging", "tomli", "towncrier", "uv"]  # what tools/ imports or runs
+TYPE_TOOLS = ["mypy", "nox", "types-psutil", "types-PyYAML", "types-tqdm"]
+IMPORT_TOOLS = ["import-linter"]
+EVERY_TOOL = [*LINTERS, *TEST_TOOLS, *TOOL_TOOLS, *TYPE_TOOLS, *IMPORT_TOOLS, "coverage"]
+
+each_package = nox.parametrize("package", NAMES, ids=NAMES)
+environment.keep_links_possible(Path(".nox"))
+environment.show_pyenv_versions()
+
+
+@contextmanager
+def _plain_errors(session: nox.Session) -> Iterator[None]:
+    """End the session with the message of an error of the tools, without the traceback."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        session.error(str(error))
+
+
+def _wheels(session: nox.Session, names: Iterable[str]) -> list[str]:
+    with _plain_errors(session):
+        return [str(wheel) for wheel in wheelhouse.wheels(WORKSPACE, names)]
+
+
+def _install(session: nox.Session, names: Iterable[str], *others: str) -> None:
+    """Install packages and their siblings as wheels of the tree, and others, at the pinned versions."""
+    session.install("--quiet", "--constraint", PINNED, *_wheels(session, names), *others)
+
+
+def _install_declared(session: nox.Session, package: str, *arguments: str) -> None:
+    """Install what a package and its tests declare, and nothing more."""
+    with _plain_errors(session):
+        names = [package, *WORKSPACE.siblings(package, with_tests=True)]
+    others = WORKSPACE.outside(WORKSPACE[package].test_dependencies)
+    session.install("--quiet", *arguments, *_wheels(session, names), *TEST_TOOLS, *others)
+
+
+def _pytest(session: nox.Session, *arguments: str) -> None:
+    session.run("python", "-m", "pytest", *arguments, *session.posargs)
+
+
+def _pytest_of(session: nox.Session, package: str) -> None:
+    _pytest(session, f"packages/{package}/tests")
+
+
+@nox.session
+def quickstart(session: nox.Session) -> None:
+    """Train a small network on real digits, plain and with composed algorithms, and compare them (`-- --help`)."""
+    _install(session, ["composer-recipes"])
+    session.run("composer-train", "digits", *session.posargs)
+
+
+@nox.session(tags=["ci"])
+@each_package
+def tests(session: nox.Session, package: str) -> None:
+    """Test a package where nothing is installed but what it declares."""
+    _install_declared(session, package, "--constraint", PINNED)
+    _pytest_of(session, package)
+
+
+@nox.session(python=PYTHONS, tags=["ci"])
+@each_package
+def matrix(session: nox.Session, package: str) -> None:
+    """The same on each supported Python that is found."""
+    _install_declared(session, package, "--constraint", PINNED)
+    _pytest_of(session, package)
+
+
+@nox.session(python=OLDEST_PYTHON, tags=["ci"])
+@each_package
+def oldest(session: nox.Session, package: str) -> None:
+    """The same on the lowest versions it declares: torch 2.6, and the oldest fitting release of each sibling."""
+    member = WORKSPACE[package]
+    with _plain_errors(session):
+        wheels = wheelhouse.oldest_wheels(WORKSPACE, member)
+    lowest = ["--resolution", "lowest-direct", "--only-binary", ":all:", "--constraint", OLDEST]
+    session.install("--quiet", *lowest, *map(str, wheels), *wheelhouse.declared(wheels))
+    # In a call of their own: in the first one the test tools would be lowered too.
+    frozen = environment.freeze(Path(session.virtualenv.location))
+    kept = Path(session.create_tmp()) / "installed.txt"
+    kept.write_text("".join(f"{name}=={version}\n" for name, version in frozen.items() if name not in NAMES))
+    more = set(WORKSPACE.siblings(package, with_tests=True)) - set(WORKSPACE.siblings(package))
+    others = [wheel for wheel in _wheels(session, more) if Path(wheel).parent.parent.name in more]
+    others += [*TEST_TOOLS, *WORKSPACE.outside(member.test_dependencies)]
+    session.install("--quiet", "--constraint", str(kept), "--constraint", OLDEST, *others)
+    session.log(f"torch {frozen.get('torch', 'is not declared')}, numpy {frozen.get('numpy', 'is not declared')}")
+    _pytest_of(session, package)
+
+
+@nox.session(tags=["ci"])
+@each_package
+def newest(session: nox.Session, package: str) -> None:
+    """The same on the newest versions the registry has, torch included."""
+    _install_declared(session, package, "--upgrade")
+    _pytest_of(session, package)
+
+
+@nox.session(tags=["ci"])
+def together(session: nox.Session) -> None:
+    """Run the tests that need several packages, with all of them installed."""
+    _install(session, NAMES, *TEST_TOOLS, *TOOL_TOOLS)
+    _pytest(session, "tests", "--ignore=tests/test_docs.py")
+
+
+@nox.session(tags=["ci"])
+def docs(session: nox.Session) -> None:
+    """Run every example: the doctests, and the code blocks of each README from top to bottom."""
+    _install(session, NAMES, *TEST_TOOLS, *TOOL_TOOLS)
+    _pytest(session, "tests/test_docs.py")
+
+
+@nox.session(tags=["ci"])
+def lint(session: nox.Session) -> None:
+    """Check style, format and what is generated; change nothing."""
+    session.install("--quiet", "--constraint", PINNED, *LINTERS, *TOOL_TOOLS)
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("python", "-m", "tools.check_style")
+    session.run("python", "-m", "tools.catalog", "--check")
+
+
+@nox.session
+def fix(session: nox.Session) -> None:
+    """Mend what `lint` can mend."""
+    session.install("--quiet", "--constraint", PINNED, *LINTERS, *TOOL_TOOLS)
+    session.run("python", "-m", "tools.catalog")
+    session.run("ruff", "check", "--fix", ".", success_codes=[0, 1])  # what is left is for `lint` to report
+    session.run("ruff", "format", ".")
+
+
+@nox.session(tags=["ci"])
+def types(session: nox.Session) -> None:
+    """Check the types of all packages as installed from wheels, and of the tools."""
+    _install(session, NAMES, *TEST_TOOLS, *TOOL_TOOLS, *TYPE_TOOLS)
+    session.run("mypy", "--strict", "-p", "composer", "-p", "tools", "-m", "noxfile", *session.posargs)
+
+
+@nox.session(tags=["ci"])
+def imports(session: nox.Session) -> None:
+    """Check that imports point down only, on wheels."""
+    _install(session, NAMES, *IMPORT_TOOLS, *TOOL_TOOLS)
+    session.run("lint-imports", "--config", "pyproject.toml", *session.posargs)
+    session.run("python", "-m", "tools.check_imports")
+
+
+@nox.session(tags=["ci"])
+def wheels(session: nox.Session) -> None:
+    """Build every package, check what the wheels hold, install them all and resolve every entry point."""
+    from tools import check_wheels
+
+    with _plain_errors(session):
+        built = check_wheels.build(WORKSPACE, Path(".nox/dist"))
+        check_wheels.check(WORKSPACE, built)
+    session.install("--quiet", "--constraint", PINNED, *map(str, built))
+    session.run("python", "tools/check_installed.py", *NAMES)
+    with _plain_errors(session):
+        check_wheels.check_footprint(built, Path(session.create_tmp()), constraint=PINNED)
+
+
+@nox.session
+def gpu(session: nox.Session) -> None:
+    """Run all tests that need a CUDA device; without one, skip and say so."""
+    if environment.count_cuda_devices() == 0:
+        session.skip("no CUDA device here; the tests marked `gpu` were not run")
+    groups = (WORKSPACE.outside(WORKSPACE[name].test_dependencies) for name in NAMES)
+    _install(session, NAMES, *TEST_TOOLS, *sorted(set().union(*groups)))
+    _pytest(session, "-m", "gpu", "packages", "tests")
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Measure the framework's own cost per step against a bare PyTorch loop, on one thread (`-- --help`)."""
+    _install(session, NAMES)
+    session.run("python", "-m", "tools.bench", *session.posargs, env={"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"})
+
+
+@nox.session(venv_backend="none")
+def dev(session: nox.Session) -> None:
+    """Make `.venv` with all packages editable and every tool, and `.dev/src` for editors."""
+    uv, python = find_uv(), ".venv/bin/python"
+    groups = (WORKSPACE.outside(WORKSPACE[name].test_dependencies) for name in NAMES)
+    editables = [part for name in NAMES for part in ("--editable", f"packages/{name}")]
+    session.run(uv, "venv", "--quiet", "--clear", "--python", sys.executable, ".venv", external=True)
+    command = [uv, "pip", "install", "--quiet", "--python", python, "--constraint", PINNED]
+    session.run(*command, *editables, *EVERY_TOOL, *sorted(set().union(*groups)), external=True)
+    session.run(python, "-m", "tools.link_sources", external=True)
+    session.log("Run `source .venv/bin/activate`. Editors: add `.dev/src` to the paths of the type checker.")
+
+
+@nox.session(venv_backend="none")
+def new(session: nox.Session) -> None:
+    """Make an algorithm package from the template: `nox -s new -- composer-foo Foo`."""
+    session.run(sys.executable, "-m", "tools.new_package", *session.posargs, external=True)
+
+
+@nox.session(venv_backend="none")
+def changes(session: nox.Session) -> None:
+    """Check that every changed package says so in `changes/`, and that changelogs fit versions (`-- origin/main`)."""
+    session.run(sys.executable, "-m", "tools.changes", *session.posargs, external=True)
+
+
+@nox.session(venv_backend="none")
+def lock(session: nox.Session) -> None:
+    """Write the pinned versions anew, moving as few as possible (`-- --upgrade`, `-- --upgrade-package torch`)."""
+    from tools import lock as tool
+
+    tool.write(WORKSPACE, EVERY_TOOL, Path(PINNED), session.posargs)
+
+
+@nox.session
+def release(session: nox.Session) -> None:
+    """Release a package: `nox -s release -- composer-mixup 0.2.0`. Tests it first; commits and tags, pushes nothing."""
+    if not session.posargs:
+        session.error("name the package and the version: nox -s release -- composer-mixup 0.2.0")
+    package = session.posargs[0]
+    session.install("--quiet", "--constraint", PINNED, *TOOL_TOOLS)
+    session.run("python", "-m", "tools.release", "--check", *session.posargs)
+    gates = [f"tests({package})", f"oldest({package})", "wheels"]
+    session.run(sys.executable, "-m", "nox", "--session", *gates, external=True)
+    session.run("python", "-m", "tools.release", *session.posargs)

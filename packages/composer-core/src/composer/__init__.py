@@ -1,0 +1,71 @@
+"""Composer: train PyTorch models by composing small published methods.
+
+Importing this package reads no entry points and imports neither torchvision nor torchmetrics. What other distributions
+add is looked up when it is asked for.
+"""
+
+from __future__ import annotations
+
+from pkgutil import extend_path
+from typing import TYPE_CHECKING, Any
+
+__path__ = extend_path(__path__, __name__)  # editable installs keep the parts in different directories
+
+from composer.core._registry import moved
+
+if TYPE_CHECKING:
+    from composer.core import Algorithm as Algorithm
+    from composer.core import Callback as Callback
+    from composer.core import DataSpec as DataSpec
+    from composer.core import Engine as Engine
+    from composer.core import Evaluator as Evaluator
+    from composer.core import Event as Event
+    from composer.core import State as State
+    from composer.core import Time as Time
+    from composer.core import Timestamp as Timestamp
+    from composer.core import TimeUnit as TimeUnit
+    from composer.loggers import Logger as Logger
+    from composer.models import ComposerModel as ComposerModel
+    from composer.trainer import Trainer as Trainer
+
+_CORE = "composer-core"
+_ELSEWHERE = {
+    **{
+        name: ("composer.core", _CORE)
+        for name in (
+            "Algorithm Callback DataSpec Engine Evaluator Event State Time Timestamp TimeUnit".split()
+        )
+    },
+    "Logger": ("composer.loggers", _CORE),
+    "ComposerModel": ("composer.models", _CORE),
+    "Trainer": ("composer.trainer", "composer-trainer"),
+}
+_PARTS = {
+    **dict.fromkeys(
+        "algorithms callbacks core datasets devices functional loggers loss models testing utils".split(), _CORE
+    ),
+    **dict.fromkeys("checkpoint cli distributed trainer".split(), "composer-trainer"),
+    **{name: f"composer-{name}" for name in "metrics optim profiler recipes".split()},
+}
+
+__all__ = [*_ELSEWHERE, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        value: Any = version("composer-core")
+    elif name in _ELSEWHERE:
+        module, distribution = _ELSEWHERE[name]
+        value = moved(module, name, distribution, f"composer.{name}")
+    elif name in _PARTS:
+        value = moved(f"composer.{name}", "", _PARTS[name], f"composer.{name}")
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_PARTS})

@@ -1,0 +1,127 @@
+"""The compiled plan of an engine: for each event, who acts there and in which order."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from composer.core._ordering import Ordering, opener_of
+from composer.core.algorithm import always_matches
+from composer.core.event import Event
+
+if TYPE_CHECKING:
+    from composer.core.algorithm import Algorithm
+    from composer.core.passes import AlgorithmPass
+    from composer.core.state import State
+    from composer.loggers import Logger
+
+__all__ = ["AlgorithmPlan", "Trace", "Traces"]
+
+Hook = Callable[["State", "Logger"], Any]
+
+
+@dataclass
+class Trace:
+    """What one algorithm did at one event.
+
+    Attributes:
+        name: The class of the algorithm.
+        event: The event.
+        exit_code: What `apply` returned.
+        order: The position among the algorithms that ran, from 0.
+        run: Whether it ran.
+    """
+
+    name: str = ""
+    event: Event | None = None
+    exit_code: int | None = None
+    order: int | None = None
+    run: bool = False
+
+
+Traces = dict[str, Trace]
+
+
+class AlgorithmPlan:
+    """Runs the algorithms of one event in their order.
+
+    Args:
+        event: The event.
+        ordering: The order of all the run's algorithms.
+        passes: Passes that replace the order (`replace`) or follow it.
+        replace: Whether `passes` is the whole list of passes.
+        acted: For each event, the indices of the algorithms that acted there last, in order; shared by all plans.
+    """
+
+    def __init__(
+        self,
+        event: Event,
+        ordering: Ordering,
+        passes: Sequence[AlgorithmPass],
+        replace: bool,
+        acted: dict[Event, tuple[int, ...]],
+    ) -> None:
+        self.event, self.ordering = event, ordering
+        self._passes, self._replace, self._acted = tuple(passes), replace, acted
+        self._opener = opener_of(event)
+        algorithms = ordering.algorithms
+        self.candidates = tuple(i for i in ordering.forward if _may_act(algorithms[i], event))
+        self._ascending = tuple(sorted(self.candidates))
+        # Who acted at an opening event matters only where a declared order and an undoing one can meet.
+        self._remember = ordering.declared and event.is_before_event
+        self._reorder = ordering.declared and event.is_after_event
+        self._always = all(always_matches(algorithms[i]) for i in self.candidates)
+        self._keys = {i: f"{algorithms[i]}/{event}" for i in self.candidates}
+        self._names = {i: type(algorithms[i]).__name__ for i in self.candidates}
+        self._index = {id(algorithm): i for i, algorithm in enumerate(algorithms)}
+
+    def expected(self) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+        """The order if every candidate acts, and those taken to have acted at the opening event (None: no reversal)."""
+        if not self.event.is_after_event:
+            return self.candidates, None
+        algorithms, opener = self.ordering.algorithms, self._opener
+        acted = tuple(i for i in self.ordering.forward if i in self.candidates and opener in (algorithms[i].events or ()))
+        return self.ordering.backward(self._ascending, acted), acted
+
+    def run(self, state: State, logger: Logger) -> Traces:
+        """Apply every matching algorithm; return their traces by `"{algorithm}/{event}"`."""
+        event, algorithms = self.event, self.ordering.algorithms
+        if self._always:
+            order, ascending = self.candidates, self._ascending
+        else:
+            order = tuple(i for i in self.candidates if algorithms[i].match(event, state))
+            if not order:
+                if self._remember:
+                    self._acted[event] = ()
+                return OrderedDict()
+            ascending = tuple(sorted(order))
+        if event.is_after_event and not self._replace:
+            acted = self._acted.get(self._opener, ()) if self._reorder and self._opener else ()
+            order = self.ordering.backward(ascending, acted)
+        if self._passes:
+            order = self._passed(order if not self._replace else ascending)
+        if self._remember:
+            self._acted[event] = order
+        return self._apply(order, state, logger)
+
+    def _passed(self, order: Sequence[int]) -> tuple[int, ...]:
+        algorithms: Sequence[Algorithm] = [self.ordering.algorithms[i] for i in order]
+        for algorithm_pass in self._passes:
+            algorithms = algorithm_pass(algorithms, self.event)
+        return tuple(self._index[id(algorithm)] for algorithm in algorithms)
+
+    def _apply(self, order: Sequence[int], state: State, logger: Logger) -> Traces:
+        event, algorithms = self.event, self.ordering.algorithms
+        traces: Traces = OrderedDict()
+        for position, i in enumerate(order):
+            exit_code = algorithms[i].apply(event, state, logger)
+            traces[self._keys[i]] = Trace(self._names[i], event, exit_code, position, True)
+        if logger.destinations:
+            logger.log_traces({f"algorithm_traces/{self._names[i]}/{event}": 1 for i in order})
+        return traces
+
+
+def _may_act(algorithm: Algorithm, event: Event) -> bool:
+    return algorithm.events is None or event in algorithm.events

@@ -1,0 +1,172 @@
+"""The order in which a set of algorithms acts, from their declared placements. Computed once per set."""
+
+from __future__ import annotations
+
+import heapq
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from composer.core._errors import ConflictError, OrderingError
+
+if TYPE_CHECKING:
+    from composer.core.algorithm import Algorithm
+    from composer.core.event import Event
+
+__all__ = ["Ordering", "opener_of"]
+
+
+def opener_of(event: Event) -> Event | None:
+    """The event that `event` closes: `BEFORE_LOSS` for `AFTER_LOSS`, `EPOCH_START` for `EPOCH_END`; else None."""
+    if not event.is_after_event:
+        return None
+    same = (e for e in type(event) if e.is_before_event and e.canonical_name == event.canonical_name)
+    return next(same, None)
+
+
+class Ordering:
+    """The declared order of a set of algorithms.
+
+    Args:
+        algorithms: In the user's order.
+
+    Raises:
+        ConflictError: One algorithm excludes another.
+        OrderingError: The declared orders contradict each other.
+    """
+
+    def __init__(self, algorithms: Sequence[Algorithm]) -> None:
+        self.algorithms = tuple(algorithms)
+        self._placements = [algorithm.placement for algorithm in self.algorithms]
+        self._check_excludes()
+        # edges[i][j] says why algorithm i acts before algorithm j
+        self._edges: dict[int, dict[int, str]] = {i: self._successors(i) for i in range(len(self.algorithms))}
+        self._after: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, ...]] = {}
+        self.declared = any(self._edges.values())
+        self.forward = self._sorted(range(len(self.algorithms)), self._edges)
+
+    def backward(self, present: tuple[int, ...], acted: tuple[int, ...]) -> tuple[int, ...]:
+        """The order at an AFTER or END event: first in, last out, without breaking a declared order.
+
+        What algorithms undo of their own act at the opening event is undone in the reverse of the order they acted in.
+
+        Args:
+            present: The algorithms that act now, ascending.
+            acted: Those that acted at the opening event, in that order.
+        """
+        if not self.declared:
+            return present[::-1]
+        key = (present, acted)
+        if key not in self._after:
+            now = set(present)
+            undone = [i for i in reversed(acted) if i in now]
+            edges = {
+                i: {j: why for j, why in self._edges[i].items() if j in now and not (i in undone and j in undone)}
+                for i in present
+            }
+            for i, j in zip(undone, undone[1:], strict=False):
+                edges[i][j] = "it acted later at the opening event"
+            self._after[key] = self._sorted([i for i in reversed(self.forward) if i in now], edges)
+        return self._after[key]
+
+    def why(self, index: int, order: Sequence[int], acted: Sequence[int] | None) -> str:
+        """Why `order` puts an algorithm where it is, in words."""
+        reasons = []
+        for other in order:
+            undone = acted is not None and index in acted and other in acted
+            if undone and other != index:
+                continue
+            if other in self._edges[index]:
+                reasons.append(f"before {self._name(other)}: {self._edges[index][other]}")
+            if index in self._edges[other]:
+                reasons.append(f"after {self._name(other)}: {self._edges[other][index]}")
+        if acted is not None and index in acted:
+            reasons.append("undoes its act at the opening event, last in, first out")
+        if reasons:
+            return "; ".join(reasons)
+        return "as listed" if acted is None else "reverse of the list: first in, last out"
+
+    def warn_discouraged(self) -> None:
+        """Warn of every pair that its placement discourages."""
+        from composer.algorithms.warnings import NotIntendedUseWarning
+
+        for i, j, effects in self._pairs("discourages"):
+            if j < i and self._placements[j].discourages & self._placements[i].provides:
+                continue  # both discourage each other: one warning is enough
+            warnings.warn(
+                f"`{self._name(i)}` should not be used together with `{self._name(j)}`, which also "
+                f"{_words(effects)}. Remove one of them unless you mean it.",
+                NotIntendedUseWarning,
+                stacklevel=2,
+            )
+
+    def _name(self, index: int) -> str:
+        return type(self.algorithms[index]).__name__
+
+    def _pairs(self, field: str) -> list[tuple[int, int, frozenset[str]]]:
+        found = []
+        for i, placement in enumerate(self._placements):
+            for j, other in enumerate(self._placements):
+                effects = getattr(placement, field) & other.provides
+                if i != j and effects:
+                    found.append((i, j, effects))
+        return found
+
+    def _check_excludes(self) -> None:
+        for i, j, effects in self._pairs("excludes"):
+            raise ConflictError(
+                f"`{self._name(i)}` cannot be used together with `{self._name(j)}`, which {_words(effects)}. "
+                f"Remove one of the two from `algorithms`."
+            )
+
+    def _successors(self, i: int) -> dict[int, str]:
+        mine, edges = self._placements[i], {}
+        for j, other in enumerate(self._placements):
+            effects = (mine.provides & other.after, mine.before & other.provides)
+            if i == j or not any(effects):
+                continue
+            if effects[0]:
+                edges[j] = f"{self._name(i)} {_words(effects[0])}, which {self._name(j)} follows"
+            else:
+                edges[j] = f"{self._name(j)} {_words(effects[1])}, which {self._name(i)} precedes"
+        return edges
+
+    def _sorted(self, base: Sequence[int], edges: Mapping[int, Mapping[int, str]]) -> tuple[int, ...]:
+        """A topological sort that keeps `base` wherever the edges leave it free."""
+        rank = {i: position for position, i in enumerate(base)}
+        waiting = dict.fromkeys(base, 0)
+        for successors in edges.values():
+            for j in successors:
+                waiting[j] += 1
+        ready = [rank[i] for i in base if not waiting[i]]
+        heapq.heapify(ready)
+        order: list[int] = []
+        while ready:
+            i = base[heapq.heappop(ready)]
+            order.append(i)
+            for j in edges[i]:
+                waiting[j] -= 1
+                if not waiting[j]:
+                    heapq.heappush(ready, rank[j])
+        if len(order) < len(base):
+            raise OrderingError(self._cycle(set(base) - set(order), edges))
+        return tuple(order)
+
+    def _cycle(self, stuck: set[int], edges: Mapping[int, Mapping[int, str]]) -> str:
+        # Walk backwards from any stuck algorithm: predecessors of a stuck one are stuck, so a repetition closes the cycle.
+        path = [min(stuck)]
+        while path.count(path[-1]) < 2:
+            path.append(next(i for i in stuck if path[-1] in edges[i]))
+        cycle = path[path.index(path[-1]) : -1][::-1]
+        steps = [
+            f"`{self._name(i)}` must act before `{self._name(j)}` ({edges[i][j]})"
+            for i, j in zip(cycle, cycle[1:] + cycle[:1], strict=True)
+        ]
+        return (
+            f"The declared orders of {', '.join(f'`{self._name(i)}`' for i in cycle)} contradict each other: "
+            f"{' and '.join(steps)}. Remove one of them, or change the `placement` of one that is yours."
+        )
+
+
+def _words(effects: frozenset[str]) -> str:
+    return " and ".join(effect.replace("_", " ") for effect in sorted(effects))

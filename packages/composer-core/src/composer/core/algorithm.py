@@ -1,0 +1,115 @@
+"""The base class of training methods."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from composer.core._placement import Placement
+from composer.core.event import Event
+from composer.core.serializable import Serializable
+
+if TYPE_CHECKING:
+    from composer.core.state import State
+    from composer.loggers import Logger
+
+__all__ = ["Algorithm"]
+
+
+class Algorithm(Serializable, ABC):
+    """A training method: at certain events it changes the state of the run.
+
+    A subclass implements `apply` and says when it acts: by `events`, by `match`, or by both.
+
+    Attributes:
+        events: The events at which the algorithm may act; the engine asks it nowhere else. None: it is asked, through
+            `match`, at every event.
+        placement: Where it stands among other algorithms. A class attribute, or a property if it depends on arguments.
+
+    Example:
+        >>> class Doubled(Algorithm):
+        ...     events = frozenset({Event.AFTER_LOSS})
+        ...
+        ...     def apply(self, event, state, logger):
+        ...         state.loss = 2 * state.loss
+    """
+
+    events: frozenset[Event] | None = None
+    placement: Placement = Placement()
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        declares = isinstance(cls.events, property) or cls.events is not None
+        if declares and getattr(cls.match, "__isabstractmethod__", False):
+            cls.match = _match_declared  # type: ignore[method-assign]
+
+    @property
+    def find_unused_parameters(self) -> bool:
+        """Whether some parameters may get no gradient, which `DistributedDataParallel` must know."""
+        return False
+
+    @property
+    def backwards_create_graph(self) -> bool:
+        """Whether the backward pass must itself be differentiable (`create_graph=True`)."""
+        return False
+
+    @staticmethod
+    def required_on_load() -> bool:
+        """Whether a checkpoint can only be loaded after this algorithm has been applied (it renames parameters)."""
+        return False
+
+    @abstractmethod
+    def match(self, event: Event, state: State) -> bool:
+        """Whether to act now. Without one of its own, an algorithm acts at each of its `events`.
+
+        Args:
+            event: The current event.
+            state: The state of the run.
+        """
+
+    @abstractmethod
+    def apply(self, event: Event, state: State, logger: Logger) -> int | None:
+        """Act: change the state in place.
+
+        Args:
+            event: The current event.
+            state: The state of the run.
+            logger: Takes metrics of the algorithm's own.
+
+        Returns:
+            An optional exit code, kept in the event's `Trace`.
+        """
+
+    def __repr__(self) -> str:
+        """A constructor call, `MixUp(alpha=0.2)`, where every argument is kept in an attribute of its name."""
+        names = [name for name, p in inspect.signature(type(self)).parameters.items() if p.kind not in _VARIADIC]
+        if not all(hasattr(self, name) for name in names):
+            return object.__repr__(self)
+        arguments = ",".join(f"{name}={_argument(getattr(self, name))}" for name in names)
+        return f"{type(self).__name__}({arguments})"
+
+    def state_dict(self) -> dict[str, Any]:
+        """The representation, from which a required algorithm is rebuilt on load."""
+        return {"repr": repr(self)}
+
+
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def _argument(value: Any) -> str:
+    return str(value) if isinstance(value, Enum) else repr(value)
+
+
+def _match_declared(self: Algorithm, event: Event, state: State) -> bool:
+    """Act at each of the declared events."""
+    return self.events is not None and event in self.events
+
+
+def always_matches(algorithm: Algorithm) -> bool:
+    """Whether the algorithm acts at each of its events, so that it need not be asked."""
+    return algorithm.events is not None and type(algorithm).match is _match_declared

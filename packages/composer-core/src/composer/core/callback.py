@@ -1,0 +1,212 @@
+"""The base class of everything that watches a run."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from abc import ABC
+from typing import TYPE_CHECKING, Any
+
+from composer.core.event import Event
+from composer.core.serializable import Serializable
+
+if TYPE_CHECKING:
+    from composer.core.state import State
+    from composer.loggers import Logger
+
+__all__ = ["Callback"]
+
+_HOOKS = frozenset(event.value for event in Event)
+
+
+class Callback(Serializable, ABC):
+    """Watches a run: one method per event, called with the state and the logger; override those you need.
+
+    The engine calls only the overridden ones. A subclass that overrides `run_event` instead is called at every event.
+    A callback must survive several `fit` calls and, after `close`, a new run.
+
+    Raises:
+        TypeError: At class creation, a method `(self, state, logger)` is named almost, but not quite, like an event.
+
+    Example:
+        >>> class Counter(Callback):
+        ...     steps = 0
+        ...
+        ...     def batch_end(self, state, logger):
+        ...         self.steps += 1
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name, value in vars(cls).items():
+            if not name.startswith("_") and name not in _OWN and inspect.isfunction(value):
+                _check_hook(cls, name, value)
+
+    def run_event(self, event: Event, state: State, logger: Logger) -> None:
+        """Call the method named after the event.
+
+        Args:
+            event: The current event.
+            state: The state of the run.
+            logger: The run's logger.
+        """
+        getattr(self, event.value)(state, logger)
+
+    def init(self, state: State, logger: Logger) -> None:
+        """Called at `Event.INIT`."""
+
+    def before_load(self, state: State, logger: Logger) -> None:
+        """Called at `Event.BEFORE_LOAD`."""
+
+    def after_load(self, state: State, logger: Logger) -> None:
+        """Called at `Event.AFTER_LOAD`."""
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        """Called at `Event.FIT_START`."""
+
+    def iteration_start(self, state: State, logger: Logger) -> None:
+        """Called at `Event.ITERATION_START`."""
+
+    def epoch_start(self, state: State, logger: Logger) -> None:
+        """Called at `Event.EPOCH_START`."""
+
+    def before_dataloader(self, state: State, logger: Logger) -> None:
+        """Called at `Event.BEFORE_DATALOADER`."""
+
+    def after_dataloader(self, state: State, logger: Logger) -> None:
+        """Called at `Event.AFTER_DATALOADER`."""
+
+    def batch_start(self, state: State, logger: Logger) -> None:
+        """Called at `Event.BATCH_START`."""
+
+    def before_train_batch(self, state: State, logger: Logger) -> None:
+        """Called at `Event.BEFORE_TRAIN_BATCH`."""
+
+    def before_forward(self, state: State, logger: Logger) -> None:
+        """Called at `Event.BEFORE_FORWARD`."""
+
+    def after_forward(self, state: State, logger: Logger) -> None:
+        """Called at `Event.AFTER_FORWARD`."""
+
+    def before_loss(self, state: State, logger: Logger) -> None:
+        """Called at `Event.BEFORE_LOSS`."""
+
+    def after_loss(self, state: State, logger: Logger) -> None:
+        """Called at `Event.AFTER_LOSS`."""
+
+    def before_backward(self, state: State, logger: Logger) -> None:
+        """Called at `Event.BEFORE_BACKWARD`."""
+
+    def after_backward(self, state: State, logger: Logger) -> None:
+        """Called at `Event.AFTER_BACKWARD`."""
+
+    def after_train_batch(self, state: State, logger: Logger) -> None:
+        """Called at `Event.AFTER_TRAIN_BATCH`."""
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        """Called at `Event.BATCH_END`."""
+
+    def batch_checkpoint(self, state: State, logger: Logger) -> None:
+        """Called at `Event.BATCH_CHECKPOINT`."""
+
+    def epoch_end(self, state: State, logger: Logger) -> None:
+        """Called at `Event.EPOCH_END`."""
+
+    def epoch_checkpoint(self, state: State, logger: Logger) -> None:
+        """Called at `Event.EPOCH_CHECKPOINT`."""
+
+    def iteration_end(self, state: State, logger: Logger) -> None:
+        """Called at `Event.ITERATION_END`."""
+
+    def iteration_checkpoint(self, state: State, logger: Logger) -> None:
+        """Called at `Event.ITERATION_CHECKPOINT`."""
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        """Called at `Event.FIT_END`."""
+
+    def eval_before_all(self, state: State, logger: Logger) -> None:
+        """Called at `Event.EVAL_BEFORE_ALL`."""
+
+    def eval_start(self, state: State, logger: Logger) -> None:
+        """Called at `Event.EVAL_START`."""
+
+    def eval_batch_start(self, state: State, logger: Logger) -> None:
+        """Called at `Event.EVAL_BATCH_START`."""
+
+    def eval_before_forward(self, state: State, logger: Logger) -> None:
+        """Called at `Event.EVAL_BEFORE_FORWARD`."""
+
+    def eval_after_forward(self, state: State, logger: Logger) -> None:
+        """Called at `Event.EVAL_AFTER_FORWARD`."""
+
+    def eval_batch_end(self, state: State, logger: Logger) -> None:
+        """Called at `Event.EVAL_BATCH_END`."""
+
+    def eval_end(self, state: State, logger: Logger) -> None:
+        """Called at `Event.EVAL_END`."""
+
+    def eval_after_all(self, state: State, logger: Logger) -> None:
+        """Called at `Event.EVAL_AFTER_ALL`."""
+
+    def eval_standalone_start(self, state: State, logger: Logger) -> None:
+        """Called at `Event.EVAL_STANDALONE_START`."""
+
+    def eval_standalone_end(self, state: State, logger: Logger) -> None:
+        """Called at `Event.EVAL_STANDALONE_END`."""
+
+    def predict_start(self, state: State, logger: Logger) -> None:
+        """Called at `Event.PREDICT_START`."""
+
+    def predict_batch_start(self, state: State, logger: Logger) -> None:
+        """Called at `Event.PREDICT_BATCH_START`."""
+
+    def predict_before_forward(self, state: State, logger: Logger) -> None:
+        """Called at `Event.PREDICT_BEFORE_FORWARD`."""
+
+    def predict_after_forward(self, state: State, logger: Logger) -> None:
+        """Called at `Event.PREDICT_AFTER_FORWARD`."""
+
+    def predict_batch_end(self, state: State, logger: Logger) -> None:
+        """Called at `Event.PREDICT_BATCH_END`."""
+
+    def predict_end(self, state: State, logger: Logger) -> None:
+        """Called at `Event.PREDICT_END`."""
+
+    def close(self, state: State, logger: Logger) -> None:
+        """Called once when the engine closes, also after an error. Must be safe to call twice.
+
+        Args:
+            state: The state of the run.
+            logger: The run's logger.
+        """
+
+    def post_close(self) -> None:
+        """Called after every callback's `close`; nothing can be logged any more."""
+
+
+_OWN = frozenset({"state_dict", "load_state_dict", "run_event", "close", "post_close"})
+
+
+def overridden_hooks(callback: Callback) -> frozenset[str]:
+    """The events, by value, whose methods a callback overrides; every one if it overrides `run_event`."""
+    if type(callback).run_event is not Callback.run_event or "run_event" in vars(callback):
+        return _HOOKS
+    return frozenset(
+        hook
+        for hook in _HOOKS
+        if getattr(type(callback), hook, None) is not getattr(Callback, hook) or hook in vars(callback)
+    )
+
+
+def _check_hook(cls: type[Callback], name: str, function: Any) -> None:
+    if name in _HOOKS or list(inspect.signature(function).parameters) != ["self", "state", "logger"]:
+        return
+    near = difflib.get_close_matches(name.removeprefix("on_"), _HOOKS, n=1, cutoff=0.9)
+    if near:
+        raise TypeError(
+            f"`{cls.__name__}.{name}` is not the name of an event and would never be called. Did you mean "
+            f"`{near[0]}`? If it is a helper, rename it or start its name with an underscore."
+        )

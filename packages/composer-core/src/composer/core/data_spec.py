@@ -1,0 +1,155 @@
+"""A dataloader together with what must be known about its batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data.distributed import DistributedSampler
+
+from composer.core._split import _check_list_is_primitives as _check_list_is_primitives
+from composer.core._split import _default_split_batch as _default_split_batch
+from composer.core._split import _split_list as _split_list
+from composer.core._split import _split_mapping as _split_mapping
+from composer.core._split import _split_tensor as _split_tensor
+from composer.core._split import count_samples
+from composer.core._split import default_split_batch as default_split_batch
+from composer.core.types import Batch
+from composer.utils import dist
+
+__all__ = ["DataSpec", "default_split_batch", "ensure_data_spec"]
+
+
+class DataSpec:
+    """A dataloader, and how its batches are transformed, split and counted.
+
+    Args:
+        dataloader: Yields the batches of this rank.
+        num_samples: Samples in an epoch; None takes the length of a torch dataloader's dataset where it has one.
+        num_tokens: Tokens in an epoch, if known.
+        batch_transforms: `batch -> batch`, on the host, before the batch moves to the device.
+        microbatch_transforms: `batch -> batch`, for each microbatch on the device.
+        split_batch: `(batch, microbatch_size) -> microbatches`; None is `default_split_batch`.
+        get_num_samples_in_batch: `batch -> number of samples`; None counts tensors and lists of the usual forms.
+        get_num_tokens_in_batch: `batch -> number of tokens`, or a dict of numbers by token type with the key "total",
+            and "loss_generating" where the Trainer weighs microbatches by tokens. None counts `batch["input_ids"]`,
+            else takes the dataset's `max_seq_len` per sample, else 0.
+
+    Raises:
+        TypeError: One of the functions can not be called.
+        ValueError: `dataloader` is being iterated already, or several ranks would read the same samples of it.
+
+    Example:
+        >>> import torch
+        >>> spec = DataSpec([(torch.zeros(4, 3), torch.arange(4))])
+        >>> batch = next(iter(spec.dataloader))
+        >>> spec.get_num_samples_in_batch(batch), len(spec.split_batch(batch, 2))
+        (4, 2)
+    """
+
+    def __init__(
+        self,
+        dataloader: Iterable[Batch],
+        num_samples: int | None = None,
+        num_tokens: int | None = None,
+        batch_transforms: Callable[[Batch], Batch] | None = None,
+        microbatch_transforms: Callable[[Batch], Batch] | None = None,
+        split_batch: Callable[[Batch, int | float], Sequence[Batch]] | None = None,
+        get_num_samples_in_batch: Callable[[Batch], int | float] | None = None,
+        get_num_tokens_in_batch: Callable[[Batch], int | dict[str, int]] | None = None,
+    ) -> None:
+        _check_callable("batch_transforms", batch_transforms)
+        _check_callable("microbatch_transforms", microbatch_transforms)
+        _check_callable("split_batch", split_batch)
+        _check_callable("get_num_samples_in_batch", get_num_samples_in_batch)
+        _check_callable("get_num_tokens_in_batch", get_num_tokens_in_batch)
+        if isinstance(dataloader, DataLoader):
+            _check_dataloader(dataloader)
+            if num_samples is None and isinstance(dataloader.dataset, Sized):
+                num_samples = len(dataloader.dataset)
+        self.dataloader = dataloader
+        self.num_samples = num_samples
+        self.num_tokens = num_tokens
+        self.batch_transforms = batch_transforms or _unchanged
+        self.microbatch_transforms = microbatch_transforms or _unchanged
+        self.split_batch = split_batch or default_split_batch
+        self.get_num_samples_in_batch = get_num_samples_in_batch or self._default_get_num_samples_in_batch
+        self._count_tokens = get_num_tokens_in_batch or self._default_get_num_tokens_in_batch
+
+    def get_num_tokens_in_batch(self, batch: Batch, token_type: str = "total") -> int:
+        """The number of tokens in a batch.
+
+        Args:
+            batch: A batch of this dataloader.
+            token_type: Which tokens; matters only if the user's function tells types apart.
+
+        Raises:
+            ValueError: The user's function returned neither an int nor a dict that holds `token_type`.
+        """
+        tokens = self._count_tokens(batch)
+        if isinstance(tokens, dict):
+            if token_type not in tokens:
+                raise ValueError(
+                    f"`get_num_tokens_in_batch` must return {token_type!r} among the token types, "
+                    f"got {sorted(tokens)}. Add that key, or return an int."
+                )
+            return tokens[token_type]
+        if not isinstance(tokens, int):
+            raise ValueError(
+                f"`get_num_tokens_in_batch` must return an int or a dict of ints, got {tokens!r}. "
+                f"Count on the host: shapes are known there."
+            )
+        return tokens
+
+    def _default_get_num_samples_in_batch(self, batch: Batch) -> int:
+        return count_samples(batch)
+
+    def _default_get_num_tokens_in_batch(self, batch: Batch) -> int:
+        if isinstance(batch, Mapping) and "input_ids" in batch:
+            return math.prod(batch["input_ids"].shape[:2])
+        max_seq_len = getattr(getattr(self.dataloader, "dataset", None), "max_seq_len", None)
+        if max_seq_len is None:
+            return 0
+        return int(max_seq_len * self.get_num_samples_in_batch(batch))
+
+
+def ensure_data_spec(dataloader: DataSpec | Iterable[Batch] | dict[str, Any]) -> DataSpec:
+    """Make a `DataSpec` of a dataloader or of a dict of `DataSpec` arguments; a `DataSpec` stays as it is.
+
+    Args:
+        dataloader: Any of the three.
+    """
+    if isinstance(dataloader, dict):
+        return DataSpec(**dataloader)
+    if isinstance(dataloader, DataSpec):
+        return dataloader
+    return DataSpec(dataloader)
+
+
+def _unchanged(batch: Batch) -> Batch:
+    return batch
+
+
+def _check_callable(name: str, function: object) -> None:
+    if function is not None and not callable(function):
+        raise TypeError(f"`{name}` must be a function, got {function!r}. Leave it out for the default.")
+
+
+def _check_dataloader(dataloader: DataLoader[Any]) -> None:
+    # Workers of an active iterator have copied the dataset before algorithms could add transforms to it.
+    if dataloader._iterator is not None:
+        raise ValueError(
+            "`dataloader` must not have an active iterator: persistent workers hold a copy of the dataset from before. "
+            "Pass a dataloader that nobody has iterated yet."
+        )
+    if dist.get_world_size() == 1 or isinstance(dataloader.dataset, IterableDataset):
+        return
+    samplers = (dataloader.sampler, dataloader.batch_sampler, getattr(dataloader.batch_sampler, "sampler", None))
+    if not any(isinstance(sampler, DistributedSampler) for sampler in samplers):
+        raise ValueError(
+            f"`dataloader` must use a `DistributedSampler` on {dist.get_world_size()} ranks, got "
+            f"{type(dataloader.sampler).__name__}: every rank would train on the same samples. "
+            f"Pass `sampler=composer.utils.dist.get_sampler(dataset, shuffle=True)` to it."
+        )

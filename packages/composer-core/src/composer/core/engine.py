@@ -1,0 +1,328 @@
+"""The engine: announces events and runs, at each, the algorithms and callbacks that act there."""
+
+from __future__ import annotations
+
+import logging
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from composer.core._dispatch import AlgorithmPlan, Trace, Traces
+from composer.core._explain import Plan, PlanRow
+from composer.core._observed import ObservedList
+from composer.core._ordering import Ordering
+from composer.core.callback import Callback, overridden_hooks
+from composer.core.event import Event
+from composer.core.passes import (
+    AlgorithmPass,
+    PassInput,
+    order_by_placement,
+    parse_passes,
+    set_filo_order,
+    warn_on_discouraged,
+)
+from composer.utils.iter_helpers import ensure_tuple
+
+if TYPE_CHECKING:
+    from composer.core.algorithm import Algorithm
+    from composer.core.state import State
+    from composer.loggers import Logger
+
+__all__ = ["Engine", "Trace", "Traces"]
+
+log = logging.getLogger(__name__)
+
+_DEFAULT_PASSES: tuple[AlgorithmPass, ...] = (order_by_placement, set_filo_order, warn_on_discouraged)
+_OPEN_CALLBACKS: weakref.WeakSet[Callback] = weakref.WeakSet()
+_WITHOUT_DATALOADER = frozenset(
+    {Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.EVAL_STANDALONE_START, Event.EVAL_STANDALONE_END}
+)
+_WITHOUT_DURATION = frozenset(
+    event
+    for event in Event
+    if event in (Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD) or event.is_eval or event.is_predict
+)
+
+
+class Engine:
+    """Runs, at each event, the algorithms and callbacks that act there, on one shared state.
+
+    The dispatch is compiled: a table holds, for each event, what acts at it and in which order, so an event nobody
+    listens to costs one look-up. The table is rebuilt when the state's algorithms or callbacks change.
+
+    At INIT the order is loggers, callbacks, algorithms; at all other events algorithms, callbacks, loggers. Algorithms
+    stand in the user's order except where their placements say otherwise; at AFTER and END events the order is
+    reversed, so that what was set up first is torn down last.
+
+    Args:
+        state: The state of the run. Its `algorithms` and `callbacks` are what runs.
+        logger: Takes what algorithms and callbacks log. None: a logger over the loggers among `state.callbacks`.
+        algorithm_passes: Passes of your own: a function, `(function, index)`, or a list of these. They run after the
+            declared order, or where `index` puts them in `engine.algorithm_passes`.
+        algorithms: Algorithms to add to `state.algorithms`.
+
+    Raises:
+        ConflictError: Two algorithms exclude each other.
+        OrderingError: The declared orders of some algorithms contradict each other.
+        ValueError: `algorithm_passes` has another form.
+
+    Example:
+        A training loop of your own::
+
+            engine = Engine(state, algorithms=[MixUp()])
+            engine.run_event("before_forward")
+    """
+
+    def __init__(
+        self,
+        state: State,
+        logger: Logger | None = None,
+        algorithm_passes: PassInput = None,
+        *,
+        algorithms: Algorithm | Sequence[Algorithm] | None = None,
+    ) -> None:
+        from composer.loggers import Logger, LoggerDestination
+
+        self._table: list[Callable[[], Traces] | None] | None = None
+        self.state = state
+        if logger is None:
+            logger = Logger(state, [c for c in state.callbacks if isinstance(c, LoggerDestination)])
+        self.logger = logger
+        if algorithms is not None:
+            state.algorithms.extend(ensure_tuple(algorithms))
+        passes: ObservedList[AlgorithmPass] = ObservedList(_DEFAULT_PASSES)
+        self.algorithm_passes = passes
+        for algorithm_pass, index in parse_passes(algorithm_passes):
+            self.register_pass(algorithm_pass, index)
+        changed = _weak_call(weakref.WeakMethod(self._changed))
+        passes._on_change = changed
+        state._observers.append(changed)
+        # Runs when the engine is collected, at `close` or at exit, whichever comes first, and only once.
+        self._close = weakref.finalize(self, _close, state, self.logger)
+        self._ordering = Ordering(state.algorithms)
+        self._ordering.warn_discouraged()
+        self._compile()
+
+    def register_pass(self, algorithm_pass: AlgorithmPass, index: int = -1) -> None:
+        """Add a pass.
+
+        Args:
+            algorithm_pass: A function `f(algorithms, event) -> algorithms`.
+            index: Where to insert it into `algorithm_passes`; -1 appends.
+        """
+        if index == -1:
+            index = len(self.algorithm_passes)
+        self.algorithm_passes.insert(index, algorithm_pass)
+
+    def run_event(self, event: Event | str) -> Traces:
+        """Announce an event: run what acts at it.
+
+        Args:
+            event: An `Event`, its name or its value.
+
+        Returns:
+            A `Trace` for each algorithm that ran, by `"{algorithm}/{event}"`.
+
+        Raises:
+            ValueError: The event is unknown.
+            RuntimeError: The engine is closed, or a callback is still open from another run (at INIT).
+            AssertionError: The state lacks the dataloader or the `max_duration` that the event needs.
+        """
+        try:
+            run = self._table[event.index]  # type: ignore[index,union-attr]
+        except (AttributeError, TypeError):  # a string, or the table must be rebuilt
+            event = Event(event)
+            run = self._compile()[event.index]
+        return {} if run is None else run()
+
+    def explain(self) -> Plan:
+        """The compiled plan: event by event who acts, in which order and why. Prints as a table.
+
+        An algorithm that declares no `events` is listed under every event, because it is asked at every event.
+        """
+        from composer.loggers import LoggerDestination
+
+        rows: list[PlanRow] = []
+        for event in Event:
+            found: list[tuple[str, str, str]] = []
+            plan = self._algorithm_plan(event, {})
+            order, acted = plan.expected()
+            for i in order:
+                algorithm = plan.ordering.algorithms[i]
+                reason = plan.ordering.why(i, order, acted)
+                asked = "" if algorithm.events is not None else " (asked through `match`)"
+                found.append(("algorithm", type(algorithm).__name__, reason + asked))
+            if self._extra_passes():
+                found = [(kind, name, f"{why}; then reordered by passes of your own") for kind, name, why in found]
+            watchers = [
+                ("logger" if isinstance(c, LoggerDestination) else "callback", type(c).__name__, "as listed")
+                for c in self._watchers(event)
+            ]
+            found = watchers + found if event is Event.INIT else found + watchers
+            rows.extend(PlanRow(event, n, *row) for n, row in enumerate(found, start=1))
+        return Plan(rows)
+
+    def close(self) -> None:
+        """Close every callback and logger; safe to call twice. Runs by itself when the engine goes away."""
+        self._table = None
+        self._close()
+
+    # ---- compilation ----
+
+    def _changed(self) -> None:
+        self._table = None
+
+    def _compile(self) -> list[Callable[[], Traces] | None]:
+        if not self._close.alive:
+            raise RuntimeError("The engine is closed and cannot run events. Create a new `Engine` or `Trainer`.")
+        before = self._ordering.algorithms
+        self._ordering = Ordering(self.state.algorithms)
+        if self._ordering.algorithms != before:
+            self._ordering.warn_discouraged()
+        acted: dict[Event, tuple[int, ...]] = {}
+        table = [self._plan_event(event, acted) for event in Event]
+        self._table = table
+        return table
+
+    def _extra_passes(self) -> list[AlgorithmPass]:
+        return [p for p in self.algorithm_passes if p not in _DEFAULT_PASSES]
+
+    def _algorithm_plan(self, event: Event, acted: dict[Event, tuple[int, ...]]) -> AlgorithmPlan:
+        passes = tuple(self.algorithm_passes)
+        appended = passes[: len(_DEFAULT_PASSES)] == _DEFAULT_PASSES
+        chosen = passes[len(_DEFAULT_PASSES) :] if appended else passes
+        return AlgorithmPlan(event, self._ordering, chosen, not appended, acted)
+
+    def _watchers(self, event: Event) -> list[Callback]:
+        """The callbacks that listen to an event, in the order they are called."""
+        from composer.loggers import LoggerDestination
+
+        callbacks = [c for c in self.state.callbacks if event.value in overridden_hooks(c)]
+        loggers_first = event is Event.INIT
+        return sorted(callbacks, key=lambda c: isinstance(c, LoggerDestination) != loggers_first)
+
+    def _plan_event(self, event: Event, acted: dict[Event, tuple[int, ...]]) -> Callable[[], Traces] | None:
+        state, logger = self.state, self.logger
+        problem = _missing(event, state)
+        if problem is not None:
+            return _raiser(event, problem)
+        algorithms: AlgorithmPlan | None = self._algorithm_plan(event, acted)
+        if algorithms is not None and not algorithms.candidates:
+            algorithms = None
+        hooks: list[Callable[[State, Logger], Any]] = [_hook(c, event) for c in self._watchers(event)]
+        debug = "ENGINE_DEBUG" in os.environ
+        if debug:
+            hooks = [_logged(c, h, event) for c, h in zip(self._watchers(event), hooks, strict=True)]
+            hooks.insert(0, lambda state, logger: log.debug("%s: Running event", _prefix(event, state)))
+        if event is Event.INIT:
+            return lambda: _run_init(algorithms, hooks, state, logger)
+        if algorithms is None and not hooks:
+            return None
+        plan = algorithms
+
+        def run() -> Traces:
+            traces = plan.run(state, logger) if plan is not None else {}
+            for hook in hooks:
+                hook(state, logger)
+            return traces
+
+        return run
+
+
+def _weak_call(method: weakref.WeakMethod[Callable[[], None]]) -> Callable[[], None]:
+    def call() -> None:
+        bound = method()
+        if bound is not None:
+            bound()
+
+    return call
+
+
+def _hook(callback: Callback, event: Event) -> Callable[[State, Logger], Any]:
+    if type(callback).run_event is Callback.run_event and "run_event" not in vars(callback):
+        hook: Callable[[State, Logger], Any] = getattr(callback, event.value)
+        return hook
+    return lambda state, logger: callback.run_event(event, state, logger)
+
+
+def _missing(event: Event, state: State) -> str | None:
+    if event not in _WITHOUT_DATALOADER and state.dataloader is None:
+        return "`state.dataloader` is not set. Pass `dataloader=` to `State`, or call `state.set_dataloader`."
+    if event not in _WITHOUT_DURATION and state.max_duration is None:
+        return "`state.max_duration` is not set. Pass `max_duration=` to `State`, for example '10ep'."
+    return None
+
+
+def _raiser(event: Event, problem: str) -> Callable[[], Traces]:
+    def fail() -> Traces:
+        raise AssertionError(f"The event {event.value!r} cannot run: {problem}")
+
+    return fail
+
+
+def _run_init(
+    algorithms: AlgorithmPlan | None, hooks: Sequence[Callable[[State, Logger], Any]], state: State, logger: Logger
+) -> Traces:
+    for callback in state.callbacks:
+        if callback in _OPEN_CALLBACKS:
+            raise RuntimeError(
+                f"Cannot create a new trainer with an open callback or logger from a previous trainer: "
+                f"`{type(callback).__name__}` is still open. Call `trainer.close()` or `engine.close()` first, or "
+                f"create a new callback."
+            )
+    _OPEN_CALLBACKS.update(state.callbacks)
+    for hook in hooks:
+        hook(state, logger)
+    return algorithms.run(state, logger) if algorithms is not None else {}
+
+
+def _prefix(event: Event, state: State) -> str:
+    parts = [f"[ep={int(state.timestamp.epoch)}][ba={int(state.timestamp.batch)}]"]
+    if event.is_eval:
+        parts.append(f"[eval_ba={int(state.eval_timestamp.batch)}]")
+    if event.is_predict:
+        parts.append(f"[predict_ba={int(state.predict_timestamp.batch)}]")
+    return f"{''.join(parts)}[event={event.name}]"
+
+
+def _logged(
+    callback: Callback, hook: Callable[[State, Logger], Any], event: Event
+) -> Callable[[State, Logger], Any]:
+    def run(state: State, logger: Logger) -> None:
+        log.debug("%s: Running callback %s", _prefix(event, state), type(callback).__name__)
+        hook(state, logger)
+
+    return run
+
+
+def _close(state: State, logger: Logger) -> None:
+    """Close all callbacks; one that fails is logged, and the others still close."""
+    log.debug("Closing the engine.")
+    failed = set()
+    for callback in state.callbacks:
+        log.debug("Closing callback %s", type(callback).__name__)
+        try:
+            callback.close(state, logger)
+        except Exception:
+            log.exception("Error running %s.close(). Skipping %s.post_close().", *[type(callback).__name__] * 2)
+            failed.add(id(callback))
+    for callback in state.callbacks:
+        if id(callback) in failed:
+            continue
+        log.debug("Post-closing callback %s", type(callback).__name__)
+        try:
+            callback.post_close()
+            _OPEN_CALLBACKS.discard(callback)
+        except Exception:
+            log.exception("Error running %s.post_close().", type(callback).__name__)
+    _shut_down_workers(state.train_dataloader)
+    log.debug("Engine closed.")
+
+
+def _shut_down_workers(dataloader: Any) -> None:
+    # Workers of a persistent loader outlive the run, and torch offers no public way to end them.
+    iterator = getattr(dataloader, "_iterator", None)
+    shut_down = getattr(iterator, "_shutdown_workers", None)
+    if shut_down is not None:
+        shut_down()

@@ -1,0 +1,174 @@
+"""A dataset to evaluate on: what to measure, how often, and how much of it."""
+
+from __future__ import annotations
+
+import logging
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from composer.core.data_spec import DataSpec, ensure_data_spec
+from composer.core.event import Event
+from composer.core.time import Time
+from composer.utils.misc import create_interval_scheduler
+
+if TYPE_CHECKING:
+    from composer.core.state import State
+
+__all__ = ["Evaluator", "ensure_evaluator"]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Evaluator:
+    """A dataset to evaluate on.
+
+    Args:
+        label: Names the dataset; metrics are logged as `metrics/<label>/<name>`.
+        dataloader: An iterable of batches, a `DataSpec`, or a dict of `DataSpec` arguments.
+        metric_names: Case-insensitive regular expressions, searched for in the names of the model's evaluation metrics;
+            None selects all metrics, [] none.
+        subset_num_batches: Batches of an evaluation; None takes the Trainer's number, -1 is the whole dataloader.
+        eval_interval: How often to evaluate during training: a number of epochs, a time string, a `Time`, or a function
+            `(state, event) -> bool`. 0 is never; None takes the Trainer's interval.
+        device_eval_microbatch_size: Samples per forward pass; None is the dataloader's `batch_size`. "auto" starts with
+            that and is halved by the Trainer whenever the GPU runs out of memory.
+
+    Raises:
+        ValueError: `metric_names` is not a list of regular expressions, `device_eval_microbatch_size` is neither "auto"
+            nor a positive number, or "auto" is asked for with a sequence-parallel dataloader.
+        AttributeError: The microbatch size is to be the dataloader's `batch_size`, but it has none.
+
+    Example:
+        >>> from torch.utils.data import DataLoader
+        >>> loader = DataLoader(range(8), batch_size=4)
+        >>> evaluator = Evaluator(label="test", dataloader=loader, metric_names=["accuracy"])
+        >>> evaluator.select_metrics({"MulticlassAccuracy": 1, "CrossEntropy": 2})
+        {'MulticlassAccuracy': 1}
+    """
+
+    def __init__(
+        self,
+        *,
+        label: str,
+        dataloader: DataSpec | Iterable[Any] | dict[str, Any],
+        metric_names: list[str] | None = None,
+        subset_num_batches: int | None = None,
+        eval_interval: int | str | Time[int] | Time[float] | Callable[[State, Event], bool] | None = None,
+        device_eval_microbatch_size: int | float | str | None = None,
+    ) -> None:
+        self.label = label
+        self.dataloader = ensure_data_spec(dataloader)
+        _check_metric_names(metric_names)
+        self.metric_names = metric_names
+        self.subset_num_batches = subset_num_batches
+        self.eval_interval = eval_interval
+        self.auto_microbatching = device_eval_microbatch_size == "auto"
+        if self.auto_microbatching:
+            _check_auto_microbatching(self.dataloader)
+        self.device_eval_microbatch_size = _microbatch_size(device_eval_microbatch_size, self.dataloader.dataloader)
+
+    @property
+    def eval_interval(self) -> Callable[[State, Event], bool] | None:
+        """Whether to evaluate now, as a function of the state and the event; None leaves that to the Trainer.
+
+        Set it to anything that the constructor takes.
+        """
+        return self._eval_interval
+
+    @eval_interval.setter
+    def eval_interval(
+        self, eval_interval: int | str | Time[int] | Time[float] | Callable[[State, Event], bool] | None
+    ) -> None:
+        if eval_interval is None or callable(eval_interval):
+            self._eval_interval = eval_interval
+        else:
+            self._eval_interval = create_interval_scheduler(
+                eval_interval, checkpoint_events=False, final_events={Event.FIT_END}
+            )
+
+    def select_metrics(self, metrics: Mapping[str, T]) -> dict[str, T]:
+        """The metrics that this evaluator measures.
+
+        Args:
+            metrics: All metrics of the model by name.
+        """
+        if self.metric_names is None:
+            return dict(metrics)
+        selected = set()
+        for pattern in self.metric_names:
+            matches = {name for name in metrics if re.search(pattern, name, re.IGNORECASE)}
+            if not matches:
+                log.warning(
+                    "No metric of the model matches %r in `metric_names` of evaluator %r; there are %s.",
+                    pattern,
+                    self.label,
+                    ", ".join(metrics) or "none",
+                )
+            selected |= matches
+        return {name: metric for name, metric in metrics.items() if name in selected}
+
+
+def ensure_evaluator(
+    evaluator: Evaluator | DataSpec | Iterable[Any] | dict[str, Any], default_metric_names: list[str] | None
+) -> Evaluator:
+    """Make an `Evaluator` labelled "eval" of a dataloader; an `Evaluator` stays as it is.
+
+    Args:
+        evaluator: An `Evaluator`, or what its argument `dataloader` takes.
+        default_metric_names: The `metric_names` of a new one.
+    """
+    if isinstance(evaluator, Evaluator):
+        return evaluator
+    return Evaluator(label="eval", dataloader=evaluator, metric_names=default_metric_names)
+
+
+def _check_metric_names(names: object) -> None:
+    if names is None:
+        return
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"`metric_names` should be a list of strings, got {names!r}. Use None for all metrics.")
+    for name in names:
+        try:
+            re.compile(name)
+        except re.error as error:
+            raise ValueError(
+                f"`metric_names` must hold regular expressions, got {name!r}: {error}. Write '.*' for anything."
+            ) from error
+
+
+def _check_auto_microbatching(data_spec: DataSpec) -> None:
+    if getattr(data_spec, "seq_parallel_world_size", 1) != 1:
+        raise ValueError(
+            "`device_eval_microbatch_size` must be a number for a dataloader with `seq_parallel_world_size`, "
+            "got 'auto'. Set the number of samples per forward pass."
+        )
+    warnings.warn(
+        "`device_eval_microbatch_size='auto'` may potentially fail with unexpected CUDA errors: it goes on after "
+        "running out of memory. Set a number if it does.",
+        UserWarning,
+        stacklevel=3,
+    )
+
+
+def _microbatch_size(size: int | float | str | None, dataloader: Iterable[Any]) -> int | float:
+    if size is None or size == "auto":
+        batch_size = getattr(dataloader, "batch_size", None)
+        if batch_size is None:  # a torch dataloader that was given a batch sampler
+            batch_size = getattr(getattr(dataloader, "batch_sampler", None), "batch_size", None)
+        if batch_size is None:
+            raise AttributeError(
+                f"`dataloader` must have a `batch_size` if `device_eval_microbatch_size` is {size!r}, got "
+                f"{type(dataloader).__name__} without one. Set `device_eval_microbatch_size` to a number."
+            )
+        found: int | float = batch_size
+        return found
+    if not isinstance(size, (int, float)) or not size > 0:
+        raise ValueError(
+            f"`device_eval_microbatch_size` must be 'auto' or a positive number, got {size!r}. "
+            f"Leave it out for the dataloader's batch size."
+        )
+    return size

@@ -1,0 +1,150 @@
+"""Passes: functions that order the algorithms about to act at an event.
+
+The engine's own order follows the declared placements. Passes of your own (`Trainer(algorithm_passes=...)`,
+`Engine.register_pass`) get the matching algorithms in that order and return them in another.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, Union
+
+from composer.core._ordering import Ordering, opener_of
+from composer.core._placement import ADDS_NORMS, PRUNES_BATCH
+
+if TYPE_CHECKING:
+    from composer.core.algorithm import Algorithm
+    from composer.core.event import Event
+
+__all__ = [
+    "AlgorithmPass",
+    "order_by_placement",
+    "set_filo_order",
+    "sort_low_precision_layernorm_last",
+    "sort_selective_backprop_first",
+    "sort_to_back",
+    "sort_to_front",
+    "warn_if_multiple_loss_interpolation",
+    "warn_on_discouraged",
+]
+
+T = TypeVar("T")
+AlgorithmPass = Callable[[Sequence["Algorithm"], "Event"], Sequence["Algorithm"]]
+PassInput = Union[
+    AlgorithmPass, tuple[AlgorithmPass, int], list[Union[AlgorithmPass, tuple[AlgorithmPass, int], int]], None
+]
+
+
+def sort_to_front(list_to_sort: Sequence[T], cls: type | tuple[type, ...]) -> list[T]:
+    """The list with instances of `cls` first; otherwise the order stays."""
+    return sorted(list_to_sort, key=lambda item: not isinstance(item, cls))
+
+
+def sort_to_back(list_to_sort: Sequence[T], cls: type | tuple[type, ...]) -> list[T]:
+    """The list with instances of `cls` last; otherwise the order stays."""
+    return sorted(list_to_sort, key=lambda item: isinstance(item, cls))
+
+
+def order_by_placement(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Algorithm]:
+    """The algorithms in their declared order; what is not declared keeps the order of the list.
+
+    Args:
+        algorithms: The algorithms about to act.
+        event: The current event.
+
+    Raises:
+        OrderingError: The declared orders contradict each other.
+        ConflictError: One of the algorithms excludes another.
+    """
+    return [algorithms[i] for i in Ordering(algorithms).forward]
+
+
+def set_filo_order(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Algorithm]:
+    """First in, last out: reverse the list at AFTER and END events, without breaking a declared order.
+
+    Args:
+        algorithms: The algorithms about to act.
+        event: The current event.
+    """
+    if not event.is_after_event:
+        return algorithms
+    ordering, opener = Ordering(algorithms), opener_of(event)
+    acted = tuple(i for i in ordering.forward if opener in (algorithms[i].events or ()))
+    return [algorithms[i] for i in ordering.backward(tuple(range(len(algorithms))), acted)]
+
+
+def warn_on_discouraged(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Algorithm]:
+    """Warn (`NotIntendedUseWarning`) of pairs that a placement discourages. The order stays.
+
+    Args:
+        algorithms: The algorithms about to act.
+        event: The current event.
+    """
+    Ordering(algorithms).warn_discouraged()
+    return algorithms
+
+
+def warn_if_multiple_loss_interpolation(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Algorithm]:
+    """Warn (`NotIntendedUseWarning`) if more than one algorithm interpolates the loss. The order stays.
+
+    Args:
+        algorithms: The algorithms about to act, with or without an attribute `interpolate_loss`.
+        event: The current event.
+    """
+    from composer.algorithms.warnings import NotIntendedUseWarning
+
+    interpolating = [a for a in algorithms if getattr(a, "interpolate_loss", False)]
+    if len(interpolating) > 1:
+        names = " and ".join(f"`{type(a).__name__}`" for a in interpolating)
+        warnings.warn(
+            f"{names} all interpolate the loss at {event.value!r}: the loss is not what any of them means. "
+            f"Set `interpolate_loss=False` on all but one.",
+            NotIntendedUseWarning,
+            stacklevel=2,
+        )
+    return algorithms
+
+
+def sort_selective_backprop_first(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Algorithm]:
+    """What prunes the batch comes first. Part of `order_by_placement`; kept under its established name."""
+    return sorted(algorithms, key=lambda a: PRUNES_BATCH not in a.placement.provides)
+
+
+def sort_low_precision_layernorm_last(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Algorithm]:
+    """What must follow added norms comes last. Part of `order_by_placement`; kept under its established name."""
+    return sorted(algorithms, key=lambda a: ADDS_NORMS in a.placement.after)
+
+
+def parse_passes(passes: Any) -> list[tuple[AlgorithmPass, int]]:
+    """`(pass, index)` pairs from any form that `algorithm_passes` takes.
+
+    Raises:
+        ValueError: `passes` has another form.
+    """
+    if passes is None:
+        return []
+    if callable(passes) or _is_pair(passes):
+        passes = [passes]
+    if not isinstance(passes, Sequence) or isinstance(passes, str):
+        raise ValueError(_PASSES.format(passes))
+    parsed = []
+    for item in passes:
+        if callable(item):
+            parsed.append((item, -1))
+        elif _is_pair(item):
+            parsed.append((item[0], item[1]))
+        else:
+            raise ValueError(_PASSES.format(item))
+    return parsed
+
+
+def _is_pair(value: Any) -> bool:
+    is_sequence = isinstance(value, (tuple, list)) and len(value) == 2
+    return is_sequence and callable(value[0]) and isinstance(value[1], int)
+
+
+_PASSES = (
+    "`algorithm_passes` must be a function `f(algorithms, event) -> algorithms`, a pair `(function, index)` or a list "
+    "of these, got {!r}."
+)

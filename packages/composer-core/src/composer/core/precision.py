@@ -1,0 +1,143 @@
+"""The numerical precision of forward passes and losses."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import warnings
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from composer.utils.string_enum import StringEnum
+
+if TYPE_CHECKING:
+    from composer.devices import Device
+
+__all__ = ["Precision", "get_precision_context"]
+
+
+class Precision(StringEnum):
+    """The numerical precision of forward passes and losses.
+
+    FP32 computes in the dtype of the parameters. AMP_FP16 and AMP_BF16 use `torch.autocast`. AMP_FP8 uses
+    TransformerEngine, for modules that are built from its layers.
+    """
+
+    FP32 = "fp32"
+    AMP_FP16 = "amp_fp16"
+    AMP_BF16 = "amp_bf16"
+    AMP_FP8 = "amp_fp8"
+
+
+_AMP_DTYPES = {Precision.AMP_FP16: torch.float16, Precision.AMP_BF16: torch.bfloat16}
+_UNCHANGED = contextlib.nullcontext()  # stateless, so that one object serves every step
+_FP8_MIN_CAPABILITY = (8, 9)
+
+
+def get_precision_context(
+    precision: str | Precision,
+    precision_config: dict[str, Any] | None = None,
+    fp8_autocast_enabled: bool = True,
+    *,
+    device_type: str | None = None,
+) -> contextlib.AbstractContextManager[Any]:
+    """The context in which forward passes and losses have a given precision.
+
+    FP32 turns off an autocast of `device_type` that is active when this function is called; where none is, nothing is
+    entered.
+
+    Args:
+        precision: A `Precision` or its name.
+        precision_config: Arguments of TransformerEngine's `DelayedScaling` recipe, for AMP_FP8; None is the hybrid
+            format with an amax history of 16 steps.
+        fp8_autocast_enabled: Whether TransformerEngine modules compute in FP8; False in evaluation. AMP_FP8 only.
+        device_type: The torch device type whose operations are affected; None is "cuda" if CUDA is available, else
+            "cpu".
+
+    Returns:
+        A context manager to be entered once.
+
+    Raises:
+        ValueError: `precision` is unknown, or AMP_FP16 is asked for on a CPU whose torch has no fp16 autocast.
+        ImportError: AMP_FP8 without TransformerEngine.
+        RuntimeError: AMP_FP8 on a device of compute capability below 8.9.
+
+    Example:
+        >>> linear = torch.nn.Linear(2, 2)
+        >>> with get_precision_context("amp_bf16", device_type="cpu"):
+        ...     linear(torch.ones(1, 2)).dtype
+        torch.bfloat16
+    """
+    precision = Precision(precision)
+    if precision is Precision.AMP_FP8:
+        return _fp8_context(precision_config, fp8_autocast_enabled)
+    if device_type is None:
+        device_type = "cuda" if torch.cuda.is_available() else "cpu"
+    if precision is Precision.FP32:
+        return torch.autocast(device_type, enabled=False) if torch.is_autocast_enabled(device_type) else _UNCHANGED
+    if device_type == "cpu":
+        _check_cpu(precision)
+    return torch.autocast(device_type, dtype=_AMP_DTYPES[precision])
+
+
+def _validate_precision(precision: Precision, device: Device) -> None:
+    """Refuse a precision that the device cannot compute in.
+
+    Raises:
+        ValueError: `device` is the CPU, and `precision` is AMP_FP8, or AMP_FP16 where torch cannot autocast to it.
+    """
+    if device.name == "cpu":
+        _check_cpu(precision)
+
+
+def _check_cpu(precision: Precision) -> None:
+    if precision is Precision.FP32:
+        return
+    dtype = _AMP_DTYPES.get(precision)
+    if dtype is None or not _cpu_autocasts_to(dtype):
+        raise ValueError(
+            f"`precision` must be one that the CPU can compute in, got {precision.value!r}, which is "
+            f"not supported for CPU training. Use 'amp_bf16' or 'fp32'."
+        )
+
+
+@cache
+def _cpu_autocasts_to(dtype: torch.dtype) -> bool:
+    """Whether this build of torch computes matrix products and convolutions in `dtype` under CPU autocast."""
+    image, filters = torch.ones(1, 1, 2, 2), torch.ones(1, 1, 2, 2)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # autocast warns, and turns itself off, for a dtype that it does not know
+        try:
+            with torch.autocast("cpu", dtype=dtype):
+                outputs = torch.nn.functional.conv2d(image, filters), image[0, 0] @ filters[0, 0]
+        except RuntimeError:  # the build has no kernels for it
+            return False
+    return all(output.dtype == dtype for output in outputs)
+
+
+def _fp8_context(config: dict[str, Any] | None, enabled: bool) -> contextlib.AbstractContextManager[Any]:
+    try:
+        te = importlib.import_module("transformer_engine.pytorch")
+        recipe = importlib.import_module("transformer_engine.common.recipe")
+    except ModuleNotFoundError as error:
+        if error.name is None or not error.name.startswith("transformer_engine"):
+            raise
+        raise ImportError(
+            "AMP_FP8 precision is used but TransformerEngine is not installed. "
+            "Run `pip install transformer-engine[pytorch]`, or use 'amp_bf16'."
+        ) from error
+    capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
+    if capability is None or capability < _FP8_MIN_CAPABILITY:
+        found = "no CUDA device" if capability is None else f"compute capability {capability[0]}.{capability[1]}"
+        raise RuntimeError(
+            f"AMP_FP8 precision is used but current device does not support it: it needs compute capability 8.9, "
+            f"found {found}. Use 'amp_bf16'."
+        )
+    if config is None:
+        config = {"fp8_format": recipe.Format.HYBRID, "amax_history_len": 16, "amax_compute_algo": "max"}
+    context: contextlib.AbstractContextManager[Any] = te.fp8_autocast(
+        enabled=enabled, fp8_recipe=recipe.DelayedScaling(**config)
+    )
+    return context

@@ -1,0 +1,476 @@
+"""The state of a run: everything that algorithms and callbacks may read or change."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from composer.core import _state_dict
+from composer.core._observed import ObservedList, SteppingList
+from composer.core._time import Time, TimeInput, TimeUnit, ensure_time
+from composer.core._timestamp import Timestamp
+from composer.core.precision import Precision
+from composer.core.serializable import Serializable
+from composer.devices import Device
+from composer.utils import dist
+from composer.utils.batch_helpers import batch_get, batch_set
+from composer.utils.device import get_device
+from composer.utils.iter_helpers import ensure_tuple
+from composer.utils.misc import is_model_ddp
+
+if TYPE_CHECKING:
+    from composer.core.algorithm import Algorithm
+    from composer.core.callback import Callback
+    from composer.core.evaluator import Evaluator
+    from composer.loggers import Logger
+
+__all__ = ["State"]
+
+_SERIALIZED = (
+    "model optimizers schedulers algorithms callbacks scaler timestamp rank_zero_seed train_metrics eval_metrics run_name"
+).split()
+_LENGTH_WARNING = "DataloaderNumBatchesWarning"
+
+
+class State(Serializable):
+    """Everything related to a training run that algorithms may read or change.
+
+    The Trainer makes one. A loop of your own needs only a few arguments::
+
+        state = State(model=model, max_duration="2ep", rank_zero_seed=0, dataloader=loader)
+
+    Args:
+        model: The module being trained.
+        rank_zero_seed: The seed of rank 0; rank r uses `rank_zero_seed + r`.
+        run_name: The run's name; None makes one from the current time.
+        device: The device the run trains on: a `Device` or its name; None takes the one the model is on.
+        max_duration: The length of the run: a time string, a `Time` or a number of epochs.
+        device_train_microbatch_size: Samples per forward pass; None is the whole batch.
+        auto_microbatching: Whether the Trainer searches that size.
+        train_dataloader: The loader of the training data.
+        evaluators: What is evaluated.
+        dataloader: The active loader. Alone it is taken to be the training loader.
+        dataloader_label: Its label; "train" if a loader is given without one.
+        dataloader_len: Batches of it to use; -1 is its own length.
+        precision: The numerical precision, a `Precision` or its name.
+        precision_config: Arguments of the FP8 recipe.
+        optimizers: One optimizer or several.
+        schedulers: One learning-rate scheduler or several.
+        scaler: The gradient scaler of fp16 training.
+        save_metrics: Whether `state_dict` includes metrics.
+        algorithms: The algorithms that run, in your order.
+        callbacks: The callbacks and loggers that run, in your order.
+
+    Attributes:
+        batch: The current batch: on the host from AFTER_DATALOADER on, the microbatch on the device during the forward
+            and backward pass.
+        inputs: First part of a pair batch; setting it replaces that part.
+        targets: Second part of a pair batch.
+        outputs: What the model returned last.
+        loss: The last loss: a tensor, a sequence of tensors, or a dict of them.
+        timestamp: Training progress.
+        previous_timestamp: Progress before the last step; None before the first.
+        eval_timestamp: Progress of the current evaluation.
+        predict_timestamp: Progress of the current prediction.
+        metric_outputs: What `model.update_metric` returned last.
+        train_metrics: Training metrics by name.
+        eval_metrics: Evaluation metrics by evaluator label and name.
+
+    Raises:
+        TypeError: `model` is not a `torch.nn.Module`.
+        ValueError: `max_duration` does not parse, or is a duration ("dur"), which is a fraction of itself.
+    """
+
+    batch: Any
+    outputs: Any
+    loss: Any
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        rank_zero_seed: int = 0,
+        run_name: str | None = None,
+        device: Device | str | None = None,
+        max_duration: TimeInput | None = None,
+        device_train_microbatch_size: float | None = None,
+        auto_microbatching: bool = False,
+        train_dataloader: Iterable[Any] | None = None,
+        evaluators: Evaluator | Sequence[Evaluator] | None = None,
+        dataloader: Iterable[Any] | None = None,
+        dataloader_label: str | None = None,
+        dataloader_len: int | Time[int] = -1,
+        precision: str | Precision = Precision.FP32,
+        precision_config: dict[str, Any] | None = None,
+        optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+        schedulers: Any = None,
+        scaler: torch.amp.GradScaler | None = None,
+        save_metrics: bool = False,
+        algorithms: Algorithm | Sequence[Algorithm] | None = None,
+        callbacks: Callback | Sequence[Callback] | None = None,
+    ) -> None:
+        if not isinstance(model, torch.nn.Module):
+            raise TypeError(f"`model` must be a `torch.nn.Module`, got {type(model).__name__}.")
+        self._observers: list[Callable[[], None]] = []
+        self.model = model
+        self.rank_zero_seed = rank_zero_seed
+        self.run_name = run_name if run_name is not None else f"run-{time.strftime('%Y%m%d-%H%M%S')}"
+        self.device = _device_of(model) if device is None else get_device(device)
+        self.device_train_microbatch_size = device_train_microbatch_size
+        self.auto_microbatching = auto_microbatching
+        self.precision = precision  # type: ignore[assignment]  # the setter parses
+        self.precision_config = precision_config
+        self.scaler = scaler
+        self.save_metrics = save_metrics
+        self.serialized_attributes = list(_SERIALIZED)
+        self._set_progress()
+        self._set_lists(evaluators, optimizers, schedulers, algorithms, callbacks)
+        self._max_duration: Time[Any] | None = None
+        self.max_duration = max_duration  # type: ignore[assignment]  # the setter parses
+        self._train_dataloader = train_dataloader
+        self._dataloader: Iterable[Any] | None = None
+        self._dataloader_label: str | None = None
+        self._dataloader_len: int | None = None
+        if dataloader is not None:
+            if dataloader_label is None:
+                dataloader_label = "train"
+                self._train_dataloader = dataloader if train_dataloader is None else train_dataloader
+            self.set_dataloader(dataloader, dataloader_label, dataloader_len)
+
+    def _set_progress(self) -> None:
+        self.batch = self.outputs = None
+        self.loss = None
+        self.timestamp = Timestamp()
+        self.previous_timestamp: Timestamp | None = None
+        self.eval_timestamp = Timestamp()
+        self.predict_timestamp = Timestamp()
+        self.__iteration_length: Time[Any] | None = None
+        self._train_metrics: dict[str, Any] = {}
+        self.eval_metrics: dict[str, dict[str, Any]] = {}
+        # Set by the Trainer while the metrics of the last batch have not been computed; computes them.
+        self._pending_metrics: Callable[[], None] | None = None
+        self._train_metric_values: dict[str, Any] = {}
+        self.eval_metric_values: dict[str, Any] = {}
+        self._total_loss_dict: dict[str, Any] = {}
+        self.metric_outputs: dict[str, Any] = {}
+
+    def _set_lists(self, evaluators: Any, optimizers: Any, schedulers: Any, algorithms: Any, callbacks: Any) -> None:
+        self._evaluators: ObservedList[Evaluator] = ObservedList(ensure_tuple(evaluators))
+        self._optimizers: SteppingList[torch.optim.Optimizer] = SteppingList(ensure_tuple(optimizers))
+        self._schedulers: SteppingList[Any] = SteppingList(ensure_tuple(schedulers))
+        self._algorithms: ObservedList[Algorithm] = ObservedList(ensure_tuple(algorithms), self._notify)
+        self._callbacks: ObservedList[Callback] = ObservedList(ensure_tuple(callbacks), self._notify)
+
+    def _notify(self) -> None:
+        """Tell the engines that what they compiled is out of date."""
+        for observer in self._observers:
+            observer()
+
+    # ---- time ----
+
+    @property
+    def seed(self) -> int:
+        """This rank's seed."""
+        return self.rank_zero_seed + dist.get_global_rank()
+
+    @property
+    def max_duration(self) -> Time[Any] | None:
+        """The length of the run. Set with a `Time`, a time string or a number of epochs."""
+        return self._max_duration
+
+    @max_duration.setter
+    def max_duration(self, value: TimeInput | None) -> None:
+        new = None if value is None else ensure_time(value, TimeUnit.EPOCH)
+        if new is not None and new.unit is TimeUnit.DURATION:
+            raise ValueError(f"`max_duration` must not be in 'dur', which is a fraction of it, got {new!r}. Use '10ep'.")
+        changed = (new is None) != (self._max_duration is None)
+        self._max_duration = new
+        if changed:
+            self._notify()
+
+    def get_elapsed_duration(self) -> Time[float] | None:
+        """The fraction of the run that is done, as a `Time` in 'dur'; None if the run has no length."""
+        if self._max_duration is None:
+            return None
+        unit = self._max_duration.unit
+        return Time(self.timestamp.get(unit).value / self._max_duration.value, TimeUnit.DURATION)
+
+    def stop_training(self) -> None:
+        """End the run after the current batch."""
+        unit = None if self._max_duration is None else self._max_duration.unit
+        if unit is None or unit is TimeUnit.EPOCH:
+            unit = TimeUnit.BATCH
+        self.max_duration = self.timestamp.get(unit)  # type: ignore[assignment]
+
+    @property
+    def _iteration_length(self) -> Time[Any] | None:
+        """The length of one iteration of an outer loop, in epochs or tokens; None: there is no outer loop."""
+        return self.__iteration_length
+
+    @_iteration_length.setter
+    def _iteration_length(self, value: TimeInput | None) -> None:
+        length = None if value is None else ensure_time(value, TimeUnit.EPOCH)
+        if length is not None and length.unit not in (TimeUnit.EPOCH, TimeUnit.TOKEN):
+            raise NotImplementedError(f"The iteration length must be in 'ep' or 'tok', got {length!r}.")
+        self.__iteration_length = length
+
+    # ---- data ----
+
+    @property
+    def train_dataloader(self) -> Any:
+        """The loader of the training data."""
+        return self._train_dataloader
+
+    @train_dataloader.setter
+    def train_dataloader(self, value: Iterable[Any] | None) -> None:
+        self._train_dataloader = value
+
+    @property
+    def dataloader(self) -> Any:
+        """The active loader: training, evaluation or prediction. Set with `set_dataloader`."""
+        return self._dataloader
+
+    @property
+    def dataloader_label(self) -> str | None:
+        """The label of the active loader."""
+        return self._dataloader_label
+
+    @property
+    def dataloader_len(self) -> Time[int] | None:
+        """Batches to use of the active loader; None if it has no length. Set with an int or a `Time` in 'ba'."""
+        return None if self._dataloader_len is None else Time(self._dataloader_len, TimeUnit.BATCH)
+
+    @dataloader_len.setter
+    def dataloader_len(self, value: int | Time[int]) -> None:
+        if self._dataloader is None:
+            raise RuntimeError("`dataloader_len` must be set together with a loader. Call `set_dataloader` first.")
+        number = int(ensure_time(value, TimeUnit.BATCH))
+        own = _length_of(self._dataloader)
+        if number == -1:
+            self._dataloader_len = own
+            return
+        if own is not None and number > own:
+            warnings.warn(
+                f"{_LENGTH_WARNING}: `dataloader_len` is {number}, but the loader has only {own} batches; "
+                f"{own} are used.",
+                stacklevel=2,
+            )
+            number = own
+        self._dataloader_len = number
+
+    def set_dataloader(
+        self,
+        dataloader: Iterable[Any] | None = None,
+        dataloader_label: str | None = None,
+        dataloader_len: int | Time[int] = -1,
+    ) -> None:
+        """Make a loader the active one.
+
+        Args:
+            dataloader: The loader; None: no loader is active.
+            dataloader_label: Its label, needed with a loader.
+            dataloader_len: Batches to use; -1 is all.
+
+        Raises:
+            ValueError: A loader is given without a label.
+        """
+        if dataloader is not None and dataloader_label is None:
+            raise ValueError("`dataloader_label` must be given with a loader, for example 'train' or 'eval'.")
+        changed = (dataloader is None) != (self._dataloader is None)
+        self._dataloader = dataloader
+        self._dataloader_label = dataloader_label if dataloader is not None else None
+        self._dataloader_len = None
+        if dataloader is not None:
+            self.dataloader_len = dataloader_len  # type: ignore[assignment]
+        if changed:
+            self._notify()
+
+    def batch_get_item(self, key: Any) -> Any:
+        """An item of the batch.
+
+        Args:
+            key: An index, a mapping key, an attribute name, a function of the batch, or a `(getter, setter)` pair.
+        """
+        return batch_get(self.batch, key)
+
+    def batch_set_item(self, key: Any, value: Any) -> None:
+        """Replace an item of the batch; tuples are rebuilt.
+
+        Args:
+            key: As in `batch_get_item`; a function takes `(batch, value)` and returns the batch.
+            value: The new item.
+        """
+        self.batch = batch_set(self.batch, key, value)
+
+    @property
+    def inputs(self) -> Any:
+        """The first part of a pair batch."""
+        return self.batch[0]
+
+    @inputs.setter
+    def inputs(self, value: Any) -> None:
+        self.batch = (value, _pair(self.batch)[1])
+
+    @property
+    def targets(self) -> Any:
+        """The second part of a pair batch."""
+        return self.batch[1]
+
+    @targets.setter
+    def targets(self, value: Any) -> None:
+        self.batch = (_pair(self.batch)[0], value)
+
+    # ---- lists: a setter replaces the contents, and takes a single object too ----
+
+    @property
+    def evaluators(self) -> list[Evaluator]:
+        """What is evaluated."""
+        return self._evaluators
+
+    @evaluators.setter
+    def evaluators(self, value: Evaluator | Sequence[Evaluator]) -> None:
+        self._evaluators[:] = ensure_tuple(value)
+
+    @property
+    def optimizers(self) -> SteppingList[torch.optim.Optimizer]:
+        """The optimizers; `step` and `zero_grad` of the list call those of every member."""
+        return self._optimizers
+
+    @optimizers.setter
+    def optimizers(self, value: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]) -> None:
+        self._optimizers[:] = ensure_tuple(value)
+
+    @property
+    def schedulers(self) -> SteppingList[Any]:
+        """The learning-rate schedulers; `step` of the list steps every member."""
+        return self._schedulers
+
+    @schedulers.setter
+    def schedulers(self, value: Any) -> None:
+        self._schedulers[:] = ensure_tuple(value)
+
+    @property
+    def algorithms(self) -> list[Algorithm]:
+        """The algorithms that run, in the user's order."""
+        return self._algorithms
+
+    @algorithms.setter
+    def algorithms(self, value: Algorithm | Sequence[Algorithm]) -> None:
+        self._algorithms[:] = ensure_tuple(value)
+
+    @property
+    def callbacks(self) -> list[Callback]:
+        """The callbacks and loggers that run."""
+        return self._callbacks
+
+    @callbacks.setter
+    def callbacks(self, value: Callback | Sequence[Callback]) -> None:
+        self._callbacks[:] = ensure_tuple(value)
+
+    # ---- numbers ----
+
+    @property
+    def precision(self) -> Precision:
+        """The numerical precision. Set with a `Precision` or its name."""
+        return self._precision
+
+    @precision.setter
+    def precision(self, value: str | Precision) -> None:
+        self._precision = Precision(value)
+
+    @property
+    def is_model_ddp(self) -> bool:
+        """Whether the model is wrapped in `DistributedDataParallel`."""
+        return is_model_ddp(self.model)
+
+    @property
+    def train_metrics(self) -> dict[str, Any]:
+        """The training metrics by name, up to date with the last batch."""
+        if self._pending_metrics is not None:
+            self._pending_metrics()
+        return self._train_metrics
+
+    @train_metrics.setter
+    def train_metrics(self, value: dict[str, Any]) -> None:
+        self._train_metrics = value
+
+    @property
+    def train_metric_values(self) -> dict[str, Any]:
+        """The last computed training metrics."""
+        return _resolved(self._train_metric_values)
+
+    @train_metric_values.setter
+    def train_metric_values(self, value: dict[str, Any]) -> None:
+        self._train_metric_values = value
+
+    @property
+    def total_loss_dict(self) -> dict[str, Any]:
+        """The losses of the last batch as floats, by key (`loss/train/total`)."""
+        return _resolved(self._total_loss_dict)
+
+    @total_loss_dict.setter
+    def total_loss_dict(self, value: dict[str, Any]) -> None:
+        self._total_loss_dict = value
+
+    # ---- serialisation ----
+
+    def get_model_state_dict(self) -> dict[str, Any]:
+        """The model's parameters and buffers by name, without a `module.` prefix of DDP."""
+        return _state_dict.model_state(self)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to continue the run; see `composer.core._state_dict` for the layout."""
+        return _state_dict.save(self)
+
+    def load_state_dict(self, state: dict[str, Any], logger: Logger | None = None, strict: bool = False) -> None:
+        """Restore what `state_dict` returned.
+
+        Args:
+            state: A dictionary returned by `state_dict`.
+            logger: Not needed; accepted where code passes one.
+            strict: Whether the model's keys must match exactly.
+
+        Raises:
+            RuntimeError: `strict`, and keys are missing or unexpected.
+        """
+        _state_dict.load(self, state, strict)
+
+    def load_model_state(self, state_dict: dict[str, Any], logger: Logger | None = None, strict: bool = True) -> None:
+        """Restore the model only; see `load_state_dict`."""
+        _state_dict.load_model(self, state_dict, strict)
+
+    def load_optim_state(self, state_dict: dict[str, Any], strict: bool = True) -> None:
+        """Restore the optimizers only; one the state lacks is left alone with a warning."""
+        _state_dict.load_optimizers(self, state_dict["optimizers"], strict)
+
+
+def _resolved(values: dict[str, Any]) -> dict[str, Any]:
+    """The values, each read from the device now if it has not been."""
+    from composer.loggers import DeferredValue
+
+    for key, value in values.items():
+        if isinstance(value, DeferredValue):
+            values[key] = value.value
+    return values
+
+
+def _pair(batch: Any) -> Sequence[Any]:
+    # `for state.inputs, state.targets in loader` sets one part after the other, the first time on no batch at all.
+    return batch if isinstance(batch, (tuple, list)) and len(batch) == 2 else (None, None)
+
+
+def _device_of(model: torch.nn.Module) -> Device:
+    tensor = next(model.parameters(), next(model.buffers(), None))
+    names = {"cpu": "cpu", "cuda": "gpu", "mps": "mps"}
+    return get_device(None if tensor is None else names.get(tensor.device.type))
+
+
+def _length_of(dataloader: Any) -> int | None:
+    """The number of batches; None if the loader is not sized (also torch's loader over an unsized dataset)."""
+    try:
+        return len(dataloader)
+    except (TypeError, NotImplementedError):
+        return None

@@ -1,0 +1,37 @@
+"""Types that the public signatures share."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias, Union
+
+import torch.utils.data
+
+from composer.utils.string_enum import StringEnum
+
+__all__ = ["JSON", "Batch", "Dataset", "MemoryFormat", "TrainerMode"]
+
+Batch: TypeAlias = Any
+"""What a dataloader yields: a tensor, or any nesting of tuples, lists and mappings."""
+
+Dataset: TypeAlias = torch.utils.data.Dataset[Batch]
+"""A torch dataset of batches or of samples."""
+
+JSON: TypeAlias = Union[str, float, int, list["JSON"], dict[str, "JSON"], None]  # noqa: UP007 - 3.10 has no `|` of strings
+"""What `json.loads` returns."""
+
+
+class TrainerMode(StringEnum):
+    """What the Trainer is doing."""
+
+    TRAIN = "train"
+    EVAL = "eval"
+    PREDICT = "predict"
+
+
+class MemoryFormat(StringEnum):
+    """The memory formats of `torch.memory_format`."""
+
+    CONTIGUOUS_FORMAT = "contiguous_format"
+    CHANNELS_LAST = "channels_last"
+    CHANNELS_LAST_3D = "channels_last_3d"
+    PRESERVE_FORMAT = "preserve_format"

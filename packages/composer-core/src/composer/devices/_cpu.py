@@ -1,0 +1,15 @@
+from __future__ import annotations
+
+import torch
+
+from composer.devices.device import PlainDevice
+
+__all__ = ["DeviceCPU"]
+
+
+class DeviceCPU(PlainDevice):
+    """The CPU, with gloo between processes."""
+
+    dist_backend = "gloo"
+    name = "cpu"
+    _device = torch.device("cpu")

@@ -1,0 +1,18 @@
+"""Loggers: where metrics, hyperparameters and files go. `Logger` hands them to each `LoggerDestination`.
+
+Other names are looked up from whatever is installed; a missing one says which package that is.
+"""
+
+from pkgutil import extend_path
+
+from composer.core._registry import lazy_namespace
+
+__path__ = extend_path(__path__, __name__)  # editable installs keep the parts in different directories
+
+from composer.loggers._deferred import DeferredValue as DeferredValue
+from composer.loggers.logger import Logger as Logger
+from composer.loggers.logger import format_log_data_value as format_log_data_value
+from composer.loggers.logger_destination import LoggerDestination as LoggerDestination
+
+_OWN = ("DeferredValue", "Logger", "LoggerDestination", "format_log_data_value")
+__getattr__, __dir__ = lazy_namespace("composer.loggers", globals())

@@ -1,0 +1,208 @@
+"""Values that are logged before they have been read from the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+__all__ = ["DeferredValue"]
+
+_UNSET: Any = object()
+
+
+class DeferredValue:
+    """A logged value that is still on the device; reading it is left to whoever needs it, when they need it.
+
+    Reading a number from the device makes the host wait until the device has caught up. A training step that logs
+    `DeferredValue` objects never waits; a logger reads them when it writes a file, prints a line or redraws a bar.
+
+    There are two forms. `DeferredValue.of_tensor(tensor)` stands for the number in a tensor and reads as a float; a
+    loss is logged this way. `DeferredValue(compute)` stands for a tensor that `compute` works out on the device when it
+    is first needed, perhaps never; a training metric is logged this way. The second form can only be computed while the
+    data of its batch is there: who wants the value later calls `hold` in its `log_metrics`.
+
+    `compute` may be a collective of all ranks. So `hold` and `value` must be called on every rank or on none: decide by
+    counting batches, never by the clock or the rank. Once a value is held, reading it concerns this rank only.
+
+    Args:
+        compute: Works out the value on the device. Called at most once. The tensor it returns is copied, because a
+            metric may return its own running state.
+
+    Example:
+        >>> loss = DeferredValue.of_tensor(torch.tensor(0.5))
+        >>> loss.value, f"{loss:.2f}"
+        (0.5, '0.50')
+        >>> accuracy = DeferredValue(lambda: torch.tensor(0.75))
+        >>> accuracy.hold().value
+        tensor(0.7500)
+        >>> float(accuracy)
+        0.75
+    """
+
+    __slots__ = ("_compute", "_copy", "_number", "_result")
+
+    def __init__(self, compute: Callable[[], Any]) -> None:
+        self._compute: Callable[[], Any] | None = compute  # None: made by `of_tensor`
+        self._result: Any = _UNSET
+        self._number: Any = _UNSET  # the result on the host
+        self._copy: tuple[_Copy, int] | None = None  # a copy on its way to the host, and the place in it
+
+    @classmethod
+    def of_tensor(cls, tensor: torch.Tensor) -> DeferredValue:
+        """The number in a tensor, to be read as a float.
+
+        Args:
+            tensor: One element, any floating dtype; without a graph (`tensor.detach()`). It is kept, not copied, so it
+                must not be changed in place afterwards.
+        """
+        self = cls(None)  # type: ignore[arg-type]
+        self._result = tensor
+        return self
+
+    @property
+    def held(self) -> bool:
+        """Whether the value survives the batch."""
+        return self._result is not _UNSET
+
+    @property
+    def ready(self) -> bool:
+        """Whether the number can be had without waiting for the device."""
+        if self._number is not _UNSET:
+            return True
+        if self._copy is not None:
+            return self._copy[0].ready
+        result = self._result
+        return result is not _UNSET and not (isinstance(result, torch.Tensor) and result.device.type != "cpu")
+
+    @property
+    def value(self) -> Any:
+        """The value: a float for `of_tensor`, otherwise what `compute` returned.
+
+        Raises:
+            RuntimeError: The batch is over and the value was not held.
+        """
+        if self._compute is None:
+            return float(self._read())
+        return self.hold()._result
+
+    @property
+    def plain(self) -> Any:
+        """`value`, as a Python number if it is a single one. Waits for the device if it must.
+
+        Raises:
+            RuntimeError: The batch is over and the value was not held.
+        """
+        if self._compute is None:
+            return float(self._read())
+        result = self.hold()._result
+        return self._read() if isinstance(result, torch.Tensor) and result.numel() == 1 else result
+
+    def hold(self) -> DeferredValue:
+        """Make the value survive the batch: compute it now, on the device, without reading it.
+
+        Returns:
+            This object.
+
+        Raises:
+            RuntimeError: The batch is over and the value was not held.
+        """
+        if self._result is _UNSET:
+            assert self._compute is not None
+            result = self._compute()
+            self._result = result.detach().clone() if isinstance(result, torch.Tensor) else result
+            self._compute = _expired  # lets go of the batch
+        return self
+
+    def expire(self) -> None:
+        """Let go of the batch; afterwards only a value that was held can be read.
+
+        For the training loop, when it releases the batch's data.
+        """
+        if self._compute is not None:
+            self._compute = _expired
+
+    @staticmethod
+    def fetch(values: Iterable[DeferredValue]) -> None:
+        """Hold the values and start copying them to the host, together and without waiting.
+
+        `ready` tells when they have arrived; reading one earlier waits for it. Only CUDA devices copy in the
+        background, with others this call waits.
+
+        Args:
+            values: Values of any devices; those already fetched or read are left alone.
+        """
+        groups: dict[tuple[torch.device, torch.dtype], list[tuple[DeferredValue, torch.Tensor]]] = {}
+        for value in values:
+            if value._number is _UNSET and value._copy is None:
+                result = value.hold()._result
+                if isinstance(result, torch.Tensor) and result.numel() == 1:
+                    groups.setdefault((result.device, result.dtype), []).append((value, result))
+        for (device, _), group in groups.items():
+            if device.type == "cpu":
+                for value, tensor in group:
+                    value._number = tensor.item()
+                continue
+            copy = _Copy(torch.stack([tensor.detach().reshape(()) for _, tensor in group]))
+            for i, (value, _) in enumerate(group):
+                value._copy = (copy, i)
+
+    def _read(self) -> Any:
+        if self._number is _UNSET:
+            if self._copy is not None:
+                copy, i = self._copy
+                self._number, self._copy = copy.numbers[i], None
+            else:
+                result = self.hold()._result
+                self._number = result.item() if isinstance(result, torch.Tensor) else result
+            if self._compute is None:
+                self._result = None  # frees the device memory
+        return self._number
+
+    def __float__(self) -> float:
+        return float(self._read())
+
+    def __format__(self, spec: str) -> str:
+        return format(self.plain, spec)
+
+    def __repr__(self) -> str:
+        if self._number is not _UNSET:
+            return f"DeferredValue({self._number!r})"
+        state = "expired" if self._compute is _expired and self._result is _UNSET else "not read"
+        return f"DeferredValue(<{state}>)"
+
+
+class _Copy:
+    """Some numbers on their way to the host."""
+
+    __slots__ = ("_event", "_host", "_numbers")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._numbers: list[Any] | None = None
+        self._event: torch.cuda.Event | None = None
+        if tensor.device.type == "cuda":
+            self._host = tensor.to("cpu", non_blocking=True)  # into pinned memory
+            self._event = torch.cuda.Event()
+            self._event.record(torch.cuda.current_stream(tensor.device))
+        else:
+            self._host = tensor.cpu()
+
+    @property
+    def ready(self) -> bool:
+        return self._event is None or self._event.query()
+
+    @property
+    def numbers(self) -> list[Any]:
+        if self._numbers is None:
+            if self._event is not None:
+                self._event.synchronize()
+            self._numbers = self._host.tolist()
+        return self._numbers
+
+
+def _expired() -> Any:
+    raise RuntimeError(
+        "This `DeferredValue` must be held to outlive its batch: the batch is over and its data is released. Call its "
+        "`hold()` in `log_metrics`, or log to a destination with `accepts_deferred = False`, which gets plain numbers."
+    )

@@ -1,0 +1,232 @@
+"""Loss functions for class targets, given as indices or as probabilities."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from composer.loss.utils import ensure_targets_one_hot, infer_target_type
+
+__all__ = ["DiceLoss", "binary_cross_entropy_with_logits", "loss_registry", "soft_cross_entropy"]
+
+_REDUCTIONS = ("none", "mean", "sum")
+_SMOOTH = 1e-5  # in numerator and denominator: an absent class that is not predicted either has loss 0
+
+
+def soft_cross_entropy(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+) -> torch.Tensor:
+    """Cross-entropy with class indices or class probabilities.
+
+    Indices go to `torch.nn.functional.cross_entropy` as they are. With probabilities t, the loss of a position is
+    `-sum_c weight[c] * t[c] * log_softmax(input)[c]`, and the mean is its sum over all positions divided by `t.sum()`:
+    positions whose targets are all zero do not count.
+
+    Args:
+        input: Logits, shape (N, C, ...).
+        target: Indices, shape (N, ...), or probabilities, shape (N, C, ...).
+        weight: Weight of each class, shape (C,). With probabilities it does not enter the divisor of the mean.
+        ignore_index: Index that does not count; has no meaning with probabilities.
+        reduction: "mean", "sum" or "none".
+
+    Returns:
+        A scalar, or shape (N, ...) with `reduction="none"`.
+
+    Raises:
+        RuntimeError: The shapes fit neither kind of target.
+        ValueError: `reduction` is unknown, or the mean of targets without any mass is asked for (checked on the CPU
+            only; elsewhere the loss is nan).
+
+    Example:
+        >>> logits = torch.tensor([[2.0, 0.0], [0.0, 2.0]])
+        >>> soft_cross_entropy(logits, torch.tensor([[0.9, 0.1], [0.2, 0.8]]))
+        tensor(0.4269)
+
+    Differs: the check that warns of missing mass allows for rounding in the targets' dtype.
+    """
+    if infer_target_type(input, target) == "indices":
+        return F.cross_entropy(input, target, weight=weight, ignore_index=ignore_index, reduction=reduction)
+    if reduction not in _REDUCTIONS:
+        raise ValueError(f"`reduction` must be one of {_REDUCTIONS}, got {reduction!r}. Use 'mean' for the average.")
+    if ignore_index != -100:
+        warnings.warn(
+            f"`ignore_index` ({ignore_index}) is skipped: targets are class probabilities. Use all-zero rows instead.",
+            UserWarning,
+            stacklevel=2,
+        )
+    if not target.is_floating_point():
+        target = target.to(input.dtype)
+    loss = F.cross_entropy(input, target, weight=weight, reduction=reduction)
+    if reduction != "mean":
+        return loss
+    num_examples = target.numel() // target.shape[-1 if target.ndim == 1 else 1]
+    mass = target.sum(dtype=torch.promote_types(target.dtype, torch.float32))  # fp16 overflows on segmentation maps
+    _check_mass(mass, num_examples, torch.finfo(target.dtype).eps)
+    return loss * (num_examples / mass).to(loss.dtype)
+
+
+def _check_mass(mass: torch.Tensor, num_examples: int, eps: float) -> None:
+    if mass.device.type != "cpu" or torch.compiler.is_compiling():
+        return  # reading the value would stall the step
+    total = mass.item()
+    if total <= 0:
+        raise ValueError(
+            f"`target` must have a positive sum for the mean, got {total!r}. Leave out batches without a target, "
+            f"or use `reduction='sum'`."
+        )
+    if total < num_examples * (1 - 16 * eps):
+        warnings.warn(
+            f"Some targets have less than 1 total probability: their sum is {total:g} for {num_examples} "
+            f"examples. The mean is taken over the sum.",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def binary_cross_entropy_with_logits(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    reduction: str = "sum",
+    pos_weight: torch.Tensor | None = None,
+    scale_by_batch_size: bool = True,
+) -> torch.Tensor:
+    """Binary cross-entropy of every class on its own, with class indices or class probabilities.
+
+    Args:
+        input: Logits, shape (N, C, ...).
+        target: Indices, shape (N, ...), or one value in [0, 1] per class, shape (N, C, ...).
+        weight: Weight of each element; must broadcast to `input`.
+        reduction: "sum", "mean" or "none".
+        pos_weight: Weight of the positive part; must broadcast to `input`.
+        scale_by_batch_size: Whether to divide the result by N.
+
+    Returns:
+        A scalar, or shape (N, C, ...) with `reduction="none"`.
+
+    Raises:
+        RuntimeError: The shapes fit neither kind of target.
+        ValueError: `reduction` is unknown, or an index is larger than the number of classes (on the CPU).
+
+    Example:
+        >>> binary_cross_entropy_with_logits(torch.zeros(2, 3), torch.tensor([0, 2]))
+        tensor(2.0794)
+
+    Source: Wightman, Touvron, Jegou, "ResNet strikes back", arXiv:2110.00476, section 3.
+    """
+    target = ensure_targets_one_hot(input, target)
+    loss = F.binary_cross_entropy_with_logits(input, target, weight, reduction=reduction, pos_weight=pos_weight)
+    return loss / input.shape[0] if scale_by_batch_size else loss
+
+
+class DiceLoss(torch.nn.Module):
+    """One minus the soft Dice overlap of predictions and targets, per class.
+
+    With the sums over the spatial dimensions, `1 - (2 * sum(p * t) + 1e-5) / (sum(p) + sum(t) + 1e-5)`. Positions whose
+    targets are all zero (negative indices) are taken out of the predictions p.
+
+    Args:
+        sigmoid: Whether p is the sigmoid of the input.
+        softmax: Whether p is the softmax of the input over classes.
+        squared_pred: Whether the denominator sums squares.
+        jaccard: Whether the denominator is twice the union, `2 * (sum(p) + sum(t) - sum(p * t))`: the Jaccard index.
+        batch: Whether the sums also go over the batch, for one loss per class instead of one per example and class.
+        ignore_absent_classes: Whether classes without a target do not count.
+        reduction: "mean", "sum" or "none".
+
+    Raises:
+        ValueError: `reduction` is unknown, or both `sigmoid` and `softmax` are asked for.
+
+    Example:
+        >>> prediction = torch.tensor([[[0.8, 0.1], [0.2, 0.9]]])  # one example, two classes, two pixels
+        >>> DiceLoss()(prediction, torch.tensor([[0, 1]]))
+        tensor(0.1504)
+
+    Source: Milletari, Navab, Ahmadi, "V-Net", arXiv:1606.04797, section 3. Differs: `ignore_absent_classes` in a batch
+        without any class gives 0 instead of nan.
+    """
+
+    def __init__(
+        self,
+        sigmoid: bool = False,
+        softmax: bool = False,
+        squared_pred: bool = False,
+        jaccard: bool = False,
+        batch: bool = False,
+        ignore_absent_classes: bool = False,
+        reduction: str = "mean",
+    ) -> None:
+        super().__init__()
+        if reduction not in _REDUCTIONS:
+            raise ValueError(
+                f"`reduction` must be one of {_REDUCTIONS}, got {reduction!r}. Use 'mean' for the average."
+            )
+        if sigmoid and softmax:
+            raise ValueError("`softmax` must be False if `sigmoid` is True, got True for both. Choose one of them.")
+        self.sigmoid = sigmoid
+        self.softmax = softmax
+        self.squared_pred = squared_pred
+        self.jaccard = jaccard
+        self.batch = batch
+        self.ignore_absent_classes = ignore_absent_classes
+        self.reduction = reduction
+
+    def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """The loss.
+
+        Args:
+            input: Predictions or logits, shape (N, C, ...) with at least one spatial dimension.
+            target: Indices, shape (N, ...), or one value per class, shape (N, C, ...).
+
+        Returns:
+            A scalar; with `reduction="none"` shape (N, C), or (C,) with `batch`. `ignore_absent_classes` then selects
+            the classes that are present, shape (P,), and has to read their number from the device.
+
+        Raises:
+            RuntimeError: The shapes fit neither kind of target.
+            ValueError: There is nothing to sum over, or an index is larger than the number of classes (on the CPU).
+        """
+        target = ensure_targets_one_hot(input, target)
+        input = input.to(torch.promote_types(input.dtype, target.dtype))  # the sums overflow in fp16
+        if self.sigmoid:
+            input = torch.sigmoid(input)
+        elif self.softmax:
+            input = torch.softmax(input, dim=1)
+        input = torch.where((target != 0).any(dim=1, keepdim=True), input, 0)
+        dims = [*([0] if self.batch else []), *range(2, input.ndim)]
+        if not dims:
+            raise ValueError(
+                f"`input` must have spatial dimensions, got shape {tuple(input.shape)}. "
+                f"Use `batch=True` to sum over the batch."
+            )
+        overlap = (input * target).sum(dim=dims)
+        if self.squared_pred:
+            input, target = input.square(), target.square()
+        target_sum = target.sum(dim=dims)
+        union = input.sum(dim=dims) + target_sum
+        if self.jaccard:
+            union = 2 * (union - overlap)
+        loss = 1 - (2 * overlap + _SMOOTH) / (union + _SMOOTH)
+        return self._reduce(loss, target_sum > 0)
+
+    def _reduce(self, loss: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
+        if not self.ignore_absent_classes:
+            return loss if self.reduction == "none" else getattr(loss, self.reduction)()
+        if self.reduction == "none":
+            return loss[present]
+        total = (loss * present).sum()
+        return total if self.reduction == "sum" else total / present.sum().clamp(min=1)
+
+
+loss_registry: dict[str, Callable[..., torch.Tensor]] = {
+    "binary_cross_entropy_with_logits": binary_cross_entropy_with_logits,
+    "soft_cross_entropy": soft_cross_entropy,
+}
+"""Loss functions by name."""

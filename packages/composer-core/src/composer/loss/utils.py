@@ -1,0 +1,111 @@
+"""Telling class indices from class probabilities, and turning the first into the second."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Literal
+
+import torch
+
+__all__ = ["check_for_index_targets", "ensure_targets_one_hot", "infer_target_type"]
+
+_INDEX_DTYPES = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+
+
+def infer_target_type(input: torch.Tensor, targets: torch.Tensor) -> Literal["one_hot", "indices"]:
+    """Whether targets are class indices or one value per class.
+
+    Args:
+        input: Logits, shape (N, C, ...).
+        targets: Shape (N, ...) for indices, (N, C, ...) for one value per class.
+
+    Returns:
+        "one_hot" if the shapes are equal, "indices" if `targets` has one dimension less.
+
+    Raises:
+        RuntimeError: Neither is the case.
+
+    Example:
+        >>> infer_target_type(torch.zeros(4, 10), torch.zeros(4, dtype=torch.int64))
+        'indices'
+    """
+    if input.shape == targets.shape:
+        return "one_hot"
+    if input.ndim == targets.ndim + 1:
+        return "indices"
+    raise RuntimeError(
+        f"`targets` must have the shape of `input`, {tuple(input.shape)}, or that without dimension 1, got "
+        f"{tuple(targets.shape)}. Reshape them to class probabilities or class indices."
+    )
+
+
+def ensure_targets_one_hot(input: torch.Tensor, targets: torch.Tensor, num_classes: int | None = None) -> torch.Tensor:
+    """Turn class indices into one value per class along dimension 1; leave such values as they are, in float32.
+
+    A negative index gives zeros for every class. Nothing is read from an accelerator: the warning, and the error for an
+    index that is too large, come on the CPU only (on CUDA such an index is a device-side assertion).
+
+    Args:
+        input: Logits, shape (N, C, ...).
+        targets: Indices, shape (N, ...), or one value per class, shape (N, C, ...).
+        num_classes: Number of classes; None is `input.shape[1]`.
+
+    Returns:
+        Shape (N, C, ...), float32.
+
+    Raises:
+        RuntimeError: The shapes fit neither kind of target.
+        ValueError: The indices are not integers, or one is `num_classes` or larger.
+
+    Example:
+        >>> ensure_targets_one_hot(torch.zeros(2, 3), torch.tensor([2, 0]))
+        tensor([[0., 0., 1.],
+                [1., 0., 0.]])
+    """
+    if infer_target_type(input, targets) == "one_hot":
+        return targets.float()
+    return _one_hot(targets, input.shape[1] if num_classes is None else num_classes, dim=1, dtype=torch.float32)
+
+
+def check_for_index_targets(targets: torch.Tensor) -> bool:
+    """Whether the dtype of the targets is that of class indices: uint8, int8, int16, int32 or int64.
+
+    Args:
+        targets: Targets of any shape.
+    """
+    return targets.dtype in _INDEX_DTYPES
+
+
+def _one_hot(
+    tensor: torch.Tensor, num_classes: int = -1, dim: int = -1, *, dtype: torch.dtype = torch.int64
+) -> torch.Tensor:
+    """Like `torch.nn.functional.one_hot` along any dimension; a negative label gives zeros.
+
+    Args:
+        tensor: Labels of an integer dtype, any shape.
+        num_classes: Number of classes; -1 is the largest label plus one, which has to be read from the device.
+        dim: Where the new dimension goes.
+        dtype: Of the result.
+
+    Raises:
+        ValueError: The labels are not integers, or (checked on the CPU only) one is `num_classes` or larger.
+    """
+    if not check_for_index_targets(tensor):
+        raise ValueError(f"`tensor` must hold integer labels, got dtype {tensor.dtype}. Convert it with `.long()`.")
+    if num_classes == -1:
+        num_classes = int(tensor.max()) + 1
+    readable = tensor.device.type == "cpu" and not torch.compiler.is_compiling()  # elsewhere a check would stall
+    if readable and tensor.numel():
+        smallest, largest = (int(extreme) for extreme in tensor.aminmax())
+        if largest >= num_classes:
+            raise ValueError(
+                f"`num_classes` must be larger than every label, got {num_classes!r} for label {largest}. "
+                f"Pass at least {largest + 1}."
+            )
+        if smallest < 0:
+            warnings.warn("Negative labels are ignored: they become zeros for every class.", UserWarning, stacklevel=3)
+    labels = tensor.long().unsqueeze(dim)
+    shape = list(labels.shape)
+    shape[dim] = num_classes
+    present = (labels >= 0).to(dtype)
+    return torch.zeros(shape, dtype=dtype, device=tensor.device).scatter_(dim, labels.clamp(min=0), present)

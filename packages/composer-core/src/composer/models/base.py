@@ -1,0 +1,140 @@
+"""The base class of models: a module together with its loss and metrics."""
+
+from __future__ import annotations
+
+import abc
+import copy
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from composer.core.types import Batch
+
+if TYPE_CHECKING:
+    from composer.loggers import Logger
+
+__all__ = ["ComposerModel"]
+
+Model = TypeVar("Model", bound="ComposerModel")
+
+
+class ComposerModel(torch.nn.Module, abc.ABC):
+    """A module that knows its loss and metrics.
+
+    A subclass defines `forward` and `loss`; for metrics also `get_metrics` and `update_metric`. An optional method
+    `flops_per_batch(batch)` lets throughput be reported in operations.
+
+    Attributes:
+        logger: The logger of the Trainer that trains this model; None before. Copies share it, pickles leave it out.
+
+    Example:
+        >>> class Regression(ComposerModel):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.linear = torch.nn.Linear(3, 1)
+        ...
+        ...     def forward(self, batch):
+        ...         inputs, _ = batch
+        ...         return self.linear(inputs).squeeze(1)
+        ...
+        ...     def loss(self, outputs, batch, *args, **kwargs):
+        ...         _, targets = batch
+        ...         return torch.nn.functional.mse_loss(outputs, targets)
+        >>> model, batch = Regression(), (torch.zeros(4, 3), torch.zeros(4))
+        >>> model.loss(model(batch), batch).shape
+        torch.Size([])
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Annotated here: TorchScript would try to compile a type annotated in the class body.
+        self.logger: Logger | None = None
+
+    @abc.abstractmethod
+    def forward(self, batch: Batch) -> Any:
+        """Compute the outputs for a batch.
+
+        Args:
+            batch: A batch as the dataloader yields it, on the device.
+
+        Returns:
+            Anything that `loss` and `update_metric` take.
+        """
+
+    @abc.abstractmethod
+    def loss(
+        self, outputs: Any, batch: Batch, *args: Any, **kwargs: Any
+    ) -> torch.Tensor | Sequence[torch.Tensor] | dict[str, torch.Tensor]:
+        """Compute the loss of a batch.
+
+        Args:
+            outputs: What `forward` returned.
+            batch: The batch.
+            *args: For the loss function.
+            **kwargs: For the loss function; algorithms pass `reduction="none"` for one loss per example.
+
+        Returns:
+            A tensor; or several, whose sum is trained on; or several by name, of which "total" is trained on if it is
+            there, else the sum.
+        """
+
+    def eval_forward(self, batch: Batch, outputs: Any | None = None) -> Any:
+        """Compute what metrics are measured on; override it where that is not what `forward` returns.
+
+        Args:
+            batch: The batch.
+            outputs: What `forward` returned, if it was called already (for training metrics).
+
+        Returns:
+            `outputs`, or the result of the forward pass if that is None.
+        """
+        return self(batch) if outputs is None else outputs
+
+    def update_metric(self, batch: Batch, outputs: Any, metric: Any) -> dict[str, Any] | None:
+        """Update a metric with a batch.
+
+        Args:
+            batch: The batch.
+            outputs: What `eval_forward` returned.
+            metric: One of the metrics of `get_metrics`.
+
+        Returns:
+            None, or values for callbacks to find in `state.metric_outputs`.
+
+        Raises:
+            NotImplementedError: The subclass has metrics but does not say how to update them.
+        """
+        raise NotImplementedError(
+            f"`{type(self).__name__}` must define `update_metric` to measure {type(metric).__name__}. "
+            f"Define it, or return no metrics from `get_metrics`."
+        )
+
+    def get_metrics(self, is_train: bool) -> Mapping[str, Any]:
+        """The model's metrics.
+
+        Args:
+            is_train: Whether training metrics are asked for, rather than evaluation metrics.
+
+        Returns:
+            `torchmetrics.Metric` objects by name; the Trainer works on copies of them.
+        """
+        return {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
+        state["logger"] = None  # it holds open files and connections
+        return state
+
+    def __copy__(self: Model) -> Model:
+        duplicate = type(self).__new__(type(self))
+        duplicate.__setstate__(self.__getstate__())  # type: ignore[no-untyped-call]
+        duplicate.logger = self.logger
+        return duplicate
+
+    def __deepcopy__(self: Model, memo: dict[int, Any]) -> Model:
+        duplicate = type(self).__new__(type(self))
+        memo[id(self)] = duplicate  # before the state: a child may refer to its parent
+        duplicate.__setstate__(copy.deepcopy(self.__getstate__(), memo))  # type: ignore[no-untyped-call]
+        duplicate.logger = self.logger
+        return duplicate

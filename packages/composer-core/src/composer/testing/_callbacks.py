@@ -1,0 +1,34 @@
+"""Callbacks that watch the events."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from composer.core.callback import Callback
+from composer.core.event import Event
+
+if TYPE_CHECKING:
+    from composer.core.state import State
+    from composer.loggers import Logger
+
+__all__ = ["EventCounterCallback"]
+
+
+class EventCounterCallback(Callback):
+    """Counts how often each event occurs.
+
+    Attributes:
+        event_to_num_calls: The number of calls, for every event.
+    """
+
+    def __init__(self) -> None:
+        self.event_to_num_calls = dict.fromkeys(Event, 0)
+
+    def run_event(self, event: Event, state: State, logger: Logger) -> None:
+        self.event_to_num_calls[event] += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"events": dict(self.event_to_num_calls)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.event_to_num_calls.update(state["events"])

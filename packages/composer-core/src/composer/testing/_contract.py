@@ -1,0 +1,287 @@
+"""What every algorithm must do, as tests that its package subclasses."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from composer.core import Algorithm, Engine, Event, Placement, State
+from composer.core._registry import points
+from composer.loggers import Logger
+from composer.models import ComposerModel
+from composer.testing._compare import deep_compare
+from composer.testing._models import SimpleConvModel
+from composer.testing._processes import run_on_ranks
+
+__all__ = ["AlgorithmContract", "train_by_hand"]
+
+_BATCHES = 4
+
+
+class AlgorithmContract:
+    """Tests that every algorithm must pass. A package subclasses this and says how to make its algorithm::
+
+        class TestMixUp(AlgorithmContract):
+            def make(self) -> MixUp:
+                return MixUp(alpha=0.2)
+
+    A subclass may override `make_model` and `make_batches` for methods that need other ones. Overriding a `test_*`
+    method is refused unless it is marked `xfail(reason=..., strict=True)`.
+
+    Attributes:
+        microbatch_reason: Why several microbatches do not equal one batch; "" where they do. The reason must stand in
+            the class docstring of the algorithm, where users look for it.
+        tolerance: Allowed difference between one batch and its microbatches, which add up gradients in another order.
+    """
+
+    microbatch_reason: ClassVar[str] = ""
+    tolerance: ClassVar[float] = 1e-10
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name, test in vars(cls).items():
+            if name.startswith("test_") and hasattr(AlgorithmContract, name) and not _strict_xfail(test):
+                raise TypeError(
+                    f"`{cls.__name__}.{name}` replaces a test of the contract. Mark it "
+                    f"`@pytest.mark.xfail(reason=..., strict=True)`, or give your own test another name."
+                )
+
+    def make(self) -> Algorithm:
+        """The algorithm under test, newly made."""
+        raise TypeError(f"`{type(self).__name__}` must override `make`.")
+
+    def make_model(self) -> ComposerModel:
+        """A model that the algorithm applies to; the weights are drawn from torch's global generator."""
+        return SimpleConvModel()
+
+    def make_batches(self) -> Sequence[Any]:
+        """Four equal batches for that model: pairs of floating inputs and integer targets, or dicts."""
+        generator = torch.Generator().manual_seed(7)
+        return [
+            (torch.randn(8, 3, 16, 16, generator=generator), torch.randint(0, 2, (8,), generator=generator))
+            for _ in range(_BATCHES)
+        ]
+
+    # ---- the tests ----
+
+    def test_the_entry_point_is_this_class(self) -> None:
+        cls = type(self.make())
+
+        assert points("composer.algorithms")[cls.__name__].load() is cls
+
+    def test_it_acts_only_at_the_events_it_names(self) -> None:
+        algorithm = self.make()
+        state = self._state(algorithm, torch.float64)
+        named = algorithm.events
+
+        assert named is not None, "an algorithm must declare its `events`"
+        assert all(isinstance(event, Event) for event in named)
+        assert not [event for event in Event if event not in named and algorithm.match(event, state)]
+
+    def test_its_placement_is_declared(self) -> None:
+        assert isinstance(self.make().placement, Placement)
+
+    def test_its_repr_is_its_constructor_call(self) -> None:
+        algorithm = self.make()
+        parameters = list(inspect.signature(type(algorithm)).parameters)
+
+        assert repr(algorithm).startswith(f"{type(algorithm).__name__}(")
+        assert [name for name in parameters if f"{name}=" not in repr(algorithm)] == []
+        assert "0x" not in repr(algorithm)
+        assert repr(self.make()) == repr(algorithm)
+
+    def test_it_does_not_write_into_the_batches_it_is_given(self) -> None:
+        batches = self.make_batches()
+        expected = copy.deepcopy(batches)
+
+        train_by_hand(self._state(self.make(), torch.float32), batches)
+
+        deep_compare(expected, batches)
+
+    def test_it_keeps_dtype_and_device(self) -> None:
+        for dtype in (torch.float32, torch.bfloat16):
+            state = self._state(self.make(), dtype)
+            seen: list[torch.Tensor] = []
+
+            train_by_hand(state, _cast(self.make_batches(), dtype), seen)
+
+            assert {tensor.dtype for tensor in seen} <= {dtype}
+            assert {tensor.device.type for tensor in seen} <= {"cpu"}
+            assert all(torch.isfinite(p).all() for p in state.model.parameters())
+
+    def test_the_same_seed_gives_the_same_result(self) -> None:
+        first, second = (self._trained(self.make_batches()) for _ in range(2))
+
+        deep_compare(first.model.state_dict(), second.model.state_dict())
+
+    def test_a_resumed_run_continues_identically(self) -> None:
+        batches = self.make_batches()
+        expected = self._trained(batches)
+
+        begun = self._trained(batches[: _BATCHES // 2])
+        saved, rng = copy.deepcopy(begun.state_dict()), torch.get_rng_state()
+        resumed = self._state(self.make(), torch.float64)
+        engine = _started(resumed)
+        resumed.load_state_dict(saved)
+        torch.set_rng_state(rng)
+        _steps(resumed, engine, batches[_BATCHES // 2 :])
+
+        deep_compare(expected.model.state_dict(), resumed.model.state_dict())
+        deep_compare(expected.algorithms[0].state_dict(), resumed.algorithms[0].state_dict())
+
+    def test_microbatches_equal_one_batch_or_the_docs_say_why_not(self) -> None:
+        if self.microbatch_reason:
+            doc = " ".join((type(self.make()).__doc__ or "").split())
+            assert " ".join(self.microbatch_reason.split()) in doc
+            return
+        whole = self._trained(self.make_batches())
+        split = self._trained(self.make_batches(), microbatches=2)
+
+        deep_compare(whole.model.state_dict(), split.model.state_dict(), atol=self.tolerance, rtol=self.tolerance)
+
+    def test_ranks_agree(self) -> None:
+        ranks = run_on_ranks(_train_on_rank, 2, type(self))
+
+        deep_compare(ranks[0], ranks[1])
+
+    # ---- helpers ----
+
+    def _state(self, algorithm: Algorithm, dtype: torch.dtype) -> State:
+        torch.manual_seed(11)
+        model = self.make_model().to(dtype)
+        return State(
+            model=model,
+            max_duration=f"{_BATCHES}ba",
+            rank_zero_seed=0,
+            dataloader=self.make_batches(),
+            optimizers=torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
+            algorithms=algorithm,
+        )
+
+    def _trained(self, batches: Iterable[Any], microbatches: int = 1) -> State:
+        state = self._state(self.make(), torch.float64)
+        train_by_hand(state, _cast(batches, torch.float64), microbatches=microbatches)
+        return state
+
+
+def train_by_hand(
+    state: State, batches: Iterable[Any], seen: list[torch.Tensor] | None = None, microbatches: int = 1
+) -> None:
+    """Train in a plain loop with every event a training step has.
+
+    Args:
+        state: A state with a model, one optimizer and the algorithms.
+        batches: The batches, on the model's device.
+        seen: Takes the floating tensors of every batch as the model gets it.
+        microbatches: Equal parts that a batch is split into.
+    """
+    _steps(state, _started(state), batches, seen, microbatches)
+
+
+def _started(state: State) -> Engine:
+    engine = Engine(state, Logger(state))
+    for event in ("init", "before_load", "after_load"):
+        engine.run_event(event)
+    torch.manual_seed(13)
+    return engine
+
+
+def _steps(
+    state: State, engine: Engine, batches: Iterable[Any], seen: list[torch.Tensor] | None = None, microbatches: int = 1
+) -> None:
+    engine.run_event("fit_start")
+    engine.run_event("epoch_start")
+    for batch in batches:
+        state.batch = batch
+        engine.run_event("after_dataloader")
+        engine.run_event("batch_start")
+        optimizer = state.optimizers[0]
+        optimizer.step(closure=_Closure(state, engine, seen, microbatches))  # type: ignore[arg-type]
+        state.previous_timestamp = state.timestamp
+        state.timestamp = state.timestamp.to_next_batch(samples=8)
+        engine.run_event("batch_end")
+        engine.run_event("batch_checkpoint")
+    engine.run_event("epoch_end")
+    engine.run_event("fit_end")
+    engine.close()
+
+
+class _Closure:
+    """The gradients of a batch, computed as often as the optimizer wants."""
+
+    def __init__(self, state: State, engine: Engine, seen: list[torch.Tensor] | None, microbatches: int) -> None:
+        self.state, self.engine, self.seen, self.microbatches = state, engine, seen, microbatches
+
+    def __call__(self, **kwargs: Any) -> torch.Tensor:
+        state, engine, batch = self.state, self.engine, self.state.batch
+        total = torch.zeros(())
+        engine.run_event("before_train_batch")
+        state.optimizers.zero_grad()
+        for part in _split(batch, self.microbatches):
+            state.batch = part
+            engine.run_event("before_forward")
+            if self.seen is not None:
+                self.seen.extend(t for t in _tensors(state.batch) if t.is_floating_point() and t.dim() > 1)
+            state.outputs = state.model(state.batch)
+            engine.run_event("after_forward")
+            engine.run_event("before_loss")
+            model: Any = getattr(state.model, "module", state.model) if state.is_model_ddp else state.model
+            state.loss = model.loss(state.outputs, state.batch)
+            engine.run_event("after_loss")
+            engine.run_event("before_backward")
+            loss = state.loss / self.microbatches
+            loss.backward()
+            total = total + loss.detach()
+            engine.run_event("after_backward")
+        state.batch = batch
+        engine.run_event("after_train_batch")
+        return total
+
+
+def _train_on_rank(contract: type[AlgorithmContract]) -> dict[str, Any]:
+    """Train a rank's half of every batch under DDP; return the weights."""
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    test = contract()
+    state = test._state(test.make(), torch.float64)
+    engine = _started(state)
+    unused = any(algorithm.find_unused_parameters for algorithm in state.algorithms)
+    state.model = DistributedDataParallel(state.model, find_unused_parameters=unused)
+    torch.manual_seed(13 + dist.get_rank())
+    _steps(state, engine, [_split(b, 2)[dist.get_rank()] for b in _cast(test.make_batches(), torch.float64)])
+    weights: dict[str, Any] = {name: p.detach() for name, p in state.model.module.named_parameters()}  # type: ignore[union-attr]
+    return weights
+
+
+def _split(batch: Any, parts: int) -> list[Any]:
+    if isinstance(batch, torch.Tensor):
+        return list(batch.chunk(parts))
+    if isinstance(batch, dict):
+        columns = {key: _split(value, parts) for key, value in batch.items()}
+        return [{key: values[i] for key, values in columns.items()} for i in range(parts)]
+    return list(zip(*(_split(item, parts) for item in batch), strict=True))
+
+
+def _tensors(batch: Any) -> list[torch.Tensor]:
+    if isinstance(batch, torch.Tensor):
+        return [batch]
+    parts = batch.values() if isinstance(batch, dict) else batch
+    return [tensor for part in parts for tensor in _tensors(part)]
+
+
+def _cast(batches: Any, dtype: torch.dtype) -> Any:
+    if isinstance(batches, torch.Tensor):
+        return batches.to(dtype) if batches.is_floating_point() else batches
+    if isinstance(batches, dict):
+        return {key: _cast(value, dtype) for key, value in batches.items()}
+    return type(batches)(_cast(item, dtype) for item in batches)
+
+
+def _strict_xfail(test: Any) -> bool:
+    marks = getattr(test, "pytestmark", [])
+    return any(m.name == "xfail" and m.kwargs.get("strict") and m.kwargs.get("reason") for m in marks)

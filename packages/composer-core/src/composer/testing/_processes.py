@@ -1,0 +1,215 @@
+"""Run a function in several processes that form a `torch.distributed` group."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from multiprocessing.connection import Connection, wait
+from types import ModuleType
+from typing import Any, TypeVar
+
+import torch
+
+from composer.utils.misc import get_free_tcp_port
+
+__all__ = ["run_on_ranks"]
+
+T = TypeVar("T")
+
+_GRACE_SECONDS = 5.0
+
+
+def run_on_ranks(
+    fn: Callable[..., T], world_size: int = 2, *args: Any, timeout: float = 60.0, backend: str | None = "gloo"
+) -> list[T]:
+    """Call a function in several new processes at once and collect what it returns.
+
+    Each process gets the environment variables of a launcher on a single node and one thread per torch operation.
+
+    Args:
+        fn: A function at the top level of a module.
+        world_size: The number of processes.
+        *args: Its arguments, the same in all processes; pickled.
+        timeout: Seconds until all processes are ended and the call fails.
+        backend: The process group is initialised with this backend before the call; None leaves that to `fn`.
+
+    Returns:
+        What each rank returned (pickled), by rank.
+
+    Raises:
+        RuntimeError: A rank raised, with its traceback and its exception as the cause; or it died. The others are ended.
+        TimeoutError: Some rank did not finish in time.
+    """
+    task = _Task(fn.__module__, sys.modules[fn.__module__].__file__, fn.__qualname__, pickle.dumps(args), backend)
+    context = _context()
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(get_free_tcp_port())}
+        environment |= {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size), "NODE_RANK": "0"}
+        processes, pipes = [], []
+        for rank in range(world_size):
+            here, there = context.Pipe(duplex=False)
+            ranked = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            process = context.Process(
+                target=_work, args=(task, ranked, os.path.join(folder, "store"), timeout, there), daemon=True
+            )
+            process.start()
+            there.close()  # the child has its own; with this copy open its death would go unnoticed
+            processes.append(process)
+            pipes.append(here)
+        patience = 0.0
+        try:
+            results = _collect(pipes, processes, timeout)
+            patience = _GRACE_SECONDS  # they have delivered, so they leave by themselves
+        finally:
+            _end(processes, patience)
+            for pipe in pipes:
+                pipe.close()
+    return [pickle.loads(result) for result in results]
+
+
+@dataclass(frozen=True)
+class _Task:
+    module: str
+    file: str | None
+    name: str
+    arguments: bytes
+    backend: str | None
+
+    def load(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """Import the function, then its arguments, which may be of classes of the same module."""
+        found: Any = self._import()
+        for part in self.name.split("."):
+            found = getattr(found, part)
+        return found, pickle.loads(self.arguments)
+
+    def _import(self) -> Any:
+        """Test modules are often in no package and not on the path, so they are loaded from their file."""
+        try:
+            module = import_module(self.module)
+            if module.__file__ == self.file:
+                return module
+        except ModuleNotFoundError:
+            if self.file is None:
+                raise
+        assert self.file is not None
+        spec = spec_from_file_location(self.module, self.file)
+        assert spec is not None
+        assert spec.loader is not None
+        module = module_from_spec(spec)
+        parents = self.module.split(".")[:-1]
+        for depth in range(len(parents)):  # pytest names a test module after its path; pickle imports the parents
+            parent = ".".join(parents[: depth + 1])
+            sys.modules.setdefault(parent, ModuleType(parent))
+        sys.modules[self.module] = module
+        spec.loader.exec_module(module)
+        return module
+
+
+@dataclass(frozen=True)
+class _Failure:
+    time: float  # of a clock that the processes share: what fails first is the cause, the rest often follows from it
+    traceback: str
+    error: bytes | None
+
+
+def _context() -> Any:
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, "torch.distributed"])  # torch is imported once, not once per process
+    return context
+
+
+def _work(task: _Task, environment: dict[str, str], store: str, timeout: float, pipe: Connection) -> None:
+    """What each process does: one message through the pipe, bytes (pickled) or a `_Failure`."""
+    os.environ.clear()  # a fork server keeps the environment of the time when it was started
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    try:
+        if task.backend is not None:
+            torch.distributed.init_process_group(
+                task.backend,
+                init_method=f"file://{store}",  # unlike a port, nobody can take it
+                rank=int(environment["RANK"]),
+                world_size=int(environment["WORLD_SIZE"]),
+                timeout=timedelta(seconds=timeout),
+            )
+        function, arguments = task.load()
+        message: bytes | _Failure = pickle.dumps(function(*arguments))
+    except BaseException as error:  # noqa: BLE001  # it is raised again where the call came from
+        message = _Failure(time.monotonic(), traceback.format_exc(), _pickled(error))
+    pipe.send(message)
+    if isinstance(message, bytes) and torch.distributed.is_initialized():
+        torch.distributed.barrier()  # a rank that leaves early cuts off those still reading from it
+        torch.distributed.destroy_process_group()
+
+
+def _pickled(error: BaseException) -> bytes | None:
+    try:
+        data = pickle.dumps(error)
+        pickle.loads(data)  # many exceptions can be written, but not read
+    except Exception:  # noqa: BLE001  # then the traceback has to do
+        return None
+    return data
+
+
+def _collect(pipes: list[Connection], processes: list[Any], timeout: float) -> list[bytes]:
+    deadline = time.monotonic() + timeout
+    results: dict[int, bytes] = {}
+    while len(results) < len(pipes):
+        waiting = {id(pipe): rank for rank, pipe in enumerate(pipes) if rank not in results}
+        ready = wait([pipes[rank] for rank in waiting.values()], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            raise TimeoutError(f"The ranks {list(waiting.values())} did not finish within {timeout} seconds.")
+        failures: dict[int, _Failure] = {}
+        for pipe in ready:
+            rank = waiting[id(pipe)]
+            message = _receive(pipes[rank], processes[rank])
+            if isinstance(message, _Failure):
+                failures[rank] = message
+            else:
+                results[rank] = message
+        if failures:
+            _raise_first(failures)
+    return [results[rank] for rank in range(len(pipes))]
+
+
+def _receive(pipe: Connection, process: Any) -> bytes | _Failure:
+    try:
+        message: bytes | _Failure = pipe.recv()
+    except EOFError:
+        process.join(_GRACE_SECONDS)
+        return _Failure(time.monotonic(), f"The process ended with exit code {process.exitcode} and no result.", None)
+    return message
+
+
+def _raise_first(failures: dict[int, _Failure]) -> None:
+    rank = min(failures, key=lambda rank: failures[rank].time)
+    failure = failures[rank]
+    cause = None if failure.error is None else pickle.loads(failure.error)
+    raise RuntimeError(f"Rank {rank} failed.\n{failure.traceback}") from cause
+
+
+def _end(processes: list[Any], patience: float) -> None:
+    """Wait some seconds for processes to leave, then end them."""
+    deadline = time.monotonic() + patience
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+    for process in processes:
+        if process.is_alive():
+            process.terminate()
+    for process in processes:
+        process.join(_GRACE_SECONDS)
+        if process.is_alive():
+            process.kill()
+            process.join()

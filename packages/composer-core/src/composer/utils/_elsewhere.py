@@ -1,0 +1,29 @@
+"""Names that belong to `composer.utils` for its users, but to a higher package by what they need."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["find_elsewhere"]
+
+_GROUP = "composer.utils"
+
+
+def find_elsewhere(module: str, name: str) -> Any:
+    """Look a name that a module of `composer.utils` lacks up among what installed packages register for it.
+
+    Object stores, checkpoints, inference export and the configurations of sharding are such names.
+
+    Args:
+        module: The module that was asked, for the message.
+        name: The name.
+
+    Raises:
+        ModuleNotFoundError: A distribution of this project provides it, but is not installed.
+        AttributeError: No installed package provides it.
+    """
+    if name.startswith("_"):  # import machinery, pickle and inspect probe for these
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    from composer.core._registry import load  # core imports utils
+
+    return load(_GROUP, name)

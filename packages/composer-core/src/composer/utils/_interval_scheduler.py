@@ -1,0 +1,102 @@
+"""Turn an interval such as "2ep" into a function that says when it has passed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from composer.core import Event, State, Time
+
+__all__ = ["create_interval_scheduler"]
+
+
+def create_interval_scheduler(
+    interval: str | int | Time[Any],
+    include_end_of_training: bool = True,
+    checkpoint_events: bool = True,
+    final_events: set[Event] | None = None,
+) -> Callable[[State, Event], bool]:
+    """A function `(state, event) -> bool` that is True each time an interval of training has passed.
+
+    It is asked at every event and answers at one: after a batch for intervals in batches, samples, tokens, seconds and
+    fractions of the run, after an epoch or iteration for those. There it is True if the count has passed a multiple of
+    the interval since `state.previous_timestamp`.
+
+    Args:
+        interval: A time string, a `Time`, or a number of epochs. Never True if it is not positive.
+        include_end_of_training: Whether it is also True once when the run is over, unless it was for the same batch.
+        checkpoint_events: Whether it answers at BATCH_CHECKPOINT, EPOCH_CHECKPOINT and ITERATION_CHECKPOINT, which
+            follow the evaluation; otherwise at BATCH_END, EPOCH_END and ITERATION_END.
+        final_events: The events at which the end of the run is noticed; None is BATCH_CHECKPOINT and EPOCH_CHECKPOINT.
+
+    Returns:
+        The function. It remembers the last batch for which it was True. It raises RuntimeError when it is asked about a
+        fraction of a run ("0.1dur") whose length, or whose dataloader's length, is not known.
+
+    Differs: fractions are taken as written, so "0.1dur" of 30 batches is every 3 batches, although the nearest float is
+        a little more than 0.1.
+    """
+    from composer.core import Event, Time, TimeUnit  # core imports utils
+
+    finals = frozenset((Event.BATCH_CHECKPOINT, Event.EPOCH_CHECKPOINT) if final_events is None else final_events)
+    last_batch = -1
+    time_interval = Time.from_input(interval, TimeUnit.EPOCH)  # `__closure__[-1]` is read by others: sorts last
+    regular = _regular_event(time_interval.unit, checkpoint_events)
+
+    def check_interval(state: State, event: Event) -> bool:
+        nonlocal last_batch
+        if event is not regular and event not in finals:
+            return False
+        if time_interval.value <= 0 or state.previous_timestamp is None:
+            return False
+        batch = state.timestamp.batch.value
+        is_due = include_end_of_training and event in finals and batch != last_batch and _is_over(state)
+        if not is_due:
+            is_due = event is regular and _has_passed(state, time_interval)
+        if is_due:
+            last_batch = batch
+        return is_due
+
+    return check_interval
+
+
+def _regular_event(unit: Any, checkpoint_events: bool) -> Event:
+    from composer.core import Event, TimeUnit
+
+    if unit is TimeUnit.EPOCH:
+        return Event.EPOCH_CHECKPOINT if checkpoint_events else Event.EPOCH_END
+    if unit is TimeUnit.ITERATION:
+        return Event.ITERATION_CHECKPOINT if checkpoint_events else Event.ITERATION_END
+    return Event.BATCH_CHECKPOINT if checkpoint_events else Event.BATCH_END
+
+
+def _is_over(state: State) -> bool:
+    elapsed = state.get_elapsed_duration()
+    return elapsed is not None and elapsed.value >= 1.0
+
+
+def _has_passed(state: State, interval: Time[Any]) -> bool:
+    from composer.core import TimeUnit
+
+    if interval.unit is not TimeUnit.DURATION:
+        return _has_crossed(state, interval.unit, interval.value)
+    if state.max_duration is None or state.dataloader_len is None:
+        what = "run" if state.max_duration is None else "dataloader"
+        raise RuntimeError(
+            f"`interval` must not be a fraction of the run, got '{interval}', because the length of the {what} is not "
+            f"known. Use an interval in batches ('ba') or samples ('sp')."
+        )
+    unit = state.max_duration.unit
+    length = state.max_duration.value * Fraction(interval.value).limit_denominator(10**9)
+    if unit is TimeUnit.EPOCH:
+        length, unit = length * state.dataloader_len.value, TimeUnit.BATCH
+    return _has_crossed(state, unit, max(1, ceil(length)))
+
+
+def _has_crossed(state: State, unit: Any, step: int) -> bool:
+    assert state.previous_timestamp is not None
+    before, now = state.previous_timestamp.get(unit).value, state.timestamp.get(unit).value
+    return before // step != now // step

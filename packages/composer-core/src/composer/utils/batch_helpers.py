@@ -1,0 +1,174 @@
+"""Read and replace parts of a batch, whatever its type."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+__all__ = ["batch_get", "batch_set"]
+
+_BUILTIN = (dict, list, tuple)  # exactly these have no attributes but their methods
+_MISS = (KeyError, IndexError, TypeError)
+
+
+def batch_get(batch: Any, key: Any) -> Any:
+    """Take one or several parts out of a batch.
+
+    Tried in this order: a `(getter, setter)` pair calls `getter(batch)`; a callable is called with the batch; then
+    `batch[key]`; then, if `key` is a sequence, the tuple of `batch[k]` for each k; then the attribute (or attributes)
+    of that name.
+
+    Args:
+        batch: A tensor, sequence, mapping, namedtuple or any object with attributes.
+        key: An index, slice, mapping key, attribute name, callable, `(getter, setter)` pair, or a sequence of keys.
+
+    Returns:
+        The part, or a tuple with one part per key.
+
+    Raises:
+        ValueError: `key` is a sequence of callables, but not a pair.
+        KeyError: A mapping has no such key.
+        IndexError: A sequence is too short.
+        TypeError: The batch cannot be indexed that way and has no such attribute.
+        AttributeError: An object that cannot be indexed has no such attribute.
+
+    Example:
+        >>> batch_get(("x", "y"), 1), batch_get({"a": 1, "b": 2, "c": 3}, ("a", "c"))
+        ('y', (1, 3))
+    """
+    if type(key) in (int, str):
+        if type(batch) in _BUILTIN:
+            return batch[key]
+    elif callable(key):
+        return key(batch)
+    elif _is_pair(key):
+        return key[0](batch)
+    try:
+        return batch[key]
+    except _MISS as error:
+        if _is_many(key):
+            return tuple(batch_get(batch, part) for part in key)
+        if _has_attribute(batch, key):
+            return getattr(batch, key)
+        if isinstance(key, str) and isinstance(error, TypeError) and type(batch) not in _BUILTIN:
+            return getattr(batch, key)  # raises the AttributeError that names both
+        raise
+
+
+def batch_set(batch: Any, key: Any, value: Any) -> Any:
+    """Replace one or several existing parts of a batch.
+
+    Tried in this order: a `(getter, setter)` pair calls `setter(batch, value)`; a callable is called with batch and
+    value; a sequence of keys that `batch[keys]` understands (tensors, arrays) is assigned at once, any other sequence
+    of keys takes one element of `value` each; then the item, which must exist; then the attribute, which must exist.
+
+    Args:
+        batch: A tensor, sequence, mapping, namedtuple or any object with attributes. Changed in place if it can be.
+        key: An index, slice, mapping key, attribute name, callable, `(getter, setter)` pair, or a sequence of keys.
+        value: The new part; with a sequence of keys, as many parts.
+
+    Returns:
+        The batch: the same object where it is mutable, a new one for tuples and namedtuples, what the setter returned
+        for a callable.
+
+    Raises:
+        ValueError: `key` is a sequence of callables, but not a pair; or `value` does not have one element per key.
+        KeyError: A mapping has no such key.
+        IndexError: A sequence is too short.
+        RuntimeError: The batch has neither such an item nor such an attribute.
+
+    Example:
+        >>> batch_set(("x", "y"), 1, "z")
+        ('x', 'z')
+        >>> batch_set({"a": 1, "b": 2}, ("a", "b"), (3, 4))
+        {'a': 3, 'b': 4}
+    """
+    if type(key) in (int, str):
+        kind = type(batch)
+        if kind is tuple and type(key) is int:
+            return _replace_in_tuple(batch, key, value)
+        if kind is dict or (kind is list and type(key) is int):
+            batch[key]  # must exist
+            batch[key] = value
+            return batch
+    elif callable(key):
+        return key(batch, value)
+    elif _is_pair(key):
+        return key[1](batch, value)
+    elif _is_many(key) and not _has_item(batch, key):
+        return _set_each(batch, key, value)
+    return _set_one(batch, key, value)
+
+
+def _is_many(key: Any) -> bool:
+    return isinstance(key, Sequence) and not isinstance(key, (str, bytes))
+
+
+def _is_pair(key: Any) -> bool:
+    """Whether `key` is a `(getter, setter)` pair; a sequence of any other number of callables is an error."""
+    if not _is_many(key) or not key or not all(map(callable, key)):
+        return False
+    if len(key) != 2:
+        raise ValueError(f"`key` must hold two functions, a getter and a setter, got {len(key)}: {key!r}.")
+    return True
+
+
+def _has_attribute(batch: Any, key: Any) -> bool:
+    return type(batch) not in _BUILTIN and isinstance(key, str) and hasattr(batch, key)
+
+
+def _has_item(batch: Any, key: Any) -> bool:
+    try:
+        batch[key]
+    except _MISS:
+        return False
+    return True
+
+
+def _set_one(batch: Any, key: Any, value: Any) -> Any:
+    is_attribute = _check_settable(batch, key)
+    if is_attribute and isinstance(batch, tuple):
+        return batch._replace(**{key: value})  # type: ignore[attr-defined]  # a field of a namedtuple
+    if is_attribute:
+        setattr(batch, key, value)
+    elif isinstance(batch, tuple):
+        return _replace_in_tuple(batch, key, value)
+    else:
+        batch[key] = value
+    return batch
+
+
+def _check_settable(batch: Any, key: Any) -> bool:
+    """Raise unless `batch` has the item or the attribute `key`; returns whether it is an attribute."""
+    try:
+        batch[key]
+    except _MISS as error:
+        settable = getattr(batch, "_fields", ()) if isinstance(batch, tuple) else (key,)
+        if key in settable and _has_attribute(batch, key):
+            return True
+        if isinstance(error, TypeError):
+            raise RuntimeError(
+                f"`key` must name an item or an attribute of the batch, got {key!r} for a {type(batch).__name__}. "
+                f"Pass a (getter, setter) pair for batches of your own type."
+            ) from error
+        raise
+    return False
+
+
+def _replace_in_tuple(batch: Any, key: Any, value: Any) -> Any:
+    parts = list(batch)
+    parts[key] = value
+    make = getattr(type(batch), "_make", type(batch))  # a namedtuple takes its fields one by one
+    return make(parts)
+
+
+def _set_each(batch: Any, keys: Sequence[Any], values: Any) -> Any:
+    if not isinstance(values, Collection) or isinstance(values, (str, bytes)):
+        raise ValueError(f"`value` must hold one element for each of the {len(keys)} keys, got {values!r}.")
+    if len(keys) != len(values):
+        raise ValueError(f"`value` must hold one element for each of the {len(keys)} keys, got {len(values)}.")
+    for key in keys:  # all or nothing: a missing last key must not leave the first ones replaced
+        _check_settable(batch, key)
+    for key, value in zip(keys, values, strict=True):
+        batch = _set_one(batch, key, value)
+    return batch

@@ -1,0 +1,160 @@
+"""Compress and decompress through command-line programs such as gzip and zstd."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO
+
+__all__ = ["KNOWN_COMPRESSORS", "CliCompressor", "CompressorNotFound", "get_compressor", "is_compressed_pt"]
+
+
+class CompressorNotFound(FileNotFoundError):  # the established name
+    """No compressor is known for a file name, or its program is not installed."""
+
+
+class CliCompressor:
+    """A compression program that reads standard input and writes standard output.
+
+    Args:
+        extension: The file extension that stands for it, without a dot.
+        cmd: The program; None if it is called like the extension.
+    """
+
+    def __init__(self, extension: str, cmd: str | None = None) -> None:
+        self.extension = extension
+        self.cmd = extension if cmd is None else cmd
+
+    def __repr__(self) -> str:
+        return f"CliCompressor({self.extension!r}, {self.cmd!r})"
+
+    @property
+    def exists(self) -> bool:
+        """Whether the program is installed."""
+        return shutil.which(self.cmd) is not None
+
+    def check_exists(self) -> None:
+        """Raise if the program is not installed.
+
+        Raises:
+            CompressorNotFound: It is not.
+        """
+        if not self.exists:
+            raise CompressorNotFound(
+                f'Could not find command "{self.cmd}" in the PATH. Install it to read and write '
+                f"'.{self.extension}' files."
+            )
+
+    @contextmanager
+    def compress(self, out_filename: str) -> Iterator[IO[bytes]]:
+        """Write a compressed file.
+
+        Args:
+            out_filename: The file to write.
+
+        Yields:
+            A stream; what is written to it is compressed into the file.
+
+        Raises:
+            CompressorNotFound: The program is not installed.
+            IOError: The program failed.
+        """
+        self.check_exists()
+        with open(out_filename, "wb") as target, tempfile.TemporaryFile() as errors:
+            program = subprocess.Popen([self.cmd], stdin=subprocess.PIPE, stdout=target, stderr=errors)
+            assert program.stdin is not None
+            with _ended(program):
+                try:
+                    yield program.stdin
+                    program.stdin.close()
+                except BrokenPipeError:  # the program ended early; its exit code and message say why
+                    program.wait()
+            _check(program, errors, f"write {out_filename!r}")
+
+    @contextmanager
+    def decompress(self, in_filename: str) -> Iterator[IO[bytes]]:
+        """Read a compressed file.
+
+        Args:
+            in_filename: The file to read.
+
+        Yields:
+            A stream of the decompressed bytes, without seeking. It need not be read to the end.
+
+        Raises:
+            CompressorNotFound: The program is not installed.
+            IOError: The program failed, for example because the file is damaged.
+        """
+        self.check_exists()
+        with open(in_filename, "rb") as source, tempfile.TemporaryFile() as errors:
+            program = subprocess.Popen([self.cmd, "-dc"], stdin=source, stdout=subprocess.PIPE, stderr=errors)
+            assert program.stdout is not None
+            with _ended(program):
+                yield program.stdout
+                at_end = not program.stdout.read(1)
+                program.stdout.close()
+                program.wait()
+            _check(program, errors, f"read {in_filename!r}", may_be_cut_short=not at_end)
+
+
+@contextmanager
+def _ended(program: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Kill the program if the body fails; wait for it in any case."""
+    try:
+        yield
+    except BaseException:
+        program.kill()
+        raise
+    finally:
+        for stream in (program.stdin, program.stdout):
+            if stream is not None and not stream.closed:
+                stream.close()
+        program.wait()
+
+
+def _check(program: subprocess.Popen[bytes], errors: IO[bytes], task: str, may_be_cut_short: bool = False) -> None:
+    if program.returncode == 0 or (may_be_cut_short and program.returncode == -signal.SIGPIPE):
+        return
+    errors.seek(0)
+    message = errors.read().decode(errors="replace").strip()
+    raise OSError(f"Could not {task}: {program.args!r} ended with exit code {program.returncode}: {message}")
+
+
+KNOWN_COMPRESSORS = [
+    CliCompressor("bz2", "bzip2"),
+    CliCompressor("gz", "gzip"),
+    CliCompressor("lz4"),
+    CliCompressor("lzma"),
+    CliCompressor("lzo", "lzop"),
+    CliCompressor("xz"),
+    CliCompressor("zst", "zstd"),
+]
+
+
+def is_compressed_pt(filename: str) -> bool:
+    """Whether a file name is that of a compressed checkpoint, such as "ep1.pt.gz".
+
+    Example:
+        >>> is_compressed_pt("ep1.pt.gz"), is_compressed_pt("ep1.pt"), is_compressed_pt("ep1.pt.symlink")
+        (True, False, False)
+    """
+    parts = filename.split(".")
+    return len(parts) >= 2 and parts[-2] == "pt" and parts[-1] != "symlink"
+
+
+def get_compressor(filename: str) -> CliCompressor:
+    """The compressor that the extension of a file name stands for.
+
+    Raises:
+        CompressorNotFound: There is none for this extension.
+    """
+    extension = filename.rpartition(".")[2]
+    for compressor in KNOWN_COMPRESSORS:
+        if compressor.extension == extension:
+            return compressor
+    known = ", ".join(f"'.{compressor.extension}'" for compressor in KNOWN_COMPRESSORS)
+    raise CompressorNotFound(f'Could not find compressor for "{filename}". Use one of the extensions {known}.')

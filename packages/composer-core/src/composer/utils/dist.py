@@ -1,0 +1,381 @@
+"""Processes of a distributed run: who this process is, and the collectives, which also work in a single process.
+
+Importing this module initialises nothing; `composer.utils._environment` says which variables describe a process.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import string
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+import torch.distributed
+from torch.utils.data import DistributedSampler
+
+from composer.utils._environment import DEFAULTS, MissingEnvironmentError, from_environment, lookup
+from composer.utils._environment import is_available as is_available
+from composer.utils._environment import is_initialized as is_initialized
+
+if TYPE_CHECKING:
+    from collections.abc import Sized
+
+    from torch.distributed import ProcessGroup
+
+    from composer.devices import Device
+
+__all__ = [
+    "MissingEnvironmentError",
+    "all_gather",
+    "all_gather_object",
+    "all_reduce",
+    "barrier",
+    "broadcast",
+    "broadcast_object_list",
+    "busy_wait_for_local_rank_zero",
+    "get_global_rank",
+    "get_local_rank",
+    "get_local_world_size",
+    "get_node_rank",
+    "get_node_signal_file_name",
+    "get_sampler",
+    "get_world_size",
+    "initialize_dist",
+    "is_available",
+    "is_initialized",
+    "local_rank_zero_download_and_wait",
+    "run_local_rank_zero_first",
+    "write_signal_file",
+]
+
+T = TypeVar("T")
+
+_REDUCE_OPERATIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
+_REGISTERS_BACKEND = {"xla": "torch_xla.distributed.xla_backend", "hccl": "habana_frameworks.torch.distributed.hccl"}
+_POLL_SECONDS = 0.1
+
+
+# ---- who this process is
+
+
+def get_world_size() -> int:
+    """The number of processes.
+
+    Raises:
+        RuntimeError: The environment contradicts the process group.
+    """
+    return lookup("WORLD_SIZE", torch.distributed.get_world_size if is_initialized() else None)
+
+
+def get_global_rank(group: ProcessGroup | None = None) -> int:
+    """The index of this process among all, or within `group`.
+
+    Raises:
+        RuntimeError: The environment contradicts the process group.
+    """
+    if group is not None and is_initialized():
+        return torch.distributed.get_rank(group)
+    return lookup("RANK", torch.distributed.get_rank if is_initialized() else None)
+
+
+def get_local_world_size() -> int:
+    """The number of processes on this node.
+
+    Raises:
+        MissingEnvironmentError: The process group is initialised, but `LOCAL_WORLD_SIZE` is not set.
+    """
+    return lookup("LOCAL_WORLD_SIZE")
+
+
+def get_local_rank() -> int:
+    """The index of this process on its node.
+
+    Raises:
+        MissingEnvironmentError: The process group is initialised, but `LOCAL_RANK` is not set.
+    """
+    return lookup("LOCAL_RANK")
+
+
+def get_node_rank() -> int:
+    """The index of this node.
+
+    Raises:
+        MissingEnvironmentError: The process group is initialised, but `NODE_RANK` is not set.
+    """
+    return lookup("NODE_RANK")
+
+
+# ---- collectives
+
+
+def barrier(group: ProcessGroup | None = None) -> None:
+    """Wait until every process of the group has arrived."""
+    if not _is_alone("barrier"):
+        # NCCL has to be told the device, or it guesses and warns.
+        on_gpu = torch.distributed.get_backend(group) == "nccl"
+        torch.distributed.barrier(group=group, device_ids=[torch.cuda.current_device()] if on_gpu else None)
+
+
+def all_reduce(tensor: torch.Tensor, reduce_operation: str = "SUM", group: ProcessGroup | None = None) -> None:
+    """Combine a tensor over all processes, in place.
+
+    Args:
+        tensor: Of the same shape and dtype everywhere, on a device that the backend supports.
+        reduce_operation: "SUM", "AVG" (not with gloo), "PRODUCT", "MIN", "MAX", "BAND", "BOR" or "BXOR".
+        group: The processes; None is all of them.
+
+    Raises:
+        ValueError: `reduce_operation` is unknown.
+    """
+    if reduce_operation.upper() not in _REDUCE_OPERATIONS:
+        known = ", ".join(_REDUCE_OPERATIONS)
+        raise ValueError(f"`reduce_operation` must be one of {known}, got {reduce_operation!r}.")
+    if not _is_alone("all_reduce"):
+        operation = getattr(torch.distributed.ReduceOp, reduce_operation.upper())
+        torch.distributed.all_reduce(tensor, op=operation, group=group)
+
+
+def broadcast(tensor: torch.Tensor, src: int, group: ProcessGroup | None = None) -> None:
+    """Overwrite `tensor` everywhere with that of global rank `src`."""
+    if not _is_alone("broadcast"):
+        torch.distributed.broadcast(tensor, src, group)
+
+
+def broadcast_object_list(object_list: list[Any], src: int = 0, group: ProcessGroup | None = None) -> None:
+    """Overwrite the elements of `object_list` everywhere with those of global rank `src`; they are pickled."""
+    if not _is_alone("broadcast_object_list"):
+        torch.distributed.broadcast_object_list(object_list, src, group)
+
+
+def all_gather(tensor: torch.Tensor, group: ProcessGroup | None = None) -> list[torch.Tensor]:
+    """The tensors of all processes, by rank. Gradients do not flow through it.
+
+    Args:
+        tensor: Of the same shape and dtype everywhere.
+        group: The processes; None is all of them.
+    """
+    if _is_alone("all_gather"):
+        return [tensor]
+    tensor = tensor.contiguous()
+    gathered = [torch.empty_like(tensor) for _ in range(torch.distributed.get_world_size(group))]
+    torch.distributed.all_gather(gathered, tensor, group=group)
+    return gathered
+
+
+def all_gather_object(obj: T, group: ProcessGroup | None = None) -> list[T]:
+    """The objects of all processes, by rank; they are pickled."""
+    if _is_alone("all_gather_object"):
+        return [obj]
+    gathered: list[Any] = [None] * torch.distributed.get_world_size(group)
+    torch.distributed.all_gather_object(gathered, obj, group=group)
+    return gathered
+
+
+def _is_alone(operation: str) -> bool:
+    """Whether this is the only process and there is no process group to ask."""
+    if is_initialized():
+        return False
+    world_size = get_world_size()
+    if world_size == 1:
+        return True
+    raise RuntimeError(
+        f"`{operation}` needs all {world_size} processes, but the distributed package is not available or has not been "
+        f"initialized. Call `composer.utils.dist.initialize_dist(device)` first."
+    )
+
+
+# ---- start
+
+
+def initialize_dist(device: Device | str | None = None, timeout: float = 300.0) -> None:
+    """Initialise the default process group from the environment; nothing to do if it exists already.
+
+    A single process gets a group of its own, without network, and the environment variables it would have had.
+
+    Args:
+        device: Names the backend: gloo for the CPU, NCCL for GPUs. None is the GPU if there is one.
+        timeout: Seconds until a collective operation whose partners do not arrive fails.
+
+    Raises:
+        RuntimeError: The group exists with another backend; or there are several processes and the device has no
+            backend, or torch was built without `torch.distributed`.
+    """
+    from composer.utils.device import get_device
+
+    device = get_device(device)
+    backend = device.dist_backend
+    if is_initialized():
+        config = torch.distributed.get_backend_config()  # such as "cpu:gloo,cuda:nccl"
+        if backend and backend not in [part.rpartition(":")[2] for part in config.split(",")]:
+            raise RuntimeError(
+                f"The device {device.name!r} needs the backend {backend!r}, but torch.distributed is already "
+                f"initialised with {config!r}. Initialise it with that backend, or leave it to the Trainer."
+            )
+        return
+    if not (backend and is_available()):
+        if get_world_size() > 1:
+            raise RuntimeError(
+                f"{get_world_size()} processes were started, but the device {device.name!r} has no backend through "
+                f"which they could communicate. Start one process."
+            )
+        return
+    if backend in _REGISTERS_BACKEND:
+        import_module(_REGISTERS_BACKEND[backend])
+    _init_process_group(backend, timedelta(seconds=timeout))
+
+
+def _init_process_group(backend: str, timeout: timedelta) -> None:
+    init = torch.distributed.init_process_group
+    if backend == "xla":
+        init(backend, init_method="xla://", timeout=timeout)
+    elif all(from_environment(name) in (None, default) for name, default in DEFAULTS.items()):
+        from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch does not list it
+
+        for name, default in DEFAULTS.items():
+            os.environ[name] = str(default)
+        init(backend, store=HashStore(), world_size=1, rank=0, timeout=timeout)
+    else:
+        init(backend, timeout=timeout)
+
+
+def get_sampler(
+    dataset: Sized,
+    *,
+    drop_last: bool = False,
+    shuffle: bool = False,
+    num_replicas: int | None = None,
+    rank: int | None = None,
+    seed: int = 0,
+) -> DistributedSampler[Any]:
+    """A sampler that gives each process its share of a data set. Works in a single process as well.
+
+    Args:
+        dataset: The data set; only its length is used.
+        drop_last: Whether to drop the tail instead of repeating samples, so that all processes get equally many.
+        shuffle: Whether to shuffle, in another order every epoch.
+        num_replicas: The number of shares; None is the world size.
+        rank: The share wanted; None is this process's rank.
+        seed: Of the shuffling; the same in all processes.
+    """
+    return DistributedSampler(
+        dataset,  # type: ignore[arg-type]  # it only ever takes its length
+        drop_last=drop_last,
+        shuffle=shuffle,
+        num_replicas=get_world_size() if num_replicas is None else num_replicas,
+        rank=get_global_rank() if rank is None else rank,
+        seed=seed,
+    )
+
+
+# ---- one process of a node first
+
+
+@contextmanager
+def run_local_rank_zero_first() -> Iterator[None]:
+    """Run the body on local rank 0, then on the other processes of the node.
+
+    For short work, such as building a data set from a download: the others wait in a barrier, which can time out.
+    """
+    if get_local_rank() == 0:
+        try:
+            yield
+        finally:
+            barrier()  # also when the body failed: the others must not wait for ever
+    else:
+        barrier()
+        yield
+
+
+@contextmanager
+def local_rank_zero_download_and_wait(expected_file_path: str) -> Iterator[None]:
+    """Run the body on local rank 0, which creates a file there; the others enter once that file exists.
+
+    For long work: nobody waits in a collective operation.
+
+    Args:
+        expected_file_path: The file whose appearance says that local rank 0 is done.
+    """
+    if get_local_rank() != 0:
+        _wait_for(expected_file_path)
+    yield
+
+
+@contextmanager
+def busy_wait_for_local_rank_zero(dir_path: str | None = None) -> Iterator[None]:
+    """Let the processes of a node leave the body only after local rank 0 has left it.
+
+    They wait for a hidden file, not in a collective operation, so the body may take longer than any timeout.
+
+    Args:
+        dir_path: A directory that all processes of the node see; None is the working directory.
+
+    Raises:
+        RuntimeError: On the others, if the body failed on local rank 0.
+    """
+    name = get_node_signal_file_name()
+    path = os.path.join(dir_path or os.getcwd(), name)
+    if get_local_rank() == 0:
+        try:
+            yield
+        except BaseException as error:
+            _write(path, f"{type(error).__name__}: {error}")
+            raise
+        _write(path, "")
+    else:
+        yield
+        _wait_for(path)
+        with open(path, encoding="utf-8") as file:
+            failure = file.read()
+        if failure:
+            raise RuntimeError(f"Local rank 0 failed while this process waited for it. {failure}")
+    barrier()  # everyone has seen the file
+    if get_local_rank() == 0:
+        os.remove(path)
+
+
+def get_node_signal_file_name(rng: random.Random | None = None) -> str:
+    """A name for a hidden file through which the processes of this node signal each other; the same on all of them.
+
+    Args:
+        rng: Draws the random part, on rank 0; None takes the operating system's source, so that neither a seeded run
+            repeats a name nor a global generator is advanced.
+    """
+    draw = rng or random.SystemRandom()
+    suffix = ["".join(draw.choices(string.ascii_letters + string.digits, k=6))]
+    broadcast_object_list(suffix)
+    return f"._signal_file_node{get_node_rank()}_{suffix[0]}"
+
+
+def write_signal_file(signal_file_name: str, dir_path: str | None = None) -> str:
+    """Create a signal file from local rank 0.
+
+    Args:
+        signal_file_name: Its name, from `get_node_signal_file_name`.
+        dir_path: Its directory, made if it is missing; None is the working directory.
+
+    Returns:
+        Its path, on every process.
+    """
+    path = os.path.join(dir_path or os.getcwd(), signal_file_name)
+    if get_local_rank() == 0:
+        _write(path, "")
+    return path
+
+
+def _write(path: str, text: str) -> None:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    partial = f"{path}.partial"
+    with open(partial, "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(partial, path)  # whoever polls never sees half a file
+
+
+def _wait_for(path: str) -> None:
+    while not os.path.exists(path):
+        time.sleep(_POLL_SECONDS)

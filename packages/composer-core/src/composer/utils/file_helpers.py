@@ -1,0 +1,262 @@
+"""Names of the files a run writes, and checks of the folders they go to."""
+
+from __future__ import annotations
+
+import os
+import re
+import string
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from composer.utils import dist
+from composer.utils._elsewhere import find_elsewhere
+from composer.utils.misc import partial_format
+
+if TYPE_CHECKING:
+    from composer.core import Timestamp
+
+__all__ = [
+    "FORMAT_NAME_WITH_DIST_AND_TIME_TABLE",
+    "FORMAT_NAME_WITH_DIST_TABLE",
+    "create_symlink_file",
+    "ensure_folder_has_no_conflicting_files",
+    "ensure_folder_is_empty",
+    "format_name_with_dist",
+    "format_name_with_dist_and_time",
+    "is_tar",
+    "is_uri",
+    "parse_uri",
+]
+
+_URI = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+._-]+):(?://(?P<authority>[^/]*))?(?:/+(?P<path>.*))?", re.DOTALL)
+_TOTALS = ("epoch", "batch", "sample", "token")
+_IN_EPOCH = ("batch_in_epoch", "sample_in_epoch", "token_in_epoch")
+_CLOCKS = ("total_wct", "epoch_wct", "batch_wct")
+_DIST = {
+    "rank": dist.get_global_rank,
+    "local_rank": dist.get_local_rank,
+    "world_size": dist.get_world_size,
+    "local_world_size": dist.get_local_world_size,
+    "node_rank": dist.get_node_rank,
+}
+
+
+def _table(rows: list[tuple[str, str]]) -> str:
+    """A reStructuredText table of format variables."""
+    rows = [("Variable", "Description"), *((f"``{{{name}}}``", meaning) for name, meaning in rows)]
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    rule = "+".join(["", *("-" * (width + 2) for width in widths), ""])
+    lines = [rule]
+    for index, row in enumerate(rows):
+        cells = [f" {cell.ljust(width)} " for cell, width in zip(row, widths, strict=True)]
+        lines += ["|".join(["", *cells, ""]), rule.replace("-", "=") if index == 0 else rule]
+    return "\n".join(lines)
+
+
+_DIST_ROWS = [
+    ("run_name", "The name of the training run."),
+    ("rank", "The global rank: the index of this process among all."),
+    ("local_rank", "The local rank: the index of this process on its node."),
+    ("world_size", "The number of processes."),
+    ("local_world_size", "The number of processes on this node."),
+    ("node_rank", "The node rank: the index of this node."),
+]
+_TIME_ROWS = [
+    ("epoch", "The number of epochs trained."),
+    ("batch", "The number of batches trained."),
+    ("batch_in_epoch", "The number of batches trained in this epoch."),
+    ("sample", "The number of samples trained."),
+    ("sample_in_epoch", "The number of samples trained in this epoch."),
+    ("token", "The number of tokens trained."),
+    ("token_in_epoch", "The number of tokens trained in this epoch."),
+    ("total_wct", "The seconds of training."),
+    ("epoch_wct", "The seconds of training in this epoch."),
+    ("batch_wct", "The seconds the last batch took."),
+]
+
+FORMAT_NAME_WITH_DIST_TABLE = _table(_DIST_ROWS)
+"""The variables of `format_name_with_dist`, as a reStructuredText table for documentation."""
+
+FORMAT_NAME_WITH_DIST_AND_TIME_TABLE = _table(_DIST_ROWS + _TIME_ROWS)
+"""The variables of `format_name_with_dist_and_time`, as a reStructuredText table for documentation."""
+
+
+def format_name_with_dist(format_str: str, run_name: str, **extra_format_kwargs: object) -> str:
+    """Fill the name of the run and the variables of the process into a format string.
+
+    Args:
+        format_str: A format string; `FORMAT_NAME_WITH_DIST_TABLE` lists its variables. Others stay as they are, and so
+            do those that are not known here.
+        run_name: The name of the run.
+        **extra_format_kwargs: More variables.
+
+    Example:
+        >>> format_name_with_dist("{run_name}/ep{epoch}-rank{rank}.pt", "mnist", rank=3)
+        'mnist/ep{epoch}-rank3.pt'
+    """
+    variables: dict[str, Any] = {"run_name": run_name, **_dist_variables(), **extra_format_kwargs}
+    return partial_format(format_str, **variables)
+
+
+def format_name_with_dist_and_time(
+    format_str: str, run_name: str, timestamp: Timestamp, **extra_format_kwargs: object
+) -> str:
+    """Fill the name of the run, the variables of the process and the training time into a format string.
+
+    Args:
+        format_str: A format string; `FORMAT_NAME_WITH_DIST_AND_TIME_TABLE` lists its variables. Others stay as they
+            are. Counts are ints, times are float seconds.
+        run_name: The name of the run.
+        timestamp: The training time.
+        **extra_format_kwargs: More variables.
+    """
+    counts = {name: getattr(timestamp, name).value for name in (*_TOTALS, *_IN_EPOCH)}
+    clocks = {name: getattr(timestamp, name).total_seconds() for name in _CLOCKS}
+    return format_name_with_dist(format_str, run_name, **{**counts, **clocks, **extra_format_kwargs})
+
+
+def _dist_variables() -> dict[str, int]:
+    known: dict[str, int] = {}
+    for name, read in _DIST.items():
+        try:
+            known[name] = read()
+        except dist.MissingEnvironmentError:
+            continue  # left for whoever knows it
+    return known
+
+
+def parse_uri(uri: str) -> tuple[str, str, str]:
+    """Split a URI into backend, bucket and path.
+
+    Args:
+        uri: Such as "s3://bucket/folder/file" or "oci://bucket@namespace/file"; anything without a scheme, and a
+            Windows drive, is a local path.
+
+    Returns:
+        The scheme in lower case ("" for a local path; "azure" for AZURE_BLOBS), the bucket without its namespace, and
+        the path without leading slashes (a local path as it is).
+
+    Example:
+        >>> parse_uri("S3://bucket/a/b"), parse_uri("/data/a")
+        (('s3', 'bucket', 'a/b'), ('', '', '/data/a'))
+    """
+    match = _URI.fullmatch(uri)
+    if match is None or (match["authority"] is None and match["path"] is None):
+        return "", "", uri
+    scheme = match["scheme"].lower()
+    bucket = (match["authority"] or "").partition("@")[0]
+    return "azure" if scheme == "azure_blobs" else scheme, bucket, match["path"] or ""
+
+
+def is_uri(path: str) -> bool:
+    """Whether a path is a URI, not a local path."""
+    return parse_uri(path)[0] != ""
+
+
+def is_tar(name: str | Path) -> bool:
+    """Whether a file name is that of a tar archive, compressed or not.
+
+    Example:
+        >>> is_tar("a.tar"), is_tar("a.tar.gz"), is_tar("a.tgz"), is_tar("tar")
+        (True, True, True, False)
+    """
+    parts = str(name).split(".")
+    return len(parts) > 1 and ("tar" in parts[-2:] or parts[-1] == "tgz")
+
+
+def ensure_folder_is_empty(folder_name: str | Path) -> None:
+    """Check that there is no file under a folder, except hidden ones. The folder need not exist.
+
+    Raises:
+        FileExistsError: There is one.
+    """
+    for folder, _, files in os.walk(folder_name):
+        visible = sorted(name for name in files if not name.startswith("."))
+        if visible:
+            raise FileExistsError(
+                f"`{folder_name}` must be empty, but it contains {os.path.join(folder, visible[0])!r}. Use another "
+                f"folder, or allow overwriting."
+            )
+
+
+def ensure_folder_has_no_conflicting_files(folder_name: str | Path, filename: str, timestamp: Timestamp) -> None:
+    """Check that no file under a folder was written at a later training time than the given one.
+
+    Args:
+        folder_name: The folder; it need not exist.
+        filename: The format string of the file names, such as "ep{epoch}-ba{batch}.pt". Files of other names are
+            ignored.
+        timestamp: The training time from which the run will write.
+
+    Raises:
+        FileExistsError: A file's epoch, batch, sample or token is greater than that of `timestamp`; or its batch,
+            sample or token in the epoch is greater and the epoch is the same.
+        ValueError: A file matches, but `filename` has a count in the epoch without the epoch.
+    """
+    pattern = _file_name_pattern(filename)
+    for folder, _, files in os.walk(folder_name):
+        for name in sorted(files):
+            path = os.path.join(folder, name)
+            match = pattern.fullmatch(os.path.relpath(path, folder_name).replace(os.sep, "/"))
+            if match is None:
+                continue
+            found = {variable: int(count) for variable, count in match.groupdict().items()}
+            later = _later_variable(found, timestamp)
+            if later is not None:
+                raise FileExistsError(
+                    f"`{path}` must not be newer than the run, but its {later}, {found[later]}, is greater than the "
+                    f"current one, {getattr(timestamp, later).value}. Use another folder, or allow overwriting."
+                )
+
+
+def _file_name_pattern(filename: str) -> re.Pattern[str]:
+    """Matches the names that a format string makes; its groups are the counts."""
+    pattern, seen = "", set[str]()
+    for literal, field, _, _ in string.Formatter().parse(filename):
+        pattern += re.escape(literal)
+        if field in seen:
+            pattern += rf"(?P={field})"
+        elif field in _TOTALS or field in _IN_EPOCH:
+            pattern += rf"(?P<{field}>\d+)"
+            seen.add(field)
+        elif field is not None:
+            pattern += ".+"
+    return re.compile(pattern, re.DOTALL)
+
+
+def _later_variable(found: dict[str, int], timestamp: Timestamp) -> str | None:
+    """The first count of a file that lies ahead of a training time, or None."""
+    for name in _TOTALS:
+        if name in found and found[name] > getattr(timestamp, name).value:
+            return name
+    for name in _IN_EPOCH:
+        if name not in found:
+            continue
+        if "epoch" not in found:
+            raise ValueError(
+                f"`filename` must also contain '{{epoch}}', because '{{{name}}}' alone does not tell whether a file is "
+                f"older than the run."
+            )
+        if found["epoch"] == timestamp.epoch.value and found[name] > getattr(timestamp, name).value:
+            return name
+    return None
+
+
+def create_symlink_file(existing_path: str, destination_filename: str | Path) -> None:
+    """Write a text file that stands for another one, for stores that have no symbolic links.
+
+    Args:
+        existing_path: What the link points to; it becomes the content of the file.
+        destination_filename: The file to write.
+
+    Raises:
+        ValueError: `destination_filename` does not end in ".symlink".
+    """
+    destination = Path(destination_filename)
+    if destination.suffix != ".symlink":
+        raise ValueError(f"`destination_filename` must end in '.symlink', got {str(destination_filename)!r}.")
+    destination.write_text(existing_path, encoding="utf-8")
+
+
+def __getattr__(name: str) -> Any:
+    return find_elsewhere(__name__, name)

@@ -1,0 +1,50 @@
+"""Import by name, and report what is not installed."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__all__ = ["MissingConditionalImportError", "import_object"]
+
+
+class MissingConditionalImportError(ImportError):
+    """An optional dependency is not installed.
+
+    Args:
+        extra_deps_group: The pip extra that brings it.
+        conda_package: Its conda package, or None if there is none.
+        conda_channel: The channel of that package.
+    """
+
+    def __init__(
+        self, extra_deps_group: str, conda_package: str | None, conda_channel: str | None = "conda-forge"
+    ) -> None:
+        if conda_package is None:
+            way_out = f"Install the pip extra {extra_deps_group!r}."
+        else:
+            channel = "" if conda_channel is None else f"-c {conda_channel} "
+            way_out = f"Run `pip install {conda_package}` or `conda install {channel}{conda_package}`."
+        super().__init__(f"The optional dependencies {extra_deps_group!r} are not installed. {way_out}")
+
+
+def import_object(name: str) -> Any:
+    """Import an object by its path.
+
+    Args:
+        name: `"module:object"`, where both may be dotted.
+
+    Raises:
+        ValueError: `name` has another form.
+
+    Example:
+        >>> import_object("collections:OrderedDict.fromkeys")("ab")
+        OrderedDict([('a', None), ('b', None)])
+    """
+    module, colon, path = name.partition(":")
+    if not (module and colon and path):
+        raise ValueError(f"`name` must have the form 'module:object', got {name!r}.")
+    found: Any = import_module(module)
+    for attribute in path.split("."):
+        found = getattr(found, attribute)
+    return found

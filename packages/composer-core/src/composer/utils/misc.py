@@ -1,0 +1,144 @@
+"""Helpers that fit nowhere else."""
+
+from __future__ import annotations
+
+import builtins
+import re
+import socket
+import string
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from composer.utils._interval_scheduler import create_interval_scheduler as create_interval_scheduler
+from composer.utils._vision_transforms import add_vision_dataset_transform as add_vision_dataset_transform
+from composer.utils.string_enum import StringEnum
+
+__all__ = [
+    "STR_TO_DTYPE",
+    "ParallelismType",
+    "add_vision_dataset_transform",
+    "create_interval_scheduler",
+    "get_free_tcp_port",
+    "is_model_ddp",
+    "is_model_fsdp",
+    "is_model_fsdp2",
+    "is_notebook",
+    "model_eval_mode",
+    "partial_format",
+    "warning_on_one_line",
+]
+
+STR_TO_DTYPE = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+_FIRST_NAME = re.compile(r"[^.\[]*")  # of a replacement field such as `run.name[0]`
+
+
+class ParallelismType(StringEnum):
+    """The names of the dimensions of a device mesh."""
+
+    DATA_PARALLEL_SHARD = "data_parallel_shard"
+    DATA_PARALLEL_REPLICATE = "data_parallel_replicate"
+    TENSOR_PARALLEL = "tensor_parallel"
+
+
+def is_model_ddp(model: torch.nn.Module) -> bool:
+    """Whether the model is wrapped in `DistributedDataParallel`."""
+    return isinstance(model, DistributedDataParallel)
+
+
+def is_model_fsdp(model: torch.nn.Module) -> bool:
+    """Whether the model or one of its direct children is sharded, by either version of FSDP."""
+    return _is_sharded(model, "FullyShardedDataParallel", "FSDPModule")
+
+
+def is_model_fsdp2(model: torch.nn.Module) -> bool:
+    """Whether the model or one of its direct children is sharded by `fully_shard`."""
+    return _is_sharded(model, "FSDPModule")
+
+
+def _is_sharded(model: torch.nn.Module, *names: str) -> bool:
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None:  # what was never imported has sharded nothing; importing it takes a while
+        return False
+    kinds = tuple(kind for name in names if (kind := getattr(fsdp, name, None)) is not None)
+    return isinstance(model, kinds) or any(isinstance(child, kinds) for child in model.children())
+
+
+def is_notebook() -> bool:
+    """Whether this code runs in a Jupyter or Colab notebook."""
+    get_ipython = getattr(builtins, "get_ipython", None)
+    return get_ipython is not None and "IPKernelApp" in get_ipython().config
+
+
+def warning_on_one_line(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: Any = None,
+    line: str | None = None,
+) -> str:
+    """A replacement for `warnings.formatwarning` that leaves out the source line.
+
+    Example:
+        >>> warning_on_one_line("Slow.", UserWarning, "train.py", 3)
+        'UserWarning: Slow. (source: train.py:3)\\n'
+    """
+    return f"{category.__name__}: {message} (source: {filename}:{lineno})\n"
+
+
+def get_free_tcp_port() -> int:
+    """A TCP port of this machine that nobody is using right now; somebody else may still take it first."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+@contextmanager
+def model_eval_mode(model: torch.nn.Module) -> Iterator[None]:
+    """Put a model in evaluation mode for the body; afterwards every submodule is in the mode it was in before."""
+    was_training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in was_training:
+            module.training = True
+
+
+def partial_format(s: str, *args: Any, **kwargs: Any) -> str:
+    """Format a string as far as the arguments go; other replacement fields stay as they are.
+
+    Args:
+        s: A format string for `str.format`.
+        *args: Values of numbered fields.
+        **kwargs: Values of named fields.
+
+    Example:
+        >>> partial_format("ep{epoch:03d}-rank{rank}", rank=0)
+        'ep{epoch:03d}-rank0'
+    """
+    formatter = string.Formatter()
+    given = {*map(str, range(len(args))), *kwargs}
+    result: list[str] = []
+    next_index = 0
+    for literal, field, spec, conversion in formatter.parse(s):
+        result.append(literal)
+        if field is None:
+            continue
+        path = field
+        if _FIRST_NAME.match(field)[0] == "":  # type: ignore[index]  # the pattern matches everything
+            path, next_index = f"{next_index}{field}", next_index + 1
+        tail = (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "")
+        needed = [path, *(inner for _, inner, _, _ in formatter.parse(spec or "") if inner is not None)]
+        if all(_FIRST_NAME.match(name)[0] in given for name in needed):  # type: ignore[index]
+            result.append(formatter.vformat("{" + path + tail + "}", args, kwargs))
+        else:
+            result.append("{" + field + tail + "}")
+    return "".join(result)

@@ -1,0 +1,154 @@
+"""Seeds, deterministic mode and the state of the random number generators.
+
+The global generators of Python, NumPy and torch are all handled here, because user code (data sets above all) draws
+from them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import secrets
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from composer.utils import dist
+
+__all__ = [
+    "MAX_SEED",
+    "configure_deterministic_mode",
+    "get_random_seed",
+    "get_rng_state",
+    "load_rng_state",
+    "seed_all",
+    "seed_context",
+]
+
+_log = logging.getLogger(__name__)
+
+MAX_SEED = 2**32 - 1
+"""The largest seed: NumPy takes 32 bits."""
+
+
+def configure_deterministic_mode() -> None:
+    """Make torch use deterministic kernels, and raise where there is none. Costs speed.
+
+    To be called before the first CUDA operation, since cuBLAS reads its setting when it starts.
+    """
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+    # https://docs.nvidia.com/cuda/cublas/index.html#results-reproducibility
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    _log.info("Deterministic mode is on; it costs speed.")
+
+
+def get_random_seed() -> int:
+    """A seed from the operating system, in [0, `MAX_SEED`]; no generator is advanced."""
+    return secrets.randbelow(MAX_SEED + 1)
+
+
+def seed_all(seed: int) -> None:
+    """Seed the global generators of Python, NumPy and torch, on all devices.
+
+    Args:
+        seed: In [0, `MAX_SEED`].
+
+    Raises:
+        ValueError: `seed` is outside.
+    """
+    if not 0 <= seed <= MAX_SEED:
+        raise ValueError(f"`seed` must be from 0 to 2**32 - 1, got {seed!r}.")
+    _log.info("Seeding the random number generators with %d.", seed)
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    torch.manual_seed(seed)  # all devices
+
+
+def get_rng_state() -> list[dict[str, Any]]:
+    """The states of the global generators in every process. A collective operation.
+
+    Returns:
+        One dict per rank, with "python", "numpy", "torch" and, once CUDA is in use, "cuda" (its current device).
+    """
+    state = _host_state()
+    if _uses_cuda():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return dist.all_gather_object(state)
+
+
+def load_rng_state(rng_state_dicts: list[dict[str, Any]]) -> None:
+    """Restore the global generators of this process from what `get_rng_state` returned.
+
+    What cannot be restored (another number of processes, or CUDA on one side only) is left as it is, with a warning.
+
+    Args:
+        rng_state_dicts: One dict per rank.
+    """
+    rank, world_size = dist.get_global_rank(), dist.get_world_size()
+    if world_size != len(rng_state_dicts):
+        warnings.warn(
+            f"The random state was saved by {len(rng_state_dicts)} processes, but {world_size} are running. Each rank "
+            f"gets the state of its own number if there is one; what is drawn will differ from an uninterrupted run.",
+            stacklevel=2,
+        )
+    if rank >= len(rng_state_dicts):
+        return
+    state = rng_state_dicts[rank]
+    _load_host_state(state)
+    if "cuda" in state:
+        _load_cuda_state(state["cuda"])
+    elif _uses_cuda():
+        warnings.warn("The random state of CUDA was not saved, so it is not restored.", stacklevel=2)
+
+
+@contextmanager
+def seed_context(seed: int) -> Iterator[None]:
+    """Seed the global generators for the body; afterwards they continue as if it had not run.
+
+    Args:
+        seed: In [0, `MAX_SEED`].
+    """
+    host = _host_state()
+    cuda = torch.cuda.get_rng_state_all() if _uses_cuda() else []
+    try:
+        seed_all(seed)
+        yield
+    finally:
+        _load_host_state(host)
+        for device, state in enumerate(cuda):
+            torch.cuda.set_rng_state(state, device)
+
+
+def _uses_cuda() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+
+
+def _host_state() -> dict[str, Any]:
+    return {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),  # noqa: NPY002
+        "torch": torch.random.get_rng_state(),
+    }
+
+
+def _load_host_state(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])  # noqa: NPY002
+
+
+def _load_cuda_state(state: torch.Tensor) -> None:
+    if not torch.cuda.is_available():
+        warnings.warn("A random state of CUDA was saved, but there is no CUDA device to restore it on.", stacklevel=3)
+        return
+    try:
+        torch.cuda.set_rng_state(state)
+    except RuntimeError as error:  # other torch versions have states of another size
+        warnings.warn(f"The random state of CUDA could not be restored: {error}", stacklevel=3)

@@ -1,0 +1,21 @@
+"""Warnings about the library itself."""
+
+from __future__ import annotations
+
+__all__ = ["VersionedDeprecationWarning"]
+
+
+class VersionedDeprecationWarning(UserWarning):
+    """Something will be gone from a certain version on. A UserWarning, so that it is shown by default.
+
+    Args:
+        message: What is deprecated, and what replaces it.
+        remove_version: The first version without it.
+
+    Example:
+        >>> str(VersionedDeprecationWarning("`a` is now called `b`.", "1.0"))
+        '`a` is now called `b`. It will be removed in version 1.0.'
+    """
+
+    def __init__(self, message: str, remove_version: str) -> None:
+        super().__init__(f"{message} It will be removed in version {remove_version}.")

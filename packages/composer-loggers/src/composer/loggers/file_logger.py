@@ -1,0 +1,306 @@
+"""A logger that writes a text file."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TextIO
+
+import torch
+
+from composer.loggers import DeferredValue, LoggerDestination, format_log_data_value
+from composer.loggers._capture import Capture, LineAssembler
+from composer.loggers._text import table_json
+from composer.utils import format_name_with_dist
+
+if TYPE_CHECKING:
+    from composer.core import State
+    from composer.loggers import Logger
+
+__all__ = ["FileLogger"]
+
+_WRITE_SECONDS = 1.0  # how far the file lags behind between flushes, where no value must be waited for
+
+
+class _Unread(NamedTuple):
+    """A line that ends in a value which is still on the device."""
+
+    start: str
+    value: DeferredValue
+
+
+class FileLogger(LoggerDestination):
+    r"""Writes everything that is logged, and what the process prints, to a text file on every rank.
+
+    One line each, in the order of events::
+
+        [hyperparameter]: seed: 3
+        [metric][batch=1]: loss/train/total: 0.6931
+        [trace]: algorithm_traces/MixUp/Event.BATCH_START:1
+        [table]: Table: {"columns":["a"],"data":[[1]]}
+        [stdout]: what the process printed
+        [stderr]: and its warnings and errors
+
+    Standard output and error are captured from construction to `close` and still appear where they did; of a progress
+    bar, only what finally stands there. Lines from before the run has a name are kept until there is a file.
+
+    A training step does not wait for the device. Values are copied in the background and written about a second later.
+    A flush waits for them, writes everything, makes sure it is on the disk, and hands the file to the loggers that
+    store files. It takes place every `flush_interval` batches and epochs, at the start of an epoch or evaluation, at
+    the end of `fit`, and at `close`. An uncaught exception reaches the disk at once.
+
+    Args:
+        filename: Where to write. May contain `{run_name}`, `{rank}`, `{local_rank}`, `{world_size}`,
+            `{local_world_size}` and `{node_rank}`.
+        remote_file_name: The name to store the file under, with the same variables; None is `filename`.
+        capture_stdout: Whether to capture standard output.
+        capture_stderr: Whether to capture standard error.
+        buffer_size: Passed to `open` as `buffering`; 1 writes line by line.
+        log_traces: Whether to write which algorithms ran at which event.
+        flush_interval: Batches, and epochs, between two flushes.
+        overwrite: Whether to replace an existing file.
+
+    Raises:
+        ValueError: `buffer_size` is 0, or `flush_interval` is not positive.
+        FileExistsError: At INIT, the file exists and `overwrite` is False.
+
+    Differs: `overwrite=False` is honoured; the established API replaces the file all the same.
+    """
+
+    accepts_deferred: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        filename: str = "{run_name}/logs-rank{rank}.txt",
+        remote_file_name: str | None = None,
+        *,
+        capture_stdout: bool = True,
+        capture_stderr: bool = True,
+        buffer_size: int = 1,
+        log_traces: bool = True,
+        flush_interval: int = 100,
+        overwrite: bool = False,
+    ) -> None:
+        if buffer_size == 0:
+            raise ValueError("`buffer_size` must not be 0, which text files do not support. Use 1 for line by line.")
+        if flush_interval < 1:
+            raise ValueError(f"`flush_interval` must be at least 1, got {flush_interval!r}.")
+        self.filename_format = filename
+        self.remote_file_name_format = filename if remote_file_name is None else remote_file_name
+        self.capture_stdout = capture_stdout
+        self.capture_stderr = capture_stderr
+        self.buffer_size = buffer_size
+        self.should_log_traces = log_traces
+        self.flush_interval = flush_interval
+        self.overwrite = overwrite
+        self.file: TextIO | None = None
+        self._run_name: str | None = None
+        self._own_files: set[str] = set()  # written by this object, so to be continued
+        self._queue: deque[str | _Unread] = deque()
+        self._lock = threading.RLock()  # other threads print too
+        self._write_due = 0.0
+        self._previous_hook: Any = None
+        self._captures: list[Capture] = []
+        self._assemblers: list[LineAssembler] = []
+        self._start_capture()
+
+    @property
+    def filename(self) -> str:
+        """The path of the file.
+
+        Raises:
+            RuntimeError: The run has not begun, so it has no name yet.
+        """
+        return format_name_with_dist(self.filename_format, self._known_run_name("filename"))
+
+    @property
+    def remote_file_name(self) -> str:
+        """The name the file is stored under.
+
+        Raises:
+            RuntimeError: The run has not begun, so it has no name yet.
+        """
+        name = format_name_with_dist(self.remote_file_name_format, self._known_run_name("remote_file_name"))
+        return name.replace(os.path.sep, "/").lstrip("/")
+
+    def _known_run_name(self, attribute: str) -> str:
+        if self._run_name is None:
+            raise RuntimeError(f"`FileLogger.{attribute}` is not known before the run has begun (Event.INIT).")
+        return self._run_name
+
+    # ---- what is logged ----
+
+    def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
+        for name, value in hyperparameters.items():
+            self.write("[hyperparameter]: ", f"{name}: {format_log_data_value(value)} \n")
+
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        prefix = f"[metric][batch={step}]: "
+        for name, value in metrics.items():
+            if isinstance(value, torch.Tensor) and value.device.type != "cpu" and value.numel() == 1:
+                value = DeferredValue(lambda tensor=value: tensor)
+            if type(value) is DeferredValue:
+                self._queue.append(_Unread(f"{prefix}{name}: ", value.hold()))
+            else:
+                self.write(prefix, f"{name}: {format_log_data_value(value)} \n")
+
+    def log_table(
+        self, columns: list[str], rows: list[list[Any]], name: str = "Table", step: int | None = None
+    ) -> None:
+        self.write("[table]: ", f"{name}: {table_json(columns, rows)}\n")
+
+    def log_traces(self, traces: dict[str, Any]) -> None:
+        if self.should_log_traces:
+            for name, value in traces.items():
+                self.write("[trace]: ", f"{name}:{format_log_data_value(value)}\n")
+
+    def write(self, prefix: str, s: str) -> None:
+        """Add lines to the file.
+
+        Args:
+            prefix: Comes before each line.
+            s: One or more lines.
+        """
+        self._queue.extend(f"{prefix}{line}\n" for line in s.removesuffix("\n").split("\n"))
+
+    # ---- when it is written ----
+
+    def init(self, state: State, logger: Logger) -> None:
+        self._run_name = state.run_name
+        path = Path(self.filename)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if self.filename in self._own_files:
+            mode = "a+"
+        else:
+            mode = "w+" if self.overwrite else "x+"
+        try:
+            self.file = path.open(mode, buffering=self.buffer_size, encoding="utf-8", errors="backslashreplace")
+        except FileExistsError:
+            self._stop_capture()
+            raise FileExistsError(
+                f"The log file {self.filename!r} exists. Use `FileLogger(overwrite=True)` to replace it, or a "
+                f"`filename` that differs from run to run, for example with '{{run_name}}'."
+            ) from None
+        self._own_files.add(self.filename)
+        self._start_capture()
+        self._previous_hook, sys.excepthook = sys.excepthook, self._on_exception
+        self._write_out(wait=True)
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        if state.timestamp.batch.value % self.flush_interval == 0:
+            self._flush(logger)
+        elif self.file is not None and time.monotonic() >= self._write_due:
+            problem = self._write_out(wait=False)
+            if problem is not None:
+                raise problem
+
+    def epoch_start(self, state: State, logger: Logger) -> None:
+        self._flush(logger)
+
+    def epoch_end(self, state: State, logger: Logger) -> None:
+        if state.timestamp.epoch.value % self.flush_interval == 0:
+            self._flush(logger)
+
+    def eval_start(self, state: State, logger: Logger) -> None:
+        self._flush(logger)
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        self._flush(logger)
+
+    def close(self, state: State, logger: Logger) -> None:
+        self._stop_capture()
+        if self.file is None:
+            return
+        if sys.excepthook == self._on_exception:
+            sys.excepthook = self._previous_hook
+        try:
+            self._flush(logger)
+        finally:
+            self.file.close()
+            self.file = None
+
+    def _flush(self, logger: Logger) -> None:
+        """Bring everything to the disk, and the file to the loggers that store files.
+
+        Raises:
+            RuntimeError: A value could not be read from the device. Everything else is done.
+        """
+        if self.file is None:
+            return
+        problem = self._write_out(wait=True)
+        self._sync()
+        logger.upload_file(self.remote_file_name, self.filename, overwrite=True)
+        if problem is not None:
+            raise problem
+
+    def _sync(self) -> None:
+        assert self.file is not None
+        self.file.flush()
+        os.fsync(self.file.fileno())
+
+    def _write_out(self, *, wait: bool) -> RuntimeError | None:
+        """Write the queue to the file, as far as its values are there, or all of it.
+
+        Returns:
+            Why some value could not be read, if so; its line says that it could not.
+        """
+        assert self.file is not None
+        self._write_due = time.monotonic() + _WRITE_SECONDS
+        problem: RuntimeError | None = None
+        with self._lock:
+            try:
+                DeferredValue.fetch(line.value for line in tuple(self._queue) if type(line) is _Unread)
+            except RuntimeError as error:  # the device has failed; now the rest is worth all the more
+                problem = error
+            lines: list[str] = []
+            while self._queue:
+                line = self._queue[0]
+                if isinstance(line, _Unread):
+                    if not wait and not line.value.ready:
+                        break
+                    try:
+                        line = f"{line.start}{format_log_data_value(line.value)} \n"
+                    except RuntimeError as error:
+                        problem = problem or error
+                        line = f"{line.start}(could not be read) \n"
+                lines.append(line)
+                self._queue.popleft()
+            self.file.write("".join(lines))
+        return problem
+
+    # ---- what the process prints ----
+
+    def _start_capture(self) -> None:
+        if self._captures:
+            return
+        for wanted, stream, prefix in (
+            (self.capture_stdout, sys.stdout, "[stdout]: "),
+            (self.capture_stderr, sys.stderr, "[stderr]: "),
+        ):
+            if wanted and stream is not None:  # None: the process has none, as under pythonw
+                assembler = LineAssembler(lambda line, prefix=prefix: self._queue.append(f"{prefix}{line}\n"))
+                self._assemblers.append(assembler)
+                self._captures.append(Capture(stream, lambda text, to=assembler: self._take(text, to)))
+
+    def _take(self, text: str, assembler: LineAssembler) -> None:
+        with self._lock:
+            assembler.feed(text)
+
+    def _stop_capture(self) -> None:
+        for capture in self._captures:
+            capture.close()
+        for assembler in self._assemblers:
+            assembler.finish()
+        self._captures, self._assemblers = [], []
+
+    def _on_exception(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        """Let the exception be reported, which is captured, and bring it to the disk before anything else can fail."""
+        self._previous_hook(kind, error, traceback)
+        if self.file is not None:
+            self._write_out(wait=True)
+            self._sync()

@@ -1,0 +1,151 @@
+"""A logger that keeps everything in memory."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+
+from composer.loggers import DeferredValue, LoggerDestination
+from composer.loggers._text import table_json
+
+if TYPE_CHECKING:
+    from composer.core import State, Timestamp
+    from composer.loggers import Logger
+
+__all__ = ["InMemoryLogger"]
+
+_IMMUTABLE = frozenset({float, int, str, bool, type(None)})
+_MAX_PENDING = 8192  # calls of `log_metrics`; bounds the device memory that unread values take
+
+
+class InMemoryLogger(LoggerDestination):
+    """Keeps everything that is logged, for notebooks and tests.
+
+    Logging costs the training step nothing but appending to a list: values on the device are read when one of the
+    attributes is. Every value is a snapshot, so changing what was logged afterwards does not show.
+
+    Attributes:
+        state: The state of the run, once it has begun; else None.
+        hyperparameters: Hyperparameters by name.
+        tables: Tables by name, as JSON (pandas: `orient="split"`).
+
+    Example:
+        >>> from composer.core import State, Timestamp
+        >>> from composer.loggers import Logger
+        >>> state = State(model=torch.nn.Linear(1, 1), max_duration="1ep")
+        >>> memory = InMemoryLogger()
+        >>> logger = Logger(state, memory)
+        >>> memory.init(state, logger)
+        >>> logger.log_metrics({"loss": 0.5})
+        >>> state.timestamp = state.timestamp.to_next_batch(samples=8)
+        >>> logger.log_metrics({"loss": 0.25})
+        >>> series = memory.get_timeseries("loss")
+        >>> series["loss"].tolist(), series["sample"].tolist()
+        ([0.5, 0.25], [0, 8])
+    """
+
+    accepts_deferred: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self.state: State | None = None
+        self.hyperparameters: dict[str, Any] = {}
+        self.tables: dict[str, str] = {}
+        self._pending: list[tuple[Timestamp, dict[str, Any]]] = []  # not yet in the dictionaries below
+        self._data: dict[str, list[tuple[Timestamp, Any]]] = {}
+        self._values: dict[str, Any] = {}
+        self._timestamps: dict[str, Timestamp] = {}
+
+    def init(self, state: State, logger: Logger) -> None:
+        self.state = state
+
+    def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
+        self.hyperparameters.update(hyperparameters)
+
+    def log_table(
+        self, columns: list[str], rows: list[list[Any]], name: str = "Table", step: int | None = None
+    ) -> None:
+        self.tables[name] = table_json(columns, rows)
+
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        if self.state is None:
+            raise RuntimeError(
+                "`InMemoryLogger.log_metrics` must not be called before the run has begun, because a value is stored "
+                "with the run's timestamp. Log from an event, or call `logger.init(state, ...)` first."
+            )
+        self._pending.append((self.state.timestamp, {key: _snapshot(value) for key, value in metrics.items()}))
+        if len(self._pending) >= _MAX_PENDING:
+            self._settle()
+
+    @property
+    def data(self) -> dict[str, list[tuple[Timestamp, Any]]]:
+        """Every logged value by name, as pairs of the timestamp and the value."""
+        self._settle()
+        return self._data
+
+    @property
+    def most_recent_values(self) -> dict[str, Any]:
+        """The last value of each name."""
+        self._settle()
+        return self._values
+
+    @property
+    def most_recent_timestamps(self) -> dict[str, Timestamp]:
+        """When the last value of each name was logged."""
+        self._settle()
+        return self._timestamps
+
+    def get_timeseries(self, metric: str) -> dict[str, np.ndarray]:
+        """All values of one metric as arrays, for plotting.
+
+        Args:
+            metric: A logged name.
+
+        Returns:
+            Arrays of one length: the values under `metric`, and for every field of `Timestamp.state_dict()` its values
+            (wall-clock times in seconds).
+
+        Raises:
+            ValueError: Nothing was logged under that name.
+        """
+        data = self.data
+        if metric not in data:
+            known = ", ".join(sorted(data)) or "none"
+            raise ValueError(f"`metric` must be a logged name, got {metric!r}. Logged names: {known}.")
+        columns: dict[str, list[Any]] = {metric: []}
+        for timestamp, value in data[metric]:
+            columns[metric].append(value.tolist() if isinstance(value, torch.Tensor) else value)
+            for field, time in timestamp.state_dict().items():
+                seconds = time.total_seconds() if isinstance(time, datetime.timedelta) else time
+                columns.setdefault(field, []).append(seconds)
+        return {name: np.array(column) for name, column in columns.items()}
+
+    def _settle(self) -> None:
+        """Read what has not been read, all of it in one go, and file it."""
+        if not self._pending:
+            return
+        pending, self._pending = self._pending, []
+        DeferredValue.fetch(
+            value for _, metrics in pending for value in metrics.values() if type(value) is DeferredValue
+        )
+        for timestamp, metrics in pending:
+            for key, value in metrics.items():
+                if type(value) is DeferredValue:
+                    value = value.value
+                self._data.setdefault(key, []).append((timestamp, value))
+                self._values[key] = value
+                self._timestamps[key] = timestamp
+
+
+def _snapshot(value: Any) -> Any:
+    kind = type(value)
+    if kind in _IMMUTABLE:
+        return value
+    if kind is DeferredValue:
+        return value.hold()
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    return copy.deepcopy(value)

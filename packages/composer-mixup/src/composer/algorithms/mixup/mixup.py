@@ -1,0 +1,198 @@
+"""The function, then the class. Symbols: m is the weight of the partner, p the permutation that picks partners."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from composer.core import (
+    INTERPOLATES_LOSS,
+    MIXES_TARGETS,
+    TRANSFORMS_BATCH,
+    Algorithm,
+    Event,
+    Placement,
+    State,
+)
+from composer.loggers import Logger
+from composer.loss.utils import ensure_targets_one_hot
+
+__all__ = ["MixUp", "mixup_batch"]
+
+
+def mixup_batch(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    mixing: float | None = None,
+    alpha: float = 0.2,
+    indices: torch.Tensor | None = None,
+    *,
+    generator: torch.Generator | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """Mix every example of a batch with another one of the same batch.
+
+    With the permutation p and the weight m: `mixed[i] = (1 - m) * input[i] + m * input[p[i]]`.
+
+    Args:
+        input: Shape (N, ...); not modified. Integers are promoted to the default floating dtype.
+        target: Shape (N,) or (N, ...).
+        mixing: The weight m, in [0, 1]; drawn if None.
+        alpha: At least 0; small values leave most examples nearly pure. Ignored if `mixing` is given.
+        indices: The permutation p, shape (N,), int64; drawn if None.
+        generator: Draws the permutation; on the device of `input`. None: the device's default generator.
+
+    Returns:
+        The mixed input (shape of `input`), `target[p]`, and `mixing`.
+
+    Raises:
+        ValueError: `mixing` is outside [0, 1], `alpha` is negative, or the sizes of `input` and `target` differ.
+
+    Example:
+        >>> x, y = torch.zeros(4, 3), torch.arange(4)
+        >>> mixed, partner, mixing = mixup_batch(x, y, mixing=0.3)
+        >>> mixed.shape
+        torch.Size([4, 3])
+
+    Source: Zhang et al., "mixup: Beyond Empirical Risk Minimization", arXiv:1710.09412, section 2.
+    Differs: a drawn `mixing` is folded to at most 0.5, so the example keeps the larger weight.
+    """
+    if mixing is None:
+        mixing = _gen_mixing_coef(alpha)
+    elif not 0 <= mixing <= 1:
+        raise ValueError(f"`mixing` must be in [0, 1], got {mixing!r}. It is the weight of the partner.")
+    if input.shape[0] != target.shape[0]:
+        raise ValueError(
+            f"`target` must have as many rows as `input`, which has {input.shape[0]}, got {target.shape[0]}."
+        )
+    if indices is None:
+        indices = torch.randperm(input.shape[0], device=input.device, generator=generator)
+    partner = input.index_select(0, indices)
+    if not (input.is_floating_point() or input.is_complex()):
+        input, partner = input.to(torch.get_default_dtype()), partner.to(torch.get_default_dtype())
+    # `partner` is a copy of our own, so the result is written into it: p - (1 - m) * (p - x) = x + m * (p - x).
+    mixed = partner.lerp_(input, 1 - mixing) if not partner.requires_grad else partner.lerp(input, 1 - mixing)
+    return mixed, target.index_select(0, indices), mixing
+
+
+class MixUp(Algorithm):
+    """Trains on convex combinations of pairs of examples.
+
+    At BEFORE_FORWARD the inputs of the microbatch are mixed. Then either the targets are mixed in the same way at
+    BEFORE_LOSS, or the loss becomes the combination of the losses against both targets at BEFORE_BACKWARD.
+
+    Microbatches: each microbatch is mixed on its own, so several microbatches do not equal one batch.
+
+    Args:
+        alpha: At least 0; the Beta distribution's parameter. 0 mixes nothing.
+        interpolate_loss: Mix losses instead of targets.
+        input_key: Where the inputs are in the batch; see `State.batch_get_item`.
+        target_key: Where the targets are.
+
+    Raises:
+        ValueError: `alpha` is negative.
+
+    Example:
+        >>> MixUp(alpha=0.2)
+        MixUp(alpha=0.2,interpolate_loss=False,input_key=0,target_key=1)
+
+    Source: Zhang et al., "mixup: Beyond Empirical Risk Minimization", arXiv:1710.09412, section 2.
+    Differs: one weight per microbatch, folded to at most 0.5.
+    """
+
+    def __init__(
+        self, alpha: float = 0.2, interpolate_loss: bool = False, input_key: Any = 0, target_key: Any = 1
+    ) -> None:
+        _check_alpha(alpha)
+        self.alpha = alpha
+        self.interpolate_loss = interpolate_loss
+        self.input_key, self.target_key = input_key, target_key
+        self.events = frozenset(
+            {Event.BEFORE_FORWARD, Event.BEFORE_BACKWARD if interpolate_loss else Event.BEFORE_LOSS}
+        )
+        extra = {INTERPOLATES_LOSS} if interpolate_loss else {MIXES_TARGETS}
+        self.placement = Placement(
+            provides={TRANSFORMS_BATCH} | extra, discourages={INTERPOLATES_LOSS} if interpolate_loss else ()
+        )
+        self.mixing = 0.0
+        self.indices: torch.Tensor | None = None
+        self.permuted_target: torch.Tensor | None = None
+
+    def match(self, event: Event, state: State) -> bool:
+        """At each of `events`."""
+        return event in self.events
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Mix the inputs, then the targets or the loss."""
+        if event is Event.BEFORE_FORWARD:
+            self._mix_inputs(state)
+        elif event is Event.BEFORE_LOSS:
+            self._mix_targets(state)
+        else:
+            self._mix_loss(state)
+
+    def _mix_inputs(self, state: State) -> None:
+        input, target = state.batch_get_item(self.input_key), state.batch_get_item(self.target_key)
+        if not isinstance(input, torch.Tensor) or not isinstance(target, torch.Tensor):
+            raise NotImplementedError(
+                f"`MixUp` mixes a tensor of inputs and a tensor of targets, got {type(input).__name__} and "
+                f"{type(target).__name__}. Point `input_key` and `target_key` at tensors of the batch."
+            )
+        self.mixing = _gen_mixing_coef(self.alpha)
+        self.indices = _gen_indices(input.shape[0], input.device)
+        mixed, self.permuted_target, _ = mixup_batch(input, target, mixing=self.mixing, indices=self.indices)
+        state.batch_set_item(self.input_key, mixed)
+
+    def _mix_targets(self, state: State) -> None:
+        if not isinstance(state.outputs, torch.Tensor):
+            raise NotImplementedError(
+                f"`MixUp` needs the model's outputs to be one tensor, from which the number of classes is known, got "
+                f"{type(state.outputs).__name__}. Use `interpolate_loss=True`."
+            )
+        assert self.permuted_target is not None, "BEFORE_FORWARD comes before BEFORE_LOSS"
+        target = ensure_targets_one_hot(state.outputs, state.batch_get_item(self.target_key))
+        permuted = ensure_targets_one_hot(state.outputs, self.permuted_target)
+        state.batch_set_item(self.target_key, torch.lerp(target, permuted, self.mixing))
+
+    def _mix_loss(self, state: State) -> None:
+        if not isinstance(state.loss, torch.Tensor):
+            raise NotImplementedError(
+                f"`MixUp` interpolates a loss that is one tensor, got {type(state.loss).__name__}. Use "
+                f"`interpolate_loss=False`."
+            )
+        batch = state.batch
+        state.batch_set_item(self.target_key, self.permuted_target)
+        other = _loss_of(state.model)(state.outputs, state.batch)
+        state.batch = batch
+        state.loss = torch.lerp(state.loss, other, self.mixing)
+
+
+def _check_alpha(alpha: float) -> None:
+    if alpha < 0:
+        raise ValueError(f"`alpha` must not be negative, got {alpha!r}. Use `alpha=0` to switch mixing off.")
+
+
+def _gen_mixing_coef(alpha: float) -> float:
+    """Draw the weight of the partner on the host: it only weighs, and a device draw would have to be read back."""
+    _check_alpha(alpha)
+    if alpha == 0:
+        return 0.0
+    # A Beta draw is the share of one of two Gamma draws; `_standard_gamma` is the sampler behind torch.distributions.
+    first, second = torch._standard_gamma(torch.full((2,), alpha, dtype=torch.float64)).tolist()
+    weight = first / max(first + second, torch.finfo(torch.float64).tiny)
+    return min(weight, 1 - weight)
+
+
+def _gen_indices(num_samples: int, device: torch.device | str = "cpu") -> torch.Tensor:
+    return torch.randperm(num_samples, device=device)
+
+
+def _loss_of(model: torch.nn.Module) -> Any:
+    """The `loss` method of a model, or of the module inside a wrapper."""
+    loss = getattr(model, "loss", None) or getattr(getattr(model, "module", None), "loss", None)
+    if not callable(loss):
+        raise AttributeError(
+            "`MixUp(interpolate_loss=True)` calls `model.loss(outputs, batch)`, but the model has no such method. "
+            "Give it one, or use `interpolate_loss=False`."
+        )
+    return loss

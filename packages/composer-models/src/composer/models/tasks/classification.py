@@ -1,0 +1,225 @@
+"""Classification: any module that returns class scores, with cross entropy and accuracy."""
+
+# No `from __future__ import annotations`: TorchScript cannot read the annotations of attributes as strings.
+
+import operator
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric, MetricCollection
+from torchmetrics.classification import (
+    MulticlassAccuracy,
+    MulticlassCalibrationError,
+    MulticlassConfusionMatrix,
+    MulticlassExactMatch,
+    MulticlassHingeLoss,
+    MulticlassPrecisionRecallCurve,
+    MulticlassStatScores,
+)
+
+from composer.loss import soft_cross_entropy
+from composer.metrics import CrossEntropy
+from composer.models.base import ComposerModel
+
+__all__ = ["ComposerClassifier"]
+
+# The bases of torchmetrics' metrics that take one class index per example.
+_INDEX_METRICS = (
+    MulticlassCalibrationError,
+    MulticlassConfusionMatrix,
+    MulticlassExactMatch,
+    MulticlassHingeLoss,
+    MulticlassPrecisionRecallCurve,
+    MulticlassStatScores,
+)
+
+
+class ComposerClassifier(ComposerModel):
+    """Connect a module that returns class scores to training: loss, metrics and the (inputs, targets) batch.
+
+    Targets are class indices, shape (N, ...), or class probabilities, shape (N, C, ...), for outputs of shape
+    (N, C, ...). torchmetrics' multiclass metrics only know indices: of probabilities they get the most probable class,
+    and a row without any mass (an ignored example) becomes the metric's `ignore_index`, if it has one. All other
+    metrics get the targets as they are.
+
+    Args:
+        module: Called with the inputs of the batch.
+        num_classes: Number of classes; needed for default metrics only. `module.num_classes` wins over it.
+        train_metrics: A metric, a `MetricCollection` or a dict of metrics for training batches; {} for none. By
+            default the accuracy.
+        val_metrics: The same for evaluation. By default the cross entropy and the accuracy.
+        loss_fn: Called with the outputs and the targets, and what else is passed to `loss`.
+
+    Attributes:
+        train_metrics: What `get_metrics(True)` returns; assign a metric, a collection, a dict or None to change it.
+        val_metrics: The same for `get_metrics(False)`.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: `num_classes` is below 1, or unknown while a default metric needs it.
+
+    Example:
+        >>> model = ComposerClassifier(torch.nn.Linear(3, 2), num_classes=2)
+        >>> batch = torch.randn(8, 3), torch.randint(2, (8,))
+        >>> model.loss(model(batch), batch).shape
+        torch.Size([])
+        >>> sorted(model.get_metrics(is_train=False))
+        ['CrossEntropy', 'MulticlassAccuracy']
+
+    Differs: the default accuracy does not look at values of the targets, so that a step reads nothing from the device.
+    Wrong shapes are an error; a wrong index is counted as a wrong prediction.
+    """
+
+    num_classes: int | None = None
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        num_classes: int | None = None,
+        train_metrics: Metric | MetricCollection | Mapping[str, Metric] | None = None,
+        val_metrics: Metric | MetricCollection | Mapping[str, Metric] | None = None,
+        loss_fn: Callable[..., Tensor] = soft_cross_entropy,
+    ) -> None:
+        super().__init__()
+        if not isinstance(module, torch.nn.Module):
+            raise TypeError(f"`module` must be a `torch.nn.Module`, got {module!r}.")
+        if not callable(loss_fn):
+            raise TypeError(f"`loss_fn` must be callable, got {loss_fn!r}.")
+        self.module = module
+        self._loss_fn = loss_fn
+        self.num_classes = _resolve_num_classes(module, num_classes)
+        if self.num_classes is None and (train_metrics is None or val_metrics is None):
+            raise ValueError(
+                "`num_classes` must be given, because `module` has no `num_classes` and the default metrics need it. "
+                "Pass `num_classes`, or both `train_metrics` and `val_metrics`."
+            )
+        if train_metrics is None:
+            train_metrics = _accuracy(self.num_classes)
+        if val_metrics is None:
+            val_metrics = MetricCollection([CrossEntropy(), _accuracy(self.num_classes)])
+        # Annotated here: TorchScript would try to compile types annotated in the class body.
+        self.train_metrics: Metric | MetricCollection | Mapping[str, Metric] | None = train_metrics
+        self.val_metrics: Metric | MetricCollection | Mapping[str, Metric] | None = val_metrics
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("train_metrics", "val_metrics"):
+            value = _as_metrics(name, value)
+        super().__setattr__(name, value)
+
+    def forward(self, batch: tuple[Tensor, Any]) -> Tensor:
+        inputs, _ = batch
+        outputs: Tensor = self.module(inputs)
+        return outputs
+
+    def loss(self, outputs: Any, batch: tuple[Any, Any], *args: Any, **kwargs: Any) -> Tensor:
+        """The loss function of the outputs and the targets.
+
+        Args:
+            outputs: What `forward` returned.
+            batch: Inputs and targets.
+            *args: Passed on to the loss function.
+            **kwargs: Passed on to the loss function, for example `reduction="none"`.
+
+        Raises:
+            ValueError: The targets do not fit the outputs. Checked from the shapes, for the default loss function.
+        """
+        _, targets = batch
+        if self._loss_fn is soft_cross_entropy:
+            _check_shapes(outputs, targets)
+        return self._loss_fn(outputs, targets, *args, **kwargs)
+
+    def get_metrics(self, is_train: bool) -> dict[str, Metric]:
+        """The metrics by name: the class name of a single one, the collection's keys otherwise.
+
+        Args:
+            is_train: For training batches, not for evaluation.
+        """
+        metrics = self.train_metrics if is_train else self.val_metrics
+        if metrics is None:
+            return {}
+        if isinstance(metrics, Metric):
+            return {type(metrics).__name__: metrics}
+        return dict(metrics.items())
+
+    def update_metric(self, batch: tuple[Any, Any], outputs: Any, metric: Metric) -> None:
+        """Add a batch to a metric.
+
+        Args:
+            batch: Inputs and targets.
+            outputs: What `eval_forward` returned.
+            metric: One of `get_metrics`, or a copy.
+
+        Raises:
+            ValueError: The targets do not fit the outputs. Checked from the shapes, for multiclass metrics.
+        """
+        _, targets = batch
+        if isinstance(metric, _INDEX_METRICS):
+            targets = _index_targets(outputs, targets, metric)
+        metric.update(outputs, targets)
+
+
+def _resolve_num_classes(module: torch.nn.Module, num_classes: Any) -> int | None:
+    given = _as_count("num_classes", num_classes)
+    own = _as_count("module.num_classes", getattr(module, "num_classes", None))
+    if given is not None and own is not None and given != own:
+        warnings.warn(
+            f"`num_classes={given}` was given, but `module.num_classes` is {own}. Using {own}.",
+            UserWarning,
+            stacklevel=3,
+        )
+    return given if own is None else own
+
+
+def _as_count(name: str, value: Any) -> int | None:
+    if value is None:
+        return None
+    try:
+        count = operator.index(value)
+    except TypeError:
+        raise TypeError(f"`{name}` must be an integer, got {value!r}.") from None
+    if count < 1:
+        raise ValueError(f"`{name}` must be at least 1, got {count!r}.")
+    return count
+
+
+def _accuracy(num_classes: int | None) -> MulticlassAccuracy:
+    # Validation would read the targets' values from the device at every step; shapes are checked by the classifier.
+    return MulticlassAccuracy(num_classes=num_classes, average="micro", validate_args=False)
+
+
+def _as_metrics(name: str, value: Any) -> Metric | MetricCollection | None:
+    if isinstance(value, Mapping):
+        # A dict would not move between devices with the model, and an empty collection cannot be scripted.
+        return MetricCollection(dict(value)) if value else None
+    if value is None or isinstance(value, Metric | MetricCollection):
+        return value
+    raise TypeError(f"`{name}` must be a `Metric`, a `MetricCollection` or a dict of metrics, got {value!r}.")
+
+
+def _check_shapes(outputs: Tensor, targets: Tensor, num_classes: int | None = None) -> None:
+    """Require targets that fit the outputs; a broadcastable wrong shape would give a plausible wrong number."""
+    shape = tuple(outputs.shape)
+    if len(shape) < 2 or (num_classes is not None and shape[1] != num_classes):
+        raise ValueError(f"The outputs must have shape (N, {num_classes or 'C'}, ...), got {shape}.")
+    indices = (shape[0], *shape[2:])
+    if tuple(targets.shape) not in (indices, shape):
+        raise ValueError(
+            f"The targets must be class indices of shape {indices} or class probabilities of shape {shape} to fit "
+            f"outputs of shape {shape}, got {tuple(targets.shape)}."
+        )
+
+
+def _index_targets(outputs: Any, targets: Any, metric: Any) -> Any:
+    """The targets as class indices, if the outputs are class scores."""
+    if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor) and outputs.is_floating_point()):
+        return targets  # integers are predictions already; what else there may be is up to the metric
+    _check_shapes(outputs, targets, num_classes=metric.num_classes)
+    if targets.shape != outputs.shape:
+        return targets
+    indices = targets.argmax(dim=1)
+    if metric.ignore_index is None:
+        return indices
+    return torch.where(targets.any(dim=1), indices, metric.ignore_index)

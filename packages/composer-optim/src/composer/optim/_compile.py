@@ -1,0 +1,124 @@
+"""What a schedule is, and how torch runs one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from inspect import Parameter
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch.optim.lr_scheduler import LambdaLR
+
+if TYPE_CHECKING:
+    from composer.core import State
+
+__all__ = ["ComposerScheduler", "Schedule", "compile_composer_scheduler"]
+
+
+class ComposerScheduler(Protocol):
+    """A function of the training state that gives the factor of the initial learning rate.
+
+    Any function with this signature is one; so is `f(state)`, where no scale schedule ratio is used. It is called after
+    every batch (or epoch), once per parameter group, and must not depend on how often it is called.
+
+    Example:
+        >>> from composer.core import State
+        >>> def halve_every_epoch(state: State, ssr: float = 1.0) -> float:
+        ...     return 0.5**state.timestamp.epoch.value
+    """
+
+    def __call__(self, state: State, ssr: float = 1.0) -> float:
+        """The factor for the learning rate.
+
+        Args:
+            state: The training state, of which `timestamp`, `max_duration` and `dataloader_len` tell the time.
+            ssr: Scale schedule ratio: all times of the schedule are multiplied by it. `state.max_duration` is already.
+
+        Returns:
+            The learning rate divided by the initial learning rate.
+        """
+        ...
+
+
+class Schedule(ComposerScheduler):
+    """A schedule whose attributes are its arguments; base of the ones in this package."""
+
+    def __repr__(self) -> str:
+        arguments = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({arguments})"
+
+
+def compile_composer_scheduler(
+    scheduler: ComposerScheduler | Callable[..., float], state: State, ssr: float = 1.0
+) -> LambdaLR:
+    """Make a torch scheduler that follows a schedule; step it as often as the learning rate should change.
+
+    The schedule is asked at once, so a schedule that does not fit the run fails here.
+
+    Args:
+        scheduler: A schedule, or any function `f(state, ssr)` or `f(state)` that gives a factor.
+        state: The state whose single optimizer is scheduled and whose timestamp is followed.
+        ssr: Scale schedule ratio, handed to `scheduler`.
+
+    Returns:
+        A `LambdaLR` that sets every group's learning rate to its initial learning rate times the factor.
+
+    Raises:
+        NotImplementedError: The state has no optimizer, or several.
+        ValueError: `ssr` is not 1 and `scheduler` does not take it.
+
+    Example:
+        >>> import torch
+        >>> from composer.core import State
+        >>> from composer.optim import LinearScheduler
+        >>> model = torch.nn.Linear(1, 1)
+        >>> state = State(model=model, rank_zero_seed=0, max_duration="8ba")
+        >>> state.optimizers = torch.optim.SGD(model.parameters(), lr=0.5)
+        >>> scheduler = compile_composer_scheduler(LinearScheduler(), state)
+        >>> state.timestamp = state.timestamp.copy(batch=2)
+        >>> scheduler.optimizer.step()
+        >>> scheduler.step()
+        >>> scheduler.get_last_lr()
+        [0.375]
+    """
+    if len(state.optimizers) != 1:
+        raise NotImplementedError(
+            f"A schedule must be compiled for exactly one optimizer, got {len(state.optimizers)}. "
+            f"Make a torch scheduler for each optimizer yourself."
+        )
+    ask = _bind(scheduler, state, ssr)
+
+    # A plain function, because LambdaLR copies the attributes of callable objects into checkpoints.
+    def factor(step: int) -> float:
+        return ask()
+
+    return LambdaLR(state.optimizers[0], factor)
+
+
+def _bind(scheduler: Callable[..., float], state: State, ssr: float) -> Callable[[], float]:
+    """`scheduler` with its arguments filled in; how depends on what it takes."""
+    parameters = _parameters(scheduler)
+    named = parameters.get("ssr")
+    kinds = {p.kind for p in parameters.values()}
+    if (named is not None and named.kind is not Parameter.POSITIONAL_ONLY) or Parameter.VAR_KEYWORD in kinds:
+        return lambda: scheduler(state, ssr=ssr)
+    # A second argument with a default is something else than the ratio, unless it is called `ssr`.
+    required = [p for p in parameters.values() if p.default is Parameter.empty and p.kind in _POSITIONAL]
+    if named is not None or len(required) > 1 or Parameter.VAR_POSITIONAL in kinds:
+        return lambda: scheduler(state, ssr)
+    if ssr != 1.0:
+        raise ValueError(
+            f"`scheduler` must take `ssr` to be used with a scale schedule ratio of {ssr!r}, got {scheduler!r}. "
+            f"Write it as `f(state, ssr=1.0)` and multiply its times by `ssr`."
+        )
+    return lambda: scheduler(state)
+
+
+_POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def _parameters(scheduler: Callable[..., Any]) -> dict[str, Parameter]:
+    try:
+        return dict(inspect.signature(scheduler).parameters)
+    except ValueError:  # some builtins have no signature
+        return {}

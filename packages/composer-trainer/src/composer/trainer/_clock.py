@@ -1,0 +1,36 @@
+"""Training time: when a run is over, and the wall clock."""
+
+from __future__ import annotations
+
+import datetime
+import time
+
+from composer.core import State
+
+__all__ = ["StepTimer", "is_over"]
+
+
+def is_over(state: State) -> bool:
+    """Whether the run has reached `state.max_duration`. Asked every step, so it compares plain numbers."""
+    limit = state.max_duration
+    if limit is None:
+        return False
+    return bool(state.timestamp._count(limit._unit) >= limit._value)
+
+
+class StepTimer:
+    """Measures wall-clock time between calls, pausing on demand."""
+
+    def __init__(self) -> None:
+        self._last = time.perf_counter()
+
+    def restart(self) -> None:
+        """Start the next lap now; what happened since the last lap does not count."""
+        self._last = time.perf_counter()
+
+    def lap(self) -> datetime.timedelta:
+        """Time since the last lap or restart."""
+        now = time.perf_counter()
+        elapsed = datetime.timedelta(seconds=now - self._last)
+        self._last = now
+        return elapsed

@@ -1,0 +1,347 @@
+"""Builds the parts of a run from the Trainer's arguments, and answers bad ones."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import random
+import re
+import time
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from composer.core import (
+    Callback,
+    DataSpec,
+    Evaluator,
+    Precision,
+    State,
+    Time,
+    TimeUnit,
+    ensure_data_spec,
+    ensure_evaluator,
+    ensure_time,
+)
+from composer.core.precision import _validate_precision
+from composer.devices import Device
+from composer.loggers import LoggerDestination
+from composer.loggers.console_logger import ConsoleLogger
+from composer.loggers.progress_bar_logger import ProgressBarLogger
+from composer.models import ComposerModel
+from composer.optim import DecoupledSGDW, compile_composer_scheduler
+from composer.trainer._scale_schedule import scale_pytorch_scheduler
+from composer.utils import ensure_tuple
+
+__all__ = [
+    "build_evaluators",
+    "build_loggers",
+    "build_optimizer",
+    "build_schedulers",
+    "check_duration",
+    "check_model",
+    "data_spec_of",
+    "eval_metrics_of",
+    "generate_run_name",
+    "microbatch_size",
+    "precision_of",
+    "set_python_log_level",
+]
+
+log = logging.getLogger(__name__)
+
+_ADJECTIVES = "amber bold brisk calm clever eager fair gentle keen lively lucid merry noble quiet swift vivid".split()
+_NOUNS = "badger beaver cedar comet falcon fjord harbor heron lynx maple meadow otter raven sparrow willow wren".split()
+
+
+def check_model(model: Any) -> tuple[ComposerModel, bool]:
+    """The model itself, and whether it came wrapped by `torch.compile`.
+
+    Raises:
+        ValueError: It is not a `ComposerModel`.
+    """
+    original = getattr(model, "_orig_mod", None)
+    compiled = original is not None
+    if compiled:
+        log.warning("`model` is already compiled with `torch.compile`: it is unwrapped and compiled again when in place.")
+        model = original
+    if not isinstance(model, ComposerModel):
+        raise ValueError(
+            f"`model` must be a `ComposerModel`, got {type(model).__name__}. Subclass `composer.ComposerModel`, or wrap "
+            f"a classifier: `composer.models.ComposerClassifier(model, num_classes=...)`."
+        )
+    return model, compiled
+
+
+def precision_of(precision: str | Precision | None, device: Device) -> Precision:
+    """The numerical precision: what is asked for, else fp16 on a GPU and fp32 elsewhere.
+
+    Raises:
+        ValueError: It is unknown, or the device does not support it.
+    """
+    if precision is None:
+        precision = Precision.AMP_FP16 if device.name == "gpu" else Precision.FP32
+    precision = Precision(precision)
+    _validate_precision(precision, device)
+    return precision
+
+
+def build_optimizer(model: ComposerModel, optimizers: Any) -> torch.optim.Optimizer | None:
+    """The one optimizer of the run; without one, `DecoupledSGDW(lr=0.1)` with a warning.
+
+    Raises:
+        NotImplementedError: There is more than one.
+        TypeError: It is no optimizer.
+    """
+    given = ensure_tuple(optimizers)
+    if len(given) > 1:
+        raise NotImplementedError(
+            f"`optimizers` must be one optimizer, got {len(given)}. Put several into one `torch.optim.Optimizer` of "
+            f"your own whose `step` steps them."
+        )
+    if given:
+        if not isinstance(given[0], torch.optim.Optimizer):
+            raise TypeError(f"`optimizers` must be a `torch.optim.Optimizer`, got {type(given[0]).__name__}.")
+        return given[0]
+    parameters = list(model.parameters())
+    if not parameters:
+        warnings.warn(
+            "No optimizer was specified, and the model does not have parameters. None is made; `fit` will need one.",
+            stacklevel=4,
+        )
+        return None
+    warnings.warn("No optimizer was specified. `DecoupledSGDW(lr=0.1)` is used.", stacklevel=4)
+    return DecoupledSGDW(parameters, lr=0.1)
+
+
+def generate_run_name() -> str:
+    """A name for the run: of the environment (COMPOSER_RUN_NAME, RUN_NAME), else the time and two words."""
+    for variable in ("COMPOSER_RUN_NAME", "RUN_NAME"):
+        if os.environ.get(variable):
+            return os.environ[variable]
+    chance = random.Random()  # of its own: the run's seed must not depend on whether a name was given
+    return f"{int(time.time())}-{chance.choice(_ADJECTIVES)}-{chance.choice(_NOUNS)}"
+
+
+def build_loggers(
+    loggers: Any,
+    callbacks: Any,
+    *,
+    progress_bar: bool,
+    log_to_console: bool,
+    console_stream: Any,
+    console_log_interval: Any,
+    log_traces: bool,
+) -> tuple[list[LoggerDestination], list[Callback]]:
+    """The loggers, with progress bar and console added unless they are among them, and the callbacks.
+
+    Raises:
+        TypeError: Something else is among them.
+    """
+    destinations, others = list(ensure_tuple(loggers)), list(ensure_tuple(callbacks))
+    for argument, items, kind in (("loggers", destinations, LoggerDestination), ("callbacks", others, Callback)):
+        for item in items:
+            if not isinstance(item, kind):
+                raise TypeError(f"`{argument}` must hold `{kind.__name__}` objects, got {type(item).__name__}.")
+    present = {type(destination) for destination in destinations}
+    if progress_bar and log_to_console:
+        warnings.warn(
+            "`progress_bar` and `log_to_console` are both on and write over each other. Set one of them to False.",
+            stacklevel=4,
+        )
+    for wanted, cls in ((progress_bar, ProgressBarLogger), (log_to_console, ConsoleLogger)):
+        if wanted and cls in present:
+            warnings.warn(
+                f"`loggers` already holds a `{cls.__name__}`, which is used; its argument of the Trainer has no effect.",
+                stacklevel=4,
+            )
+    if progress_bar and ProgressBarLogger not in present:
+        destinations.append(ProgressBarLogger(stream=console_stream, log_traces=log_traces))
+    if log_to_console and ConsoleLogger not in present:
+        destinations.append(ConsoleLogger(stream=console_stream, log_interval=console_log_interval, log_traces=log_traces))
+    return destinations, others
+
+
+def data_spec_of(dataloader: Any, argument: str) -> DataSpec:
+    """The data of an argument.
+
+    Raises:
+        TypeError: It cannot be iterated.
+        ValueError: It is empty.
+    """
+    spec = ensure_data_spec(dataloader)
+    if not isinstance(spec.dataloader, Iterable) and not hasattr(spec.dataloader, "__getitem__"):
+        raise TypeError(f"`{argument}` must be an iterable of batches, got {type(spec.dataloader).__name__}.")
+    if _length(spec.dataloader) == 0:
+        dataset = getattr(spec.dataloader, "dataset", None)
+        samples = None if dataset is None else _length(dataset)
+        why = "" if not samples else f" Its data set has {samples} samples: fewer than one batch, and `drop_last` is on."
+        raise ValueError(f"`{argument}` must not be empty, got a loader of 0 batches.{why}")
+    return spec
+
+
+def build_evaluators(
+    eval_dataloader: Any, eval_interval: Any, eval_subset_num_batches: int, metric_names: Sequence[str]
+) -> list[Evaluator]:
+    """The evaluators of an argument, each with an interval.
+
+    Raises:
+        ValueError: Evaluators are mixed with other things, or a loader without a length has no subset.
+    """
+    given = [] if eval_dataloader is None else _as_sequence(eval_dataloader)
+    kinds = {isinstance(item, Evaluator) for item in given}
+    if kinds == {True, False}:
+        raise ValueError(
+            "Mixing Evaluator with other classes is not allowed, please wrap every loader: "
+            "`Evaluator(label=..., dataloader=...)`."
+        )
+    if not given:
+        if eval_interval not in (0, 1):
+            warnings.warn("`eval_interval` has no effect without `eval_dataloader`.", stacklevel=4)
+        if eval_subset_num_batches != -1:
+            warnings.warn("`eval_subset_num_batches` has no effect without `eval_dataloader`.", stacklevel=4)
+    evaluators = [ensure_evaluator(item, list(metric_names)) for item in given]
+    for evaluator in evaluators:
+        if evaluator.eval_interval is None:
+            evaluator.eval_interval = eval_interval
+        if evaluator.subset_num_batches is None:
+            evaluator.subset_num_batches = eval_subset_num_batches
+        data_spec_of(evaluator.dataloader, "eval_dataloader")
+        if evaluator.subset_num_batches == -1 and _length(evaluator.dataloader.dataloader) is None:
+            raise ValueError(
+                f"`eval_subset_num_batches` must be given for the evaluator {evaluator.label!r}: its loader has no "
+                f"length, so an evaluation would not end."
+            )
+    return evaluators
+
+
+def eval_metrics_of(model: ComposerModel, evaluator: Evaluator) -> dict[str, Any]:
+    """Copies of the model's evaluation metrics that an evaluator asks for.
+
+    Raises:
+        ValueError: A pattern of the evaluator matches no metric.
+    """
+    metrics = copy.deepcopy(model.get_metrics(is_train=False))
+    if evaluator.metric_names is None:
+        return dict(metrics)
+    chosen: dict[str, Any] = {}
+    for pattern in evaluator.metric_names:
+        found = {k: m for k, m in metrics.items() if re.match(f".*{pattern}.*", k, re.IGNORECASE)}
+        if not found:
+            raise ValueError(
+                f"`metric_names` of the evaluator {evaluator.label!r} must match metrics of the model, got {pattern!r}. "
+                f"The model has {', '.join(map(repr, metrics)) or 'none'}."
+            )
+        chosen.update(found)
+    return chosen
+
+
+def microbatch_size(size: Any, spec: DataSpec | None, device: Device) -> tuple[float | None, bool]:
+    """Samples per forward pass (None: the whole batch), and whether the size is searched.
+
+    Raises:
+        ValueError: The size is not positive, or 'auto' is asked for where it cannot work.
+        TypeError: The size is no number.
+    """
+    own = None if spec is None else getattr(spec.dataloader, "batch_size", None)
+    if size is None:
+        return own, False
+    if isinstance(size, str):
+        _check_auto(size, spec, device)
+        return own, True
+    if isinstance(size, bool) or not isinstance(size, (int, float)):
+        raise TypeError(f"`device_train_microbatch_size` must be a number, 'auto' or None, got {size!r}.")
+    if size <= 0:
+        raise ValueError(f"`device_train_microbatch_size` must be positive, got {size!r}.")
+    return size, False
+
+
+def _check_auto(size: str, spec: DataSpec | None, device: Device) -> None:
+    if size != "auto":
+        raise ValueError(f"`device_train_microbatch_size` must be a number, 'auto' or None, got {size!r}.")
+    if device.name != "gpu":
+        raise ValueError("`device_train_microbatch_size='auto'` needs a GPU: it searches for what fits its memory.")
+    if spec is not None and getattr(spec.dataloader, "batch_size", None) is None:
+        raise ValueError(
+            "`device_train_microbatch_size='auto'` starts from the loader's `batch_size`, but `train_dataloader` has "
+            "none. Give a number instead."
+        )
+    warnings.warn(
+        "`device_train_microbatch_size='auto'` may potentially fail with unexpected CUDA errors. Give a number if it does.",
+        stacklevel=4,
+    )
+
+
+def check_duration(duration: Any, argument: str) -> Time[Any]:
+    """A length of a run.
+
+    Raises:
+        ValueError: It does not parse, is not positive, or is in seconds or durations.
+        TypeError: It is not a time at all, or a fraction of whole things.
+    """
+    if not isinstance(duration, (int, str, Time)) or isinstance(duration, bool):
+        raise TypeError(f"`{argument}` must be a number of epochs, a time string or a `Time`, got {duration!r}.")
+    parsed = ensure_time(duration, TimeUnit.EPOCH)
+    if parsed.unit in (TimeUnit.SECOND, TimeUnit.DURATION):
+        raise ValueError(
+            f"`{argument}` must be in 'ep', 'ba', 'sp', 'tok' or 'iter', got {str(parsed)!r}. Use for example '10ep'."
+        )
+    if parsed.value <= 0:
+        raise ValueError(f"`{argument}` must be positive, got {str(parsed)!r}.")
+    return parsed
+
+
+def build_schedulers(schedulers: Any, state: State, ssr: float) -> list[LRScheduler]:
+    """Torch schedulers, those of this library compiled and all scaled by the schedule ratio.
+
+    Raises:
+        ValueError: There are schedulers but no optimizer.
+        TypeError: One is neither a torch scheduler nor a function.
+    """
+    built: list[LRScheduler] = []
+    for scheduler in ensure_tuple(schedulers):
+        if isinstance(scheduler, LRScheduler):
+            scale_pytorch_scheduler(scheduler, ssr)
+            built.append(scheduler)
+        elif callable(scheduler):
+            if not state.optimizers:
+                raise ValueError("`schedulers` need an optimizer, but the run has none. Pass `optimizers`.")
+            built.append(compile_composer_scheduler(scheduler, state, ssr))
+        else:
+            raise TypeError(
+                f"`schedulers` must hold torch schedulers or functions `f(state, ssr)`, got {type(scheduler).__name__}."
+            )
+    return built
+
+
+def set_python_log_level(level: str | None) -> None:
+    """Show the library's log records on stderr, from `level` on."""
+    if level is None:
+        return
+    rank = os.environ.get("RANK", "0")
+    logging.basicConfig(format=f"%(asctime)s: rank{rank}[%(process)d][%(threadName)s]: %(levelname)s: %(name)s: %(message)s")
+    logging.getLogger("composer").setLevel(level.upper())
+
+
+def _as_sequence(value: Any) -> list[Any]:
+    # A loader may itself be a list of batches: only lists of loaders and evaluators are sequences here.
+    if isinstance(value, (list, tuple)) and value and all(_is_data(item) for item in value):
+        return list(value)
+    return [value]
+
+
+def _is_data(item: Any) -> bool:
+    return isinstance(item, (Evaluator, DataSpec, torch.utils.data.DataLoader))
+
+
+def _length(sized: Any) -> int | None:
+    try:
+        return len(sized)
+    except (TypeError, NotImplementedError):
+        return None
+
+

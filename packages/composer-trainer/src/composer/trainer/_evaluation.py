@@ -1,0 +1,126 @@
+"""Evaluation: of the evaluators that are due during `fit`, and of `Trainer.eval`."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from composer.core import DataSpec, Engine, Evaluator, Event, State, Timestamp
+from composer.loggers import Logger
+from composer.models import ComposerModel
+from composer.trainer._clock import StepTimer
+from composer.trainer._context import active_dataloader, autocast, set_epoch
+from composer.utils import model_eval_mode
+
+__all__ = ["Evaluation"]
+
+
+class Evaluation:
+    """Runs evaluators.
+
+    Args:
+        state: The run's state.
+        engine: Announces the events.
+        logger: Takes the metrics.
+        model: The user's model, unwrapped.
+    """
+
+    def __init__(self, state: State, engine: Engine, logger: Logger, model: ComposerModel) -> None:
+        self.state, self.engine, self.logger, self.model = state, engine, logger, model
+
+    def run_due(self, event: Event) -> bool:
+        """Run the evaluators whose interval says so.
+
+        Args:
+            event: BATCH_END, EPOCH_END or FIT_END.
+
+        Returns:
+            Whether any ran.
+        """
+        evaluators = self.state.evaluators
+        if not evaluators:
+            return False
+        due = [e for e in evaluators if e.eval_interval is not None and e.eval_interval(self.state, event)]
+        if not due:
+            return False
+        with torch.no_grad(), model_eval_mode(self.state.model):
+            self.engine.run_event(Event.EVAL_BEFORE_ALL)
+            self.run(due)
+            self.engine.run_event(Event.EVAL_AFTER_ALL)
+        return True
+
+    def run(self, evaluators: Sequence[Evaluator], subset_num_batches: int | None = None) -> None:
+        """Run evaluators one after the other, in eval mode and without gradients.
+
+        Args:
+            evaluators: What to evaluate.
+            subset_num_batches: Batches to use of each; None: what the evaluator says.
+        """
+        with torch.no_grad(), model_eval_mode(self.state.model):
+            for evaluator in evaluators:
+                own = -1 if evaluator.subset_num_batches is None else evaluator.subset_num_batches
+                self._evaluate(evaluator, own if subset_num_batches is None else subset_num_batches)
+
+    def _evaluate(self, evaluator: Evaluator, subset: int) -> None:
+        state, run_event, spec = self.state, self.engine.run_event, evaluator.dataloader
+        with active_dataloader(state, spec.dataloader, evaluator.label, subset):
+            if state.dataloader_len is None:
+                raise ValueError(
+                    f"The loader of the evaluator {evaluator.label!r} has no length, so its end is unknown. "
+                    f"Pass `eval_subset_num_batches`, or `subset_num_batches` to the `Evaluator`."
+                )
+            state.eval_timestamp = Timestamp()
+            run_event(Event.EVAL_START)
+            metrics = state.eval_metrics[evaluator.label]
+            for name, metric in metrics.items():
+                metrics[name] = state.device.module_to_device(metric)
+                metrics[name].reset()
+            set_epoch(spec.dataloader, state.timestamp._batch)
+            timer, count = StepTimer(), 0
+            for count, batch in enumerate(self._batches(spec), start=1):
+                self._eval_batch(spec, batch, evaluator.device_eval_microbatch_size, metrics, timer)
+            if not count:
+                warnings.warn(
+                    f"No batches were evaluated for global rank 0: the loader of the evaluator {evaluator.label!r} "
+                    f"yielded nothing.",
+                    stacklevel=2,
+                )
+            self._log(evaluator.label, metrics)
+            run_event(Event.EVAL_END)
+
+    def _batches(self, spec: DataSpec) -> Any:
+        length = self.state.dataloader_len
+        return itertools.islice(iter(spec.dataloader), None if length is None else length.value)
+
+    def _eval_batch(self, spec: DataSpec, batch: Any, size: Any, metrics: dict[str, Any], timer: StepTimer) -> None:
+        state, run_event = self.state, self.engine.run_event
+        if spec.batch_transforms is not None:
+            batch = spec.batch_transforms(batch)
+        samples, tokens = spec.get_num_samples_in_batch(batch), spec.get_num_tokens_in_batch(batch)
+        state.batch = batch
+        run_event(Event.EVAL_BATCH_START)
+        batch = state.batch
+        microbatches = [batch] if size is None or samples <= size else spec.split_batch(batch, size)
+        for microbatch in microbatches:
+            state.batch = state.device.batch_to_device(microbatch)
+            if spec.microbatch_transforms is not None:
+                state.batch = spec.microbatch_transforms(state.batch)
+            run_event(Event.EVAL_BEFORE_FORWARD)
+            with autocast(state, fp8=False):
+                state.outputs = self.model.eval_forward(state.batch)
+            run_event(Event.EVAL_AFTER_FORWARD)
+            for metric in metrics.values():
+                outputs = self.model.update_metric(state.batch, state.outputs, metric)
+                state.metric_outputs = dict(outputs) if isinstance(outputs, dict) else {}
+        state.batch = batch
+        state.eval_timestamp = state.eval_timestamp.to_next_batch(samples, tokens, timer.lap())
+        run_event(Event.EVAL_BATCH_END)
+
+    def _log(self, label: str, metrics: dict[str, Any]) -> None:
+        values = {name: metric.compute() for name, metric in metrics.items()}
+        self.state.eval_metric_values.update(values)
+        self.logger.log_metrics({f"metrics/{label}/{name}": value for name, value in values.items()})

@@ -1,0 +1,228 @@
+"""The training loop: iterations, epochs and batches, with their events in order."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from composer.core import DataSpec, Engine, Event, State, TimeUnit
+from composer.loggers import DeferredValue, Logger
+from composer.trainer._clock import StepTimer, is_over
+from composer.trainer._context import set_epoch
+from composer.trainer._evaluation import Evaluation
+from composer.trainer._parallel import SingleProcess
+from composer.trainer._train_batch import BatchTrainer
+from composer.trainer._train_metrics import TrainMetrics
+
+__all__ = ["FitLoop"]
+
+
+class FitLoop:
+    """Runs `fit`.
+
+    Args:
+        state: The run's state, with everything in place.
+        engine: Announces the events.
+        logger: Takes times, losses and metrics.
+        data_spec: The training data.
+        batches: Trains one batch.
+        metrics: The training metrics.
+        evaluation: Runs the evaluators that are due.
+        parallel: What other processes do.
+        step_every_batch: Whether schedulers step after every batch, otherwise after every epoch.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        engine: Engine,
+        logger: Logger,
+        data_spec: DataSpec,
+        batches: BatchTrainer,
+        metrics: TrainMetrics,
+        evaluation: Evaluation,
+        parallel: SingleProcess,
+        step_every_batch: bool,
+    ) -> None:
+        self.state, self.engine, self.logger = state, engine, logger
+        self.data_spec, self.batches, self.metrics = data_spec, batches, metrics
+        self.evaluation, self.parallel = evaluation, parallel
+        self.step_every_batch = step_every_batch
+        self.timer = StepTimer()
+
+    def run(self) -> None:
+        """Train until `state.max_duration`."""
+        state, run_event = self.state, self.engine.run_event
+        for algorithm in state.algorithms:
+            self.logger.log_hyperparameters({f"enabled_algorithms/{type(algorithm).__name__}": True})
+        run_event(Event.FIT_START)
+        self.batches.prepare(self.data_spec)
+        state.model.train()
+        self.timer.restart()
+        while not is_over(state):
+            self._epoch()
+        self._log_final_time()
+        run_event(Event.FIT_END)
+        self.evaluation.run_due(Event.FIT_END)
+        self.metrics.finish()
+
+    def _epoch(self) -> None:
+        state, run_event = self.state, self.engine.run_event
+        start = state.timestamp
+        if start._epoch_in_iteration == 0 and start._batch_in_epoch == 0:
+            run_event(Event.ITERATION_START)
+        if start._batch_in_epoch == 0:
+            run_event(Event.EPOCH_START)
+            self.logger.log_metrics({"time/epoch": start._epoch})
+        set_epoch(state.dataloader, start._epoch)
+        stopped = False
+        for batch in self._batches():
+            self._batch(batch)
+            if is_over(state) or self._iteration_is_over(Event.BATCH_END):
+                stopped = True
+                break
+        if state.timestamp._batch == start._batch:
+            self._nothing_trained()
+        length = state.dataloader_len
+        if not stopped or (length is not None and length.value == state.timestamp._batch_in_epoch):
+            self._end_epoch()
+
+    def _batches(self) -> Iterator[Any]:
+        """The epoch's batches that are still to be trained, announcing each before it is asked for."""
+        state, run_event = self.state, self.engine.run_event
+        length = state.dataloader_len
+        # A fit that ended inside an epoch goes on where it stopped.
+        done = state.timestamp._batch_in_epoch
+        iterator = itertools.islice(iter(state.dataloader), done, None if length is None else length.value)
+        while True:
+            run_event(Event.BEFORE_DATALOADER)
+            batch = next(iterator, _END)
+            if self.parallel.any_finished(batch is _END):
+                return
+            yield batch
+
+    def _batch(self, batch: Any) -> None:
+        state, run_event, spec = self.state, self.engine.run_event, self.data_spec
+        if spec.batch_transforms is not None:
+            batch = spec.batch_transforms(batch)
+        samples = spec.get_num_samples_in_batch(batch)
+        tokens = spec.get_num_tokens_in_batch(batch)
+        state.batch = batch
+        run_event(Event.AFTER_DATALOADER)
+        run_event(Event.BATCH_START)
+        logged = bool(self.logger.destinations)
+        if logged:
+            self._log_time(tokens > 0)
+        losses = self.batches.train(samples)
+        if logged:
+            size = state.device_train_microbatch_size
+            self.logger.log_metrics({"trainer/device_train_microbatch_size": samples if size is None else size})
+        self._publish(losses, logged)
+        if self.step_every_batch:
+            for scheduler in state.schedulers:
+                scheduler.step()
+        self._log_metrics(logged)
+        samples, tokens = self.parallel.total(samples, tokens)
+        state.previous_timestamp = state.timestamp
+        state.timestamp = state.timestamp.to_next_batch(samples, tokens, self.timer.lap())
+        run_event(Event.BATCH_END)
+        self._evaluate(Event.BATCH_END)
+        run_event(Event.BATCH_CHECKPOINT)
+
+    def _publish(self, losses: dict[str, torch.Tensor], logged: bool) -> None:
+        values = {k: DeferredValue.of_tensor(loss) for k, loss in self.parallel.mean_losses(losses).items()}
+        self.state.total_loss_dict = values
+        if logged:
+            self.logger.log_metrics(dict(values))
+
+    def _log_metrics(self, logged: bool) -> None:
+        if not self.metrics.wanted:
+            return
+        values = self.metrics.values()
+        self.state.train_metric_values = dict(values)
+        if logged:
+            self.logger.log_metrics({f"metrics/train/{name}": value for name, value in values.items()})
+
+    def _evaluate(self, event: Event) -> None:
+        if self.evaluation.run_due(event):
+            self.timer.restart()  # evaluation is not training time
+
+    def _end_epoch(self) -> None:
+        state, run_event = self.state, self.engine.run_event
+        self._log_metrics(bool(self.logger.destinations))
+        if not self.step_every_batch:
+            for scheduler in state.schedulers:
+                scheduler.step()
+        state.previous_timestamp = state.timestamp
+        state.timestamp = state.timestamp.to_next_epoch()
+        run_event(Event.EPOCH_END)
+        self._evaluate(Event.EPOCH_END)
+        run_event(Event.EPOCH_CHECKPOINT)
+        self._iteration_is_over(Event.EPOCH_END)
+
+    def _iteration_is_over(self, event: Event) -> bool:
+        """Close the iteration if its length, in the unit that `event` advances, is reached."""
+        state = self.state
+        length = state._iteration_length
+        if length is None:
+            return False
+        timestamp = state.timestamp
+        if event is Event.BATCH_END:
+            reached = length.unit is TimeUnit.TOKEN and timestamp._token_in_iteration >= length.value
+        else:
+            reached = length.unit is TimeUnit.EPOCH and timestamp._epoch_in_iteration >= length.value
+        if reached:
+            state.previous_timestamp = timestamp
+            state.timestamp = timestamp.to_next_iteration()
+            self.engine.run_event(Event.ITERATION_END)
+            self.engine.run_event(Event.ITERATION_CHECKPOINT)
+        return reached
+
+    def _log_time(self, tokens: bool) -> None:
+        now = self.state.timestamp
+        self.logger.log_metrics(
+            {
+                "time/batch": now._batch,
+                "time/sample": now._sample,
+                "time/batch_in_epoch": now._batch_in_epoch,
+                "time/sample_in_epoch": now._sample_in_epoch,
+            }
+        )
+        if tokens:
+            self.logger.log_metrics({"time/token": now._token})
+            self.logger.log_metrics({"time/token_in_epoch": now._token_in_epoch})
+
+    def _log_final_time(self) -> None:
+        now = self.state.timestamp
+        self.logger.log_metrics(
+            {
+                "time/epoch": now._epoch,
+                "time/batch": now._batch,
+                "time/sample": now._sample,
+                "time/batch_in_epoch": now._batch_in_epoch,
+                "time/sample_in_epoch": now._sample_in_epoch,
+            }
+        )
+        if now._token > 0:
+            self.logger.log_metrics({"time/token": now._token})
+            self.logger.log_metrics({"time/token_in_epoch": now._token_in_epoch})
+
+    def _nothing_trained(self) -> None:
+        limit = self.state.max_duration
+        if limit is not None and limit.unit is not TimeUnit.EPOCH:
+            raise RuntimeError(
+                f"The training loader yielded no batch, so `max_duration` {str(limit)!r} would never be reached. "
+                f"Pass a loader that can be iterated again for every epoch and is not empty."
+            )
+        warnings.warn(
+            "No batches were trained for global rank 0: the training loader yielded nothing in this epoch. "
+            "A generator can be iterated only once; pass a `DataLoader` or a list.",
+            stacklevel=2,
+        )
+
+
+_END = object()

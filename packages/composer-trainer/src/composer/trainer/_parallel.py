@@ -1,0 +1,67 @@
+"""What changes when several processes train one model: the seams of the loop, here for a single process.
+
+The loop asks these questions instead of asking `torch.distributed`, so a run on many ranks is another object with the
+same methods and not another loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from composer.utils import dist
+
+__all__ = ["SingleProcess", "parallel_of_this_process"]
+
+_NOTHING: AbstractContextManager[None] = nullcontext()
+
+
+class SingleProcess:
+    """One process: nothing to wrap, synchronise or sum."""
+
+    world_size = 1
+
+    def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
+        """The model that the loop calls, once all surgery is done."""
+        return model
+
+    def backward_context(self, last_microbatch: bool, sync: bool) -> AbstractContextManager[None]:
+        """Around forward and backward of one microbatch: whether gradients are exchanged in it."""
+        return _NOTHING
+
+    def total(self, samples: int, tokens: int) -> tuple[int, int]:
+        """Samples and tokens of one step, summed over ranks."""
+        return samples, tokens
+
+    def mean_count(self, count: int) -> float:
+        """A rank's batch size, averaged over ranks, which weighs its microbatches."""
+        return count
+
+    def any_finished(self, finished: bool) -> bool:
+        """Whether the loader of any rank is exhausted."""
+        return finished
+
+    def mean_losses(self, losses: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """The logged losses, averaged over ranks."""
+        return losses
+
+    def barrier(self) -> None:
+        """Wait for the other ranks."""
+
+
+def parallel_of_this_process() -> SingleProcess:
+    """What this process is part of.
+
+    Raises:
+        RuntimeError: The environment describes more than one process.
+    """
+    world_size: Any = dist.get_world_size()
+    if world_size > 1:
+        raise RuntimeError(
+            f"`Trainer` trains in one process, but `WORLD_SIZE` is {world_size}. Start the program without a "
+            f"distributed launcher, or train in a loop of your own with `Engine` and `DistributedDataParallel`."
+        )
+    return SingleProcess()

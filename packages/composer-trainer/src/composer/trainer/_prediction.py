@@ -1,0 +1,64 @@
+"""Prediction: the model's outputs over a loader."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+
+from composer.core import DataSpec, Engine, Event, State, Timestamp
+from composer.devices import DeviceCPU
+from composer.trainer._clock import StepTimer
+from composer.trainer._context import active_dataloader, autocast
+from composer.utils import model_eval_mode
+
+__all__ = ["predict"]
+
+
+def predict(
+    state: State, engine: Engine, spec: DataSpec, subset_num_batches: int, return_outputs: bool
+) -> list[Any]:
+    """Run the model over a loader, in eval mode and without gradients.
+
+    Args:
+        state: The run's state; its active loader, batch and outputs are restored afterwards.
+        engine: Announces the events.
+        spec: The data.
+        subset_num_batches: Batches to use; -1 is all.
+        return_outputs: Whether outputs are kept.
+
+    Returns:
+        The outputs of each batch, on the CPU; an empty list without `return_outputs`.
+
+    Raises:
+        ValueError: The loader has no length and no subset is given.
+    """
+    outputs: list[Any] = []
+    cpu, timer = DeviceCPU(), StepTimer()
+    with torch.no_grad(), model_eval_mode(state.model), active_dataloader(
+        state, spec.dataloader, "predict", subset_num_batches
+    ):
+        length = state.dataloader_len
+        if length is None:
+            raise ValueError("The loader has no length, so its end is unknown. Pass `subset_num_batches`.")
+        state.predict_timestamp = Timestamp()
+        engine.run_event(Event.PREDICT_START)
+        for batch in itertools.islice(iter(spec.dataloader), length.value):
+            if spec.batch_transforms is not None:
+                batch = spec.batch_transforms(batch)
+            samples, tokens = spec.get_num_samples_in_batch(batch), spec.get_num_tokens_in_batch(batch)
+            state.batch = state.device.batch_to_device(batch)
+            if spec.microbatch_transforms is not None:
+                state.batch = spec.microbatch_transforms(state.batch)
+            engine.run_event(Event.PREDICT_BATCH_START)
+            engine.run_event(Event.PREDICT_BEFORE_FORWARD)
+            with autocast(state):
+                state.outputs = state.model(state.batch)
+            engine.run_event(Event.PREDICT_AFTER_FORWARD)
+            if return_outputs:
+                outputs.append(cpu.batch_to_device(state.outputs))
+            state.predict_timestamp = state.predict_timestamp.to_next_batch(samples, tokens, timer.lap())
+            engine.run_event(Event.PREDICT_BATCH_END)
+        engine.run_event(Event.PREDICT_END)
+    return outputs

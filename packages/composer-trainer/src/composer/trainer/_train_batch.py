@@ -1,0 +1,240 @@
+"""One training batch: microbatches, forward, loss, backward, optimizer step.
+
+Everything here runs once per step, so it avoids work that can be done once per `fit`, and never reads a tensor.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from composer.core import DataSpec, Engine, Event, Precision, State
+from composer.models import ComposerModel
+from composer.trainer._context import autocast, device_type
+from composer.trainer._parallel import SingleProcess
+from composer.trainer._scaler import ClosureGradScaler
+from composer.trainer._train_metrics import TrainMetrics
+
+__all__ = ["BatchTrainer", "needs_closure"]
+
+_NOTHING: AbstractContextManager[None] = nullcontext()
+
+
+class BatchTrainer:
+    """Trains one batch at a time.
+
+    Args:
+        state: The run's state.
+        engine: Announces the events of a batch.
+        model: The user's model, whose `loss` and `update_metric` are called; `state.model` may be a wrapper around it.
+        parallel: What other processes do.
+        metrics: Takes the outputs for the training metrics.
+        count_tokens: Whether microbatches weigh by their loss-generating tokens instead of their samples.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        engine: Engine,
+        model: ComposerModel,
+        parallel: SingleProcess,
+        metrics: TrainMetrics,
+        count_tokens: bool,
+    ) -> None:
+        self.state, self.engine, self.model = state, engine, model
+        self.parallel, self.metrics, self.count_tokens = parallel, metrics, count_tokens
+        self.losses: dict[str, torch.Tensor] = {}
+        self._spec: DataSpec
+        self._batch: Any = None
+        self._microbatches: Sequence[Any] = ()
+        self._scaling = False
+        self._closure_needed = False
+
+    def prepare(self, data_spec: DataSpec) -> None:
+        """Decide, once per `fit`, what every step needs.
+
+        Args:
+            data_spec: Splits and counts the batches.
+        """
+        state = self.state
+        self._spec = data_spec
+        self._microbatch_transforms = data_spec.microbatch_transforms
+        self._to_device = state.device.batch_to_device
+        self._scaling = state.precision is Precision.AMP_FP16
+        self._closure_needed = any(needs_closure(optimizer) for optimizer in state.optimizers)
+        if self._closure_needed and self._scaling and not isinstance(state.scaler, ClosureGradScaler):
+            state.scaler = ClosureGradScaler()
+        # Autocast contexts are built anew for each use; without autocast there is nothing to enter at all.
+        self._autocast = state.precision is not Precision.FP32 or torch.is_autocast_enabled(device_type(state))
+
+    def train(self, num_samples: int) -> dict[str, torch.Tensor]:
+        """Train on `state.batch`: forward, backward and one optimizer step.
+
+        Args:
+            num_samples: Samples in the batch.
+
+        Returns:
+            The detached losses by key (`loss/train/total`, ...), on the device.
+        """
+        state = self.state
+        batch = self._batch = state.batch
+        if state.algorithms:  # an algorithm may have dropped or added rows
+            num_samples = self._spec.get_num_samples_in_batch(batch)
+        size = state.device_train_microbatch_size
+        if size is None or num_samples <= size:
+            self._microbatches = (batch,)
+        else:
+            self._microbatches = self._spec.split_batch(batch, size)
+        self.losses = {}
+        optimizer, scaler = state.optimizers[0], state.scaler
+        if not self._closure_needed:
+            self._closure()
+            if self._scaling and scaler is not None:
+                scaler.step(optimizer)
+            else:
+                optimizer.step()
+        elif self._scaling and isinstance(scaler, ClosureGradScaler):
+            scaler.step(optimizer, closure=self._closure)
+        else:
+            optimizer.step(closure=self._closure)  # type: ignore[arg-type]
+        if self._scaling and scaler is not None:
+            scaler.update()
+        return self.losses
+
+    def _closure(self, ddp_sync: bool = True, loss_dict: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
+        """Gradients of the whole batch.
+
+        Args:
+            ddp_sync: Whether gradients are exchanged between ranks.
+            loss_dict: Takes the losses of a pass that is not to be logged and does not count for the metrics.
+
+        Returns:
+            The total loss, detached, on the device.
+        """
+        state, run_event, microbatches = self.state, self.engine.run_event, self._microbatches
+        losses = self.losses if loss_dict is None else loss_dict
+        losses.clear()
+        metrics = self.metrics if loss_dict is None and self.metrics.wanted else None
+        if metrics is not None:
+            metrics.begin()
+        run_event(Event.BEFORE_TRAIN_BATCH)
+        for optimizer in state.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        alone = len(microbatches) == 1
+        create_graph = any(algorithm.backwards_create_graph for algorithm in state.algorithms)
+        if alone:
+            self._train_microbatch(microbatches[0], 1.0, losses, metrics, True, ddp_sync, create_graph)
+        else:
+            counts = [self._count(microbatch) for microbatch in microbatches]
+            total = self.parallel.mean_count(sum(counts))
+            for i, (microbatch, count) in enumerate(zip(microbatches, counts, strict=True)):
+                last = i == len(counts) - 1
+                self._train_microbatch(microbatch, count / total, losses, metrics, last, ddp_sync, create_graph)
+        state.batch = self._batch
+        if self._scaling and state.scaler is not None:
+            for optimizer in state.optimizers:
+                state.scaler.unscale_(optimizer)
+        run_event(Event.AFTER_TRAIN_BATCH)
+        return losses["loss/train/total"]
+
+    def _train_microbatch(
+        self,
+        microbatch: Any,
+        weight: float,
+        losses: dict[str, torch.Tensor],
+        metrics: TrainMetrics | None,
+        last: bool,
+        ddp_sync: bool,
+        create_graph: bool,
+    ) -> None:
+        state, run_event = self.state, self.engine.run_event
+        batch = self._to_device(microbatch)
+        if self._microbatch_transforms is not None:
+            batch = self._microbatch_transforms(batch)
+        state.batch = batch
+        clean = _kept(batch) if metrics is not None else None
+        with self.parallel.backward_context(last, ddp_sync):
+            run_event(Event.BEFORE_FORWARD)
+            with self._precision():
+                state.outputs = state.model(state.batch)
+            run_event(Event.AFTER_FORWARD)
+            run_event(Event.BEFORE_LOSS)
+            with self._precision():
+                state.loss = self.model.loss(state.outputs, state.batch)
+            run_event(Event.AFTER_LOSS)
+            run_event(Event.BEFORE_BACKWARD)
+            total = _total(state.loss)
+            _add_losses(losses, state.loss, total, weight)
+            if weight != 1.0:
+                total = total * weight
+            if self._scaling and state.scaler is not None:
+                total = state.scaler.scale(total)
+            total.backward(create_graph=create_graph)
+            run_event(Event.AFTER_BACKWARD)
+        if metrics is not None:
+            metrics.collect(clean, state.outputs, len(self._microbatches) == 1)
+
+    def _precision(self) -> AbstractContextManager[None]:
+        return autocast(self.state) if self._autocast else _NOTHING
+
+    def _count(self, microbatch: Any) -> int:
+        if self.count_tokens:
+            return self._spec.get_num_tokens_in_batch(microbatch, token_type="loss_generating")
+        return self._spec.get_num_samples_in_batch(microbatch)
+
+
+def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer must run the forward and backward pass itself.
+
+    Torch's own optimizers, but for those whose `step` requires a closure (LBFGS), call it once and first, which is the
+    same as stepping after the pass. Others say so with a class attribute `single_pass = True`; the rest get a closure.
+    """
+    step = inspect.unwrap(type(optimizer).step)
+    if getattr(optimizer, "_step_supports_amp_closure", False):
+        return True
+    if getattr(type(optimizer), "single_pass", False):
+        return False
+    closure = inspect.signature(step).parameters.get("closure")
+    if closure is None:
+        return False
+    return closure.default is inspect.Parameter.empty or not step.__module__.startswith("torch.optim.")
+
+
+def _kept(batch: Any) -> Any:
+    # Algorithms replace what is in the batch; a container of one's own keeps what was there before.
+    if isinstance(batch, dict):
+        return batch.copy()
+    return list(batch) if isinstance(batch, list) else batch
+
+
+def _total(loss: Any) -> torch.Tensor:
+    """The scalar to differentiate: the entry "total" of a dict, otherwise the sum of the means of all losses."""
+    if isinstance(loss, torch.Tensor):
+        return loss if loss.dim() == 0 else loss.mean()
+    if isinstance(loss, Mapping):
+        if "total" in loss:
+            return _total(loss["total"])
+        loss = tuple(loss.values())
+    if not isinstance(loss, Sequence) or not loss:
+        raise TypeError(
+            f"`loss` must be a tensor, a sequence of tensors or a dict of tensors, got {type(loss).__name__}. "
+            f"Check what the model's `loss` method returns."
+        )
+    return sum((_total(part) for part in loss[1:]), start=_total(loss[0]))
+
+
+def _add_losses(losses: dict[str, torch.Tensor], loss: Any, total: torch.Tensor, weight: float) -> None:
+    """Add a microbatch's share to the logged losses."""
+    parts = {"total": total}
+    if isinstance(loss, Mapping):
+        parts.update((key, _total(part)) for key, part in loss.items() if key != "total")
+    elif not isinstance(loss, torch.Tensor) and len(loss) > 1:
+        parts.update((f"loss{i}", _total(part)) for i, part in enumerate(loss))
+    for name, part in parts.items():
+        share = part.detach() if weight == 1.0 else part.detach() * weight
+        key = f"loss/train/{name}"
+        losses[key] = share if key not in losses else losses[key] + share

@@ -1,0 +1,130 @@
+"""Run the code blocks of a README as its reader would: top to bottom, each seeing what came before.
+
+    python -m tools.readme_blocks packages/composer-core/README.md
+
+`python` blocks are executed, in one namespace and an empty directory. `bash` blocks are not: each of their commands
+must be one that exists here, and each session, package and script that it names as well. Other blocks are for reading.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+
+from tools.workspace import PREFIX, ROOT, Workspace
+
+_FENCE = re.compile(
+    r"^(?P<indent> *)```(?P<language>\w*)[^\n]*\n(?P<code>.*?)^(?P=indent)```", re.MULTILINE | re.DOTALL
+)
+_PLAIN = {"cd", "git", "source"}  # commands of the shell that need no check
+_SEPARATORS = {"&&", "||", ";", "|"}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block.
+
+    Attributes:
+        language: What its fence says.
+        line: The line of its first line of code, counted from 1.
+        code: Its text.
+    """
+
+    language: str
+    line: int
+    code: str
+
+
+def blocks(text: str) -> list[Block]:
+    """The fenced blocks of a Markdown text."""
+    found = []
+    for match in _FENCE.finditer(text):
+        line = text.count("\n", 0, match.start("code")) + 1
+        found.append(Block(match["language"], line, re.sub(rf"(?m)^{match['indent']}", "", match["code"])))
+    return found
+
+
+def script(text: str) -> str:
+    """The `python` blocks as one program whose line numbers are those of the text."""
+    lines: list[str] = []
+    for block in blocks(text):
+        if block.language == "python":
+            lines += [""] * (block.line - 1 - len(lines)) + block.code.splitlines()
+    return "\n".join(lines) + "\n"
+
+
+def command_problems(text: str, workspace: Workspace, sessions: set[str]) -> Iterator[str]:
+    """What the `bash` blocks name that does not exist, one sentence each.
+
+    Args:
+        text: The Markdown text.
+        workspace: The packages, which know their console scripts.
+        sessions: The names of the nox sessions.
+    """
+    scripts = {name for package in workspace.packages.values() for name in package.scripts}
+    for block in blocks(text):
+        if block.language not in ("bash", "console", "sh"):
+            continue
+        for number, line in enumerate(block.code.splitlines(), start=block.line):
+            for words in _commands(line):
+                problem = _problem(words, workspace, scripts, sessions)
+                if problem:
+                    yield f"line {number}: {problem}"
+
+
+def _commands(line: str) -> Iterator[list[str]]:
+    words: list[str] = []
+    for word in [*shlex.split(line, comments=True), ";"]:
+        if word in _SEPARATORS:
+            if words:
+                yield words
+            words = []
+        elif words or not re.fullmatch(r"\w+=.*", word):
+            words.append(word)
+
+
+def _problem(words: list[str], workspace: Workspace, scripts: set[str], sessions: set[str]) -> str | None:
+    command, *rest = words
+    if re.fullmatch(r"python[\d.]*", command) and rest[:1] == ["-m"] and rest[1:]:
+        command, *rest = rest[1:]
+    if command == "pip" or (command == "uv" and rest[:1] == ["pip"]):
+        named = [re.split(r"[\[<>=!~;]", word)[0] for word in rest if word.startswith(PREFIX)]
+        unknown = [name for name in named if name not in workspace.packages]
+        return f"no package named {unknown}" if unknown else None
+    if command == "nox":
+        wanted = [word for flag, word in pairwise(rest) if flag in ("-s", "--session")]
+        unknown = [name for name in wanted if name.split("(")[0] not in sessions]
+        return f"no nox session named {unknown}" if unknown else None
+    if command in _PLAIN or command in scripts or (ROOT / command).is_file():
+        return None
+    return f"no command named {command!r}"
+
+
+def run(path: Path) -> None:
+    """Execute the `python` blocks of a README in an empty directory; an error points at the line of the README."""
+    program = compile(script(path.read_text(encoding="utf-8")), str(path.resolve()), "exec")
+    main_module = sys.modules["__main__"] = ModuleType("__main__")  # where pickle looks for what the blocks define
+    with tempfile.TemporaryDirectory() as scratch:
+        os.chdir(scratch)
+        try:
+            exec(program, vars(main_module))  # noqa: S102 -- the examples are the repository's own
+        finally:
+            os.chdir(ROOT)
+
+
+def main() -> None:
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m tools.readme_blocks README.md")
+    run(Path(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    main()

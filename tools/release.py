@@ -1,0 +1,124 @@
+"""Release one package: version, changelog, commit and tag. Pushing the tag publishes it (see .github/workflows).
+
+python -m tools.release [--check] composer-mixup 0.2.0
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+
+from packaging.version import InvalidVersion, Version
+
+from tools import catalog
+from tools.changes import UNRELEASED
+from tools.workspace import Package, Workspace
+
+
+class ReleaseError(RuntimeError):
+    """The release cannot be made as asked."""
+
+
+def check(workspace: Workspace, package: Package, version: str) -> None:
+    """Refuse what must not be released.
+
+    Raises:
+        ReleaseError: The tree is dirty, the version is not a later one, or there is nothing to tell users.
+    """
+    if _git(workspace, "status", "--porcelain"):
+        raise ReleaseError("the tree must be clean, got uncommitted changes. Commit or remove them.")
+    try:
+        wanted = Version(version)
+    except InvalidVersion:
+        raise ReleaseError(f"the version must look like 0.2.0, got {version!r}.") from None
+    released = _released(workspace, package)
+    if released and wanted <= released[-1]:
+        raise ReleaseError(f"the version must be later than the released {released[-1]}, got {version}.")
+    if _is_handwritten(package, version):
+        if package.fragments:
+            raise ReleaseError(
+                f"CHANGELOG.md already describes {version}, got fragments besides it: "
+                f"{[fragment.name for fragment in package.fragments]}. Move their text into the section."
+            )
+        return
+    if not package.fragments:
+        raise ReleaseError(f"a release must bring something, got no fragment in {package.path / 'changes'}.")
+    breaking = [fragment.name for fragment in package.fragments if ".breaking." in fragment.name]
+    if breaking and released and wanted.release[:2] == released[-1].release[:2]:
+        raise ReleaseError(f"a breaking change must raise more than the patch number, got {version} with {breaking}.")
+
+
+def release(workspace: Workspace, package: Package, version: str) -> str:
+    """Write the version and the changelog, commit, and tag; return the tag.
+
+    Raises:
+        ReleaseError: See `check`.
+    """
+    check(workspace, package, version)
+    if _is_handwritten(package, version):
+        text = package.changelog.read_text(encoding="utf-8")
+        today = datetime.now(timezone.utc).date().isoformat()
+        package.changelog.write_text(text.replace(UNRELEASED, f"({today})", 1), encoding="utf-8")
+    else:
+        command = [sys.executable, "-m", "towncrier", "build", "--yes", "--config", "pyproject.toml"]
+        command += ["--dir", str(package.path), "--version", version, "--name", package.name]
+        subprocess.run(command, cwd=workspace.root, check=True)
+    _write_version(package, version)
+    if package.name == "composer-core":
+        catalog.path_of(workspace).write_text(catalog.text_of(catalog.collect(workspace)), encoding="utf-8")
+    tag = f"{package.name}-v{version}"
+    _git(workspace, "add", "--all", str(package.path))
+    _git(workspace, "commit", "--message", f"{package.name} {version}")
+    _git(workspace, "tag", "--annotate", "--message", f"{package.name} {version}", tag)
+    return tag
+
+
+def _is_handwritten(package: Package, version: str) -> bool:
+    return f"## {version} {UNRELEASED}" in package.changelog.read_text(encoding="utf-8")
+
+
+def _released(workspace: Workspace, package: Package) -> list[Version]:
+    prefix = f"{package.name}-v"
+    tags = _git(workspace, "tag", "--list", f"{prefix}*").split()
+    return sorted(Version(tag.removeprefix(prefix)) for tag in tags)
+
+
+def _write_version(package: Package, version: str) -> None:
+    path = package.path / "pyproject.toml"
+    line = re.compile(rf'^version = "{re.escape(package.version)}"$', re.MULTILINE)
+    text, count = line.subn(f'version = "{version}"', path.read_text(encoding="utf-8"))
+    if count != 1:
+        raise ReleaseError(f'{path} must have one line `version = "{package.version}"`, got {count}.')
+    path.write_text(text, encoding="utf-8")
+
+
+def _git(workspace: Workspace, *arguments: str) -> str:
+    run = subprocess.run(["git", *arguments], check=False, cwd=workspace.root, capture_output=True, text=True)
+    if run.returncode != 0:
+        raise ReleaseError(f"`git {' '.join(arguments)}` failed: {run.stderr.strip()}")
+    return run.stdout
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Release one package: version, changelog, commit and tag.")
+    parser.add_argument("package", help="for example composer-mixup")
+    parser.add_argument("version", help="for example 0.2.0")
+    parser.add_argument("--check", action="store_true", help="only say whether it could be released")
+    arguments = parser.parse_args()
+    workspace = Workspace(Path.cwd())
+    try:
+        package = workspace[arguments.package]
+        if arguments.check:
+            check(workspace, package, arguments.version)
+        else:
+            print(f"tagged {release(workspace, package, arguments.version)}; push it to publish")
+    except (ReleaseError, ValueError) as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""Wheels of the packages in the tree, each built once for each state of its files.
+
+Tests run on wheels rather than on editables: a file that the wheel lacks is then missing in the tests too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import tempfile
+import zipfile
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from email.message import Message
+from email.parser import Parser
+from io import BytesIO
+from pathlib import Path, PurePosixPath
+from tarfile import TarFile
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from tools.workspace import PREFIX, Package, Workspace, find_uv
+
+_LEFT_OUT = {"changes", "dist", "tests"}
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """What a built wheel says and holds."""
+
+    path: Path
+    metadata: Message
+    files: frozenset[PurePosixPath]
+
+    @classmethod
+    def read(cls, path: Path) -> Wheel:
+        with zipfile.ZipFile(path) as archive:
+            names = [name for name in archive.namelist() if not name.endswith("/")]
+            (about,) = (name for name in names if name.endswith(".dist-info/METADATA"))
+            metadata = Parser().parsestr(archive.read(about).decode("utf-8"))
+        return cls(path, metadata, frozenset(map(PurePosixPath, names)))
+
+    @property
+    def name(self) -> str:
+        return canonicalize_name(str(self.metadata["Name"]))
+
+    @property
+    def code(self) -> list[PurePosixPath]:
+        """All files but the metadata."""
+        return sorted(file for file in self.files if not file.parts[0].endswith(".dist-info"))
+
+    @property
+    def requirements(self) -> list[Requirement]:
+        """What it declares, extras included."""
+        return [Requirement(line) for line in self.metadata.get_all("Requires-Dist", [])]
+
+
+def wheels(workspace: Workspace, names: Iterable[str], *, house: Path | None = None) -> list[Path]:
+    """The wheels of `names` and all their siblings, built where the house does not have them yet.
+
+    Args:
+        workspace: The packages.
+        names: Those wanted.
+        house: Where wheels are kept; default `.nox/wheelhouse` in the workspace's root.
+    """
+    house = house or workspace.root / ".nox" / "wheelhouse"
+    packages = [workspace[name] for name in workspace.closure(names)]
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        return list(pool.map(lambda package: _wheel(package.path, house / package.name), packages))
+
+
+def oldest_wheels(workspace: Workspace, package: Package, *, house: Path | None = None) -> list[Path]:
+    """The wheel of `package`, and of each sibling the lowest release its declared bounds allow, built from its tag.
+
+    While no release of a sibling satisfies the bounds, the tree stands for it.
+    """
+    house = house or workspace.root / ".nox" / "wheelhouse"
+    bounds: dict[str, list[Requirement]] = {}
+    for member in (package.name, *workspace.siblings(package.name)):
+        for requirement in workspace[member].dependencies:
+            bounds.setdefault(canonicalize_name(requirement.name), []).append(requirement)
+    found = [_wheel(package.path, house / package.name)]
+    for name in workspace.siblings(package.name):
+        tag = _lowest_tag(workspace, name, bounds[name])
+        found.append(_wheel(workspace[name].path, house / name) if tag is None else _wheel_of_tag(workspace, name, tag))
+    return found
+
+
+def declared(paths: Iterable[Path]) -> list[str]:
+    """What wheels need from the registry, without their extras; each bound is kept, so a name can come up twice."""
+    needed = (requirement for path in paths for requirement in Wheel.read(path).requirements)
+    kept = (one for one in needed if not one.name.startswith(PREFIX) and "extra" not in str(one.marker))
+    return sorted(set(map(str, kept)))
+
+
+def build(path: Path, out: Path, *arguments: str) -> Path:
+    """Build the package at `path` into `out`, by default its sdist and from that its wheel; return the wheel.
+
+    Raises:
+        RuntimeError: It cannot be built; the message holds what the builder said.
+    """
+    command = [find_uv(), "build", *arguments, "--out-dir", str(out), str(path)]
+    run = subprocess.run(command, check=False, capture_output=True, text=True)
+    if run.returncode != 0:
+        raise RuntimeError(f"building {path.name} failed:\n{run.stdout}{run.stderr}")
+    (wheel,) = out.glob("*.whl")
+    return wheel
+
+
+def fingerprint(path: Path) -> str:
+    """A digest of all files that can end up in the wheel of the package at `path`."""
+    digest = hashlib.sha256()
+    for file in sorted(path.rglob("*")):
+        inside = file.relative_to(path)
+        if file.is_file() and inside.parts[0] not in _LEFT_OUT and "__pycache__" not in inside.parts:
+            digest.update(f"{inside.as_posix()}\0{file.stat().st_size}\0".encode())
+            digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _wheel(path: Path, shelf: Path) -> Path:
+    slot = shelf / fingerprint(path)
+    if not slot.is_dir():
+        shelf.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=shelf) as scratch:
+            made = Path(scratch) / "wheel"
+            build(path, made, "--wheel")
+            (made / ".gitignore").unlink(missing_ok=True)
+            try:
+                made.rename(slot)
+            except OSError:  # another process was faster; its wheel is as good
+                if not slot.is_dir():
+                    raise
+    (wheel,) = slot.glob("*.whl")
+    return wheel
+
+
+def _lowest_tag(workspace: Workspace, name: str, bounds: list[Requirement]) -> str | None:
+    prefix = f"{name}-v"
+    run = subprocess.run(
+        ["git", "tag", "--list", f"{prefix}*"], cwd=workspace.root, check=True, capture_output=True, text=True
+    )
+    versions = sorted(Version(tag.removeprefix(prefix)) for tag in run.stdout.split())
+    fitting = [version for version in versions if all(bound.specifier.contains(version) for bound in bounds)]
+    return f"{prefix}{fitting[0]}" if fitting else None
+
+
+def _wheel_of_tag(workspace: Workspace, name: str, tag: str) -> Path:
+    directory = f"packages/{name}"
+    run = subprocess.run(["git", "archive", tag, directory], cwd=workspace.root, check=True, capture_output=True)
+    with tempfile.TemporaryDirectory() as scratch, TarFile(fileobj=BytesIO(run.stdout)) as archive:
+        archive.extractall(scratch, filter="data")
+        return _wheel(Path(scratch) / directory, workspace.root / ".nox" / "wheelhouse" / name)

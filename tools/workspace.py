@@ -1,0 +1,218 @@
+"""The packages of this repository, read from their own pyproject.toml; nothing is listed by hand.
+
+python tools/workspace.py                          # a table
+python tools/workspace.py --changed origin/main    # the packages a change can affect, one per line
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parent.parent
+PREFIX = "composer-"  # of every distribution of this repository
+
+
+@dataclass(frozen=True)
+class Package:
+    """One distribution.
+
+    Attributes:
+        name: Its canonical name, for example `composer-mixup`.
+        path: Its directory.
+        version: The version in its pyproject.toml.
+        requires_python: The specifier of the Pythons it supports.
+        dependencies: What it declares.
+        test_dependencies: What its dependency group `test` adds to pytest and hypothesis.
+        entry_points: `{group: {name: value}}`, without console scripts.
+        scripts: Its console scripts, `{name: value}`.
+    """
+
+    name: str
+    path: Path
+    version: str
+    requires_python: str
+    dependencies: tuple[Requirement, ...]
+    test_dependencies: tuple[Requirement, ...]
+    entry_points: Mapping[str, Mapping[str, str]]
+    scripts: Mapping[str, str]
+
+    @property
+    def source(self) -> Path:
+        return self.path / "src"
+
+    @property
+    def tests(self) -> Path:
+        return self.path / "tests"
+
+    @property
+    def changelog(self) -> Path:
+        return self.path / "CHANGELOG.md"
+
+    @property
+    def fragments(self) -> list[Path]:
+        """What `changes/` holds for the next release."""
+        return sorted(self.path.glob("changes/*.md"))
+
+    @property
+    def tag(self) -> str:
+        """The git tag of the version in the tree."""
+        return f"{self.name}-v{self.version}"
+
+    @classmethod
+    def read(cls, path: Path) -> Package:
+        """Read `path/pyproject.toml`.
+
+        Raises:
+            ValueError: Something every package must have is missing from the file.
+        """
+        data = tomllib.loads((path / "pyproject.toml").read_text(encoding="utf-8"))
+        project: dict[str, Any] = data.get("project", {})
+        for key in ("name", "version", "requires-python", "dependencies"):
+            if key not in project:
+                raise ValueError(f"{path / 'pyproject.toml'}: `project.{key}` must be there, got nothing. Add it.")
+        return cls(
+            name=canonicalize_name(project["name"]),
+            path=path,
+            version=project["version"],
+            requires_python=project["requires-python"],
+            dependencies=tuple(map(Requirement, project["dependencies"])),
+            test_dependencies=tuple(map(Requirement, data.get("dependency-groups", {}).get("test", []))),
+            entry_points=project.get("entry-points", {}),
+            scripts=project.get("scripts", {}),
+        )
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """All packages below a root directory."""
+
+    root: Path = ROOT
+
+    @cached_property
+    def packages(self) -> dict[str, Package]:
+        """The packages by name, in alphabetical order."""
+        paths = sorted(self.root.glob("packages/*/pyproject.toml"))
+        return {package.name: package for package in (Package.read(path.parent) for path in paths)}
+
+    def __getitem__(self, name: str) -> Package:
+        if name not in self.packages:
+            raise ValueError(f"`name` must be a package of this repository, got {name!r}. Choose from {self.names}.")
+        return self.packages[name]
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.packages)
+
+    def siblings(self, name: str, *, with_tests: bool = False) -> list[str]:
+        """The packages of this repository that `name` needs, directly or through another one; without itself.
+
+        Args:
+            name: A package.
+            with_tests: Whether to count what its own tests need.
+
+        Raises:
+            ValueError: One of them is not in this repository.
+        """
+        found: set[str] = set()
+        waiting = [name]
+        while waiting:
+            package = self[waiting.pop()]
+            needed = package.dependencies + (package.test_dependencies if with_tests and package.name == name else ())
+            new = {sibling for requirement in needed if (sibling := self._own(requirement, package))} - found
+            found |= new
+            waiting += new
+        return sorted(found - {name})
+
+    def _own(self, requirement: Requirement, package: Package) -> str | None:
+        name = canonicalize_name(requirement.name)
+        if name in self.packages:
+            return name
+        if name.startswith(PREFIX):  # never fetched from a registry, where it could be anybody's
+            raise ValueError(
+                f"{package.name}: a dependency named {PREFIX}* must be a package of this repository, got {name!r}."
+                f" Choose from {self.names}."
+            )
+        return None
+
+    def closure(self, names: Iterable[str]) -> list[str]:
+        """`names` and all their siblings, each once."""
+        return sorted({member for name in names for member in (name, *self.siblings(name))})
+
+    def in_order(self) -> list[str]:
+        """The names, each after everything it depends on."""
+        return sorted(self.packages, key=lambda name: (len(self.siblings(name)), name))
+
+    def outside(self, requirements: Iterable[Requirement]) -> list[str]:
+        """Those of `requirements` that come from the registry rather than from this repository."""
+        return sorted({str(one) for one in requirements if not canonicalize_name(one.name).startswith(PREFIX)})
+
+    def changed(self, base: str) -> list[str]:
+        """The packages whose tests a change since `base` can affect: the changed ones and what depends on them.
+
+        A change to what all packages share (the root settings, the tools) affects all.
+        """
+        run = subprocess.run(
+            ["git", "diff", "--name-only", "-z", f"{base}...HEAD"],
+            cwd=self.root, check=True, capture_output=True, text=True,
+        )  # fmt: skip
+        touched: set[str] = set()
+        for path in filter(None, run.stdout.split("\0")):
+            parts = Path(path).parts
+            if parts[0] in ("pyproject.toml", "noxfile.py", "tools", ".ci", ".github"):
+                return self.names
+            if parts[0] == "packages" and parts[1] in self.packages:
+                touched.add(parts[1])
+        return [name for name in self.names if touched & {name, *self.siblings(name, with_tests=True)}]
+
+
+def find_uv() -> str:
+    """The path of uv: the one installed beside nox if there is one, else the one on the path.
+
+    Raises:
+        RuntimeError: There is none.
+    """
+    try:
+        from uv import find_uv_bin
+
+        found: str | None = os.fspath(find_uv_bin())
+    except (ModuleNotFoundError, FileNotFoundError):
+        found = shutil.which("uv")
+    if found is None:
+        raise RuntimeError("`uv` must be installed, got none. Run `python3 -m pip install uv`.")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The packages of this repository.")
+    parser.add_argument("--changed", metavar="BASE", help="only the names of what a change since BASE can affect")
+    base: str | None = parser.parse_args().changed
+    workspace = Workspace()
+    if base is not None:
+        print(*workspace.changed(base), sep="\n")
+        return
+    width = max(map(len, workspace.names))
+    for name, package in workspace.packages.items():
+        names = sum(map(len, package.entry_points.values()))
+        needs = " ".join(workspace.siblings(name)) or "-"
+        print(f"{name:<{width}}  {package.version:<8}  {names:>3} names  {needs}")
+
+
+if __name__ == "__main__":
+    main()
