@@ -129,7 +129,7 @@ def newest(session: nox.Session, package: str) -> None:
 @nox.session(tags=["ci"])
 def together(session: nox.Session) -> None:
     """Run the tests that need several packages, with all of them installed."""
-    _install(session, NAMES, *TEST_TOOLS, *TOOL_TOOLS)
+    _install(session, NAMES, *TEST_TOOLS, *TOOL_TOOLS, *IMPORT_TOOLS)
     _pytest(session, "tests", "--ignore=tests/test_docs.py")
 
 
@@ -218,10 +218,13 @@ def dev(session: nox.Session) -> None:
     session.log("Run `source .venv/bin/activate`. Editors: add `.dev/src` to the paths of the type checker.")
 
 
-@nox.session(venv_backend="none")
+@nox.session
 def new(session: nox.Session) -> None:
     """Make an algorithm package from the template: `nox -s new -- composer-foo Foo`."""
-    session.run(sys.executable, "-m", "tools.new_package", *session.posargs, external=True)
+    session.install("--quiet", "--constraint", PINNED, *LINTERS, *TOOL_TOOLS)
+    session.run("python", "-m", "tools.new_package", *session.posargs)
+    session.run("ruff", "check", "--quiet", "--fix", f"packages/{session.posargs[0]}")  # long names wrap lines
+    session.run("ruff", "format", "--quiet", f"packages/{session.posargs[0]}")
 
 
 @nox.session(venv_backend="none")

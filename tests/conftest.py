@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # for `tools`
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `tools`
+
+from tools.tiny_tree import Tree
 
 
-@pytest.fixture(scope="session")
-def root() -> Path:
-    """The root of the repository."""
-    return ROOT
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    """An empty repository."""
+    return Tree(tmp_path / "tree")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,7 +32,8 @@ def build(workspace: Workspace, out: Path) -> list[Path]:
     def build_one(package: Package) -> Path:
         return wheelhouse.build(package.path, out / package.name)
 
-    with ThreadPoolExecutor(max_workers=2) as pool:
+    find_uv()
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         return list(pool.map(build_one, workspace.packages.values()))
 
 

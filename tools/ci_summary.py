@@ -29,7 +29,8 @@ def main() -> None:
     failed = []
     for argument in sys.argv[1:]:
         lines, bad = summary(Path(argument))
-        print(*lines, sep="\n")
+        for line in lines:
+            print(line)
         failed += bad
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")

@@ -60,13 +60,14 @@ def release(workspace: Workspace, package: Package, version: str) -> str:
     """
     check(workspace, package, version)
     if _is_handwritten(package, version):
-        text = package.changelog.read_text(encoding="utf-8")
         today = datetime.now(timezone.utc).date().isoformat()
-        package.changelog.write_text(text.replace(UNRELEASED, f"({today})", 1), encoding="utf-8")
+        text = package.changelog.read_text(encoding="utf-8").replace(UNRELEASED, f"({today})", 1)
     else:
         command = [sys.executable, "-m", "towncrier", "build", "--yes", "--config", "pyproject.toml"]
         command += ["--dir", str(package.path), "--version", version, "--name", package.name]
         subprocess.run(command, cwd=workspace.root, check=True)
+        text = package.changelog.read_text(encoding="utf-8")
+    package.changelog.write_text(re.sub(r"\n{3,}", "\n\n", text.lstrip()), encoding="utf-8")
     _write_version(package, version)
     if package.name == "composer-core":
         catalog.path_of(workspace).write_text(catalog.text_of(catalog.collect(workspace)), encoding="utf-8")

@@ -69,6 +69,7 @@ def wheels(workspace: Workspace, names: Iterable[str], *, house: Path | None = N
     """
     house = house or workspace.root / ".nox" / "wheelhouse"
     packages = [workspace[name] for name in workspace.closure(names)]
+    find_uv()
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         return list(pool.map(lambda package: _wheel(package.path, house / package.name), packages))
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -182,8 +182,11 @@ class Workspace:
         return [name for name in self.names if touched & {name, *self.siblings(name, with_tests=True)}]
 
 
+@cache
 def find_uv() -> str:
     """The path of uv: the one installed beside nox if there is one, else the one on the path.
+
+    Call it once before starting threads: what it asks, `sysconfig`, is not safe while it is being set up.
 
     Raises:
         RuntimeError: There is none.

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
@@ -196,6 +196,7 @@ class TestSplitting:
         assert [{"x": [1, 2]}, {"x": [3]}] == _split_mapping({"x": [1, 2, 3]}, 2)
         assert _default_split_batch is default_split_batch
 
+    @example([1, True])
     @given(st.lists(st.integers() | st.booleans() | st.floats() | st.text() | st.none()))
     def test_primitives_are_lists_of_one_primitive_type(self, items: list[Any]) -> None:
         expected = any(all(type(item) is kind for item in items) for kind in (int, bool, float, str))

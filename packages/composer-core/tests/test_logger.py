@@ -210,6 +210,24 @@ def test_metrics_without_deferred_values_are_not_copied(state: State) -> None:
     assert metrics is recorder.calls[0][1]
 
 
+def test_nothing_is_read_for_a_destination_that_takes_no_metrics(state: State) -> None:
+    class Files(LoggerDestination):
+        def can_upload_files(self) -> bool:
+            return True
+
+    files = Files()
+    loss = DeferredValue.of_tensor(torch.tensor(0.25))
+    Logger(state, files).log_metrics({"loss": loss})
+
+    assert "DeferredValue(<not read>)" == repr(loss)
+
+    seen = []
+    files.log_metrics = lambda metrics, step: seen.append(metrics)  # type: ignore[method-assign,assignment]
+    Logger(state, files).log_metrics({"loss": loss})
+
+    assert [{"loss": 0.25}] == seen
+
+
 def test_accepting_deferred_values_must_be_declared_true(state: State) -> None:
     """A mock has any attribute, and every one is truthy; it must see plain values all the same."""
     from unittest.mock import MagicMock

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -10,18 +11,21 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 
-from composer.metrics import (
-    BinaryF1Score,
-    CrossEntropy,
-    Dice,
-    LanguageCrossEntropy,
-    LanguagePerplexity,
-    LossMetric,
-    MaskedAccuracy,
-    MIoU,
-)
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # torchmetrics 1.0 imports distutils
+    from torchmetrics import Metric
+
+    from composer.metrics import (
+        BinaryF1Score,
+        CrossEntropy,
+        Dice,
+        LanguageCrossEntropy,
+        LanguagePerplexity,
+        LossMetric,
+        MaskedAccuracy,
+        MIoU,
+    )
 
 Batch = tuple[Tensor, Tensor]
 
@@ -146,7 +150,7 @@ def case(request: pytest.FixtureRequest) -> Case:
     return CASES[request.param]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def cases() -> list[Case]:
     return list(CASES.values())
 

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from composer.metrics import MAP
-from composer.testing import run_on_ranks
+from composer.testing._processes import run_on_ranks
+
+HAS_COCO = find_spec("pycocotools") is not None and find_spec("torchvision") is not None
 
 
 def values_on_this_rank(jobs):
@@ -24,23 +26,36 @@ def one_image(corner, score):
     return [{**box, "scores": torch.tensor([score])}], [truth]
 
 
-def test_processes_with_unequal_shares_get_the_value_of_all_data(cases, draw):
-    batches = [draw(case, 6, 9, 4) for case in cases]
+HIT, ALARM = one_image(0.0, 0.6), one_image(50.0, 0.9)
+
+
+@pytest.fixture(scope="module")
+def batches(cases, draw):
+    return [draw(case, 6, 9, 4) for case in cases]
+
+
+@pytest.fixture(scope="module")
+def values_by_rank(cases, batches):
+    """Two batches on rank 0 and one on rank 1, for every metric; starting processes takes longer than all of them."""
     jobs = [(case.make(), [two, [one]]) for case, (*two, one) in zip(cases, batches, strict=True)]
+    if HAS_COCO:
+        jobs.append((MAP(), [[HIT], [ALARM]]))
+    return run_on_ranks(values_on_this_rank, 2, jobs)
+
+
+def test_every_process_gets_the_value_of_all_data(cases, batches, values_by_rank):
     expected = [pytest.approx(case.reference(data), rel=1e-5) for case, data in zip(cases, batches, strict=True)]
 
-    for values in run_on_ranks(values_on_this_rank, 2, jobs):
-        assert expected == [value.item() for value in values]
+    for values in values_by_rank:
+        assert expected == [value.item() for value in values[: len(cases)]]
 
 
-@pytest.mark.skipif(find_spec("pycocotools") is None or find_spec("torchvision") is None, reason="needs the extra `coco`")
-def test_average_precision_gathers_the_images_of_all_processes():
-    hit, alarm = one_image(0.0, 0.6), one_image(50.0, 0.9)
+@pytest.mark.skipif(not HAS_COCO, reason="needs the extra `coco`")
+def test_average_precision_gathers_the_images_of_all_processes(values_by_rank):
     single = MAP()
-    single.update(*hit)
-    single.update(*alarm)
+    single.update(*HIT)
+    single.update(*ALARM)
     expected = single.compute()["map"].item()
 
     assert 0 < expected < 1
-    for (values,) in run_on_ranks(values_on_this_rank, 2, [(MAP(), [[hit], [alarm]])]):
-        assert expected == values["map"].item()
+    assert [expected, expected] == [values[-1]["map"].item() for values in values_by_rank]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from composer.core import _state_dict
-from composer.core._observed import ObservedList, SteppingList
+from composer.core._state_lists import StateLists
 from composer.core._time import Time, TimeInput, TimeUnit, ensure_time
 from composer.core._timestamp import Timestamp
 from composer.core.precision import Precision
@@ -19,7 +19,6 @@ from composer.devices import Device
 from composer.utils import dist
 from composer.utils.batch_helpers import batch_get, batch_set
 from composer.utils.device import get_device
-from composer.utils.iter_helpers import ensure_tuple
 from composer.utils.misc import is_model_ddp
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ _SERIALIZED = (
 _LENGTH_WARNING = "DataloaderNumBatchesWarning"
 
 
-class State(Serializable):
+class State(StateLists, Serializable):
     """Everything related to a training run that algorithms may read or change.
 
     The Trainer makes one. A loop of your own needs only a few arguments::
@@ -156,18 +155,6 @@ class State(Serializable):
         self.eval_metric_values: dict[str, Any] = {}
         self._total_loss_dict: dict[str, Any] = {}
         self.metric_outputs: dict[str, Any] = {}
-
-    def _set_lists(self, evaluators: Any, optimizers: Any, schedulers: Any, algorithms: Any, callbacks: Any) -> None:
-        self._evaluators: ObservedList[Evaluator] = ObservedList(ensure_tuple(evaluators))
-        self._optimizers: SteppingList[torch.optim.Optimizer] = SteppingList(ensure_tuple(optimizers))
-        self._schedulers: SteppingList[Any] = SteppingList(ensure_tuple(schedulers))
-        self._algorithms: ObservedList[Algorithm] = ObservedList(ensure_tuple(algorithms), self._notify)
-        self._callbacks: ObservedList[Callback] = ObservedList(ensure_tuple(callbacks), self._notify)
-
-    def _notify(self) -> None:
-        """Tell the engines that what they compiled is out of date."""
-        for observer in self._observers:
-            observer()
 
     # ---- time ----
 
@@ -322,53 +309,6 @@ class State(Serializable):
     @targets.setter
     def targets(self, value: Any) -> None:
         self.batch = (_pair(self.batch)[0], value)
-
-    # ---- lists: a setter replaces the contents, and takes a single object too ----
-
-    @property
-    def evaluators(self) -> list[Evaluator]:
-        """What is evaluated."""
-        return self._evaluators
-
-    @evaluators.setter
-    def evaluators(self, value: Evaluator | Sequence[Evaluator]) -> None:
-        self._evaluators[:] = ensure_tuple(value)
-
-    @property
-    def optimizers(self) -> SteppingList[torch.optim.Optimizer]:
-        """The optimizers; `step` and `zero_grad` of the list call those of every member."""
-        return self._optimizers
-
-    @optimizers.setter
-    def optimizers(self, value: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]) -> None:
-        self._optimizers[:] = ensure_tuple(value)
-
-    @property
-    def schedulers(self) -> SteppingList[Any]:
-        """The learning-rate schedulers; `step` of the list steps every member."""
-        return self._schedulers
-
-    @schedulers.setter
-    def schedulers(self, value: Any) -> None:
-        self._schedulers[:] = ensure_tuple(value)
-
-    @property
-    def algorithms(self) -> list[Algorithm]:
-        """The algorithms that run, in the user's order."""
-        return self._algorithms
-
-    @algorithms.setter
-    def algorithms(self, value: Algorithm | Sequence[Algorithm]) -> None:
-        self._algorithms[:] = ensure_tuple(value)
-
-    @property
-    def callbacks(self) -> list[Callback]:
-        """The callbacks and loggers that run."""
-        return self._callbacks
-
-    @callbacks.setter
-    def callbacks(self, value: Callback | Sequence[Callback]) -> None:
-        self._callbacks[:] = ensure_tuple(value)
 
     # ---- numbers ----
 

@@ -74,10 +74,12 @@ def _map_batch(batch: Any, map_fn: Callable[[torch.Tensor], Any]) -> Any:
     if isinstance(batch, torch.Tensor):
         return map_fn(batch)
     if isinstance(batch, tuple):
-        mapped = [_map_batch(element, map_fn) for element in batch]
-        if all(new is old for new, old in zip(mapped, batch, strict=True)):
-            return batch
-        return _rebuild_sequence(batch, mapped)
+        mapped, is_same = [], True
+        for old in batch:
+            new = map_fn(old) if isinstance(old, torch.Tensor) else _map_batch(old, map_fn)
+            is_same = is_same and new is old
+            mapped.append(new)
+        return batch if is_same else _rebuild_sequence(batch, mapped)
     if isinstance(batch, Mapping):
         return _rebuild_mapping(batch, {key: _map_batch(value, map_fn) for key, value in batch.items()})
     if isinstance(batch, Sequence) and not isinstance(batch, _STRINGS):

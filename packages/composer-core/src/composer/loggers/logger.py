@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Logger", "format_log_data_value"]
 
+_TAKES_NONE = LoggerDestination.log_metrics
+
 
 class Logger:
     """Hands what is logged to every destination, in order. Callbacks and algorithms are given one to log with.
@@ -99,7 +101,7 @@ class Logger:
         for destination in destinations:
             if destination.accepts_deferred is True:
                 destination.log_metrics(metrics, step)
-            else:
+            elif getattr(destination.log_metrics, "__func__", None) is not _TAKES_NONE:  # read for those who look
                 if plain is None:
                     plain = _read(metrics)
                 destination.log_metrics(plain, step)

@@ -2,6 +2,8 @@
 
 from composer.testing._callbacks import EventCounterCallback as EventCounterCallback
 from composer.testing._compare import deep_compare as deep_compare
+from composer.testing._contract import AlgorithmContract as AlgorithmContract
+from composer.testing._contract import train_by_hand as train_by_hand
 from composer.testing._data import InfiniteClassificationDataset as InfiniteClassificationDataset
 from composer.testing._data import RandomClassificationDataset as RandomClassificationDataset
 from composer.testing._data import RandomImageDataset as RandomImageDataset
@@ -13,8 +15,10 @@ from composer.testing._models import SimpleModel as SimpleModel
 from composer.testing._models import SimpleModelWithDropout as SimpleModelWithDropout
 from composer.testing._models import SimpleSegmentationModel as SimpleSegmentationModel
 from composer.testing._models import SimpleTransformerModel as SimpleTransformerModel
+from composer.testing._processes import run_on_ranks as run_on_ranks
 
 __all__ = [
+    "AlgorithmContract",
     "ConvModel",
     "EventCounterCallback",
     "InfiniteClassificationDataset",
@@ -28,4 +32,6 @@ __all__ = [
     "SimpleSegmentationModel",
     "SimpleTransformerModel",
     "deep_compare",
+    "run_on_ranks",
+    "train_by_hand",
 ]

@@ -128,7 +128,7 @@ class AlgorithmContract:
         engine = _started(resumed)
         resumed.load_state_dict(saved)
         torch.set_rng_state(rng)
-        _steps(resumed, engine, batches[_BATCHES // 2 :])
+        _steps(resumed, engine, _cast(batches[_BATCHES // 2 :], torch.float64))
 
         deep_compare(expected.model.state_dict(), resumed.model.state_dict())
         deep_compare(expected.algorithms[0].state_dict(), resumed.algorithms[0].state_dict())

@@ -86,7 +86,9 @@ def batch_set(batch: Any, key: Any, value: Any) -> Any:
     if type(key) in (int, str):
         kind = type(batch)
         if kind is tuple and type(key) is int:
-            return _replace_in_tuple(batch, key, value)
+            parts = list(batch)
+            parts[key] = value
+            return tuple(parts)
         if kind is dict or (kind is list and type(key) is int):
             batch[key]  # must exist
             batch[key] = value

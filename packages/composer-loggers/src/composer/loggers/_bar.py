@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
 import tqdm.auto
@@ -12,11 +12,14 @@ import tqdm.auto
 from composer.loggers import DeferredValue, format_log_data_value
 from composer.utils import is_notebook
 
+if TYPE_CHECKING:
+    from composer.core import Timestamp
+
 __all__ = ["Bar"]
 
 _LIVE_SECONDS = 0.1  # between two redraws on a terminal
 _PLAIN_SECONDS = 30.0  # between two lines in a log file
-_GRAPHIC = "|{bar:25}|"
+_GRAPHIC = "|{bar}|"
 _UNITS = {"batch": "ba", "sample": "sp", "token": "tok", "epoch": "ep", "iteration": "iter"}
 
 
@@ -51,10 +54,12 @@ class Bar:
         self.total = total
         self.bar_format = bar_format
         self.timestamp_key = timestamp_key
+        self._counter = f"_{timestamp_key}"  # as a plain int, which costs nothing
         self.keys_to_log = list(keys_to_log)
         self.position = position
         self.n = n
         self._values: dict[str, Any] = dict(metrics or {})
+        self._wanted: dict[str, bool] = {}  # whether a name is shown; asked several times per step
         self._coming: dict[str, Any] | None = None  # on their way from the device
         self._bar: Any = None  # None until shown, and on ranks that show nothing
         self._interval = _LIVE_SECONDS
@@ -90,18 +95,20 @@ class Bar:
         Args:
             metrics: Values by name.
         """
-        for key, value in metrics.items():
-            for part in self.keys_to_log:
-                if part in key:
-                    self._values[key] = _kept(value)
-                    break
+        for key in metrics:
+            wanted = self._wanted.get(key)
+            if wanted is None:
+                wanted = self._wanted[key] = any(part in key for part in self.keys_to_log)
+            if wanted:
+                self._values[key] = _kept(metrics[key])
 
-    def advance(self, n: int) -> None:
+    def advance(self, timestamp: Timestamp) -> None:
         """Move the bar; once per batch.
 
         Args:
-            n: Where the counter is now.
+            timestamp: Where the counter is now.
         """
+        n: int = getattr(timestamp, self._counter)
         bar = self._bar
         if bar is None:
             self.n = n
@@ -201,7 +208,7 @@ def _kept(value: Any) -> Any:
     if type(value) is DeferredValue:
         return value.hold()
     if isinstance(value, torch.Tensor):
-        return DeferredValue(lambda: value).hold() if value.numel() == 1 else format_log_data_value(value)
+        return DeferredValue(lambda: value).hold()
     return value
 
 

@@ -164,7 +164,7 @@ class ConsoleLogger(LoggerDestination):
         self._printed_batch = state.timestamp.batch.value
 
     def _print_config(self) -> None:
-        if not self._config_printed:
+        if self.hparams and not self._config_printed:
             self._config_printed = True
             self._print(config_block(self.hparams))
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FileLogger"]
 
-_WRITE_SECONDS = 1.0  # how far the file lags behind between flushes, where no value must be waited for
+_WRITE_SECONDS = 1.0  # how far the file may lag behind, and the disk behind the file
 
 
 class _Unread(NamedTuple):
@@ -50,9 +50,9 @@ class FileLogger(LoggerDestination):
     bar, only what finally stands there. Lines from before the run has a name are kept until there is a file.
 
     A training step does not wait for the device. Values are copied in the background and written about a second later.
-    A flush waits for them, writes everything, makes sure it is on the disk, and hands the file to the loggers that
-    store files. It takes place every `flush_interval` batches and epochs, at the start of an epoch or evaluation, at
-    the end of `fit`, and at `close`. An uncaught exception reaches the disk at once.
+    A flush waits for them, writes everything, makes sure it is on the disk (once a second, and at `close`), and hands
+    the file to the loggers that store files. It takes place every `flush_interval` batches and epochs, at the start of
+    an epoch or evaluation, at the end of `fit`, and at `close`. An uncaught exception reaches the disk at once.
 
     Args:
         filename: Where to write. May contain `{run_name}`, `{rank}`, `{local_rank}`, `{world_size}`,
@@ -104,6 +104,7 @@ class FileLogger(LoggerDestination):
         self._queue: deque[str | _Unread] = deque()
         self._lock = threading.RLock()  # other threads print too
         self._write_due = 0.0
+        self._sync_due = 0.0  # fsync takes milliseconds, which steps of a millisecond would feel
         self._previous_hook: Any = None
         self._captures: list[Capture] = []
         self._assemblers: list[LineAssembler] = []
@@ -146,6 +147,8 @@ class FileLogger(LoggerDestination):
                 value = DeferredValue(lambda tensor=value: tensor)
             if type(value) is DeferredValue:
                 self._queue.append(_Unread(f"{prefix}{name}: ", value.hold()))
+            elif type(value) in (int, float):
+                self._queue.append(f"{prefix}{name}: {format_log_data_value(value)} \n")
             else:
                 self.write(prefix, f"{name}: {format_log_data_value(value)} \n")
 
@@ -218,6 +221,7 @@ class FileLogger(LoggerDestination):
             return
         if sys.excepthook == self._on_exception:
             sys.excepthook = self._previous_hook
+        self._sync_due = 0.0
         try:
             self._flush(logger)
         finally:
@@ -233,15 +237,16 @@ class FileLogger(LoggerDestination):
         if self.file is None:
             return
         problem = self._write_out(wait=True)
-        self._sync()
+        if time.monotonic() >= self._sync_due:
+            self._sync()
         logger.upload_file(self.remote_file_name, self.filename, overwrite=True)
         if problem is not None:
             raise problem
 
     def _sync(self) -> None:
         assert self.file is not None
-        self.file.flush()
         os.fsync(self.file.fileno())
+        self._sync_due = time.monotonic() + _WRITE_SECONDS
 
     def _write_out(self, *, wait: bool) -> RuntimeError | None:
         """Write the queue to the file, as far as its values are there, or all of it.
@@ -271,6 +276,7 @@ class FileLogger(LoggerDestination):
                 lines.append(line)
                 self._queue.popleft()
             self.file.write("".join(lines))
+            self.file.flush()
         return problem
 
     # ---- what the process prints ----

@@ -89,7 +89,7 @@ class ProgressBarLogger(LoggerDestination):
     def batch_end(self, state: State, logger: Logger) -> None:
         bar = self.train_pbar
         if bar is not None:
-            bar.advance(getattr(state.timestamp, bar.timestamp_key).value)
+            bar.advance(state.timestamp)
 
     def epoch_end(self, state: State, logger: Logger) -> None:
         if _by_epochs(state):
@@ -138,7 +138,7 @@ class ProgressBarLogger(LoggerDestination):
 
     def eval_batch_end(self, state: State, logger: Logger) -> None:
         if self.eval_pbar is not None:
-            self.eval_pbar.advance(state.eval_timestamp.batch.value)
+            self.eval_pbar.advance(state.eval_timestamp)
 
     def eval_end(self, state: State, logger: Logger) -> None:
         if self.eval_pbar is not None:
@@ -174,7 +174,7 @@ class ProgressBarLogger(LoggerDestination):
             bar.show(self.stream)
 
     def _print_config(self) -> None:
-        if not self._config_printed:
+        if self.hparams and not self._config_printed:
             self._config_printed = True
             self._print(config_block(self.hparams))
 
@@ -195,7 +195,7 @@ def _bar(
     title: str, total: int | None, key: str, keys_to_log: tuple[str, ...], n: int, metrics: dict[str, Any] | None = None
 ) -> Bar:
     title = f"{title:<16}".replace("{", "{{").replace("}", "}}")
-    stats = f"{{percentage:3.0f}}%|{{bar:25}}| {_STATS}" if total is not None else _STATS_WITHOUT_END
+    stats = f"{{percentage:3.0f}}%|{{bar}}| {_STATS}" if total is not None else _STATS_WITHOUT_END
     return Bar(total, f"{title} {stats}", key, keys_to_log, n=n, metrics=metrics)
 
 

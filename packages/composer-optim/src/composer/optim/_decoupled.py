@@ -64,22 +64,18 @@ def decay_(params: list[Tensor], factor: float | Tensor, *, grouped: bool, found
         factor = factor.squeeze()
     if found_inf is not None:
         factor = torch.where(found_inf.squeeze() == 0, factor, 1.0)
-    if not grouped:
+    if not grouped or not params:
         for param in params:
             param.mul_(factor)
         return
-    if len({param.dtype for param in params}) == 1:  # cheaper than grouping, and nearly always so
-        _foreach_mul_(params, factor)
+    if not isinstance(factor, Tensor) and len({param.dtype for param in params}) == 1:
+        torch._foreach_mul_(params, factor)  # nearly always so, and grouping costs as much as the kernel
         return
-    for (tensors,), _ in Optimizer._group_tensors_by_device_and_dtype([[*params]]).values():
-        _foreach_mul_(cast("list[Tensor]", tensors), factor)
-
-
-def _foreach_mul_(tensors: list[Tensor], factor: float | Tensor) -> None:
-    if isinstance(factor, Tensor):
-        torch._foreach_mul_(tensors, factor.to(tensors[0].device, non_blocking=True))
-    else:
-        torch._foreach_mul_(tensors, factor)
+    for (device, _), ((tensors,), _) in Optimizer._group_tensors_by_device_and_dtype([[*params]]).items():
+        if isinstance(factor, Tensor):
+            torch._foreach_mul_(cast("list[Tensor]", tensors), factor.to(device, non_blocking=True))
+        else:
+            torch._foreach_mul_(cast("list[Tensor]", tensors), factor)
 
 
 def log_if_large(weight_decay: float) -> None:

@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 
-def _ramp(t_warmup: Time[Any], scale_warmup: bool, state: State, ssr: float) -> float | None:
+def _ramp(t_warmup: Time[Any], scale_warmup: bool, state: State, ssr: float, stacklevel: int = 3) -> float | None:
     """The height of the warm-up ramp, in [0, 1]; None after the warm-up."""
     end = _convert_time(t_warmup, state)
     if end.value == 0:
@@ -36,7 +36,7 @@ def _ramp(t_warmup: Time[Any], scale_warmup: bool, state: State, ssr: float) -> 
             f"`t_warmup` comes to {str(end)!r}, so there is no warm-up. Give a longer time than {str(t_warmup)!r}, or "
             f"use a schedule without warm-up.",
             UserWarning,
-            stacklevel=3,
+            stacklevel=stacklevel,
         )
     now = elapsed(state, end.unit)
     if now >= end.value:
@@ -60,7 +60,7 @@ class _WithWarmup(Schedule):
                 f"{str(begin)!r}, and {str(self.t_max)!r}, which comes to {str(end)!r}. Give both in one unit."
             )
         check_covers_run(end, state)
-        height = _ramp(self.t_warmup, self.scale_warmup, state, ssr)
+        height = _ramp(self.t_warmup, self.scale_warmup, state, ssr, stacklevel=4)
         if height is not None:
             return height, 0.0
         whole = end.value - begin.value

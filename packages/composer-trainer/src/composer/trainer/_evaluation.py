@@ -14,6 +14,7 @@ from composer.loggers import Logger
 from composer.models import ComposerModel
 from composer.trainer._clock import StepTimer
 from composer.trainer._context import active_dataloader, autocast, set_epoch
+from composer.trainer._microbatch import adjust_device_eval_microbatch_size, is_cuda_oom
 from composer.utils import model_eval_mode
 
 __all__ = ["Evaluation"]
@@ -82,7 +83,7 @@ class Evaluation:
             set_epoch(spec.dataloader, state.timestamp._batch)
             timer, count = StepTimer(), 0
             for count, batch in enumerate(self._batches(spec), start=1):
-                self._eval_batch(spec, batch, evaluator.device_eval_microbatch_size, metrics, timer)
+                self._eval_batch(evaluator, batch, metrics, timer)
             if not count:
                 warnings.warn(
                     f"No batches were evaluated for global rank 0: the loader of the evaluator {evaluator.label!r} "
@@ -96,29 +97,46 @@ class Evaluation:
         length = self.state.dataloader_len
         return itertools.islice(iter(spec.dataloader), None if length is None else length.value)
 
-    def _eval_batch(self, spec: DataSpec, batch: Any, size: Any, metrics: dict[str, Any], timer: StepTimer) -> None:
-        state, run_event = self.state, self.engine.run_event
+    def _eval_batch(self, evaluator: Evaluator, batch: Any, metrics: dict[str, Any], timer: StepTimer) -> None:
+        state, run_event, spec = self.state, self.engine.run_event, evaluator.dataloader
         if spec.batch_transforms is not None:
             batch = spec.batch_transforms(batch)
         samples, tokens = spec.get_num_samples_in_batch(batch), spec.get_num_tokens_in_batch(batch)
         state.batch = batch
         run_event(Event.EVAL_BATCH_START)
         batch = state.batch
-        microbatches = [batch] if size is None or samples <= size else spec.split_batch(batch, size)
-        for microbatch in microbatches:
-            state.batch = state.device.batch_to_device(microbatch)
-            if spec.microbatch_transforms is not None:
-                state.batch = spec.microbatch_transforms(state.batch)
-            run_event(Event.EVAL_BEFORE_FORWARD)
-            with autocast(state, fp8=False):
-                state.outputs = self.model.eval_forward(state.batch)
-            run_event(Event.EVAL_AFTER_FORWARD)
+        size = evaluator.device_eval_microbatch_size
+        waiting = [batch] if size is None or samples <= size else list(spec.split_batch(batch, size))
+        while waiting:
+            microbatch = waiting.pop(0)
+            try:
+                self._forward(spec, microbatch)
+            except RuntimeError as error:
+                if not (evaluator.auto_microbatching and is_cuda_oom(error)):
+                    raise
+                state.outputs = None
+                adjust_device_eval_microbatch_size(evaluator)
+                waiting[:0] = spec.split_batch(microbatch, evaluator.device_eval_microbatch_size)
+                continue
             for metric in metrics.values():
                 outputs = self.model.update_metric(state.batch, state.outputs, metric)
                 state.metric_outputs = dict(outputs) if isinstance(outputs, dict) else {}
         state.batch = batch
+        if evaluator.auto_microbatching:
+            key = f"trainer/{evaluator.label}/device_eval_microbatch_size"
+            self.logger.log_metrics({key: evaluator.device_eval_microbatch_size})
         state.eval_timestamp = state.eval_timestamp.to_next_batch(samples, tokens, timer.lap())
         run_event(Event.EVAL_BATCH_END)
+
+    def _forward(self, spec: DataSpec, microbatch: Any) -> None:
+        state, run_event = self.state, self.engine.run_event
+        state.batch = state.device.batch_to_device(microbatch)
+        if spec.microbatch_transforms is not None:
+            state.batch = spec.microbatch_transforms(state.batch)
+        run_event(Event.EVAL_BEFORE_FORWARD)
+        with autocast(state, fp8=False):
+            state.outputs = self.model.eval_forward(state.batch)
+        run_event(Event.EVAL_AFTER_FORWARD)
 
     def _log(self, label: str, metrics: dict[str, Any]) -> None:
         values = {name: metric.compute() for name, metric in metrics.items()}

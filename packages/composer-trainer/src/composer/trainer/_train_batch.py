@@ -15,6 +15,7 @@ import torch
 from composer.core import DataSpec, Engine, Event, Precision, State
 from composer.models import ComposerModel
 from composer.trainer._context import autocast, device_type
+from composer.trainer._microbatch import MicrobatchSearch
 from composer.trainer._parallel import SingleProcess
 from composer.trainer._scaler import ClosureGradScaler
 from composer.trainer._train_metrics import TrainMetrics
@@ -50,9 +51,11 @@ class BatchTrainer:
         self.losses: dict[str, torch.Tensor] = {}
         self._spec: DataSpec
         self._batch: Any = None
+        self._num_samples = 0
         self._microbatches: Sequence[Any] = ()
         self._scaling = False
         self._closure_needed = False
+        self._search = MicrobatchSearch(state)
 
     def prepare(self, data_spec: DataSpec) -> None:
         """Decide, once per `fit`, what every step needs.
@@ -84,26 +87,34 @@ class BatchTrainer:
         batch = self._batch = state.batch
         if state.algorithms:  # an algorithm may have dropped or added rows
             num_samples = self._spec.get_num_samples_in_batch(batch)
-        size = state.device_train_microbatch_size
-        if size is None or num_samples <= size:
-            self._microbatches = (batch,)
-        else:
-            self._microbatches = self._spec.split_batch(batch, size)
+        self._num_samples = num_samples
         self.losses = {}
-        optimizer, scaler = state.optimizers[0], state.scaler
+        optimizer, scaler = state.optimizers[0], state.scaler if self._scaling else None
+        closure = self._searching_closure if state.auto_microbatching else self._closure
         if not self._closure_needed:
-            self._closure()
-            if self._scaling and scaler is not None:
-                scaler.step(optimizer)
-            else:
+            closure()
+            if scaler is None:
                 optimizer.step()
-        elif self._scaling and isinstance(scaler, ClosureGradScaler):
-            scaler.step(optimizer, closure=self._closure)
+            else:
+                scaler.step(optimizer)
+        elif isinstance(scaler, ClosureGradScaler):
+            scaler.step(optimizer, closure=closure)
         else:
-            optimizer.step(closure=self._closure)  # type: ignore[arg-type]
-        if self._scaling and scaler is not None:
+            optimizer.step(closure=closure)  # type: ignore[arg-type]
+        if scaler is not None:
             scaler.update()
         return self.losses
+
+    def _searching_closure(self, **kwargs: Any) -> torch.Tensor:
+        """`_closure` with microbatches as large as fit the memory."""
+        result: torch.Tensor = self._search.run(lambda: self._closure(**kwargs))
+        return result
+
+    def _split(self) -> Sequence[Any]:
+        size = self.state.device_train_microbatch_size
+        if size is None or self._num_samples <= size:
+            return (self._batch,)
+        return self._spec.split_batch(self._batch, size)
 
     def _closure(self, ddp_sync: bool = True, loss_dict: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
         """Gradients of the whole batch.
@@ -115,7 +126,8 @@ class BatchTrainer:
         Returns:
             The total loss, detached, on the device.
         """
-        state, run_event, microbatches = self.state, self.engine.run_event, self._microbatches
+        state, run_event = self.state, self.engine.run_event
+        microbatches = self._microbatches = self._split()
         losses = self.losses if loss_dict is None else loss_dict
         losses.clear()
         metrics = self.metrics if loss_dict is None and self.metrics.wanted else None

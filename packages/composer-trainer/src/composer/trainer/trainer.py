@@ -29,6 +29,8 @@ from composer.trainer._construction import generate_run_name as _generate_run_na
 from composer.trainer._evaluation import Evaluation
 from composer.trainer._fit import FitLoop
 from composer.trainer._hparams import log_standard_hparams
+from composer.trainer._microbatch import adjust_device_train_microbatch_size as _adjust_device_train_microbatch_size
+from composer.trainer._microbatch import is_cuda_oom as _is_cuda_oom
 from composer.trainer._parallel import parallel_of_this_process
 from composer.trainer._prediction import predict
 from composer.trainer._scaler import ClosureGradScaler
@@ -36,7 +38,7 @@ from composer.trainer._train_batch import BatchTrainer, needs_closure
 from composer.trainer._train_metrics import TrainMetrics
 from composer.utils import ensure_tuple, extract_hparams, get_device, reproducibility
 
-__all__ = ["Trainer"]
+__all__ = ["Trainer", "_adjust_device_train_microbatch_size", "_is_cuda_oom"]
 
 TimeArgument = int | str | Time[Any]
 Interval = int | str | Time[Any] | Callable[[State, Event], bool]

@@ -1,0 +1,48 @@
+"""The base class of algorithms: when it acts, and how it prints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from composer.core import Algorithm, Event, State
+
+
+class Scaled(Algorithm):
+    events = frozenset({Event.AFTER_LOSS})
+
+    def __init__(self, factor: float = 2.0, at: Event = Event.AFTER_LOSS) -> None:
+        self.factor, self.at = factor, at
+
+    def apply(self, event: Event, state: State, logger: Any) -> None:
+        state.loss = self.factor * state.loss
+
+
+def test_declared_events_answer_match() -> None:
+    state = State(model=torch.nn.Linear(1, 1))
+
+    assert [Event.AFTER_LOSS] == [event for event in Event if Scaled().match(event, state)]
+
+
+def test_the_repr_is_a_constructor_call_without_spaces() -> None:
+    assert "Scaled(factor=0.5,at=Event.AFTER_LOSS)" == repr(Scaled(0.5))
+    assert {"repr": repr(Scaled())} == Scaled().state_dict()
+    assert "Scaled(factor=2.0,at=Event.AFTER_LOSS)" == repr(eval(repr(Scaled())))  # noqa: S307 - the promise of repr
+
+
+def test_an_algorithm_that_does_not_keep_its_arguments_prints_plainly() -> None:
+    class Hidden(Scaled):
+        def __init__(self, secret: int) -> None:
+            super().__init__()
+
+    assert "Hidden object at" in repr(Hidden(1))
+
+
+def test_the_needs_of_the_loop_default_to_none() -> None:
+    algorithm = Scaled()
+
+    assert (False, False, False) == (
+        algorithm.find_unused_parameters,
+        algorithm.backwards_create_graph,
+        algorithm.required_on_load(),
+    )

@@ -1,0 +1,258 @@
+"""Small helpers of `composer.utils.misc`."""
+
+from __future__ import annotations
+
+import builtins
+import logging
+import socket
+import subprocess
+import sys
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from composer.testing._processes import run_on_ranks
+from composer.utils import misc
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+NAMES = ["a", "b", "run_name"]
+values = st.one_of(st.integers(), st.text(max_size=5))
+fields = st.sampled_from(["{}", "{0}", "{1}", "{a}", "{b}", "{run_name}", "{a!r}", "{b!s:>8}", "{run_name:}"])
+# No literal braces here: `{{` has a test of its own.
+templates = st.lists(st.one_of(fields, st.text(st.characters(exclude_characters="{}"), max_size=5)), max_size=8)
+
+
+# ---- partial_format
+
+
+@given(templates, st.tuples(values, values, *([values] * 8)), st.fixed_dictionaries(dict.fromkeys(NAMES, values)))
+def test_with_all_arguments_it_is_str_format(parts: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    numbered = [part for part in parts if part != "{}"]  # str.format does not mix "{}" with "{0}"
+
+    for template in ("".join(numbered), "".join(p for p in parts if p not in ("{0}", "{1}"))):
+        assert template.format(*args, **kwargs) == misc.partial_format(template, *args, **kwargs)
+
+
+@given(templates)
+def test_without_arguments_nothing_changes(parts: list[str]) -> None:
+    template = "".join(parts).replace("{run_name:}", "{run_name}")
+
+    assert template == misc.partial_format(template)
+
+
+@given(templates, st.fixed_dictionaries(dict.fromkeys(NAMES, st.integers())), st.sets(st.sampled_from(NAMES)))
+def test_filling_in_two_rounds_is_filling_at_once(parts: list[str], kwargs: dict[str, Any], first: set[str]) -> None:
+    template = "".join(part for part in parts if "0" not in part and "1" not in part and part != "{}")
+
+    once = misc.partial_format(template, **{name: kwargs[name] for name in first})
+
+    assert template.format(**kwargs) == misc.partial_format(once, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("template", "args", "kwargs", "expected"),
+    [
+        ("{foo} {bar}", (), {"foo": 1}, "1 {bar}"),
+        ("{} {}", ("x",), {}, "x {}"),
+        ("{0} {1} {0}", ("x",), {}, "x {1} x"),
+        ("{} {foo}", ("x",), {}, "x {foo}"),
+        ("{epoch:03d}-{rank:02d}", (), {"rank": 3}, "{epoch:03d}-03"),
+        ("{foo!r} {bar!r:>4}", (), {"foo": "x"}, "'x' {bar!r:>4}"),
+        ("{foo.real} {bar.real} {bar[0]}", (), {"foo": 2}, "2 {bar.real} {bar[0]}"),
+        ("{foo[0]}", (), {"foo": "xy"}, "x"),
+        ("{foo:{width}}|", (), {"foo": 1, "width": 3}, "  1|"),
+        ("{foo:{width}}|", (), {"foo": 1}, "{foo:{width}}|"),
+        ("{{literal}} {foo}", (), {"foo": 1}, "{literal} 1"),
+        ("", (), {}, ""),
+    ],
+)
+def test_known_fields_are_filled_and_others_stay(
+    template: str, args: tuple[Any, ...], kwargs: dict[str, Any], expected: str
+) -> None:
+    assert expected == misc.partial_format(template, *args, **kwargs)
+
+
+def test_a_wrong_attribute_of_a_given_argument_is_an_error() -> None:
+    with pytest.raises(AttributeError, match="nothing"):
+        misc.partial_format("{foo.nothing}", foo=1)
+
+
+# ---- wrapped models
+
+
+def test_an_unwrapped_model_is_neither_ddp_nor_fsdp() -> None:
+    model = nn.Sequential(nn.Linear(1, 1))
+
+    assert not misc.is_model_ddp(model)
+    assert not misc.is_model_fsdp(model)
+    assert not misc.is_model_fsdp2(model)
+
+
+def test_asking_does_not_import_fsdp() -> None:
+    program = (
+        "import sys, torch\n"
+        "from composer.utils import misc\n"
+        "assert not misc.is_model_fsdp(torch.nn.ReLU()) and not misc.is_model_fsdp2(torch.nn.ReLU())\n"
+        "assert 'torch.distributed.fsdp' not in sys.modules\n"
+    )
+
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def wrap_in_every_way() -> dict[str, tuple[bool, bool, bool]]:
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    warnings.simplefilter("ignore")  # FSDP advises against the CPU
+    cpu = torch.device("cpu")
+    mesh = torch.distributed.init_device_mesh("cpu", (2,))
+    sharded, child_sharded = nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2))
+    fully_shard(sharded, mesh=mesh)
+    fully_shard(child_sharded[0], mesh=mesh)
+    models = {
+        "ddp": DistributedDataParallel(nn.Linear(2, 2)),
+        "fsdp1": FullyShardedDataParallel(nn.Linear(2, 2), device_id=cpu),
+        "fsdp1 child": nn.Sequential(FullyShardedDataParallel(nn.Linear(2, 2), device_id=cpu)),
+        "fsdp2": sharded,
+        "fsdp2 child": child_sharded,
+    }
+    return {
+        name: (misc.is_model_ddp(model), misc.is_model_fsdp(model), misc.is_model_fsdp2(model))
+        for name, model in models.items()
+    }
+
+
+def test_wrapped_models_are_recognised() -> None:
+    expected = {
+        "ddp": (True, False, False),
+        "fsdp1": (False, True, False),
+        "fsdp1 child": (False, True, False),
+        "fsdp2": (False, True, True),
+        "fsdp2 child": (False, True, True),
+    }
+
+    assert [expected, expected] == run_on_ranks(wrap_in_every_way)
+
+
+# ---- the rest
+
+
+def test_only_a_notebook_is_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not misc.is_notebook()
+
+    monkeypatch.setattr(builtins, "get_ipython", lambda: SimpleNamespace(config={}), raising=False)
+    assert not misc.is_notebook()  # IPython in a terminal
+
+    monkeypatch.setattr(builtins, "get_ipython", lambda: SimpleNamespace(config={"IPKernelApp": {}}), raising=False)
+    assert misc.is_notebook()
+
+
+def test_a_warning_fits_on_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(warnings, "formatwarning", misc.warning_on_one_line)
+
+    warnings.showwarning(UserWarning("Slow."), UserWarning, "train.py", 3)
+
+    assert "UserWarning: Slow. (source: train.py:3)\n" == capsys.readouterr().err
+
+
+def test_a_free_port_can_be_bound() -> None:
+    with socket.socket() as server:
+        server.bind(("", misc.get_free_tcp_port()))
+
+
+def test_eval_mode_ends_with_every_module_in_the_mode_it_had() -> None:
+    model = nn.Sequential(nn.Dropout(), nn.BatchNorm1d(1).eval(), nn.Sequential(nn.Dropout()))
+    before = [module.training for module in model.modules()]
+
+    with pytest.raises(KeyError), misc.model_eval_mode(model):
+        assert not any(module.training for module in model.modules())
+        raise KeyError
+
+    assert [True, True, False, True, True] == before
+    assert before == [module.training for module in model.modules()]
+
+
+def test_names_of_precisions_and_mesh_dimensions() -> None:
+    assert {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16} == misc.STR_TO_DTYPE
+    assert ["data_parallel_shard", "data_parallel_replicate", "tensor_parallel"] == [
+        kind.value for kind in misc.ParallelismType
+    ]
+
+
+# ---- add_vision_dataset_transform
+
+
+def flip(image: Any) -> Any:
+    return image
+
+
+def names_of_transforms(dataset: Any) -> list[str]:
+    steps = getattr(dataset.transform, "transforms", [dataset.transform])
+    return [getattr(step, "__name__", type(step).__name__) for step in steps]
+
+
+@pytest.mark.parametrize(
+    ("existing", "is_tensor_transform", "expected"),
+    [
+        ([], False, ["flip"]),
+        (["ToTensor"], False, ["flip", "ToTensor"]),
+        (["ToTensor"], True, ["ToTensor", "flip"]),
+        (["Grayscale"], False, ["Grayscale", "flip"]),
+        (["Grayscale"], True, ["Grayscale", "flip"]),
+        (["Grayscale", "ToTensor", "RandomErasing"], False, ["Grayscale", "flip", "ToTensor", "RandomErasing"]),
+        (["Grayscale", "ToTensor", "RandomErasing"], True, ["Grayscale", "ToTensor", "flip", "RandomErasing"]),
+        (["Grayscale", "RandomInvert"], False, ["Grayscale", "RandomInvert", "flip"]),
+        (["Grayscale", "RandomInvert"], True, ["Grayscale", "RandomInvert", "flip"]),
+    ],
+)
+def test_a_transform_goes_where_its_input_type_fits(
+    existing: list[str], is_tensor_transform: bool, expected: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    torchvision = pytest.importorskip("torchvision")
+    steps = [getattr(torchvision.transforms, name)() for name in existing]
+    transform = torchvision.transforms.Compose(steps) if len(steps) > 1 else (steps or [None])[0]
+    dataset = torchvision.datasets.VisionDataset(".", transform=transform)
+
+    misc.add_vision_dataset_transform(dataset, flip, is_tensor_transform)
+
+    assert expected == names_of_transforms(dataset)
+    assert dataset.transforms.transform is dataset.transform
+    assert [(logging.WARNING, "composer.utils._vision_transforms")] == [(r.levelno, r.name) for r in caplog.records]
+
+
+def test_a_compose_that_others_share_is_left_alone() -> None:
+    torchvision = pytest.importorskip("torchvision")
+    shared = torchvision.transforms.Compose([torchvision.transforms.ToTensor()])
+    train, test = (torchvision.datasets.VisionDataset(".", transform=shared) for _ in range(2))
+
+    misc.add_vision_dataset_transform(train, flip)
+
+    assert ["flip", "ToTensor"] == names_of_transforms(train)
+    assert ["ToTensor"] == names_of_transforms(test)
+
+
+def test_transforms_of_version_2_stay_in_a_compose_of_version_2() -> None:
+    v2 = pytest.importorskip("torchvision.transforms.v2")
+    dataset = SimpleNamespace(transform=v2.Compose([v2.Grayscale(), v2.ToImage()]))
+
+    misc.add_vision_dataset_transform(dataset, flip)
+
+    assert ["Grayscale", "flip", "ToImage"] == names_of_transforms(dataset)
+    assert isinstance(dataset.transform, v2.Compose)
+
+
+def test_the_target_transform_and_a_joint_transform_stay() -> None:
+    torchvision = pytest.importorskip("torchvision")
+    with_target = torchvision.datasets.VisionDataset(".", target_transform=str)
+    joint = torchvision.datasets.VisionDataset(".", transforms=lambda x, y: (x, y))
+    own = joint.transforms
+
+    misc.add_vision_dataset_transform(with_target, flip)
+    misc.add_vision_dataset_transform(joint, flip)
+
+    assert (1, "2") == with_target.transforms(1, 2)
+    assert joint.transforms is own

@@ -1,0 +1,106 @@
+"""`MixUp` at its events, with the engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from composer.algorithms.mixup import MixUp
+from composer.algorithms.warnings import NotIntendedUseWarning
+from composer.core import Engine, State
+from composer.loss import soft_cross_entropy
+from composer.testing import SimpleModel
+from torch.nn.functional import cross_entropy, one_hot
+
+
+def run(algorithm: MixUp, *events: str, batch: Any = None, outputs: Any = None) -> State:
+    torch.manual_seed(0)
+    state = State(model=SimpleModel(num_features=4, num_classes=3), max_duration="1ep", dataloader=[0], algorithms=algorithm)
+    engine = Engine(state)
+    state.batch = (torch.randn(8, 4, 1, 1), torch.randint(0, 3, (8,))) if batch is None else batch
+    engine.run_event("before_forward")
+    state.outputs = state.model(state.batch) if outputs is None else outputs
+    for event in events:
+        if event == "before_backward":
+            state.loss = state.model.loss(state.outputs, state.batch)  # type: ignore[operator]
+        engine.run_event(event)
+    return state
+
+
+def test_targets_are_mixed_like_the_inputs() -> None:
+    algorithm = MixUp(alpha=1.0)
+    torch.manual_seed(1)
+    x, y = torch.randn(8, 4, 1, 1), torch.randint(0, 3, (8,))
+    state = run(algorithm, "before_loss", batch=(x, y))
+    m, p = algorithm.mixing, algorithm.indices
+    assert p is not None
+
+    torch.testing.assert_close((1 - m) * x + m * x[p], state.inputs)
+    torch.testing.assert_close((1 - m) * one_hot(y, 3) + m * one_hot(y[p], 3), state.targets)
+    assert torch.equal(y[p], algorithm.permuted_target)  # type: ignore[arg-type]
+
+
+def test_both_modes_give_the_same_loss() -> None:
+    """Cross-entropy is linear in the targets."""
+    torch.manual_seed(1)
+    batch = torch.randn(8, 4, 1, 1), torch.randint(0, 3, (8,))
+    targets = run(MixUp(alpha=1.0), "before_loss", batch=batch)
+    losses = run(MixUp(alpha=1.0, interpolate_loss=True), "before_backward", batch=batch)
+
+    torch.testing.assert_close(soft_cross_entropy(targets.outputs, targets.targets), losses.loss)
+    assert torch.equal(batch[1], losses.targets)
+
+
+def test_the_interpolated_loss_is_the_papers() -> None:
+    algorithm = MixUp(alpha=1.0, interpolate_loss=True)
+    state = run(algorithm, "before_backward")
+    m, (_, y) = algorithm.mixing, state.batch
+    assert algorithm.permuted_target is not None
+
+    expected = (1 - m) * cross_entropy(state.outputs, y) + m * cross_entropy(state.outputs, algorithm.permuted_target)
+    torch.testing.assert_close(expected, state.loss)
+
+
+def test_two_interpolated_losses_are_discouraged() -> None:
+    with pytest.warns(NotIntendedUseWarning, match="`MixUp` should not be used together with `MixUp`"):
+        Engine(State(model=torch.nn.Linear(1, 1), algorithms=[MixUp(interpolate_loss=True) for _ in range(2)]))
+
+
+def test_parts_of_other_batches_are_found_by_key() -> None:
+    algorithm = MixUp(alpha=1.0, input_key="image", target_key="label")
+    batch = {"image": torch.randn(8, 4), "label": torch.randint(0, 3, (8,)), "id": torch.arange(8)}
+    state = run(algorithm, "before_loss", batch=batch, outputs=torch.zeros(8, 3))
+
+    assert (8, 3) == state.batch["label"].shape
+    assert torch.equal(torch.arange(8), state.batch["id"])
+
+
+def test_a_negative_alpha_is_refused_at_construction() -> None:
+    with pytest.raises(ValueError, match="`alpha` must not be negative, got -0.5. Use `alpha=0` to switch mixing off"):
+        MixUp(alpha=-0.5)
+
+
+def test_what_cannot_be_mixed_is_refused() -> None:
+    with pytest.raises(NotImplementedError, match="a tensor of inputs and a tensor of targets, got list and Tensor"):
+        run(MixUp(), batch=([1, 2], torch.arange(2)))
+    with pytest.raises(NotImplementedError, match="outputs to be one tensor.*got dict"):
+        run(MixUp(), "before_loss", outputs={"logits": torch.zeros(8, 3)})
+
+
+def test_only_a_loss_that_is_a_tensor_is_interpolated() -> None:
+    state = run(MixUp(interpolate_loss=True))
+    state.loss = {"total": torch.zeros(())}
+    with pytest.raises(NotImplementedError, match="a loss that is one tensor, got dict"):
+        Engine(state).run_event("before_backward")
+
+
+def test_a_model_without_a_loss_is_answered() -> None:
+    algorithm = MixUp(interpolate_loss=True)
+    state = State(model=torch.nn.Linear(4, 3), max_duration="1ep", dataloader=[0], algorithms=algorithm)
+    engine = Engine(state)
+    state.batch = torch.randn(8, 4), torch.randint(0, 3, (8,))
+    engine.run_event("before_forward")
+    state.outputs, state.loss = state.model(state.inputs), torch.zeros(())
+    with pytest.raises(AttributeError, match="the model has no such method"):
+        engine.run_event("before_backward")

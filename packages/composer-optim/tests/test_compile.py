@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+
+from composer.core import State
+from composer.optim import DecoupledAdamW, LinearScheduler, compile_composer_scheduler
+
+StateOf = Callable[..., State]
+Move = Callable[[State, str], None]
+
+
+@pytest.fixture
+def state(state_of: StateOf) -> State:
+    state = state_of("100ba")
+    state.optimizers = torch.optim.SGD(state.model.parameters(), lr=0.5)
+    return state
+
+
+def test_the_learning_rate_follows_the_timestamp(state: State, move: Move) -> None:
+    scheduler = compile_composer_scheduler(LinearScheduler(), state)
+    rates = []
+    for batch in (0, 30, 100):
+        move(state, f"{batch}ba")
+        state.optimizers[0].step()
+        scheduler.step()
+        rates.append(state.optimizers[0].param_groups[0]["lr"])
+
+    assert isinstance(scheduler, LambdaLR)
+    assert pytest.approx(rates) == [0.5, 0.35, 0.0]
+
+
+def test_every_group_keeps_its_own_initial_rate(state: State, move: Move) -> None:
+    groups = [{"params": [p], "lr": lr} for p, lr in zip(state.model.parameters(), (0.1, 0.01), strict=True)]
+    state.optimizers = DecoupledAdamW(groups)
+    move(state, "75ba")
+    compile_composer_scheduler(LinearScheduler(), state)
+
+    assert pytest.approx([group["lr"] for group in state.optimizers[0].param_groups]) == [0.025, 0.0025]
+    assert [group["initial_lr"] for group in state.optimizers[0].param_groups] == [0.1, 0.01]
+
+
+def test_compiling_again_starts_from_the_initial_rate(state: State, move: Move) -> None:
+    compile_composer_scheduler(LinearScheduler(alpha_i=0.5), state)
+    scheduler = compile_composer_scheduler(LinearScheduler(alpha_i=0.1), state)
+
+    assert pytest.approx(scheduler.get_last_lr()) == [0.05]
+
+
+def test_the_checkpoint_of_the_scheduler_holds_no_schedule(state: State) -> None:
+    saved = compile_composer_scheduler(LinearScheduler(), state).state_dict()
+
+    assert saved["lr_lambdas"] == [None]
+
+
+def test_a_schedule_that_does_not_fit_the_run_fails_at_once(state: State) -> None:
+    with pytest.raises(ValueError, match="`t_max` must not be shorter"):
+        compile_composer_scheduler(LinearScheduler(t_max="99ba"), state)
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_exactly_one_optimizer_is_scheduled(count: int, state: State) -> None:
+    state.optimizers = [torch.optim.SGD(state.model.parameters(), lr=0.5) for _ in range(count)]
+
+    with pytest.raises(NotImplementedError, match=f"exactly one optimizer, got {count}"):
+        compile_composer_scheduler(LinearScheduler(), state)
+
+
+def only_state(state: State) -> float:
+    return 0.5
+
+
+def other_name(state: State, ratio: float) -> float:
+    return ratio
+
+
+def positional_only(state: State, ssr: float = 1.0, /) -> float:
+    return ssr
+
+
+def keyword_only(state: State, *, ssr: float) -> float:
+    return ssr
+
+
+def third(state: State, power: float = 2.0, ssr: float = 1.0) -> float:
+    return ssr
+
+
+def everything(*args: Any, **kwargs: Any) -> float:
+    return float(kwargs["ssr"])
+
+
+def many(*args: Any) -> float:
+    return float(args[1])
+
+
+def another_default(state: State, power: float = 0.5) -> float:
+    return power
+
+
+class Object:
+    def __call__(self, state: State, ssr: float = 1.0) -> float:
+        return ssr
+
+    def method(self, state: State, ssr: float) -> float:
+        return ssr
+
+
+TAKING = [
+    other_name,
+    positional_only,
+    keyword_only,
+    third,
+    everything,
+    many,
+    Object(),
+    Object().method,
+    functools.partial(third, power=3.0),
+    lambda state, ssr: ssr,
+]
+
+
+@pytest.mark.parametrize("schedule", TAKING)
+@pytest.mark.parametrize("ssr", [1.0, 0.25])
+def test_any_function_of_state_and_ratio_is_a_schedule(
+    schedule: Callable[..., float], ssr: float, state: State
+) -> None:
+    assert [0.5 * ssr] == compile_composer_scheduler(schedule, state, ssr).get_last_lr()
+
+
+@pytest.mark.parametrize("schedule", [only_state, another_default, functools.partial(another_default, power=0.5)])
+def test_a_function_of_the_state_is_a_schedule_if_there_is_no_ratio(
+    schedule: Callable[..., float], state: State
+) -> None:
+    assert compile_composer_scheduler(schedule, state).get_last_lr() == [0.25]
+
+    with pytest.raises(ValueError, match=r"`scheduler` must take `ssr` .* ratio of 0.5"):
+        compile_composer_scheduler(schedule, state, 0.5)
+
+
+def test_the_tail_that_the_error_suggests_is_flat(state: State, move: Move) -> None:
+    schedule = lambda state, ssr=1.0: max(0.1, 1 - float(state.get_elapsed_duration()) / 0.8)  # noqa: E731
+    scheduler = compile_composer_scheduler(schedule, state)
+    rates = []
+    for batch in (0, 40, 80, 100):
+        move(state, f"{batch}ba")
+        state.optimizers[0].step()
+        scheduler.step()
+        rates.extend(scheduler.get_last_lr())
+
+    assert pytest.approx(rates) == [0.5, 0.25, 0.05, 0.05]

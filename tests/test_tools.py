@@ -1,0 +1,280 @@
+"""The tools that find, build and check packages, on tiny repositories that the tests make and break."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tools import (
+    check_imports,
+    check_wheels,
+    wheelhouse,
+)
+from tools.tiny_tree import Tree, run_tool
+from tools.workspace import ROOT, Workspace, find_uv
+
+
+class TestWorkspace:
+    def test_siblings_are_found_through_siblings(self, tree: Tree) -> None:
+        tree.add_core()
+        tree.add_algorithm("one")
+        tree.add_algorithm("two", dependencies=("composer-one>=0.1,<1", "torch>=2.6"))
+
+        assert tree.workspace.siblings("composer-two") == ["composer-core", "composer-one"]
+        assert tree.workspace.closure(["composer-one"]) == ["composer-core", "composer-one"]
+        assert tree.workspace.in_order() == ["composer-core", "composer-one", "composer-two"]
+
+    def test_what_only_the_tests_need_counts_on_demand(self, tree: Tree) -> None:
+        tree.add_core()
+        tree.add_algorithm("one")
+        path = tree.add_algorithm("two")
+        with (path / "pyproject.toml").open("a") as file:
+            file.write('\n[dependency-groups]\ntest = ["composer-one>=0.1", "pillow>=10"]\n')
+        workspace = tree.workspace
+
+        assert workspace.siblings("composer-two") == ["composer-core"]
+        assert workspace.siblings("composer-two", with_tests=True) == ["composer-core", "composer-one"]
+        assert workspace.outside(workspace["composer-two"].test_dependencies) == ["pillow>=10"]
+
+    def test_a_sibling_that_is_not_here_is_never_fetched_from_a_registry(self, tree: Tree) -> None:
+        tree.add_core()
+        tree.add_algorithm("one", dependencies=("composer-elsewhere>=0.1,<1",))
+
+        with pytest.raises(ValueError, match=r"composer-one: .* got 'composer-elsewhere'"):
+            tree.workspace.siblings("composer-one")
+
+    def test_an_unknown_name_is_refused(self, tree: Tree) -> None:
+        tree.add_core()
+
+        with pytest.raises(ValueError, match=r"got 'composer-none'. Choose from \['composer-core'\]"):
+            tree.workspace["composer-none"]
+
+    def test_what_a_package_must_say_must_be_there(self, tree: Tree) -> None:
+        tree.write({"packages/composer-bad/pyproject.toml": '[project]\nname = "composer-bad"\n'})
+
+        with pytest.raises(ValueError, match=r"`project.version` must be there"):
+            _ = tree.workspace.packages
+
+    def test_a_change_affects_the_package_and_what_depends_on_it(self, tree: Tree) -> None:
+        tree.add_core()
+        one = tree.add_algorithm("one")
+        tree.add_algorithm("two")
+        tree.add_algorithm("three", dependencies=("composer-core>=0.1,<1", "composer-one>=0.1,<1"))
+        tree.commit()
+        tree.write({"README.md": "changed"}, one)
+        tree.commit()
+
+        assert tree.workspace.changed("HEAD~1") == ["composer-one", "composer-three"]
+
+    def test_a_change_to_shared_settings_affects_all(self, tree: Tree) -> None:
+        tree.add_core()
+        tree.add_algorithm("one")
+        tree.commit()
+        tree.write({"pyproject.toml": "# changed\n"})
+        tree.commit()
+
+        assert tree.workspace.changed("HEAD~1") == ["composer-core", "composer-one"]
+
+    def test_the_table_names_every_package_of_this_repository(self) -> None:
+        run = run_tool("workspace")
+
+        assert run.returncode == 0, run.stderr
+        assert [line.split()[0] for line in run.stdout.splitlines()] == Workspace().names
+
+
+class TestWheelhouse:
+    def test_a_wheel_is_built_once_for_each_state_of_the_files(self, tree: Tree) -> None:
+        core = tree.add_core()
+        tree.add_algorithm("one")
+        first = wheelhouse.wheels(tree.workspace, ["composer-one"])
+        times = [path.stat().st_mtime_ns for path in first]
+
+        tree.write({"tests/test_one.py": "# not in the wheel\n"}, core)
+        again = wheelhouse.wheels(tree.workspace, ["composer-one"])
+        assert [path.name.split("-")[0] for path in first] == ["composer_core", "composer_one"]
+        assert again == first
+        assert [path.stat().st_mtime_ns for path in again] == times
+
+        tree.write({"src/composer/core/__init__.py": "TWO = 2\n"}, core)
+        changed = wheelhouse.wheels(tree.workspace, ["composer-one"])
+        assert changed[0] != first[0]
+        assert changed[1] == first[1]
+
+    def test_a_package_that_cannot_be_built_says_why(self, tree: Tree) -> None:
+        path = tree.add_core()
+        (path / "README.md").unlink()
+
+        with pytest.raises(RuntimeError, match=r"(?s)building composer-core failed:.*README.md"):
+            wheelhouse.wheels(tree.workspace, ["composer-core"])
+
+    def test_the_oldest_sibling_is_the_lowest_release_that_the_bounds_allow(self, tree: Tree) -> None:
+        core = tree.add_core()
+        for version in ("0.1.0", "0.2.0", "0.3.0"):
+            text = re.sub(r"(?m)^version = .*$", f'version = "{version}"', (core / "pyproject.toml").read_text())
+            tree.write({"pyproject.toml": text}, core)
+            tree.commit()
+            tree.git("tag", f"composer-core-v{version}")
+        tree.add_algorithm("one", dependencies=("composer-core>=0.2,<1",))
+
+        built = wheelhouse.oldest_wheels(tree.workspace, tree.workspace["composer-one"])
+
+        assert [path.name.split("-py3")[0] for path in built] == ["composer_one-0.1.0", "composer_core-0.2.0"]
+
+    def test_before_its_first_release_the_tree_stands_for_a_sibling(self, tree: Tree) -> None:
+        tree.add_core()
+        tree.add_algorithm("one")
+        tree.commit()
+
+        built = wheelhouse.oldest_wheels(tree.workspace, tree.workspace["composer-one"])
+
+        assert [path.name.split("-py3")[0] for path in built] == ["composer_one-0.1.0", "composer_core-0.1.0"]
+
+    def test_what_comes_from_the_registry_is_read_from_the_wheels(self, tree: Tree) -> None:
+        tree.add_core()
+        tree.add_algorithm("one", dependencies=("composer-core>=0.1,<1", "torch>=2.6", "numpy>=1.24"))
+
+        assert wheelhouse.declared(wheelhouse.wheels(tree.workspace, ["composer-one"])) == ["numpy>=1.24", "torch>=2.6"]
+
+
+class TestCheckWheels:
+    def problems(self, tree: Tree) -> str:
+        """What `check` says about the wheels of a tree; "" for nothing."""
+        built = check_wheels.build(tree.workspace, tree.root / ".nox" / "dist")
+        try:
+            check_wheels.check(tree.workspace, built)
+        except RuntimeError as error:
+            return str(error)
+        return ""
+
+    def test_good_packages_pass(self, tree: Tree) -> None:
+        tree.add_core()
+        tree.add_algorithm("one")
+
+        assert self.problems(tree) == ""
+
+    def test_two_owners_of_one_path_are_found(self, tree: Tree) -> None:
+        tree.add_core()
+        tree.add_algorithm("one")
+        tree.add_algorithm("two", files={"algorithms/one/__init__.py": "", "algorithms/one/py.typed": ""}, points={})
+
+        assert "`composer/algorithms/one/__init__.py` must have one owner, got `composer-one` and `composer-two`" in (
+            self.problems(tree)
+        )
+
+    def test_a_shared_init_outside_core_is_found(self, tree: Tree) -> None:
+        tree.add_core()
+        tree.add_algorithm("one", files={"algorithms/__init__.py": "", "algorithms/one.py": "class One: ...\n"})
+
+        assert "`composer/algorithms/__init__.py` belongs to `composer-core` alone" in self.problems(tree)
+
+    def test_two_owners_of_one_name_are_found(self, tree: Tree) -> None:
+        tree.add_core()
+        tree.add_algorithm("one")
+        tree.add_algorithm("two", points={"composer.algorithms": {"One": "composer.algorithms.two:Two"}})
+
+        assert "`One` of `composer.algorithms` must have one owner, got `composer-one` and `composer-two`" in (
+            self.problems(tree)
+        )
+
+    def test_missing_files_are_found(self, tree: Tree) -> None:
+        tree.add_core()
+        tree.add_algorithm("one", files={"algorithms/one/one.py": "class One: ...\n"})
+
+        problems = self.problems(tree)
+
+        assert "composer-one: `composer/algorithms/one/` must have an `__init__.py`" in problems
+        assert "composer-one: `composer/algorithms/one/` must have a `py.typed`" in problems
+
+    def test_files_that_do_not_belong_there_are_found(self, tree: Tree) -> None:
+        tree.add_core()
+        path = tree.add_algorithm("one")
+        tree.write({"src/composer/algorithms/one/tests/__init__.py": "", "src/other/__init__.py": ""}, path)
+        settings = path / "pyproject.toml"
+        settings.write_text(settings.read_text().replace('["src/composer"]', '["src/composer", "src/other"]'))
+
+        problems = self.problems(tree)
+
+        assert "a wheel must hold no tests, got `composer/algorithms/one/tests/__init__.py`" in problems
+        assert "a wheel must hold nothing beside `composer/`, got `other/__init__.py`" in problems
+
+    @pytest.mark.parametrize(
+        ("requirement", "problem"),
+        [
+            ("composer-core>=0.1", "must be bounded below 1"),
+            ("composer-core==0.1.0", "must not be pinned"),
+            ("torch>=2.6,<3", "must have no upper bound"),
+            ("tqdm", "must have a lower bound"),
+        ],
+    )
+    def test_bounds_that_would_hurt_users_are_found(self, tree: Tree, requirement: str, problem: str) -> None:
+        tree.add_core()
+        tree.add_algorithm("one", dependencies=(requirement,))
+
+        assert problem in self.problems(tree)
+
+    def test_thin_metadata_is_found(self, tree: Tree) -> None:
+        tree.add_core()
+        path = tree.add_algorithm("one")
+        tree.write({"README.md": "# short\n", "CHANGELOG.md": "# Changelog\n"}, path)
+        settings = path / "pyproject.toml"
+        settings.write_text(settings.read_text().replace('"Apache-2.0"', '"MIT"').replace("A package of a test.", ""))
+        (path / "LICENSE").unlink()
+
+        problems = self.problems(tree)
+
+        assert "README.md must say what it is" in problems
+        assert "CHANGELOG.md must have a section `## 0.1.0 (...)`" in problems
+        assert "`License-Expression: Apache-2.0`, got 'MIT'" in problems
+        assert "`project.description` must say in one line what it is" in problems
+        assert "the wheel must hold the LICENSE" in problems
+
+
+class TestCheckInstalled:
+    def check(self, tree: Tree, *names: str) -> subprocess.CompletedProcess[str]:
+        site = tree.root / "site"
+        built = map(str, wheelhouse.wheels(tree.workspace, names))
+        command = [find_uv(), "pip", "install", "--quiet", "--no-deps", "--target", str(site), *built]
+        subprocess.run(command, check=True)
+        program = [sys.executable, str(ROOT / "tools" / "check_installed.py"), *names]
+        environ = {**os.environ, "PYTHONPATH": str(site)}
+        return subprocess.run(program, env=environ, check=False, capture_output=True, text=True)
+
+    def test_entry_points_that_resolve_pass(self, tree: Tree) -> None:
+        tree.add("composer-plain", {"plain.py": "def main(): ...\n"}, scripts={"plain": "composer.plain:main"})
+
+        run = self.check(tree, "composer-plain")
+
+        assert (run.returncode, run.stdout) == (0, "composer-plain: 1 entry points\n")
+
+    @pytest.mark.parametrize("value", ["composer.plain:missing", "composer.missing:main", "composer.plain:NUMBER"])
+    def test_an_entry_point_that_does_not_resolve_fails(self, tree: Tree, value: str) -> None:
+        tree.add("composer-plain", {"plain.py": "NUMBER = 1\ndef main(): ...\n"}, scripts={"plain": value})
+
+        run = self.check(tree, "composer-plain")
+
+        assert run.returncode == 1
+        assert "composer-plain: " in run.stderr
+        assert "`plain`" in run.stderr
+
+
+class TestCheckImports:
+    def test_an_import_of_a_sibling_must_be_declared(self, tree: Tree) -> None:
+        import grimp
+
+        tree.add_core()
+        tree.add_algorithm("one")
+        graph = grimp.ImportGraph()
+        graph.add_import(importer="composer.algorithms.one", imported="composer.core")
+        graph.add_import(importer="composer.core", imported="composer.algorithms.one")
+        owner = {"composer.core": "composer-core", "composer.algorithms.one": "composer-one"}
+
+        found = check_imports.problems(tree.workspace, graph, owner)
+
+        assert found == [
+            "composer-core: `composer.core` imports `composer.algorithms.one` of `composer-one`, which is not declared."
+            " Declare it, or remove the import."
+        ]

@@ -1,0 +1,260 @@
+"""The tools that begin and end the life of a change: template, fragments, release, CI."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools import (
+    changes,
+    ci_matrix,
+    ci_summary,
+    environment,
+    new_package,
+    release,
+    wheelhouse,
+)
+from tools.tiny_tree import Tree, run_tool
+from tools.workspace import ROOT, find_uv
+
+
+class TestChanges:
+    def test_a_first_release_needs_no_fragment(self, tree: Tree) -> None:
+        tree.add_core()
+
+        assert list(changes.problems(tree.workspace["composer-core"], ["src/composer/core/__init__.py"])) == []
+
+    def test_a_later_change_needs_a_fragment(self, tree: Tree) -> None:
+        path = tree.add_core()
+        tree.write({"CHANGELOG.md": "# Changelog\n\n## 0.1.0 (2026-01-01)\n"}, path)
+        package = tree.workspace["composer-core"]
+
+        assert list(changes.problems(package, ["tests/test_core.py"])) == []
+        (problem,) = changes.problems(package, ["src/composer/core/__init__.py"])
+        assert problem == (
+            "composer-core: a change must be told to users, got no fragment. Write changes/<issue>.<kind>.md."
+        )
+        tree.write({"changes/7.added.md": "`composer.core.TWO`."}, path)
+        assert list(changes.problems(package, ["src/composer/core/__init__.py"])) == []
+
+    def test_misnamed_fragments_and_missing_sections_are_found(self, tree: Tree) -> None:
+        path = tree.add_core()
+        tree.write({"CHANGELOG.md": "## 0.0.1 (2026-01-01)\n", "changes/7.improved.md": "Better."}, path)
+
+        first, second, third = changes.problems(tree.workspace["composer-core"], [])
+
+        assert "must start with `# Changelog`" in first
+        assert "must have a section for 0.1.0" in second
+        assert "got '7.improved.md'" in third
+
+    def test_the_command_compares_with_a_commit(self, tree: Tree) -> None:
+        path = tree.add_core()
+        tree.write({"CHANGELOG.md": "# Changelog\n\n## 0.1.0 (2026-01-01)\n"}, path)
+        tree.commit()
+
+        assert run_tool("changes", "HEAD", cwd=tree.root).returncode == 0
+        tree.write({"src/composer/core/__init__.py": "TWO = 2\n"}, path)
+        run = run_tool("changes", "HEAD", cwd=tree.root)
+        assert run.returncode == 1
+        assert "composer-core: a change must be told to users" in run.stderr
+
+
+class TestRelease:
+    def released(self, tree: Tree) -> Path:
+        """A tree whose `composer-one` 0.1.0 is released."""
+        tree.add_core()
+        path = tree.add_algorithm("one")
+        tree.commit()
+        release.release(tree.workspace, tree.workspace["composer-one"], "0.1.0")
+        return path
+
+    def test_a_first_release_dates_its_section(self, tree: Tree) -> None:
+        path = self.released(tree)
+
+        assert re.search(r"^## 0\.1\.0 \(\d{4}-\d\d-\d\d\)$", (path / "CHANGELOG.md").read_text(), re.MULTILINE)
+        assert tree.git("tag") == "composer-one-v0.1.0\n"
+        assert tree.git("log", "-1", "--format=%s") == "composer-one 0.1.0\n"
+        assert tree.git("status", "--porcelain") == ""
+
+    def test_a_later_release_collects_the_fragments(self, tree: Tree) -> None:
+        path = self.released(tree)
+        tree.write({"changes/7.added.md": "`composer.algorithms.One` doubles."}, path)
+        tree.write({"changes/8.fixed.md": "`composer.algorithms.One` no longer halves."}, path)
+        tree.commit()
+
+        run = run_tool("release", "composer-one", "0.2.0", cwd=tree.root)
+
+        assert run.returncode == 0, run.stderr
+        changelog = (path / "CHANGELOG.md").read_text()
+        assert re.match(
+            r"# Changelog\n\n## 0\.2\.0 \(\d{4}-\d\d-\d\d\)\n"
+            r"\n### Added\n\n- `composer.algorithms.One` doubles. \(#7\)\n"
+            r"\n### Fixed\n\n- `composer.algorithms.One` no longer halves. \(#8\)\n+## 0\.1\.0 \(",
+            changelog,
+        ), changelog
+        assert tree.workspace["composer-one"].version == "0.2.0"
+        assert tree.workspace["composer-one"].fragments == []
+        assert "composer-one-v0.2.0" in tree.git("tag", "--points-at", "HEAD")
+        assert tree.git("status", "--porcelain") == ""
+
+    def test_no_fragment_no_release(self, tree: Tree) -> None:
+        self.released(tree)
+
+        with pytest.raises(release.ReleaseError, match=r"must bring something, got no fragment"):
+            release.release(tree.workspace, tree.workspace["composer-one"], "0.2.0")
+
+    def test_a_dirty_tree_is_refused(self, tree: Tree) -> None:
+        path = self.released(tree)
+        tree.write({"changes/7.added.md": "More."}, path)
+
+        with pytest.raises(release.ReleaseError, match=r"the tree must be clean"):
+            release.release(tree.workspace, tree.workspace["composer-one"], "0.2.0")
+
+    @pytest.mark.parametrize(
+        ("version", "message"),
+        [("0.1.0", r"must be later than the released 0.1.0"), ("next", r"must look like 0.2.0, got 'next'")],
+    )
+    def test_a_version_that_is_no_later_one_is_refused(self, tree: Tree, version: str, message: str) -> None:
+        self.released(tree)
+
+        with pytest.raises(release.ReleaseError, match=message):
+            release.check(tree.workspace, tree.workspace["composer-one"], version)
+
+    def test_a_breaking_change_needs_more_than_a_patch(self, tree: Tree) -> None:
+        path = self.released(tree)
+        tree.write({"changes/9.breaking.md": "`One` is gone."}, path)
+        tree.commit()
+
+        with pytest.raises(release.ReleaseError, match=r"must raise more than the patch number, got 0.1.1"):
+            release.check(tree.workspace, tree.workspace["composer-one"], "0.1.1")
+
+    def test_fragments_beside_a_handwritten_section_are_refused(self, tree: Tree) -> None:
+        tree.add_core()
+        path = tree.add_algorithm("one")
+        tree.write({"changes/7.added.md": "More."}, path)
+        tree.commit()
+
+        with pytest.raises(release.ReleaseError, match=r"already describes 0.1.0, got fragments .*7.added.md"):
+            release.check(tree.workspace, tree.workspace["composer-one"], "0.1.0")
+
+
+class TestNewPackage:
+    def test_the_package_passes_its_tests_at_once(self, tree: Tree) -> None:
+        tree.add_core()  # its name only: the tests run against the installed one
+        path = new_package.make(tree.workspace, "composer-brand-new", "BrandNew")
+        (wheel,) = (one for one in wheelhouse.wheels(tree.workspace, [path.name]) if "brand_new" in one.name)
+        site = tree.root / "site"
+        command = [find_uv(), "pip", "install", "--quiet", "--no-deps", "--target", str(site), str(wheel)]
+        subprocess.run(command, check=True)
+
+        run = subprocess.run(
+            [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tree.root),
+             "-p", "no:cacheprovider", str(path / "tests")],
+            cwd=tree.root, env={**os.environ, "PYTHONPATH": str(site)}, check=False, capture_output=True, text=True,
+        )  # fmt: skip
+
+        assert run.returncode == 0, run.stdout + run.stderr
+        assert "passed" in run.stdout
+
+    def test_no_mark_of_the_template_is_left(self, tree: Tree) -> None:
+        path = new_package.make(tree.workspace, "composer-brand-new", "BrandNew")
+
+        files = [file for file in path.rglob("*") if file.is_file()]
+        assert [file for file in files if "__DIST__" in file.read_text() or "__SNAKE__" in str(file)] == []
+        assert (path / "src/composer/algorithms/brand_new/brand_new.py").is_file()
+        assert (path / "changes/.gitignore").is_file()
+
+    @pytest.mark.parametrize(
+        ("distribution", "class_name", "message"),
+        [
+            ("brand-new", "BrandNew", r"`distribution` must be `composer-` and lower-case words"),
+            ("composer-Brand", "Brand", r"`distribution` must be `composer-` and lower-case words"),
+            ("composer-brand", "brand", r"`class_name` must be a class name"),
+            ("composer-one", "Brand", r"got 'composer-one', which is there"),
+            ("composer-brand", "One", r"`composer.algorithms.One` must be a new name; `composer-one` has it"),
+        ],
+    )
+    def test_bad_and_taken_names_are_refused(
+        self, tree: Tree, distribution: str, class_name: str, message: str
+    ) -> None:
+        tree.add_core()
+        tree.add_algorithm("one")
+
+        with pytest.raises(ValueError, match=message):
+            new_package.make(tree.workspace, distribution, class_name)
+
+
+class TestContinuousIntegration:
+    def test_the_matrix_has_a_job_for_each_column_and_only_changed_packages(self) -> None:
+        def entry(name: str, session: str, python: str | None, package: str | None) -> dict[str, object]:
+            call = {} if package is None else {"package": package}
+            return {"name": name, "session": session, "python": python, "call_spec": call}
+
+        listing = [
+            entry("tests", "tests(composer-one)", None, "composer-one"),
+            entry("tests", "tests(composer-two)", None, "composer-two"),
+            entry("tests", "tests(composer-three)", None, "composer-three"),
+            entry("matrix", "matrix-3.10(composer-one)", "3.10", "composer-one"),
+            entry("lint", "lint", None, None),
+        ]
+
+        assert ci_matrix.matrix(listing, {"composer-one", "composer-two"}) == {
+            "include": [
+                {"column": "tests", "python": "3.12", "sessions": "'tests(composer-one)' 'tests(composer-two)'"},
+                {"column": "matrix-3.10", "python": "3.10", "sessions": "'matrix-3.10(composer-one)'"},
+                {"column": "lint", "python": "3.12", "sessions": "'lint'"},
+            ]
+        }
+
+    def test_the_summary_names_what_failed(self, tmp_path: Path) -> None:
+        sessions = [
+            {"name": "lint", "args": {}, "result": "success", "duration": 1.0, "reason": None},
+            {"name": "tests", "args": {"package": "composer-one"}, "result": "failed", "duration": 2, "reason": None},
+            {"name": "gpu", "args": {}, "result": "skipped", "duration": 0, "reason": "no device"},
+        ]
+        (tmp_path / "report.json").write_text(json.dumps({"sessions": sessions}))
+
+        run = run_tool("ci_summary", str(tmp_path / "report.json"), str(tmp_path / "none.json"))
+
+        assert run.returncode == 1
+        assert run.stderr == "failed: tests(composer-one), none (no session was run)\n"
+        assert [line.split()[-1] for line in run.stdout.splitlines()] == ["lint", "tests(composer-one)", "device"]
+        assert ci_summary.summary(tmp_path / "none.json") == ([], ["none (no session was run)"])
+
+
+class TestEnvironment:
+    def test_the_cache_moves_beside_environments_that_could_not_link_to_it(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("UV_CACHE_DIR", raising=False)
+        monkeypatch.delenv("UV_LINK_MODE", raising=False)
+        monkeypatch.setattr(environment, "_device", lambda path: 1 if path == tmp_path else 2)
+
+        environment.keep_links_possible(tmp_path)
+
+        assert os.environ.pop("UV_CACHE_DIR") == str(tmp_path / "uv-cache")
+
+    def test_a_cache_on_the_same_file_system_stays(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("UV_LINK_MODE", raising=False)
+        monkeypatch.setenv("UV_CACHE_DIR", "")
+        monkeypatch.delenv("UV_CACHE_DIR")
+        monkeypatch.setattr(environment, "_device", lambda path: 1)
+
+        environment.keep_links_possible(tmp_path)
+
+        assert "UV_CACHE_DIR" not in os.environ
+
+    def test_the_pythons_of_pyenv_are_found(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "versions" / "3.13.0" / "bin").mkdir(parents=True)
+        monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
+        monkeypatch.setenv("PATH", "/usr/bin")
+
+        environment.show_pyenv_versions()
+
+        assert os.environ["PATH"] == f"/usr/bin{os.pathsep}{tmp_path}/versions/3.13.0/bin"

@@ -1,0 +1,159 @@
+"""The tools that read and write text: catalog, links, stubs, examples, style."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tools import (
+    catalog,
+    check_style,
+    gen_stubs,
+    link_sources,
+    readme_blocks,
+)
+from tools.tiny_tree import Tree, run_tool
+from tools.workspace import Workspace
+
+
+class TestCatalog:
+    def test_it_says_which_package_registers_a_name(self, tree: Tree) -> None:
+        tree.add_core()
+        tree.add_algorithm("one")
+        tree.add("composer-plain", {"plain.py": ""}, points={"pytest11": {"plain": "composer.plain"}})
+
+        assert catalog.collect(tree.workspace) == {"composer.algorithms": {"One": "composer-one"}}
+
+    def test_two_owners_of_one_name_are_refused(self, tree: Tree) -> None:
+        tree.add_core()
+        tree.add_algorithm("one")
+        tree.add_algorithm("two", points={"composer.algorithms": {"One": "composer.algorithms.two:Two"}})
+
+        with pytest.raises(ValueError, match=r"`composer.algorithms.One` .* got 'composer-one' and 'composer-two'"):
+            catalog.collect(tree.workspace)
+
+    def test_the_one_in_core_has_no_wrong_entry(self) -> None:
+        workspace = Workspace()
+        written = json.loads(catalog.path_of(workspace).read_text(encoding="utf-8"))
+
+        assert written == catalog.collect(workspace)
+
+
+class TestLinksAndStubs:
+    def test_the_link_farm_holds_all_sources_as_one_package(self, tree: Tree) -> None:
+        core = tree.add_core()
+        tree.add_algorithm("one")
+        farm = tree.root / ".dev" / "src"
+
+        assert link_sources.link(tree.workspace, farm) == 5
+        assert (farm / "composer" / "core" / "__init__.py").resolve() == core / "src/composer/core/__init__.py"
+        assert (farm / "composer" / "algorithms" / "one" / "__init__.py").is_symlink()
+
+    def test_the_link_farm_refuses_two_owners_of_one_path(self, tree: Tree) -> None:
+        tree.add_core()
+        tree.add_algorithm("one", files={"core/__init__.py": ""})
+
+        with pytest.raises(FileExistsError):
+            link_sources.link(tree.workspace, tree.root / "farm")
+
+    def test_stubs_hold_the_names_of_all_packages_and_those_of_core(self, tree: Tree) -> None:
+        core = tree.add_core()
+        tree.write(
+            {
+                "src/composer/functional.py": "",
+                "src/composer/algorithms/__init__.py": "from composer.core import ONE as ONE\nimport os\n",
+            },
+            core,
+        )
+        tree.add_algorithm(
+            "one",
+            points={
+                "composer.algorithms": {"One": "composer.algorithms.one:One"},
+                "composer.functional": {"one_batch": "composer.algorithms.one:one_batch"},
+            },
+        )
+
+        first, second = gen_stubs.write(tree.workspace, tree.root / "stubs")
+
+        assert first == tree.root / "stubs/composer/algorithms/__init__.pyi"
+        assert first.read_text().splitlines()[1:] == [
+            "from composer.algorithms.one import One as One",
+            "from composer.core import ONE as ONE",
+        ]
+        assert second == tree.root / "stubs/composer/functional.pyi"
+        assert second.read_text().splitlines()[1:] == ["from composer.algorithms.one import one_batch as one_batch"]
+
+
+README = """\
+# Title
+
+```python
+x = 20
+```
+
+Text.
+
+```bash
+nox -s tests -- -x
+pip install "composer-one>=0.1" && one-train
+```
+
+```python
+y = x + 1
+assert y == 21
+```
+"""
+
+
+class TestReadmeBlocks:
+    def test_the_program_keeps_the_line_numbers_of_the_text(self) -> None:
+        program = readme_blocks.script(README).splitlines()
+
+        assert {number: line for number, line in enumerate(program, start=1) if line} == {
+            4: "x = 20",
+            15: "y = x + 1",
+            16: "assert y == 21",
+        }
+
+    def test_each_block_sees_those_before_it(self, tmp_path: Path) -> None:
+        (tmp_path / "README.md").write_text(README)
+
+        assert run_tool("readme_blocks", str(tmp_path / "README.md")).returncode == 0
+
+    def test_an_error_points_at_the_line_of_the_text(self, tmp_path: Path) -> None:
+        (tmp_path / "README.md").write_text(README.replace("y == 21", "y == 22"))
+
+        run = run_tool("readme_blocks", str(tmp_path / "README.md"))
+
+        assert run.returncode == 1
+        assert 'README.md", line 16' in run.stderr
+        assert "AssertionError" in run.stderr
+
+    def test_commands_that_exist_pass(self, tree: Tree) -> None:
+        tree.add_core()
+        tree.add_algorithm("one", scripts={"one-train": "composer.algorithms.one:One"})
+
+        assert list(readme_blocks.command_problems(README, tree.workspace, {"tests"})) == []
+
+    def test_commands_that_do_not_exist_are_found(self, tree: Tree) -> None:
+        tree.add_core()
+
+        assert list(readme_blocks.command_problems(README, tree.workspace, {"lint"})) == [
+            "line 10: no nox session named ['tests']",
+            "line 11: no package named ['composer-one']",
+            "line 11: no command named 'one-train'",
+        ]
+
+
+class TestStyle:
+    def test_letters_outside_ascii_and_long_files_are_found(self, tmp_path: Path) -> None:
+        (tmp_path / "good.py").write_text("x = 1\n")
+        (tmp_path / "letters.md").write_text("one\nd\u00e9j\u00e0\n", encoding="utf-8")
+        (tmp_path / "long.py").write_text("x = 1\n" * 401)
+
+        assert list(check_style.problems(tmp_path, ["good.py", "letters.md", "long.py"])) == [
+            "letters.md:2: text must be ASCII, got '\\xe9'. Write it in other letters.",
+            "long.py: a file must not have more than 400 lines, got 401. Split it by idea.",
+        ]
