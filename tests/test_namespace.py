@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent
 
@@ -13,16 +16,88 @@ from tools import wheelhouse
 from tools.tiny_tree import Tree
 from tools.workspace import ROOT, Workspace, find_uv
 
+# How composer-core, composer-alpha and composer-beta are installed.
+KINDS = {
+    "wheels": ("wheel", "wheel", "wheel"),
+    "editables": ("editable", "editable", "editable"),
+    "core-as-wheel": ("wheel", "editable", "wheel"),
+    "core-as-editable": ("editable", "wheel", "editable"),
+}
 
-def run_python(python: Path, program: str) -> subprocess.CompletedProcess[str]:
+# All run in one process for each kind: starting one and importing torch takes seconds.
+PROBES = {
+    "lazy names": """
+        import composer
+        from composer import functional as cf
+        from composer.algorithms import Alpha, Beta
+        from composer.algorithms.alpha import Alpha as Direct, alpha_batch
+        from composer.core import Event
+
+        assert Alpha is Direct and Beta.__module__ == "composer.algorithms.beta"
+        assert cf.alpha_batch is alpha_batch and cf.beta_batch(1) == 1
+        assert composer.Event is Event
+        assert {"Alpha", "Beta"} <= set(dir(composer.algorithms))
+        """,
+    "star import": "from composer.functional import *\nalpha_batch, beta_batch",
+    "missing name": "from composer.algorithms import MixUp",
+    "missing room": "from composer import Trainer",
+    "unknown name": "import composer.algorithms\ncomposer.algorithms.Gamma",
+    "probing": """
+        import composer, composer.algorithms, composer.functional
+        for module in (composer, composer.algorithms, composer.functional):
+            assert not hasattr(module, "__wrapped__") and not hasattr(module, "_anything")
+        """,
+}
+
+RUN_PROBES = """
+import json, sys
+results = {}
+for name, program in json.load(sys.stdin).items():
+    try:
+        exec(program, {})
+        results[name] = ""
+    except BaseException as error:
+        results[name] = f"{type(error).__name__}: {error}"
+print(json.dumps(results))
+"""
+
+
+def run_python(
+    python: Path | str, program: str, *, stdin: str = "", path: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run a program in another interpreter, warnings being errors."""
+    environ = os.environ if path is None else {**os.environ, "PYTHONPATH": str(path)}
     command = [str(python), "-W", "error", "-c", dedent(program)]
-    return subprocess.run(command, check=False, capture_output=True, text=True)
+    return subprocess.run(command, env=environ, input=stdin, check=False, capture_output=True, text=True)
 
 
-def make_packages(root: Path) -> Tree:
-    """`composer-alpha` and `composer-beta`, each with an algorithm and a function; `composer-rival` says it has Alpha."""
-    tree = Tree(root)
+@dataclass(frozen=True)
+class Site:
+    """An environment with torch, and packages to install there.
+
+    `composer-alpha` and `composer-beta` each have an algorithm and a function; `composer-rival` claims the name Alpha.
+    """
+
+    python: Path
+    tree: Tree
+
+    def install(self, *arguments: str) -> None:
+        command = [find_uv(), "pip", "install", "--quiet", "--python", str(self.python), *arguments]
+        subprocess.run(command, check=True)
+
+    def install_composer(self, kinds: tuple[str, str, str]) -> None:
+        tiny = self.tree.root / "packages"
+        places = [ROOT / "packages" / "composer-core", tiny / "composer-alpha", tiny / "composer-beta"]
+        built = wheelhouse.wheels(Workspace(), ["composer-core"])
+        built += wheelhouse.wheels(self.tree.workspace, ["composer-alpha", "composer-beta"])
+        for kind, place, wheel in zip(kinds, places, built, strict=True):
+            self.install("--no-deps", "--reinstall", *([str(wheel)] if kind == "wheel" else ["--editable", str(place)]))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    folder = tmp_path_factory.mktemp("namespace")
+    tree = Tree(folder / "tree")
     for name in ("alpha", "beta"):
         code = f"class {name.title()}: ...\ndef {name}_batch(batch): return batch\n"
         tree.add(
@@ -38,129 +113,71 @@ def make_packages(root: Path) -> Tree:
         {"algorithms/rival/__init__.py": "class Alpha: ...\n", "algorithms/rival/py.typed": ""},
         points={"composer.algorithms": {"Alpha": "composer.algorithms.rival:Alpha"}},
     )
-    return tree
-
-
-# How composer-core, composer-alpha and composer-beta are installed.
-KINDS = {
-    "wheels": ("wheel", "wheel", "wheel"),
-    "editables": ("editable", "editable", "editable"),
-    "core-as-wheel": ("wheel", "editable", "wheel"),
-    "core-as-editable": ("editable", "wheel", "editable"),
-}
+    subprocess.run([find_uv(), "venv", "--quiet", "--python", sys.executable, str(folder / "env")], check=True)
+    made = Site(folder / "env" / "bin" / "python", tree)
+    made.install("--constraint", str(ROOT / "tools/constraints/pinned.txt"), "torch", "numpy")
+    return made
 
 
 @pytest.fixture(scope="module", params=KINDS.values(), ids=list(KINDS))
-def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of an environment with torch, composer-core, composer-alpha and composer-beta."""
-    folder = tmp_path_factory.mktemp("namespace")
-    tree = make_packages(folder / "tree")
-    places = [ROOT / "packages" / "composer-core", *(tree.root / f"packages/composer-{n}" for n in ("alpha", "beta"))]
-    (core,) = wheelhouse.wheels(Workspace(), ["composer-core"])
-    built = [core, *wheelhouse.wheels(tree.workspace, ["composer-alpha", "composer-beta"])]
-    python = folder / "env" / "bin" / "python"
-    install = [find_uv(), "pip", "install", "--quiet", "--python", str(python)]
-    subprocess.run([find_uv(), "venv", "--quiet", "--python", sys.executable, str(folder / "env")], check=True)
-    constraint = ("--constraint", str(ROOT / "tools/constraints/pinned.txt"))
-    subprocess.run([*install, *constraint, "torch", "numpy"], check=True)
-    for kind, place, wheel in zip(request.param, places, built, strict=True):
-        what = [str(wheel)] if kind == "wheel" else ["--editable", str(place)]
-        subprocess.run([*install, "--no-deps", *what], check=True)
-    return python
+def results(request: pytest.FixtureRequest, site: Site) -> dict[str, str]:
+    """For each probe the error it ends with, or ""."""
+    site.install_composer(request.param)
+    run = run_python(site.python, RUN_PROBES, stdin=json.dumps({name: dedent(code) for name, code in PROBES.items()}))
+    assert run.returncode == 0, run.stderr
+    found: dict[str, str] = json.loads(run.stdout)
+    return found
 
 
-def test_lazy_names_and_direct_paths_lead_to_the_same_objects(installed: Path) -> None:
-    run = run_python(
-        installed,
-        """
-        import composer
-        from composer import functional as cf
-        from composer.algorithms import Alpha, Beta
-        from composer.algorithms.alpha import Alpha as Direct, alpha_batch
-        from composer.core import Event
+def test_lazy_names_and_direct_paths_lead_to_the_same_objects(results: dict[str, str]) -> None:
+    assert results["lazy names"] == ""
 
-        assert Alpha is Direct and Beta.__module__ == "composer.algorithms.beta"
-        assert cf.alpha_batch is alpha_batch and cf.beta_batch(1) == 1
-        assert composer.Event is Event
-        assert {"Alpha", "Beta"} <= set(dir(composer.algorithms))
-        """,
+
+def test_a_star_import_brings_what_is_installed(results: dict[str, str]) -> None:
+    assert results["star import"] == ""
+
+
+def test_a_missing_name_says_which_package_has_it(results: dict[str, str]) -> None:
+    assert results["missing name"] == (
+        "ModuleNotFoundError: `composer.algorithms.MixUp` is part of `composer-mixup`, which is not installed. "
+        "Run `pip install composer-mixup`."
     )
 
-    assert run.returncode == 0, run.stderr
 
-
-def test_a_star_import_brings_what_is_installed(installed: Path) -> None:
-    run = run_python(installed, "from composer.functional import *\nalpha_batch, beta_batch")
-
-    assert run.returncode == 0, run.stderr
-
-
-def test_a_missing_name_says_which_package_has_it(installed: Path) -> None:
-    run = run_python(installed, "from composer.algorithms import MixUp")
-
-    assert "ModuleNotFoundError: `composer.algorithms.MixUp` is part of `composer-mixup`" in run.stderr
-    assert "Run `pip install composer-mixup`." in run.stderr
-
-
-def test_a_missing_room_says_which_package_has_it(installed: Path) -> None:
-    run = run_python(installed, "from composer import Trainer")
-
-    assert "ModuleNotFoundError: `composer.Trainer` is part of `composer-trainer`" in run.stderr
-
-
-def test_a_name_that_nobody_has_says_what_is_installed(installed: Path) -> None:
-    run = run_python(installed, "import composer.algorithms\ncomposer.algorithms.Gamma")
-
-    assert "AttributeError: `composer.algorithms` has no `Gamma`" in run.stderr
-    assert "Installed names: Alpha, Beta." in run.stderr
-
-
-def test_modules_can_be_probed_for_names(installed: Path) -> None:
-    run = run_python(
-        installed,
-        """
-        import composer, composer.algorithms, composer.functional
-        for module in (composer, composer.algorithms, composer.functional):
-            assert not hasattr(module, "__wrapped__") and not hasattr(module, "_anything")
-        """,
+def test_a_missing_room_says_which_package_has_it(results: dict[str, str]) -> None:
+    assert results["missing room"] == (
+        "ModuleNotFoundError: `composer.Trainer` is part of `composer-trainer`, which is not installed. "
+        "Run `pip install composer-trainer`."
     )
 
-    assert run.returncode == 0, run.stderr
+
+def test_a_name_that_nobody_has_says_what_is_installed(results: dict[str, str]) -> None:
+    assert results["unknown name"].startswith("AttributeError: `composer.algorithms` has no `Gamma`")
+    assert "Installed names: Alpha, Beta." in results["unknown name"]
 
 
-def test_two_owners_of_one_name_are_an_error_that_names_both(installed: Path, tmp_path: Path) -> None:
-    rival = make_packages(tmp_path / "tree").workspace
-    (wheel,) = wheelhouse.wheels(rival, ["composer-rival"])
-    uv = [find_uv(), "pip"]
-    subprocess.run([*uv, "install", "--quiet", "--python", str(installed), "--no-deps", str(wheel)], check=True)
-    try:
-        run = run_python(installed, "from composer.algorithms import Alpha")
-    finally:
-        subprocess.run([*uv, "uninstall", "--quiet", "--python", str(installed), "composer-rival"], check=True)
+def test_modules_can_be_probed_for_names(results: dict[str, str]) -> None:
+    assert results["probing"] == ""
+
+
+def test_two_owners_of_one_name_are_an_error_that_names_both(site: Site, tmp_path: Path) -> None:
+    site.install_composer(KINDS["wheels"])
+    (wheel,) = wheelhouse.wheels(site.tree.workspace, ["composer-rival"])
+    site.install("--no-deps", "--target", str(tmp_path), str(wheel))
+
+    run = run_python(site.python, "from composer.algorithms import Alpha", path=tmp_path)
 
     assert "ImportError: `composer.algorithms.Alpha` is registered by both `composer-alpha` and `composer-rival`" in (
         run.stderr
     )
 
 
-def test_importing_composer_imports_none_of_the_heavy_libraries() -> None:
+def test_importing_composer_reads_no_entry_points_and_imports_none_of_the_heavy_libraries() -> None:
     run = run_python(
-        Path(sys.executable),
-        """
-        import sys
-        import composer
-        print(*sorted({"torchvision", "torchmetrics", "transformers", "sklearn", "yaml"} & set(sys.modules)))
-        """,
-    )
-
-    assert (run.returncode, run.stdout.strip()) == (0, ""), run.stderr
-
-
-def test_importing_composer_reads_no_entry_points() -> None:
-    run = run_python(
-        Path(sys.executable),
+        sys.executable,
         """
         import importlib.metadata
+        import sys
         import torch
 
         def refuse(*args, **kwargs):
@@ -169,7 +186,8 @@ def test_importing_composer_reads_no_entry_points() -> None:
         importlib.metadata.distributions = importlib.metadata.entry_points = refuse
         importlib.metadata.Distribution.discover = refuse
         import composer, composer.core, composer.algorithms, composer.functional
+        print(*sorted({"torchvision", "torchmetrics", "transformers", "sklearn", "yaml"} & set(sys.modules)))
         """,
     )
 
-    assert run.returncode == 0, run.stderr
+    assert (run.returncode, run.stdout.strip()) == (0, ""), run.stderr

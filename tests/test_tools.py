@@ -143,18 +143,27 @@ class TestWheelhouse:
 class TestCheckWheels:
     def problems(self, tree: Tree) -> str:
         """What `check` says about the wheels of a tree; "" for nothing."""
-        built = check_wheels.build(tree.workspace, tree.root / ".nox" / "dist")
+        built = wheelhouse.wheels(tree.workspace, tree.workspace.names)
         try:
             check_wheels.check(tree.workspace, built)
         except RuntimeError as error:
             return str(error)
         return ""
 
-    def test_good_packages_pass(self, tree: Tree) -> None:
+    def test_good_packages_are_built_from_their_sdists_and_pass(self, tree: Tree) -> None:
         tree.add_core()
         tree.add_algorithm("one")
+        tree.write({"dist/stale.whl": ""})
 
-        assert self.problems(tree) == ""
+        built = check_wheels.build(tree.workspace, tree.root / "dist")
+        check_wheels.check(tree.workspace, built)
+
+        assert [str(path.relative_to(tree.root)) for path in built] == [
+            "dist/composer-core/composer_core-0.1.0-py3-none-any.whl",
+            "dist/composer-one/composer_one-0.1.0-py3-none-any.whl",
+        ]
+        assert len(list(tree.root.glob("dist/*/*.tar.gz"))) == 2
+        assert not (tree.root / "dist/stale.whl").exists()
 
     def test_two_owners_of_one_path_are_found(self, tree: Tree) -> None:
         tree.add_core()
@@ -234,27 +243,26 @@ class TestCheckWheels:
 
 
 class TestCheckInstalled:
-    def check(self, tree: Tree, *names: str) -> subprocess.CompletedProcess[str]:
-        site = tree.root / "site"
+    def check(self, tree: Tree, command: str) -> subprocess.CompletedProcess[str]:
+        """Install a core and a package with a console script, and resolve their entry points."""
+        tree.add_core()
+        tree.add("composer-plain", {"plain.py": "NUMBER = 1\ndef main(): ...\n"}, scripts={"plain": command})
+        site, names = tree.root / "site", ["composer-core", "composer-plain"]
         built = map(str, wheelhouse.wheels(tree.workspace, names))
-        command = [find_uv(), "pip", "install", "--quiet", "--no-deps", "--target", str(site), *built]
-        subprocess.run(command, check=True)
+        install = [find_uv(), "pip", "install", "--quiet", "--no-deps", "--target", str(site), *built]
+        subprocess.run(install, check=True)
         program = [sys.executable, str(ROOT / "tools" / "check_installed.py"), *names]
         environ = {**os.environ, "PYTHONPATH": str(site)}
         return subprocess.run(program, env=environ, check=False, capture_output=True, text=True)
 
     def test_entry_points_that_resolve_pass(self, tree: Tree) -> None:
-        tree.add("composer-plain", {"plain.py": "def main(): ...\n"}, scripts={"plain": "composer.plain:main"})
+        run = self.check(tree, "composer.plain:main")
 
-        run = self.check(tree, "composer-plain")
+        assert (run.returncode, run.stdout) == (0, "composer-core: 0 entry points\ncomposer-plain: 1 entry points\n")
 
-        assert (run.returncode, run.stdout) == (0, "composer-plain: 1 entry points\n")
-
-    @pytest.mark.parametrize("value", ["composer.plain:missing", "composer.missing:main", "composer.plain:NUMBER"])
-    def test_an_entry_point_that_does_not_resolve_fails(self, tree: Tree, value: str) -> None:
-        tree.add("composer-plain", {"plain.py": "NUMBER = 1\ndef main(): ...\n"}, scripts={"plain": value})
-
-        run = self.check(tree, "composer-plain")
+    @pytest.mark.parametrize("command", ["composer.plain:missing", "composer.missing:main", "composer.plain:NUMBER"])
+    def test_an_entry_point_that_does_not_resolve_fails(self, tree: Tree, command: str) -> None:
+        run = self.check(tree, command)
 
         assert run.returncode == 1
         assert "composer-plain: " in run.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+
 from composer.core import Algorithm, Event, State
 
 
@@ -21,13 +22,13 @@ class Scaled(Algorithm):
 def test_declared_events_answer_match() -> None:
     state = State(model=torch.nn.Linear(1, 1))
 
-    assert [Event.AFTER_LOSS] == [event for event in Event if Scaled().match(event, state)]
+    assert [event for event in Event if Scaled().match(event, state)] == [Event.AFTER_LOSS]
 
 
 def test_the_repr_is_a_constructor_call_without_spaces() -> None:
-    assert "Scaled(factor=0.5,at=Event.AFTER_LOSS)" == repr(Scaled(0.5))
+    assert repr(Scaled(0.5)) == "Scaled(factor=0.5,at=Event.AFTER_LOSS)"
     assert {"repr": repr(Scaled())} == Scaled().state_dict()
-    assert "Scaled(factor=2.0,at=Event.AFTER_LOSS)" == repr(eval(repr(Scaled())))  # noqa: S307 - the promise of repr
+    assert repr(eval(repr(Scaled()))) == "Scaled(factor=2.0,at=Event.AFTER_LOSS)"  # noqa: S307 - the promise of repr
 
 
 def test_an_algorithm_that_does_not_keep_its_arguments_prints_plainly() -> None:
@@ -41,8 +42,8 @@ def test_an_algorithm_that_does_not_keep_its_arguments_prints_plainly() -> None:
 def test_the_needs_of_the_loop_default_to_none() -> None:
     algorithm = Scaled()
 
-    assert (False, False, False) == (
+    assert (
         algorithm.find_unused_parameters,
         algorithm.backwards_create_graph,
         algorithm.required_on_load(),
-    )
+    ) == (False, False, False)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
@@ -24,6 +24,9 @@ from composer.core.data_spec import (
     default_split_batch,
     ensure_data_spec,
 )
+
+# A busy machine is no failure.
+relaxed = settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 
 Pair = namedtuple("Pair", ["image", "label"])
 
@@ -72,6 +75,7 @@ def fields(samples: int) -> st.SearchStrategy[Any]:
 
 
 class TestSplitting:
+    @relaxed
     @given(st.integers(2, 9), st.integers(1, 4), st.data())
     def test_the_parts_of_any_nesting_have_the_size_and_make_up_the_batch(
         self, samples: int, size: int, data: st.DataObject
@@ -89,6 +93,7 @@ class TestSplitting:
         assert sizes == [min(size, samples - start) for start in range(0, samples, size)]
         assert same(batch, joined(parts))
 
+    @relaxed
     @given(st.integers(1, 9), st.data())
     def test_a_batch_that_fits_is_not_touched(self, samples: int, data: st.DataObject) -> None:
         batch = data.draw(fields(samples))
@@ -196,6 +201,7 @@ class TestSplitting:
         assert [{"x": [1, 2]}, {"x": [3]}] == _split_mapping({"x": [1, 2, 3]}, 2)
         assert _default_split_batch is default_split_batch
 
+    @relaxed
     @example([1, True])
     @given(st.lists(st.integers() | st.booleans() | st.floats() | st.text() | st.none()))
     def test_primitives_are_lists_of_one_primitive_type(self, items: list[Any]) -> None:
@@ -205,6 +211,7 @@ class TestSplitting:
 
 
 class TestCounting:
+    @relaxed
     @given(st.integers(1, 9), st.data())
     def test_the_samples_of_any_nesting_are_counted(self, samples: int, data: st.DataObject) -> None:
         batch = (torch.zeros(samples), data.draw(fields(samples)))

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from composer.core import Algorithm, Callback, Engine, Event, State, Trace
 from composer.core.passes import order_by_placement, set_filo_order, warn_on_discouraged
 from composer.loggers import Logger, LoggerDestination
@@ -80,7 +81,7 @@ def test_at_init_loggers_come_first_and_algorithms_last(recorder: Recorder) -> N
     )
     Engine(state).run_event(Event.INIT)
 
-    assert ["l1", "l2", "c1", "c2", "a1", "a2"] == recorder.ran
+    assert recorder.ran == ["l1", "l2", "c1", "c2", "a1", "a2"]
 
 
 def test_at_other_events_algorithms_come_first_and_loggers_last(recorder: Recorder) -> None:
@@ -90,7 +91,7 @@ def test_at_other_events_algorithms_come_first_and_loggers_last(recorder: Record
     )
     Engine(state).run_event("batch_start")
 
-    assert ["a1", "a2", "c1", "c2", "l1", "l2"] == recorder.ran
+    assert recorder.ran == ["a1", "a2", "c1", "c2", "l1", "l2"]
 
 
 def test_traces_tell_what_ran(recorder: Recorder) -> None:
@@ -102,7 +103,7 @@ def test_traces_tell_what_ran(recorder: Recorder) -> None:
         "b/Event.AFTER_LOSS": Trace("Named", Event.AFTER_LOSS, None, 0, True),
         "a/Event.AFTER_LOSS": Trace("Named", Event.AFTER_LOSS, 3, 1, True),
     } == traces
-    assert [{"algorithm_traces/Named/Event.AFTER_LOSS": 1}] == log.traces
+    assert log.traces == [{"algorithm_traces/Named/Event.AFTER_LOSS": 1}]
 
 
 def test_an_algorithm_is_asked_only_at_its_events() -> None:
@@ -122,7 +123,7 @@ def test_an_algorithm_is_asked_only_at_its_events() -> None:
     for event in Event:
         engine.run_event(event)
 
-    assert [Event.BATCH_START] == asked
+    assert asked == [Event.BATCH_START]
 
 
 def test_an_algorithm_without_events_is_asked_everywhere_exactly_once() -> None:
@@ -148,7 +149,7 @@ def test_an_algorithm_must_say_when_it_acts() -> None:
         def apply(self, event: Event, state: State, logger: Logger) -> None:
             pass
 
-    with pytest.raises(TypeError, match="match"):
+    with pytest.raises(TypeError, match=r"match"):
         Silent()  # type: ignore[abstract]
 
 
@@ -156,7 +157,7 @@ def test_a_callback_is_called_only_for_the_hooks_it_overrides(recorder: Recorder
     callback = Watching("c", recorder)
     engine = Engine(make_state(callbacks=callback))
 
-    assert [Event.INIT, Event.BATCH_START] == [Event(row.event) for row in engine.explain() if row.name == "Watching"]
+    assert [Event(row.event) for row in engine.explain() if row.name == "Watching"] == [Event.INIT, Event.BATCH_START]
 
 
 def test_a_callback_that_overrides_run_event_sees_every_event() -> None:
@@ -216,7 +217,7 @@ def test_the_plan_follows_changes_of_the_algorithms(recorder: Recorder, change: 
     state.algorithms.clear()
     engine.run_event(Event.BATCH_START)
 
-    assert ["new"] == recorder.ran
+    assert recorder.ran == ["new"]
 
 
 def test_the_plan_follows_changes_of_the_callbacks(recorder: Recorder) -> None:
@@ -227,15 +228,15 @@ def test_the_plan_follows_changes_of_the_callbacks(recorder: Recorder) -> None:
     del state.callbacks[0]
     engine.run_event(Event.BATCH_START)
 
-    assert ["new"] == recorder.ran
+    assert recorder.ran == ["new"]
 
 
 def test_algorithms_may_be_given_to_the_engine(recorder: Recorder) -> None:
     state = make_state()
     Engine(state=state, algorithms=[Named("a", recorder)]).run_event("batch_start")
 
-    assert ["a"] == recorder.ran
-    assert 1 == len(state.algorithms)
+    assert recorder.ran == ["a"]
+    assert len(state.algorithms) == 1
 
 
 # ---- passes ----
@@ -256,7 +257,10 @@ def first_only(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Algori
         ((backwards, 0), [backwards, order_by_placement, set_filo_order, warn_on_discouraged]),
         ([backwards, 0], [backwards, order_by_placement, set_filo_order, warn_on_discouraged]),
         ([backwards, first_only], [order_by_placement, set_filo_order, warn_on_discouraged, backwards, first_only]),
-        ([(backwards, 1), (first_only, -1)], [order_by_placement, backwards, set_filo_order, warn_on_discouraged, first_only]),
+        (
+            [(backwards, 1), (first_only, -1)],
+            [order_by_placement, backwards, set_filo_order, warn_on_discouraged, first_only],
+        ),
         (None, [order_by_placement, set_filo_order, warn_on_discouraged]),
     ],
 )
@@ -287,7 +291,7 @@ def test_a_pass_can_be_registered_later(recorder: Recorder) -> None:
     engine.register_pass(backwards)
     engine.run_event(Event.BATCH_START)
 
-    assert ["b", "a"] == recorder.ran
+    assert recorder.ran == ["b", "a"]
     assert "passes of your own" in str(engine.explain())
 
 
@@ -298,25 +302,25 @@ def test_events_need_a_loader_and_a_duration(recorder: Recorder) -> None:
     state = State(model=torch.nn.Linear(1, 1), algorithms=Named("a", recorder))
     engine = Engine(state)
     engine.run_event(Event.INIT)
-    with pytest.raises(AssertionError, match="'batch_start' cannot run: `state.dataloader` is not set"):
+    with pytest.raises(AssertionError, match=r"'batch_start' cannot run: `state.dataloader` is not set"):
         engine.run_event(Event.BATCH_START)
     state.set_dataloader([0], "train")
-    with pytest.raises(AssertionError, match="`state.max_duration` is not set"):
+    with pytest.raises(AssertionError, match=r"`state.max_duration` is not set"):
         engine.run_event(Event.BATCH_START)
-    with pytest.raises(AssertionError, match="`state.max_duration` is not set"):
+    with pytest.raises(AssertionError, match=r"`state.max_duration` is not set"):
         engine.run_event(Event.EPOCH_END)  # also where nobody listens
     engine.run_event(Event.EVAL_START)
     state.max_duration = "1ep"
     engine.run_event(Event.BATCH_START)
     state.set_dataloader()
-    with pytest.raises(AssertionError, match="`state.dataloader` is not set"):
+    with pytest.raises(AssertionError, match=r"`state.dataloader` is not set"):
         engine.run_event(Event.BATCH_START)
 
-    assert ["a", "a"] == recorder.ran
+    assert recorder.ran == ["a", "a"]
 
 
 def test_an_unknown_event_is_refused() -> None:
-    with pytest.raises(ValueError, match="`Event` must be one of"):
+    with pytest.raises(ValueError, match=r"`Event` must be one of"):
         Engine(make_state()).run_event("batch_ends")
 
 
@@ -343,8 +347,8 @@ def test_close_closes_every_callback_once() -> None:
     engine.close()
     engine.close()
 
-    assert ["close", "post_close"] == callback.closed
-    with pytest.raises(RuntimeError, match="The engine is closed"):
+    assert callback.closed == ["close", "post_close"]
+    with pytest.raises(RuntimeError, match=r"The engine is closed"):
         engine.run_event(Event.INIT)
 
 
@@ -353,16 +357,16 @@ def test_a_callback_that_fails_to_close_does_not_stop_the_others(caplog: pytest.
     with caplog.at_level(logging.DEBUG, "composer.core.engine"):
         Engine(make_state(callbacks=[broken, fine])).close()
 
-    assert ["close"] == broken.closed
-    assert ["close", "post_close"] == fine.closed
-    assert [
+    assert broken.closed == ["close"]
+    assert fine.closed == ["close", "post_close"]
+    assert [record.message for record in caplog.records] == [
         "Closing the engine.",
         "Closing callback Closing",
         "Error running Closing.close(). Skipping Closing.post_close().",
         "Closing callback Closing",
         "Post-closing callback Closing",
         "Engine closed.",
-    ] == [record.message for record in caplog.records]
+    ]
 
 
 def test_a_callback_cannot_be_open_in_two_runs() -> None:
@@ -371,7 +375,7 @@ def test_a_callback_cannot_be_open_in_two_runs() -> None:
     first.run_event(Event.INIT)
     second = Engine(make_state(callbacks=callback))
     with pytest.raises(
-        RuntimeError, match="Cannot create a new trainer with an open callback or logger from a previous trainer"
+        RuntimeError, match=r"Cannot create a new trainer with an open callback or logger from a previous trainer"
     ):
         second.run_event(Event.INIT)
     first.close()
@@ -384,11 +388,11 @@ def test_nothing_else_keeps_an_engine_alive_and_dropping_it_closes() -> None:
     callback = Closing()
     engine = Engine(make_state(callbacks=callback))
 
-    assert 2 == sys.getrefcount(engine)
+    assert sys.getrefcount(engine) == 2
 
     del engine
     gc.collect()
-    assert ["close", "post_close"] == callback.closed
+    assert callback.closed == ["close", "post_close"]
 
 
 def test_an_engine_closes_at_the_end_of_the_program() -> None:
@@ -407,14 +411,14 @@ def test_an_engine_closes_at_the_end_of_the_program() -> None:
         [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True, timeout=120
     )
 
-    assert ["END", "CLOSED"] == done.stdout.split()
+    assert done.stdout.split() == ["END", "CLOSED"]
 
 
 def test_workers_of_a_persistent_loader_end_with_the_engine() -> None:
     loader = torch.utils.data.DataLoader(list(range(4)), num_workers=1, persistent_workers=True)
     state = State(model=torch.nn.Linear(1, 1), max_duration="1ep", dataloader=loader)
     engine = Engine(state)
-    assert 4 == len(list(loader))
+    assert len(list(loader)) == 4
     workers = loader._iterator._workers
     engine.close()
 
@@ -430,11 +434,11 @@ def test_debug_records_name_the_event_and_the_callback(
         engine.run_event(Event.INIT)
         engine.run_event(Event.EVAL_START)
 
-    assert [
+    assert [record.message for record in caplog.records] == [
         "[ep=0][ba=0][event=INIT]: Running event",
         "[ep=0][ba=0][event=INIT]: Running callback Watching",
         "[ep=0][ba=0][eval_ba=0][event=EVAL_START]: Running event",
-    ] == [record.message for record in caplog.records]
+    ]
     engine.close()
 
 
@@ -465,18 +469,18 @@ def test_the_plan_names_who_acts_where_and_why(recorder: Recorder) -> None:
     )
     plan = Engine(state).explain()
 
-    assert [
+    assert [(row.kind, row.name, row.reason) for row in plan.at("batch_start")] == [
         ("algorithm", "Named", "as listed"),
         ("algorithm", "Named", "as listed"),
         ("callback", "Watching", "as listed"),
         ("logger", "Log", "as listed"),
-    ] == [(row.kind, row.name, row.reason) for row in plan.at("batch_start")]
-    assert ["logger", "callback", "algorithm", "algorithm"] == [row.kind for row in plan.at(Event.INIT)]
-    assert "reverse of the list: first in, last out" == plan.at(Event.AFTER_LOSS)[0].reason
+    ]
+    assert [row.kind for row in plan.at(Event.INIT)] == ["logger", "callback", "algorithm", "algorithm"]
+    assert plan.at(Event.AFTER_LOSS)[0].reason == "reverse of the list: first in, last out"
     assert str(plan).splitlines()[0].split() == ["event", "order", "kind", "name", "why", "here"]
     assert plan[0] is plan.rows[0]
     assert len(plan) == len(list(plan))
 
 
 def test_an_empty_plan_says_so() -> None:
-    assert "No algorithm or callback acts at any event." == str(Engine(make_state()).explain())
+    assert str(Engine(make_state()).explain()) == "No algorithm or callback acts at any event."

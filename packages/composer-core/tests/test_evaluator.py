@@ -38,17 +38,17 @@ class TestConstruction:
 
         assert evaluator(dataloader=spec).dataloader is spec
         assert isinstance(evaluator().dataloader, DataSpec)
-        assert 5 == evaluator(dataloader={"dataloader": spec.dataloader, "num_samples": 5}).dataloader.num_samples
+        assert evaluator(dataloader={"dataloader": spec.dataloader, "num_samples": 5}).dataloader.num_samples == 5
 
     def test_the_rest_is_kept(self) -> None:
         actual = evaluator(label="a", subset_num_batches=3, metric_names=["b"])
 
-        assert ("a", 3, ["b"], False) == (
+        assert (
             actual.label,
             actual.subset_num_batches,
             actual.metric_names,
             actual.auto_microbatching,
-        )
+        ) == ("a", 3, ["b"], False)
 
     def test_ensure_labels_a_dataloader_eval_and_keeps_an_evaluator(self) -> None:
         existing, loader = evaluator(), DataLoader(DATASET, batch_size=4)
@@ -56,7 +56,7 @@ class TestConstruction:
         made = ensure_evaluator(loader, ["Accuracy"])
 
         assert ensure_evaluator(existing, ["Accuracy"]) is existing
-        assert ("eval", ["Accuracy"]) == (made.label, made.metric_names)
+        assert (made.label, made.metric_names) == ("eval", ["Accuracy"])
         assert made.dataloader.dataloader is loader
 
 
@@ -80,11 +80,11 @@ class TestMetricNames:
 
     def test_a_name_that_selects_nothing_is_logged(self, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.WARNING, logger="composer"):
-            assert {} == evaluator(metric_names=["Acuracy"]).select_metrics({"Accuracy": 1})
+            assert evaluator(metric_names=["Acuracy"]).select_metrics({"Accuracy": 1}) == {}
 
-        assert [
+        assert [record.message for record in caplog.records] == [
             "No metric of the model matches 'Acuracy' in `metric_names` of evaluator 'test'; there are Accuracy."
-        ] == [record.message for record in caplog.records]
+        ]
 
     @pytest.mark.parametrize("names", ["Accuracy", ("Accuracy",), {"Accuracy": 1}, [1]])
     def test_other_types_are_refused(self, names: Any) -> None:
@@ -111,7 +111,7 @@ class TestInterval:
         due = evaluator(eval_interval=interval).eval_interval
 
         assert due is not None
-        assert [False, True, False, True] == [due(state_after(n, 2 * n), Event.EPOCH_END) for n in (1, 2, 3, 4)]
+        assert [due(state_after(n, 2 * n), Event.EPOCH_END) for n in (1, 2, 3, 4)] == [False, True, False, True]
         assert not due(state_after(2, 4), Event.BATCH_END)
         assert not due(state_after(2, 4), Event.EPOCH_CHECKPOINT)
 
@@ -119,7 +119,7 @@ class TestInterval:
         due = evaluator(eval_interval="3ba").eval_interval
 
         assert due is not None
-        assert [False, False, True] == [due(state_after(0, n), Event.BATCH_END) for n in (1, 2, 3)]
+        assert [due(state_after(0, n), Event.BATCH_END) for n in (1, 2, 3)] == [False, False, True]
 
     def test_zero_is_never(self) -> None:
         due = evaluator(eval_interval=0).eval_interval
@@ -143,8 +143,8 @@ class TestMicrobatchSize:
     def test_the_default_is_the_batch_size_of_the_dataloader(self) -> None:
         batches = DataLoader(DATASET, batch_sampler=BatchSampler(SequentialSampler(DATASET), 2, drop_last=False))
 
-        assert 4 == evaluator().device_eval_microbatch_size
-        assert 2 == evaluator(dataloader=batches).device_eval_microbatch_size
+        assert evaluator().device_eval_microbatch_size == 4
+        assert evaluator(dataloader=batches).device_eval_microbatch_size == 2
 
     @pytest.mark.parametrize("size", [3, 0.5])
     def test_a_number_is_kept(self, size: float) -> None:
@@ -156,11 +156,10 @@ class TestMicrobatchSize:
             actual = evaluator(device_eval_microbatch_size="auto")
 
         assert actual.auto_microbatching
-        assert 4 == actual.device_eval_microbatch_size
+        assert actual.device_eval_microbatch_size == 4
 
-    def test_without_a_batch_size_there_is_no_default(self) -> None:
-        with pytest.raises(AttributeError, match=r"`dataloader` must have a `batch_size` .* got list without one"):
-            evaluator(dataloader=[])
+    def test_without_a_batch_size_batches_stay_whole(self) -> None:
+        assert evaluator(dataloader=[]).device_eval_microbatch_size is None
 
     @pytest.mark.filterwarnings("ignore:`device_eval_microbatch_size='auto'`")
     def test_without_a_batch_size_auto_can_not_start(self) -> None:

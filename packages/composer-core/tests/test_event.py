@@ -6,6 +6,7 @@ import copy
 import pickle
 
 import pytest
+
 from composer.core import Event
 from composer.utils.string_enum import StringEnum
 
@@ -13,8 +14,8 @@ from composer.utils.string_enum import StringEnum
 def test_there_are_forty_events_from_init_to_predict_end() -> None:
     events = list(Event)
 
-    assert 40 == len(events)
-    assert (Event.INIT, Event.PREDICT_END) == (events[0], events[-1])
+    assert len(events) == 40
+    assert (events[0], events[-1]) == (Event.INIT, Event.PREDICT_END)
     assert list(range(40)) == [event.index for event in events]
 
 

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from composer.algorithms.warnings import NotIntendedUseWarning
 from composer.core import (
     ADDS_NORMS,
@@ -35,14 +38,14 @@ from composer.core.passes import (
     warn_if_multiple_loss_interpolation,
     warn_on_discouraged,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 
 class Acting(Algorithm):
     """Acts at given events, and writes its name down."""
 
-    def __init__(self, name: str, events: Any, placement: Placement | None = None, ran: list[str] | None = None) -> None:
+    def __init__(
+        self, name: str, events: Any, placement: Placement | None = None, ran: list[str] | None = None
+    ) -> None:
         self.name = name
         self.events = None if events is None else frozenset(events)
         self._when = events
@@ -59,7 +62,9 @@ class Acting(Algorithm):
 class Undeclared(Acting):
     """Says nothing of its events and answers through `match`."""
 
-    def __init__(self, name: str, events: Any, placement: Placement | None = None, ran: list[str] | None = None) -> None:
+    def __init__(
+        self, name: str, events: Any, placement: Placement | None = None, ran: list[str] | None = None
+    ) -> None:
         super().__init__(name, events, placement, ran)
         self.events = None
 
@@ -103,7 +108,7 @@ def test_a_declared_order_holds_at_after_events_too(cls: type[Acting], listed: t
     placements = {"mixer": MIXER, "pruner": PRUNER}
     algorithms = [cls(name, (event,), placements[name]) for name in listed]
 
-    assert ["pruner", "mixer"] == run(algorithms, event)
+    assert run(algorithms, event) == ["pruner", "mixer"]
 
 
 @pytest.mark.parametrize("cls", [Acting, Undeclared])
@@ -117,7 +122,7 @@ def test_what_was_done_at_before_is_undone_in_reverse_even_against_the_declared_
     }
     algorithms = [cls(name, LOSS, placements[name]) for name in listed]
 
-    assert ["mixer", "smoother", "smoother", "mixer"] == run(algorithms, *LOSS)
+    assert run(algorithms, *LOSS) == ["mixer", "smoother", "smoother", "mixer"]
 
 
 @pytest.mark.parametrize("listed", list(itertools.permutations(["undoing 1", "undoing 2", "pruner"])))
@@ -141,7 +146,7 @@ def test_an_algorithm_that_did_not_act_at_before_keeps_its_declared_order_at_aft
 
     algorithms = [Sometimes("mixer", LOSS, MIXER), Sometimes("pruner", LOSS, PRUNER)]
 
-    assert ["pruner", "mixer"] == run(algorithms, *LOSS)
+    assert run(algorithms, *LOSS) == ["pruner", "mixer"]
 
 
 def test_ties_keep_the_users_order() -> None:
@@ -153,7 +158,7 @@ def test_ties_keep_the_users_order() -> None:
         Acting("last", (Event.INIT,)),
     ]
 
-    assert ["first", "adds norms", "low precision", "last"] == run(algorithms, Event.INIT)
+    assert run(algorithms, Event.INIT) == ["first", "adds norms", "low precision", "last"]
 
 
 names = st.sampled_from(["x:a", "x:b", "x:c", "x:d"])
@@ -212,7 +217,9 @@ def test_excluded_pairs_are_refused_when_the_engine_gets_them() -> None:
     refusing = First("a", (Event.INIT,), Placement(excludes={PRUNES_BATCH}))
     pruning = Second("b", (Event.INIT,), Placement(provides={PRUNES_BATCH}))
 
-    with pytest.raises(ConflictError, match=r"`First` cannot be used together with `Second`, which prunes batch.*Remove"):
+    with pytest.raises(
+        ConflictError, match=r"`First` cannot be used together with `Second`, which prunes batch.*Remove"
+    ):
         run([refusing, pruning], Event.INIT)
     assert issubclass(ConflictError, ValueError)
 
@@ -233,7 +240,7 @@ def test_discouraged_pairs_are_warned_of_once() -> None:
 
     with pytest.warns(NotIntendedUseWarning, match="should not be used together") as caught:
         run(algorithms, Event.BEFORE_BACKWARD, Event.BEFORE_BACKWARD)
-    assert 1 == len(caught)
+    assert len(caught) == 1
 
 
 @pytest.mark.parametrize("effects", [{"unknown"}, {":x"}, {"x:"}, {""}])
@@ -260,8 +267,8 @@ def test_the_opener_of_an_end_is_its_other_half() -> None:
 
 
 def test_the_sorting_helpers_are_stable() -> None:
-    assert ["a", "c", 3.0, 1, 2] == sort_to_back([1, "a", "c", 2, 3.0], int)
-    assert [1, 2, "a", "c", 3.0] == sort_to_front([1, "a", "c", 2, 3.0], int)
+    assert sort_to_back([1, "a", "c", 2, 3.0], int) == ["a", "c", 3.0, 1, 2]
+    assert sort_to_front([1, "a", "c", 2, 3.0], int) == [1, 2, "a", "c", 3.0]
 
 
 def test_the_passes_can_be_called_by_hand() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from composer.core import Callback, State, Time, Timestamp
 from composer.loggers import DeferredValue
 
@@ -19,13 +20,13 @@ def make_state(**kwargs: Any) -> State:
 def test_few_arguments_are_enough() -> None:
     state = State(model=torch.nn.Linear(1, 1), max_duration="2ep", rank_zero_seed=0, dataloader=[1, 2, 3])
 
-    assert ("2ep", "train", "3ba") == (state.max_duration, state.dataloader_label, state.dataloader_len)
+    assert (state.max_duration, state.dataloader_label, state.dataloader_len) == ("2ep", "train", "3ba")
     assert state.train_dataloader == [1, 2, 3]
-    assert "cpu" == state.device.name
+    assert state.device.name == "cpu"
     assert state.run_name
     assert Timestamp() == state.timestamp
     assert state.previous_timestamp is None
-    assert 0 == state.seed
+    assert state.seed == 0
 
 
 def test_the_model_must_be_a_module() -> None:
@@ -41,7 +42,7 @@ def test_lists_take_single_objects_and_keep_their_identity() -> None:
     assert state.optimizers is optimizers
     assert [first] == optimizers
     state.optimizers = []  # type: ignore[assignment]
-    assert [] == optimizers
+    assert optimizers == []
     callback = Callback()
     state.callbacks = callback  # type: ignore[assignment]
     assert [callback] == state.callbacks
@@ -59,9 +60,9 @@ def test_optimizers_and_schedulers_step_as_one() -> None:
 
     for old, new in zip(before, state.model.parameters(), strict=True):
         torch.testing.assert_close(old - 1.0, new.detach())
-    assert [0.5, 0.5] == [o.param_groups[0]["lr"] for o in optimizers]
+    assert [o.param_groups[0]["lr"] for o in optimizers] == [0.5, 0.5]
     state.optimizers.zero_grad()
-    assert [None, None] == [p.grad for p in state.model.parameters()]
+    assert [p.grad for p in state.model.parameters()] == [None, None]
 
 
 # ---- time ----
@@ -120,14 +121,14 @@ def test_loaders_have_labels_and_lengths() -> None:
     with pytest.raises(ValueError, match="`dataloader_label` must be given"):
         state.set_dataloader([1, 2])
     state.set_dataloader([1, 2, 3], "eval", 2)
-    assert ("eval", "2ba") == (state.dataloader_label, state.dataloader_len)
+    assert (state.dataloader_label, state.dataloader_len) == ("eval", "2ba")
     state.dataloader_len = -1  # type: ignore[assignment]
     assert state.dataloader_len == "3ba"
     with pytest.warns(UserWarning, match="DataloaderNumBatchesWarning: .* 3 are used"):
         state.dataloader_len = 9  # type: ignore[assignment]
     assert state.dataloader_len == "3ba"
     state.set_dataloader()
-    assert (None, None, None) == (state.dataloader, state.dataloader_label, state.dataloader_len)
+    assert (state.dataloader, state.dataloader_label, state.dataloader_len) == (None, None, None)
 
 
 def test_a_loader_without_a_length_has_none_until_it_is_given() -> None:
@@ -148,9 +149,9 @@ def test_parts_of_a_pair_can_be_read_and_replaced(batch: Any) -> None:
     state.batch = batch
     state.inputs = 10
 
-    assert (10, 2) == (state.inputs, state.targets)
+    assert (state.inputs, state.targets) == (10, 2)
     state.targets = 20
-    assert (10, 20) == state.batch
+    assert state.batch == (10, 20)
 
 
 def test_a_loop_may_assign_inputs_and_targets() -> None:
@@ -159,18 +160,18 @@ def test_a_loop_may_assign_inputs_and_targets() -> None:
     for state.inputs, state.targets in [(1, 2), (3, 4)]:
         seen.append(state.batch)
 
-    assert [(1, 2), (3, 4)] == seen
+    assert seen == [(1, 2), (3, 4)]
 
 
 def test_batch_items_are_read_and_set_by_key() -> None:
     state = make_state()
     state.batch = (1, 2)
     state.batch_set_item(1, 5)
-    assert (1, 5) == state.batch
-    assert 5 == state.batch_get_item(1)
+    assert state.batch == (1, 5)
+    assert state.batch_get_item(1) == 5
     state.batch = {"x": 1}
     state.batch_set_item("x", 2)
-    assert {"x": 2} == state.batch
+    assert state.batch == {"x": 2}
 
 
 # ---- values read late ----
@@ -181,7 +182,7 @@ def test_losses_read_as_floats_and_metrics_as_tensors() -> None:
     state.total_loss_dict = {"loss/train/total": DeferredValue.of_tensor(torch.tensor(0.5))}
     state.train_metric_values = {"Accuracy": DeferredValue(lambda: torch.tensor(0.25))}
 
-    assert {"loss/train/total": 0.5} == state.total_loss_dict
+    assert state.total_loss_dict == {"loss/train/total": 0.5}
     assert isinstance(state.total_loss_dict["loss/train/total"], float)
     assert torch.equal(torch.tensor(0.25), state.train_metric_values["Accuracy"])
 
@@ -196,7 +197,7 @@ def test_reading_the_train_metrics_brings_them_up_to_date() -> None:
 
     state._pending_metrics = compute
     assert {} == state.train_metrics == state.train_metrics
-    assert [1] == calls
+    assert calls == [1]
 
 
 # ---- saving ----
@@ -243,7 +244,7 @@ def test_a_saved_state_loads_into_a_new_one_and_continues_identically() -> None:
 
     assert saved.timestamp == loaded.timestamp
     # Both of two callbacks of one class keep their state.
-    assert [1, 2] == [callback.count for callback in loaded.callbacks]  # type: ignore[attr-defined]
+    assert [callback.count for callback in loaded.callbacks] == [1, 2]  # type: ignore[attr-defined]
     assert saved.optimizers[0].param_groups[0]["lr"] == loaded.optimizers[0].param_groups[0]["lr"]
     for a, b in zip(saved.model.parameters(), loaded.model.parameters(), strict=True):
         assert torch.equal(a, b)
@@ -264,16 +265,21 @@ def test_the_layout_of_a_saved_state() -> None:
         "integrations",
         "metadata",
     } == set(saved)
-    assert ["weight", "bias"] == list(saved["model"])
-    assert ["weight", "bias"] == list(saved["optimizers"]["Adam"]["state"])
-    assert ["weight", "bias"] == saved["optimizers"]["Adam"]["param_groups"][0]["params"]
-    assert ["StepLR"] == list(saved["schedulers"])
-    assert {"Counting": {"count": 1}} == saved["callbacks"]
-    assert 1 == saved["timestamp"]["Timestamp"]["batch"]
-    assert (3, "run", []) == (saved["rank_zero_seed"], saved["run_name"], saved["algorithms"])
-    assert {"composer_env_info", "torch_version", "device", "precision", "world_size", "device_train_microbatch_size"} <= (
-        set(saved["metadata"])
-    )
+    assert list(saved["model"]) == ["weight", "bias"]
+    assert list(saved["optimizers"]["Adam"]["state"]) == ["weight", "bias"]
+    assert saved["optimizers"]["Adam"]["param_groups"][0]["params"] == ["weight", "bias"]
+    assert list(saved["schedulers"]) == ["StepLR"]
+    assert saved["callbacks"] == {"Counting": {"count": 1}}
+    assert saved["timestamp"]["Timestamp"]["batch"] == 1
+    assert (saved["rank_zero_seed"], saved["run_name"], saved["algorithms"]) == (3, "run", [])
+    assert {
+        "composer_env_info",
+        "torch_version",
+        "device",
+        "precision",
+        "world_size",
+        "device_train_microbatch_size",
+    } <= (set(saved["metadata"]))
 
 
 def test_what_the_saved_state_lacks_is_left_alone_with_a_warning() -> None:
@@ -282,7 +288,7 @@ def test_what_the_saved_state_lacks_is_left_alone_with_a_warning() -> None:
     with pytest.warns(UserWarning, match="Counting of `callbacks` is not in the state_dict"):
         state.load_state_dict(saved)
 
-    assert 7 == state.callbacks[0].count  # type: ignore[attr-defined]
+    assert state.callbacks[0].count == 7  # type: ignore[attr-defined]
 
 
 def test_a_model_that_does_not_match_is_an_error_or_a_warning() -> None:

@@ -213,12 +213,14 @@ class TestEventCounter:
         counter, state = EventCounterCallback(), State(model=SimpleModel())
         for event in (Event.INIT, Event.BATCH_END, Event.BATCH_END):
             counter.run_event(event, state, None)  # type: ignore[arg-type]
+        saved = counter.state_dict()
         resumed = EventCounterCallback()
-        resumed.load_state_dict(counter.state_dict())
+        resumed.load_state_dict(saved)
         resumed.run_event(Event.BATCH_END, state, None)  # type: ignore[arg-type]
+        counter.run_event(Event.FIT_END, state, None)  # type: ignore[arg-type]
 
         assert set(Event) == set(counter.event_to_num_calls)
-        assert (1, 2, 0) == tuple(counter.event_to_num_calls[e] for e in (Event.INIT, Event.BATCH_END, Event.FIT_END))
+        assert (1, 2, 0) == tuple(saved["events"][e] for e in (Event.INIT, Event.BATCH_END, Event.FIT_END))
         assert 3 == resumed.event_to_num_calls[Event.BATCH_END]
         assert 2 == counter.event_to_num_calls[Event.BATCH_END]
 

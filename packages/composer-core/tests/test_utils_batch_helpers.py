@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from composer.utils import batch_get, batch_set
 
 Pair = namedtuple("Pair", ["x", "y"])
@@ -147,7 +148,7 @@ def test_set_of_an_attribute_of_a_mapping_leaves_its_items() -> None:
 
     batch_set(batch, "extra", 9)
 
-    assert ({"a": 1}, 9) == (dict(batch), batch.extra)
+    assert (dict(batch), batch.extra) == ({"a": 1}, 9)
 
 
 @pytest.mark.parametrize("make", [torch.zeros, np.zeros])

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from composer.devices import DeviceCPU
 from composer.testing._processes import run_on_ranks
 from composer.utils import dist
@@ -102,7 +103,9 @@ def test_an_environment_that_contradicts_the_process_group_is_an_error(
 ) -> None:
     monkeypatch.setenv(name, "5")
 
-    with pytest.raises(RuntimeError, match=f"`{name}` is 5, but torch.distributed was initialised with {DEFAULTS[name]}"):
+    with pytest.raises(
+        RuntimeError, match=f"`{name}` is 5, but torch.distributed was initialised with {DEFAULTS[name]}"
+    ):
         GETTERS[name]()
 
 
@@ -111,7 +114,7 @@ def test_what_the_process_group_knows_needs_no_environment(monkeypatch: pytest.M
     monkeypatch.delenv("WORLD_SIZE")
     monkeypatch.delenv("RANK")
 
-    assert (1, 0) == (dist.get_world_size(), dist.get_global_rank())
+    assert (dist.get_world_size(), dist.get_global_rank()) == (1, 0)
 
 
 @pytest.mark.usefixtures("initialized")
@@ -144,7 +147,7 @@ class DeviceWithoutBackend(DeviceCPU):
 
 @pytest.mark.usefixtures("initialized")
 def test_initialising_again_with_another_backend_is_an_error() -> None:
-    with pytest.raises(RuntimeError, match="'other' needs the backend 'nccl', but .* initialised with 'cpu:gloo"):
+    with pytest.raises(RuntimeError, match=r"'other' needs the backend 'nccl', but .* initialised with 'cpu:gloo"):
         dist.initialize_dist(OtherDevice())
 
 
@@ -182,7 +185,7 @@ def test_collectives_do_nothing_in_a_single_process(is_initialized: bool) -> Non
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: dist.barrier(),
+        dist.barrier,
         lambda: dist.all_reduce(torch.zeros(1)),
         lambda: dist.broadcast(torch.zeros(1), 0),
         lambda: dist.broadcast_object_list([1]),
@@ -201,7 +204,7 @@ def test_collectives_of_several_processes_need_a_process_group(
 
 
 def test_an_unknown_reduction_is_refused_even_when_alone() -> None:
-    with pytest.raises(ValueError, match="`reduce_operation` must be one of SUM, AVG, .*, got 'MEAN'"):
+    with pytest.raises(ValueError, match=r"`reduce_operation` must be one of SUM, AVG, .*, got 'MEAN'"):
         dist.all_reduce(torch.zeros(1), "MEAN")
 
 
@@ -250,9 +253,7 @@ def test_a_signal_file_name_follows_a_given_generator() -> None:
     assert first == second
 
 
-def test_local_rank_zero_writes_the_signal_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_local_rank_zero_writes_the_signal_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
     written = dist.write_signal_file("here")

@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from composer.core import Timestamp
 from composer.utils import dist, file_helpers
 from composer.utils.file_helpers import (
@@ -19,8 +22,6 @@ from composer.utils.file_helpers import (
     is_uri,
     parse_uri,
 )
-from hypothesis import given
-from hypothesis import strategies as st
 
 DIST = {"rank": 3, "local_rank": 1, "world_size": 4, "local_world_size": 2, "node_rank": 1}
 COUNTS = {"epoch": 2, "batch": 20, "sample": 200, "token": 2000}
@@ -94,7 +95,7 @@ def test_the_tables_list_every_variable() -> None:
         assert {f"``{{{name}}}``" for name in names} == {line.split("|")[1].strip() for line in lines[3::2]}
         assert 1 == len({len(line) for line in lines})
         assert {"+"} == {line[0] for line in lines[::2]}
-        assert set(lines[2]) == {"+", "="}
+        assert {"+", "="} == set(lines[2])
 
 
 # ---- URIs
@@ -167,7 +168,7 @@ def test_a_file_anywhere_under_a_folder_makes_it_not_empty(tmp_path: Path) -> No
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "file").touch()
 
-    with pytest.raises(FileExistsError, match="must be empty, but it contains '.*sub.file'"):
+    with pytest.raises(FileExistsError, match=r"must be empty, but it contains '.*sub.file'"):
         ensure_folder_is_empty(tmp_path)
 
 
@@ -217,7 +218,7 @@ def test_a_count_in_the_epoch_needs_the_epoch_once_a_file_matches(tmp_path: Path
     ensure_folder_has_no_conflicting_files(tmp_path, "b{batch_in_epoch}", NOW)
     (tmp_path / "b1").touch()
 
-    with pytest.raises(ValueError, match="must also contain '{epoch}', because '{batch_in_epoch}' alone"):
+    with pytest.raises(ValueError, match=r"must also contain '\{epoch\}', because '\{batch_in_epoch\}' alone"):
         ensure_folder_has_no_conflicting_files(tmp_path, "b{batch_in_epoch}", NOW)
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from composer.utils import IteratorFileStream, ensure_tuple, iterate_with_callback, map_collection
 from hypothesis import given
 from hypothesis import strategies as st
+
+from composer.utils import IteratorFileStream, ensure_tuple, iterate_with_callback, map_collection
 
 Pair = namedtuple("Pair", ["x", "y"])
 

@@ -5,19 +5,18 @@ from __future__ import annotations
 import builtins
 import logging
 import socket
-import subprocess
-import sys
 import warnings
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from composer.testing._processes import run_on_ranks
-from composer.utils import misc
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+
+from composer.utils import dist, misc
 
 NAMES = ["a", "b", "run_name"]
 values = st.one_of(st.integers(), st.text(max_size=5))
@@ -29,6 +28,7 @@ templates = st.lists(st.one_of(fields, st.text(st.characters(exclude_characters=
 # ---- partial_format
 
 
+@settings(deadline=None, max_examples=50)
 @given(templates, st.tuples(values, values, *([values] * 8)), st.fixed_dictionaries(dict.fromkeys(NAMES, values)))
 def test_with_all_arguments_it_is_str_format(parts: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     numbered = [part for part in parts if part != "{}"]  # str.format does not mix "{}" with "{0}"
@@ -37,6 +37,7 @@ def test_with_all_arguments_it_is_str_format(parts: list[str], args: tuple[Any, 
         assert template.format(*args, **kwargs) == misc.partial_format(template, *args, **kwargs)
 
 
+@settings(deadline=None, max_examples=50)
 @given(templates)
 def test_without_arguments_nothing_changes(parts: list[str]) -> None:
     template = "".join(parts).replace("{run_name:}", "{run_name}")
@@ -44,6 +45,7 @@ def test_without_arguments_nothing_changes(parts: list[str]) -> None:
     assert template == misc.partial_format(template)
 
 
+@settings(deadline=None, max_examples=50)
 @given(templates, st.fixed_dictionaries(dict.fromkeys(NAMES, st.integers())), st.sets(st.sampled_from(NAMES)))
 def test_filling_in_two_rounds_is_filling_at_once(parts: list[str], kwargs: dict[str, Any], first: set[str]) -> None:
     template = "".join(part for part in parts if "0" not in part and "1" not in part and part != "{}")
@@ -92,50 +94,40 @@ def test_an_unwrapped_model_is_neither_ddp_nor_fsdp() -> None:
     assert not misc.is_model_fsdp2(model)
 
 
-def test_asking_does_not_import_fsdp() -> None:
-    program = (
-        "import sys, torch\n"
-        "from composer.utils import misc\n"
-        "assert not misc.is_model_fsdp(torch.nn.ReLU()) and not misc.is_model_fsdp2(torch.nn.ReLU())\n"
-        "assert 'torch.distributed.fsdp' not in sys.modules\n"
-    )
+@pytest.fixture
+def process_group(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE", "LOCAL_RANK", "NODE_RANK"):
+        monkeypatch.setenv(name, "")  # so that what the initialisation sets is undone
+        monkeypatch.delenv(name)
+    dist.initialize_dist("cpu")
+    yield
+    torch.distributed.destroy_process_group()
 
-    subprocess.run([sys.executable, "-c", program], check=True)
 
-
-def wrap_in_every_way() -> dict[str, tuple[bool, bool, bool]]:
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.filterwarnings("ignore")  # FSDP advises against a single process on a CPU
+def test_wrapped_models_are_recognised() -> None:
     from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
     from torch.nn.parallel import DistributedDataParallel
 
-    warnings.simplefilter("ignore")  # FSDP advises against the CPU
-    cpu = torch.device("cpu")
-    mesh = torch.distributed.init_device_mesh("cpu", (2,))
-    sharded, child_sharded = nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2))
-    fully_shard(sharded, mesh=mesh)
-    fully_shard(child_sharded[0], mesh=mesh)
-    models = {
-        "ddp": DistributedDataParallel(nn.Linear(2, 2)),
-        "fsdp1": FullyShardedDataParallel(nn.Linear(2, 2), device_id=cpu),
-        "fsdp1 child": nn.Sequential(FullyShardedDataParallel(nn.Linear(2, 2), device_id=cpu)),
-        "fsdp2": sharded,
-        "fsdp2 child": child_sharded,
-    }
-    return {
-        name: (misc.is_model_ddp(model), misc.is_model_fsdp(model), misc.is_model_fsdp2(model))
-        for name, model in models.items()
-    }
+    def shard(module: nn.Module) -> nn.Module:
+        fully_shard(module, mesh=torch.distributed.init_device_mesh("cpu", (1,)))
+        return module
 
+    def wrap(module: nn.Module) -> nn.Module:
+        return FullyShardedDataParallel(module, device_id=torch.device("cpu"))
 
-def test_wrapped_models_are_recognised() -> None:
-    expected = {
-        "ddp": (True, False, False),
-        "fsdp1": (False, True, False),
-        "fsdp1 child": (False, True, False),
-        "fsdp2": (False, True, True),
-        "fsdp2 child": (False, True, True),
-    }
+    models = [
+        (DistributedDataParallel(nn.Linear(2, 2)), (True, False, False)),
+        (wrap(nn.Linear(2, 2)), (False, True, False)),
+        (nn.Sequential(wrap(nn.Linear(2, 2))), (False, True, False)),
+        (shard(nn.Linear(2, 2)), (False, True, True)),
+        (nn.Sequential(shard(nn.Linear(2, 2))), (False, True, True)),
+        (nn.Sequential(nn.Linear(2, 2)), (False, False, False)),
+    ]
 
-    assert [expected, expected] == run_on_ranks(wrap_in_every_way)
+    for model, expected in models:
+        assert (misc.is_model_ddp(model), misc.is_model_fsdp(model), misc.is_model_fsdp2(model)) == expected
 
 
 # ---- the rest
@@ -151,12 +143,12 @@ def test_only_a_notebook_is_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     assert misc.is_notebook()
 
 
-def test_a_warning_fits_on_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_warning_fits_on_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warnings, "formatwarning", misc.warning_on_one_line)
 
-    warnings.showwarning(UserWarning("Slow."), UserWarning, "train.py", 3)
+    line = warnings.formatwarning(UserWarning("Slow."), UserWarning, "train.py", 3, line="slow()")
 
-    assert "UserWarning: Slow. (source: train.py:3)\n" == capsys.readouterr().err
+    assert "UserWarning: Slow. (source: train.py:3)\n" == line
 
 
 def test_a_free_port_can_be_bound() -> None:
@@ -164,16 +156,27 @@ def test_a_free_port_can_be_bound() -> None:
         server.bind(("", misc.get_free_tcp_port()))
 
 
+def partly_frozen_model() -> nn.Module:
+    return nn.Sequential(nn.Dropout(), nn.BatchNorm1d(1).eval(), nn.Sequential(nn.Dropout()))
+
+
 def test_eval_mode_ends_with_every_module_in_the_mode_it_had() -> None:
-    model = nn.Sequential(nn.Dropout(), nn.BatchNorm1d(1).eval(), nn.Sequential(nn.Dropout()))
-    before = [module.training for module in model.modules()]
+    model = partly_frozen_model()
 
-    with pytest.raises(KeyError), misc.model_eval_mode(model):
-        assert not any(module.training for module in model.modules())
-        raise KeyError
+    with misc.model_eval_mode(model):
+        inside = [module.training for module in model.modules()]
 
-    assert [True, True, False, True, True] == before
-    assert before == [module.training for module in model.modules()]
+    assert [False] * 5 == inside
+    assert [True, True, False, True, True] == [module.training for module in model.modules()]
+
+
+def test_eval_mode_ends_with_an_error_too() -> None:
+    model = partly_frozen_model()
+
+    with pytest.raises(KeyError, match="mine"), misc.model_eval_mode(model):
+        raise KeyError("mine")
+
+    assert [True, True, False, True, True] == [module.training for module in model.modules()]
 
 
 def test_names_of_precisions_and_mesh_dimensions() -> None:

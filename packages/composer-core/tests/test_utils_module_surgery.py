@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
+
 from composer.utils.module_surgery import (
     _find_param_in_optimizer,
     _tensor_in,
@@ -15,7 +16,6 @@ from composer.utils.module_surgery import (
     replace_module_classes,
     update_params_in_optimizer,
 )
-from torch import nn
 
 
 class Wrapped(nn.Module):
@@ -198,7 +198,7 @@ def test_a_wrapped_module_keeps_its_own_training_flag() -> None:
 
     replace_module_classes(model, {nn.Sequential: lambda m, i: Wrapped(m[0])})
 
-    assert (True, False) == (model[0].training, model[0].inner.training)
+    assert (model[0].training, model[0].inner.training) == (True, False)
 
 
 @pytest.mark.parametrize(
@@ -266,12 +266,12 @@ def model() -> Model:
 
 
 @pytest.fixture(params=["bare", "list"])
-def optimizers(request: pytest.FixtureRequest, model: Model) -> Iterator[Any]:
+def optimizers(request: pytest.FixtureRequest, model: Model) -> Any:
     optimizer = torch.optim.Adam(model.parameters())
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
-    yield optimizer if request.param == "bare" else [optimizer]
+    return optimizer if request.param == "bare" else [optimizer]
 
 
 def only(optimizers: Any) -> torch.optim.Optimizer:
@@ -334,7 +334,11 @@ def test_a_tied_parameter_that_the_model_still_uses_stays() -> None:
 def test_new_parameters_join_the_group_that_the_old_ones_were_in() -> None:
     model = Model()
     optimizer = torch.optim.SGD(
-        [{"params": model.first.parameters()}, {"params": model.block.parameters()}, {"params": model.last.parameters()}],
+        [
+            {"params": model.first.parameters()},
+            {"params": model.block.parameters()},
+            {"params": model.last.parameters()},
+        ],
         lr=0.1,
     )
 
@@ -439,5 +443,5 @@ def test_parameters_are_found_by_identity() -> None:
     a, b, c = make_params(3)
     optimizer = torch.optim.SGD([{"params": [a]}, {"params": [b]}], lr=0.1)
 
-    assert (True, False) == (_tensor_in(a, [b, a]), _tensor_in(a, [b, c]))
+    assert (_tensor_in(a, [b, a]), _tensor_in(a, [b, c])) == (True, False)
     assert [0, 1, -1] == [_find_param_in_optimizer(p, optimizer) for p in (a, b, c)]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from composer.testing._processes import run_on_ranks
 from composer.utils import dist, reproducibility
 
@@ -70,7 +71,7 @@ def test_deterministic_mode_switches_torch_to_deterministic_kernels(monkeypatch:
         reproducibility.configure_deterministic_mode()
 
         assert torch.are_deterministic_algorithms_enabled()
-        assert (False, True) == (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic)
+        assert (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic) == (False, True)
         assert ":4096:8" == os.environ["CUBLAS_WORKSPACE_CONFIG"]
     finally:
         torch.use_deterministic_algorithms(was_deterministic)

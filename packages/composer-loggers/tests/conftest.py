@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
+import tqdm.auto
 
 from composer.core import Engine, State, Timestamp
 from composer.loggers import DeferredValue, Logger, LoggerDestination
@@ -160,3 +164,47 @@ def local_rank(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
             monkeypatch.setenv(name, str(value))
 
     return become
+
+
+class Terminal(io.StringIO):
+    """A text stream that says it is a terminal."""
+
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def terminal() -> io.StringIO:
+    return Terminal()
+
+
+@pytest.fixture
+def bars(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Replaces tqdm by mocks, and sorts the bars it made by their format."""
+    made = SimpleNamespace(train=[], eval=[])
+
+    def make(bar_format: str, *args: Any, **kwargs: Any) -> MagicMock:
+        mock = MagicMock()
+        mock.n = 0
+        mock.arguments = kwargs
+        if "train" in bar_format:
+            made.train.append(mock)
+        if "eval" in bar_format:
+            made.eval.append(mock)
+        return mock
+
+    monkeypatch.setattr(tqdm.auto, "tqdm", make)
+    return made
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Stops the clock of the bars, which then only goes on by hand: `clock.now += 1`."""
+    clock = SimpleNamespace(now=1000.0)
+    for module in ("_bar", "progress_bar_logger"):
+        stopped = SimpleNamespace(perf_counter=lambda: clock.now)
+        monkeypatch.setattr(f"composer.loggers.{module}.time", stopped)
+    monkeypatch.setattr(tqdm.std, "time", lambda: clock.now)
+    return clock

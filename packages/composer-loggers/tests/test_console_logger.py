@@ -17,7 +17,7 @@ from composer.loggers.console_logger import NUM_EVAL_LOGGING_EVENTS, ConsoleLogg
 def metric_lines(stream: io.StringIO, kind: str) -> list[str]:
     """The lines that show a loss or a metric."""
     lines = stream.getvalue().splitlines()
-    return [line for line in lines if re.search(rf"\t {kind} ", line) and "trainer/" not in line and "time/" not in line]
+    return [line for line in lines if f"\t {kind} " in line and "trainer/" not in line and "time/" not in line]
 
 
 def headers(stream: io.StringIO) -> list[str]:
@@ -31,7 +31,7 @@ def test_a_run_prints_exactly_this(start: Any) -> None:
     run.fit()
     run.evaluate()
 
-    assert (
+    assert stream.getvalue() == (
         "******************************\n"
         "Config:\n"
         "enabled_algorithms/MixUp: true\n"
@@ -59,7 +59,7 @@ def test_a_run_prints_exactly_this(start: Any) -> None:
         "[Eval batch=2/3] Eval on eval data\n"
         "[Eval batch=3/3] Eval on eval data:\n"
         "\t Eval metrics/eval/accuracy: 0.7500\n"
-    ) == stream.getvalue()
+    )
 
 
 @pytest.mark.parametrize(
@@ -107,16 +107,21 @@ def test_a_block_holds_everything_logged_since_the_one_before(start: Any) -> Non
     run.train_batch = train_batch
     run.fit()
 
-    assert [3] * 7 + [3 + 2 + 7] * 5 == seen
-    assert 3 + (2 + 7) + (2 + 4) == len(metric_lines(stream, "Train"))
+    assert seen == [3] * 7 + [3 + 2 + 7] * 5
+    assert len(metric_lines(stream, "Train")) == 3 + (2 + 7) + (2 + 4)
 
 
 def test_the_last_values_are_printed(start: Any) -> None:
     stream = io.StringIO()
     start(ConsoleLogger("3ba", stream), "5ba", 5).fit()
 
-    assert ["1.0000", "0.0100", "3.0000", "0.0300", "5.0000", "0.0500"] == [
-        line.split(": ")[1] for line in metric_lines(stream, "Train")
+    assert [line.split(": ")[1] for line in metric_lines(stream, "Train")] == [
+        "1.0000",
+        "0.0100",
+        "3.0000",
+        "0.0300",
+        "5.0000",
+        "0.0500",
     ]
 
 
@@ -142,7 +147,7 @@ def test_stopping_the_training_prints_the_last_batch(start: Any) -> None:
     run.train_batch = train_batch
     run.fit()
 
-    assert ["1.0000", "0.0100", "3.0000"] == [line.split(": ")[1] for line in metric_lines(stream, "Train")]
+    assert [line.split(": ")[1] for line in metric_lines(stream, "Train")] == ["1.0000", "0.0100", "3.0000"]
 
 
 @pytest.mark.parametrize(
@@ -165,7 +170,7 @@ def test_an_evaluation_prints_its_progress_at_every_tenth(start: Any, batches: i
 
     assert min(batches, NUM_EVAL_LOGGING_EVENTS) == len(lines)
     assert [f"[Eval batch={i}/{batches}] Eval on eval data" for i in expected] == [line.rstrip(":") for line in lines]
-    assert ["\t Eval metrics/eval/accuracy: 0.7500"] == metric_lines(stream, "Eval")
+    assert metric_lines(stream, "Eval") == ["\t Eval metrics/eval/accuracy: 0.7500"]
 
 
 def test_an_evaluation_of_unknown_length_prints_its_results(start: Any) -> None:
@@ -178,17 +183,15 @@ def test_an_evaluation_of_unknown_length_prints_its_results(start: Any) -> None:
     run.logger.log_metrics({"metrics/gsm8k/accuracy": 0.5})
     run.engine.run_event("eval_end")
 
-    assert "[Eval batch=1] Eval on gsm8k data:\n\t Eval metrics/gsm8k/accuracy: 0.5000\n" == stream.getvalue()
+    assert stream.getvalue() == "[Eval batch=1] Eval on gsm8k data:\n\t Eval metrics/gsm8k/accuracy: 0.5000\n"
 
 
 def test_training_metrics_wait_while_an_evaluation_prints_its_own(start: Any) -> None:
     stream = io.StringIO()
     start(ConsoleLogger("4ba", stream), "4ba", 4, eval_every=3, eval_batches=1).fit()
 
-    assert ["\t Eval metrics/eval/accuracy: 0.7500"] == metric_lines(stream, "Eval")
-    assert ["1.0000", "0.0100", "4.0000", "0.0400"] == [
-        line.split(": ")[1] for line in metric_lines(stream, "Train")
-    ]
+    assert metric_lines(stream, "Eval") == ["\t Eval metrics/eval/accuracy: 0.7500"]
+    assert [line.split(": ")[1] for line in metric_lines(stream, "Train")] == ["1.0000", "0.0100", "4.0000", "0.0400"]
 
 
 def test_a_deferred_result_of_an_evaluation_is_held(start: Any) -> None:
@@ -200,7 +203,7 @@ def test_a_deferred_result_of_an_evaluation_is_held(start: Any) -> None:
     result.expire()
     run.engine.run_event("eval_end")
 
-    assert ["\t Eval metrics/eval/accuracy: 0.5000"] == metric_lines(stream, "Eval")
+    assert metric_lines(stream, "Eval") == ["\t Eval metrics/eval/accuracy: 0.5000"]
 
 
 def test_tables_are_printed_once_with_the_next_block(start: Any) -> None:
@@ -209,12 +212,12 @@ def test_tables_are_printed_once_with_the_next_block(start: Any) -> None:
     run = start(logger, "2ba", 2)
     run.logger.log_table(["a"], [[1]], name="counts")
 
-    assert {"counts": '{"columns":["a"],"data":[[1]]}'} == logger.tables
+    assert logger.tables == {"counts": '{"columns":["a"],"data":[[1]]}'}
 
     run.fit()
 
-    assert 1 == stream.getvalue().count('\n\t Train counts: {"columns":["a"],"data":[[1]]}\n')
-    assert {} == logger.tables
+    assert stream.getvalue().count('\n\t Train counts: {"columns":["a"],"data":[[1]]}\n') == 1
+    assert logger.tables == {}
 
 
 def test_log_to_console_prints_any_values(start: Any) -> None:
@@ -224,7 +227,7 @@ def test_log_to_console_prints_any_values(start: Any) -> None:
     logger.log_to_console({"a": 1, "b": "text"}, run.state)
     logger.log_to_console({}, run.state, prefix="Eval ", is_train=False)
 
-    assert '[sample=0/10]:\n\t a: 1\n\t b: "text"\n[Eval batch=0/5] Eval on train data:\n' == stream.getvalue()
+    assert stream.getvalue() == '[sample=0/10]:\n\t a: 1\n\t b: "text"\n[Eval batch=0/5] Eval on train data:\n'
 
 
 def test_what_is_logged_can_be_looked_at(start: Any) -> None:
@@ -233,8 +236,8 @@ def test_what_is_logged_can_be_looked_at(start: Any) -> None:
     run.logger.log_metrics({"a": 1})
     run.logger.log_hyperparameters({"seed": 3})
 
-    assert {"a": 1} == logger.logged_metrics
-    assert {"seed": 3} == logger.hparams
+    assert logger.logged_metrics == {"a": 1}
+    assert logger.hparams == {"seed": 3}
 
 
 @pytest.mark.parametrize("event", ["fit_start", "predict_start", "eval_start"])
@@ -250,7 +253,7 @@ def test_hyperparameters_are_printed_once_at_the_first_start(start: Any, event: 
     for again in ("fit_start", "predict_start", "eval_start"):
         run.engine.run_event(again)
 
-    assert 1 == stream.getvalue().count("Config:")
+    assert stream.getvalue().count("Config:") == 1
 
 
 @pytest.mark.parametrize("log_traces", [True, False])
@@ -270,8 +273,8 @@ def test_only_the_first_rank_of_a_node_prints(start: Any, local_rank: Callable[[
     run.logger.log_traces({"a": 1})
     run.fit()
 
-    assert "" == stream.getvalue()
-    assert 3 == run.computed
+    assert stream.getvalue() == ""
+    assert run.computed == 3
 
 
 def test_the_stream_can_be_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,12 +25,12 @@ def test_a_run_is_kept_with_its_timestamps(start: Any) -> None:
 
     losses = memory.data["loss/train/total"]
 
-    assert [1.0, 2.0, 3.0, 4.0] == [value for _, value in losses]
+    assert [value for _, value in losses] == [1.0, 2.0, 3.0, 4.0]
     assert all(type(value) is float for _, value in losses)
-    assert [0, 1, 2, 3] == [timestamp.batch.value for timestamp, _ in losses]
-    assert [0, 0, 1, 1] == [timestamp.epoch.value for timestamp, _ in losses]
-    assert 4.0 == memory.most_recent_values["loss/train/total"]
-    assert "3ba" == str(memory.most_recent_timestamps["loss/train/total"].batch)
+    assert [timestamp.batch.value for timestamp, _ in losses] == [0, 1, 2, 3]
+    assert [timestamp.epoch.value for timestamp, _ in losses] == [0, 0, 1, 1]
+    assert memory.most_recent_values["loss/train/total"] == 4.0
+    assert str(memory.most_recent_timestamps["loss/train/total"].batch) == "3ba"
 
 
 def test_metrics_are_kept_as_tensors_and_survive_their_batch(start: Any) -> None:
@@ -46,9 +46,9 @@ def test_values_are_read_only_when_they_are_asked_for(memory: InMemoryLogger) ->
     loss = DeferredValue.of_tensor(torch.tensor(1.0))
     memory.log_metrics({"loss": loss})
 
-    assert "DeferredValue(<not read>)" == repr(loss)
-    assert 1.0 == memory.most_recent_values["loss"]
-    assert "DeferredValue(1.0)" == repr(loss)
+    assert repr(loss) == "DeferredValue(<not read>)"
+    assert memory.most_recent_values["loss"] == 1.0
+    assert repr(loss) == "DeferredValue(1.0)"
 
 
 def test_unread_values_do_not_pile_up_for_ever(memory: InMemoryLogger, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,8 +57,8 @@ def test_unread_values_do_not_pile_up_for_ever(memory: InMemoryLogger, monkeypat
     for loss in losses:
         memory.log_metrics({"loss": loss})
 
-    assert [True, True, True, False] == ["not read" not in repr(loss) for loss in losses]
-    assert [0.0, 1.0, 2.0, 3.0] == [value for _, value in memory.data["loss"]]
+    assert ["not read" not in repr(loss) for loss in losses] == [True, True, True, False]
+    assert [value for _, value in memory.data["loss"]] == [0.0, 1.0, 2.0, 3.0]
 
 
 def test_later_changes_of_what_was_logged_do_not_show(memory: InMemoryLogger) -> None:
@@ -78,7 +78,7 @@ def test_later_changes_of_what_was_logged_do_not_show(memory: InMemoryLogger) ->
     assert torch.equal(torch.zeros(2), values["grown"])
     assert not values["tensor"].requires_grad
     assert np.array_equal(np.zeros(2), values["array"])
-    assert {"a": [1]} == values["nested"]
+    assert values["nested"] == {"a": [1]}
 
 
 def test_the_properties_return_the_dictionaries_themselves(memory: InMemoryLogger) -> None:
@@ -86,10 +86,10 @@ def test_the_properties_return_the_dictionaries_themselves(memory: InMemoryLogge
 
     assert type(memory.data) is dict
     assert memory.data is memory.data
-    assert [("0ba", 1)] == [(str(timestamp.batch), value) for timestamp, value in memory.data["a"]]
+    assert [(str(timestamp.batch), value) for timestamp, value in memory.data["a"]] == [("0ba", 1)]
     memory.data.clear()
     memory.log_metrics({"a": 2})
-    assert [2] == [value for _, value in memory.data["a"]]
+    assert [value for _, value in memory.data["a"]] == [2]
 
 
 def test_a_timeseries_has_the_metric_and_every_field_of_the_timestamp(start: Any) -> None:
@@ -99,19 +99,24 @@ def test_a_timeseries_has_the_metric_and_every_field_of_the_timestamp(start: Any
     series = memory.get_timeseries("loss/train/total")
 
     assert {"loss/train/total", *Timestamp().state_dict()} == set(series)
-    assert [1.0, 2.0, 3.0, 4.0] == series["loss/train/total"].tolist()
-    assert [0, 2, 4, 6] == series["sample"].tolist()
-    assert [0, 1, 0, 1] == series["batch_in_epoch"].tolist()
-    assert [0.0] * 4 == series["total_wct"].tolist()
-    assert [0.01, 0.02, 0.02, 0.03, 0.04, 0.04] == pytest.approx(
-        memory.get_timeseries("metrics/train/accuracy")["metrics/train/accuracy"].tolist()
-    )
+    assert series["loss/train/total"].tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert series["sample"].tolist() == [0, 2, 4, 6]
+    assert series["batch_in_epoch"].tolist() == [0, 1, 0, 1]
+    assert series["total_wct"].tolist() == [0.0] * 4
+    assert pytest.approx(memory.get_timeseries("metrics/train/accuracy")["metrics/train/accuracy"].tolist()) == [
+        0.01,
+        0.02,
+        0.02,
+        0.03,
+        0.04,
+        0.04,
+    ]
 
 
 def test_a_timeseries_of_an_unknown_metric_is_refused(memory: InMemoryLogger) -> None:
     memory.log_metrics({"loss": 1.0})
 
-    with pytest.raises(ValueError, match="`metric` must be a logged name, got 'lost'. Logged names: loss."):
+    with pytest.raises(ValueError, match=r"`metric` must be a logged name, got 'lost'\. Logged names: loss\."):
         memory.get_timeseries("lost")
 
 
@@ -125,10 +130,11 @@ def test_hyperparameters_and_tables_are_kept(memory: InMemoryLogger) -> None:
     memory.log_hyperparameters({"seed": 3})
     memory.log_table(["prompt", "generation"], [["p0", "g0"], ["p1", "g1"]], name="generations")
 
-    assert {"lr": 0.1, "seed": 3} == memory.hyperparameters
-    assert {"columns": ["prompt", "generation"], "data": [["p0", "g0"], ["p1", "g1"]]} == json.loads(
-        memory.tables["generations"]
-    )
+    assert memory.hyperparameters == {"lr": 0.1, "seed": 3}
+    assert json.loads(memory.tables["generations"]) == {
+        "columns": ["prompt", "generation"],
+        "data": [["p0", "g0"], ["p1", "g1"]],
+    }
 
 
 def test_the_state_is_known_from_the_start_of_the_run() -> None:

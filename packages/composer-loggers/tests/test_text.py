@@ -15,9 +15,7 @@ from composer.loggers._text import config_block, table_json, to_yaml
 yaml = pytest.importorskip("yaml")
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
-trees = st.recursive(
-    scalars, lambda children: st.lists(children) | st.dictionaries(st.text(), children), max_leaves=20
-)
+trees = st.recursive(scalars, lambda children: st.lists(children) | st.dictionaries(st.text(), children), max_leaves=20)
 
 
 @given(trees)
@@ -29,7 +27,10 @@ def test_yaml_says_the_same_as_the_data(data: Any) -> None:
     ("data", "expected"),
     [
         ({"b": 1, "a": None}, "a: null\nb: 1\n"),
-        ({"lr": 1e-05, "big": 1e20, "inf": math.inf, "low": -math.inf}, "big: 1.0e+20\ninf: .inf\nlow: -.inf\nlr: 1.0e-05\n"),
+        (
+            {"lr": 1e-05, "big": 1e20, "inf": math.inf, "low": -math.inf},
+            "big: 1.0e+20\ninf: .inf\nlow: -.inf\nlr: 1.0e-05\n",
+        ),
         ({"x": [1, [2, 3], {"k": 4, "z": []}]}, "x:\n- 1\n- - 2\n  - 3\n- k: 4\n  z: []\n"),
         ({"name": "a b", "no": "no", "version": "1.0"}, 'name: a b\n"no": "no"\nversion: "1.0"\n'),
         ({"dtype": torch.float32}, "dtype: torch.float32\n"),

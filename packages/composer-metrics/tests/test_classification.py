@@ -181,6 +181,13 @@ def test_a_loss_metric_takes_whatever_its_function_takes():
     assert 2.0 == metric.compute().item()
 
 
+def test_a_loss_function_may_return_a_number():
+    metric = LossMetric(lambda outputs, targets: 0.5)
+    metric.update(None, None)
+
+    assert 0.5 == metric.compute().item()
+
+
 def test_a_loss_function_must_be_callable():
     with pytest.raises(TypeError, match="`loss_function` must be callable, got 'mse'"):
         LossMetric("mse")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from composer.metrics import MAP
-from composer.testing._processes import run_on_ranks
+from composer.testing import run_on_ranks
 
 HAS_COCO = find_spec("pycocotools") is not None and find_spec("torchvision") is not None
 

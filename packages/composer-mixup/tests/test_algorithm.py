@@ -6,17 +6,20 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy, one_hot
+
 from composer.algorithms.mixup import MixUp
 from composer.algorithms.warnings import NotIntendedUseWarning
 from composer.core import Engine, State
 from composer.loss import soft_cross_entropy
 from composer.testing import SimpleModel
-from torch.nn.functional import cross_entropy, one_hot
 
 
 def run(algorithm: MixUp, *events: str, batch: Any = None, outputs: Any = None) -> State:
     torch.manual_seed(0)
-    state = State(model=SimpleModel(num_features=4, num_classes=3), max_duration="1ep", dataloader=[0], algorithms=algorithm)
+    state = State(
+        model=SimpleModel(num_features=4, num_classes=3), max_duration="1ep", dataloader=[0], algorithms=algorithm
+    )
     engine = Engine(state)
     state.batch = (torch.randn(8, 4, 1, 1), torch.randint(0, 3, (8,))) if batch is None else batch
     engine.run_event("before_forward")
@@ -63,7 +66,7 @@ def test_the_interpolated_loss_is_the_papers() -> None:
 
 
 def test_two_interpolated_losses_are_discouraged() -> None:
-    with pytest.warns(NotIntendedUseWarning, match="`MixUp` should not be used together with `MixUp`"):
+    with pytest.warns(NotIntendedUseWarning, match=r"`MixUp` should not be used together with `MixUp`"):
         Engine(State(model=torch.nn.Linear(1, 1), algorithms=[MixUp(interpolate_loss=True) for _ in range(2)]))
 
 
@@ -72,26 +75,26 @@ def test_parts_of_other_batches_are_found_by_key() -> None:
     batch = {"image": torch.randn(8, 4), "label": torch.randint(0, 3, (8,)), "id": torch.arange(8)}
     state = run(algorithm, "before_loss", batch=batch, outputs=torch.zeros(8, 3))
 
-    assert (8, 3) == state.batch["label"].shape
+    assert state.batch["label"].shape == (8, 3)
     assert torch.equal(torch.arange(8), state.batch["id"])
 
 
 def test_a_negative_alpha_is_refused_at_construction() -> None:
-    with pytest.raises(ValueError, match="`alpha` must not be negative, got -0.5. Use `alpha=0` to switch mixing off"):
+    with pytest.raises(ValueError, match=r"`alpha` must not be negative, got -0.5. Use `alpha=0` to switch mixing off"):
         MixUp(alpha=-0.5)
 
 
 def test_what_cannot_be_mixed_is_refused() -> None:
-    with pytest.raises(NotImplementedError, match="a tensor of inputs and a tensor of targets, got list and Tensor"):
+    with pytest.raises(NotImplementedError, match=r"a tensor of inputs and a tensor of targets, got list and Tensor"):
         run(MixUp(), batch=([1, 2], torch.arange(2)))
-    with pytest.raises(NotImplementedError, match="outputs to be one tensor.*got dict"):
+    with pytest.raises(NotImplementedError, match=r"outputs to be one tensor.*got dict"):
         run(MixUp(), "before_loss", outputs={"logits": torch.zeros(8, 3)})
 
 
 def test_only_a_loss_that_is_a_tensor_is_interpolated() -> None:
     state = run(MixUp(interpolate_loss=True))
     state.loss = {"total": torch.zeros(())}
-    with pytest.raises(NotImplementedError, match="a loss that is one tensor, got dict"):
+    with pytest.raises(NotImplementedError, match=r"a loss that is one tensor, got dict"):
         Engine(state).run_event("before_backward")
 
 
@@ -102,5 +105,5 @@ def test_a_model_without_a_loss_is_answered() -> None:
     state.batch = torch.randn(8, 4), torch.randint(0, 3, (8,))
     engine.run_event("before_forward")
     state.outputs, state.loss = state.model(state.inputs), torch.zeros(())
-    with pytest.raises(AttributeError, match="the model has no such method"):
+    with pytest.raises(AttributeError, match=r"the model has no such method"):
         engine.run_event("before_backward")

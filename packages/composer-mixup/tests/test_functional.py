@@ -6,11 +6,12 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
 from composer import functional as cf
 from composer.algorithms.mixup import mixup_batch
 from composer.algorithms.mixup.mixup import _gen_mixing_coef
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 def slow_mixup(input: torch.Tensor, mixing: float, indices: torch.Tensor) -> torch.Tensor:
@@ -32,7 +33,9 @@ def test_every_example_is_mixed_with_its_partner(shape: tuple[int, ...], mixing:
 
 
 @given(n=st.integers(1, 20), alpha=st.floats(0, 5), seed=st.integers(0, 1000))
-def test_drawn_partners_are_a_permutation_and_the_example_keeps_the_larger_weight(n: int, alpha: float, seed: int) -> None:
+def test_drawn_partners_are_a_permutation_and_the_example_keeps_the_larger_weight(
+    n: int, alpha: float, seed: int
+) -> None:
     torch.manual_seed(seed)
     target = torch.arange(n)
     _, partner, mixing = mixup_batch(torch.zeros(n, 2), target, alpha=alpha)
@@ -56,7 +59,7 @@ def test_alpha_zero_mixes_nothing() -> None:
     input = torch.randn(4, 3)
     mixed, _, mixing = mixup_batch(input, torch.arange(4), alpha=0)
 
-    assert 0.0 == mixing
+    assert mixing == 0.0
     assert torch.equal(input, mixed)
 
 

@@ -198,6 +198,22 @@ def test_targets_that_do_not_fit_are_an_error(model, outputs, targets, message):
         model.update_metric((None, torch.zeros(targets, dtype=torch.int64)), torch.zeros(outputs), model.train_metrics)
 
 
+@pytest.mark.parametrize(
+    ("outputs", "targets", "message"),
+    [
+        (
+            {"logits": torch.zeros(4, 3)},
+            torch.zeros(4),
+            "The outputs must be a tensor for the default loss .* got dict",
+        ),
+        (torch.zeros(4, 3), [0, 1, 2, 0], "The targets must be a tensor for the default loss .* got list"),
+    ],
+)
+def test_the_default_loss_takes_tensors(model, outputs, targets, message):
+    with pytest.raises(TypeError, match=message):
+        model.loss(outputs, (None, targets))
+
+
 def test_another_loss_function_takes_targets_of_any_shape(module, batch):
     model = ComposerClassifier(module, 3, loss_fn=nn.functional.mse_loss)
 
@@ -228,6 +244,18 @@ def test_default_metrics(model):
     assert ("micro", 3) == (train["MulticlassAccuracy"].average, train["MulticlassAccuracy"].num_classes)
     assert isinstance(model.train_metrics, MulticlassAccuracy)
     assert isinstance(model.val_metrics, MetricCollection)
+
+
+def test_default_metrics_do_not_look_at_values(model):
+    """Some releases of torchmetrics skip the look anyway, so the test on the meta device does not notice."""
+    validated = [
+        metric.validate_args
+        for is_train in (True, False)
+        for metric in model.get_metrics(is_train).values()
+        if isinstance(metric, MulticlassAccuracy)
+    ]
+
+    assert [False, False] == validated
 
 
 def test_a_single_metric_is_named_after_its_class(module):

@@ -197,6 +197,11 @@ def test_gradient_scaling_reaches_the_fused_kernel(weight_decay: float) -> None:
         scaler.update()
 
     torch.testing.assert_close(scaled.param_groups[0]["params"], plain.param_groups[0]["params"])
+    # The update alone would not tell: it hardly depends on the scale of the gradients.
+    torch.testing.assert_close(
+        [scaled.state[p]["exp_avg"] for p in scaled.param_groups[0]["params"]],
+        [plain.state[p]["exp_avg"] for p in plain.param_groups[0]["params"]],
+    )
 
 
 @pytest.mark.parametrize("lr", [0.5, 0.0])

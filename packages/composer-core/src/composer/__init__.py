@@ -30,12 +30,10 @@ if TYPE_CHECKING:
 
 _CORE = "composer-core"
 _ELSEWHERE = {
-    **{
-        name: ("composer.core", _CORE)
-        for name in (
-            "Algorithm Callback DataSpec Engine Evaluator Event State Time Timestamp TimeUnit".split()
-        )
-    },
+    **dict.fromkeys(
+        "Algorithm Callback DataSpec Engine Evaluator Event State Time Timestamp TimeUnit".split(),
+        ("composer.core", _CORE),
+    ),
     "Logger": ("composer.loggers", _CORE),
     "ComposerModel": ("composer.models", _CORE),
     "Trainer": ("composer.trainer", "composer-trainer"),

@@ -82,7 +82,9 @@ class AlgorithmPlan:
         if not self.event.is_after_event:
             return self.candidates, None
         algorithms, opener = self.ordering.algorithms, self._opener
-        acted = tuple(i for i in self.ordering.forward if i in self.candidates and opener in (algorithms[i].events or ()))
+        acted = tuple(
+            i for i in self.ordering.forward if i in self.candidates and opener in (algorithms[i].events or ())
+        )
         return self.ordering.backward(self._ascending, acted), acted
 
     def run(self, state: State, logger: Logger) -> Traces:

@@ -42,7 +42,7 @@ class Plan(Sequence[PlanRow]):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, index):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN204 - int and slice alike
+    def __getitem__(self, index):  # type: ignore[no-untyped-def]
         return self.rows[index]
 
     def __iter__(self) -> Iterator[PlanRow]:

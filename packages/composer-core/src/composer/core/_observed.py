@@ -9,9 +9,7 @@ __all__ = ["ObservedList", "SteppingList"]
 
 T = TypeVar("T")
 
-_MUTATORS = (
-    "append extend insert remove pop clear sort reverse __setitem__ __delitem__ __iadd__ __imul__"
-).split()
+_MUTATORS = ("append extend insert remove pop clear sort reverse __setitem__ __delitem__ __iadd__ __imul__").split()
 
 
 class ObservedList(list[T]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -64,7 +65,7 @@ class Ordering:
                 i: {j: why for j, why in self._edges[i].items() if j in now and not (i in undone and j in undone)}
                 for i in present
             }
-            for i, j in zip(undone, undone[1:], strict=False):
+            for i, j in itertools.pairwise(undone):
                 edges[i][j] = "it acted later at the opening event"
             self._after[key] = self._sorted([i for i in reversed(self.forward) if i in now], edges)
         return self._after[key]
@@ -153,7 +154,7 @@ class Ordering:
         return tuple(order)
 
     def _cycle(self, stuck: set[int], edges: Mapping[int, Mapping[int, str]]) -> str:
-        # Walk backwards from any stuck algorithm: predecessors of a stuck one are stuck, so a repetition closes the cycle.
+        # Walk backwards: every stuck algorithm has a stuck predecessor, so a repetition closes the cycle.
         path = [min(stuck)]
         while path.count(path[-1]) < 2:
             path.append(next(i for i in stuck if path[-1] in edges[i]))

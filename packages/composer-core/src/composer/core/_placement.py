@@ -23,13 +23,13 @@ __all__ = [
     "INTERPOLATES_LOSS",
     "MIXES_TARGETS",
     "PRUNES_BATCH",
-    "Placement",
     "REPLACES_CONVS",
     "REPLACES_MODEL",
     "REPLACES_NORMS",
     "SMOOTHS_TARGETS",
     "TRANSFORMS_BATCH",
     "WRAPS_OPTIMIZER",
+    "Placement",
 ]
 
 PRUNES_BATCH = "prunes_batch"  # drops examples, judged on clean inputs

@@ -36,7 +36,8 @@ def points(group: str) -> Mapping[str, Any]:
             if other.value != point.value:
                 owners = sorted(_owner(entry) for entry in (other, point))
                 raise ImportError(
-                    f"`{group}.{point.name}` is registered by both `{owners[0]}` and `{owners[1]}`. Uninstall one of them."
+                    f"`{group}.{point.name}` is registered by both `{owners[0]}` and `{owners[1]}`. "
+                    f"Uninstall one of them."
                 )
     return found
 
@@ -64,9 +65,7 @@ def load(group: str, name: str) -> Any:
     )
 
 
-def lazy_namespace(
-    group: str, namespace: dict[str, Any]
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def lazy_namespace(group: str, namespace: dict[str, Any]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """The module-level `__getattr__` and `__dir__` of a namespace whose names come from entry points.
 
     `__all__` lists the module's own public names and everything installed, so `from ... import *` works.

@@ -30,12 +30,12 @@ _COLLECTIONS = ("schedulers", "callbacks")
 def model_state(state: State) -> dict[str, Any]:
     """Parameters and buffers by name, without a `module.` prefix."""
     module = state.model.module if state.is_model_ddp else state.model
-    result: dict[str, Any] = module.state_dict()  # type: ignore[operator,union-attr]
+    result: dict[str, Any] = module.state_dict()  # type: ignore[union-attr]
     return result
 
 
 def optimizer_state(state: State, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """An optimizer's state by parameter name: `{"state": {name: ...}, "param_groups": [{"params": [name, ...], ...}]}`."""
+    """An optimizer's state, keyed by parameter names instead of numbers."""
     names = _parameter_names(state, optimizer)
     plain = optimizer.state_dict()
     return {
@@ -50,7 +50,7 @@ def optimizer_state(state: State, optimizer: torch.optim.Optimizer) -> dict[str,
 def _parameter_names(state: State, optimizer: torch.optim.Optimizer) -> list[str]:
     """The names of an optimizer's parameters in the order in which torch numbers them."""
     module = state.model.module if state.is_model_ddp else state.model
-    by_id = {id(parameter): name for name, parameter in module.named_parameters()}  # type: ignore[operator,union-attr]
+    by_id = {id(parameter): name for name, parameter in module.named_parameters()}  # type: ignore[union-attr]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     # A parameter that is no longer in the model has no name; its number keeps it apart.
     return [by_id.get(id(parameter), f"parameter {index}") for index, parameter in enumerate(parameters)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Generic, TypeVar, Union, cast
+from typing import Any, Generic, TypeVar, Union
 
 from composer.core.serializable import Serializable
 from composer.utils.string_enum import StringEnum
@@ -56,13 +56,14 @@ class Time(Serializable, Generic[TValue]):
     def __init__(self, value: TValue, unit: str | TimeUnit) -> None:
         unit = TimeUnit(unit)
         if unit is TimeUnit.DURATION:
-            value = cast("TValue", float(value))
+            value = float(value)  # type: ignore[assignment]
         elif not isinstance(value, int):
             raise TypeError(
                 f"`value` must be an int for the unit {unit.value!r}, got {value!r} of type {type(value).__name__}. "
                 f"Only 'dur' takes fractions."
             )
-        self._value, self._unit = value, unit
+        self._value: TValue = value
+        self._unit: TimeUnit = unit
 
     @classmethod
     def from_iteration(cls, iteration: int) -> Time[int]:
@@ -217,7 +218,8 @@ class Time(Serializable, Generic[TValue]):
         return value if value is NotImplemented else self._value != value
 
     def _cast(self, value: float) -> Time[TValue]:
-        return Time(cast("TValue", type(self._value)(value)), self._unit)
+        number: Any = type(self._value)(value)
+        return Time(number, self._unit)
 
     def __add__(self, other: TimeInput) -> Time[TValue]:
         value = self._same(other)

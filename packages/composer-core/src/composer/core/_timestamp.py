@@ -202,7 +202,7 @@ class Timestamp(Serializable):
         return Timestamp(**{**self.state_dict(), **{k: v for k, v in overrides.items() if v is not None}})
 
     def to_next_batch(
-        self, samples: int | Time[int] = 0, tokens: int | Time[int] = 0, duration: datetime.timedelta | None = None
+        self, samples: float | Time[int] = 0, tokens: int | Time[int] = 0, duration: datetime.timedelta | None = None
     ) -> Timestamp:
         """The timestamp after one more batch.
 

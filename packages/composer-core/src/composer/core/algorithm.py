@@ -44,7 +44,7 @@ class Algorithm(Serializable, ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        declares = isinstance(cls.events, property) or cls.events is not None
+        declares = cls.events is not None  # a property counts too
         if declares and getattr(cls.match, "__isabstractmethod__", False):
             cls.match = _match_declared  # type: ignore[method-assign]
 

@@ -130,7 +130,7 @@ class Engine:
             AssertionError: The state lacks the dataloader or the `max_duration` that the event needs.
         """
         try:
-            run = self._table[event.index]  # type: ignore[index,union-attr]
+            run = self._table[event.index]  # type: ignore[index]
         except (AttributeError, TypeError):  # a string, or the table must be rebuilt
             event = Event(event)
             run = self._compile()[event.index]
@@ -286,9 +286,7 @@ def _prefix(event: Event, state: State) -> str:
     return f"{''.join(parts)}[event={event.name}]"
 
 
-def _logged(
-    callback: Callback, hook: Callable[[State, Logger], Any], event: Event
-) -> Callable[[State, Logger], Any]:
+def _logged(callback: Callback, hook: Callable[[State, Logger], Any], event: Event) -> Callable[[State, Logger], Any]:
     def run(state: State, logger: Logger) -> None:
         log.debug("%s: Running callback %s", _prefix(event, state), type(callback).__name__)
         hook(state, logger)

@@ -34,13 +34,14 @@ class Evaluator:
         subset_num_batches: Batches of an evaluation; None takes the Trainer's number, -1 is the whole dataloader.
         eval_interval: How often to evaluate during training: a number of epochs, a time string, a `Time`, or a function
             `(state, event) -> bool`. 0 is never; None takes the Trainer's interval.
-        device_eval_microbatch_size: Samples per forward pass; None is the dataloader's `batch_size`. "auto" starts with
+        device_eval_microbatch_size: Samples per forward pass; None is the dataloader's `batch_size`, or the whole batch
+            if it has none. "auto" starts with
             that and is halved by the Trainer whenever the GPU runs out of memory.
 
     Raises:
         ValueError: `metric_names` is not a list of regular expressions, `device_eval_microbatch_size` is neither "auto"
             nor a positive number, or "auto" is asked for with a sequence-parallel dataloader.
-        AttributeError: The microbatch size is to be the dataloader's `batch_size`, but it has none.
+        AttributeError: "auto" is to start with the dataloader's `batch_size`, but it has none.
 
     Example:
         >>> from torch.utils.data import DataLoader
@@ -154,11 +155,13 @@ def _check_auto_microbatching(data_spec: DataSpec) -> None:
     )
 
 
-def _microbatch_size(size: int | float | str | None, dataloader: Iterable[Any]) -> int | float:
+def _microbatch_size(size: int | float | str | None, dataloader: Iterable[Any]) -> int | float | None:
     if size is None or size == "auto":
         batch_size = getattr(dataloader, "batch_size", None)
         if batch_size is None:  # a torch dataloader that was given a batch sampler
             batch_size = getattr(getattr(dataloader, "batch_sampler", None), "batch_size", None)
+        if batch_size is None and size is None:
+            return None  # a list of batches, say: each is evaluated whole
         if batch_size is None:
             raise AttributeError(
                 f"`dataloader` must have a `batch_size` if `device_eval_microbatch_size` is {size!r}, got "

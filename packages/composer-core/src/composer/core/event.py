@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from composer.utils.string_enum import StringEnum
 
 __all__ = ["Event"]
@@ -74,7 +76,7 @@ class Event(StringEnum):
     is_eval: bool
     is_predict: bool
 
-    def __init__(self, value: str) -> None:
+    def __init__(self, value: Any) -> None:
         super().__init__(value)
         self.index = len(type(self).__members__)
         self.canonical_name = value

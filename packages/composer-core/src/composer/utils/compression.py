@@ -7,7 +7,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO
 
 __all__ = ["KNOWN_COMPRESSORS", "CliCompressor", "CompressorNotFound", "get_compressor", "is_compressed_pt"]
@@ -71,8 +71,9 @@ class CliCompressor:
                 try:
                     yield program.stdin
                     program.stdin.close()
-                except BrokenPipeError:  # the program ended early; its exit code and message say why
-                    program.wait()
+                except BrokenPipeError:  # the program ended early
+                    if program.wait() == 0:
+                        raise
             _check(program, errors, f"write {out_filename!r}")
 
     @contextmanager
@@ -95,9 +96,8 @@ class CliCompressor:
             assert program.stdout is not None
             with _ended(program):
                 yield program.stdout
-                at_end = not program.stdout.read(1)
+                at_end = not program.stdout.closed and not program.stdout.read(1)
                 program.stdout.close()
-                program.wait()
             _check(program, errors, f"read {in_filename!r}", may_be_cut_short=not at_end)
 
 
@@ -111,8 +111,9 @@ def _ended(program: subprocess.Popen[bytes]) -> Iterator[None]:
         raise
     finally:
         for stream in (program.stdin, program.stdout):
-            if stream is not None and not stream.closed:
-                stream.close()
+            if stream is not None:
+                with suppress(BrokenPipeError):  # of what is still in the buffer
+                    stream.close()
         program.wait()
 
 

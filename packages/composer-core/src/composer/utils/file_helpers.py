@@ -33,11 +33,11 @@ _TOTALS = ("epoch", "batch", "sample", "token")
 _IN_EPOCH = ("batch_in_epoch", "sample_in_epoch", "token_in_epoch")
 _CLOCKS = ("total_wct", "epoch_wct", "batch_wct")
 _DIST = {
-    "rank": dist.get_global_rank,
-    "local_rank": dist.get_local_rank,
-    "world_size": dist.get_world_size,
-    "local_world_size": dist.get_local_world_size,
-    "node_rank": dist.get_node_rank,
+    "rank": "get_global_rank",
+    "local_rank": "get_local_rank",
+    "world_size": "get_world_size",
+    "local_world_size": "get_local_world_size",
+    "node_rank": "get_node_rank",
 }
 
 
@@ -117,9 +117,9 @@ def format_name_with_dist_and_time(
 
 def _dist_variables() -> dict[str, int]:
     known: dict[str, int] = {}
-    for name, read in _DIST.items():
+    for name, getter in _DIST.items():
         try:
-            known[name] = read()
+            known[name] = getattr(dist, getter)()
         except dist.MissingEnvironmentError:
             continue  # left for whoever knows it
     return known

@@ -95,12 +95,12 @@ class Bar:
         Args:
             metrics: Values by name.
         """
-        for key in metrics:
+        for key, value in metrics.items():
             wanted = self._wanted.get(key)
             if wanted is None:
                 wanted = self._wanted[key] = any(part in key for part in self.keys_to_log)
             if wanted:
-                self._values[key] = _kept(metrics[key])
+                self._values[key] = _kept(value)
 
     def advance(self, timestamp: Timestamp) -> None:
         """Move the bar; once per batch.
@@ -208,7 +208,7 @@ def _kept(value: Any) -> Any:
     if type(value) is DeferredValue:
         return value.hold()
     if isinstance(value, torch.Tensor):
-        return DeferredValue(lambda: value).hold()
+        return DeferredValue(value.detach).hold()
     return value
 
 

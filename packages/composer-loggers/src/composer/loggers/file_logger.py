@@ -7,9 +7,10 @@ import sys
 import threading
 import time
 from collections import deque
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TextIO
+from typing import IO, TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 
@@ -98,7 +99,7 @@ class FileLogger(LoggerDestination):
         self.should_log_traces = log_traces
         self.flush_interval = flush_interval
         self.overwrite = overwrite
-        self.file: TextIO | None = None
+        self.file: IO[str] | None = None
         self._run_name: str | None = None
         self._own_files: set[str] = set()  # written by this object, so to be continued
         self._queue: deque[str | _Unread] = deque()
@@ -144,7 +145,7 @@ class FileLogger(LoggerDestination):
         prefix = f"[metric][batch={step}]: "
         for name, value in metrics.items():
             if isinstance(value, torch.Tensor) and value.device.type != "cpu" and value.numel() == 1:
-                value = DeferredValue(lambda tensor=value: tensor)
+                value = DeferredValue(value.detach)
             if type(value) is DeferredValue:
                 self._queue.append(_Unread(f"{prefix}{name}: ", value.hold()))
             elif type(value) in (int, float):
@@ -265,15 +266,16 @@ class FileLogger(LoggerDestination):
             lines: list[str] = []
             while self._queue:
                 line = self._queue[0]
-                if isinstance(line, _Unread):
-                    if not wait and not line.value.ready:
-                        break
+                if isinstance(line, str):
+                    lines.append(line)
+                elif wait or line.value.ready:
                     try:
-                        line = f"{line.start}{format_log_data_value(line.value)} \n"
+                        lines.append(f"{line.start}{format_log_data_value(line.value)} \n")
                     except RuntimeError as error:
                         problem = problem or error
-                        line = f"{line.start}(could not be read) \n"
-                lines.append(line)
+                        lines.append(f"{line.start}(could not be read) \n")
+                else:
+                    break
                 self._queue.popleft()
             self.file.write("".join(lines))
             self.file.flush()
@@ -289,11 +291,11 @@ class FileLogger(LoggerDestination):
             (self.capture_stderr, sys.stderr, "[stderr]: "),
         ):
             if wanted and stream is not None:  # None: the process has none, as under pythonw
-                assembler = LineAssembler(lambda line, prefix=prefix: self._queue.append(f"{prefix}{line}\n"))
+                assembler = LineAssembler(partial(self.write, prefix))
                 self._assemblers.append(assembler)
-                self._captures.append(Capture(stream, lambda text, to=assembler: self._take(text, to)))
+                self._captures.append(Capture(stream, partial(self._take, assembler)))
 
-    def _take(self, text: str, assembler: LineAssembler) -> None:
+    def _take(self, assembler: LineAssembler, text: str) -> None:
         with self._lock:
             assembler.feed(text)
 

@@ -71,7 +71,7 @@ class LossMetric(_MeanOverBatches):
     """A loss function as a metric, averaged over batches.
 
     Args:
-        loss_function: Called with the two arguments of `update`; returns a tensor with one element.
+        loss_function: Called with the two arguments of `update`; returns a number or a tensor with one element.
         dist_sync_on_step: Also synchronise the value that `forward` returns.
 
     States: `sum_loss` (float32), `total_batches` (int64).
@@ -87,7 +87,7 @@ class LossMetric(_MeanOverBatches):
         tensor(0.5000)
     """
 
-    def __init__(self, loss_function: Callable[[Any, Any], Tensor], dist_sync_on_step: bool = False) -> None:
+    def __init__(self, loss_function: Callable[[Any, Any], Tensor | float], dist_sync_on_step: bool = False) -> None:
         super().__init__(dist_sync_on_step)
         if not callable(loss_function):
             raise TypeError(f"`loss_function` must be callable, got {loss_function!r}.")
@@ -103,7 +103,7 @@ class LossMetric(_MeanOverBatches):
         Raises:
             ValueError: The loss has more than one element.
         """
-        loss = self._loss_function(preds, target)
+        loss = torch.as_tensor(self._loss_function(preds, target))
         if loss.numel() != 1:
             raise ValueError(
                 f"`loss_function` must return a tensor with one element, got shape {tuple(loss.shape)}. "

@@ -172,9 +172,10 @@ class DecoupledAdamW(KeepsInitialLR, AdamW):
             foreach: A few kernels for all parameters; None lets torch decide.
             fused: One kernel for all parameters.
             capturable: As for `torch.optim.AdamW`.
-            grad_scale: Divisor of the gradients, a tensor with one element; needs `fused`.
-            found_inf: Skip the step unless this tensor with one element is 0; needs `fused`.
+            grad_scale: Divisor of the gradients, a tensor without dimensions; needs `fused`.
+            found_inf: Skip the step unless this tensor without dimensions is 0; needs `fused`.
         """
+        lr = lr.squeeze() if isinstance(lr, Tensor) else lr
         if initial_lr != 0:
             weight_decay /= initial_lr  # torch multiplies by 1 - lr * weight_decay, within its kernel if there is one
         elif weight_decay != 0:

@@ -56,14 +56,12 @@ def decay_(params: list[Tensor], factor: float | Tensor, *, grouped: bool, found
 
     Args:
         params: The parameters.
-        factor: A number or a tensor with one element.
+        factor: A number or a tensor without dimensions.
         grouped: Multiply all parameters of a dtype in one kernel.
-        found_inf: Tensor with one element; unless it is 0 the step is skipped, so nothing changes.
+        found_inf: Tensor without dimensions; unless it is 0 the step is skipped, so nothing changes.
     """
-    if isinstance(factor, Tensor):
-        factor = factor.squeeze()
     if found_inf is not None:
-        factor = torch.where(found_inf.squeeze() == 0, factor, 1.0)
+        factor = torch.where(found_inf == 0, factor, 1.0)
     if not grouped or not params:
         for param in params:
             param.mul_(factor)

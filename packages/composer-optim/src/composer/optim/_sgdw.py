@@ -161,9 +161,10 @@ class DecoupledSGDW(KeepsInitialLR, SGD):
             maximize: Go up instead of down.
             foreach: A few kernels for all parameters; None lets torch decide.
             fused: One kernel for all parameters, after one for the decay.
-            grad_scale: Divisor of the gradients, a tensor with one element; needs `fused`.
-            found_inf: Skip the step unless this tensor with one element is 0; needs `fused`.
+            grad_scale: Divisor of the gradients, a tensor without dimensions; needs `fused`.
+            found_inf: Skip the step unless this tensor without dimensions is 0; needs `fused`.
         """
+        lr = lr.squeeze() if isinstance(lr, Tensor) else lr
         if foreach is None and fused is None:
             fused, foreach = _default_to_fused_or_foreach(params, differentiable=False, use_fused=False)
         if weight_decay != 0:

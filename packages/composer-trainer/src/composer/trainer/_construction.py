@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
 import random
-import re
 import time
 import warnings
 from collections.abc import Iterable, Sequence
@@ -44,8 +42,8 @@ __all__ = [
     "build_schedulers",
     "check_duration",
     "check_model",
+    "check_schedulers",
     "data_spec_of",
-    "eval_metrics_of",
     "generate_run_name",
     "microbatch_size",
     "precision_of",
@@ -67,12 +65,14 @@ def check_model(model: Any) -> tuple[ComposerModel, bool]:
     original = getattr(model, "_orig_mod", None)
     compiled = original is not None
     if compiled:
-        log.warning("`model` is already compiled with `torch.compile`: it is unwrapped and compiled again when in place.")
+        log.warning(
+            "`model` is already compiled with `torch.compile`: it is unwrapped and compiled again when in place."
+        )
         model = original
     if not isinstance(model, ComposerModel):
         raise ValueError(
-            f"`model` must be a `ComposerModel`, got {type(model).__name__}. Subclass `composer.ComposerModel`, or wrap "
-            f"a classifier: `composer.models.ComposerClassifier(model, num_classes=...)`."
+            f"`model` must be a `ComposerModel`, got {type(model).__name__}. Subclass `composer.ComposerModel`, or "
+            f"wrap a classifier: `composer.models.ComposerClassifier(model, num_classes=...)`."
         )
     return model, compiled
 
@@ -156,13 +156,15 @@ def build_loggers(
     for wanted, cls in ((progress_bar, ProgressBarLogger), (log_to_console, ConsoleLogger)):
         if wanted and cls in present:
             warnings.warn(
-                f"`loggers` already holds a `{cls.__name__}`, which is used; its argument of the Trainer has no effect.",
+                f"`loggers` already holds a `{cls.__name__}`, which is used; the Trainer's argument has no effect.",
                 stacklevel=4,
             )
     if progress_bar and ProgressBarLogger not in present:
         destinations.append(ProgressBarLogger(stream=console_stream, log_traces=log_traces))
     if log_to_console and ConsoleLogger not in present:
-        destinations.append(ConsoleLogger(stream=console_stream, log_interval=console_log_interval, log_traces=log_traces))
+        destinations.append(
+            ConsoleLogger(stream=console_stream, log_interval=console_log_interval, log_traces=log_traces)
+        )
     return destinations, others
 
 
@@ -174,19 +176,20 @@ def data_spec_of(dataloader: Any, argument: str) -> DataSpec:
         ValueError: It is empty.
     """
     spec = ensure_data_spec(dataloader)
-    if not isinstance(spec.dataloader, Iterable) and not hasattr(spec.dataloader, "__getitem__"):
+    loader: Any = spec.dataloader
+    if not isinstance(loader, Iterable) and not hasattr(loader, "__getitem__"):
         raise TypeError(f"`{argument}` must be an iterable of batches, got {type(spec.dataloader).__name__}.")
     if _length(spec.dataloader) == 0:
         dataset = getattr(spec.dataloader, "dataset", None)
         samples = None if dataset is None else _length(dataset)
-        why = "" if not samples else f" Its data set has {samples} samples: fewer than one batch, and `drop_last` is on."
+        why = (
+            "" if not samples else f" Its data set has {samples} samples: fewer than one batch, and `drop_last` is on."
+        )
         raise ValueError(f"`{argument}` must not be empty, got a loader of 0 batches.{why}")
     return spec
 
 
-def build_evaluators(
-    eval_dataloader: Any, eval_interval: Any, eval_subset_num_batches: int, metric_names: Sequence[str]
-) -> list[Evaluator]:
+def build_evaluators(eval_dataloader: Any, eval_interval: Any, eval_subset_num_batches: int) -> list[Evaluator]:
     """The evaluators of an argument, each with an interval.
 
     Raises:
@@ -204,7 +207,14 @@ def build_evaluators(
             warnings.warn("`eval_interval` has no effect without `eval_dataloader`.", stacklevel=4)
         if eval_subset_num_batches != -1:
             warnings.warn("`eval_subset_num_batches` has no effect without `eval_dataloader`.", stacklevel=4)
-    evaluators = [ensure_evaluator(item, list(metric_names)) for item in given]
+    evaluators = [ensure_evaluator(item, None) for item in given]
+    labels = [evaluator.label for evaluator in evaluators]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise ValueError(
+                f"The labels of evaluators must differ, got {label!r} twice. A loader that is no `Evaluator` is labelled "
+                f"'eval'; wrap it: `Evaluator(label=..., dataloader=...)`."
+            )
     for evaluator in evaluators:
         if evaluator.eval_interval is None:
             evaluator.eval_interval = eval_interval
@@ -217,27 +227,6 @@ def build_evaluators(
                 f"length, so an evaluation would not end."
             )
     return evaluators
-
-
-def eval_metrics_of(model: ComposerModel, evaluator: Evaluator) -> dict[str, Any]:
-    """Copies of the model's evaluation metrics that an evaluator asks for.
-
-    Raises:
-        ValueError: A pattern of the evaluator matches no metric.
-    """
-    metrics = copy.deepcopy(model.get_metrics(is_train=False))
-    if evaluator.metric_names is None:
-        return dict(metrics)
-    chosen: dict[str, Any] = {}
-    for pattern in evaluator.metric_names:
-        found = {k: m for k, m in metrics.items() if re.match(f".*{pattern}.*", k, re.IGNORECASE)}
-        if not found:
-            raise ValueError(
-                f"`metric_names` of the evaluator {evaluator.label!r} must match metrics of the model, got {pattern!r}. "
-                f"The model has {', '.join(map(repr, metrics)) or 'none'}."
-            )
-        chosen.update(found)
-    return chosen
 
 
 def microbatch_size(size: Any, spec: DataSpec | None, device: Device) -> tuple[float | None, bool]:
@@ -271,7 +260,8 @@ def _check_auto(size: str, spec: DataSpec | None, device: Device) -> None:
             "none. Give a number instead."
         )
     warnings.warn(
-        "`device_train_microbatch_size='auto'` may potentially fail with unexpected CUDA errors. Give a number if it does.",
+        "`device_train_microbatch_size='auto'` may potentially fail with unexpected CUDA errors. Give a "
+        "number if it does.",
         stacklevel=4,
     )
 
@@ -295,26 +285,34 @@ def check_duration(duration: Any, argument: str) -> Time[Any]:
     return parsed
 
 
-def build_schedulers(schedulers: Any, state: State, ssr: float) -> list[LRScheduler]:
+def check_schedulers(schedulers: Sequence[Any]) -> None:
+    """Refuse what is no scheduler.
+
+    Raises:
+        TypeError: One is neither a torch scheduler nor a function.
+    """
+    for scheduler in schedulers:
+        if not isinstance(scheduler, LRScheduler) and not callable(scheduler):
+            raise TypeError(
+                f"`schedulers` must hold torch schedulers or functions `f(state, ssr)`, got {type(scheduler).__name__}."
+            )
+
+
+def build_schedulers(schedulers: Sequence[Any], state: State, ssr: float) -> list[LRScheduler]:
     """Torch schedulers, those of this library compiled and all scaled by the schedule ratio.
 
     Raises:
         ValueError: There are schedulers but no optimizer.
-        TypeError: One is neither a torch scheduler nor a function.
     """
     built: list[LRScheduler] = []
-    for scheduler in ensure_tuple(schedulers):
+    for scheduler in schedulers:
         if isinstance(scheduler, LRScheduler):
             scale_pytorch_scheduler(scheduler, ssr)
             built.append(scheduler)
-        elif callable(scheduler):
-            if not state.optimizers:
-                raise ValueError("`schedulers` need an optimizer, but the run has none. Pass `optimizers`.")
+        elif state.optimizers:
             built.append(compile_composer_scheduler(scheduler, state, ssr))
         else:
-            raise TypeError(
-                f"`schedulers` must hold torch schedulers or functions `f(state, ssr)`, got {type(scheduler).__name__}."
-            )
+            raise ValueError("`schedulers` need an optimizer, but the run has none. Pass `optimizers`.")
     return built
 
 
@@ -323,7 +321,9 @@ def set_python_log_level(level: str | None) -> None:
     if level is None:
         return
     rank = os.environ.get("RANK", "0")
-    logging.basicConfig(format=f"%(asctime)s: rank{rank}[%(process)d][%(threadName)s]: %(levelname)s: %(name)s: %(message)s")
+    logging.basicConfig(
+        format=f"%(asctime)s: rank{rank}[%(process)d][%(threadName)s]: %(levelname)s: %(name)s: %(message)s"
+    )
     logging.getLogger("composer").setLevel(level.upper())
 
 
@@ -343,5 +343,3 @@ def _length(sized: Any) -> int | None:
         return len(sized)
     except (TypeError, NotImplementedError):
         return None
-
-

@@ -81,10 +81,10 @@ class Evaluation:
                 metrics[name] = state.device.module_to_device(metric)
                 metrics[name].reset()
             set_epoch(spec.dataloader, state.timestamp._batch)
-            timer, count = StepTimer(), 0
-            for count, batch in enumerate(self._batches(spec), start=1):
+            timer = StepTimer()
+            for batch in self._batches(spec):
                 self._eval_batch(evaluator, batch, metrics, timer)
-            if not count:
+            if not state.eval_timestamp._batch:
                 warnings.warn(
                     f"No batches were evaluated for global rank 0: the loader of the evaluator {evaluator.label!r} "
                     f"yielded nothing.",
@@ -99,13 +99,12 @@ class Evaluation:
 
     def _eval_batch(self, evaluator: Evaluator, batch: Any, metrics: dict[str, Any], timer: StepTimer) -> None:
         state, run_event, spec = self.state, self.engine.run_event, evaluator.dataloader
-        if spec.batch_transforms is not None:
-            batch = spec.batch_transforms(batch)
+        batch = spec.batch_transforms(batch)
         samples, tokens = spec.get_num_samples_in_batch(batch), spec.get_num_tokens_in_batch(batch)
         state.batch = batch
         run_event(Event.EVAL_BATCH_START)
         batch = state.batch
-        size = evaluator.device_eval_microbatch_size
+        size: float | None = evaluator.device_eval_microbatch_size
         waiting = [batch] if size is None or samples <= size else list(spec.split_batch(batch, size))
         while waiting:
             microbatch = waiting.pop(0)
@@ -115,8 +114,10 @@ class Evaluation:
                 if not (evaluator.auto_microbatching and is_cuda_oom(error)):
                     raise
                 state.outputs = None
-                adjust_device_eval_microbatch_size(evaluator)
-                waiting[:0] = spec.split_batch(microbatch, evaluator.device_eval_microbatch_size)
+                # What was split before the last halving is only split again.
+                if spec.get_num_samples_in_batch(microbatch) <= (evaluator.device_eval_microbatch_size or 1):
+                    adjust_device_eval_microbatch_size(evaluator)
+                waiting[:0] = spec.split_batch(microbatch, evaluator.device_eval_microbatch_size or 1)
                 continue
             for metric in metrics.values():
                 outputs = self.model.update_metric(state.batch, state.outputs, metric)
@@ -130,9 +131,7 @@ class Evaluation:
 
     def _forward(self, spec: DataSpec, microbatch: Any) -> None:
         state, run_event = self.state, self.engine.run_event
-        state.batch = state.device.batch_to_device(microbatch)
-        if spec.microbatch_transforms is not None:
-            state.batch = spec.microbatch_transforms(state.batch)
+        state.batch = spec.microbatch_transforms(state.device.batch_to_device(microbatch))
         run_event(Event.EVAL_BEFORE_FORWARD)
         with autocast(state, fp8=False):
             state.outputs = self.model.eval_forward(state.batch)

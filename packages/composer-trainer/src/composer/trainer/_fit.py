@@ -107,8 +107,7 @@ class FitLoop:
 
     def _batch(self, batch: Any) -> None:
         state, run_event, spec = self.state, self.engine.run_event, self.data_spec
-        if spec.batch_transforms is not None:
-            batch = spec.batch_transforms(batch)
+        batch = spec.batch_transforms(batch)
         samples = spec.get_num_samples_in_batch(batch)
         tokens = spec.get_num_tokens_in_batch(batch)
         state.batch = batch

@@ -10,7 +10,12 @@ import torch
 
 from composer.core import Evaluator, State
 
-__all__ = ["MicrobatchSearch", "adjust_device_eval_microbatch_size", "adjust_device_train_microbatch_size", "is_cuda_oom"]
+__all__ = [
+    "MicrobatchSearch",
+    "adjust_device_eval_microbatch_size",
+    "adjust_device_train_microbatch_size",
+    "is_cuda_oom",
+]
 
 _OOM_TEXTS = ("CUDA out of memory", "CUDA error: out of memory")
 _CUDNN_TEXT = "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a non-contiguous input."

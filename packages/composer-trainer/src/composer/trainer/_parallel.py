@@ -32,11 +32,11 @@ class SingleProcess:
         """Around forward and backward of one microbatch: whether gradients are exchanged in it."""
         return _NOTHING
 
-    def total(self, samples: int, tokens: int) -> tuple[int, int]:
+    def total(self, samples: float, tokens: int) -> tuple[float, int]:
         """Samples and tokens of one step, summed over ranks."""
         return samples, tokens
 
-    def mean_count(self, count: int) -> float:
+    def mean_count(self, count: float) -> float:
         """A rank's batch size, averaged over ranks, which weighs its microbatches."""
         return count
 

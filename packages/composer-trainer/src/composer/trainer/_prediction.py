@@ -16,9 +16,7 @@ from composer.utils import model_eval_mode
 __all__ = ["predict"]
 
 
-def predict(
-    state: State, engine: Engine, spec: DataSpec, subset_num_batches: int, return_outputs: bool
-) -> list[Any]:
+def predict(state: State, engine: Engine, spec: DataSpec, subset_num_batches: int, return_outputs: bool) -> list[Any]:
     """Run the model over a loader, in eval mode and without gradients.
 
     Args:
@@ -36,8 +34,10 @@ def predict(
     """
     outputs: list[Any] = []
     cpu, timer = DeviceCPU(), StepTimer()
-    with torch.no_grad(), model_eval_mode(state.model), active_dataloader(
-        state, spec.dataloader, "predict", subset_num_batches
+    with (
+        torch.no_grad(),
+        model_eval_mode(state.model),
+        active_dataloader(state, spec.dataloader, "predict", subset_num_batches),
     ):
         length = state.dataloader_len
         if length is None:
@@ -45,12 +45,9 @@ def predict(
         state.predict_timestamp = Timestamp()
         engine.run_event(Event.PREDICT_START)
         for batch in itertools.islice(iter(spec.dataloader), length.value):
-            if spec.batch_transforms is not None:
-                batch = spec.batch_transforms(batch)
+            batch = spec.batch_transforms(batch)
             samples, tokens = spec.get_num_samples_in_batch(batch), spec.get_num_tokens_in_batch(batch)
-            state.batch = state.device.batch_to_device(batch)
-            if spec.microbatch_transforms is not None:
-                state.batch = spec.microbatch_transforms(state.batch)
+            state.batch = spec.microbatch_transforms(state.device.batch_to_device(batch))
             engine.run_event(Event.PREDICT_BATCH_START)
             engine.run_event(Event.PREDICT_BEFORE_FORWARD)
             with autocast(state):

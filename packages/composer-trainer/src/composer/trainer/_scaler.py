@@ -19,7 +19,7 @@ class ClosureGradScaler(torch.amp.GradScaler):
     then skip what it wanted to do with the gradients.
     """
 
-    def step(  # type: ignore[override]
+    def step(
         self, optimizer: torch.optim.Optimizer, *args: Any, closure: Callable[..., Any] | None = None, **kwargs: Any
     ) -> Any:
         """Step the optimizer.
@@ -48,4 +48,4 @@ class ClosureGradScaler(torch.amp.GradScaler):
             overflow = sum(found.item() for found in state["found_inf_per_device"].values())
             return None if overflow else loss
 
-        return optimizer.step(closure=unscaled_closure)  # type: ignore[call-overload]
+        return optimizer.step(closure=unscaled_closure)

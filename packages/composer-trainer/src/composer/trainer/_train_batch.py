@@ -51,7 +51,7 @@ class BatchTrainer:
         self.losses: dict[str, torch.Tensor] = {}
         self._spec: DataSpec
         self._batch: Any = None
-        self._num_samples = 0
+        self._num_samples: float = 0
         self._microbatches: Sequence[Any] = ()
         self._scaling = False
         self._closure_needed = False
@@ -70,11 +70,11 @@ class BatchTrainer:
         self._scaling = state.precision is Precision.AMP_FP16
         self._closure_needed = any(needs_closure(optimizer) for optimizer in state.optimizers)
         if self._closure_needed and self._scaling and not isinstance(state.scaler, ClosureGradScaler):
-            state.scaler = ClosureGradScaler()
+            state.scaler = ClosureGradScaler(device_type(state))
         # Autocast contexts are built anew for each use; without autocast there is nothing to enter at all.
         self._autocast = state.precision is not Precision.FP32 or torch.is_autocast_enabled(device_type(state))
 
-    def train(self, num_samples: int) -> dict[str, torch.Tensor]:
+    def train(self, num_samples: float) -> dict[str, torch.Tensor]:
         """Train on `state.batch`: forward, backward and one optimizer step.
 
         Args:
@@ -164,10 +164,7 @@ class BatchTrainer:
         create_graph: bool,
     ) -> None:
         state, run_event = self.state, self.engine.run_event
-        batch = self._to_device(microbatch)
-        if self._microbatch_transforms is not None:
-            batch = self._microbatch_transforms(batch)
-        state.batch = batch
+        batch = state.batch = self._microbatch_transforms(self._to_device(microbatch))
         clean = _kept(batch) if metrics is not None else None
         with self.parallel.backward_context(last, ddp_sync):
             run_event(Event.BEFORE_FORWARD)
@@ -185,7 +182,7 @@ class BatchTrainer:
                 total = total * weight
             if self._scaling and state.scaler is not None:
                 total = state.scaler.scale(total)
-            total.backward(create_graph=create_graph)
+            total.backward(create_graph=create_graph)  # type: ignore[no-untyped-call]
             run_event(Event.AFTER_BACKWARD)
         if metrics is not None:
             metrics.collect(clean, state.outputs, len(self._microbatches) == 1)
@@ -193,7 +190,7 @@ class BatchTrainer:
     def _precision(self) -> AbstractContextManager[None]:
         return autocast(self.state) if self._autocast else _NOTHING
 
-    def _count(self, microbatch: Any) -> int:
+    def _count(self, microbatch: Any) -> float:
         if self.count_tokens:
             return self._spec.get_num_tokens_in_batch(microbatch, token_type="loss_generating")
         return self._spec.get_num_samples_in_batch(microbatch)
@@ -231,7 +228,7 @@ def _total(loss: Any) -> torch.Tensor:
         if "total" in loss:
             return _total(loss["total"])
         loss = tuple(loss.values())
-    if not isinstance(loss, Sequence) or not loss:
+    if not isinstance(loss, Sequence) or isinstance(loss, str) or not loss:
         raise TypeError(
             f"`loss` must be a tensor, a sequence of tensors or a dict of tensors, got {type(loss).__name__}. "
             f"Check what the model's `loss` method returns."

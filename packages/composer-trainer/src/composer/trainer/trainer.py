@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
@@ -18,7 +19,6 @@ from composer.core import (
     State,
     Time,
     Timestamp,
-    TimeUnit,
 )
 from composer.core.passes import PassInput
 from composer.devices import Device
@@ -33,8 +33,8 @@ from composer.trainer._microbatch import adjust_device_train_microbatch_size as 
 from composer.trainer._microbatch import is_cuda_oom as _is_cuda_oom
 from composer.trainer._parallel import parallel_of_this_process
 from composer.trainer._prediction import predict
-from composer.trainer._scaler import ClosureGradScaler
-from composer.trainer._train_batch import BatchTrainer, needs_closure
+from composer.trainer._settings import RunSettings
+from composer.trainer._train_batch import BatchTrainer
 from composer.trainer._train_metrics import TrainMetrics
 from composer.utils import ensure_tuple, extract_hparams, get_device, reproducibility
 
@@ -82,8 +82,8 @@ class Trainer:
         device: `"cpu"`, `"gpu"`, `"mps"` or a `Device`; None is a GPU if there is one.
         precision: `"fp32"`, `"amp_fp16"`, `"amp_bf16"`, `"amp_fp8"`; None is fp16 on a GPU and fp32 elsewhere.
         precision_config: Arguments of the FP8 recipe.
-        device_train_microbatch_size: Samples per forward and backward pass; gradients accumulate over the batch. None is
-            the loader's `batch_size`; `"auto"` searches the largest that fits the GPU.
+        device_train_microbatch_size: Samples per forward and backward pass; gradients accumulate over the batch. None
+            is the loader's `batch_size`; `"auto"` searches the largest that fits the GPU.
         accumulate_train_batch_on_tokens: Weigh microbatches by their loss-generating tokens, not their samples.
         seed: The seed of all randomness; None draws one.
         deterministic_mode: Use deterministic operations only.
@@ -103,8 +103,14 @@ class Trainer:
     Example:
         >>> from composer.testing import RandomClassificationDataset, SimpleModel
         >>> loader = torch.utils.data.DataLoader(RandomClassificationDataset(size=16), batch_size=4)
-        >>> trainer = Trainer(model=(m := SimpleModel()), train_dataloader=loader, max_duration="2ep", progress_bar=False,
-        ...                   optimizers=torch.optim.SGD(m.parameters(), lr=0.1), device="cpu")
+        >>> trainer = Trainer(
+        ...     model=(m := SimpleModel()),
+        ...     train_dataloader=loader,
+        ...     max_duration="2ep",
+        ...     progress_bar=False,
+        ...     optimizers=torch.optim.SGD(m.parameters(), lr=0.1),
+        ...     device="cpu",
+        ... )
         >>> trainer.fit()
         >>> trainer.state.timestamp.batch
         Time(8, TimeUnit.BATCH)
@@ -173,16 +179,17 @@ class Trainer:
             console_log_interval=console_log_interval,
             log_traces=log_traces,
         )
-        self.local_hparams = self._hparams(arguments) if auto_log_hparams else {}
+        self.local_hparams = extract_hparams(arguments) if auto_log_hparams else {}
         self._start_engine(destinations, watchers, algorithm_passes)
-        self._set_train_data(train_dataloader, train_dataloader_label, train_subset_num_batches, device_train_microbatch_size)
-        self._set_evaluators(eval_dataloader, eval_interval, eval_subset_num_batches)
-        if max_duration is not None:
-            self.state.max_duration = build.check_duration(max_duration, "max_duration")  # type: ignore[assignment]
-            self._check_epochs_countable()
+        settings = self._settings = RunSettings(self.state, self._model)
+        settings.set_train_data(
+            train_dataloader, train_dataloader_label, train_subset_num_batches, device_train_microbatch_size
+        )
+        settings.set_evaluators(eval_dataloader, eval_interval, eval_subset_num_batches)
+        settings.set_max_duration(max_duration)
         self.logger.log_hyperparameters({"rank_zero_seed": self.state.rank_zero_seed})
-        self._set_schedulers(schedulers, scale_schedule_ratio, step_schedulers_every_batch)
-        self._set_scaler()
+        settings.set_schedulers(schedulers, scale_schedule_ratio, step_schedulers_every_batch)
+        settings.set_scaler()
         self.engine.run_event(Event.BEFORE_LOAD)
         self.engine.run_event(Event.AFTER_LOAD)
         # Surgery drew random numbers; training starts from the seed whatever algorithms did.
@@ -230,29 +237,25 @@ class Trainer:
         Raises:
             ValueError: There is no optimizer, no data or no duration, or the run is already at its end.
         """
-        state = self.state
+        state, settings = self.state, self._settings
         if not state.optimizers:
             raise ValueError(
                 "No optimizer was specified when constructing the Trainer, and the model had no parameters then. "
                 "Pass `optimizers` to the `Trainer`."
             )
-        if train_dataloader is not None or device_train_microbatch_size is not None:
-            subset = -1 if train_subset_num_batches is None else train_subset_num_batches
-            loader = self._train_spec if train_dataloader is None else train_dataloader
-            self._set_train_data(loader, train_dataloader_label, subset, device_train_microbatch_size)
-        elif train_subset_num_batches is not None and self._train_spec is not None:
-            state.set_dataloader(self._train_spec.dataloader, self._train_label, train_subset_num_batches)
-        if self._train_spec is None:
-            raise ValueError("No `train_dataloader` was given. Pass it to the `Trainer` or to `fit`.")
+        settings.replace_train_data(
+            train_dataloader, train_dataloader_label, train_subset_num_batches, device_train_microbatch_size
+        )
         if reset_time:
             state.timestamp = Timestamp()
-        self._set_duration(duration)
+        settings.set_duration(duration)
         if eval_dataloader is not None:
-            self._set_evaluators(eval_dataloader, eval_interval, eval_subset_num_batches)
-        self._set_schedulers(schedulers, scale_schedule_ratio, step_schedulers_every_batch)
+            settings.set_evaluators(eval_dataloader, eval_interval, eval_subset_num_batches)
+        settings.set_schedulers(schedulers, scale_schedule_ratio, step_schedulers_every_batch)
+        settings.compile_schedulers()
         if precision is not None:
-            state.precision = build.precision_of(precision, state.device)  # type: ignore[assignment]
-            self._set_scaler()
+            state.precision = build.precision_of(precision, state.device)
+            settings.set_scaler()
         self._loop().run()
         for optimizer in state.optimizers:
             optimizer.zero_grad(set_to_none=True)
@@ -273,20 +276,27 @@ class Trainer:
         own = list(state.evaluators)
         extra: list[Evaluator] = []
         if eval_dataloader is not None:
-            extra = build.build_evaluators(eval_dataloader, 0, subset_num_batches, self._metric_names())
-            self._add_eval_metrics(extra)
-            state.evaluators = own + extra
+            labels = {evaluator.label for evaluator in own}
+            extra = self._settings.evaluators_of(eval_dataloader, 0, subset_num_batches)
+            for evaluator in extra:
+                if evaluator.label in labels:
+                    warnings.warn(
+                        f"The label {evaluator.label!r} is used already; its earlier results are replaced. Pass an "
+                        f"`Evaluator` with a label of its own.",
+                        stacklevel=2,
+                    )
         evaluators = extra or own
         if not evaluators:
             raise ValueError("There is nothing to evaluate. Pass `eval_dataloader` to the `Trainer` or to `eval`.")
-        self.engine.run_event(Event.EVAL_STANDALONE_START)
-        self._evaluation.run(evaluators, None if subset_num_batches == -1 else subset_num_batches)
-        self.engine.run_event(Event.EVAL_STANDALONE_END)
-        state.evaluators = own
+        state.evaluators = own + extra
+        try:
+            self.engine.run_event(Event.EVAL_STANDALONE_START)
+            self._evaluation.run(evaluators, None if subset_num_batches == -1 else subset_num_batches)
+            self.engine.run_event(Event.EVAL_STANDALONE_END)
+        finally:
+            state.evaluators = own
 
-    def predict(
-        self, dataloader: Loader, subset_num_batches: int = -1, *, return_outputs: bool = True
-    ) -> list[Any]:
+    def predict(self, dataloader: Loader, subset_num_batches: int = -1, *, return_outputs: bool = True) -> list[Any]:
         """The model's outputs over a loader.
 
         Args:
@@ -361,104 +371,8 @@ class Trainer:
         self._metrics = TrainMetrics(state, self._model, defer=self._parallel.world_size == 1)
         self._evaluation = Evaluation(state, self.engine, self.logger, self._model)
 
-    def _set_train_data(self, dataloader: Any, label: str, subset: int, microbatch_size: Any) -> None:
-        state = self.state
-        self._train_spec = None if dataloader is None else build.data_spec_of(dataloader, "train_dataloader")
-        self._train_label = label
-        size, auto = build.microbatch_size(microbatch_size, self._train_spec, state.device)
-        state.device_train_microbatch_size, state.auto_microbatching = size, auto
-        if self._train_spec is not None:
-            state.train_dataloader = self._train_spec.dataloader
-            state.set_dataloader(self._train_spec.dataloader, label, subset)
-
-    def _set_evaluators(self, eval_dataloader: Any, interval: Interval, subset: int) -> None:
-        evaluators = build.build_evaluators(eval_dataloader, interval, subset, self._metric_names())
-        self.state.evaluators = evaluators
-        self._add_eval_metrics(evaluators)
-
-    def _add_eval_metrics(self, evaluators: Sequence[Evaluator]) -> None:
-        for evaluator in evaluators:
-            self.state.eval_metrics[evaluator.label] = build.eval_metrics_of(self._model, evaluator)
-
-    def _metric_names(self) -> list[str]:
-        return [str(name) for name in self._model.get_metrics(is_train=False)]
-
-    def _set_schedulers(self, schedulers: Any, ratio: float, every_batch: bool | None) -> None:
-        state = self.state
-        given = ensure_tuple(schedulers)
-        if not given:
-            if ratio != 1.0:
-                raise ValueError(f"`scale_schedule_ratio` must be 1.0 without `schedulers`, got {ratio!r}.")
-            if every_batch is not None:
-                raise ValueError("`step_schedulers_every_batch` has no effect without `schedulers`. Leave it out.")
-            return
-        if ratio <= 0:
-            raise ValueError(f"`scale_schedule_ratio` must be positive, got {ratio!r}.")
-        if ratio != 1.0 and state.max_duration is not None:
-            scaled = state.max_duration * ratio
-            if scaled.value <= 0:
-                raise ValueError(
-                    f"`scale_schedule_ratio` {ratio!r} makes `max_duration` {str(state.max_duration)!r} zero. Use a larger one."
-                )
-            state.max_duration = scaled  # type: ignore[assignment]
-        self._pending_schedulers = None
-        if state.max_duration is None or self._train_spec is None:
-            # Compiled in `fit`, when the length of the run is known.
-            self._pending_schedulers = (given, ratio)
-        else:
-            state.schedulers = build.build_schedulers(given, state, ratio)
-        torch_own = any(isinstance(s, torch.optim.lr_scheduler.LRScheduler) for s in given)
-        self._step_every_batch = not torch_own if every_batch is None else every_batch
-
-    _step_every_batch = True
-    _pending_schedulers: tuple[Any, float] | None = None
-
-    def _set_scaler(self) -> None:
-        state = self.state
-        state.scaler = None
-        if state.precision is Precision.AMP_FP16:
-            closure = any(needs_closure(optimizer) for optimizer in state.optimizers)
-            kind = ClosureGradScaler if closure else torch.amp.GradScaler
-            state.scaler = kind("cuda" if state.device.name == "gpu" else state.device.name)
-
-    def _hparams(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        return extract_hparams(arguments)
-
-    # ---- fit ----
-
-    def _check_epochs_countable(self) -> None:
-        state = self.state
-        limit = state.max_duration
-        if self._train_spec is not None and limit is not None and limit.unit is TimeUnit.EPOCH:
-            if state.dataloader_len is None:
-                raise ValueError(
-                    f"`max_duration` must not be in epochs ({str(limit)!r}) when the training loader has no length: an "
-                    f"epoch would not end. max_duration cannot be specified in epochs then; use batches, or pass "
-                    f"`train_subset_num_batches`."
-                )
-
-    def _set_duration(self, duration: TimeArgument | None) -> None:
-        state = self.state
-        if duration is not None:
-            more = build.check_duration(duration, "duration")
-            state.max_duration = state.timestamp.get(more.unit) + more  # type: ignore[assignment]
-        limit = state.max_duration
-        if limit is None:
-            raise ValueError("No `max_duration` was given. Pass it to the `Trainer`, or `duration` to `fit`.")
-        if state.timestamp >= limit:
-            raise ValueError(
-                f"The run is already at its `max_duration` of {str(limit)!r}. Please provide the `duration` or specify "
-                f"`reset_time=True` to `fit`, or raise `trainer.state.max_duration`."
-            )
-        self._check_epochs_countable()
-        if self._pending_schedulers is not None:
-            given, ratio = self._pending_schedulers
-            self._pending_schedulers = None
-            state.schedulers = build.build_schedulers(given, state, ratio)
-
     def _loop(self) -> FitLoop:
-        state = self.state
-        spec = self._train_spec
+        state, spec = self.state, self._settings.train_spec
         assert spec is not None, "`fit` checks that there is training data"
         batches = BatchTrainer(
             state, self.engine, self._model, self._parallel, self._metrics, self.accumulate_train_batch_on_tokens
@@ -472,5 +386,5 @@ class Trainer:
             self._metrics,
             self._evaluation,
             self._parallel,
-            self._step_every_batch,
+            self._settings.step_every_batch,
         )

@@ -120,7 +120,7 @@ class MixUp(Algorithm):
 
     def match(self, event: Event, state: State) -> bool:
         """At each of `events`."""
-        return event in self.events
+        return event in (self.events or ())
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Mix the inputs, then the targets or the loss."""
@@ -180,7 +180,7 @@ def _gen_mixing_coef(alpha: float) -> float:
     # A Beta draw is the share of one of two Gamma draws; `_standard_gamma` is the sampler behind torch.distributions.
     first, second = torch._standard_gamma(torch.full((2,), alpha, dtype=torch.float64)).tolist()
     weight = first / max(first + second, torch.finfo(torch.float64).tiny)
-    return min(weight, 1 - weight)
+    return float(min(weight, 1 - weight))
 
 
 def _gen_indices(num_samples: int, device: torch.device | str = "cpu") -> torch.Tensor:

@@ -124,10 +124,12 @@ class ComposerClassifier(ComposerModel):
             **kwargs: Passed on to the loss function, for example `reduction="none"`.
 
         Raises:
+            TypeError: The outputs or the targets are not a tensor. Checked for the default loss function.
             ValueError: The targets do not fit the outputs. Checked from the shapes, for the default loss function.
         """
         _, targets = batch
         if self._loss_fn is soft_cross_entropy:
+            _check_tensors(outputs, targets)
             _check_shapes(outputs, targets)
         return self._loss_fn(outputs, targets, *args, **kwargs)
 
@@ -197,6 +199,15 @@ def _as_metrics(name: str, value: Any) -> Metric | MetricCollection | None:
     if value is None or isinstance(value, Metric | MetricCollection):
         return value
     raise TypeError(f"`{name}` must be a `Metric`, a `MetricCollection` or a dict of metrics, got {value!r}.")
+
+
+def _check_tensors(outputs: Any, targets: Any) -> None:
+    for name, value in (("outputs", outputs), ("targets", targets)):
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f"The {name} must be a tensor for the default loss function, got {type(value).__name__}. "
+                "Pass a `loss_fn` that takes them."
+            )
 
 
 def _check_shapes(outputs: Tensor, targets: Tensor, num_classes: int | None = None) -> None:

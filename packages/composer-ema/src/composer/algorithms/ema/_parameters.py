@@ -1,0 +1,230 @@
+"""The averages of a model's weights, and how they meet the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from composer.algorithms.ema._pairs import Links
+from composer.utils.misc import is_model_fsdp2
+
+__all__ = ["EMAParameters", "unwrapped"]
+
+
+class EMAParameters:
+    """The averages of a model's trainable parameters and of its buffers.
+
+    Each average is a tensor of its own, float32 where the model's dtype has less precision: with a smoothing close to
+    1 the steps of an average in bfloat16 or float16 would round to nothing. Averages follow the device and the memory
+    format of the model.
+
+    Args:
+        model: What to take the first values from; None: nothing is stored yet.
+
+    Attributes:
+        named_parameters_dict: What is stored for each trainable parameter: its average, or, while swapped, its training
+            weights.
+        named_buffers_dict: The same for each buffer.
+        swapped: Whether the averages are in the model, and its training weights here.
+    """
+
+    def __init__(self, model: torch.nn.Module | None) -> None:
+        self.named_parameters_dict: dict[str, torch.Tensor] = {}
+        self.named_buffers_dict: dict[str, torch.Tensor] = {}
+        self.swapped = False
+        # While swapped: the averages that the model cannot hold exactly, because its dtype has less precision.
+        self._averages: dict[str, torch.Tensor] = {}
+        self._links: Links | None = None
+        if model is not None:
+            model = unwrapped(model)
+            for name, parameter in model.named_parameters():
+                if parameter.requires_grad:
+                    self.named_parameters_dict[name] = _fitted(parameter, parameter, _average_dtype(parameter.dtype))
+            for name, buffer in model.named_buffers():
+                self.named_buffers_dict[name] = _fitted(buffer, buffer, _average_dtype(buffer.dtype))
+
+    def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Name and stored tensor of each parameter."""
+        return iter(self.named_parameters_dict.items())
+
+    def named_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Name and stored tensor of each buffer."""
+        return iter(self.named_buffers_dict.items())
+
+    @torch.no_grad()
+    def update(self, model: torch.nn.Module, smoothing: float) -> None:
+        """Move every average towards the model: one fused operation per device and dtype.
+
+        Which tensors belong together is looked up once, and again when a tensor or module of the model is replaced.
+
+        Args:
+            model: The model.
+            smoothing: The weight of the average, in [0, 1].
+
+        Raises:
+            RuntimeError: The averages are in the model, or a parameter has changed its shape.
+        """
+        if self.swapped:
+            raise RuntimeError("The averages are in the model and cannot follow it. Call `swap_params` first.")
+        links = self._link(model)
+        links.exact.update(smoothing)
+        links.rounded.update(smoothing)
+
+    @torch.no_grad()
+    def swap_params(self, model: torch.nn.Module) -> None:
+        """Exchange the stored tensors with the model's, in place. A second call undoes the first, bit for bit.
+
+        Args:
+            model: The model; its tensors stay the same objects at the same addresses.
+        """
+        links = self._link(model)
+        links.exact.exchange()
+        for store, name, tensor in links.rounded_at:
+            if self.swapped:
+                tensor.copy_(store[name])
+                store[name] = self._averages.pop(name)
+            else:
+                self._averages[name], store[name] = store[name], tensor.detach().clone()
+                tensor.copy_(self._averages[name])
+        self.swapped = not self.swapped
+
+    @torch.no_grad()
+    def transfer_ema_params(self, model: torch.nn.Module) -> None:
+        """Write what is stored into a model; nothing is taken from it.
+
+        Args:
+            model: The model.
+        """
+        for store, named in self._walk(unwrapped(model)):
+            for name, tensor in named:
+                if name in store:
+                    tensor.copy_(store[name])
+
+    @torch.no_grad()
+    def move_params_to_device(self, destination_model: torch.nn.Module) -> None:
+        """Move what is stored to where a model is.
+
+        Args:
+            destination_model: The model.
+        """
+        self._links = None
+        self._link(destination_model)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is stored, by name."""
+        saved: dict[str, Any] = {
+            "named_parameters_dict": dict(self.named_parameters_dict),
+            "named_buffers_dict": dict(self.named_buffers_dict),
+        }
+        return saved | {"averages": dict(self._averages)} if self._averages else saved
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Store copies of what `state_dict` returned, or of tensors by name, as it was before 0.13.
+
+        Args:
+            state: A dictionary returned by `state_dict`.
+
+        Raises:
+            ValueError: It is neither.
+        """
+        state = self._by_kind(state)
+        self._links = None
+        self.named_parameters_dict = _copies(state["named_parameters_dict"])
+        self.named_buffers_dict = _copies(state["named_buffers_dict"])
+        self._averages = _copies(state.get("averages", {}))
+
+    def _by_kind(self, state: Any) -> dict[str, Any]:
+        if isinstance(state, Mapping) and "named_parameters_dict" in state:
+            return dict(state)
+        if not isinstance(state, Mapping) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+            raise ValueError(
+                "The saved averages must be tensors by name, which these are not. Load the checkpoint without the "
+                "state of `EMA`, so that averaging starts anew."
+            )
+        # Parameters and buffers are told apart by what is stored now, which comes from the model.
+        return {
+            "named_parameters_dict": {name: state[name] for name in self.named_parameters_dict if name in state},
+            "named_buffers_dict": {name: state[name] for name in self.named_buffers_dict if name in state},
+        }
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_links": None}  # a copy has its own tensors, and does not carry the model along
+
+    def _walk(
+        self, model: torch.nn.Module
+    ) -> Iterable[tuple[dict[str, torch.Tensor], Iterable[tuple[str, torch.Tensor]]]]:
+        yield self.named_parameters_dict, model.named_parameters()
+        yield self.named_buffers_dict, model.named_buffers()
+
+    def _link(self, model: torch.nn.Module) -> Links:
+        model = unwrapped(model)
+        _reshard(model)
+        links = self._links
+        if links is None or not links.are_current(model):
+            self._links, links = None, Links(model)
+            for store, named in self._walk(model):
+                for name, tensor in named:
+                    if name in store:
+                        self._link_one(links, store, name, tensor)
+            self._links = links
+        return links
+
+    def _link_one(self, links: Links, store: dict[str, torch.Tensor], name: str, tensor: torch.Tensor) -> None:
+        stored = store[name]
+        if stored.shape != tensor.shape:
+            if store is self.named_parameters_dict:
+                raise RuntimeError(
+                    f"The average of {name!r} has the shape {tuple(stored.shape)}, but the model's parameter has "
+                    f"{tuple(tensor.shape)}. Change the model before averaging starts, or make new `EMAParameters`."
+                )
+            stored = tensor  # a buffer that has grown, such as a cache, starts anew
+        exact = _average_dtype(tensor.dtype)
+        if exact is tensor.dtype:
+            store[name] = _fitted(stored, tensor, exact)
+            links.exact.add(store[name], tensor)
+            return
+        if self.swapped:
+            average = self._averages[name] = _fitted(self._averages.get(name, tensor), tensor, exact)
+            store[name] = _fitted(stored, tensor, tensor.dtype)
+        else:
+            average = store[name] = _fitted(stored, tensor, exact)
+        links.rounded.add(average, tensor)
+        links.rounded_at.append((store, name, tensor))
+
+
+def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
+    """The model inside `DistributedDataParallel` and `torch.compile`, whose names have no prefix."""
+    while True:
+        if isinstance(model, DistributedDataParallel):
+            model = model.module
+        elif isinstance(inner := model._modules.get("_orig_mod"), torch.nn.Module):
+            model = inner
+        else:
+            return model
+
+
+def _average_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype.is_floating_point and dtype.itemsize < torch.float32.itemsize else dtype
+
+
+def _fitted(stored: torch.Tensor, like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """`stored`, or a copy of it, with the device and the strides of `like` (but never `like` itself)."""
+    if stored is not like and (stored.device, stored.dtype, stored.stride()) == (like.device, dtype, like.stride()):
+        return stored
+    return torch.empty_like(like.detach(), dtype=dtype).copy_(stored.detach())
+
+
+def _copies(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def _reshard(model: torch.nn.Module) -> None:
+    # After a forward pass without a backward pass, `fully_shard` leaves whole parameters in place of the shards.
+    if is_model_fsdp2(model):
+        for module in model.modules():
+            reshard = getattr(module, "reshard", None)
+            if reshard is not None:
+                reshard()

@@ -1,0 +1,274 @@
+"""The function, then the class. The smoothing is the weight that an average keeps in one update."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any
+
+import torch
+
+from composer.algorithms.ema._pairs import Pairs
+from composer.algorithms.ema._parameters import EMAParameters, unwrapped
+from composer.algorithms.ema._schedule import Schedule, check_smoothing
+from composer.core import (
+    ADDS_CONVS,
+    ADDS_NORMS,
+    AVERAGES_WEIGHTS,
+    CHANGES_MEMORY_FORMAT,
+    REPLACES_CONVS,
+    REPLACES_MODEL,
+    REPLACES_NORMS,
+    Algorithm,
+    Event,
+    Placement,
+    State,
+)
+from composer.loggers import Logger
+
+__all__ = ["EMA", "EMAParameters", "compute_ema"]
+
+_SWAPS_WEIGHTS = "composer-ema:swaps_weights"
+_SURGERY = {REPLACES_MODEL, REPLACES_CONVS, ADDS_CONVS, REPLACES_NORMS, ADDS_NORMS, CHANGES_MEMORY_FORMAT}
+# All but EVAL_END follow a checkpoint: whatever trains or reads the model next must find the training weights.
+_RESTORING = (
+    *(Event.BEFORE_DATALOADER, Event.BATCH_START, Event.EPOCH_END, Event.ITERATION_END),
+    *(Event.EVAL_END, Event.FIT_END),
+)
+
+
+@torch.no_grad()
+def compute_ema(model: torch.nn.Module, ema_model: torch.nn.Module | EMAParameters, smoothing: float = 0.99) -> None:
+    """Move the averages of a model's parameters and buffers towards the model, in place.
+
+    For every parameter and buffer of `model` that `ema_model` has under the same name:
+    `average <- smoothing * average + (1 - smoothing) * value`. Integers, such as counters, are copied.
+
+    Args:
+        model: The model in training; not modified.
+        ema_model: The averages: a module of the same structure, or `EMAParameters`, which is faster because it looks
+            up only once what belongs together. Their dtype may differ from the model's.
+        smoothing: The weight of the average, in [0, 1].
+
+    Raises:
+        ValueError: `smoothing` is outside [0, 1], `ema_model` is something else, or shapes differ.
+        RuntimeError: `EMAParameters` are swapped into the model, or a parameter of it has changed its shape.
+
+    Example:
+        >>> model, average = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+        >>> _, _ = torch.nn.init.ones_(model.weight), torch.nn.init.zeros_(average.weight)
+        >>> compute_ema(model, average, smoothing=0.75)
+        >>> average.weight.item()
+        0.25
+
+    Source: Polyak and Juditsky, "Acceleration of Stochastic Approximation by Averaging", 1992, here with exponential
+        weights.
+    Differs: integers are copied.
+    """
+    check_smoothing(smoothing)
+    if isinstance(ema_model, EMAParameters):
+        ema_model.update(model, smoothing)
+        return
+    if not isinstance(ema_model, torch.nn.Module):
+        raise ValueError(
+            f"`ema_model` must be a `torch.nn.Module` or `EMAParameters`, got {type(ema_model).__name__}. "
+            f"Start with `EMAParameters(model)`."
+        )
+    averages, pairs = unwrapped(ema_model).state_dict(), Pairs()
+    model = unwrapped(model)
+    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+        if name in averages:
+            if averages[name].shape != tensor.shape:
+                raise ValueError(
+                    f"{name!r} must have one shape in `model` and `ema_model`, got {tuple(tensor.shape)} and "
+                    f"{tuple(averages[name].shape)}. Average models of the same structure."
+                )
+            pairs.add(averages[name], tensor)
+    pairs.update(smoothing)
+
+
+class EMA(Algorithm):
+    """Keeps an exponential moving average of the weights, and evaluates and saves that instead of the last weights.
+
+    After every `update_interval` the averages move towards the weights. They are swapped into the model at EVAL_START,
+    and at a checkpoint event if a checkpoint is saved then, and out again before anything else happens. The parameters
+    stay the same objects at the same addresses, and training is not changed by a bit.
+
+    **Events** INIT, FIT_START, PREDICT_START (storage); BATCH_END or EPOCH_END (update); EVAL_START, BATCH_CHECKPOINT,
+    EPOCH_CHECKPOINT, ITERATION_CHECKPOINT (averages in); EVAL_END, BEFORE_DATALOADER, BATCH_START, EPOCH_END,
+    ITERATION_END, FIT_END (training weights back). **Reads** the model, the timestamp, and the
+    `save_interval(state, event)` of callbacks. **Writes** the model's weights, between the swaps. **Cost** memory for
+    another set of trainable weights and buffers; one pass over them per update. **When not to use it** together with
+    another method that averages weights.
+
+    Args:
+        half_life: The time after which a set of weights counts half, in batches or epochs ("1000ba"); "0ba" averages
+            nothing. None if `smoothing` is given.
+        smoothing: The weight that the average keeps in one update, in [0, 1]. None if `half_life` is given.
+        ema_start: When averaging starts, in any unit.
+        update_interval: The time between updates, in the unit of `half_life`. None: 1 of that unit, or "1ba".
+
+    Attributes:
+        smoothing: As given, or 2 ** (-update_interval / half_life).
+        update_interval: As a `Time`; `ema_start` too.
+        update_event: BATCH_END or EPOCH_END.
+        ema_model: The `EMAParameters`; None before INIT.
+        ema_started: Whether averaging has started.
+
+    Raises:
+        ValueError: Not exactly one of `half_life` and `smoothing` is given, a time has another unit or is out of range,
+            or `smoothing` is outside [0, 1].
+        TypeError: A time is not a string.
+
+    Example:
+        >>> EMA(half_life="100ba", update_interval="20ba").smoothing == 2**-0.2
+        True
+
+    Source: Polyak and Juditsky, "Acceleration of Stochastic Approximation by Averaging", 1992, here with exponential
+        weights.
+    Differs: no bias correction; averaging starts from the weights at the first update. Averages of bfloat16 and
+        float16 weights are float32. Integer buffers are copied, not averaged. `smoothing` alone updates every batch; a
+        half-life of 0 averages nothing; `state_dict` works before INIT. The model never keeps the averages after a
+        fit, nor between two batches. Names do not depend on wrappers such as `DistributedDataParallel`.
+    """
+
+    def __init__(
+        self,
+        half_life: str | None = "1000ba",
+        smoothing: float | None = None,
+        ema_start: str = "0.0dur",
+        update_interval: str | None = None,
+    ) -> None:
+        self._given = (half_life, smoothing, ema_start, update_interval)
+        self._schedule = Schedule.of(half_life, smoothing, ema_start, update_interval)
+        self.smoothing, self.ema_start = self._schedule.smoothing, self._schedule.start
+        self.update_interval, self.update_event = self._schedule.interval, self._schedule.event
+        self.ema_model: EMAParameters | None = None
+        self.ema_started = False
+        self.serialized_attributes = ["ema_model", "ema_weights_active", "ema_started"]
+        self.checkpoint_events = [Event.BATCH_CHECKPOINT, Event.EPOCH_CHECKPOINT, Event.ITERATION_CHECKPOINT]
+        self.move_device_events = [Event.FIT_START, Event.EVAL_START, Event.PREDICT_START]
+        self.move_param_events = [Event.EVAL_START, *_RESTORING]
+        listed = (self.checkpoint_events, self.move_device_events, self.move_param_events)
+        self.events = frozenset({Event.INIT, self.update_event, *chain.from_iterable(listed)})
+        self.placement = Placement(
+            provides={AVERAGES_WEIGHTS, _SWAPS_WEIGHTS},
+            after=_SURGERY,
+            excludes={_SWAPS_WEIGHTS},
+            discourages={AVERAGES_WEIGHTS},
+        )
+
+    @property
+    def ema_weights_active(self) -> bool:
+        """Whether the averages are in the model of the run now."""
+        return self.ema_model is not None and self.ema_model.swapped
+
+    def __repr__(self) -> str:
+        half_life, smoothing, ema_start, update_interval = self._given
+        return f"EMA({half_life=!r},{smoothing=!r},{ema_start=!r},{update_interval=!r})"
+
+    def match(self, event: Event, state: State) -> bool:
+        """At its events, if there is something to do. Averaging starts here, at the first update event it may."""
+        if event is Event.INIT:
+            return True
+        if event is self.update_event and not self.ema_started and self._schedule.has_started(state):
+            self.ema_model = EMAParameters(state.model)
+            self.ema_started = True
+        if not self.ema_started:
+            return False
+        if event is self.update_event and self._schedule.is_due(state):
+            return True
+        if event in self.checkpoint_events:
+            return _saves(event, state)
+        if event in _RESTORING:
+            return self.ema_weights_active
+        return event in self.move_device_events
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Store, update or swap."""
+        if event is Event.INIT:
+            self.ema_model, self.ema_started = EMAParameters(state.model), False
+            return
+        assert self.ema_model is not None, "INIT comes first"
+        if event in _RESTORING and self.ema_weights_active:
+            self.ema_model.swap_params(state.model)
+        if event in self.move_device_events:
+            self.ema_model.move_params_to_device(state.model)
+        if (event is Event.EVAL_START or event in self.checkpoint_events) and not self.ema_weights_active:
+            self.ema_model.swap_params(state.model)
+        if event is self.update_event and self._schedule.is_due(state):
+            compute_ema(state.model, self.ema_model, self.smoothing)
+
+    def get_ema_model(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Write the averages into a model, for example to predict with them.
+
+        Args:
+            model: A model of the run's structure, or the run's own, whose training weights are then lost.
+
+        Returns:
+            That model.
+
+        Raises:
+            ValueError: The averages are in the model of the run already.
+            RuntimeError: Averaging has not started.
+        """
+        if self.ema_weights_active:
+            raise ValueError("The EMA weights are in the model of the run already. Use that model as it is.")
+        return self._write_into(model)
+
+    def get_training_model(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Write the training weights into a model, while the model of the run holds the averages.
+
+        Args:
+            model: A model of the run's structure.
+
+        Returns:
+            That model.
+
+        Raises:
+            ValueError: The model of the run holds its training weights.
+        """
+        if not self.ema_weights_active:
+            raise ValueError("The model of the run holds its training weights already. Use that model as it is.")
+        return self._write_into(model)
+
+    def _write_into(self, model: torch.nn.Module) -> torch.nn.Module:
+        if self.ema_model is None or not self.ema_started:
+            raise RuntimeError(f"There are no averages yet. Train beyond `ema_start`, which is '{self.ema_start}'.")
+        self.ema_model.transfer_ema_params(model)
+        return model
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is stored, whether averaging has started, and whether the averages are in the model."""
+        return {
+            **super().state_dict(),
+            "ema_model": None if self.ema_model is None else self.ema_model.state_dict(),
+            "ema_weights_active": self.ema_weights_active,
+            "ema_started": self.ema_started,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned, also from before 0.13, when both sets of weights were saved.
+
+        Args:
+            state: A dictionary returned by `state_dict`.
+
+        Raises:
+            ValueError: The weights in it are in no known form.
+        """
+        self.ema_started = state["ema_started"]
+        saved, active = state["ema_model"], state["ema_weights_active"]
+        if "training_model" in state and active:
+            saved = state["training_model"]  # what the model does not hold
+        if saved is None:
+            self.ema_model = None
+            return
+        if self.ema_model is None:
+            self.ema_model = EMAParameters(None)
+        self.ema_model.load_state_dict(saved)
+        self.ema_model.swapped = active
+
+
+def _saves(event: Event, state: State) -> bool:
+    """Whether some callback saves a checkpoint at this event: it says so by its `save_interval(state, event)`."""
+    intervals = (getattr(callback, "save_interval", None) for callback in state.callbacks)
+    return any(interval(state, event) for interval in intervals if callable(interval))

@@ -1,0 +1,477 @@
+"""`EMA` at its events, in a loop with evaluations and checkpoints."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from composer.algorithms.ema import EMA, EMAParameters
+from composer.algorithms.warnings import NotIntendedUseWarning
+from composer.core import (
+    AVERAGES_WEIGHTS,
+    CHANGES_MEMORY_FORMAT,
+    REPLACES_CONVS,
+    Algorithm,
+    Callback,
+    ConflictError,
+    Engine,
+    Event,
+    Placement,
+    State,
+    Time,
+)
+from composer.testing import SimpleConvModel, deep_compare
+from hypothesis import given
+from hypothesis import strategies as st
+
+EPOCHS, BATCHES = 2, 3
+
+
+class Saver(Callback):
+    """Keeps a copy of the state when it is time to save, and of whose weights the model has."""
+
+    def __init__(self, save_interval: Callable[[State, Event], bool] | str) -> None:
+        self.save_interval = save_interval
+        self.saved: list[dict[str, Any]] = []
+
+    def batch_checkpoint(self, state: State, logger: Any) -> None:
+        self._save(state, Event.BATCH_CHECKPOINT)
+
+    def epoch_checkpoint(self, state: State, logger: Any) -> None:
+        self._save(state, Event.EPOCH_CHECKPOINT)
+
+    def iteration_checkpoint(self, state: State, logger: Any) -> None:
+        self._save(state, Event.ITERATION_CHECKPOINT)
+
+    def _save(self, state: State, event: Event) -> None:
+        if callable(self.save_interval) and self.save_interval(state, event):
+            self.saved.append(copy.deepcopy(state.state_dict()))
+
+
+class Watcher(Callback):
+    """Notes at every event whether the averages are in the model."""
+
+    def __init__(self, ema: EMA) -> None:
+        self.ema = ema
+        self.seen: list[tuple[str, bool]] = []
+
+    def run_event(self, event: Event, state: State, logger: Any) -> None:
+        self.seen.append((event.value, self.ema.ema_weights_active))
+
+
+class Run:
+    """A training loop of `EPOCHS` epochs of `BATCHES` batches, with an evaluation after each."""
+
+    def __init__(self, *algorithms: Algorithm, callbacks: Any = ()) -> None:
+        generator = torch.Generator().manual_seed(3)
+        self.batches = [(torch.randn(4, 3, 8, 8, generator=generator), torch.tensor([0, 1, 1, 0])) for _ in range(BATCHES)]
+        self.model = SimpleConvModel(norm="batch")
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.state = State(
+            model=self.model,
+            max_duration=f"{EPOCHS}ep",
+            dataloader=self.batches,
+            optimizers=optimizer,
+            algorithms=algorithms,
+            callbacks=callbacks,
+        )
+        self.engine = Engine(self.state)
+        self.weights: list[torch.Tensor] = []  # of the first layer, after each batch
+        self.evaluated: list[torch.Tensor] = []  # of the first layer, in each evaluation
+        for event in ("init", "before_load", "after_load"):
+            self.engine.run_event(event)
+
+    def fit(self) -> Run:
+        state, event = self.state, self.engine.run_event
+        event("fit_start")
+        while state.timestamp < state.max_duration:
+            if state.timestamp.batch_in_epoch == "0ba":
+                event("epoch_start")
+            for batch in self.batches[int(state.timestamp.batch_in_epoch) :]:
+                self._batch(batch)
+            self._advance(state.timestamp.to_next_epoch())
+            event("epoch_end")
+            self._evaluate()
+            event("epoch_checkpoint")
+            event("iteration_end")
+            event("iteration_checkpoint")
+        event("fit_end")
+        return self
+
+    def _batch(self, batch: Any) -> None:
+        state, event = self.state, self.engine.run_event
+        event("before_dataloader")
+        state.batch = batch
+        event("after_dataloader")
+        event("batch_start")
+        state.optimizers.zero_grad()
+        self.model.loss(self.model(batch), batch).backward()
+        state.optimizers.step()
+        self.weights.append(self.first_layer())
+        self._advance(state.timestamp.to_next_batch(samples=4))
+        event("batch_end")
+        self._evaluate()
+        event("batch_checkpoint")
+
+    def _evaluate(self) -> None:
+        self.engine.run_event("eval_start")
+        self.evaluated.append(self.first_layer())
+        self.engine.run_event("eval_end")
+
+    def _advance(self, timestamp: Any) -> None:
+        self.state.previous_timestamp, self.state.timestamp = self.state.timestamp, timestamp
+
+    def first_layer(self) -> torch.Tensor:
+        return self.model.conv1.weight.detach().clone()
+
+
+def average_of(weights: list[torch.Tensor], smoothing: float) -> torch.Tensor:
+    average = weights[0].double()
+    for weight in weights[1:]:
+        average = smoothing * average + (1 - smoothing) * weight.double()
+    return average.float()
+
+
+def stored(ema: EMA) -> torch.Tensor:
+    assert ema.ema_model is not None
+    return ema.ema_model.named_parameters_dict["conv1.weight"]
+
+
+def every_batch(state: State, event: Event) -> bool:
+    return event is Event.BATCH_CHECKPOINT
+
+
+def every_epoch(state: State, event: Event) -> bool:
+    return event is Event.EPOCH_CHECKPOINT
+
+
+# ---- arguments ----
+
+
+@given(half_life=st.integers(1, 10**6), update_interval=st.integers(1, 1000), unit=st.sampled_from(["ba", "ep"]))
+def test_after_a_half_life_old_weights_count_half(half_life: int, update_interval: int, unit: str) -> None:
+    ema = EMA(half_life=f"{half_life}{unit}", update_interval=f"{update_interval}{unit}")
+
+    assert ema.smoothing ** (half_life / update_interval) == pytest.approx(0.5)
+
+
+def test_the_defaults() -> None:
+    ema = EMA()
+
+    assert Time(1, "ba") == ema.update_interval
+    assert Event.BATCH_END is ema.update_event
+    assert 2 ** (-1 / 1000) == ema.smoothing
+    assert Time(0.0, "dur") == ema.ema_start
+    assert (None, False, False) == (ema.ema_model, ema.ema_started, ema.ema_weights_active)
+
+
+def test_the_unit_of_the_half_life_decides_when_to_update() -> None:
+    ema = EMA(half_life="3ep")
+
+    assert Time(1, "ep") == ema.update_interval
+    assert Event.EPOCH_END is ema.update_event
+
+
+def test_a_smoothing_alone_updates_every_batch() -> None:
+    ema = EMA(half_life=None, smoothing=0.9)
+
+    assert Time(1, "ba") == ema.update_interval
+    assert 0.9 == ema.smoothing
+    assert Event.EPOCH_END is EMA(half_life=None, smoothing=0.9, update_interval="2ep").update_event
+
+
+def test_a_half_life_of_0_averages_nothing() -> None:
+    assert 0.0 == EMA(half_life="0ba").smoothing
+    run = Run(ema := EMA(half_life="0ba")).fit()
+
+    assert torch.equal(run.weights[-1], stored(ema))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"half_life": None}, "Exactly one of `half_life` and `smoothing` must be given, got None and None"),
+        ({"smoothing": 0.9}, "Exactly one .* got '1000ba' and 0.9. Pass `half_life=None` with a `smoothing`"),
+        ({"half_life": "9ba", "update_interval": 1}, "`update_interval` must be a time string or None, got 1"),
+        ({"half_life": "9ba", "update_interval": "1ep"}, "must have the same unit, got '9ba' and '1ep'"),
+        ({"half_life": "9sp"}, "must be in 'ba' or 'ep', got '1sp'"),
+        ({"half_life": None, "smoothing": 0.9, "update_interval": "1tok"}, "must be in 'ba' or 'ep', got '1tok'"),
+        ({"half_life": "-1ba"}, "`half_life` must be at least 0, got '-1ba'"),
+        ({"update_interval": "0ba"}, "`update_interval` must be at least 1, got '0ba'"),
+        ({"ema_start": "-1ba"}, "`ema_start` must be at least 0, got '-1ba'"),
+        ({"half_life": None, "smoothing": 1.1}, r"`smoothing` must be in \[0, 1\], got 1.1"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        EMA(**arguments)
+
+
+@pytest.mark.parametrize("argument", ["half_life", "ema_start"])
+def test_times_must_be_strings(argument: str) -> None:
+    with pytest.raises(TypeError, match=f"`{argument}` must be a time string, got 5"):
+        EMA(**{argument: 5})  # type: ignore[arg-type]
+
+
+def test_the_representation_is_the_constructor_call() -> None:
+    expected = "EMA(half_life=None,smoothing=0.9,ema_start='0.5dur',update_interval='2ba')"
+
+    assert expected == repr(EMA(half_life=None, smoothing=0.9, ema_start="0.5dur", update_interval="2ba"))
+
+
+# ---- the average ----
+
+
+@pytest.mark.parametrize(
+    ("ema_start", "first"), [("0.0dur", 1), ("1ba", 1), ("3ba", 3), ("0.5dur", 4), ("1ep", 4), ("13sp", 4)]
+)
+def test_the_average_starts_at_the_first_update_after_its_start(ema_start: str, first: int) -> None:
+    """Half of the run and the first epoch are over only after the EPOCH_END that follows batch 3."""
+    run = Run(ema := EMA(half_life="2ba", ema_start=ema_start)).fit()
+
+    torch.testing.assert_close(average_of(run.weights[first - 1 :], 2**-0.5), stored(ema))
+
+
+def test_updates_are_made_every_interval() -> None:
+    run = Run(ema := EMA(half_life="2ba", update_interval="2ba")).fit()
+    seen = [run.weights[0], run.weights[1], run.weights[3], run.weights[5]]
+
+    torch.testing.assert_close(average_of(seen, 0.5), stored(ema))
+
+
+def test_updates_can_be_made_every_epoch() -> None:
+    run = Run(ema := EMA(half_life="1ep")).fit()
+
+    torch.testing.assert_close(average_of([run.weights[2], run.weights[5]], 0.5), stored(ema))
+
+
+def test_buffers_are_averaged_and_counters_copied() -> None:
+    run = Run(ema := EMA(half_life="2ba")).fit()
+    assert ema.ema_model is not None
+    counter = ema.ema_model.named_buffers_dict["module.2.num_batches_tracked"]
+
+    assert EPOCHS * BATCHES == counter.item()
+    assert not torch.equal(run.model.module[2].running_var, ema.ema_model.named_buffers_dict["module.2.running_var"])
+
+
+# ---- swapping ----
+
+
+def test_evaluations_see_the_averages() -> None:
+    run = Run(EMA(half_life="2ba")).fit()
+    last_batch, last_epoch = run.evaluated[-2:]
+
+    torch.testing.assert_close(average_of(run.weights, 2**-0.5), last_batch)
+    assert torch.equal(last_batch, last_epoch)
+    assert torch.equal(run.weights[-1], run.first_layer())
+
+
+def test_evaluations_before_the_start_see_the_training_weights() -> None:
+    run = Run(EMA(half_life="2ba", ema_start="3ba")).fit()
+
+    assert torch.equal(run.weights[0], run.evaluated[0])
+    assert torch.equal(run.weights[1], run.evaluated[1])
+
+
+@pytest.mark.parametrize("half_life", ["2ba", "1ep"])
+def test_training_is_not_changed_by_a_bit(half_life: str) -> None:
+    plain = Run().fit()
+    averaged = Run(EMA(half_life=half_life), callbacks=[Saver(every_batch)]).fit()
+
+    deep_compare(plain.state.state_dict()["optimizers"], averaged.state.state_dict()["optimizers"])
+    deep_compare(plain.model.state_dict(), averaged.model.state_dict())
+    deep_compare(plain.weights, averaged.weights)
+
+
+def test_a_checkpoint_holds_the_averages() -> None:
+    ema, saver = EMA(half_life="2ba"), Saver(every_epoch)
+    run = Run(ema, callbacks=[saver]).fit()
+    saved = saver.saved[-1]
+
+    assert EPOCHS == len(saver.saved)
+    torch.testing.assert_close(average_of(run.weights, 2**-0.5), saved["model"]["conv1.weight"])
+    assert saved["algorithms"][0][1]["ema_weights_active"]
+
+
+def test_the_averages_are_in_the_model_only_where_they_belong() -> None:
+    ema = EMA(half_life="2ba")
+    watcher = Watcher(ema)
+    Run(ema, callbacks=[Saver(lambda state, event: event in ema.checkpoint_events), watcher]).fit()
+    active = {event for event, with_averages in watcher.seen if with_averages}
+
+    assert {"eval_start", "batch_checkpoint", "epoch_checkpoint", "iteration_checkpoint"} == active
+    assert ("fit_end", False) == watcher.seen[-1]
+
+
+def test_the_averages_stay_out_where_nothing_is_saved() -> None:
+    ema = EMA(half_life="2ba")
+    watcher = Watcher(ema)
+    Run(ema, callbacks=[Saver(lambda state, event: False), Saver("1ep"), watcher]).fit()
+
+    assert {"eval_start"} == {event for event, with_averages in watcher.seen if with_averages}
+
+
+def test_after_a_checkpoint_the_average_follows_the_training_weights() -> None:
+    """The averages are in the model when EPOCH_END comes, at which they are updated."""
+    run = Run(ema := EMA(half_life="1ep"), callbacks=[Saver(every_batch)]).fit()
+
+    torch.testing.assert_close(average_of([run.weights[2], run.weights[5]], 0.5), stored(ema))
+
+
+def test_predictions_are_made_with_the_training_weights() -> None:
+    run = Run(EMA(half_life="2ba")).fit()
+    run.engine.run_event("predict_start")
+
+    assert torch.equal(run.weights[-1], run.first_layer())
+
+
+def test_either_set_of_weights_can_be_written_into_a_model() -> None:
+    run, other = Run(ema := EMA(half_life="2ba")).fit(), SimpleConvModel(norm="batch")
+
+    assert other is ema.get_ema_model(other)
+    assert torch.equal(stored(ema), other.conv1.weight)
+    with pytest.raises(ValueError, match="holds its training weights already. Use that model as it is"):
+        ema.get_training_model(other)
+    run.engine.run_event("eval_start")
+    ema.get_training_model(other)
+    assert torch.equal(run.weights[-1], other.conv1.weight)
+    with pytest.raises(ValueError, match="The EMA weights are in the model of the run already"):
+        ema.get_ema_model(other)
+
+
+def test_averages_that_do_not_exist_cannot_be_written() -> None:
+    with pytest.raises(RuntimeError, match="There are no averages yet. Train beyond `ema_start`, which is '0.0dur'"):
+        EMA().get_ema_model(torch.nn.Linear(1, 1))
+
+
+def test_a_second_run_starts_anew() -> None:
+    ema = EMA(half_life="2ba")
+    first = Run(ema).fit()
+    first.engine.close()
+    expected = stored(ema).clone()
+    second = Run(ema)
+    assert not ema.ema_started
+    second.fit()
+
+    assert torch.equal(expected, stored(ema))
+
+
+# ---- saving and loading ----
+
+
+@pytest.mark.parametrize("half_life", ["2ba", "1ep"])
+@pytest.mark.parametrize("when", [every_batch, every_epoch])
+def test_a_run_resumed_from_any_checkpoint_continues_identically(half_life: str, when: Any) -> None:
+    saver = Saver(when)
+    expected = Run(EMA(half_life=half_life), callbacks=[saver]).fit()
+    for saved in saver.saved[:-1]:
+        resumed = Run(EMA(half_life=half_life), callbacks=[Saver(when)])
+        resumed.state.load_state_dict(copy.deepcopy(saved))
+        resumed.fit()
+
+        deep_compare(expected.model.state_dict(), resumed.model.state_dict())
+        deep_compare(expected.state.state_dict()["optimizers"], resumed.state.state_dict()["optimizers"])
+        deep_compare(expected.state.algorithms[0].state_dict(), resumed.state.algorithms[0].state_dict())
+
+
+def test_a_loaded_checkpoint_can_be_evaluated() -> None:
+    saver = Saver(every_epoch)
+    expected = Run(EMA(half_life="2ba"), callbacks=[saver]).fit()
+    resumed = Run(EMA(half_life="2ba"))
+    resumed.state.load_state_dict(saver.saved[-1])
+    for _ in range(2):
+        resumed._evaluate()
+
+    assert torch.equal(expected.evaluated[-1], resumed.evaluated[0])
+    assert torch.equal(expected.evaluated[-1], resumed.evaluated[1])
+    assert torch.equal(expected.weights[-1], resumed.first_layer())
+
+
+def test_the_layout_of_the_saved_state() -> None:
+    Run(ema := EMA(half_life="2ba")).fit()
+    saved = ema.state_dict()
+
+    assert {"repr", "ema_model", "ema_weights_active", "ema_started"} == saved.keys()
+    assert {"named_parameters_dict", "named_buffers_dict"} == saved["ema_model"].keys()
+
+
+def test_the_state_can_be_saved_and_loaded_before_init() -> None:
+    expected = {"repr": repr(EMA()), "ema_model": None, "ema_weights_active": False, "ema_started": False}
+    ema = EMA()
+    ema.load_state_dict(ema.state_dict())
+    assert expected == ema.state_dict()
+
+    Run(trained := EMA(half_life="2ba")).fit()
+    ema.load_state_dict(trained.state_dict())
+    assert torch.equal(stored(trained), stored(ema))
+
+
+@pytest.mark.parametrize("active", [False, True])
+def test_checkpoints_with_both_sets_of_weights_are_read(active: bool) -> None:
+    """As they were written before version 0.13: of the two, the one that the model does not hold is kept."""
+    training, average = SimpleConvModel(norm="batch"), SimpleConvModel(norm="batch", seed=1)
+    Run(ema := EMA())
+    old = {"training_model": training.state_dict(), "ema_model": average.state_dict()}
+    ema.load_state_dict({**old, "ema_weights_active": active, "ema_started": True})
+
+    assert torch.equal((training if active else average).conv1.weight, stored(ema))
+    assert ema.ema_model is not None
+    assert "module.2.running_var" in ema.ema_model.named_buffers_dict
+    assert active == ema.ema_weights_active
+
+
+# ---- among other algorithms ----
+
+
+class Surgery(Algorithm):
+    """Replaces a layer at INIT, or changes the memory format."""
+
+    events = frozenset({Event.INIT})
+
+    def __init__(self, effect: str) -> None:
+        self.effect = effect
+        self.placement = Placement(provides={effect})
+
+    def apply(self, event: Event, state: State, logger: Any) -> None:
+        if self.effect == CHANGES_MEMORY_FORMAT:
+            state.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        else:
+            state.model.module[1] = torch.nn.Conv2d(8, 4, kernel_size=5)  # type: ignore[index,operator,union-attr]
+
+
+@pytest.mark.parametrize("effect", [CHANGES_MEMORY_FORMAT, REPLACES_CONVS])
+@pytest.mark.parametrize("ema_first", [False, True])
+def test_the_averages_are_those_of_the_finished_model_in_either_order(effect: str, ema_first: bool) -> None:
+    ema, surgery = EMA(), Surgery(effect)
+    run = Run(*((ema, surgery) if ema_first else (surgery, ema)))
+    assert ema.ema_model is not None
+
+    for name, parameter in run.model.named_parameters():
+        average = ema.ema_model.named_parameters_dict[name]
+        assert (parameter.shape, parameter.stride()) == (average.shape, average.stride())
+
+
+def test_two_averages_cannot_share_a_model() -> None:
+    with pytest.raises(ConflictError, match="`EMA` cannot be used together with `EMA`"):
+        Run(EMA(), EMA(half_life="2ba"))
+
+
+def test_other_averaging_is_discouraged() -> None:
+    with pytest.warns(NotIntendedUseWarning, match="`EMA` should not be used together with `Surgery`"):
+        Run(EMA(), Surgery(AVERAGES_WEIGHTS))
+
+
+def test_averages_set_by_hand_are_used() -> None:
+    """`apply` does what the event is for, whatever `match` would say."""
+    run = Run(ema := EMA(half_life=None, smoothing=0.5))
+    ema.ema_model = EMAParameters(run.model)
+    before = run.first_layer()
+    with torch.no_grad():
+        run.model.conv1.weight += 1
+    for event in (Event.BATCH_END, Event.EVAL_START):
+        ema.apply(event, run.state, run.engine.logger)
+
+    torch.testing.assert_close(before + 0.5, run.first_layer())

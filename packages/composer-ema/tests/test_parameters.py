@@ -1,0 +1,159 @@
+"""`EMAParameters`: what is swapped comes back bit for bit."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from composer.algorithms.ema import EMAParameters, compute_ema
+from composer.testing import deep_compare
+
+
+def make_model(dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3), torch.nn.BatchNorm2d(3)).to(dtype)
+
+
+def averaged(model: torch.nn.Module) -> EMAParameters:
+    """Averages that differ from the model."""
+    averages = EMAParameters(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += torch.randn_like(parameter)
+    compute_ema(model, averages, smoothing=0.7)
+    return averages
+
+
+def copied(of: Any) -> Any:
+    return copy.deepcopy(of.state_dict())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_two_swaps_restore_both_sides(dtype: torch.dtype) -> None:
+    model = make_model(dtype)
+    averages = averaged(model)
+    weights, stored = copied(model), copied(averages)
+    addresses = [tensor.data_ptr() for tensor in model.state_dict().values()]
+
+    averages.swap_params(model)
+    assert averages.swapped
+    for name, tensor in model.state_dict().items():
+        assert torch.equal((stored["named_parameters_dict"] | stored["named_buffers_dict"])[name].to(tensor.dtype), tensor)
+    for name, tensor in averages.named_parameters():
+        assert torch.equal(weights[name], tensor)
+    averages.swap_params(model)
+
+    assert not averages.swapped
+    deep_compare(weights, model.state_dict())
+    deep_compare(stored, averages.state_dict())
+    assert addresses == [tensor.data_ptr() for tensor in model.state_dict().values()]
+
+
+def test_more_tensors_than_are_swapped_at_once() -> None:
+    model = torch.nn.ParameterList(torch.full((1,), float(i)) for i in range(100))
+    averages = EMAParameters(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.neg_()
+    averages.swap_params(model)
+
+    assert [float(i) for i in range(100)] == [parameter.item() for parameter in model.parameters()]
+    assert [-float(i) for i in range(100)] == [tensor.item() for _, tensor in averages.named_parameters()]
+
+
+def test_weights_that_are_not_finite_come_back_too() -> None:
+    model = torch.nn.Linear(3, 1, bias=False)
+    averages = EMAParameters(model)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([float("nan"), float("-inf"), -0.0]))
+    bits = model.weight.detach().view(torch.int32).clone()
+    averages.swap_params(model)
+    averages.swap_params(model)
+
+    assert torch.equal(bits, model.weight.detach().view(torch.int32))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_saved_while_swapped_and_loaded_the_swap_is_undone(dtype: torch.dtype) -> None:
+    model = make_model(dtype)
+    averages = averaged(model)
+    weights, stored = copied(model), copied(averages)
+    averages.swap_params(model)
+
+    other, loaded = make_model(dtype), EMAParameters(None)
+    other.load_state_dict(copied(model))
+    loaded.load_state_dict(copied(averages))
+    loaded.swapped = True
+    loaded.swap_params(other)
+
+    deep_compare(weights, other.state_dict())
+    deep_compare(stored, loaded.state_dict())
+
+
+def test_without_the_exact_averages_those_of_the_model_are_taken() -> None:
+    """As in checkpoints of other programs, which keep averages in the dtype of the model."""
+    model = make_model(torch.bfloat16)
+    averages = averaged(model)
+    averages.swap_params(model)
+    saved = {key: value for key, value in copied(averages).items() if key != "averages"}
+    rounded = model[0].weight.detach().clone()  # type: ignore[union-attr]
+    loaded = EMAParameters(None)
+    loaded.load_state_dict(saved)
+    loaded.swapped = True
+    loaded.swap_params(model)
+
+    assert torch.equal(rounded.float(), loaded.named_parameters_dict["0.weight"])
+
+
+def test_what_is_loaded_is_copied() -> None:
+    saved = copied(EMAParameters(make_model()))
+    averages = EMAParameters(None)
+    averages.load_state_dict(saved)
+    saved["named_parameters_dict"]["0.weight"].zero_()
+
+    assert averages.named_parameters_dict["0.weight"].abs().sum() > 0
+
+
+def test_transferred_averages_leave_the_store_as_it_is() -> None:
+    model, other = make_model(), make_model()
+    averages = averaged(model)
+    stored = copied(averages)
+    averages.transfer_ema_params(other)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+
+    deep_compare(stored, averages.state_dict())
+    assert not torch.equal(model[0].weight, other[0].weight)  # type: ignore[arg-type,union-attr]
+
+
+def test_averages_take_the_memory_format_and_dtype_of_the_model() -> None:
+    model = make_model()
+    averages = averaged(model)
+    model.to(memory_format=torch.channels_last).bfloat16()  # type: ignore[call-overload]
+    averages.move_params_to_device(model)
+
+    weight = averages.named_parameters_dict["0.weight"]
+    assert weight.is_contiguous(memory_format=torch.channels_last)
+    assert weight.dtype is torch.float32
+    compute_ema(model, averages, smoothing=0)
+    assert torch.equal(model[0].weight.float(), weight)  # type: ignore[union-attr,operator]
+
+
+@pytest.mark.parametrize("copied_by", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["copy", "pickle"])
+def test_a_copy_has_its_own_averages_and_not_the_model(copied_by: Any) -> None:
+    model = make_model()
+    averages = averaged(model)
+    other = copied_by(averages)
+    compute_ema(model, averages, smoothing=0)
+
+    assert len(pickle.dumps(other)) < 2 * len(pickle.dumps(averages.state_dict()))
+    assert not torch.equal(averages.named_parameters_dict["0.weight"], other.named_parameters_dict["0.weight"])
+
+
+def test_averages_that_cannot_be_read_are_refused() -> None:
+    with pytest.raises(ValueError, match="The saved averages must be tensors by name, which these are not"):
+        EMAParameters(None).load_state_dict({"parameters": [torch.zeros(1)]})

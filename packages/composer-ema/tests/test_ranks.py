@@ -1,0 +1,73 @@
+"""`EMA` where the model is wrapped or sharded."""
+
+from __future__ import annotations
+
+import torch
+from composer.algorithms.ema import EMA
+from composer.core import Engine, State
+from composer.testing import run_on_ranks
+
+
+def model_on(rank: int) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 3))
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    full_tensor = getattr(tensor, "full_tensor", None)
+    return (tensor if full_tensor is None else full_tensor()).detach().clone()
+
+
+def train(sharded: bool) -> dict[str, list[torch.Tensor]]:
+    """Wrap the model after INIT, as a Trainer does; return the weights seen after three batches and in evaluations."""
+    rank = torch.distributed.get_rank()
+    model = wrapped = model_on(rank)
+    state = State(model=model, max_duration="3ba", dataloader=[0], algorithms=EMA(half_life="1ba"))
+    engine = Engine(state)
+    engine.run_event("init")
+    if sharded:
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model[0], mesh=torch.distributed.init_device_mesh("cpu", (2,)))
+        fully_shard(model, mesh=torch.distributed.init_device_mesh("cpu", (2,)))
+    else:
+        wrapped = state.model = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(rank)
+    seen: dict[str, list[torch.Tensor]] = {"trained": [], "evaluated": []}
+    engine.run_event("fit_start")
+    for _ in range(3):
+        engine.run_event("batch_start")
+        wrapped(torch.randn(2, 4, generator=generator)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        seen["trained"].append(whole(model[1].weight))
+        state.timestamp = state.timestamp.to_next_batch()
+        engine.run_event("batch_end")
+        engine.run_event("eval_start")
+        seen["evaluated"].append(whole(model[1].weight))
+        with torch.no_grad():
+            wrapped(torch.randn(2, 4, generator=generator))
+        engine.run_event("eval_end")
+    engine.run_event("fit_end")
+    seen["trained"].append(whole(model[1].weight))
+    return seen
+
+
+def check(ranks: list[dict[str, list[torch.Tensor]]]) -> None:
+    for seen in ranks:
+        first, second, third, after = seen["trained"]
+
+        torch.testing.assert_close(first, seen["evaluated"][0])
+        torch.testing.assert_close(first / 2 + second / 2, seen["evaluated"][1])
+        torch.testing.assert_close(first / 4 + second / 4 + third / 2, seen["evaluated"][2])
+        assert torch.equal(third, after)
+        assert torch.equal(ranks[0]["evaluated"][2], seen["evaluated"][2])
+
+
+def test_a_model_wrapped_for_data_parallelism_is_averaged() -> None:
+    check(run_on_ranks(train, 2, False))
+
+
+def test_each_rank_averages_its_part_of_a_sharded_model() -> None:
+    check(run_on_ranks(train, 2, True))

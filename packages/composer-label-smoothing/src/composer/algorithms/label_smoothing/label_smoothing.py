@@ -1,0 +1,149 @@
+"""The function, then the class. Symbols: s is the smoothing, C the number of classes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from composer.core import INTERPOLATES_LOSS, MIXES_TARGETS, SMOOTHS_TARGETS, Algorithm, Event, Placement, State
+from composer.loggers import Logger
+from composer.loss.utils import check_for_index_targets, infer_target_type
+
+__all__ = ["LabelSmoothing", "smooth_labels"]
+
+
+def smooth_labels(logits: torch.Tensor, target: torch.Tensor, smoothing: float = 0.1) -> torch.Tensor:
+    """Move class targets towards the uniform distribution: `(1 - s) * target + s / C`.
+
+    A position without a target keeps none: a negative index becomes zero for every class, and so does a row of zeros.
+    More generally `s / C` is weighed by the sum of the position's target, up to 1. Smoothing and mixing targets
+    (MixUp, CutMix) thus give the same in either order, ignored positions included.
+
+    Args:
+        logits: Shape (N, C, ...). Only their shape and dtype are used.
+        target: Class indices, shape (N, ...), less than C; or one value per class, shape (N, C, ...). Not modified.
+        smoothing: The weight s of the uniform distribution, in [0, 1].
+
+    Returns:
+        Shape (N, C, ...). Float32, or float64 if the target's values (for indices: the logits) are.
+
+    Raises:
+        ValueError: `smoothing` is outside [0, 1], or the indices are not integers.
+        RuntimeError: The shapes fit neither kind of target.
+
+    Example:
+        >>> smooth_labels(torch.zeros(2, 4), torch.tensor([3, -100]), smoothing=0.2)
+        tensor([[0.0500, 0.0500, 0.0500, 0.8500],
+                [0.0000, 0.0000, 0.0000, 0.0000]])
+
+    Source: Szegedy et al., "Rethinking the Inception Architecture for Computer Vision", arXiv:1512.00567, section 7.
+    Differs: positions without a target.
+    """
+    _check_smoothing(smoothing)
+    if infer_target_type(logits, target) == "indices":
+        return _smooth_indices(logits, target, smoothing)
+    target = target.to(torch.promote_types(target.dtype, torch.float32))
+    mass = target.sum(dim=1, keepdim=True).clamp_(max=1)
+    return torch.add(mass.mul_(smoothing / logits.shape[1]), target, alpha=1 - smoothing)
+
+
+def _smooth_indices(logits: torch.Tensor, labels: torch.Tensor, smoothing: float) -> torch.Tensor:
+    """Write both values straight into the result: there is no one-hot tensor in between."""
+    _check_labels(logits, labels)
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    rest = smoothing / logits.shape[1]
+    own = 1 - smoothing + rest
+    index = labels.long().unsqueeze(1)
+    if _surely_all_count(index):
+        return torch.full(logits.shape, rest, dtype=dtype, device=logits.device).scatter_(1, index, own)
+    counts = (index >= 0).to(dtype)
+    return (counts * rest).expand(logits.shape).contiguous().scatter_(1, index.clamp(min=0), counts * own)
+
+
+def _surely_all_count(index: torch.Tensor) -> bool:
+    """Whether no label is negative, where that can be looked up without stalling a device or breaking a graph."""
+    readable = index.device.type == "cpu" and not torch.compiler.is_compiling()
+    return readable and index.numel() > 0 and int(index.min()) >= 0
+
+
+def _check_smoothing(smoothing: float) -> None:
+    if not 0 <= smoothing <= 1:
+        raise ValueError(
+            f"`smoothing` must be in [0, 1], got {smoothing!r}. 0 leaves the targets as they are, 1 makes them uniform."
+        )
+
+
+def _check_labels(logits: torch.Tensor, labels: torch.Tensor) -> None:
+    if not check_for_index_targets(labels):
+        raise ValueError(f"`target` must hold integer class indices, got dtype {labels.dtype}. Convert with `.long()`.")
+    if labels.shape != logits.shape[:1] + logits.shape[2:]:
+        raise RuntimeError(
+            f"`target` must have the shape of `logits`, {tuple(logits.shape)}, or that without dimension 1, got "
+            f"{tuple(labels.shape)}. Put the classes into dimension 1 of the logits."
+        )
+
+
+class LabelSmoothing(Algorithm):
+    """Trains against targets that are moved towards the uniform distribution.
+
+    At BEFORE_LOSS the targets of the batch become `(1 - s) * target + s / C`; at AFTER_LOSS the batch gets back the
+    ones it had. Microbatches are smoothed one by one, which is the same as smoothing the batch.
+
+    **Events** BEFORE_LOSS, AFTER_LOSS. **Reads** `state.outputs`, for the number of classes. **Writes** the targets.
+    **Cost** one dense target tensor per microbatch. **Compilation** no shape changes; nothing is read from a device.
+
+    Args:
+        smoothing: The weight s of the uniform distribution, in [0, 1].
+        target_key: Where the targets are in the batch; see `State.batch_get_item`.
+
+    Attributes:
+        original_labels: The targets that are given back, between BEFORE_LOSS and AFTER_LOSS; otherwise None.
+
+    Raises:
+        ValueError: `smoothing` is outside [0, 1].
+
+    Example:
+        >>> LabelSmoothing(smoothing=0.1)
+        LabelSmoothing(smoothing=0.1,target_key=1)
+
+    Source: Szegedy et al., "Rethinking the Inception Architecture for Computer Vision", arXiv:1512.00567, section 7.
+    Differs: positions without a target (negative indices, rows of zeros) stay without one.
+    """
+
+    events = frozenset({Event.BEFORE_LOSS, Event.AFTER_LOSS})
+    # After what mixes the targets of this loss, and given back only after what derives another loss from them.
+    placement = Placement(provides={SMOOTHS_TARGETS}, after={MIXES_TARGETS, INTERPOLATES_LOSS})
+
+    def __init__(self, smoothing: float = 0.1, target_key: Any = 1) -> None:
+        _check_smoothing(smoothing)
+        self.smoothing = smoothing
+        self.target_key = target_key
+        self.original_labels: torch.Tensor | None = None
+
+    def match(self, event: Event, state: State) -> bool:
+        """At both `events`."""
+        return event in self.events
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Smooth the targets, or give them back."""
+        if event is Event.BEFORE_LOSS:
+            labels = state.batch_get_item(self.target_key)
+            self._check_tensors(state.outputs, labels)
+            self.original_labels = labels
+            state.batch_set_item(self.target_key, smooth_labels(state.outputs, labels, self.smoothing))
+        else:
+            state.batch_set_item(self.target_key, self.original_labels)
+            self.original_labels = None
+
+    def _check_tensors(self, outputs: Any, labels: Any) -> None:
+        if not isinstance(outputs, torch.Tensor):
+            raise TypeError(
+                f"`LabelSmoothing` needs the model's outputs to be one tensor, from which the number of classes is known, "
+                f"got {type(outputs).__name__}. Let the model return its logits."
+            )
+        if not isinstance(labels, torch.Tensor):
+            raise TypeError(
+                f"`target_key` must point at a tensor of the batch, got {type(labels).__name__} at {self.target_key!r}. "
+                f"Name the targets there."
+            )

@@ -1,0 +1,161 @@
+"""`LabelSmoothing` at its events, with the engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from composer.algorithms import label_smoothing
+from composer.algorithms.label_smoothing import LabelSmoothing, smooth_labels
+from composer.core import (
+    INTERPOLATES_LOSS,
+    MIXES_TARGETS,
+    TRANSFORMS_BATCH,
+    Algorithm,
+    Engine,
+    Event,
+    Placement,
+    State,
+)
+from composer.loggers import Logger
+from composer.testing import SimpleModel, train_by_hand
+
+
+def prepare(*algorithms: Algorithm, batch: Any, outputs: Any) -> tuple[State, Engine]:
+    state = State(model=SimpleModel(), max_duration="1ep", dataloader=[0], algorithms=algorithms)
+    state.batch, state.outputs = batch, outputs
+    return state, Engine(state)
+
+
+def draw_batch() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    return torch.randn(8, 1, 4, 4, generator=generator), torch.randint(0, 2, (8,), generator=generator)
+
+
+def test_the_function_is_reached_through_the_package() -> None:
+    assert smooth_labels is label_smoothing.smooth_labels
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("shape", [(8, 3), (2, 3, 4, 5)])
+@pytest.mark.parametrize("dense", [False, True])
+def test_targets_are_smoothed_before_the_loss_and_given_back_after_it(
+    smoothing: float, shape: tuple[int, ...], dense: bool
+) -> None:
+    labels = torch.randint(0, 3, shape[:1] + shape[2:])
+    target = F.one_hot(labels, 3).movedim(-1, 1).float() if dense else labels
+    algorithm = LabelSmoothing(smoothing)
+    state, engine = prepare(algorithm, batch=(torch.zeros(1), target), outputs=torch.randn(shape))
+
+    engine.run_event("before_loss")
+    torch.testing.assert_close(
+        (1 - smoothing) * F.one_hot(labels, 3).movedim(-1, 1) + smoothing / 3, state.batch_get_item(1)
+    )
+    assert target is algorithm.original_labels
+
+    engine.run_event("after_loss")
+    assert target is state.batch_get_item(1)
+    assert algorithm.original_labels is None
+
+
+def test_targets_of_other_batches_are_found_by_key() -> None:
+    batch = {"image": torch.zeros(4, 2), "label": torch.arange(4)}
+    state, engine = prepare(LabelSmoothing(0.2, target_key="label"), batch=batch, outputs=torch.zeros(4, 4))
+    engine.run_event("before_loss")
+
+    torch.testing.assert_close(0.8 * torch.eye(4) + 0.05, state.batch["label"])
+
+
+def test_the_training_loss_is_torchs_smoothed_cross_entropy() -> None:
+    x, y = draw_batch()
+    state, engine = prepare(LabelSmoothing(0.3), batch=(x, y), outputs=None)
+    state.outputs = state.model((x, y))
+    engine.run_event("before_loss")
+    loss = state.model.loss(state.outputs, state.batch)  # type: ignore[operator]
+
+    torch.testing.assert_close(F.cross_entropy(state.outputs, y, label_smoothing=0.3), loss)
+
+
+def test_it_trains_like_a_loop_with_torchs_smoothed_cross_entropy() -> None:
+    """Even at `smoothing=1`, where only the smoothed targets drive the weights."""
+    batches = [draw_batch()] * 3
+    expected, actual = SimpleModel(), SimpleModel()
+    optimizer = torch.optim.SGD(expected.parameters(), lr=0.1)
+    for batch in batches:
+        optimizer.zero_grad()
+        F.cross_entropy(expected(batch), batch[1], label_smoothing=1.0).backward()
+        optimizer.step()
+    optimizer = torch.optim.SGD(actual.parameters(), lr=0.1)
+    state = State(model=actual, max_duration="3ba", dataloader=batches, optimizers=optimizer)
+    state.algorithms.append(LabelSmoothing(1.0))
+    train_by_hand(state, batches)
+
+    for ours, theirs in zip(actual.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(theirs, ours)
+
+
+class Mixing(Algorithm):
+    """Stands for a method that mixes targets: each example with its neighbour, half and half."""
+
+    events = frozenset({Event.BEFORE_LOSS})
+    placement = Placement(provides={TRANSFORMS_BATCH, MIXES_TARGETS})
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        labels = state.batch_get_item(1)
+        dense = F.one_hot(labels, 4).float() if labels.ndim == 1 else labels
+        state.batch_set_item(1, (dense + dense.roll(1, dims=0)) / 2)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_mixed_targets_are_smoothed_whatever_the_order_of_the_list(reverse: bool) -> None:
+    algorithms: list[Algorithm] = [Mixing(), LabelSmoothing(0.2)]
+    labels = torch.tensor([3, 0, 1])
+    mixed = (F.one_hot(labels, 4) + F.one_hot(labels.roll(1), 4)) / 2
+    batch = (torch.zeros(3), labels)
+    state, engine = prepare(*(reversed(algorithms) if reverse else algorithms), batch=batch, outputs=torch.zeros(3, 4))
+
+    engine.run_event("before_loss")
+    torch.testing.assert_close(0.8 * mixed + 0.05, state.batch_get_item(1))
+    engine.run_event("after_loss")
+    torch.testing.assert_close(mixed, state.batch_get_item(1))
+
+
+class SecondLoss(Algorithm):
+    """Stands for a method that adds a loss against the neighbours' targets, in the form the loss has just seen."""
+
+    events = frozenset({Event.AFTER_LOSS})
+    placement = Placement(provides={INTERPOLATES_LOSS})
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        self.target = state.batch_get_item(1).roll(1, dims=0)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_second_loss_can_be_taken_against_smoothed_targets(reverse: bool) -> None:
+    second = SecondLoss()
+    algorithms: list[Algorithm] = [second, LabelSmoothing(0.2)]
+    labels = torch.tensor([3, 0, 1])
+    batch = (torch.zeros(3), labels)
+    state, engine = prepare(*(reversed(algorithms) if reverse else algorithms), batch=batch, outputs=torch.zeros(3, 4))
+    engine.run_event("before_loss")
+    engine.run_event("after_loss")
+
+    torch.testing.assert_close(smooth_labels(state.outputs, labels.roll(1), 0.2), second.target)
+    assert labels is state.batch_get_item(1)
+
+
+@pytest.mark.parametrize("smoothing", [-0.1, 1.5])
+def test_a_smoothing_outside_its_range_is_refused_at_construction(smoothing: float) -> None:
+    with pytest.raises(ValueError, match=rf"`smoothing` must be in \[0, 1\], got {smoothing}"):
+        LabelSmoothing(smoothing)
+
+
+def test_outputs_and_targets_must_be_tensors() -> None:
+    batch = (torch.zeros(2), torch.tensor([0, 1]))
+    with pytest.raises(TypeError, match=r"needs the model's outputs to be one tensor.*got dict"):
+        prepare(LabelSmoothing(), batch=batch, outputs={})[1].run_event("before_loss")
+    with pytest.raises(TypeError, match=r"`target_key` must point at a tensor of the batch, got list at 1"):
+        prepare(LabelSmoothing(), batch=(batch[0], [0, 1]), outputs=torch.zeros(2, 3))[1].run_event("before_loss")

@@ -1,0 +1,187 @@
+"""`smooth_labels` against a loop over positions, and its loss against torch's own label smoothing."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from composer import functional as cf
+from composer.algorithms.label_smoothing import smooth_labels
+from composer.loss import soft_cross_entropy
+
+SHAPES = [(6, 5), (3, 5, 4), (2, 5, 3, 4), (4, 1)]
+SMOOTHINGS = [0.0, 0.1, 0.5, 0.9, 1.0]
+
+
+def slow_smooth(shape: tuple[int, ...], labels: torch.Tensor, smoothing: float) -> torch.Tensor:
+    """One value at a time; a negative label is no target."""
+    values = torch.zeros(shape)
+    for position in itertools.product(*(range(n) for n in labels.shape)):
+        for c in range(shape[1]):
+            label = int(labels[position])
+            target = 1.0 if label == c else 0.0
+            if label >= 0:
+                values[(position[0], c, *position[1:])] = (1 - smoothing) * target + smoothing / shape[1]
+    return values
+
+
+def draw_labels(shape: tuple[int, ...], lowest: int = 0) -> torch.Tensor:
+    return torch.randint(lowest, shape[1], shape[:1] + shape[2:], generator=torch.Generator().manual_seed(3))
+
+
+def one_hot(shape: tuple[int, ...], labels: torch.Tensor) -> torch.Tensor:
+    return slow_smooth(shape, labels, 0.0)
+
+
+def test_the_registered_function_is_this_one() -> None:
+    assert smooth_labels is cf.smooth_labels
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("smoothing", SMOOTHINGS)
+def test_indices_and_dense_targets_follow_the_formula(shape: tuple[int, ...], smoothing: float) -> None:
+    labels = draw_labels(shape)
+    expected = slow_smooth(shape, labels, smoothing)
+
+    torch.testing.assert_close(expected, smooth_labels(torch.randn(shape), labels, smoothing))
+    torch.testing.assert_close(expected, smooth_labels(torch.randn(shape), one_hot(shape, labels), smoothing))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_ignored_positions_stay_without_a_target(shape: tuple[int, ...]) -> None:
+    labels = draw_labels(shape, lowest=-2)
+    labels.flatten()[0] = -100
+    expected = slow_smooth(shape, labels, 0.2)
+
+    torch.testing.assert_close(expected, smooth_labels(torch.randn(shape), labels, 0.2))
+    torch.testing.assert_close(expected, smooth_labels(torch.randn(shape), one_hot(shape, labels), 0.2))
+
+
+def test_an_empty_batch_stays_empty() -> None:
+    assert (0, 5) == smooth_labels(torch.zeros(0, 5), torch.zeros(0, dtype=torch.int64)).shape
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+def test_all_integer_dtypes_are_indices(dtype: torch.dtype) -> None:
+    logits, labels = torch.randn(6, 5), draw_labels((6, 5))
+
+    assert torch.equal(smooth_labels(logits, labels), smooth_labels(logits, labels.to(dtype)))
+
+
+@pytest.mark.parametrize(
+    ("logits", "target", "expected"),
+    [
+        (torch.float32, torch.int64, torch.float32),
+        (torch.bfloat16, torch.int64, torch.float32),
+        (torch.float64, torch.int64, torch.float64),
+        (torch.float32, torch.float32, torch.float32),
+        (torch.float32, torch.float64, torch.float64),
+        (torch.float32, torch.bfloat16, torch.float32),
+        (torch.float64, torch.float32, torch.float32),
+    ],
+)
+def test_the_result_has_at_least_the_precision_of_float32(
+    logits: torch.dtype, target: torch.dtype, expected: torch.dtype
+) -> None:
+    values = draw_labels((6, 5)) if target is torch.int64 else torch.rand(6, 5, dtype=target)
+
+    assert expected is smooth_labels(torch.randn(6, 5, dtype=logits), values).dtype
+
+
+def test_several_classes_at_once_are_smoothed_like_one() -> None:
+    """Dense targets of a multi-label problem: the formula as it stands, whatever the number of labels."""
+    target = torch.tensor([[1, 1, 0, 1], [0, 0, 1, 0]])
+
+    torch.testing.assert_close(0.8 * target + 0.05, smooth_labels(torch.zeros(2, 4), target, 0.2))
+
+
+def test_the_arguments_are_not_modified() -> None:
+    for target in (draw_labels((6, 5), lowest=-1), torch.rand(6, 5)):
+        before = target.clone()
+        smooth_labels(torch.randn(6, 5), target)
+
+        assert torch.equal(before, target)
+
+
+@given(
+    labels=st.lists(st.tuples(st.integers(-1, 3), st.integers(-1, 3)), min_size=1, max_size=6),
+    weight=st.floats(0, 1),
+    smoothing=st.floats(0, 1),
+)
+def test_smoothing_and_mixing_commute(labels: list[tuple[int, int]], weight: float, smoothing: float) -> None:
+    first, second = torch.tensor(labels).unbind(1)
+    logits = torch.zeros(len(labels), 4)
+    mixed = torch.lerp(one_hot((len(labels), 4), first), one_hot((len(labels), 4), second), weight)
+    expected = torch.lerp(smooth_labels(logits, first, smoothing), smooth_labels(logits, second, smoothing), weight)
+
+    torch.testing.assert_close(expected, smooth_labels(logits, mixed, smoothing))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("smoothing", SMOOTHINGS)
+def test_loss_and_gradient_are_those_of_torch(shape: tuple[int, ...], smoothing: float) -> None:
+    torch.manual_seed(0)
+    logits, labels = torch.randn(shape, dtype=torch.float64, requires_grad=True), draw_labels(shape)
+    expected = F.cross_entropy(logits, labels, label_smoothing=smoothing)
+    actual = soft_cross_entropy(logits, smooth_labels(logits, labels, smoothing))
+
+    torch.testing.assert_close(expected, actual)
+    torch.testing.assert_close(torch.autograd.grad(expected, logits), torch.autograd.grad(actual, logits))
+
+
+def test_ignored_labels_do_not_count_in_the_loss() -> None:
+    torch.manual_seed(0)
+    logits, labels = torch.randn(4, 5), torch.tensor([2, -100, 0, -100])
+    smoothed = smooth_labels(logits, labels, 0.3)
+    with pytest.warns(UserWarning, match=r"less than 1 total probability"):
+        actual = soft_cross_entropy(logits, smoothed)
+
+    torch.testing.assert_close(F.cross_entropy(logits, labels, label_smoothing=0.3), actual)
+
+
+def test_the_path_without_host_reads_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accelerators and compiled graphs take it; here both run on the CPU."""
+    cases = [(shape, draw_labels(shape, lowest=lowest)) for shape in SHAPES for lowest in (0, -2)]
+    expected = [smooth_labels(torch.zeros(shape), labels) for shape, labels in cases]
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+
+    for (shape, labels), smoothed in zip(cases, expected, strict=True):
+        torch.testing.assert_close(smoothed, smooth_labels(torch.zeros(shape), labels))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("lowest", [0, -2])
+def test_nothing_is_read_from_the_gpu(lowest: int) -> None:
+    logits, labels = torch.randn(6, 5), draw_labels((6, 5), lowest)
+    on_device, labels_on_device = logits.cuda(), labels.cuda()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        actual = smooth_labels(on_device, labels_on_device)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+    torch.testing.assert_close(smooth_labels(logits, labels), actual.cpu())
+
+
+@pytest.mark.parametrize("smoothing", [-0.1, 1.5])
+def test_a_smoothing_outside_its_range_is_refused(smoothing: float) -> None:
+    with pytest.raises(ValueError, match=rf"`smoothing` must be in \[0, 1\], got {smoothing}"):
+        smooth_labels(torch.zeros(2, 3), torch.tensor([0, 1]), smoothing)
+
+
+def test_labels_that_are_not_integers_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"`target` must hold integer class indices, got dtype torch.float32"):
+        smooth_labels(torch.zeros(2, 3), torch.tensor([0.0, 1.0]))
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(RuntimeError, match=r"`targets` must have the shape of `input`"):
+        smooth_labels(torch.zeros(2, 3), torch.zeros(2, 4))
+    with pytest.raises(RuntimeError, match=r"Put the classes into dimension 1 of the logits"):
+        smooth_labels(torch.zeros(2, 7, 5), torch.zeros(2, 7, dtype=torch.int64))

@@ -1,0 +1,6 @@
+"""ProgressiveResizing: train on small images first and let them grow."""
+
+from composer.algorithms.progressive_resizing.progressive_resizing import ProgressiveResizing as ProgressiveResizing
+from composer.algorithms.progressive_resizing.progressive_resizing import resize_batch as resize_batch
+
+__all__ = ["ProgressiveResizing", "resize_batch"]

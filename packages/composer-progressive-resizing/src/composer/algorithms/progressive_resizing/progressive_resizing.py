@@ -1,0 +1,242 @@
+"""The function, then the class. Images are (N, C, H, W)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+
+from composer.core import CHANGES_RESOLUTION, TRANSFORMS_BATCH, Algorithm, Event, Placement, State
+from composer.loggers import Logger
+
+__all__ = ["ProgressiveResizing", "resize_batch"]
+
+_MODES = ("crop", "resize")
+
+T = TypeVar("T")
+_Pair = tuple[int, int]
+
+
+def resize_batch(
+    input: torch.Tensor,
+    target: T,
+    scale_factor: float,
+    mode: str = "resize",
+    resize_targets: bool = False,
+    *,
+    generator: torch.Generator | None = None,
+) -> tuple[torch.Tensor, T]:
+    """Shrink a batch of images to `int(scale_factor * H)` by `int(scale_factor * W)` pixels.
+
+    "resize" takes the nearest pixels; "crop" cuts one window, the same for all images, whose corner is uniform over all
+    positions inside the image. Targets are resized in the same way, in their own size.
+
+    Args:
+        input: Shape (N, C, H, W), on any device; not modified.
+        target: Returned as it is, unless `resize_targets`: then shape (N, H', W') or (N, C', H', W'), any dtype.
+        scale_factor: Positive; with 1 or more nothing happens, and both arguments are returned themselves.
+        mode: "resize" or "crop".
+        resize_targets: Whether targets are images (segmentation) that must shrink with the inputs.
+        generator: Draws the corner, on the host. None: torch's default CPU generator.
+
+    Returns:
+        The smaller inputs and the targets, dtypes and devices kept. A crop is a view of its argument.
+
+    Raises:
+        TypeError: `resize_targets`, but `target` is not a tensor.
+        ValueError: `mode` is unknown, `scale_factor` leaves no pixel, or the images do not have the shapes above.
+
+    Example:
+        >>> x, y = torch.zeros(2, 3, 8, 6), torch.tensor([0, 1])
+        >>> resize_batch(x, y, scale_factor=0.5)[0].shape
+        torch.Size([2, 3, 4, 3])
+
+    Source: Howard and Gugger, "Deep Learning for Coders with fastai and PyTorch", chapter 7, "Progressive Resizing".
+    Differs: nearest pixels instead of averaged ones; cropping as an alternative.
+    """
+    if scale_factor >= 1:
+        return input, target
+    _check_mode(mode)
+    size = _smaller_size("input", input, scale_factor)
+    other: Any = target  # a tensor, once its size could be told
+    other_size = _smaller_size("target", other, scale_factor) if resize_targets else size
+    if mode == "resize":
+        input = F.interpolate(input, scale_factor=scale_factor, mode="nearest", recompute_scale_factor=False)
+        return input, _pick_nearest(other, scale_factor, input.dtype) if resize_targets else target
+    free = (input.shape[-2] - size[0], input.shape[-1] - size[1])
+    corner = (_draw_up_to(free[0], generator), _draw_up_to(free[1], generator))
+    return _crop(input, size, corner, free), _crop(other, other_size, corner, free) if resize_targets else target
+
+
+def _check_mode(mode: str) -> None:
+    if mode not in _MODES:
+        raise ValueError(f"`mode` must be 'crop' or 'resize', got {mode!r}. 'resize' keeps the whole image in view.")
+
+
+def _check_images(name: str, images: Any) -> None:
+    way_out = f"Pass a batch of images; the algorithm finds it by `{name}_key`."
+    if not isinstance(images, torch.Tensor):
+        raise TypeError(f"`{name}` must be a tensor to be resized, got {type(images).__name__}. {way_out}")
+    if images.dim() != 4 and not (name == "target" and images.dim() == 3):
+        shapes = "(N, C, H, W)" if name == "input" else "(N, H, W) or (N, C, H, W)"
+        raise ValueError(f"`{name}` must have shape {shapes} to be resized, got {tuple(images.shape)}. {way_out}")
+
+
+def _smaller_size(name: str, images: Any, scale_factor: float) -> _Pair:
+    _check_images(name, images)
+    height, width = (int(scale_factor * n) for n in images.shape[-2:])
+    if height < 1 or width < 1:
+        raise ValueError(
+            f"`scale_factor` must leave at least one pixel, got {scale_factor!r} for `{name}` of shape "
+            f"{tuple(images.shape)}. Use a larger one."
+        )
+    return height, width
+
+
+def _pick_nearest(target: torch.Tensor, scale_factor: float, dtype: torch.dtype) -> torch.Tensor:
+    """Take the pixels that interpolation takes from inputs of `dtype`, without arithmetic on the values."""
+    for dim in (-2, -1):
+        # Which pixel is nearest is rounded in float32 or, for float64 images, in float64: ask interpolation itself.
+        numbers = torch.arange(target.shape[dim], dtype=torch.promote_types(dtype, torch.float32), device=target.device)
+        nearest = F.interpolate(
+            numbers[None, None], scale_factor=scale_factor, mode="nearest", recompute_scale_factor=False
+        )
+        target = target.index_select(dim, nearest[0, 0].long())
+    return target
+
+
+def _draw_up_to(highest: int, generator: torch.Generator | None) -> int:
+    """Draw an offset on the host: it only slices, and one drawn on a device would have to be read back."""
+    return int(torch.randint(highest + 1, (), device="cpu", generator=generator))
+
+
+def _crop(image: torch.Tensor, size: _Pair, corner: _Pair, free: _Pair) -> torch.Tensor:
+    """Cut a window whose corner is the same fraction of the way to the far edge in an image of any size."""
+    (height, width), whole = size, image.shape[-2:]
+    top, left = (c * (w - s) // max(f, 1) for c, w, s, f in zip(corner, whole, size, free, strict=True))
+    return image[..., top : top + height, left : left + width]
+
+
+class ProgressiveResizing(Algorithm):
+    """Trains on small images first and lets them grow to their full size.
+
+    At AFTER_DATALOADER the batch is resized, on the device it is on. With e the elapsed fraction of the run:
+
+        f = 0 if e < delay else min((e - delay) / (1 - finetune - delay), 1)
+        scale = initial_scale + (1 - initial_scale) * f
+
+    and the width is then rounded to a multiple of `size_increment`, with the height in proportion. A batch is resized
+    before it is split, with one corner if it is cropped, so microbatches equal one batch in both modes.
+
+    **Events** AFTER_DATALOADER. **Reads** the batch, the elapsed duration. **Writes** inputs, and targets on request.
+    **Cost** one pass over the inputs with "resize", none with "crop"; saves the share of the pixels that are left out.
+    **Compilation** shapes change: about `(1 - initial_scale) * width / size_increment` times in a run, always between
+    batches. Each new shape may recompile a compiled model; larger increments make them fewer.
+
+    **Logs** `progressive_resizing/height` and `progressive_resizing/width` in pixels, and
+    `progressive_resizing/scale_factor`, the scale before rounding.
+
+    Args:
+        mode: "resize" (nearest pixels) or "crop" (one random window per batch).
+        initial_scale: The scale at the start, in [0, 1].
+        finetune_fraction: Fraction of the run at the end with full images.
+        delay_fraction: Fraction of the run at the start with images of the initial scale.
+        size_increment: The width is a multiple of this many pixels, at least one multiple, until it is full.
+        resize_targets: Whether targets are images that must shrink with the inputs.
+        input_key: Where the inputs are in the batch; see `State.batch_get_item`.
+        target_key: Where the targets are. Used with `resize_targets` only.
+
+    Raises:
+        ValueError: `mode` is unknown, a fraction is outside [0, 1], `delay_fraction + finetune_fraction` is larger than
+            1, or `size_increment` is less than 1.
+
+    Example:
+        >>> ProgressiveResizing(initial_scale=0.25).size_increment
+        4
+
+    Source: Howard and Gugger, "Deep Learning for Coders with fastai and PyTorch", chapter 7, "Progressive Resizing".
+    Differs: sizes follow a line, rounded to increments, instead of a few steps set by hand. Images whose width is no
+        multiple of `size_increment` are full in the end. With `delay_fraction + finetune_fraction = 1` the size jumps.
+        Crops reach the far edges.
+    """
+
+    events = frozenset({Event.AFTER_DATALOADER})
+    placement = Placement(provides={CHANGES_RESOLUTION, TRANSFORMS_BATCH})
+
+    def __init__(
+        self,
+        mode: str = "resize",
+        initial_scale: float = 0.5,
+        finetune_fraction: float = 0.2,
+        delay_fraction: float = 0.5,
+        size_increment: int = 4,
+        resize_targets: bool = False,
+        input_key: Any = 0,
+        target_key: Any = 1,
+    ) -> None:
+        _check_mode(mode)
+        _check_fraction("initial_scale", initial_scale)
+        _check_fraction("finetune_fraction", finetune_fraction)
+        _check_fraction("delay_fraction", delay_fraction)
+        if delay_fraction + finetune_fraction > 1:
+            raise ValueError(
+                f"`delay_fraction` and `finetune_fraction` must not add up to more than 1, got {delay_fraction!r} and "
+                f"{finetune_fraction!r}. Images grow in what they leave of the run."
+            )
+        if size_increment < 1:
+            raise ValueError(f"`size_increment` must be at least 1, got {size_increment!r}. Use 1 for every width.")
+        self.mode = mode
+        self.initial_scale = initial_scale
+        self.finetune_fraction, self.delay_fraction = finetune_fraction, delay_fraction
+        self.size_increment = size_increment
+        self.resize_targets = resize_targets
+        self.input_key, self.target_key = input_key, target_key
+
+    def match(self, event: Event, state: State) -> bool:
+        """At AFTER_DATALOADER."""
+        return event in self.events
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Resize the batch for the elapsed duration."""
+        elapsed = state.get_elapsed_duration()
+        assert elapsed is not None, "the engine asks for `max_duration` at this event"
+        scale = self._scale_at(elapsed.value)
+        input = state.batch_get_item(self.input_key)
+        _check_images("input", input)
+        target = state.batch_get_item(self.target_key) if self.resize_targets else None
+        input, target = resize_batch(input, target, self._pinned(scale, input), self.mode, self.resize_targets)
+        state.batch_set_item(self.input_key, input)
+        if self.resize_targets:
+            state.batch_set_item(self.target_key, target)
+        logger.log_metrics(
+            {
+                "progressive_resizing/height": input.shape[2],
+                "progressive_resizing/width": input.shape[3],
+                "progressive_resizing/scale_factor": scale,
+            }
+        )
+
+    def _scale_at(self, elapsed: float) -> float:
+        if elapsed < self.delay_fraction:
+            return self.initial_scale
+        if elapsed >= 1 - self.finetune_fraction:  # asked first: nothing is left to divide by if the size jumps
+            return 1.0
+        growing = 1 - self.finetune_fraction - self.delay_fraction
+        return self.initial_scale + (1 - self.initial_scale) * (elapsed - self.delay_fraction) / growing
+
+    def _pinned(self, scale: float, input: torch.Tensor) -> float:
+        """The scale that gives a width of whole increments, or 1."""
+        width = input.shape[3]
+        pinned = max(round(width * scale / self.size_increment), 1) * self.size_increment
+        if scale >= 1 or pinned >= width:
+            return 1.0
+        # The quotient may be rounded down, and `int(quotient * width)` would then be one pixel short.
+        quotient = pinned / width
+        return quotient if int(quotient * width) == pinned else math.nextafter(quotient, 1)
+
+
+def _check_fraction(name: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise ValueError(f"`{name}` must be in [0, 1], got {value!r}. It is a fraction.")

@@ -1,0 +1,258 @@
+"""Trains recipes, over several seeds, and keeps what came out."""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from composer.core import Evaluator
+from composer.loggers import InMemoryLogger
+from composer.models import ComposerClassifier
+from composer.optim import ComposerScheduler, CosineAnnealingScheduler, CosineAnnealingWithWarmupScheduler
+from composer.recipes._data import ImageData, load_images
+from composer.recipes._deeds import describe_deeds
+from composer.recipes._hparams import Recipe, Runs, Training
+from composer.recipes._model import ResNet
+from composer.recipes._watch import RunBar, Watch
+from composer.trainer import Trainer
+from composer.utils import get_device
+from composer.utils.reproducibility import seed_context
+
+__all__ = ["Result", "Run", "compare", "run"]
+
+_TEST = "test"  # the label of the evaluation
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training from one seed.
+
+    Attributes:
+        seed: The seed.
+        accuracy: On the test images after each epoch, in [0, 1].
+        loss: Mean cross entropy of the test images after each epoch.
+        train_seconds: Wall-clock time of the training, evaluations left out.
+        seconds: Wall-clock time of all of it.
+        images: How many times an image was trained on.
+        deeds: What each algorithm did, by its class name, in a sentence.
+    """
+
+    seed: int
+    accuracy: list[float]
+    loss: list[float]
+    train_seconds: float
+    seconds: float
+    images: int
+    deeds: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What training a recipe gave.
+
+    Attributes:
+        recipe: The recipe.
+        runs: One per seed.
+        plan: `engine.explain()` of the first run, without what only watches.
+        device: What it ran on.
+        num_parameters: Of the network.
+    """
+
+    recipe: Recipe
+    runs: list[Run]
+    plan: str
+    device: str
+    num_parameters: int
+
+    @property
+    def accuracies(self) -> list[float]:
+        """The accuracy at the end of each run."""
+        return [run.accuracy[-1] for run in self.runs]
+
+    @property
+    def accuracy(self) -> float:
+        """The mean of the accuracies at the end."""
+        return statistics.fmean(self.accuracies)
+
+    @property
+    def accuracy_spread(self) -> float:
+        """The sample standard deviation of the accuracies at the end; 0 with a single run."""
+        return statistics.stdev(self.accuracies) if len(self.runs) > 1 else 0.0
+
+    @property
+    def loss(self) -> float:
+        """The mean of the cross entropies at the end."""
+        return statistics.fmean(run.loss[-1] for run in self.runs)
+
+    @property
+    def train_seconds(self) -> float:
+        """The mean training time of a run."""
+        return statistics.fmean(run.train_seconds for run in self.runs)
+
+    @property
+    def images_per_second(self) -> float:
+        """Training images per second of training time, over all runs."""
+        return sum(run.images for run in self.runs) / sum(run.train_seconds for run in self.runs)
+
+
+def run(recipe: Recipe, runs: Runs | None = None) -> Result:
+    """Train a recipe from each seed.
+
+    Nothing outside is changed: the random generators and torch's deterministic mode are as before afterwards.
+
+    Args:
+        recipe: What to train.
+        runs: How often and where. None: the defaults.
+
+    Raises:
+        FileNotFoundError: The images are not there.
+        ValueError: A hyperparameter does not fit the images or the device.
+
+    Example:
+        >>> quick = Recipe("quick", data=Data(train_samples=100), training=Training(epochs=2))
+        >>> result = run(quick, Runs(seeds=1, device="cpu", progress=False))
+        >>> result.runs[0].images, len(result.runs[0].accuracy)
+        (200, 2)
+    """
+    return compare([recipe], runs)[0]
+
+
+def compare(recipes: Sequence[Recipe], runs: Runs | None = None) -> list[Result]:
+    """Train several recipes, seed by seed in turn, so that a machine that slows down slows all of them down.
+
+    Args:
+        recipes: What to train.
+        runs: How often and where. None: the defaults.
+
+    Returns:
+        The results, in the order of the recipes.
+
+    Raises:
+        FileNotFoundError: The images are not there.
+        ValueError: A hyperparameter does not fit the images or the device.
+    """
+    runs = Runs() if runs is None else runs
+    width = max(len(recipe.name) for recipe in recipes)
+    with _deterministic():
+        sessions = [_Session(recipe, load_images(recipe.data), runs, width) for recipe in recipes]
+        for session in sessions:
+            session.warm_up()
+        for seed in range(runs.seed, runs.seed + runs.seeds):
+            for session in sessions:
+                session.train(seed)
+    return [session.result() for session in sessions]
+
+
+class _Session:
+    """The runs of one recipe."""
+
+    def __init__(self, recipe: Recipe, images: ImageData, runs: Runs, width: int) -> None:
+        self.recipe, self.images, self.settings, self.width = recipe, images, runs, width
+        self.runs: list[Run] = []
+        self.plan = self.device = ""
+        self.num_parameters = 0
+
+    def result(self) -> Result:
+        return Result(self.recipe, self.runs, self.plan, self.device, self.num_parameters)
+
+    def warm_up(self) -> None:
+        """Train two batches that do not count: the first ones wait for libraries to load and kernels to be chosen."""
+        with seed_context(0):
+            trainer = self._trainer(0, "2ba", [])
+            trainer.fit()
+            trainer.close()
+
+    def train(self, seed: int) -> None:
+        """Train from a seed."""
+        memory, watch = InMemoryLogger(), Watch()
+        loggers = [memory, watch, *([RunBar()] if self.settings.progress else [])]
+        began = time.perf_counter()
+        with seed_context(seed):
+            trainer = self._trainer(seed, self._duration(), loggers)
+            if not self.plan:
+                self._describe(trainer)
+            trainer.fit()
+        seconds = time.perf_counter() - began
+        deeds = {
+            type(algorithm).__name__: describe_deeds(algorithm, trainer.state, memory, watch)
+            for algorithm in trainer.state.algorithms
+        }
+        trainer.close()
+        accuracy, loss = (_series(memory, name) for name in ("MulticlassAccuracy", "CrossEntropy"))
+        images = trainer.state.timestamp.sample.value
+        self.runs.append(Run(seed, accuracy, loss, watch.train_seconds, seconds, images, deeds))
+
+    def _duration(self) -> str:
+        # In batches, because then the Trainer shows one bar for the run, and not one for every epoch.
+        return f"{self.recipe.training.epochs * (len(self.images.train_images) // self.images.batch_size)}ba"
+
+    def _describe(self, trainer: Trainer) -> None:
+        plan = trainer.engine.explain()
+        self.plan = str(type(plan)([row for row in plan if row.kind == "algorithm"]))
+        self.device = trainer.state.device.name
+        self.num_parameters = sum(parameter.numel() for parameter in trainer.state.model.parameters())
+
+    def _trainer(self, seed: int, duration: str, loggers: list[Any]) -> Trainer:
+        """A Trainer whose every random choice is decided by the seed. To be called under its `seed_context`."""
+        recipe, images, settings = self.recipe, self.images, self.settings
+        device = get_device(settings.device)
+        network = ResNet(images.num_classes, images.shape[0], width=recipe.network.width, blocks=recipe.network.blocks)
+        model = ComposerClassifier(network, train_metrics={})  # against mixed images they would mislead
+        train, test = images.loaders(seed, device)
+        return Trainer(
+            model=model,
+            train_dataloader=train,
+            train_dataloader_label=f"{recipe.name:<{self.width}} seed {seed}",
+            eval_dataloader=Evaluator(label=_TEST, dataloader=test),
+            max_duration=duration,
+            algorithms=copy.deepcopy(list(recipe.algorithms)),
+            optimizers=_optimizer(model, recipe.training),
+            schedulers=_schedule(recipe.training),
+            loggers=loggers,
+            progress_bar=False,
+            device=device,
+            precision=settings.precision,
+            seed=seed,
+            deterministic_mode=True,
+        )
+
+
+def _optimizer(model: torch.nn.Module, training: Training) -> torch.optim.Optimizer:
+    return torch.optim.SGD(
+        model.parameters(),
+        lr=training.lr,
+        momentum=training.momentum,
+        weight_decay=training.weight_decay,
+        nesterov=training.momentum > 0,
+    )
+
+
+def _schedule(training: Training) -> ComposerScheduler:
+    if training.warmup == 0:
+        return CosineAnnealingScheduler()
+    return CosineAnnealingWithWarmupScheduler(t_warmup=f"{training.warmup}dur")
+
+
+def _series(memory: InMemoryLogger, metric: str) -> list[float]:
+    """What the evaluations gave, one number for each."""
+    return [float(value) for _, value in memory.data[f"metrics/{_TEST}/{metric}"]]
+
+
+@contextmanager
+def _deterministic() -> Iterator[None]:
+    """Leave torch's deterministic mode, which the Trainer switches on, as it was."""
+    enabled = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    cudnn = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+        torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = cudnn

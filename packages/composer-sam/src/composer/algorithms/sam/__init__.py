@@ -1,0 +1,6 @@
+"""SAM: look for weights whose whole neighbourhood has a low loss."""
+
+from composer.algorithms.sam.sam import SAM as SAM
+from composer.algorithms.sam.sam import SAMOptimizer as SAMOptimizer
+
+__all__ = ["SAM", "SAMOptimizer"]

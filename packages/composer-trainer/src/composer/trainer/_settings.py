@@ -1,0 +1,159 @@
+"""What both the constructor and `fit` can set: data, evaluators, duration, schedules, gradient scaling."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from composer.core import DataSpec, Evaluator, Precision, State, TimeUnit
+from composer.models import ComposerModel
+from composer.trainer import _construction as build
+from composer.trainer._scaler import ClosureGradScaler
+from composer.trainer._train_batch import needs_closure
+from composer.utils import ensure_tuple
+
+__all__ = ["RunSettings"]
+
+
+class RunSettings:
+    """Puts arguments of the Trainer onto the state, checked.
+
+    Args:
+        state: The run's state.
+        model: The user's model, which says what is measured.
+    """
+
+    def __init__(self, state: State, model: ComposerModel) -> None:
+        self.state, self.model = state, model
+        self.train_spec: DataSpec | None = None
+        self.train_label = "train"
+        self.step_every_batch = True
+        # Schedules that wait for the length of the run, and their ratio.
+        self._waiting: tuple[Sequence[Any], float] | None = None
+
+    def set_train_data(self, dataloader: Any, label: str, subset: int, microbatch_size: Any) -> None:
+        """Make a loader the training data; None: there is none yet."""
+        state = self.state
+        self.train_spec = None if dataloader is None else build.data_spec_of(dataloader, "train_dataloader")
+        self.train_label = label
+        size, auto = build.microbatch_size(microbatch_size, self.train_spec, state.device)
+        state.device_train_microbatch_size, state.auto_microbatching = size, auto
+        if self.train_spec is not None:
+            state.train_dataloader = self.train_spec.dataloader
+            state.set_dataloader(self.train_spec.dataloader, label, subset)
+
+    def replace_train_data(self, dataloader: Any, label: str, subset: int | None, microbatch_size: Any) -> None:
+        """What of the training data `fit` was given; None leaves it as it is.
+
+        Raises:
+            ValueError: There is still no training data.
+        """
+        state = self.state
+        if dataloader is not None:
+            self.set_train_data(dataloader, label, -1 if subset is None else subset, microbatch_size)
+        elif self.train_spec is None:
+            raise ValueError("No `train_dataloader` was given. Pass it to the `Trainer` or to `fit`.")
+        else:
+            if microbatch_size is not None:
+                size, auto = build.microbatch_size(microbatch_size, self.train_spec, state.device)
+                state.device_train_microbatch_size, state.auto_microbatching = size, auto
+            if subset is not None:
+                state.set_dataloader(self.train_spec.dataloader, self.train_label, subset)
+
+    def set_evaluators(self, eval_dataloader: Any, interval: Any, subset: int) -> None:
+        """Replace what is evaluated."""
+        self.state.evaluators = self.evaluators_of(eval_dataloader, interval, subset)
+
+    def evaluators_of(self, eval_dataloader: Any, interval: Any, subset: int) -> list[Evaluator]:
+        """Evaluators of an argument, with fresh metrics on the state."""
+        evaluators = build.build_evaluators(eval_dataloader, interval, subset)
+        for evaluator in evaluators:
+            metrics = copy.deepcopy(self.model.get_metrics(is_train=False))
+            self.state.eval_metrics[evaluator.label] = evaluator.select_metrics(metrics)
+        return evaluators
+
+    def set_max_duration(self, max_duration: Any) -> None:
+        """Set the length of the run; None leaves it open."""
+        if max_duration is not None:
+            self.state.max_duration = build.check_duration(max_duration, "max_duration")
+            self._check_epochs_end()
+
+    def set_duration(self, duration: Any) -> None:
+        """Train `duration` more from here on; None: until `max_duration`.
+
+        Raises:
+            ValueError: There is no length, or it is reached already.
+        """
+        state = self.state
+        if duration is not None:
+            more = build.check_duration(duration, "duration")
+            state.max_duration = state.timestamp.get(more.unit) + more
+        limit = state.max_duration
+        if limit is None:
+            raise ValueError("No `max_duration` was given. Pass it to the `Trainer`, or `duration` to `fit`.")
+        if state.timestamp >= limit:
+            raise ValueError(
+                f"The run is already at its `max_duration` of {str(limit)!r}. Please provide the `duration` or specify "
+                f"`reset_time=True` to `fit`, or raise `trainer.state.max_duration`."
+            )
+        self._check_epochs_end()
+
+    def set_schedulers(self, schedulers: Any, ratio: float, every_batch: bool | None) -> None:
+        """Replace the schedules and scale them, and the length of the run, by `ratio`; None leaves them.
+
+        Raises:
+            ValueError: `ratio` cannot work, or has nothing to scale.
+        """
+        state, given = self.state, ensure_tuple(schedulers)
+        if not given:
+            if ratio != 1.0:
+                raise ValueError(f"`scale_schedule_ratio` must be 1.0 without `schedulers`, got {ratio!r}.")
+            if every_batch is not None:
+                raise ValueError("`step_schedulers_every_batch` has no effect without `schedulers`. Leave it out.")
+            return
+        if ratio <= 0:
+            raise ValueError(f"`scale_schedule_ratio` must be positive, got {ratio!r}.")
+        build.check_schedulers(given)
+        if ratio != 1.0 and state.max_duration is not None:
+            scaled = state.max_duration * ratio
+            if scaled.value <= 0:
+                raise ValueError(
+                    f"`scale_schedule_ratio` {ratio!r} makes `max_duration` {str(state.max_duration)!r} zero. Use a "
+                    f"larger one."
+                )
+            state.max_duration = scaled
+        own = any(isinstance(scheduler, LRScheduler) for scheduler in given)
+        self.step_every_batch = not own if every_batch is None else every_batch
+        self._waiting = (given, ratio)
+        if state.max_duration is not None and self.train_spec is not None:
+            self.compile_schedulers()
+
+    def compile_schedulers(self) -> None:
+        """Build the schedules that had to wait until the length of the run and its data were known."""
+        if self._waiting is not None:
+            given, ratio = self._waiting
+            self._waiting = None
+            self.state.schedulers = build.build_schedulers(given, self.state, ratio)
+
+    def set_scaler(self) -> None:
+        """Scale gradients in fp16, and only there."""
+        state = self.state
+        state.scaler = None
+        if state.precision is Precision.AMP_FP16:
+            closure = any(needs_closure(optimizer) for optimizer in state.optimizers)
+            kind = ClosureGradScaler if closure else torch.amp.GradScaler
+            state.scaler = kind("cuda" if state.device.name == "gpu" else state.device.name)
+
+    def _check_epochs_end(self) -> None:
+        state = self.state
+        limit = state.max_duration
+        in_epochs = limit is not None and limit.unit is TimeUnit.EPOCH
+        if in_epochs and self.train_spec is not None and state.dataloader_len is None:
+            raise ValueError(
+                f"max_duration cannot be specified in epochs ({str(limit)!r}) when the training loader has no length: "
+                f"an epoch would not end. Use batches, for example '1000ba', or pass `train_subset_num_batches`."
+            )

@@ -1,0 +1,268 @@
+"""Bad input is answered at construction; defaults, names, loggers and seeds."""
+
+from __future__ import annotations
+
+import io
+import logging
+from typing import Any
+
+import pytest
+import torch
+
+from composer import Trainer
+from composer.core import Algorithm, Callback, Evaluator, Event, Placement, State
+from composer.loggers import InMemoryLogger, Logger
+from composer.loggers.console_logger import ConsoleLogger
+from composer.loggers.progress_bar_logger import ProgressBarLogger
+from composer.optim import DecoupledSGDW
+from composer.testing import SimpleModel, deep_compare
+from composer.trainer.trainer import _generate_run_name
+from composer.utils import reproducibility
+
+MakeTrainer = Any  # the fixture's class, in conftest.py
+
+
+def never(**kwargs: Any) -> Trainer:
+    """A trainer that must not come to be."""
+    return Trainer(**{"model": SimpleModel(), "progress_bar": False, "device": "cpu", **kwargs})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"model": torch.nn.Linear(1, 1)}, ValueError, r"`model` must be a `ComposerModel`, got Linear. Subclass"),
+        ({"max_duration": "ten"}, ValueError, r"such as '10ep' or '0.5dur', got 'ten'"),
+        ({"max_duration": "30sec"}, ValueError, r"`max_duration` must be in 'ep'.* got '30sec'"),
+        ({"max_duration": "1dur"}, ValueError, r"`max_duration` must be in 'ep'.* got '1.0dur'"),
+        ({"max_duration": 0}, ValueError, r"`max_duration` must be positive, got '0ep'"),
+        ({"max_duration": 1.5}, TypeError, r"`max_duration` must be a number of epochs, a time string or a `Time`"),
+        ({"device": "toaster"}, ValueError, r"toaster"),
+        ({"precision": "fp12"}, ValueError, r"`Precision` must be one of"),
+        ({"seed": -1}, ValueError, r"seed"),
+        ({"train_dataloader": 3}, TypeError, r"`train_dataloader` must be an iterable of batches, got int"),
+        ({"train_dataloader": []}, ValueError, r"`train_dataloader` must not be empty"),
+        ({"eval_dataloader": []}, ValueError, r"`eval_dataloader` must not be empty"),
+        ({"device_train_microbatch_size": 0}, ValueError, r"must be positive, got 0"),
+        ({"device_train_microbatch_size": "big"}, ValueError, r"must be a number, 'auto' or None, got 'big'"),
+        ({"device_train_microbatch_size": "auto"}, ValueError, r"needs a GPU"),
+        ({"device_train_microbatch_size": [1]}, TypeError, r"must be a number, 'auto' or None, got \[1\]"),
+        ({"algorithms": "MixUp"}, TypeError, r"`algorithms` must hold `Algorithm` objects, got str"),
+        ({"callbacks": 3}, TypeError, r"`callbacks` must hold `Callback` objects, got int"),
+        ({"loggers": Callback()}, TypeError, r"`loggers` must hold `LoggerDestination` objects, got Callback"),
+        ({"schedulers": 3}, TypeError, r"`schedulers` must hold torch schedulers or functions"),
+        ({"algorithm_passes": 3}, ValueError, r"`algorithm_passes` must be a function"),
+        ({"optimizers": "SGD"}, TypeError, r"`optimizers` must be a `torch.optim.Optimizer`, got str"),
+        ({"save_folder": "x"}, TypeError, r"save_folder"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:No optimizer was specified")
+def test_bad_input_is_answered_at_construction(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        never(**arguments)
+
+
+def test_a_batch_larger_than_the_data_is_explained(make_trainer: MakeTrainer) -> None:
+    with pytest.raises(ValueError, match=r"data set has 3 samples: fewer than one batch, and `drop_last` is on"):
+        make_trainer(train_dataloader=make_trainer.loader(3, batch_size=4, drop_last=True))
+
+
+def test_epochs_of_an_endless_loader_are_refused_at_construction(make_trainer: MakeTrainer) -> None:
+    class Endless(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter(int, 1)
+
+    loader = torch.utils.data.DataLoader(Endless(), batch_size=4)
+    with pytest.raises(ValueError, match=r"max_duration cannot be specified in epochs \('2ep'\)"):
+        make_trainer(train_dataloader=loader)
+    with pytest.raises(ValueError, match=r"`eval_subset_num_batches` must be given for the evaluator 'eval'"):
+        make_trainer(eval_dataloader=loader)
+
+
+def test_two_algorithms_that_exclude_each_other_are_refused_at_construction(make_trainer: MakeTrainer) -> None:
+    class Alone(Algorithm):
+        events = frozenset({Event.INIT})
+        placement = Placement(provides={"test:alone"}, excludes={"test:alone"})
+
+        def apply(self, event: Event, state: State, logger: Logger) -> None:
+            pass
+
+    with pytest.raises(ValueError, match=r"`Alone` cannot be used together with `Alone`"):
+        make_trainer(algorithms=[Alone(), Alone()])
+
+
+def test_more_than_one_optimizer_is_refused(make_trainer: MakeTrainer) -> None:
+    model = make_trainer.model()
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2)]
+    with pytest.raises(NotImplementedError, match=r"`optimizers` must be one optimizer, got 2"):
+        make_trainer(model=model, optimizers=optimizers)
+    assert optimizers[:1] == make_trainer(model=model, optimizers=optimizers[:1]).state.optimizers
+
+
+def test_without_an_optimizer_there_is_a_default_with_a_warning(make_trainer: MakeTrainer) -> None:
+    with pytest.warns(UserWarning, match=r"No optimizer was specified. `DecoupledSGDW\(lr=0.1\)` is used"):
+        trainer = make_trainer(optimizers=None)
+
+    assert type(trainer.state.optimizers[0]) is DecoupledSGDW
+    trainer.fit()
+
+
+def test_a_model_without_parameters_has_no_optimizer(make_trainer: MakeTrainer) -> None:
+    class Empty(SimpleModel):
+        def __init__(self) -> None:
+            super().__init__()
+            for name in list(self._modules):
+                del self._modules[name]
+
+    with pytest.warns(UserWarning, match=r"No optimizer was specified, and the model does not have parameters"):
+        trainer = make_trainer(model=Empty(), optimizers=None)
+    with pytest.raises(ValueError, match=r"No optimizer was specified when constructing the Trainer"):
+        trainer.fit()
+
+
+def test_fit_needs_data_and_a_duration(make_trainer: MakeTrainer) -> None:
+    with pytest.raises(ValueError, match=r"No `train_dataloader` was given"):
+        make_trainer(train_dataloader=None).fit()
+    with pytest.raises(ValueError, match=r"No `max_duration` was given"):
+        make_trainer(max_duration=None).fit()
+
+
+def test_evaluators_are_not_mixed_with_loaders(make_trainer: MakeTrainer) -> None:
+    loader = make_trainer.loader()
+    mixed = [Evaluator(label="a", dataloader=loader), loader]
+    with pytest.raises(ValueError, match=r"Mixing Evaluator with other classes is not allowed, please wrap"):
+        make_trainer(eval_dataloader=mixed)
+
+
+def test_two_evaluators_of_one_label_are_refused(make_trainer: MakeTrainer) -> None:
+    evaluators = [Evaluator(label="a", dataloader=make_trainer.loader()) for _ in range(2)]
+    with pytest.raises(ValueError, match=r"labels of evaluators must differ, got 'a' twice"):
+        make_trainer(eval_dataloader=evaluators)
+
+
+def test_evaluation_arguments_without_a_loader_warn(make_trainer: MakeTrainer) -> None:
+    with pytest.warns(UserWarning, match=r"`eval_interval` has no effect without `eval_dataloader`"):
+        make_trainer(eval_interval="2ba")
+    with pytest.warns(UserWarning, match=r"`eval_subset_num_batches` has no effect"):
+        make_trainer(eval_subset_num_batches=2)
+
+
+# ---- loggers ----
+
+
+def test_progress_bar_and_console_are_added_unless_there(make_trainer: MakeTrainer) -> None:
+    def kinds(**kwargs: Any) -> list[type]:
+        return [type(c) for c in make_trainer(console_stream=io.StringIO(), **kwargs).state.callbacks]
+
+    assert [] == kinds()
+    assert [ProgressBarLogger] == kinds(progress_bar=True)
+    assert [ConsoleLogger] == kinds(log_to_console=True)
+    with pytest.warns(UserWarning, match=r"`progress_bar` and `log_to_console` are both on"):
+        assert [ProgressBarLogger, ConsoleLogger] == kinds(progress_bar=True, log_to_console=True)
+    with pytest.warns(UserWarning, match=r"`loggers` already holds a `ProgressBarLogger`"):
+        assert [ProgressBarLogger] == kinds(progress_bar=True, loggers=ProgressBarLogger())
+
+
+def test_loggers_come_before_callbacks(make_trainer: MakeTrainer) -> None:
+    logger, callback = InMemoryLogger(), Callback()
+    trainer = make_trainer(callbacks=callback, loggers=logger)
+
+    assert [logger, callback] == trainer.state.callbacks
+    assert (logger,) == trainer.logger.destinations
+    assert trainer.state.model.logger is trainer.logger
+
+
+def test_the_console_prints_losses(make_trainer: MakeTrainer) -> None:
+    stream = io.StringIO()
+    make_trainer(log_to_console=True, console_stream=stream, console_log_interval="2ba").fit()
+
+    assert "Train loss/train/total:" in stream.getvalue()
+
+
+# ---- names, seeds, levels ----
+
+
+def test_run_names_come_from_the_environment_or_are_made_up(
+    make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COMPOSER_RUN_NAME", raising=False)
+    monkeypatch.delenv("RUN_NAME", raising=False)
+    seconds, first, second = _generate_run_name().split("-")
+    assert seconds.isdigit()
+    assert first.isalpha() and second.isalpha()  # noqa: PT018 - one fact
+    monkeypatch.setenv("RUN_NAME", "second choice")
+    assert "second choice" == make_trainer().state.run_name
+    monkeypatch.setenv("COMPOSER_RUN_NAME", "first choice")
+    assert "first choice" == make_trainer().state.run_name
+    assert "given" == make_trainer(run_name="given").state.run_name
+
+
+def test_the_same_seed_gives_the_same_run(make_trainer: MakeTrainer) -> None:
+    def train(seed: int, run_name: str | None = None) -> dict[str, Any]:
+        loader = make_trainer.loader(shuffle=True)
+        model = make_trainer.model()
+        make_trainer(model=model, train_dataloader=loader, seed=seed, run_name=run_name).fit()
+        return model.state_dict()
+
+    deep_compare(train(5), train(5, run_name="another"))
+    with pytest.raises(AssertionError):
+        deep_compare(train(5), train(6))
+
+
+def test_without_a_seed_one_is_drawn_and_kept(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reproducibility, "get_random_seed", lambda: 77)
+
+    assert 77 == make_trainer(seed=None).state.rank_zero_seed
+
+
+def test_surgery_does_not_shift_the_randomness_of_training(make_trainer: MakeTrainer) -> None:
+    class Drawing(Algorithm):
+        events = frozenset({Event.INIT})
+
+        def apply(self, event: Event, state: State, logger: Logger) -> None:
+            torch.randn(100)
+
+    draws = []
+
+    class First(Callback):
+        def fit_start(self, state: State, logger: Logger) -> None:
+            draws.append(torch.rand(()))
+
+    for algorithms in ([], [Drawing()]):
+        make_trainer(algorithms=algorithms, callbacks=First()).fit()
+
+    assert torch.equal(*draws)
+
+
+def test_deterministic_mode_asks_torch_for_it(make_trainer: MakeTrainer) -> None:
+    try:
+        make_trainer(deterministic_mode=True).fit()
+        assert torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.backends.cudnn.deterministic = False
+
+
+def test_the_log_level_is_that_of_the_library(make_trainer: MakeTrainer) -> None:
+    logger = logging.getLogger("composer")
+    before = logger.level
+    try:
+        make_trainer(python_log_level="debug")
+        assert logging.DEBUG == logger.level
+    finally:
+        logger.setLevel(before)
+
+
+def test_close_may_be_called_twice(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer()
+    trainer.close()
+    trainer.close()
+    with pytest.raises(RuntimeError, match=r"The engine is closed"):
+        trainer.fit()
+
+
+def test_more_than_one_process_is_refused_with_the_way_out(
+    make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(RuntimeError, match=r"`Trainer` trains in one process, but `WORLD_SIZE` is 2"):
+        make_trainer()

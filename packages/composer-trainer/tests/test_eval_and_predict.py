@@ -1,0 +1,202 @@
+"""Evaluation at intervals and on its own, and prediction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from composer.core import Callback, Evaluator, Event, State
+from composer.loggers import InMemoryLogger, Logger
+from composer.testing import EventCounterCallback
+
+MakeTrainer = Any  # the fixture's class, in conftest.py
+
+
+@pytest.mark.parametrize(
+    ("interval", "duration", "expected"),
+    [
+        (1, "3ep", 3),
+        ("1ep", "3ep", 3),
+        ("2ep", "3ep", 2),  # after epoch 2, and at the end
+        ("3ba", "2ep", 3),  # after batches 3 and 6, and at the end
+        ("4sp", "1ep", 4),
+        ("0.5dur", "2ep", 2),
+        (0, "2ep", 0),
+        ("0ba", "2ep", 0),
+        (lambda state, event: event is Event.BATCH_END and state.timestamp.batch == "5ba", "2ep", 1),
+    ],
+)
+def test_evaluation_runs_at_its_interval(
+    make_trainer: MakeTrainer, interval: Any, duration: str, expected: int
+) -> None:
+    counter = EventCounterCallback()
+    make_trainer(
+        eval_dataloader=make_trainer.loader(8), eval_interval=interval, max_duration=duration, callbacks=counter
+    ).fit()
+
+    assert expected == counter.event_to_num_calls[Event.EVAL_START]
+    assert expected == counter.event_to_num_calls[Event.EVAL_BEFORE_ALL]
+    assert 2 * expected == counter.event_to_num_calls[Event.EVAL_BATCH_END]
+
+
+def test_an_evaluators_own_interval_and_subset_win(make_trainer: MakeTrainer) -> None:
+    counts: dict[str, int] = {}
+
+    class Count(Callback):
+        def eval_batch_end(self, state: State, logger: Logger) -> None:
+            label = str(state.dataloader_label)
+            counts[label] = counts.get(label, 0) + 1
+
+    evaluators = [
+        Evaluator(label="own", dataloader=make_trainer.loader(), eval_interval="2ba", subset_num_batches=1),
+        Evaluator(label="default", dataloader=make_trainer.loader()),
+    ]
+    make_trainer(
+        eval_dataloader=evaluators,
+        eval_interval="1ep",
+        eval_subset_num_batches=3,
+        max_duration="1ep",
+        callbacks=Count(),
+    ).fit()
+
+    assert {"own": 2, "default": 3} == counts
+
+
+def test_metrics_cover_every_sample_once(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(eval_dataloader=make_trainer.loader(10, batch_size=4), eval_interval=0)
+    trainer.eval()
+    model = trainer.state.model
+    with torch.no_grad():
+        hits = [(model(batch).argmax(1) == batch[1]).float() for batch in make_trainer.loader(10, batch_size=4)]
+
+    expected = torch.cat(hits).mean()
+    assert torch.equal(expected, trainer.state.eval_metrics["eval"]["Accuracy"].compute())
+    assert torch.equal(expected, trainer.state.eval_metric_values["Accuracy"])
+
+
+def test_results_are_logged_under_the_label(make_trainer: MakeTrainer) -> None:
+    memory = InMemoryLogger()
+    evaluator = Evaluator(label="test", dataloader=make_trainer.loader(), metric_names=["accur.*"])
+    trainer = make_trainer(eval_dataloader=evaluator, loggers=memory, max_duration="1ep")
+    trainer.fit()
+
+    assert 1 == len(memory.data["metrics/test/Accuracy"])
+    assert "4ba" == str(memory.data["metrics/test/Accuracy"][0][0].batch)
+
+
+def test_evaluation_leaves_training_as_it_was(make_trainer: MakeTrainer) -> None:
+    modes: list[tuple[bool, bool]] = []
+
+    class Watch(Callback):
+        def eval_before_forward(self, state: State, logger: Logger) -> None:
+            modes.append((state.model.training, torch.is_grad_enabled()))
+
+        def batch_end(self, state: State, logger: Logger) -> None:
+            self.batch = state.batch
+
+        def batch_checkpoint(self, state: State, logger: Logger) -> None:
+            assert state.batch is self.batch
+            assert (state.model.training, state.dataloader_label) == (True, "train")
+
+    trainer = make_trainer(
+        eval_dataloader=make_trainer.loader(4), eval_interval="1ba", callbacks=Watch(), max_duration="1ep"
+    )
+    trainer.fit()
+    plain = make_trainer(max_duration="1ep")
+    plain.fit()
+
+    assert {(False, False)} == set(modes)
+    for a, b in zip(plain.state.model.parameters(), trainer.state.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_batch_replaced_before_the_forward_pass_is_used(make_trainer: MakeTrainer) -> None:
+    class Replace(Callback):
+        def eval_before_forward(self, state: State, logger: Logger) -> None:
+            state.batch = (torch.zeros_like(state.batch[0]), torch.zeros_like(state.batch[1]))
+
+        def eval_after_forward(self, state: State, logger: Logger) -> None:
+            assert torch.equal(state.outputs, state.model((torch.zeros(4, 1, 1, 1), None)))
+
+    make_trainer(eval_dataloader=make_trainer.loader(4), callbacks=Replace()).eval()
+
+
+def test_eval_on_its_own_announces_itself_and_forgets_what_it_was_given(make_trainer: MakeTrainer) -> None:
+    counter = EventCounterCallback()
+    trainer = make_trainer(eval_dataloader=make_trainer.loader(8), callbacks=counter)
+    own = list(trainer.state.evaluators)
+    trainer.eval(Evaluator(label="other", dataloader=make_trainer.loader(16)), subset_num_batches=3)
+
+    assert own == trainer.state.evaluators
+    assert {"eval", "other"} == set(trainer.state.eval_metrics)
+    counts = counter.event_to_num_calls
+    assert (1, 1, 1, 3, 0) == (
+        counts[Event.EVAL_STANDALONE_START],
+        counts[Event.EVAL_STANDALONE_END],
+        counts[Event.EVAL_START],
+        counts[Event.EVAL_BATCH_END],
+        counts[Event.EVAL_BEFORE_ALL],
+    )
+
+
+def test_a_label_used_again_is_warned_of(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(eval_dataloader=make_trainer.loader(8))
+    with pytest.warns(UserWarning, match=r"label 'eval' is used already"):
+        trainer.eval(make_trainer.loader(4))
+
+
+def test_evaluators_come_back_after_an_error(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(eval_dataloader=make_trainer.loader(8))
+    own = list(trainer.state.evaluators)
+    broken = Evaluator(label="broken", dataloader=[("not", "a batch")])
+    with pytest.raises(Exception):  # noqa: B017, PT011 - whatever the model says to such a batch
+        trainer.eval(broken)
+
+    assert own == trainer.state.evaluators
+    assert "train" == trainer.state.dataloader_label
+
+
+def test_there_must_be_something_to_evaluate(make_trainer: MakeTrainer) -> None:
+    with pytest.raises(ValueError, match=r"There is nothing to evaluate"):
+        make_trainer().eval()
+
+
+def test_a_loader_that_yields_nothing_is_warned_of(make_trainer: MakeTrainer) -> None:
+    class Nothing:
+        batch_size = 1
+
+        def __len__(self) -> int:
+            return 2
+
+        def __iter__(self) -> Any:
+            return iter(())
+
+    with pytest.warns(UserWarning) as caught:
+        make_trainer().eval(Nothing())
+    assert any("No batches were evaluated for global rank 0" in str(w.message) for w in caught)
+
+
+def test_predictions_are_the_models_outputs_on_the_cpu(make_trainer: MakeTrainer) -> None:
+    counter = EventCounterCallback()
+    trainer = make_trainer(callbacks=counter)
+    trainer.state.model.train()
+    outputs = trainer.predict(make_trainer.loader(8))
+    with torch.no_grad():
+        expected = [trainer.state.model(batch) for batch in make_trainer.loader(8)]
+
+    torch.testing.assert_close(expected, outputs)
+    assert trainer.state.model.training
+    assert "train" == trainer.state.dataloader_label
+    assert "2ba" == str(trainer.state.predict_timestamp.batch)
+    assert [1, 2, 2, 2, 2, 1] == [counter.event_to_num_calls[e] for e in Event if e.is_predict]
+
+
+def test_predictions_may_be_limited_and_dropped(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer()
+
+    assert 1 == len(trainer.predict(make_trainer.loader(8), subset_num_batches=1))
+    assert [] == trainer.predict(make_trainer.loader(8), return_outputs=False)
+    with pytest.raises(ValueError, match=r"Pass `subset_num_batches`"):
+        trainer.predict(batch for batch in make_trainer.loader(8))
