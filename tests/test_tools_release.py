@@ -250,6 +250,15 @@ class TestEnvironment:
 
         assert "UV_CACHE_DIR" not in os.environ
 
+    def test_a_python_that_does_not_start_does_not_count(self, tmp_path: Path) -> None:
+        shim = tmp_path / "python3.11"
+        shim.write_text("#!/bin/sh\nexit 127\n")
+        shim.chmod(0o755)
+
+        assert environment.runs(sys.executable)
+        assert not environment.runs(str(shim))
+        assert not environment.runs(str(tmp_path / "python3.12"))
+
     def test_the_pythons_of_pyenv_are_found(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "versions" / "3.13.0" / "bin").mkdir(parents=True)
         monkeypatch.setenv("PYENV_ROOT", str(tmp_path))

@@ -32,6 +32,14 @@ def show_pyenv_versions() -> None:
         os.environ["PATH"] = os.pathsep.join([os.environ["PATH"], *kept])
 
 
+def runs(python: str) -> bool:
+    """Whether a Python of that name is on the path and starts."""
+    try:
+        return subprocess.run([python, "-c", ""], check=False, capture_output=True).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
 def freeze(environment: Path) -> dict[str, str]:
     """The distributions in a virtual environment, `{name: version}`."""
     command = [find_uv(), "pip", "list", "--quiet", "--format", "json", "--python", str(environment)]

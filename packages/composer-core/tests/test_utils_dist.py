@@ -365,18 +365,21 @@ def test_local_rank_zero_runs_first(tmp_path: Path) -> None:
     assert [1.0, 1.0] == run_on_ranks(enter_one_after_the_other, 2, str(tmp_path))
 
 
-def fail_first() -> str:
+def fail_first(folder: str) -> str:
+    later = Path(folder, "later")
     try:
         with dist.run_local_rank_zero_first():
             if dist.get_local_rank() == 0:
                 raise KeyError("no data")
-            return "entered"
+            return "entered late" if later.exists() else "entered"
     except KeyError:
+        time.sleep(1.0)
+        later.touch()
         return "failed"
 
 
-def test_a_failing_local_rank_zero_does_not_hold_up_the_others() -> None:
-    assert ["failed", "entered"] == run_on_ranks(fail_first)
+def test_a_failing_local_rank_zero_does_not_hold_up_the_others(tmp_path: Path) -> None:
+    assert ["failed", "entered"] == run_on_ranks(fail_first, 2, str(tmp_path))
 
 
 def download(folder: str) -> bool:

@@ -67,7 +67,9 @@ class Run:
 
     def __init__(self, *algorithms: Algorithm, callbacks: Any = ()) -> None:
         generator = torch.Generator().manual_seed(3)
-        self.batches = [(torch.randn(4, 3, 8, 8, generator=generator), torch.tensor([0, 1, 1, 0])) for _ in range(BATCHES)]
+        self.batches = [
+            (torch.randn(4, 3, 8, 8, generator=generator), torch.tensor([0, 1, 1, 0])) for _ in range(BATCHES)
+        ]
         self.model = SimpleConvModel(norm="batch")
         optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         self.state = State(
@@ -137,7 +139,7 @@ def average_of(weights: list[torch.Tensor], smoothing: float) -> torch.Tensor:
 
 def stored(ema: EMA) -> torch.Tensor:
     assert ema.ema_model is not None
-    return ema.ema_model.named_parameters_dict["conv1.weight"]
+    return ema.ema_model.named_parameters_dict["module.0.weight"]
 
 
 def every_batch(state: State, event: Event) -> bool:

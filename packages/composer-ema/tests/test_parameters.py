@@ -41,7 +41,9 @@ def test_two_swaps_restore_both_sides(dtype: torch.dtype) -> None:
     averages.swap_params(model)
     assert averages.swapped
     for name, tensor in model.state_dict().items():
-        assert torch.equal((stored["named_parameters_dict"] | stored["named_buffers_dict"])[name].to(tensor.dtype), tensor)
+        assert torch.equal(
+            (stored["named_parameters_dict"] | stored["named_buffers_dict"])[name].to(tensor.dtype), tensor
+        )
     for name, tensor in averages.named_parameters():
         assert torch.equal(weights[name], tensor)
     averages.swap_params(model)

@@ -15,7 +15,8 @@ from composer.loggers._text import config_block, table_json, to_yaml
 yaml = pytest.importorskip("yaml")
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
-trees = st.recursive(scalars, lambda children: st.lists(children) | st.dictionaries(st.text(), children), max_leaves=20)
+keys = st.text(max_size=100)  # YAML allows 1024 characters, escapes included
+trees = st.recursive(scalars, lambda children: st.lists(children) | st.dictionaries(keys, children), max_leaves=20)
 
 
 @given(trees)

@@ -42,12 +42,6 @@ class Algorithm(Serializable, ABC):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        declares = cls.events is not None  # a property counts too
-        if declares and getattr(cls.match, "__isabstractmethod__", False):
-            cls.match = _match_declared  # type: ignore[method-assign]
-
     @property
     def find_unused_parameters(self) -> bool:
         """Whether some parameters may get no gradient, which `DistributedDataParallel` must know."""
@@ -63,14 +57,14 @@ class Algorithm(Serializable, ABC):
         """Whether a checkpoint can only be loaded after this algorithm has been applied (it renames parameters)."""
         return False
 
-    @abstractmethod
     def match(self, event: Event, state: State) -> bool:
-        """Whether to act now. Without one of its own, an algorithm acts at each of its `events`.
+        """Whether to act now. Without a `match` of its own, an algorithm acts at each of its `events`.
 
         Args:
             event: The current event.
             state: The state of the run.
         """
+        return self.events is not None and event in self.events
 
     @abstractmethod
     def apply(self, event: Event, state: State, logger: Logger) -> int | None:
@@ -105,11 +99,17 @@ def _argument(value: Any) -> str:
     return str(value) if isinstance(value, Enum) else repr(value)
 
 
-def _match_declared(self: Algorithm, event: Event, state: State) -> bool:
-    """Act at each of the declared events."""
-    return self.events is not None and event in self.events
-
-
 def always_matches(algorithm: Algorithm) -> bool:
-    """Whether the algorithm acts at each of its events, so that it need not be asked."""
-    return algorithm.events is not None and type(algorithm).match is _match_declared
+    """Whether the algorithm acts at each of its events, so that it need not be asked.
+
+    Raises:
+        TypeError: It never says when it acts.
+    """
+    if type(algorithm).match is not Algorithm.match:
+        return False
+    if algorithm.events is None:
+        raise TypeError(
+            f"`{type(algorithm).__name__}` must say when it acts, but has neither `events` nor a `match` of its own. "
+            f"Set for example `events = frozenset({{Event.BATCH_END}})`."
+        )
+    return True

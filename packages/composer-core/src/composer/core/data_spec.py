@@ -107,7 +107,8 @@ class DataSpec:
         return count_samples(batch)
 
     def _default_get_num_tokens_in_batch(self, batch: Batch) -> int:
-        if isinstance(batch, Mapping) and "input_ids" in batch:
+        # The builtin types first: asking an abstract class takes longer, and this is asked every step.
+        if not isinstance(batch, (tuple, list)) and isinstance(batch, Mapping) and "input_ids" in batch:
             return math.prod(batch["input_ids"].shape[:2])
         max_seq_len = getattr(getattr(self.dataloader, "dataset", None), "max_seq_len", None)
         if max_seq_len is None:

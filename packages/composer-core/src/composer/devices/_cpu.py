@@ -13,3 +13,6 @@ class DeviceCPU(PlainDevice):
     dist_backend = "gloo"
     name = "cpu"
     _device = torch.device("cpu")
+
+    def tensor_to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if tensor.is_cpu else tensor.cpu()  # asked for every tensor of every batch

@@ -28,7 +28,8 @@ def to_yaml(data: Any) -> str:
     """YAML of nested mappings and sequences, keys sorted, for reading by people and by any YAML parser.
 
     Args:
-        data: Mappings and sequences of None, bools, numbers and strings; anything else is written as its `str`.
+        data: Mappings and sequences of None, bools, numbers and strings; anything else is written as its `str`. Keys
+            are short, as YAML wants them: at most 1024 characters, of which a character beyond ASCII takes up to ten.
 
     Example:
         >>> print(to_yaml({"optimizer": {"lr": 0.1, "betas": [0.9, 0.95]}, "seed": 3}), end="")

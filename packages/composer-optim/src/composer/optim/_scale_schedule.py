@@ -55,7 +55,7 @@ def scale_pytorch_scheduler(scheduler: LRScheduler, ssr: float) -> None:
     elif isinstance(scheduler, CosineAnnealingLR):
         scheduler.T_max = _scaled("T_max", scheduler.T_max, ssr)
     elif isinstance(scheduler, ExponentialLR):
-        scheduler.gamma = scheduler.gamma ** ssr
+        scheduler.gamma = scheduler.gamma ** (1 / ssr)
     else:
         raise ValueError(
             f"`scheduler` must be a StepLR, MultiStepLR, CosineAnnealingLR, CosineAnnealingWarmRestarts or "

@@ -165,7 +165,7 @@ class _Session:
     def warm_up(self) -> None:
         """Train two batches that do not count: the first ones wait for libraries to load and kernels to be chosen."""
         with seed_context(0):
-            trainer = self._trainer(0, "2ba", [])
+            trainer = self._trainer(0, 2, [])
             trainer.fit()
             trainer.close()
 
@@ -175,7 +175,7 @@ class _Session:
         loggers = [memory, watch, *([RunBar()] if self.settings.progress else [])]
         began = time.perf_counter()
         with seed_context(seed):
-            trainer = self._trainer(seed, self._duration(), loggers)
+            trainer = self._trainer(seed, self._num_batches(), loggers)
             if not self.plan:
                 self._describe(trainer)
             trainer.fit()
@@ -189,9 +189,8 @@ class _Session:
         images = trainer.state.timestamp.sample.value
         self.runs.append(Run(seed, accuracy, loss, watch.train_seconds, seconds, images, deeds))
 
-    def _duration(self) -> str:
-        # In batches, because then the Trainer shows one bar for the run, and not one for every epoch.
-        return f"{self.recipe.training.epochs * (len(self.images.train_images) // self.images.batch_size)}ba"
+    def _num_batches(self) -> int:
+        return self.recipe.training.epochs * (len(self.images.train_images) // self.images.batch_size)
 
     def _describe(self, trainer: Trainer) -> None:
         plan = trainer.engine.explain()
@@ -199,7 +198,7 @@ class _Session:
         self.device = trainer.state.device.name
         self.num_parameters = sum(parameter.numel() for parameter in trainer.state.model.parameters())
 
-    def _trainer(self, seed: int, duration: str, loggers: list[Any]) -> Trainer:
+    def _trainer(self, seed: int, num_batches: int, loggers: list[Any]) -> Trainer:
         """A Trainer whose every random choice is decided by the seed. To be called under its `seed_context`."""
         recipe, images, settings = self.recipe, self.images, self.settings
         device = get_device(settings.device)
@@ -211,10 +210,10 @@ class _Session:
             train_dataloader=train,
             train_dataloader_label=f"{recipe.name:<{self.width}} seed {seed}",
             eval_dataloader=Evaluator(label=_TEST, dataloader=test),
-            max_duration=duration,
+            max_duration=f"{num_batches}ba",  # not in epochs, each of which would get a progress bar of its own
             algorithms=copy.deepcopy(list(recipe.algorithms)),
             optimizers=_optimizer(model, recipe.training),
-            schedulers=_schedule(recipe.training),
+            schedulers=_schedule(recipe.training, num_batches),
             loggers=loggers,
             progress_bar=False,
             device=device,
@@ -234,10 +233,11 @@ def _optimizer(model: torch.nn.Module, training: Training) -> torch.optim.Optimi
     )
 
 
-def _schedule(training: Training) -> ComposerScheduler:
-    if training.warmup == 0:
+def _schedule(training: Training, num_batches: int) -> ComposerScheduler:
+    warmup = round(training.warmup * num_batches)
+    if warmup == 0:
         return CosineAnnealingScheduler()
-    return CosineAnnealingWithWarmupScheduler(t_warmup=f"{training.warmup}dur")
+    return CosineAnnealingWithWarmupScheduler(t_warmup=f"{warmup}ba")
 
 
 def _series(memory: InMemoryLogger, metric: str) -> list[float]:

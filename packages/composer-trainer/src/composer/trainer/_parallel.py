@@ -7,7 +7,7 @@ same methods and not another loop.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -15,8 +15,6 @@ import torch
 from composer.utils import dist
 
 __all__ = ["SingleProcess", "parallel_of_this_process"]
-
-_NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 class SingleProcess:
@@ -28,9 +26,9 @@ class SingleProcess:
         """The model that the loop calls, once all surgery is done."""
         return model
 
-    def backward_context(self, last_microbatch: bool, sync: bool) -> AbstractContextManager[None]:
-        """Around forward and backward of one microbatch: whether gradients are exchanged in it."""
-        return _NOTHING
+    def backward_context(self, last_microbatch: bool, sync: bool) -> AbstractContextManager[None] | None:
+        """Around forward and backward of one microbatch, to keep gradients from being exchanged; None: nothing."""
+        return None
 
     def total(self, samples: float, tokens: int) -> tuple[float, int]:
         """Samples and tokens of one step, summed over ranks."""

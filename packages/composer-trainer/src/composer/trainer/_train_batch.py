@@ -6,8 +6,7 @@ Everything here runs once per step, so it avoids work that can be done once per 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,8 +20,6 @@ from composer.trainer._scaler import ClosureGradScaler
 from composer.trainer._train_metrics import TrainMetrics
 
 __all__ = ["BatchTrainer", "needs_closure"]
-
-_NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 class BatchTrainer:
@@ -56,6 +53,10 @@ class BatchTrainer:
         self._scaling = False
         self._closure_needed = False
         self._search = MicrobatchSearch(state)
+        # Of the pass that is running.
+        self._logged = self.losses
+        self._measured: TrainMetrics | None = None
+        self._ddp_sync, self._create_graph = True, False
 
     def prepare(self, data_spec: DataSpec) -> None:
         """Decide, once per `fit`, what every step needs.
@@ -128,67 +129,66 @@ class BatchTrainer:
         """
         state, run_event = self.state, self.engine.run_event
         microbatches = self._microbatches = self._split()
-        losses = self.losses if loss_dict is None else loss_dict
-        losses.clear()
-        metrics = self.metrics if loss_dict is None and self.metrics.wanted else None
-        if metrics is not None:
-            metrics.begin()
+        self._ddp_sync = ddp_sync
+        self._logged = self.losses if loss_dict is None else loss_dict
+        self._logged.clear()
+        self._measured = self.metrics if loss_dict is None and self.metrics.wanted else None
+        if self._measured is not None:
+            self._measured.begin()
         run_event(Event.BEFORE_TRAIN_BATCH)
         for optimizer in state.optimizers:
             optimizer.zero_grad(set_to_none=True)
-        alone = len(microbatches) == 1
-        create_graph = any(algorithm.backwards_create_graph for algorithm in state.algorithms)
-        if alone:
-            self._train_microbatch(microbatches[0], 1.0, losses, metrics, True, ddp_sync, create_graph)
+        self._create_graph = bool(state.algorithms) and any(a.backwards_create_graph for a in state.algorithms)
+        if len(microbatches) == 1:
+            self._train_microbatch(microbatches[0], 1.0, last=True)
         else:
             counts = [self._count(microbatch) for microbatch in microbatches]
             total = self.parallel.mean_count(sum(counts))
-            for i, (microbatch, count) in enumerate(zip(microbatches, counts, strict=True)):
-                last = i == len(counts) - 1
-                self._train_microbatch(microbatch, count / total, losses, metrics, last, ddp_sync, create_graph)
+            for i, (microbatch, count) in enumerate(zip(microbatches, counts, strict=True), start=1):
+                self._train_microbatch(microbatch, count / total, last=i == len(counts))
         state.batch = self._batch
         if self._scaling and state.scaler is not None:
             for optimizer in state.optimizers:
                 state.scaler.unscale_(optimizer)
         run_event(Event.AFTER_TRAIN_BATCH)
-        return losses["loss/train/total"]
+        return self._logged["loss/train/total"]
 
-    def _train_microbatch(
-        self,
-        microbatch: Any,
-        weight: float,
-        losses: dict[str, torch.Tensor],
-        metrics: TrainMetrics | None,
-        last: bool,
-        ddp_sync: bool,
-        create_graph: bool,
-    ) -> None:
-        state, run_event = self.state, self.engine.run_event
+    def _train_microbatch(self, microbatch: Any, weight: float, last: bool) -> None:
+        state, metrics = self.state, self._measured
         batch = state.batch = self._microbatch_transforms(self._to_device(microbatch))
-        clean = _kept(batch) if metrics is not None else None
-        with self.parallel.backward_context(last, ddp_sync):
-            run_event(Event.BEFORE_FORWARD)
-            with self._precision():
-                state.outputs = state.model(state.batch)
-            run_event(Event.AFTER_FORWARD)
-            run_event(Event.BEFORE_LOSS)
-            with self._precision():
-                state.loss = self.model.loss(state.outputs, state.batch)
-            run_event(Event.AFTER_LOSS)
-            run_event(Event.BEFORE_BACKWARD)
-            total = _total(state.loss)
-            _add_losses(losses, state.loss, total, weight)
-            if weight != 1.0:
-                total = total * weight
-            if self._scaling and state.scaler is not None:
-                total = state.scaler.scale(total)
-            total.backward(create_graph=create_graph)  # type: ignore[no-untyped-call]
-            run_event(Event.AFTER_BACKWARD)
+        clean = None if metrics is None else _kept(batch)
+        context = self.parallel.backward_context(last, self._ddp_sync)
+        if context is None:
+            self._forward_and_backward(weight)
+        else:
+            with context:
+                self._forward_and_backward(weight)
         if metrics is not None:
             metrics.collect(clean, state.outputs, len(self._microbatches) == 1)
 
-    def _precision(self) -> AbstractContextManager[None]:
-        return autocast(self.state) if self._autocast else _NOTHING
+    def _forward_and_backward(self, weight: float) -> None:
+        state, run_event = self.state, self.engine.run_event
+        run_event(Event.BEFORE_FORWARD)
+        state.outputs = self._in_precision(state.model, state.batch)
+        run_event(Event.AFTER_FORWARD)
+        run_event(Event.BEFORE_LOSS)
+        state.loss = self._in_precision(self.model.loss, state.outputs, state.batch)
+        run_event(Event.AFTER_LOSS)
+        run_event(Event.BEFORE_BACKWARD)
+        total = _total(state.loss)
+        _add_losses(self._logged, state.loss, total, weight)
+        if weight != 1.0:
+            total = total * weight
+        if self._scaling and state.scaler is not None:
+            total = state.scaler.scale(total)
+        total.backward(create_graph=self._create_graph)  # type: ignore[no-untyped-call]
+        run_event(Event.AFTER_BACKWARD)
+
+    def _in_precision(self, function: Callable[..., Any], *args: Any) -> Any:
+        if not self._autocast:
+            return function(*args)
+        with autocast(self.state):
+            return function(*args)
 
     def _count(self, microbatch: Any) -> float:
         if self.count_tokens:
@@ -238,6 +238,9 @@ def _total(loss: Any) -> torch.Tensor:
 
 def _add_losses(losses: dict[str, torch.Tensor], loss: Any, total: torch.Tensor, weight: float) -> None:
     """Add a microbatch's share to the logged losses."""
+    if weight == 1.0 and isinstance(loss, torch.Tensor):  # nearly always, and every step
+        losses["loss/train/total"] = total.detach()
+        return
     parts = {"total": total}
     if isinstance(loss, Mapping):
         parts.update((key, _total(part)) for key, part in loss.items() if key != "total")

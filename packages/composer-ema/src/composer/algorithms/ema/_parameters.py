@@ -68,7 +68,10 @@ class EMAParameters:
             RuntimeError: The averages are in the model, or a parameter has changed its shape.
         """
         if self.swapped:
-            raise RuntimeError("The averages are in the model and cannot follow it. Call `swap_params` first.")
+            raise RuntimeError(
+                "The averages are in the model and cannot follow it. Call `swap_params` first; in a loop of your own "
+                "with `EMA`, announce BATCH_START before each batch."
+            )
         links = self._link(model)
         links.exact.update(smoothing)
         links.rounded.update(smoothing)

@@ -2,78 +2,63 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-from composer.core import Event, State, Time, TimeUnit
+from composer.core import State, Time, TimeUnit
 
-__all__ = ["Schedule", "check_smoothing"]
+__all__ = ["check_smoothing", "has_passed", "is_due", "parse"]
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """The times of an average.
+def parse(half_life: Any, smoothing: Any, ema_start: Any, update_interval: Any) -> tuple[float, Time[Any], Time[Any]]:
+    """Check and combine the arguments of `EMA`, whose docstring says what they mean and what is raised.
 
-    Attributes:
-        smoothing: The weight that the average keeps in one update.
-        interval: The time between updates.
-        start: When averaging starts.
+    Returns:
+        The smoothing, the time between updates, and the start.
     """
-
-    smoothing: float
-    interval: Time[Any]
-    start: Time[Any]
-
-    @classmethod
-    def of(cls, half_life: Any, smoothing: Any, ema_start: Any, update_interval: Any) -> Schedule:
-        """Check and combine the arguments of `EMA`, whose docstring says what they mean and what is raised."""
-        if (half_life is None) == (smoothing is None):
+    if (half_life is None) == (smoothing is None):
+        raise ValueError(
+            f"Exactly one of `half_life` and `smoothing` must be given, got {half_life!r} and {smoothing!r}. "
+            f"Pass `half_life=None` with a `smoothing`."
+        )
+    if update_interval is not None and not isinstance(update_interval, str):
+        raise ValueError(f"`update_interval` must be a time string or None, got {update_interval!r}. Use '1ba'.")
+    decay = None if half_life is None else _parse("half_life", half_life, least=0)
+    unit = TimeUnit.BATCH if decay is None else decay.unit
+    interval = Time(1, unit) if update_interval is None else _parse("update_interval", update_interval, least=1)
+    if interval.unit not in (TimeUnit.BATCH, TimeUnit.EPOCH):
+        raise ValueError(
+            f"`half_life` and `update_interval` must be in 'ba' or 'ep', got '{interval}'. The average is updated after "
+            f"batches or after epochs."
+        )
+    if decay is not None:
+        if decay.unit is not interval.unit:
             raise ValueError(
-                f"Exactly one of `half_life` and `smoothing` must be given, got {half_life!r} and {smoothing!r}. "
-                f"Pass `half_life=None` with a `smoothing`."
+                f"`half_life` and `update_interval` must have the same unit, got '{decay}' and '{interval}'. Give both "
+                f"in 'ba' or both in 'ep'."
             )
-        if update_interval is not None and not isinstance(update_interval, str):
-            raise ValueError(f"`update_interval` must be a time string or None, got {update_interval!r}. Use '1ba'.")
-        decay = None if half_life is None else _parse("half_life", half_life, least=0)
-        unit = TimeUnit.BATCH if decay is None else decay.unit
-        interval = Time(1, unit) if update_interval is None else _parse("update_interval", update_interval, least=1)
-        if interval.unit not in (TimeUnit.BATCH, TimeUnit.EPOCH):
-            raise ValueError(
-                f"`half_life` and `update_interval` must be in 'ba' or 'ep', got '{interval}'. The average is updated "
-                f"after batches or after epochs."
-            )
-        if decay is not None:
-            if decay.unit is not interval.unit:
-                raise ValueError(
-                    f"`half_life` and `update_interval` must have the same unit, got '{decay}' and '{interval}'. "
-                    f"Give both in 'ba' or both in 'ep'."
-                )
-            smoothing = 2 ** (-interval.value / decay.value) if decay.value else 0.0
-        check_smoothing(smoothing)
-        return cls(float(smoothing), interval, _parse("ema_start", ema_start, least=0))
-
-    @property
-    def event(self) -> Event:
-        """The event at which averages are updated."""
-        return Event.BATCH_END if self.interval.unit is TimeUnit.BATCH else Event.EPOCH_END
-
-    def has_started(self, state: State) -> bool:
-        """Whether averaging starts by now."""
-        if self.start.unit is TimeUnit.DURATION:
-            elapsed = state.get_elapsed_duration()
-            return elapsed is not None and elapsed >= self.start
-        return state.timestamp >= self.start
-
-    def is_due(self, state: State) -> bool:
-        """Whether a whole number of intervals has passed."""
-        count, every = state.timestamp.get(self.interval.unit).value, int(self.interval)
-        return count % every == 0
+        smoothing = 2 ** (-interval.value / decay.value) if decay.value else 0.0
+    check_smoothing(smoothing)
+    return float(smoothing), interval, _parse("ema_start", ema_start, least=0)
 
 
 def check_smoothing(smoothing: float) -> None:
     """Raise ValueError unless `smoothing` is in [0, 1]."""
     if not 0 <= smoothing <= 1:
         raise ValueError(f"`smoothing` must be in [0, 1], got {smoothing!r}. It is the weight that an average keeps.")
+
+
+def has_passed(time: Time[Any], state: State) -> bool:
+    """Whether the run has come so far."""
+    if time.unit is TimeUnit.DURATION:
+        elapsed = state.get_elapsed_duration()
+        return elapsed is not None and elapsed >= time
+    return state.timestamp >= time
+
+
+def is_due(interval: Time[Any], state: State) -> bool:
+    """Whether a whole number of intervals has passed."""
+    count, every = state.timestamp.get(interval.unit).value, int(interval)
+    return count % every == 0
 
 
 def _parse(argument: str, text: Any, least: int) -> Time[Any]:

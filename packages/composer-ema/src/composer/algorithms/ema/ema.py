@@ -9,7 +9,7 @@ import torch
 
 from composer.algorithms.ema._pairs import Pairs
 from composer.algorithms.ema._parameters import EMAParameters, unwrapped
-from composer.algorithms.ema._schedule import Schedule, check_smoothing
+from composer.algorithms.ema._schedule import check_smoothing, has_passed, is_due, parse
 from composer.core import (
     ADDS_CONVS,
     ADDS_NORMS,
@@ -22,6 +22,7 @@ from composer.core import (
     Event,
     Placement,
     State,
+    TimeUnit,
 )
 from composer.loggers import Logger
 
@@ -29,10 +30,10 @@ __all__ = ["EMA", "EMAParameters", "compute_ema"]
 
 _SWAPS_WEIGHTS = "composer-ema:swaps_weights"
 _SURGERY = {REPLACES_MODEL, REPLACES_CONVS, ADDS_CONVS, REPLACES_NORMS, ADDS_NORMS, CHANGES_MEMORY_FORMAT}
-# All but EVAL_END follow a checkpoint: whatever trains or reads the model next must find the training weights.
-_RESTORING = (
-    *(Event.BEFORE_DATALOADER, Event.BATCH_START, Event.EPOCH_END, Event.ITERATION_END),
-    *(Event.EVAL_END, Event.FIT_END),
+# What may follow a checkpoint or ends an evaluation: whatever comes next must find the training weights.
+_RESTORING = frozenset(
+    (Event.BEFORE_DATALOADER, Event.BATCH_START, Event.EPOCH_START, Event.ITERATION_START)
+    + (Event.EVAL_END, Event.EPOCH_END, Event.ITERATION_END, Event.FIT_END)
 )
 
 
@@ -94,11 +95,11 @@ class EMA(Algorithm):
     stay the same objects at the same addresses, and training is not changed by a bit.
 
     **Events** INIT, FIT_START, PREDICT_START (storage); BATCH_END or EPOCH_END (update); EVAL_START, BATCH_CHECKPOINT,
-    EPOCH_CHECKPOINT, ITERATION_CHECKPOINT (averages in); EVAL_END, BEFORE_DATALOADER, BATCH_START, EPOCH_END,
-    ITERATION_END, FIT_END (training weights back). **Reads** the model, the timestamp, and the
-    `save_interval(state, event)` of callbacks. **Writes** the model's weights, between the swaps. **Cost** memory for
-    another set of trainable weights and buffers; one pass over them per update. **When not to use it** together with
-    another method that averages weights.
+    EPOCH_CHECKPOINT, ITERATION_CHECKPOINT (averages in); EVAL_END and the first of ITERATION_START, EPOCH_START,
+    BEFORE_DATALOADER, BATCH_START, EPOCH_END, ITERATION_END, FIT_END (training weights back). **Reads** the model, the
+    timestamp, and the `save_interval(state, event)` of callbacks. **Writes** the model's weights, between the swaps.
+    **Cost** memory for another set of trainable weights and buffers; one pass over them per update. **When not to use
+    it** together with another method that averages weights.
 
     Args:
         half_life: The time after which a set of weights counts half, in batches or epochs ("1000ba"); "0ba" averages
@@ -109,8 +110,6 @@ class EMA(Algorithm):
 
     Attributes:
         smoothing: As given, or 2 ** (-update_interval / half_life).
-        update_interval: As a `Time`; `ema_start` too.
-        update_event: BATCH_END or EPOCH_END.
         ema_model: The `EMAParameters`; None before INIT.
         ema_started: Whether averaging has started.
 
@@ -131,6 +130,13 @@ class EMA(Algorithm):
         fit, nor between two batches. Names do not depend on wrappers such as `DistributedDataParallel`.
     """
 
+    placement = Placement(
+        provides={AVERAGES_WEIGHTS, _SWAPS_WEIGHTS},
+        after=_SURGERY,
+        excludes={_SWAPS_WEIGHTS},
+        discourages={AVERAGES_WEIGHTS},
+    )
+
     def __init__(
         self,
         half_life: str | None = "1000ba",
@@ -139,23 +145,15 @@ class EMA(Algorithm):
         update_interval: str | None = None,
     ) -> None:
         self._given = (half_life, smoothing, ema_start, update_interval)
-        self._schedule = Schedule.of(half_life, smoothing, ema_start, update_interval)
-        self.smoothing, self.ema_start = self._schedule.smoothing, self._schedule.start
-        self.update_interval, self.update_event = self._schedule.interval, self._schedule.event
+        self.smoothing, self.update_interval, self.ema_start = parse(*self._given)
+        self.update_event = Event.BATCH_END if self.update_interval.unit is TimeUnit.BATCH else Event.EPOCH_END
         self.ema_model: EMAParameters | None = None
         self.ema_started = False
         self.serialized_attributes = ["ema_model", "ema_weights_active", "ema_started"]
         self.checkpoint_events = [Event.BATCH_CHECKPOINT, Event.EPOCH_CHECKPOINT, Event.ITERATION_CHECKPOINT]
         self.move_device_events = [Event.FIT_START, Event.EVAL_START, Event.PREDICT_START]
         self.move_param_events = [Event.EVAL_START, *_RESTORING]
-        listed = (self.checkpoint_events, self.move_device_events, self.move_param_events)
-        self.events = frozenset({Event.INIT, self.update_event, *chain.from_iterable(listed)})
-        self.placement = Placement(
-            provides={AVERAGES_WEIGHTS, _SWAPS_WEIGHTS},
-            after=_SURGERY,
-            excludes={_SWAPS_WEIGHTS},
-            discourages={AVERAGES_WEIGHTS},
-        )
+        self.events = _RESTORING | {Event.INIT, self.update_event, *self.checkpoint_events, *self.move_device_events}
 
     @property
     def ema_weights_active(self) -> bool:
@@ -170,18 +168,16 @@ class EMA(Algorithm):
         """At its events, if there is something to do. Averaging starts here, at the first update event it may."""
         if event is Event.INIT:
             return True
-        if event is self.update_event and not self.ema_started and self._schedule.has_started(state):
-            self.ema_model = EMAParameters(state.model)
-            self.ema_started = True
-        if not self.ema_started:
-            return False
-        if event is self.update_event and self._schedule.is_due(state):
-            return True
-        if event in self.checkpoint_events:
-            return _saves(event, state)
+        if event is self.update_event:
+            if not self.ema_started and has_passed(self.ema_start, state):
+                self.ema_model, self.ema_started = EMAParameters(state.model), True
+            if self.ema_started and is_due(self.update_interval, state):
+                return True
         if event in _RESTORING:
             return self.ema_weights_active
-        return event in self.move_device_events
+        if event in self.checkpoint_events:
+            return self.ema_started and _saves(event, state)
+        return self.ema_started and event in self.move_device_events
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Store, update or swap."""
@@ -195,17 +191,14 @@ class EMA(Algorithm):
             self.ema_model.move_params_to_device(state.model)
         if (event is Event.EVAL_START or event in self.checkpoint_events) and not self.ema_weights_active:
             self.ema_model.swap_params(state.model)
-        if event is self.update_event and self._schedule.is_due(state):
+        if event is self.update_event and is_due(self.update_interval, state):
             compute_ema(state.model, self.ema_model, self.smoothing)
 
     def get_ema_model(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Write the averages into a model, for example to predict with them.
+        """Write the averages into a model, for example to predict with them, and return it.
 
         Args:
             model: A model of the run's structure, or the run's own, whose training weights are then lost.
-
-        Returns:
-            That model.
 
         Raises:
             ValueError: The averages are in the model of the run already.
@@ -216,13 +209,10 @@ class EMA(Algorithm):
         return self._write_into(model)
 
     def get_training_model(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Write the training weights into a model, while the model of the run holds the averages.
+        """Write the training weights into a model, while the model of the run holds the averages, and return it.
 
         Args:
             model: A model of the run's structure.
-
-        Returns:
-            That model.
 
         Raises:
             ValueError: The model of the run holds its training weights.
@@ -247,14 +237,7 @@ class EMA(Algorithm):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned, also from before 0.13, when both sets of weights were saved.
-
-        Args:
-            state: A dictionary returned by `state_dict`.
-
-        Raises:
-            ValueError: The weights in it are in no known form.
-        """
+        """Restore what `state_dict` returned, also from before 0.13, when both sets of weights were saved."""
         self.ema_started = state["ema_started"]
         saved, active = state["ema_model"], state["ema_weights_active"]
         if "training_model" in state and active:

@@ -118,10 +118,6 @@ class MixUp(Algorithm):
         self.indices: torch.Tensor | None = None
         self.permuted_target: torch.Tensor | None = None
 
-    def match(self, event: Event, state: State) -> bool:
-        """At each of `events`."""
-        return event in (self.events or ())
-
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Mix the inputs, then the targets or the loss."""
         if event is Event.BEFORE_FORWARD:

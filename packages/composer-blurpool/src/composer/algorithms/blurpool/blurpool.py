@@ -1,0 +1,148 @@
+"""The function that puts blurring layers into a model, then the class. The layers are in `blurpool_layers`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from composer.algorithms.blurpool.blurpool_layers import BlurConv2d, BlurMaxPool2d
+from composer.algorithms.warnings import NoEffectWarning
+from composer.core import REPLACES_CONVS, Algorithm, Event, Placement, State
+from composer.loggers import Logger
+from composer.utils import module_surgery
+
+__all__ = ["BlurPool", "apply_blurpool"]
+
+
+def apply_blurpool(
+    model: nn.Module,
+    replace_convs: bool = True,
+    replace_maxpools: bool = True,
+    blur_first: bool = True,
+    min_channels: int = 16,
+    optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+) -> None:
+    """Replace strided convolutions and max pooling in a model, in place, by layers that blur where they subsample.
+
+    Args:
+        model: The model. A convolution that is the model itself is not replaced.
+        replace_convs: Whether to replace each `torch.nn.Conv2d` with a stride above 1 by a `BlurConv2d`.
+        replace_maxpools: Whether to replace each `torch.nn.MaxPool2d` by a `BlurMaxPool2d`, unless it returns indices.
+        blur_first: Whether convolutions blur their input instead of their output.
+        min_channels: Convolutions of fewer input channels stay. Blurring the image itself would lose detail.
+        optimizers: The optimizer of the model, in which new parameters take the place of the old ones. Needed unless
+            it is made afterwards.
+
+    Warns:
+        NoEffectWarning: The model has no blurring layer afterwards.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(16, 32, kernel_size=3, stride=2), nn.MaxPool2d(2))
+        >>> apply_blurpool(model)
+        >>> [type(layer).__name__ for layer in model]
+        ['BlurConv2d', 'BlurMaxPool2d']
+
+    Source: Zhang, "Making Convolutional Networks Shift-Invariant Again", arXiv:1904.11486, section 3.2.
+    Differs: the blur of a convolution comes right before or after it, not after the nonlinearity that follows.
+    """
+
+    def blurred_conv(module: nn.Module, index: int) -> nn.Module | None:
+        assert isinstance(module, nn.Conv2d)
+        if max(module.stride) == 1 or module.in_channels < min_channels or getattr(module, "_already_blurpooled", False):
+            return None
+        return BlurConv2d.from_conv2d(module, index, blur_first)
+
+    def blurred_maxpool(module: nn.Module, index: int) -> nn.Module | None:
+        assert isinstance(module, nn.MaxPool2d)
+        return None if module.return_indices else BlurMaxPool2d.from_maxpool2d(module, index)
+
+    policies: dict[type[nn.Module], module_surgery.ReplacementFunction] = {}
+    if replace_maxpools:
+        policies[nn.MaxPool2d] = blurred_maxpool
+    if replace_convs:
+        policies[nn.Conv2d] = blurred_conv
+    module_surgery.replace_module_classes(model, policies, optimizers=optimizers)
+    if not module_surgery.count_module_instances(model, (BlurConv2d, BlurMaxPool2d)):
+        warnings.warn(
+            f"`apply_blurpool` changed nothing: the model has no `MaxPool2d`, and no `Conv2d` with a stride above 1 and "
+            f"at least {min_channels} input channels, that it may replace.",
+            NoEffectWarning,
+            stacklevel=2,
+        )
+
+
+class BlurPool(Algorithm):
+    """Blurs feature maps where the model subsamples them.
+
+    At INIT strided convolutions and max-pooling layers of the model are replaced; see `apply_blurpool`. The layers work
+    on examples one by one, so microbatches equal one batch.
+
+    **Events** INIT. **Reads** nothing. **Writes** modules of `state.model`, parameters of `state.optimizers`.
+    **Cost** one depthwise 3 by 3 convolution for each layer replaced; with `blur_first=False` also as many times the
+    convolution as its stride has positions, 4 for 2 by 2. **Compilation** static: no shape depends on time or data.
+
+    **Logs** the hyperparameters `blurpool/num_blurpool_layers` and `blurpool/num_blurconv_layers`, once.
+
+    Args:
+        replace_convs: Whether to replace strided convolutions.
+        replace_maxpools: Whether to replace max pooling.
+        blur_first: Whether convolutions blur their input instead of their output.
+        min_channels: Convolutions of fewer input channels stay as they are.
+
+    Raises:
+        ValueError: Both `replace_convs` and `replace_maxpools` are False.
+
+    Example:
+        >>> BlurPool(min_channels=32)
+        BlurPool(replace_convs=True,replace_maxpools=True,blur_first=True,min_channels=32)
+
+    Source: Zhang, "Making Convolutional Networks Shift-Invariant Again", arXiv:1904.11486, section 3.2.
+    Differs: the blur of a convolution comes right before or after it, not after the nonlinearity that follows.
+    """
+
+    events = frozenset({Event.INIT})
+    placement = Placement(provides={REPLACES_CONVS})
+
+    def __init__(
+        self,
+        replace_convs: bool = True,
+        replace_maxpools: bool = True,
+        blur_first: bool = True,
+        min_channels: int = 16,
+    ) -> None:
+        if not (replace_convs or replace_maxpools):
+            raise ValueError(
+                "`replace_convs` or `replace_maxpools` must be True, got False for both. Leave `BlurPool` out instead."
+            )
+        self.replace_convs, self.replace_maxpools = replace_convs, replace_maxpools
+        self.blur_first = blur_first
+        self.min_channels = min_channels
+
+    @staticmethod
+    def required_on_load() -> bool:
+        """Replaced layers have other names in a checkpoint."""
+        return True
+
+    def match(self, event: Event, state: State) -> bool:
+        """At INIT."""
+        return event in self.events
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Replace the layers and log how many there are."""
+        apply_blurpool(
+            state.model,
+            replace_convs=self.replace_convs,
+            replace_maxpools=self.replace_maxpools,
+            blur_first=self.blur_first,
+            min_channels=self.min_channels,
+            optimizers=state.optimizers,
+        )
+        logger.log_hyperparameters(
+            {
+                "blurpool/num_blurpool_layers": module_surgery.count_module_instances(state.model, BlurMaxPool2d),
+                "blurpool/num_blurconv_layers": module_surgery.count_module_instances(state.model, BlurConv2d),
+            }
+        )
