@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from composer import Engine, State, Time
 from composer import functional as cf
 from composer.algorithms import MixUp

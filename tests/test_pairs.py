@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from composer import Trainer, algorithms
 from composer.core import Algorithm
 from composer.models import ComposerClassifier

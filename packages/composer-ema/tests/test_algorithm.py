@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
 from composer.algorithms.ema import EMA, EMAParameters
 from composer.algorithms.warnings import NotIntendedUseWarning
 from composer.core import (
@@ -24,8 +27,6 @@ from composer.core import (
     Time,
 )
 from composer.testing import SimpleConvModel, deep_compare
-from hypothesis import given
-from hypothesis import strategies as st
 
 EPOCHS, BATCHES = 2, 3
 
@@ -335,7 +336,7 @@ def test_either_set_of_weights_can_be_written_into_a_model() -> None:
 
     assert other is ema.get_ema_model(other)
     assert torch.equal(stored(ema), other.conv1.weight)
-    with pytest.raises(ValueError, match="holds its training weights already. Use that model as it is"):
+    with pytest.raises(ValueError, match=r"holds its training weights already\. Use that model as it is"):
         ema.get_training_model(other)
     run.engine.run_event("eval_start")
     ema.get_training_model(other)
@@ -345,7 +346,7 @@ def test_either_set_of_weights_can_be_written_into_a_model() -> None:
 
 
 def test_averages_that_do_not_exist_cannot_be_written() -> None:
-    with pytest.raises(RuntimeError, match="There are no averages yet. Train beyond `ema_start`, which is '0.0dur'"):
+    with pytest.raises(RuntimeError, match=r"There are no averages yet\. Train beyond `ema_start`, which is '0\.0dur'"):
         EMA().get_ema_model(torch.nn.Linear(1, 1))
 
 

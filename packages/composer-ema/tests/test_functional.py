@@ -6,10 +6,11 @@ import copy
 
 import pytest
 import torch
-from composer import functional as cf
-from composer.algorithms.ema import EMAParameters, compute_ema
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from composer import functional as cf
+from composer.algorithms.ema import EMAParameters, compute_ema
 
 
 class Net(torch.nn.Module):
@@ -200,7 +201,7 @@ def test_a_smoothing_outside_0_and_1_is_refused() -> None:
 
 
 def test_averages_of_another_kind_are_refused() -> None:
-    with pytest.raises(ValueError, match="`ema_model` must be a `torch.nn.Module` or `EMAParameters`, got dict"):
+    with pytest.raises(ValueError, match=r"`ema_model` must be a `torch\.nn\.Module` or `EMAParameters`, got dict"):
         compute_ema(torch.nn.Linear(1, 1), {})  # type: ignore[arg-type]
 
 
@@ -216,5 +217,5 @@ def test_averages_in_the_model_are_not_updated() -> None:
     model = torch.nn.Linear(1, 1)
     averages = EMAParameters(model)
     averages.swap_params(model)
-    with pytest.raises(RuntimeError, match="The averages are in the model and cannot follow it. Call `swap_params`"):
+    with pytest.raises(RuntimeError, match=r"The averages are in the model and cannot follow it\. Call `swap_params`"):
         compute_ema(model, averages)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from composer.algorithms.ema import EMAParameters, compute_ema
 from composer.testing import deep_compare
 

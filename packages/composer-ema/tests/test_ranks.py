@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+
 from composer.algorithms.ema import EMA
 from composer.core import Engine, State
 from composer.testing import run_on_ranks

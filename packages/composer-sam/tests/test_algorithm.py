@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from composer.algorithms.sam import SAM, SAMOptimizer
 from composer.core import WRAPS_OPTIMIZER, Algorithm, ConflictError, Engine, Event, Placement, State
 from composer.testing import SimpleModel, deep_compare, train_by_hand

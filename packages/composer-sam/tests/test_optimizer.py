@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from composer.algorithms.sam import SAMOptimizer
-from composer.testing import deep_compare
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from composer.algorithms.sam import SAMOptimizer
+from composer.testing import deep_compare
 
 BASES: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
@@ -504,5 +505,5 @@ def test_a_base_that_needs_a_closure_itself_is_refused() -> None:
 
 
 def test_a_base_of_another_kind_is_refused() -> None:
-    with pytest.raises(TypeError, match="`base_optimizer` must be a `torch.optim.Optimizer`, got list"):
+    with pytest.raises(TypeError, match=r"`base_optimizer` must be a `torch\.optim\.Optimizer`, got list"):
         SAMOptimizer([])  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ import contextlib
 import copy
 
 import torch
+
 from composer.algorithms.sam import SAMOptimizer
 from composer.testing import run_on_ranks
 

@@ -96,7 +96,7 @@ def count_samples(batch: Any) -> int:
 
 
 def _flat_count(batch: Sequence[Any]) -> int | None:
-    """The samples of a flat batch of equal tensors, which nearly every batch is: counted every step, so counted fast."""
+    """The samples of a flat batch of equal tensors, which nearly every batch is; None for other forms."""
     count = None
     for element in batch:
         if not isinstance(element, torch.Tensor) or not element.dim():

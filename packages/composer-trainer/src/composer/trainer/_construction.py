@@ -212,8 +212,8 @@ def build_evaluators(eval_dataloader: Any, eval_interval: Any, eval_subset_num_b
     for label in labels:
         if labels.count(label) > 1:
             raise ValueError(
-                f"The labels of evaluators must differ, got {label!r} twice. A loader that is no `Evaluator` is labelled "
-                f"'eval'; wrap it: `Evaluator(label=..., dataloader=...)`."
+                f"The labels of evaluators must differ, got {label!r} twice. A loader that is no `Evaluator` is "
+                f"labelled 'eval'; wrap it: `Evaluator(label=..., dataloader=...)`."
             )
     for evaluator in evaluators:
         if evaluator.eval_interval is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from operator import getitem, is_
 from typing import Any
 
@@ -17,6 +18,25 @@ class Pairs:
 
     def __init__(self) -> None:
         self._groups: dict[tuple[Any, ...], tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+
+    @classmethod
+    def of(cls, model: torch.nn.Module, average: torch.nn.Module) -> Pairs:
+        """The parameters and buffers of a model that another one has under the same name.
+
+        Raises:
+            ValueError: Their shapes differ.
+        """
+        pairs, averages = cls(), average.state_dict()
+        for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+            if name not in averages:
+                continue
+            if averages[name].shape != tensor.shape:
+                raise ValueError(
+                    f"{name!r} must have one shape in `model` and `ema_model`, got {tuple(tensor.shape)} and "
+                    f"{tuple(averages[name].shape)}. Average models of the same structure."
+                )
+            pairs.add(averages[name], tensor)
+        return pairs
 
     def add(self, average: torch.Tensor, value: torch.Tensor) -> None:
         """Add a pair."""

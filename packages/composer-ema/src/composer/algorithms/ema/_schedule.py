@@ -27,8 +27,8 @@ def parse(half_life: Any, smoothing: Any, ema_start: Any, update_interval: Any) 
     interval = Time(1, unit) if update_interval is None else _parse("update_interval", update_interval, least=1)
     if interval.unit not in (TimeUnit.BATCH, TimeUnit.EPOCH):
         raise ValueError(
-            f"`half_life` and `update_interval` must be in 'ba' or 'ep', got '{interval}'. The average is updated after "
-            f"batches or after epochs."
+            f"`half_life` and `update_interval` must be in 'ba' or 'ep', got '{interval}'. The average is updated "
+            f"after batches or after epochs."
         )
     if decay is not None:
         if decay.unit is not interval.unit:

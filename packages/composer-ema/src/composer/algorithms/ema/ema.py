@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import Any
 
 import torch
@@ -32,8 +31,10 @@ _SWAPS_WEIGHTS = "composer-ema:swaps_weights"
 _SURGERY = {REPLACES_MODEL, REPLACES_CONVS, ADDS_CONVS, REPLACES_NORMS, ADDS_NORMS, CHANGES_MEMORY_FORMAT}
 # What may follow a checkpoint or ends an evaluation: whatever comes next must find the training weights.
 _RESTORING = frozenset(
-    (Event.BEFORE_DATALOADER, Event.BATCH_START, Event.EPOCH_START, Event.ITERATION_START)
-    + (Event.EVAL_END, Event.EPOCH_END, Event.ITERATION_END, Event.FIT_END)
+    {
+        *(Event.BEFORE_DATALOADER, Event.BATCH_START, Event.EPOCH_START, Event.ITERATION_START),
+        *(Event.EVAL_END, Event.EPOCH_END, Event.ITERATION_END, Event.FIT_END),
+    }
 )
 
 
@@ -74,17 +75,7 @@ def compute_ema(model: torch.nn.Module, ema_model: torch.nn.Module | EMAParamete
             f"`ema_model` must be a `torch.nn.Module` or `EMAParameters`, got {type(ema_model).__name__}. "
             f"Start with `EMAParameters(model)`."
         )
-    averages, pairs = unwrapped(ema_model).state_dict(), Pairs()
-    model = unwrapped(model)
-    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
-        if name in averages:
-            if averages[name].shape != tensor.shape:
-                raise ValueError(
-                    f"{name!r} must have one shape in `model` and `ema_model`, got {tuple(tensor.shape)} and "
-                    f"{tuple(averages[name].shape)}. Average models of the same structure."
-                )
-            pairs.add(averages[name], tensor)
-    pairs.update(smoothing)
+    Pairs.of(unwrapped(model), unwrapped(ema_model)).update(smoothing)
 
 
 class EMA(Algorithm):

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from composer.algorithms.sam._arguments import check_arguments, check_base
 from composer.algorithms.sam._replay import RandomState
 
 __all__ = ["SAMOptimizer"]
@@ -73,7 +74,7 @@ class SAMOptimizer(torch.optim.Optimizer):
         **kwargs: Any,
     ) -> None:
         check_arguments(rho, epsilon, interval)
-        _check_base(base_optimizer)
+        check_base(base_optimizer)
         self.base_optimizer, self.interval, self._is_built = base_optimizer, interval, False
         groups, state = base_optimizer.param_groups, base_optimizer.state
         try:
@@ -228,30 +229,6 @@ class SAMOptimizer(torch.optim.Optimizer):
             "defaults": self.defaults,
             "_is_built": True,
         }
-
-
-def check_arguments(rho: float, epsilon: float, interval: int) -> None:
-    """Raise ValueError unless the arguments of `SAM` are in range."""
-    if rho < 0:
-        raise ValueError(f"`rho` must not be negative, got {rho!r}. Use 0.05, or more with a larger `interval`.")
-    if epsilon <= 0:
-        raise ValueError(
-            f"`epsilon` must be positive, got {epsilon!r}. It keeps a zero gradient from dividing by zero."
-        )
-    if interval < 1:
-        raise ValueError(f"`interval` must be at least 1, got {interval!r}. Use `interval=1` to act in every step.")
-
-
-def _check_base(base_optimizer: Any) -> None:
-    if not isinstance(base_optimizer, torch.optim.Optimizer):
-        raise TypeError(f"`base_optimizer` must be a `torch.optim.Optimizer`, got {type(base_optimizer).__name__}.")
-    closure = inspect.signature(type(base_optimizer).step).parameters.get("closure")
-    required = closure is not None and closure.default is inspect.Parameter.empty
-    if required or getattr(base_optimizer, "_step_supports_amp_closure", False):
-        raise ValueError(
-            f"`base_optimizer` must step without a closure, got {type(base_optimizer).__name__}, which runs the "
-            f"forward and backward pass itself. Use one such as `torch.optim.SGD`."
-        )
 
 
 def _call(closure: Callable[..., Any], **keywords: Any) -> Any:

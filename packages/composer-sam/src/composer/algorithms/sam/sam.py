@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from composer.algorithms.sam._optimizer import SAMOptimizer, check_arguments
+from composer.algorithms.sam._arguments import check_arguments
+from composer.algorithms.sam._optimizer import SAMOptimizer
 from composer.core import WRAPS_OPTIMIZER, Algorithm, Event, Placement, State
 from composer.loggers import Logger
 
