@@ -171,7 +171,7 @@ def types(session: nox.Session) -> None:
 def imports(session: nox.Session) -> None:
     """Check that imports point down only, on wheels."""
     _install(session, NAMES, *IMPORT_TOOLS, *TOOL_TOOLS)
-    session.run("lint-imports", "--config", "pyproject.toml", *session.posargs)
+    session.run("lint-imports", "--no-logo", "--config", "pyproject.toml", *session.posargs)
     session.run("python", "-m", "tools.check_imports")
 
 

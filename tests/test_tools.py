@@ -228,7 +228,8 @@ class TestCheckWheels:
     def test_thin_metadata_is_found(self, tree: Tree) -> None:
         tree.add_core()
         path = tree.add_algorithm("one")
-        tree.write({"README.md": "# short\n", "CHANGELOG.md": "# Changelog\n"}, path)
+        tree.write({"README.md": "# short\n"}, path)
+        (path / "CHANGELOG.md").unlink()
         settings = path / "pyproject.toml"
         settings.write_text(settings.read_text().replace('"Apache-2.0"', '"MIT"').replace("A package of a test.", ""))
         (path / "LICENSE").unlink()

@@ -78,7 +78,8 @@ def wheel_problems(package: Package, wheel: Wheel) -> Iterator[str]:
     yield from _metadata_problems(package, wheel)
     for one in wheel.requirements:
         yield from _requirement_problems(one)
-    if f"## {package.version} (" not in package.changelog.read_text(encoding="utf-8"):
+    changelog = package.changelog.read_text(encoding="utf-8") if package.changelog.is_file() else ""
+    if f"## {package.version} (" not in changelog:
         yield f"CHANGELOG.md must have a section `## {package.version} (...)`, got none. Add it."
 
 

@@ -93,6 +93,13 @@ def test_elapsed_duration() -> None:
     assert Time(0.4, "dur") == state.get_elapsed_duration()
 
 
+def test_a_run_stopped_before_its_first_batch_is_done() -> None:
+    state = make_state(max_duration="10ba")
+    state.stop_training()
+
+    assert Time(1.0, "dur") == state.get_elapsed_duration()
+
+
 @pytest.mark.parametrize(("limit", "expected"), [("10ep", "0ba"), ("10ba", "0ba"), ("10sp", "0sp"), (None, "0ba")])
 def test_stop_training_ends_the_run_where_it_is(limit: str | None, expected: str) -> None:
     state = make_state(max_duration=limit)

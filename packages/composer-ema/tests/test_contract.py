@@ -13,15 +13,3 @@ class TestEMA(AlgorithmContract):
 
     def make_model(self) -> ComposerModel:
         return SimpleConvModel(norm="group")
-
-
-class TestEMAWithBuffers(AlgorithmContract):
-    """Batch norm sees each microbatch on its own, so this is about everything but microbatches."""
-
-    tolerance = 1.0
-
-    def make(self) -> EMA:
-        return EMA(half_life="2ba", ema_start="2ba")
-
-    def make_model(self) -> ComposerModel:
-        return SimpleConvModel(norm="batch")

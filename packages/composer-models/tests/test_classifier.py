@@ -7,9 +7,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
-from torchmetrics.classification import (
-    MulticlassAccuracy,
-)
+from torchmetrics.classification import MulticlassAccuracy
 
 import composer.models
 from composer.loss import soft_cross_entropy

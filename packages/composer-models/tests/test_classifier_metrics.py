@@ -173,10 +173,12 @@ def test_multiclass_metrics_get_the_most_probable_class_of_every_pixel(model, ma
     generator = torch.Generator().manual_seed(0)
     outputs = torch.randn(4, 3, 2, 2, generator=generator)
     targets = torch.randint(3, (4, 2, 2), generator=generator)
+    outputs[:2] = 5 * one_hot(targets[:2])  # two images without an error
     of_indices, of_probabilities = make(), make()
     model.update_metric((None, targets), outputs, of_indices)
     model.update_metric((None, one_hot(targets)), outputs, of_probabilities)
 
+    assert 0 < of_indices.compute() < 1
     torch.testing.assert_close(of_indices.compute(), of_probabilities.compute())
 
 

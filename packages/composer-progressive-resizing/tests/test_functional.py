@@ -137,9 +137,7 @@ def test_targets_of_twice_the_size_are_cropped_at_twice_the_corner() -> None:
     factor=st.floats(0.5, 0.999),
     mode=st.sampled_from(MODES),
 )
-def test_both_have_the_scaled_size(
-    size: tuple[int, int], other: tuple[int, int], factor: float, mode: str
-) -> None:
+def test_both_have_the_scaled_size(size: tuple[int, int], other: tuple[int, int], factor: float, mode: str) -> None:
     smaller, target = resize_batch(torch.zeros(1, 1, *size), torch.zeros(1, *other), factor, mode, resize_targets=True)
 
     assert tuple(int(factor * n) for n in size) == smaller.shape[2:]

@@ -7,10 +7,7 @@ from composer.testing import AlgorithmContract
 
 
 class TestSAM(AlgorithmContract):
-    def make(self) -> SAM:
-        return SAM(rho=0.05)
+    """With steps of one pass and of two."""
 
-
-class TestSAMInEverySecondStep(AlgorithmContract):
     def make(self) -> SAM:
         return SAM(rho=0.1, interval=2)

@@ -185,8 +185,10 @@ class State(StateLists, Serializable):
         """The fraction of the run that is done, as a `Time` in 'dur'; None if the run has no length."""
         if self._max_duration is None:
             return None
-        unit = self._max_duration.unit
-        return Time(self.timestamp.get(unit).value / self._max_duration.value, TimeUnit.DURATION)
+        limit = self._max_duration
+        if not limit.value:  # training was stopped before its first batch
+            return Time(1.0, TimeUnit.DURATION)
+        return Time(self.timestamp.get(limit.unit).value / limit.value, TimeUnit.DURATION)
 
     def stop_training(self) -> None:
         """End the run after the current batch."""

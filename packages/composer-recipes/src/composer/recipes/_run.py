@@ -17,7 +17,7 @@ from composer.loggers import InMemoryLogger
 from composer.models import ComposerClassifier
 from composer.optim import ComposerScheduler, CosineAnnealingScheduler, CosineAnnealingWithWarmupScheduler
 from composer.recipes._data import ImageData, load_images
-from composer.recipes._deeds import describe_deeds
+from composer.recipes._deeds import Evidence, describe_deeds
 from composer.recipes._hparams import Recipe, Runs, Training
 from composer.recipes._model import ResNet
 from composer.recipes._watch import RunBar, Watch
@@ -25,7 +25,7 @@ from composer.trainer import Trainer
 from composer.utils import get_device
 from composer.utils.reproducibility import seed_context
 
-__all__ = ["Result", "Run", "compare", "run"]
+__all__ = ["Comparison", "Result", "Run", "compare", "run"]
 
 _TEST = "test"  # the label of the evaluation
 
@@ -60,7 +60,7 @@ class Result:
     Attributes:
         recipe: The recipe.
         runs: One per seed.
-        plan: `engine.explain()` of the first run, without what only watches.
+        plan: `engine.explain()`, of algorithms.
         device: What it ran on.
         num_parameters: Of the network.
     """
@@ -125,7 +125,7 @@ def run(recipe: Recipe, runs: Runs | None = None) -> Result:
 
 
 def compare(recipes: Sequence[Recipe], runs: Runs | None = None) -> list[Result]:
-    """Train several recipes, seed by seed in turn, so that a machine that slows down slows all of them down.
+    """Train several recipes; see `Comparison`.
 
     Args:
         recipes: What to train.
@@ -138,16 +138,51 @@ def compare(recipes: Sequence[Recipe], runs: Runs | None = None) -> list[Result]
         FileNotFoundError: The images are not there.
         ValueError: A hyperparameter does not fit the images or the device.
     """
-    runs = Runs() if runs is None else runs
-    width = max(len(recipe.name) for recipe in recipes)
-    with _deterministic():
-        sessions = [_Session(recipe, load_images(recipe.data), runs, width) for recipe in recipes]
-        for session in sessions:
-            session.warm_up()
-        for seed in range(runs.seed, runs.seed + runs.seeds):
-            for session in sessions:
-                session.train(seed)
-    return [session.result() for session in sessions]
+    return Comparison(recipes, runs).run()
+
+
+class Comparison:
+    """Trains several recipes, seed by seed in turn, so that a machine that slows down slows all of them down.
+
+    Everything that can be wrong with the recipes is found here; `run` then trains.
+
+    Args:
+        recipes: What to train.
+        runs: How often and where. None: the defaults.
+
+    Attributes:
+        images: What each recipe trains on.
+
+    Raises:
+        FileNotFoundError: The images are not there.
+        ValueError: A hyperparameter does not fit the images or the device.
+    """
+
+    def __init__(self, recipes: Sequence[Recipe], runs: Runs | None = None) -> None:
+        self._runs = Runs() if runs is None else runs
+        loaded = {recipe.data: load_images(recipe.data) for recipe in recipes}
+        self.images = [loaded[recipe.data] for recipe in recipes]
+        width = max(len(recipe.name) for recipe in recipes)
+        self._sessions = [
+            _Session(recipe, images, self._runs, width) for recipe, images in zip(recipes, self.images, strict=True)
+        ]
+        with _deterministic():
+            for session in self._sessions:
+                session.check()
+
+    def run(self) -> list[Result]:
+        """Train each recipe from each seed.
+
+        Returns:
+            The results, in the order of the recipes.
+        """
+        with _deterministic():
+            for session in self._sessions:
+                session.warm_up()
+            for seed in range(self._runs.seed, self._runs.seed + self._runs.seeds):
+                for session in self._sessions:
+                    session.train(seed)
+        return [session.result() for session in self._sessions]
 
 
 class _Session:
@@ -161,6 +196,16 @@ class _Session:
 
     def result(self) -> Result:
         return Result(self.recipe, self.runs, self.plan, self.device, self.num_parameters)
+
+    def check(self) -> None:
+        """Build a Trainer, which checks its arguments and sees what the network looks like."""
+        with seed_context(0):
+            trainer = self._trainer(0, 1, [])
+            plan = trainer.engine.explain()
+            self.plan = str(type(plan)([row for row in plan if row.kind == "algorithm"]))
+            self.device = trainer.state.device.name
+            self.num_parameters = sum(parameter.numel() for parameter in trainer.state.model.parameters())
+            trainer.close()
 
     def warm_up(self) -> None:
         """Train two batches that do not count: the first ones wait for libraries to load and kernels to be chosen."""
@@ -176,14 +221,10 @@ class _Session:
         began = time.perf_counter()
         with seed_context(seed):
             trainer = self._trainer(seed, self._num_batches(), loggers)
-            if not self.plan:
-                self._describe(trainer)
             trainer.fit()
         seconds = time.perf_counter() - began
-        deeds = {
-            type(algorithm).__name__: describe_deeds(algorithm, trainer.state, memory, watch)
-            for algorithm in trainer.state.algorithms
-        }
+        evidence = Evidence(trainer.state, memory, watch)
+        deeds = {type(each).__name__: describe_deeds(each, evidence) for each in trainer.state.algorithms}
         trainer.close()
         accuracy, loss = (_series(memory, name) for name in ("MulticlassAccuracy", "CrossEntropy"))
         images = trainer.state.timestamp.sample.value
@@ -191,12 +232,6 @@ class _Session:
 
     def _num_batches(self) -> int:
         return self.recipe.training.epochs * (len(self.images.train_images) // self.images.batch_size)
-
-    def _describe(self, trainer: Trainer) -> None:
-        plan = trainer.engine.explain()
-        self.plan = str(type(plan)([row for row in plan if row.kind == "algorithm"]))
-        self.device = trainer.state.device.name
-        self.num_parameters = sum(parameter.numel() for parameter in trainer.state.model.parameters())
 
     def _trainer(self, seed: int, num_batches: int, loggers: list[Any]) -> Trainer:
         """A Trainer whose every random choice is decided by the seed. To be called under its `seed_context`."""

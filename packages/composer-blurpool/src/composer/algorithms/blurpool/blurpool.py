@@ -51,7 +51,11 @@ def apply_blurpool(
 
     def blurred_conv(module: nn.Module, index: int) -> nn.Module | None:
         assert isinstance(module, nn.Conv2d)
-        if max(module.stride) == 1 or module.in_channels < min_channels or getattr(module, "_already_blurpooled", False):
+        if (
+            max(module.stride) == 1
+            or module.in_channels < min_channels
+            or getattr(module, "_already_blurpooled", False)
+        ):
             return None
         return BlurConv2d.from_conv2d(module, index, blur_first)
 

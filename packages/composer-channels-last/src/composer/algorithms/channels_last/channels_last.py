@@ -41,7 +41,7 @@ def apply_channels_last(model: torch.nn.Module) -> None:
 
     Source: the PyTorch tutorial "Channels Last Memory Format in PyTorch". Differs: none.
     """
-    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs want a device with it
+    model.to(memory_format=torch.channels_last)
 
 
 class ChannelsLast(Algorithm):

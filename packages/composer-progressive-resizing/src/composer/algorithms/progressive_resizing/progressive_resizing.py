@@ -60,14 +60,19 @@ def resize_batch(
         return input, target
     _check_mode(mode)
     size = _smaller_size("input", input, scale_factor)
-    other: Any = target  # a tensor, once its size could be told
-    other_size = _smaller_size("target", other, scale_factor) if resize_targets else size
+    images: Any = target  # images if they are to be resized, which `_smaller_size` checks
+    target_size = _smaller_size("target", images, scale_factor) if resize_targets else size
     if mode == "resize":
-        input = F.interpolate(input, scale_factor=scale_factor, mode="nearest", recompute_scale_factor=False)
-        return input, _pick_nearest(other, scale_factor, input.dtype) if resize_targets else target
-    free = (input.shape[-2] - size[0], input.shape[-1] - size[1])
-    corner = (_draw_up_to(free[0], generator), _draw_up_to(free[1], generator))
-    return _crop(input, size, corner, free), _crop(other, other_size, corner, free) if resize_targets else target
+        smaller = F.interpolate(input, scale_factor=scale_factor, mode="nearest", recompute_scale_factor=False)
+        if resize_targets:
+            images = _pick_nearest(images, scale_factor, input.dtype)
+    else:
+        free = (input.shape[-2] - size[0], input.shape[-1] - size[1])
+        corner = (_draw_up_to(free[0], generator), _draw_up_to(free[1], generator))
+        smaller = _crop(input, size, corner, free)
+        if resize_targets:
+            images = _crop(images, target_size, corner, free)
+    return smaller, images
 
 
 def _check_mode(mode: str) -> None:
