@@ -119,6 +119,21 @@ def oldest(session: nox.Session, package: str) -> None:
     _pytest_of(session, package)
 
 
+@nox.session
+@each_package
+def regress(session: nox.Session, package: str) -> None:
+    """Run the tests of a package's latest release against the siblings in the tree: what core promises not to break."""
+    versions = WORKSPACE.releases(package)
+    if not versions:
+        session.skip(f"{package} has no release yet")
+    released = WORKSPACE.check_out(package, versions[-1], Path(session.create_tmp()))
+    with _plain_errors(session):
+        wheel = wheelhouse.wheel_of(WORKSPACE, released)
+    needs = released.dependencies + released.test_dependencies
+    _install(session, WORKSPACE.inside(needs), str(wheel), *TEST_TOOLS, *WORKSPACE.outside(released.test_dependencies))
+    _pytest(session, "--rootdir", session.create_tmp(), "-c", "pyproject.toml", str(released.tests))
+
+
 @nox.session(tags=["ci"])
 @each_package
 def newest(session: nox.Session, package: str) -> None:
@@ -250,6 +265,6 @@ def release(session: nox.Session) -> None:
     package = session.posargs[0]
     session.install("--quiet", "--constraint", PINNED, *TOOL_TOOLS)
     session.run("python", "-m", "tools.release", "--check", *session.posargs)
-    gates = [f"tests({package})", f"oldest({package})", "wheels"]
+    gates = [f"tests({package})", f"oldest({package})", "wheels", *(["regress"] if package == "composer-core" else [])]
     session.run(sys.executable, "-m", "nox", "--session", *gates, external=True)
     session.run("python", "-m", "tools.release", *session.posargs)

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -123,6 +124,19 @@ class TestWheelhouse:
         built = wheelhouse.oldest_wheels(tree.workspace, tree.workspace["composer-one"])
 
         assert [path.name.split("-py3")[0] for path in built] == ["composer_one-0.1.0", "composer_core-0.2.0"]
+
+    def test_a_release_is_read_from_its_tag(self, tree: Tree, tmp_path: Path) -> None:
+        core = tree.add_core()
+        tree.commit()
+        tree.git("tag", "composer-core-v0.1.0")
+        tree.git("tag", "composer-core-v0.10.0")
+        tree.git("tag", "composer-core-v0.9.0")
+        (core / "README.md").unlink()
+
+        assert [str(version) for version in tree.workspace.releases("composer-core")] == ["0.1.0", "0.9.0", "0.10.0"]
+        released = tree.workspace.check_out("composer-core", tree.workspace.releases("composer-core")[0], tmp_path)
+        assert released.path == tmp_path / "packages" / "composer-core"
+        assert (released.path / "README.md").is_file()
 
     def test_before_its_first_release_the_tree_stands_for_a_sibling(self, tree: Tree) -> None:
         tree.add_core()

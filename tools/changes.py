@@ -23,7 +23,7 @@ def problems(package: Package, touched: Iterable[str]) -> Iterator[str]:
         package: The package.
         touched: The paths below its directory that changed.
     """
-    changelog = package.changelog.read_text(encoding="utf-8")
+    changelog = package.news
     if not changelog.startswith("# Changelog\n"):
         yield f"{package.name}: CHANGELOG.md must start with `# Changelog`. New entries go below that line."
     if f"## {package.version} (" not in changelog:

@@ -78,8 +78,7 @@ def wheel_problems(package: Package, wheel: Wheel) -> Iterator[str]:
     yield from _metadata_problems(package, wheel)
     for one in wheel.requirements:
         yield from _requirement_problems(one)
-    changelog = package.changelog.read_text(encoding="utf-8") if package.changelog.is_file() else ""
-    if f"## {package.version} (" not in changelog:
+    if f"## {package.version} (" not in package.news:
         yield f"CHANGELOG.md must have a section `## {package.version} (...)`, got none. Add it."
 
 

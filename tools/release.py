@@ -35,7 +35,7 @@ def check(workspace: Workspace, package: Package, version: str) -> None:
         wanted = Version(version)
     except InvalidVersion:
         raise ReleaseError(f"the version must look like 0.2.0, got {version!r}.") from None
-    released = _released(workspace, package)
+    released = workspace.releases(package.name)
     if released and wanted <= released[-1]:
         raise ReleaseError(f"the version must be later than the released {released[-1]}, got {version}.")
     if _is_handwritten(package, version):
@@ -61,12 +61,12 @@ def release(workspace: Workspace, package: Package, version: str) -> str:
     check(workspace, package, version)
     if _is_handwritten(package, version):
         today = datetime.now(timezone.utc).date().isoformat()
-        text = package.changelog.read_text(encoding="utf-8").replace(UNRELEASED, f"({today})", 1)
+        text = package.news.replace(f"## {version} {UNRELEASED}", f"## {version} ({today})", 1)
     else:
         command = [sys.executable, "-m", "towncrier", "build", "--yes", "--config", "pyproject.toml"]
         command += ["--dir", str(package.path), "--version", version, "--name", package.name]
         subprocess.run(command, cwd=workspace.root, check=True)
-        text = package.changelog.read_text(encoding="utf-8")
+        text = package.news
     package.changelog.write_text(re.sub(r"\n{3,}", "\n\n", text.lstrip()), encoding="utf-8")
     _write_version(package, version)
     if package.name == "composer-core":
@@ -79,13 +79,7 @@ def release(workspace: Workspace, package: Package, version: str) -> str:
 
 
 def _is_handwritten(package: Package, version: str) -> bool:
-    return f"## {version} {UNRELEASED}" in package.changelog.read_text(encoding="utf-8")
-
-
-def _released(workspace: Workspace, package: Package) -> list[Version]:
-    prefix = f"{package.name}-v"
-    tags = _git(workspace, "tag", "--list", f"{prefix}*").split()
-    return sorted(Version(tag.removeprefix(prefix)) for tag in tags)
+    return f"## {version} {UNRELEASED}" in package.news
 
 
 def _write_version(package: Package, version: str) -> None:

@@ -15,13 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from email.message import Message
 from email.parser import Parser
-from io import BytesIO
 from pathlib import Path, PurePosixPath
-from tarfile import TarFile
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from packaging.version import Version
 
 from tools.workspace import PREFIX, Package, Workspace, find_uv
 
@@ -59,36 +56,49 @@ class Wheel:
         return [Requirement(line) for line in self.metadata.get_all("Requires-Dist", [])]
 
 
-def wheels(workspace: Workspace, names: Iterable[str], *, house: Path | None = None) -> list[Path]:
-    """The wheels of `names` and all their siblings, built where the house does not have them yet.
-
-    Args:
-        workspace: The packages.
-        names: Those wanted.
-        house: Where wheels are kept; default `.nox/wheelhouse` in the workspace's root.
-    """
-    house = house or workspace.root / ".nox" / "wheelhouse"
+def wheels(workspace: Workspace, names: Iterable[str]) -> list[Path]:
+    """The wheels of `names` and all their siblings in the tree, built where the house does not have them yet."""
     packages = [workspace[name] for name in workspace.closure(names)]
     find_uv()
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        return list(pool.map(lambda package: _wheel(package.path, house / package.name), packages))
+        return list(pool.map(lambda package: wheel_of(workspace, package), packages))
 
 
-def oldest_wheels(workspace: Workspace, package: Package, *, house: Path | None = None) -> list[Path]:
+def oldest_wheels(workspace: Workspace, package: Package) -> list[Path]:
     """The wheel of `package`, and of each sibling the lowest release its declared bounds allow, built from its tag.
 
     While no release of a sibling satisfies the bounds, the tree stands for it.
     """
-    house = house or workspace.root / ".nox" / "wheelhouse"
     bounds: dict[str, list[Requirement]] = {}
     for member in (package.name, *workspace.siblings(package.name)):
         for requirement in workspace[member].dependencies:
             bounds.setdefault(canonicalize_name(requirement.name), []).append(requirement)
-    found = [_wheel(package.path, house / package.name)]
+    found = [wheel_of(workspace, package)]
     for name in workspace.siblings(package.name):
-        tag = _lowest_tag(workspace, name, bounds[name])
-        found.append(_wheel(workspace[name].path, house / name) if tag is None else _wheel_of_tag(workspace, name, tag))
+        fitting = [v for v in workspace.releases(name) if all(bound.specifier.contains(v) for bound in bounds[name])]
+        with tempfile.TemporaryDirectory() as scratch:
+            sibling = workspace.check_out(name, fitting[0], Path(scratch)) if fitting else workspace[name]
+            found.append(wheel_of(workspace, sibling))
     return found
+
+
+def wheel_of(workspace: Workspace, package: Package) -> Path:
+    """The wheel of one package, which may be one that is checked out from a tag."""
+    shelf = workspace.root / ".nox" / "wheelhouse" / package.name
+    slot = shelf / fingerprint(package.path)
+    if not slot.is_dir():
+        shelf.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=shelf) as scratch:
+            made = Path(scratch) / "wheel"
+            build(package.path, made, "--wheel")
+            (made / ".gitignore").unlink(missing_ok=True)
+            try:
+                made.rename(slot)
+            except OSError:  # another process was faster; its wheel is as good
+                if not slot.is_dir():
+                    raise
+    (wheel,) = slot.glob("*.whl")
+    return wheel
 
 
 def declared(paths: Iterable[Path]) -> list[str]:
@@ -121,38 +131,3 @@ def fingerprint(path: Path) -> str:
             digest.update(f"{inside.as_posix()}\0{file.stat().st_size}\0".encode())
             digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
-
-
-def _wheel(path: Path, shelf: Path) -> Path:
-    slot = shelf / fingerprint(path)
-    if not slot.is_dir():
-        shelf.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=shelf) as scratch:
-            made = Path(scratch) / "wheel"
-            build(path, made, "--wheel")
-            (made / ".gitignore").unlink(missing_ok=True)
-            try:
-                made.rename(slot)
-            except OSError:  # another process was faster; its wheel is as good
-                if not slot.is_dir():
-                    raise
-    (wheel,) = slot.glob("*.whl")
-    return wheel
-
-
-def _lowest_tag(workspace: Workspace, name: str, bounds: list[Requirement]) -> str | None:
-    prefix = f"{name}-v"
-    run = subprocess.run(
-        ["git", "tag", "--list", f"{prefix}*"], cwd=workspace.root, check=True, capture_output=True, text=True
-    )
-    versions = sorted(Version(tag.removeprefix(prefix)) for tag in run.stdout.split())
-    fitting = [version for version in versions if all(bound.specifier.contains(version) for bound in bounds)]
-    return f"{prefix}{fitting[0]}" if fitting else None
-
-
-def _wheel_of_tag(workspace: Workspace, name: str, tag: str) -> Path:
-    directory = f"packages/{name}"
-    run = subprocess.run(["git", "archive", tag, directory], cwd=workspace.root, check=True, capture_output=True)
-    with tempfile.TemporaryDirectory() as scratch, TarFile(fileobj=BytesIO(run.stdout)) as archive:
-        archive.extractall(scratch, filter="data")
-        return _wheel(Path(scratch) / directory, workspace.root / ".nox" / "wheelhouse" / name)

@@ -14,11 +14,14 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
+from io import BytesIO
 from pathlib import Path
+from tarfile import TarFile
 from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -66,14 +69,14 @@ class Package:
         return self.path / "CHANGELOG.md"
 
     @property
+    def news(self) -> str:
+        """The text of its changelog; "" without one."""
+        return self.changelog.read_text(encoding="utf-8") if self.changelog.is_file() else ""
+
+    @property
     def fragments(self) -> list[Path]:
         """What `changes/` holds for the next release."""
         return sorted(self.path.glob("changes/*.md"))
-
-    @property
-    def tag(self) -> str:
-        """The git tag of the version in the tree."""
-        return f"{self.name}-v{self.version}"
 
     @classmethod
     def read(cls, path: Path) -> Package:
@@ -159,9 +162,30 @@ class Workspace:
         """The names, each after everything it depends on."""
         return sorted(self.packages, key=lambda name: (len(self.siblings(name)), name))
 
+    def inside(self, requirements: Iterable[Requirement]) -> list[str]:
+        """The names of those of `requirements` that are packages of this repository."""
+        return sorted({canonicalize_name(one.name) for one in requirements} & self.packages.keys())
+
     def outside(self, requirements: Iterable[Requirement]) -> list[str]:
         """Those of `requirements` that come from the registry rather than from this repository."""
         return sorted({str(one) for one in requirements if not canonicalize_name(one.name).startswith(PREFIX)})
+
+    def releases(self, name: str) -> list[Version]:
+        """The released versions of a package, from the git tags, lowest first."""
+        prefix = f"{name}-v"
+        run = subprocess.run(
+            ["git", "tag", "--list", f"{prefix}*"], cwd=self.root, check=True, capture_output=True, text=True
+        )
+        return sorted(Version(tag.removeprefix(prefix)) for tag in run.stdout.split())
+
+    def check_out(self, name: str, version: Version, directory: Path) -> Package:
+        """Write a released version of a package below `directory`; return that package."""
+        inside = f"packages/{name}"
+        command = ["git", "archive", f"{name}-v{version}", inside]
+        run = subprocess.run(command, cwd=self.root, check=True, capture_output=True)
+        with TarFile(fileobj=BytesIO(run.stdout)) as archive:
+            archive.extractall(directory, filter="data")
+        return Package.read(directory / inside)
 
     def changed(self, base: str) -> list[str]:
         """The packages whose tests a change since `base` can affect: the changed ones and what depends on them.

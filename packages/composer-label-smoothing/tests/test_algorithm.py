@@ -157,5 +157,7 @@ def test_outputs_and_targets_must_be_tensors() -> None:
     batch = (torch.zeros(2), torch.tensor([0, 1]))
     with pytest.raises(TypeError, match=r"needs the model's outputs to be one tensor.*got dict"):
         prepare(LabelSmoothing(), batch=batch, outputs={})[1].run_event("before_loss")
-    with pytest.raises(TypeError, match=r"`target_key` must point at a tensor of the batch, got list at 1"):
+    with pytest.raises(
+        TypeError, match=r"`target_key` must point at a tensor of the batch, got 1, where there is a list"
+    ):
         prepare(LabelSmoothing(), batch=(batch[0], [0, 1]), outputs=torch.zeros(2, 3))[1].run_event("before_loss")

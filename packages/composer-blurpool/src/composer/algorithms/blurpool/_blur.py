@@ -6,7 +6,6 @@ What the layers run (`blur`, `blurmax`) has the plain types that TorchScript kno
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Union
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +14,7 @@ from torch.jit import is_scripting, is_tracing  # type: ignore[attr-defined]
 __all__ = ["blur_2d", "blurmax_pool2d"]
 
 Pair = tuple[int, int]
-Size = Union[int, Pair]
+Size = int | Pair
 
 _is_tracing: Callable[[], bool] = is_tracing  # torch does not annotate it
 
@@ -53,7 +52,7 @@ def blur_2d(
     Differs: the image is surrounded by zeros; the paper's code reflects it.
     """
     if filter is None:
-        filter = default_2d_filter(device=input.device, dtype=input.dtype).expand(max(channels, 1), -1, -1, -1)
+        filter = _default_2d_filter(device=input.device, dtype=input.dtype).expand(max(channels, 1), -1, -1, -1)
     _check_filter(filter)
     if channels < 1:
         channels = input.shape[-3]
@@ -86,7 +85,7 @@ def blurmax_pool2d(
 
     Raises:
         IndexError: A side of `filter` is even.
-        ValueError: `filter` does not have four dimensions.
+        ValueError: `filter` does not have four dimensions, or `padding` is more than half the window.
 
     Example:
         >>> blurmax_pool2d(torch.ones(1, 3, 8, 8), kernel_size=3, padding=1).shape
@@ -96,13 +95,14 @@ def blurmax_pool2d(
     Differs: as `blur_2d`.
     """
     if filter is None:
-        filter = default_2d_filter(device=input.device, dtype=input.dtype)
+        filter = _default_2d_filter(device=input.device, dtype=input.dtype)
     _check_filter(filter)
     kernel = (2, 2) if kernel_size is None else pair(kernel_size)
+    check_padding(kernel, pair(padding))
     return blurmax(input, kernel, pair(stride), pair(padding), pair(dilation), ceil_mode, filter)
 
 
-def default_2d_filter(device: torch.device | None = None, dtype: torch.dtype | None = None) -> torch.Tensor:
+def _default_2d_filter(device: torch.device | None = None, dtype: torch.dtype | None = None) -> torch.Tensor:
     """The product of [1, 2, 1] / 4 with itself, shape (1, 1, 3, 3)."""
     line = 2 - torch.arange(-1, 2, device=device).abs()  # made on the device: a copy from the host would stall it
     return torch.outer(line, line).to(torch.get_default_dtype() if dtype is None else dtype).div(16)[None, None]
@@ -114,6 +114,13 @@ def _check_filter(filter: torch.Tensor) -> None:
     height, width = filter.shape[2:]
     if height % 2 == 0 or width % 2 == 0:
         raise IndexError(f"`filter` must have odd sides, got {height} by {width}. Surround it with zeros on one side.")
+
+
+def check_padding(kernel_size: Pair, padding: Pair) -> None:
+    """Refuse a padding that `max_pool2d` refuses: some windows would see nothing of the image."""
+    half = (kernel_size[0] // 2, kernel_size[1] // 2)
+    if padding[0] > half[0] or padding[1] > half[1]:
+        raise ValueError(f"`padding` must be at most half the window, {half}, got {padding}. Use a larger window.")
 
 
 def pair(size: Size) -> Pair:
@@ -164,7 +171,9 @@ def _is_captured() -> bool:
 
 def _largest_shift(input: torch.Tensor, kernel_size: Pair, padding: Pair, dilation: Pair) -> torch.Tensor:
     """Pool every position as the maximum of shifted images: rows first, then columns."""
-    best = F.pad(input, [padding[1], padding[1], padding[0], padding[0]], value=-float("inf"))
+    best = input
+    if padding != (0, 0):
+        best = F.pad(input, [padding[1], padding[1], padding[0], padding[0]], value=-float("inf"))
     for dim in (-2, -1):
         image, positions = best, best.shape[dim] - dilation[dim] * (kernel_size[dim] - 1)
         best = image.narrow(dim, 0, positions)

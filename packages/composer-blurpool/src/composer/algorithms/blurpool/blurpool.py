@@ -71,8 +71,8 @@ def apply_blurpool(
     module_surgery.replace_module_classes(model, policies, optimizers=optimizers)
     if not module_surgery.count_module_instances(model, (BlurConv2d, BlurMaxPool2d)):
         warnings.warn(
-            f"`apply_blurpool` changed nothing: the model has no `MaxPool2d`, and no `Conv2d` with a stride above 1 and "
-            f"at least {min_channels} input channels, that it may replace.",
+            f"`apply_blurpool` changed nothing: the model has no `MaxPool2d`, and no `Conv2d` with a stride above 1 "
+            f"and at least {min_channels} input channels, that it may replace.",
             NoEffectWarning,
             stacklevel=2,
         )

@@ -6,10 +6,10 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrize import transfer_parametrizations_and_params
 
-from composer.algorithms.blurpool._blur import Size, blur, blurmax, pair
+from composer.algorithms.blurpool._blur import Size, blur, blurmax, check_padding, pair
 from composer.algorithms.blurpool._blur import blur_2d as blur_2d
 from composer.algorithms.blurpool._blur import blurmax_pool2d as blurmax_pool2d
-from composer.algorithms.blurpool._blur import default_2d_filter as _default_2d_filter
+from composer.algorithms.blurpool._blur import _default_2d_filter as _default_2d_filter
 
 __all__ = ["BlurConv2d", "BlurMaxPool2d", "BlurPool2d", "blur_2d", "blurmax_pool2d"]
 
@@ -26,6 +26,9 @@ class BlurMaxPool2d(nn.Module):
 
     Attributes:
         filt2d: The filter, shape (1, 1, 3, 3); a buffer.
+
+    Raises:
+        ValueError: `padding` is more than half the window.
 
     Example:
         >>> BlurMaxPool2d(kernel_size=3, stride=2, padding=1)
@@ -44,6 +47,7 @@ class BlurMaxPool2d(nn.Module):
         self.kernel_size = pair(kernel_size)
         self.stride = self.kernel_size if stride is None else pair(stride)
         self.padding, self.dilation, self.ceil_mode = pair(padding), pair(dilation), ceil_mode
+        check_padding(self.kernel_size, self.padding)
         self.filt2d: torch.Tensor
         self.register_buffer("filt2d", _default_2d_filter())
 

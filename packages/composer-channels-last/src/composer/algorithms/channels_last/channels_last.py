@@ -66,6 +66,9 @@ class ChannelsLast(Algorithm):
         after={REPLACES_MODEL, REPLACES_CONVS, ADDS_CONVS, REPLACES_NORMS, ADDS_NORMS},
     )
 
+    def __init__(self) -> None:
+        super().__init__()
+
     def match(self, event: Event, state: State) -> bool:
         """At INIT."""
         return event in self.events

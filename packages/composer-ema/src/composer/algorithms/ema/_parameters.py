@@ -221,7 +221,7 @@ def _fitted(stored: torch.Tensor, like: torch.Tensor, dtype: torch.dtype) -> tor
 
 
 def _copies(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: tensor.detach() for name, tensor in tensors.items()}
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
 def _reshard(model: torch.nn.Module) -> None:

@@ -139,11 +139,11 @@ class LabelSmoothing(Algorithm):
     def _check_tensors(self, outputs: Any, labels: Any) -> None:
         if not isinstance(outputs, torch.Tensor):
             raise TypeError(
-                f"`LabelSmoothing` needs the model's outputs to be one tensor, from which the number of classes is known, "
-                f"got {type(outputs).__name__}. Let the model return its logits."
+                f"`LabelSmoothing` needs the model's outputs to be one tensor, from which the number of classes is "
+                f"known, got {type(outputs).__name__}. Let the model return its logits."
             )
         if not isinstance(labels, torch.Tensor):
             raise TypeError(
-                f"`target_key` must point at a tensor of the batch, got {type(labels).__name__} at {self.target_key!r}. "
-                f"Name the targets there."
+                f"`target_key` must point at a tensor of the batch, got {self.target_key!r}, where there is a "
+                f"{type(labels).__name__}. Name the targets there."
             )

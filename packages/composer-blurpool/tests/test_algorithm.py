@@ -1,0 +1,146 @@
+"""`apply_blurpool` and `BlurPool` on models, with the engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from composer import functional as cf
+from composer.algorithms.blurpool import BlurConv2d, BlurMaxPool2d, BlurPool, apply_blurpool
+from composer.algorithms.warnings import NoEffectWarning
+from composer.core import ADDS_CONVS, REPLACES_CONVS, Algorithm, Engine, Event, Placement, State
+from composer.loggers import Logger, LoggerDestination
+from composer.testing import ConvModel
+
+FLAGS = [(True, True, True), (True, True, False), (True, False, True), (False, True, True), (True, False, False)]
+
+
+class Records(LoggerDestination):
+    """Keeps what is logged as hyperparameters, call by call."""
+
+    def __init__(self) -> None:
+        self.calls: list[dict[str, Any]] = []
+
+    def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
+        self.calls.append(hyperparameters)
+
+
+def start(algorithm: Algorithm, model: nn.Module) -> State:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    state = State(model=model, max_duration="1ep", optimizers=optimizer, algorithms=algorithm, callbacks=Records())
+    Engine(state).run_event("init")
+    return state
+
+
+def test_the_registered_function_is_this_one() -> None:
+    assert apply_blurpool is cf.apply_blurpool
+
+
+@pytest.mark.parametrize(("replace_convs", "replace_maxpools", "blur_first"), FLAGS)
+def test_what_subsamples_is_replaced_at_init(replace_convs: bool, replace_maxpools: bool, blur_first: bool) -> None:
+    """Of the convolutions only the first: the second has few channels, the third does not subsample."""
+    before, model = ConvModel(), ConvModel()
+    state = start(BlurPool(replace_convs, replace_maxpools, blur_first), model)
+
+    assert replace_convs == isinstance(model.conv1, BlurConv2d)
+    assert replace_maxpools == isinstance(model.pool1, BlurMaxPool2d)
+    assert [nn.Conv2d, nn.Conv2d] == [type(model.conv2), type(model.conv3)]
+    assert model.conv1 is model.module[0]
+    if isinstance(model.conv1, BlurConv2d):
+        assert blur_first == model.conv1.blur_first
+        assert torch.equal(before.conv1.weight, model.conv1.conv.weight)
+    counts = {
+        "blurpool/num_blurpool_layers": int(replace_maxpools),
+        "blurpool/num_blurconv_layers": int(replace_convs),
+    }
+    assert [counts] == state.callbacks[0].calls  # type: ignore[attr-defined]
+
+
+def test_the_optimizer_trains_the_new_weight_instead_of_the_old_one() -> None:
+    model = ConvModel()
+    old = model.conv1.weight
+    state = start(BlurPool(), model)
+    trained = {id(parameter) for parameter in state.optimizers[0].param_groups[0]["params"]}
+
+    assert id(old) not in trained
+    assert {id(parameter) for parameter in model.parameters()} == trained
+
+
+def test_outputs_keep_their_shape_and_training_works() -> None:
+    model, x = ConvModel(), torch.randn(2, 32, 32, 32)
+    expected = model((x, None)).shape
+    start(BlurPool(min_channels=0), model)
+    outputs = model((x, None))
+    outputs.sum().backward()
+
+    assert expected == outputs.shape
+    assert isinstance(model.conv2, BlurConv2d)
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_applying_it_twice_is_applying_it_once() -> None:
+    model = ConvModel()
+    apply_blurpool(model)
+    once = [(name, type(module)) for name, module in model.named_modules()]
+    apply_blurpool(model)
+
+    assert once == [(name, type(module)) for name, module in model.named_modules()]
+
+
+def test_training_and_evaluation_mode_are_kept() -> None:
+    model = ConvModel().eval()
+    apply_blurpool(model)
+
+    assert not any(module.training for module in model.modules())
+
+
+def test_pooling_that_returns_indices_stays() -> None:
+    pool = nn.MaxPool2d(2, return_indices=True)
+    model = nn.Sequential(pool, nn.MaxPool2d(2))
+    apply_blurpool(model)
+
+    assert model[0] is pool
+    assert isinstance(model[1], BlurMaxPool2d)
+
+
+@pytest.mark.parametrize(
+    "model", [nn.Linear(2, 2), nn.Conv2d(32, 32, 3, stride=2), nn.Sequential(nn.Conv2d(8, 8, 3, 2))]
+)
+def test_a_model_that_has_nothing_to_replace_is_warned_of(model: nn.Module) -> None:
+    """A convolution that is the model itself has no place where its replacement could go."""
+    with pytest.warns(NoEffectWarning, match=r"`apply_blurpool` changed nothing.*at least 16 input channels"):
+        apply_blurpool(model)
+
+
+def test_with_both_flags_off_the_function_warns_and_the_class_refuses() -> None:
+    with pytest.warns(NoEffectWarning, match=r"`apply_blurpool` changed nothing"):
+        apply_blurpool(ConvModel(), replace_convs=False, replace_maxpools=False)
+    with pytest.raises(ValueError, match=r"`replace_convs` or `replace_maxpools` must be True, got False for both"):
+        BlurPool(replace_convs=False, replace_maxpools=False)
+
+
+def test_a_checkpoint_needs_it_before_loading() -> None:
+    assert BlurPool.required_on_load()
+
+
+class AfterConvs(Algorithm):
+    """Stands for a method that must see the layers that are used in the end."""
+
+    events = frozenset({Event.INIT})
+    placement = Placement(after={REPLACES_CONVS, ADDS_CONVS})
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        self.seen = type(state.model.conv1)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_what_follows_replaced_convolutions_sees_them_whatever_the_order_of_the_list(reverse: bool) -> None:
+    after = AfterConvs()
+    algorithms = [after, BlurPool()]
+    state = State(model=ConvModel(), max_duration="1ep")
+    Engine(state, algorithms=algorithms[::-1] if reverse else algorithms).run_event("init")
+
+    assert BlurConv2d is after.seen

@@ -1,0 +1,123 @@
+"""`apply_channels_last` and `ChannelsLast` on models, with the engine."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from composer import functional as cf
+from composer.algorithms.channels_last import ChannelsLast, apply_channels_last
+from composer.core import ADDS_CONVS, REPLACES_CONVS, Algorithm, Engine, Event, Placement, State
+from composer.loggers import Logger
+from composer.testing import ConvModel, SimpleModel
+
+LAST = torch.channels_last
+
+
+def nhwc(shape: torch.Size) -> tuple[int, ...]:
+    """The strides of a tensor that is stored image by image, row by row, pixel by pixel, channel by channel."""
+    _, c, h, w = shape
+    return (h * w * c, 1, w * c, c)
+
+
+def start(model: nn.Module, *algorithms: Algorithm) -> State:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    state = State(model=model, max_duration="1ep", optimizers=optimizer, algorithms=algorithms)
+    Engine(state).run_event("init")
+    return state
+
+
+def test_the_registered_function_is_this_one() -> None:
+    assert apply_channels_last is cf.apply_channels_last
+
+
+@pytest.mark.parametrize("by_class", [False, True])
+def test_weights_change_their_strides_and_nothing_else(by_class: bool) -> None:
+    before, model = ConvModel(), ConvModel()
+    parameters = list(model.parameters())
+    if by_class:
+        start(model, ChannelsLast())
+    else:
+        apply_channels_last(model)
+
+    assert (288, 9, 3, 1) == before.conv1.weight.stride()
+    assert nhwc(model.conv1.weight.shape) == model.conv1.weight.stride()
+    for old, kept, new in zip(before.parameters(), parameters, model.parameters(), strict=True):
+        assert kept is new
+        assert torch.equal(old, new)
+
+
+def test_outputs_and_gradients_stay() -> None:
+    before, model, x = ConvModel(), ConvModel(), torch.randn(4, 32, 16, 16)
+    apply_channels_last(model)
+    for each in (before, model):
+        each((x, None)).square().sum().backward()
+
+    torch.testing.assert_close(before((x, None)), model((x, None)))
+    for old, new in zip(before.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(old.grad, new.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_feature_maps_follow_the_weights() -> None:
+    """Whatever the layout of the images."""
+    model = ConvModel()
+    apply_channels_last(model)
+    features = model.conv2(model.conv1(torch.randn(2, 32, 16, 16)))
+
+    assert nhwc(features.shape) == features.stride()
+
+
+def test_a_model_without_four_dimensional_weights_stays_as_it_is() -> None:
+    before, model = SimpleModel(), SimpleModel()
+    apply_channels_last(model)
+
+    assert [p.stride() for p in before.parameters()] == [p.stride() for p in model.parameters()]
+
+
+def test_checkpoints_load_into_either_layout() -> None:
+    """And the layout of the model stays."""
+    model, other = ConvModel(seed=1), ConvModel(seed=2)
+    apply_channels_last(model)
+    expected = {name: tensor.contiguous().clone() for name, tensor in other.state_dict().items()}
+    model.load_state_dict(expected)
+
+    assert all(torch.equal(expected[name], tensor) for name, tensor in model.state_dict().items())
+    assert nhwc(model.conv1.weight.shape) == model.conv1.weight.stride()
+    other.load_state_dict(model.state_dict())
+    assert other.conv1.weight.is_contiguous()
+
+
+def test_three_dimensional_convolutions_are_refused_by_torch() -> None:
+    with pytest.raises(RuntimeError, match=r"required rank 4 tensor to use channels_last format"):
+        apply_channels_last(nn.Conv3d(2, 2, 3))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_weights_on_the_gpu_change_their_strides() -> None:
+    model = ConvModel().cuda()
+    start(model, ChannelsLast())
+
+    assert nhwc(model.conv1.weight.shape) == model.conv1.weight.stride()
+
+
+class BringsConvs(Algorithm):
+    """Stands for a method that puts new convolutions into the model."""
+
+    events = frozenset({Event.INIT})
+
+    def __init__(self, effect: str) -> None:
+        self.placement = Placement(provides={effect})
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        state.model.conv1 = nn.Conv2d(32, 8, 3)
+
+
+@pytest.mark.parametrize("effect", [REPLACES_CONVS, ADDS_CONVS])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_new_convolutions_are_stored_channels_last_whatever_the_order_of_the_list(effect: str, reverse: bool) -> None:
+    model, algorithms = ConvModel(), [BringsConvs(effect), ChannelsLast()]
+    start(model, *(reversed(algorithms) if reverse else algorithms))
+
+    assert nhwc(model.conv1.weight.shape) == model.conv1.weight.stride()

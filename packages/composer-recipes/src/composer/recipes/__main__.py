@@ -1,0 +1,5 @@
+"""`python -m composer.recipes`."""
+
+from composer.recipes.cli import main
+
+main()

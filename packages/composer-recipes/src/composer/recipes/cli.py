@@ -1,0 +1,150 @@
+"""The command `composer-train`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Literal, NoReturn, TypeVar
+
+from docstring_parser import parse as parse_docstring
+from jsonargparse import ActionYesNo, ArgumentParser, Namespace
+from rich.console import Console
+
+from composer.core import Algorithm
+from composer.recipes import digits
+from composer.recipes._hparams import Data, Network, Recipe, Runs, Training
+from composer.recipes._plot import save_curves
+from composer.recipes._report import as_json, describe_data, print_report, write_json
+from composer.recipes._run import Comparison
+
+__all__ = ["main"]
+
+T = TypeVar("T")
+
+_PROGRAM = "composer-train"
+_GROUPS = (Data, Network, Training, Runs)
+_DIGITS = (
+    "Train a small residual network on small images from several seeds, first plainly and then with composed "
+    "algorithms, with the same budget, and compare. Without --data the images are the handwritten digits of "
+    "scikit-learn: nothing is downloaded."
+)
+_NOT_OPTIONS = {"input_key", "target_key", "resize_targets"}  # where things are in a batch is known here
+
+
+class _Parser(ArgumentParser):
+    """Answers a mistake in one line."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        text = re.sub(r'Parser key "([\w.]+)"', r"`--\1`", " ".join(message.split()))
+        print(f"{self.prog}: error: {text} See `{_PROGRAM} digits --help`.", file=sys.stderr)
+        sys.exit(2)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command.
+
+    Args:
+        arguments: What follows the command's name; None is what this process was given.
+    """
+    parser = _Parser(prog=_PROGRAM, description="Train with composed algorithms.")
+    recipe = _digits_parser()
+    parser.add_subcommands(dest="recipe").add_subcommand("digits", recipe, help=_DIGITS)
+    chosen = parser.parse_args(arguments)
+    try:
+        _run_digits(recipe, chosen.digits)
+    except KeyboardInterrupt:
+        sys.exit(f"{_PROGRAM}: interrupted")
+
+
+def _digits_parser() -> _Parser:
+    parser = _Parser(prog=f"{_PROGRAM} digits", description=_DIGITS)
+    parser.add_argument("--config", action="config", help="Read options from a YAML file; see --print_config.")
+    parser.add_argument("--out", type=Path, default=Path("composer-digits"), help="Where to write plot and results.")
+    for group in _GROUPS:
+        parser.add_class_arguments(group, skip={"progress"})
+    parser.add_argument(
+        "--progress",
+        action=ActionYesNo(yes_prefix="", no_prefix="no-"),
+        default=True,
+        help="Show a progress bar for each training run.",
+    )
+    parser.add_argument(
+        "--algorithms",
+        nargs="*",
+        type=Literal[tuple(digits.ALGORITHMS)],  # type: ignore[valid-type]
+        default=list(digits.COMPOSED),
+        help="What to compose. Nothing after it: train plainly only.",
+    )
+    for name, algorithm in digits.ALGORITHMS.items():
+        parser.add_class_arguments(algorithm, name, skip=_NOT_OPTIONS, instantiate=False)
+        parser.set_defaults({f"{name}.{key}": value for key, value in digits.TUNED.get(name, {}).items()})
+        _explain(parser, name, algorithm)
+    return parser
+
+
+def _explain(parser: ArgumentParser, name: str, algorithm: type) -> None:
+    """Take the help of options from `Args:` of the docstring only; `Attributes:` may describe the same names."""
+    described = {p.arg_name: p.description for p in parse_docstring(algorithm.__doc__ or "").params if p.args[0] == "param"}
+    for action in parser._actions:
+        group, _, key = action.dest.partition(".")
+        if group == name and key in described:
+            action.help = described[key]
+
+
+def _run_digits(parser: _Parser, options: Namespace) -> None:
+    console = Console()
+    try:
+        recipes = _recipes(parser, options)
+        runs = _section(Runs, options)
+        options.out.mkdir(parents=True, exist_ok=True)
+        comparison = Comparison(recipes, runs)
+    except (OSError, TypeError, ValueError) as error:
+        parser.error(str(error))
+    images = comparison.images[0]
+    console.print(describe_data(images), highlight=False, soft_wrap=True)
+    results = comparison.run()
+    print_report(results, console)
+    curves, values, config = (options.out / name for name in ("curves.png", "results.json", "config.yaml"))
+    title = f"{images.name}: {len(images.train_images):,} training images, {len(images.test_images):,} test images"
+    save_curves(results, title, curves)
+    write_json(values, as_json(results, images))
+    config.write_text(parser.dump(options), encoding="utf-8")
+    console.print(f"\nLearning curves: {curves}\nAll results: {values}\nThis recipe, for --config: {config}", highlight=False, soft_wrap=True)
+
+
+def _recipes(parser: _Parser, options: Namespace) -> list[Recipe]:
+    """The plain recipe, and the composed one if there is anything to compose.
+
+    Raises:
+        ValueError: An option has a value that cannot work, or none would look at it.
+    """
+    data, network, training = (_section(group, options) for group in (Data, Network, Training))
+    for name in digits.ALGORITHMS:
+        given, default = options[name], parser.get_defaults()[name]
+        changed = [key for key in vars(given) if given[key] != default[key]]
+        if changed and name not in options.algorithms:
+            raise ValueError(
+                f"`--{name}.{changed[0]}` has no effect, because `{name}` is not among `--algorithms`, which are "
+                f"{' '.join(options.algorithms) or 'none'}. Add it there."
+            )
+    recipes = [digits.plain(data, network, training)]
+    if options.algorithms:
+        algorithms = [_algorithm(name, options[name]) for name in options.algorithms]
+        recipes.append(digits.composed(data, network, training, algorithms))
+    return recipes
+
+
+def _algorithm(name: str, arguments: Namespace) -> Algorithm:
+    try:
+        return digits.ALGORITHMS[name](**vars(arguments))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"`--{name}`: {error}") from error
+
+
+def _section(group: type[T], options: Namespace) -> T:
+    """One group of hyperparameters out of all options."""
+    values: dict[str, Any] = {field.name: options[field.name] for field in fields(group)}  # type: ignore[arg-type]
+    return group(**values)
