@@ -183,14 +183,14 @@ class _Copy:
         self._event: torch.cuda.Event | None = None
         if tensor.device.type == "cuda":
             self._host = tensor.to("cpu", non_blocking=True)  # into pinned memory
-            self._event = torch.cuda.Event()
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record(torch.cuda.current_stream(tensor.device))
         else:
             self._host = tensor.cpu()
 
     @property
     def ready(self) -> bool:
-        return self._event is None or self._event.query()
+        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
 
     @property
     def numbers(self) -> list[Any]:

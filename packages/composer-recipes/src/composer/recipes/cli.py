@@ -39,7 +39,8 @@ class _Parser(ArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         text = re.sub(r'Parser key "([\w.]+)"', r"`--\1`", " ".join(message.split()))
-        print(f"{self.prog}: error: {text} See `{_PROGRAM} digits --help`.", file=sys.stderr)
+        program = self.prog.replace(" [options]", "")
+        print(f"{program}: error: {text} See `{_PROGRAM} digits --help`.", file=sys.stderr)
         sys.exit(2)
 
 
@@ -123,8 +124,8 @@ def _recipes(parser: _Parser, options: Namespace) -> list[Recipe]:
     """
     data, network, training = (_section(group, options) for group in (Data, Network, Training))
     for name in digits.ALGORITHMS:
-        given, default = options[name], parser.get_defaults()[name]
-        changed = [key for key in vars(given) if given[key] != default[key]]
+        given, default = _arguments(options, name), _arguments(parser.get_defaults(), name)
+        changed = [key for key in given if given[key] != default[key]]
         if changed and name not in options.algorithms:
             raise ValueError(
                 f"`--{name}.{changed[0]}` has no effect, because `{name}` is not among `--algorithms`, which are "
@@ -132,14 +133,18 @@ def _recipes(parser: _Parser, options: Namespace) -> list[Recipe]:
             )
     recipes = [digits.plain(data, network, training)]
     if options.algorithms:
-        algorithms = [_algorithm(name, options[name]) for name in options.algorithms]
+        algorithms = [_algorithm(name, _arguments(options, name)) for name in options.algorithms]
         recipes.append(digits.composed(data, network, training, algorithms))
     return recipes
 
 
-def _algorithm(name: str, arguments: Namespace) -> Algorithm:
+def _arguments(options: Namespace, name: str) -> dict[str, Any]:
+    return vars(options.get(name, Namespace()))  # nothing is there for an algorithm without arguments
+
+
+def _algorithm(name: str, arguments: dict[str, Any]) -> Algorithm:
     try:
-        return digits.ALGORITHMS[name](**vars(arguments))
+        return digits.ALGORITHMS[name](**arguments)
     except (TypeError, ValueError) as error:
         raise ValueError(f"`--{name}`: {error}") from error
 

@@ -167,7 +167,7 @@ class EMA(Algorithm):
         if event in _RESTORING:
             return self.ema_weights_active
         if event in self.checkpoint_events:
-            return self.ema_started
+            return self.ema_started and _saves(event, state)
         return self.ema_started and event in self.move_device_events
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
