@@ -174,14 +174,20 @@ def test_a_callback_that_overrides_run_event_sees_every_event() -> None:
     assert list(Event) == seen
 
 
-def test_a_hook_with_a_misspelt_name_is_refused_at_class_creation() -> None:
-    with pytest.raises(TypeError, match=r"_Wrong.on_batch_end` is not the name of an event.*`batch_end`"):
+def test_a_hook_with_a_misspelt_name_is_warned_of_at_class_creation() -> None:
+    with pytest.warns(UserWarning, match=r"_Wrong.on_batch_end` is not the name of an event.*`batch_end`"):
 
         class _Wrong(Callback):
             def on_batch_end(self, state: State, logger: Logger) -> None:
                 pass
 
     class _Helper(Callback):
+        def batch_end(self, state: State, logger: Logger) -> None:
+            self.on_batch_end(state, logger)
+
+        def on_batch_end(self, state: State, logger: Logger) -> None:
+            pass
+
         def generate(self, state: State, logger: Logger) -> None:
             pass
 
@@ -484,3 +490,80 @@ def test_the_plan_names_who_acts_where_and_why(recorder: Recorder) -> None:
 
 def test_an_empty_plan_says_so() -> None:
     assert str(Engine(make_state()).explain()) == "No algorithm or callback acts at any event."
+
+
+# ---- code that knows nothing of our attributes ----
+
+
+def test_strings_run_the_compiled_plan(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(make_state(algorithms=Named("a", recorder)))
+    monkeypatch.setattr(engine, "_compile", lambda: pytest.fail("compiled again"))
+    for event in ("batch_start", "BATCH_START", Event.BATCH_START):
+        engine.run_event(event)
+
+    assert recorder.ran == ["a"] * 3
+
+
+def test_a_subclass_that_overrides_match_is_asked_everywhere() -> None:
+    class Wider(Named):
+        def match(self, event: Event, state: State) -> bool:
+            return event is Event.EPOCH_END or super().match(event, state)
+
+    recorder = Recorder()
+    engine = Engine(make_state(algorithms=Wider("a", recorder)))
+    for event in Event:
+        engine.run_event(event)
+
+    # INIT, BATCH_START and AFTER_LOSS of the base class, and EPOCH_END.
+    assert recorder.ran == ["a"] * 3
+
+
+@pytest.mark.parametrize("own", [[], ["a", "b"], {"x"}, "text", 3])
+def test_users_may_call_something_else_events_or_placement(own: Any) -> None:
+    ran = []
+
+    class Theirs(Algorithm):
+        def __init__(self) -> None:
+            self.events = own
+            self.placement = own
+
+        def match(self, event: Event, state: State) -> bool:
+            return event is Event.BATCH_END
+
+        def apply(self, event: Event, state: State, logger: Logger) -> None:
+            ran.append(event)
+
+    engine = Engine(make_state(algorithms=Theirs()))
+    for event in Event:
+        engine.run_event(event)
+
+    assert ran == [Event.BATCH_END]
+
+
+def test_mocks_of_the_base_classes_are_run() -> None:
+    from unittest.mock import MagicMock, Mock
+
+    for kind in (Mock, MagicMock):
+        algorithm, callback = kind(spec=Algorithm), MagicMock(spec=Callback)
+        algorithm.match.return_value = True
+        engine = Engine(make_state(algorithms=algorithm, callbacks=callback))
+        engine.run_event(Event.BATCH_END)
+
+        algorithm.apply.assert_called_once()
+        callback.run_event.assert_called_once()
+
+
+def test_algorithms_that_print_alike_have_traces_of_their_own(recorder: Recorder) -> None:
+    engine = Engine(make_state(algorithms=[Named("a", recorder), Named("a", recorder)]))
+
+    assert list(engine.run_event(Event.BATCH_START)) == ["a/Event.BATCH_START", "a#2/Event.BATCH_START"]
+
+
+def test_two_attributes_interpolate_loss_are_warned_of(recorder: Recorder) -> None:
+    from composer.algorithms.warnings import NotIntendedUseWarning
+
+    algorithms = [Named("a", recorder), Named("b", recorder)]
+    for algorithm in algorithms:
+        algorithm.interpolate_loss = True  # type: ignore[attr-defined]
+    with pytest.warns(NotIntendedUseWarning, match=r"which also interpolates the loss"):
+        Engine(make_state(algorithms=algorithms))

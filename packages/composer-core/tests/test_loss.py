@@ -65,7 +65,9 @@ class TestOneHot:
         assert torch.equal(F.one_hot(labels), _one_hot(labels))
 
     def test_a_negative_label_gives_zeros_with_a_warning(self) -> None:
-        with pytest.warns(UserWarning, match="Negative labels are ignored"):
+        with pytest.warns(
+            UserWarning, match="Negative label indices are being ignored in conversion to one-hot labels"
+        ):
             actual = ensure_targets_one_hot(torch.zeros(3, 2), torch.tensor([1, -100, 0]))
 
         assert [[0, 1], [0, 0], [1, 0]] == actual.tolist()
@@ -285,7 +287,7 @@ class TestDiceLoss:
         prediction, target = torch.rand(1, 3, 10), torch.randint(3, (1, 10))
         target[0, 7:] = -1
 
-        with pytest.warns(UserWarning, match="Negative labels"):
+        with pytest.warns(UserWarning, match="Negative label indices"):
             actual = DiceLoss()(prediction, target)
 
         torch.testing.assert_close(actual, DiceLoss()(prediction[..., :7], target[..., :7]))

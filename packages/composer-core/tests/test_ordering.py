@@ -72,14 +72,14 @@ class Undeclared(Acting):
         return event in self._when
 
 
-def run(algorithms: list[Acting], *events: Event) -> list[str]:
+def run(algorithms: list[Acting], *events: Event, by_name: bool = False) -> list[str]:
     ran: list[str] = []
     for algorithm in algorithms:
         algorithm.ran = ran
     state = State(model=torch.nn.Linear(1, 1), max_duration="1ep", dataloader=[0], algorithms=algorithms)
     engine = Engine(state)
     for event in events:
-        engine.run_event(event)
+        engine.run_event(event.value if by_name else event)
     return ran
 
 
@@ -122,7 +122,8 @@ def test_what_was_done_at_before_is_undone_in_reverse_even_against_the_declared_
     }
     algorithms = [cls(name, LOSS, placements[name]) for name in listed]
 
-    assert run(algorithms, *LOSS) == ["mixer", "smoother", "smoother", "mixer"]
+    for by_name in (False, True):
+        assert run(algorithms, *LOSS, by_name=by_name) == ["mixer", "smoother", "smoother", "mixer"]
 
 
 @pytest.mark.parametrize("listed", list(itertools.permutations(["undoing 1", "undoing 2", "pruner"])))
@@ -218,7 +219,7 @@ def test_excluded_pairs_are_refused_when_the_engine_gets_them() -> None:
     pruning = Second("b", (Event.INIT,), Placement(provides={PRUNES_BATCH}))
 
     with pytest.raises(
-        ConflictError, match=r"`First` cannot be used together with `Second`, which prunes batch.*Remove"
+        ConflictError, match=r"`First` cannot be used together with `Second`, which prunes the batch.*Remove"
     ):
         run([refusing, pruning], Event.INIT)
     assert issubclass(ConflictError, ValueError)

@@ -181,6 +181,13 @@ def test_batch_items_are_read_and_set_by_key() -> None:
     assert state.batch == {"x": 2}
 
 
+def test_parts_of_what_is_no_pair_are_refused() -> None:
+    state = make_state()
+    state.batch = {"x": 1}
+    with pytest.raises(TypeError, match=r"the batch is a dict. Use `state.batch_get_item"):
+        state.inputs = 3
+
+
 # ---- values read late ----
 
 

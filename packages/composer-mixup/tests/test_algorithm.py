@@ -80,7 +80,9 @@ def test_parts_of_other_batches_are_found_by_key() -> None:
 
 
 def test_a_negative_alpha_is_refused_at_construction() -> None:
-    with pytest.raises(ValueError, match=r"`alpha` must not be negative, got -0.5. Use `alpha=0` to switch mixing off"):
+    with pytest.raises(
+        ValueError, match=r"`alpha` must not be negative or infinite, got -0.5. Use `alpha=0` to switch mixing off"
+    ):
         MixUp(alpha=-0.5)
 
 

@@ -111,7 +111,7 @@ def test_a_weight_outside_0_and_1_is_refused(mixing: float) -> None:
 
 
 def test_a_negative_alpha_is_refused() -> None:
-    with pytest.raises(ValueError, match="`alpha` must not be negative, got -1"):
+    with pytest.raises(ValueError, match="`alpha` must not be negative or infinite, got -1"):
         mixup_batch(torch.zeros(2, 1), torch.arange(2), alpha=-1)
 
 

@@ -52,6 +52,9 @@ def never(**kwargs: Any) -> Trainer:
         ({"schedulers": 3}, TypeError, r"`schedulers` must hold torch schedulers or functions"),
         ({"algorithm_passes": 3}, ValueError, r"`algorithm_passes` must be a function"),
         ({"optimizers": "SGD"}, TypeError, r"`optimizers` must be a `torch.optim.Optimizer`, got str"),
+        ({"algorithms": [Callback]}, TypeError, r"got the class `Callback`; pass `Callback\(...\)`"),
+        ({"train_dataloader": [1], "train_subset_num_batches": 0}, ValueError, r"or -1 for all, got 0"),
+        ({"python_log_level": "loud"}, ValueError, r"`python_log_level` must be 'debug'"),
         ({"save_folder": "x"}, TypeError, r"save_folder"),
     ],
 )
@@ -86,7 +89,7 @@ def test_two_algorithms_that_exclude_each_other_are_refused_at_construction(make
         def apply(self, event: Event, state: State, logger: Logger) -> None:
             pass
 
-    with pytest.raises(ValueError, match=r"`Alone` cannot be used together with `Alone`"):
+    with pytest.raises(ValueError, match=r"`Alone` is given twice"):
         make_trainer(algorithms=[Alone(), Alone()])
 
 

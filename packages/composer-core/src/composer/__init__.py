@@ -46,14 +46,14 @@ _PARTS = {
     **{name: f"composer-{name}" for name in "metrics optim profiler recipes".split()},
 }
 
-__all__ = [*_ELSEWHERE, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
-
 
 def __getattr__(name: str) -> Any:
+    if name == "__all__":
+        return _public()  # `from composer import *` takes what is installed
     if name == "__version__":
         from importlib.metadata import version
 
-        value: Any = version("composer-core")
+        value: Any = version(_CORE)
     elif name in _ELSEWHERE:
         module, distribution = _ELSEWHERE[name]
         value = moved(module, name, distribution, f"composer.{name}")
@@ -66,4 +66,15 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_PARTS})
+    parts = [name for name in _PARTS if _is_installed(f"composer.{name}")]
+    return sorted({*_public(), *parts, *(name for name in globals() if name.startswith("__"))})
+
+
+def _public() -> list[str]:
+    return [name for name, (module, _) in _ELSEWHERE.items() if _is_installed(module)] + ["__version__"]
+
+
+def _is_installed(module: str) -> bool:
+    from importlib.util import find_spec
+
+    return find_spec(module) is not None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from composer.core._ordering import Ordering, opener_of
-from composer.core.algorithm import always_matches
+from composer.core.algorithm import always_matches, declared_events
 from composer.core.event import Event
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class AlgorithmPlan:
         self._remember = ordering.declared and event.is_before_event
         self._reorder = ordering.declared and event.is_after_event
         self._always = all(always_matches(algorithms[i]) for i in self.candidates)
-        self._keys = {i: f"{algorithms[i]}/{event}" for i in self.candidates}
+        self._keys = _trace_keys(algorithms, self.candidates, event)
         self._names = {i: type(algorithms[i]).__name__ for i in self.candidates}
         self._index = {id(algorithm): i for i, algorithm in enumerate(algorithms)}
 
@@ -83,7 +83,9 @@ class AlgorithmPlan:
             return self.candidates, None
         algorithms, opener = self.ordering.algorithms, self._opener
         acted = tuple(
-            i for i in self.ordering.forward if i in self.candidates and opener in (algorithms[i].events or ())
+            i
+            for i in self.ordering.forward
+            if i in self.candidates and opener in (declared_events(algorithms[i]) or ())
         )
         return self.ordering.backward(self._ascending, acted), acted
 
@@ -125,5 +127,17 @@ class AlgorithmPlan:
         return traces
 
 
+def _trace_keys(algorithms: Sequence[Algorithm], indices: Sequence[int], event: Event) -> dict[int, str]:
+    """`"{algorithm}/{event}"`; of algorithms that print alike, the later ones are numbered."""
+    keys: dict[int, str] = {}
+    for i in indices:
+        name, count = str(algorithms[i]), 1
+        while (key := f"{name}/{event}" if count == 1 else f"{name}#{count}/{event}") in keys.values():
+            count += 1
+        keys[i] = key
+    return keys
+
+
 def _may_act(algorithm: Algorithm, event: Event) -> bool:
-    return algorithm.events is None or event in algorithm.events
+    events = declared_events(algorithm)
+    return events is None or event in events

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from composer.core._errors import ConflictError, OrderingError
+from composer.core._placement import PHRASES
+from composer.core.algorithm import declared_placement
 
 if TYPE_CHECKING:
     from composer.core.algorithm import Algorithm
@@ -38,7 +40,7 @@ class Ordering:
 
     def __init__(self, algorithms: Sequence[Algorithm]) -> None:
         self.algorithms = tuple(algorithms)
-        self._placements = [algorithm.placement for algorithm in self.algorithms]
+        self._placements = [declared_placement(algorithm) for algorithm in self.algorithms]
         self._check_excludes()
         # edges[i][j] says why algorithm i acts before algorithm j
         self._edges: dict[int, dict[int, str]] = {i: self._successors(i) for i in range(len(self.algorithms))}
@@ -81,11 +83,13 @@ class Ordering:
                 reasons.append(f"before {self._name(other)}: {self._edges[index][other]}")
             if index in self._edges[other]:
                 reasons.append(f"after {self._name(other)}: {self._edges[other][index]}")
-        if acted is not None and index in acted:
-            reasons.append("undoes its act at the opening event, last in, first out")
+        if acted is not None and index in acted and len(acted) > 1:
+            reasons.append("acted at the opening event too: reverse of the order there")
         if reasons:
             return "; ".join(reasons)
-        return "as listed" if acted is None else "reverse of the list: first in, last out"
+        if acted is None or len(order) == 1:
+            return "as listed"
+        return "reverse of the list: first in, last out"
 
     def warn_discouraged(self) -> None:
         """Warn of every pair that its placement discourages."""
@@ -115,10 +119,10 @@ class Ordering:
 
     def _check_excludes(self) -> None:
         for i, j, effects in self._pairs("excludes"):
-            raise ConflictError(
-                f"`{self._name(i)}` cannot be used together with `{self._name(j)}`, which {_words(effects)}. "
-                f"Remove one of the two from `algorithms`."
-            )
+            what = f"`{self._name(i)}` cannot be used together with `{self._name(j)}`, which {_words(effects)}."
+            if type(self.algorithms[i]) is type(self.algorithms[j]):
+                what = f"`{self._name(i)}` is given twice, and one of it {_words(effects)} already."
+            raise ConflictError(f"{what} Remove one of the two from `algorithms`.")
 
     def _successors(self, i: int) -> dict[int, str]:
         mine, edges = self._placements[i], {}
@@ -170,4 +174,4 @@ class Ordering:
 
 
 def _words(effects: frozenset[str]) -> str:
-    return " and ".join(effect.replace("_", " ") for effect in sorted(effects))
+    return " and ".join(PHRASES.get(effect, f"provides '{effect}'") for effect in sorted(effects))

@@ -22,6 +22,7 @@ __all__ = [
     "FREEZES_WEIGHTS",
     "INTERPOLATES_LOSS",
     "MIXES_TARGETS",
+    "PHRASES",
     "PRUNES_BATCH",
     "REPLACES_CONVS",
     "REPLACES_MODEL",
@@ -50,27 +51,27 @@ CLIPS_GRADIENTS = "clips_gradients"  # limits gradients before the step
 WRAPS_OPTIMIZER = "wraps_optimizer"  # puts an optimizer around the optimizer
 AVERAGES_WEIGHTS = "averages_weights"  # keeps an average of the weights beside them
 
-EFFECTS = frozenset(
-    {
-        PRUNES_BATCH,
-        TRANSFORMS_BATCH,
-        CHANGES_RESOLUTION,
-        CHANGES_LENGTH,
-        MIXES_TARGETS,
-        SMOOTHS_TARGETS,
-        INTERPOLATES_LOSS,
-        REPLACES_MODEL,
-        REPLACES_CONVS,
-        ADDS_CONVS,
-        REPLACES_NORMS,
-        ADDS_NORMS,
-        CHANGES_MEMORY_FORMAT,
-        FREEZES_WEIGHTS,
-        CLIPS_GRADIENTS,
-        WRAPS_OPTIMIZER,
-        AVERAGES_WEIGHTS,
-    }
-)
+# What each effect is in messages: "..., which <phrase>".
+PHRASES = {
+    PRUNES_BATCH: "prunes the batch",
+    TRANSFORMS_BATCH: "transforms the batch",
+    CHANGES_RESOLUTION: "changes the resolution",
+    CHANGES_LENGTH: "changes the length of sequences",
+    MIXES_TARGETS: "mixes targets",
+    SMOOTHS_TARGETS: "smooths targets",
+    INTERPOLATES_LOSS: "interpolates the loss",
+    REPLACES_MODEL: "replaces the model",
+    REPLACES_CONVS: "replaces convolution or pooling layers",
+    ADDS_CONVS: "adds convolution layers",
+    REPLACES_NORMS: "replaces normalisation layers",
+    ADDS_NORMS: "adds normalisation layers",
+    CHANGES_MEMORY_FORMAT: "changes the memory format",
+    FREEZES_WEIGHTS: "freezes weights",
+    CLIPS_GRADIENTS: "clips gradients",
+    WRAPS_OPTIMIZER: "wraps the optimizer",
+    AVERAGES_WEIGHTS: "averages weights",
+}
+EFFECTS = frozenset(PHRASES)
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,8 @@ def lazy_namespace(group: str, namespace: dict[str, Any]) -> tuple[Callable[[str
         return value
 
     def __dir__() -> list[str]:
-        return sorted({*namespace, *points(group)})
+        public = {name for name in namespace if name.startswith("__")}
+        return sorted({*public, *own, *points(group)})
 
     return __getattr__, __dir__
 

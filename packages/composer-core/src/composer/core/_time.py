@@ -173,7 +173,7 @@ class Time(Serializable, Generic[TValue]):
     __str__ = to_timestring
 
     def __hash__(self) -> int:
-        return hash((self._value, self._unit.value))
+        return hash((self._value, self._unit))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Time, (self._value, self._unit.value))

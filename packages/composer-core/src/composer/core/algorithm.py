@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from composer.core._placement import Placement
+from composer.core._placement import INTERPOLATES_LOSS, Placement
 from composer.core.event import Event
 from composer.core.serializable import Serializable
 
@@ -64,7 +64,7 @@ class Algorithm(Serializable, ABC):
             event: The current event.
             state: The state of the run.
         """
-        return self.events is not None and event in self.events
+        return isinstance(self.events, (set, frozenset)) and event in self.events
 
     @abstractmethod
     def apply(self, event: Event, state: State, logger: Logger) -> int | None:
@@ -99,15 +99,42 @@ def _argument(value: Any) -> str:
     return str(value) if isinstance(value, Enum) else repr(value)
 
 
+def declared_events(algorithm: Algorithm) -> frozenset[Event] | None:
+    """The events an algorithm restricts itself to; None if it must be asked at every event.
+
+    Code that knows nothing of this attribute may use its name for something else, and a subclass may widen `match`
+    without repeating it; both are asked.
+    """
+    events = algorithm.events
+    if not isinstance(events, (set, frozenset)) or not all(isinstance(event, Event) for event in events):
+        return None
+    kinds = type(algorithm).__mro__
+    matching = next((i for i, kind in enumerate(kinds) if "match" in vars(kind)), len(kinds))
+    declaring = next((i for i, kind in enumerate(kinds) if "events" in vars(kind)), len(kinds))
+    if matching < declaring and "events" not in vars(algorithm):
+        return None
+    return frozenset(events)
+
+
+def declared_placement(algorithm: Algorithm) -> Placement:
+    """The placement of an algorithm; one that only says `interpolate_loss = True` provides and discourages that."""
+    placement = algorithm.placement
+    if not isinstance(placement, Placement):
+        return Placement()
+    if placement == Placement() and getattr(algorithm, "interpolate_loss", False) is True:
+        return Placement(provides={INTERPOLATES_LOSS}, discourages={INTERPOLATES_LOSS})
+    return placement
+
+
 def always_matches(algorithm: Algorithm) -> bool:
     """Whether the algorithm acts at each of its events, so that it need not be asked.
 
     Raises:
         TypeError: It never says when it acts.
     """
-    if type(algorithm).match is not Algorithm.match:
+    if getattr(type(algorithm), "match", None) is not Algorithm.match or "match" in vars(algorithm):
         return False
-    if algorithm.events is None:
+    if declared_events(algorithm) is None:
         raise TypeError(
             f"`{type(algorithm).__name__}` must say when it acts, but has neither `events` nor a `match` of its own. "
             f"Set for example `events = frozenset({{Event.BATCH_END}})`."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import warnings
 from abc import ABC
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +26,8 @@ class Callback(Serializable, ABC):
     The engine calls only the overridden ones. A subclass that overrides `run_event` instead is called at every event.
     A callback must survive several `fit` calls and, after `close`, a new run.
 
-    Raises:
-        TypeError: At class creation, a method `(self, state, logger)` is named almost, but not quite, like an event.
+    The engine looks once, when it compiles its plan, which methods are overridden. A method `(self, state, logger)`
+    named almost, but not quite, like an event is warned of at class creation.
 
     Example:
         >>> class Counter(Callback):
@@ -190,9 +191,14 @@ class Callback(Serializable, ABC):
 _OWN = frozenset({"state_dict", "load_state_dict", "run_event", "close", "post_close"})
 
 
+def dispatches_by_name(callback: Callback) -> bool:
+    """Whether `run_event` is the one above, so that the engine may call the methods directly."""
+    return getattr(type(callback), "run_event", None) is Callback.run_event and "run_event" not in vars(callback)
+
+
 def overridden_hooks(callback: Callback) -> frozenset[str]:
     """The events, by value, whose methods a callback overrides; every one if it overrides `run_event`."""
-    if type(callback).run_event is not Callback.run_event or "run_event" in vars(callback):
+    if not dispatches_by_name(callback):
         return _HOOKS
     return frozenset(
         hook
@@ -205,8 +211,10 @@ def _check_hook(cls: type[Callback], name: str, function: Any) -> None:
     if name in _HOOKS or list(inspect.signature(function).parameters) != ["self", "state", "logger"]:
         return
     near = difflib.get_close_matches(name.removeprefix("on_"), _HOOKS, n=1, cutoff=0.9)
-    if near:
-        raise TypeError(
-            f"`{cls.__name__}.{name}` is not the name of an event and would never be called. Did you mean "
-            f"`{near[0]}`? If it is a helper, rename it or start its name with an underscore."
+    if near and getattr(cls, near[0]) is getattr(Callback, near[0]):  # otherwise it is a helper of that hook
+        warnings.warn(
+            f"`{cls.__name__}.{name}` is not the name of an event and is never called by the engine. Did you mean "
+            f"`{near[0]}`? If it is a helper, start its name with an underscore.",
+            UserWarning,
+            stacklevel=3,
         )

@@ -12,7 +12,7 @@ from composer.core._dispatch import AlgorithmPlan, Trace, Traces
 from composer.core._explain import Plan, PlanRow
 from composer.core._observed import ObservedList
 from composer.core._ordering import Ordering
-from composer.core.callback import Callback, overridden_hooks
+from composer.core.callback import Callback, dispatches_by_name, overridden_hooks
 from composer.core.event import Event
 from composer.core.passes import (
     AlgorithmPass,
@@ -34,6 +34,7 @@ __all__ = ["Engine", "Trace", "Traces"]
 log = logging.getLogger(__name__)
 
 _DEFAULT_PASSES: tuple[AlgorithmPass, ...] = (order_by_placement, set_filo_order, warn_on_discouraged)
+_EVENTS: dict[str, Event] = {event.value: event for event in Event}  # strings are announced every step too
 _OPEN_CALLBACKS: weakref.WeakSet[Callback] = weakref.WeakSet()
 _WITHOUT_DATALOADER = frozenset(
     {Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.EVAL_STANDALONE_START, Event.EVAL_STANDALONE_END}
@@ -132,8 +133,8 @@ class Engine:
         try:
             run = self._table[event.index]  # type: ignore[index]
         except (AttributeError, TypeError):  # a string, or the table must be rebuilt
-            event = Event(event)
-            run = self._compile()[event.index]
+            event = _EVENTS.get(event) or Event(event)  # type: ignore[arg-type]
+            run = (self._table or self._compile())[event.index]
         return {} if run is None else run()
 
     def explain(self) -> Plan:
@@ -240,7 +241,7 @@ def _weak_call(method: weakref.WeakMethod[Callable[[], None]]) -> Callable[[], N
 
 
 def _hook(callback: Callback, event: Event) -> Callable[[State, Logger], Any]:
-    if type(callback).run_event is Callback.run_event and "run_event" not in vars(callback):
+    if dispatches_by_name(callback):
         hook: Callable[[State, Logger], Any] = getattr(callback, event.value)
         return hook
     return lambda state, logger: callback.run_event(event, state, logger)

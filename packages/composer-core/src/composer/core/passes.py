@@ -67,8 +67,10 @@ def set_filo_order(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Al
     """
     if not event.is_after_event:
         return algorithms
+    from composer.core.algorithm import declared_events
+
     ordering, opener = Ordering(algorithms), opener_of(event)
-    acted = tuple(i for i in ordering.forward if opener in (algorithms[i].events or ()))
+    acted = tuple(i for i in ordering.forward if opener in (declared_events(algorithms[i]) or ()))
     return [algorithms[i] for i in ordering.backward(tuple(range(len(algorithms))), acted)]
 
 

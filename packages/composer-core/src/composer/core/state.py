@@ -11,6 +11,7 @@ import torch
 
 from composer.core import _state_dict
 from composer.core._state_lists import StateLists
+from composer.core._state_parts import device_of, length_of, pair_of, resolved
 from composer.core._time import Time, TimeInput, TimeUnit, ensure_time
 from composer.core._timestamp import Timestamp
 from composer.core.precision import Precision
@@ -59,11 +60,11 @@ class State(StateLists, Serializable):
         precision: The numerical precision, a `Precision` or its name.
         precision_config: Arguments of the FP8 recipe.
         optimizers: One optimizer or several.
-        schedulers: One learning-rate scheduler or several.
         scaler: The gradient scaler of fp16 training.
         save_metrics: Whether `state_dict` includes metrics.
         algorithms: The algorithms that run, in your order.
         callbacks: The callbacks and loggers that run, in your order.
+        schedulers: One learning-rate scheduler or several.
 
     Attributes:
         batch: The current batch: on the host from AFTER_DATALOADER on, the microbatch on the device during the forward
@@ -79,6 +80,8 @@ class State(StateLists, Serializable):
         metric_outputs: What `model.update_metric` returned last.
         train_metrics: Training metrics by name.
         eval_metrics: Evaluation metrics by evaluator label and name.
+        profiler: None: runs are not profiled yet.
+        fsdp_enabled: False: runs are not sharded yet; nor are `fsdp_config`, `tp_config` and `device_mesh` set.
 
     Raises:
         TypeError: `model` is not a `torch.nn.Module`.
@@ -88,6 +91,16 @@ class State(StateLists, Serializable):
     batch: Any
     outputs: Any
     loss: Any
+
+    # Callbacks ask these of every run. No run is profiled or sharded yet, and they say so.
+    profiler: None = None
+    fsdp_enabled: bool = False
+    fsdp_config: None = None
+    fsdp_config_version: int = 0
+    fsdp_state_dict_type: None = None
+    fsdp_sharded_state_dict_enabled: bool = False
+    tp_config: None = None
+    device_mesh: None = None
 
     def __init__(
         self,
@@ -106,11 +119,11 @@ class State(StateLists, Serializable):
         precision: str | Precision = Precision.FP32,
         precision_config: dict[str, Any] | None = None,
         optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
-        schedulers: Any = None,
         scaler: torch.amp.GradScaler | None = None,
         save_metrics: bool = False,
         algorithms: Algorithm | Sequence[Algorithm] | None = None,
         callbacks: Callback | Sequence[Callback] | None = None,
+        schedulers: Any = None,
     ) -> None:
         if not isinstance(model, torch.nn.Module):
             raise TypeError(f"`model` must be a `torch.nn.Module`, got {type(model).__name__}.")
@@ -118,7 +131,7 @@ class State(StateLists, Serializable):
         self.model = model
         self.rank_zero_seed = rank_zero_seed
         self.run_name = run_name if run_name is not None else f"run-{time.strftime('%Y%m%d-%H%M%S')}"
-        self.device = _device_of(model) if device is None else get_device(device)
+        self.device = device_of(model) if device is None else get_device(device)
         self.device_train_microbatch_size = device_train_microbatch_size
         self.auto_microbatching = auto_microbatching
         self.precision = precision  # the setter parses
@@ -240,7 +253,7 @@ class State(StateLists, Serializable):
         if self._dataloader is None:
             raise RuntimeError("`dataloader_len` must be set together with a loader. Call `set_dataloader` first.")
         number = int(ensure_time(value, TimeUnit.BATCH))
-        own = _length_of(self._dataloader)
+        own = length_of(self._dataloader)
         if number == -1:
             self._dataloader_len = own
             return
@@ -300,20 +313,20 @@ class State(StateLists, Serializable):
     @property
     def inputs(self) -> Any:
         """The first part of a pair batch."""
-        return self.batch[0]
+        return pair_of(self.batch)[0]
 
     @inputs.setter
     def inputs(self, value: Any) -> None:
-        self.batch = (value, _pair(self.batch)[1])
+        self.batch = (value, pair_of(self.batch)[1])
 
     @property
     def targets(self) -> Any:
         """The second part of a pair batch."""
-        return self.batch[1]
+        return pair_of(self.batch)[1]
 
     @targets.setter
     def targets(self, value: Any) -> None:
-        self.batch = (_pair(self.batch)[0], value)
+        self.batch = (pair_of(self.batch)[0], value)
 
     # ---- numbers ----
 
@@ -345,7 +358,7 @@ class State(StateLists, Serializable):
     @property
     def train_metric_values(self) -> dict[str, Any]:
         """The last computed training metrics."""
-        return _resolved(self._train_metric_values)
+        return resolved(self._train_metric_values)
 
     @train_metric_values.setter
     def train_metric_values(self, value: dict[str, Any]) -> None:
@@ -354,7 +367,7 @@ class State(StateLists, Serializable):
     @property
     def total_loss_dict(self) -> dict[str, Any]:
         """The losses of the last batch as floats, by key (`loss/train/total`)."""
-        return _resolved(self._total_loss_dict)
+        return resolved(self._total_loss_dict)
 
     @total_loss_dict.setter
     def total_loss_dict(self, value: dict[str, Any]) -> None:
@@ -390,32 +403,3 @@ class State(StateLists, Serializable):
     def load_optim_state(self, state_dict: dict[str, Any], strict: bool = True) -> None:
         """Restore the optimizers only; one the state lacks is left alone with a warning."""
         _state_dict.load_optimizers(self, state_dict["optimizers"], strict)
-
-
-def _resolved(values: dict[str, Any]) -> dict[str, Any]:
-    """The values, each read from the device now if it has not been."""
-    from composer.loggers import DeferredValue
-
-    for key, value in values.items():
-        if isinstance(value, DeferredValue):
-            values[key] = value.value
-    return values
-
-
-def _pair(batch: Any) -> Sequence[Any]:
-    # `for state.inputs, state.targets in loader` sets one part after the other, the first time on no batch at all.
-    return batch if isinstance(batch, (tuple, list)) and len(batch) == 2 else (None, None)
-
-
-def _device_of(model: torch.nn.Module) -> Device:
-    tensor = next(model.parameters(), next(model.buffers(), None))
-    names = {"cpu": "cpu", "cuda": "gpu", "mps": "mps"}
-    return get_device(None if tensor is None else names.get(tensor.device.type))
-
-
-def _length_of(dataloader: Any) -> int | None:
-    """The number of batches; None if the loader is not sized (also torch's loader over an unsized dataset)."""
-    try:
-        return len(dataloader)
-    except (TypeError, NotImplementedError):
-        return None

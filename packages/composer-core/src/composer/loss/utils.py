@@ -103,7 +103,11 @@ def _one_hot(
                 f"Pass at least {largest + 1}."
             )
         if smallest < 0:
-            warnings.warn("Negative labels are ignored: they become zeros for every class.", UserWarning, stacklevel=3)
+            warnings.warn(
+                "Negative label indices are being ignored in conversion to one-hot labels: their rows are all zero.",
+                UserWarning,
+                stacklevel=3,
+            )
     labels = tensor.long().unsqueeze(dim)
     shape = list(labels.shape)
     shape[dim] = num_classes

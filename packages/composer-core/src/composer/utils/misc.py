@@ -83,11 +83,11 @@ def warning_on_one_line(
     file: Any = None,
     line: str | None = None,
 ) -> str:
-    """A replacement for `warnings.formatwarning` that leaves out the source line.
+    r"""A replacement for `warnings.formatwarning` that leaves out the source line.
 
     Example:
         >>> warning_on_one_line("Slow.", UserWarning, "train.py", 3)
-        'UserWarning: Slow. (source: train.py:3)\\n'
+        'UserWarning: Slow. (source: train.py:3)\n'
     """
     return f"{category.__name__}: {message} (source: {filename}:{lineno})\n"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -110,7 +111,7 @@ class EvalBatches:
         self._mean, self._std = _column(mean), _column(std)
 
     def __len__(self) -> int:
-        return -(-len(self._images) // self.batch_size)
+        return math.ceil(len(self._images) / self.batch_size)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for images, labels in zip(

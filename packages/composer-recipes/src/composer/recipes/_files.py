@@ -131,6 +131,6 @@ class _ArrayUnpickler(pickle.Unpickler):
     _ALLOWED = frozenset({"_reconstruct", "ndarray", "dtype", "scalar", "_frombuffer", "encode"})
 
     def find_class(self, module: str, name: str) -> Any:
-        if module.split(".")[0] in ("numpy", "_codecs") and name in self._ALLOWED:
+        if module.partition(".")[0] in ("numpy", "_codecs") and name in self._ALLOWED:
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"it would import `{module}.{name}`")

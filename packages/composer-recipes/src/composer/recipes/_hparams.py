@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from composer.core import Algorithm
+from composer.utils.reproducibility import MAX_SEED
 
 __all__ = ["Data", "Network", "Recipe", "Runs", "Training"]
 
@@ -77,8 +79,8 @@ class Training:
     def __post_init__(self) -> None:
         _check_at_least("epochs", self.epochs, 1)
         _check_at_least("weight_decay", self.weight_decay, 0)
-        if not self.lr > 0:
-            raise ValueError(f"`lr` must be positive, got {self.lr!r}.")
+        if not 0 < self.lr < math.inf:
+            raise ValueError(f"`lr` must be positive and finite, got {self.lr!r}.")
         for name in ("momentum", "warmup"):
             value = getattr(self, name)
             if not 0 <= value < 1:
@@ -105,7 +107,9 @@ class Runs:
 
     def __post_init__(self) -> None:
         _check_at_least("seeds", self.seeds, 1)
-        _check_at_least("seed", self.seed, 0)
+        last = MAX_SEED + 1 - self.seeds
+        if not 0 <= self.seed <= last:
+            raise ValueError(f"`seed` must be from 0 to {last}, so that all seeds are below 2**32, got {self.seed!r}.")
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,9 @@ def draw_curves(results: Sequence[Result], title: str) -> Any:
     accuracy = [100 * np.array([run.accuracy for run in result.runs]) for result in results]
     loss = [np.array([run.loss for run in result.runs]) for result in results]
     names = [result.recipe.name for result in results]
-    _draw(left, accuracy, [f"{name}: {values[:, -1].mean():.2f}%" for name, values in zip(names, accuracy, strict=True)])
+    _draw(
+        left, accuracy, [f"{name}: {values[:, -1].mean():.2f}%" for name, values in zip(names, accuracy, strict=True)]
+    )
     _draw(right, loss, [f"{name}: {values[:, -1].mean():.4f}" for name, values in zip(names, loss, strict=True)])
     left.set(title="Accuracy", ylabel="test accuracy (%)", ylim=(_settled(accuracy, np.min), None))
     right.set(title="Loss", ylabel="test cross entropy", ylim=(0, _settled(loss, np.max)))

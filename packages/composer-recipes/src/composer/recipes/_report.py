@@ -20,7 +20,11 @@ from composer.recipes._run import Result
 
 __all__ = ["as_json", "print_report", "write_json"]
 
-_SOURCES = {"digits": "the handwritten digits of scikit-learn", "Fashion-MNIST": "Fashion-MNIST", "CIFAR-10": "CIFAR-10"}
+_SOURCES = {
+    "digits": "the handwritten digits of scikit-learn",
+    "Fashion-MNIST": "Fashion-MNIST",
+    "CIFAR-10": "CIFAR-10",
+}
 
 
 def describe_data(images: ImageData) -> str:

@@ -8,22 +8,23 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from composer.core import Evaluator
 from composer.loggers import InMemoryLogger
-from composer.models import ComposerClassifier
 from composer.optim import ComposerScheduler, CosineAnnealingScheduler, CosineAnnealingWithWarmupScheduler
 from composer.recipes._data import ImageData, load_images
 from composer.recipes._deeds import Evidence, describe_deeds
 from composer.recipes._hparams import Recipe, Runs, Training
 from composer.recipes._model import ResNet
 from composer.recipes._watch import RunBar, Watch
-from composer.trainer import Trainer
 from composer.utils import get_device
 from composer.utils.reproducibility import seed_context
+
+if TYPE_CHECKING:
+    from composer.trainer import Trainer
 
 __all__ = ["Comparison", "Result", "Run", "compare", "run"]
 
@@ -235,6 +236,9 @@ class _Session:
 
     def _trainer(self, seed: int, num_batches: int, loggers: list[Any]) -> Trainer:
         """A Trainer whose every random choice is decided by the seed. To be called under its `seed_context`."""
+        from composer.models import ComposerClassifier  # loads torchmetrics, which takes seconds
+        from composer.trainer import Trainer
+
         recipe, images, settings = self.recipe, self.images, self.settings
         device = get_device(settings.device)
         network = ResNet(images.num_classes, images.shape[0], width=recipe.network.width, blocks=recipe.network.blocks)

@@ -33,14 +33,18 @@ _DIGITS = (
 )
 _NOT_OPTIONS = {"input_key", "target_key", "resize_targets"}  # where things are in a batch is known here
 
+_PLAINER = ((r'Parser key "([\w.]+)"', r"`--\1`"), (r"<class '(\w+)'>", r"\1"), (r"\btyping\.", ""))  # of jsonargparse
+
 
 class _Parser(ArgumentParser):
     """Answers a mistake in one line."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        text = re.sub(r'Parser key "([\w.]+)"', r"`--\1`", " ".join(message.split()))
+        text = " ".join(message.split())
+        for pattern, plain in _PLAINER:
+            text = re.sub(pattern, plain, text)
         program = self.prog.replace(" [options]", "")
-        print(f"{program}: error: {text} See `{_PROGRAM} digits --help`.", file=sys.stderr)
+        print(f"{program}: error: {text.removesuffix('.')}. See `{_PROGRAM} digits --help`.", file=sys.stderr)
         sys.exit(2)
 
 
@@ -88,7 +92,9 @@ def _digits_parser() -> _Parser:
 
 def _explain(parser: ArgumentParser, name: str, algorithm: type) -> None:
     """Take the help of options from `Args:` of the docstring only; `Attributes:` may describe the same names."""
-    described = {p.arg_name: p.description for p in parse_docstring(algorithm.__doc__ or "").params if p.args[0] == "param"}
+    described = {
+        p.arg_name: p.description for p in parse_docstring(algorithm.__doc__ or "").params if p.args[0] == "param"
+    }
     for action in parser._actions:
         group, _, key = action.dest.partition(".")
         if group == name and key in described:
@@ -113,7 +119,11 @@ def _run_digits(parser: _Parser, options: Namespace) -> None:
     save_curves(results, title, curves)
     write_json(values, as_json(results, images))
     config.write_text(parser.dump(options), encoding="utf-8")
-    console.print(f"\nLearning curves: {curves}\nAll results: {values}\nThis recipe, for --config: {config}", highlight=False, soft_wrap=True)
+    console.print(
+        f"\nLearning curves: {curves}\nAll results: {values}\nThis recipe, for --config: {config}",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def _recipes(parser: _Parser, options: Namespace) -> list[Recipe]:

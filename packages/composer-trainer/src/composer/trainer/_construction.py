@@ -43,7 +43,9 @@ __all__ = [
     "check_duration",
     "check_model",
     "check_schedulers",
+    "check_subset",
     "data_spec_of",
+    "described",
     "generate_run_name",
     "microbatch_size",
     "precision_of",
@@ -71,7 +73,7 @@ def check_model(model: Any) -> tuple[ComposerModel, bool]:
         model = original
     if not isinstance(model, ComposerModel):
         raise ValueError(
-            f"`model` must be a `ComposerModel`, got {type(model).__name__}. Subclass `composer.ComposerModel`, or "
+            f"`model` must be a `ComposerModel`, got {described(model)}. Subclass `composer.ComposerModel`, or "
             f"wrap a classifier: `composer.models.ComposerClassifier(model, num_classes=...)`."
         )
     return model, compiled
@@ -111,10 +113,10 @@ def build_optimizer(model: ComposerModel, optimizers: Any) -> torch.optim.Optimi
     if not parameters:
         warnings.warn(
             "No optimizer was specified, and the model does not have parameters. None is made; `fit` will need one.",
-            stacklevel=4,
+            stacklevel=3,
         )
         return None
-    warnings.warn("No optimizer was specified. `DecoupledSGDW(lr=0.1)` is used.", stacklevel=4)
+    warnings.warn("No optimizer was specified. `DecoupledSGDW(lr=0.1)` is used.", stacklevel=3)
     return DecoupledSGDW(parameters, lr=0.1)
 
 
@@ -146,7 +148,7 @@ def build_loggers(
     for argument, items, kind in (("loggers", destinations, LoggerDestination), ("callbacks", others, Callback)):
         for item in items:
             if not isinstance(item, kind):
-                raise TypeError(f"`{argument}` must hold `{kind.__name__}` objects, got {type(item).__name__}.")
+                raise TypeError(f"`{argument}` must hold `{kind.__name__}` objects, got {described(item)}.")
     present = {type(destination) for destination in destinations}
     if progress_bar and log_to_console:
         warnings.warn(
@@ -204,9 +206,9 @@ def build_evaluators(eval_dataloader: Any, eval_interval: Any, eval_subset_num_b
         )
     if not given:
         if eval_interval not in (0, 1):
-            warnings.warn("`eval_interval` has no effect without `eval_dataloader`.", stacklevel=4)
+            warnings.warn("`eval_interval` has no effect without `eval_dataloader`.", stacklevel=5)
         if eval_subset_num_batches != -1:
-            warnings.warn("`eval_subset_num_batches` has no effect without `eval_dataloader`.", stacklevel=4)
+            warnings.warn("`eval_subset_num_batches` has no effect without `eval_dataloader`.", stacklevel=5)
     evaluators = [ensure_evaluator(item, None) for item in given]
     labels = [evaluator.label for evaluator in evaluators]
     for label in labels:
@@ -316,10 +318,32 @@ def build_schedulers(schedulers: Sequence[Any], state: State, ssr: float) -> lis
     return built
 
 
+def described(value: Any) -> str:
+    """What was given instead of an object, for a message; a class is told apart from its objects."""
+    if isinstance(value, type):
+        return f"the class `{value.__name__}`; pass `{value.__name__}(...)`"
+    return type(value).__name__
+
+
+def check_subset(argument: str, subset: int) -> int:
+    """A number of batches, or -1 for all.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    if isinstance(subset, bool) or not isinstance(subset, int) or subset < -1 or subset == 0:
+        raise ValueError(f"`{argument}` must be a positive number of batches, or -1 for all, got {subset!r}.")
+    return subset
+
+
 def set_python_log_level(level: str | None) -> None:
     """Show the library's log records on stderr, from `level` on."""
     if level is None:
         return
+    if not isinstance(logging.getLevelName(level.upper()), int):
+        raise ValueError(
+            f"`python_log_level` must be 'debug', 'info', 'warning', 'error' or 'critical', got {level!r}."
+        )
     rank = os.environ.get("RANK", "0")
     logging.basicConfig(
         format=f"%(asctime)s: rank{rank}[%(process)d][%(threadName)s]: %(levelname)s: %(name)s: %(message)s"

@@ -44,6 +44,7 @@ class RunSettings:
         state.device_train_microbatch_size, state.auto_microbatching = size, auto
         if self.train_spec is not None:
             state.train_dataloader = self.train_spec.dataloader
+            subset = build.check_subset("train_subset_num_batches", subset)
             state.set_dataloader(self.train_spec.dataloader, label, subset)
 
     def replace_train_data(self, dataloader: Any, label: str, subset: int | None, microbatch_size: Any) -> None:
@@ -62,6 +63,7 @@ class RunSettings:
                 size, auto = build.microbatch_size(microbatch_size, self.train_spec, state.device)
                 state.device_train_microbatch_size, state.auto_microbatching = size, auto
             if subset is not None:
+                subset = build.check_subset("train_subset_num_batches", subset)
                 state.set_dataloader(self.train_spec.dataloader, self.train_label, subset)
 
     def set_evaluators(self, eval_dataloader: Any, interval: Any, subset: int) -> None:

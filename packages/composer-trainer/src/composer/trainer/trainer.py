@@ -342,7 +342,7 @@ class Trainer:
             device.optimizer_to_device(optimizer)
         for algorithm in ensure_tuple(algorithms):
             if not isinstance(algorithm, Algorithm):
-                raise TypeError(f"`algorithms` must hold `Algorithm` objects, got {type(algorithm).__name__}.")
+                raise TypeError(f"`algorithms` must hold `Algorithm` objects, got {build.described(algorithm)}.")
         self.state = State(
             model=model,
             rank_zero_seed=seed,

@@ -178,7 +178,7 @@ def _largest_shift(input: torch.Tensor, kernel_size: Pair, padding: Pair, dilati
         image, positions = best, best.shape[dim] - dilation[dim] * (kernel_size[dim] - 1)
         best = image.narrow(dim, 0, positions)
         for i in range(1, kernel_size[dim]):
-            best = torch.maximum(best, image.narrow(dim, i * dilation[dim], positions))
+            best = torch.maximum(best, image.narrow(dim, i, positions))
     return best
 
 

@@ -36,7 +36,7 @@ def parse(half_life: Any, smoothing: Any, ema_start: Any, update_interval: Any) 
                 f"`half_life` and `update_interval` must have the same unit, got '{decay}' and '{interval}'. Give both "
                 f"in 'ba' or both in 'ep'."
             )
-        smoothing = 2 ** (-decay.value / interval.value) if decay.value else 0.0
+        smoothing = 2 ** (-interval.value / decay.value) if decay.value else 0.0
     check_smoothing(smoothing)
     return float(smoothing), interval, _parse("ema_start", ema_start, least=0)
 

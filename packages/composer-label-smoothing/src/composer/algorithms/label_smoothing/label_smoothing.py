@@ -58,7 +58,7 @@ def _smooth_indices(logits: torch.Tensor, labels: torch.Tensor, smoothing: float
     if _surely_all_count(index):
         return torch.full(logits.shape, rest, dtype=dtype, device=logits.device).scatter_(1, index, own)
     counts = (index >= 0).to(dtype)
-    return (counts * rest).expand(logits.shape).contiguous().scatter_(1, index.clamp(min=0), own * torch.ones_like(counts))
+    return (counts * rest).expand(logits.shape).contiguous().scatter_(1, index.clamp(min=0), counts * own)
 
 
 def _surely_all_count(index: torch.Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -107,16 +108,21 @@ class MixUp(Algorithm):
         self.alpha = alpha
         self.interpolate_loss = interpolate_loss
         self.input_key, self.target_key = input_key, target_key
-        self.events = frozenset(
-            {Event.BEFORE_FORWARD, Event.BEFORE_BACKWARD if interpolate_loss else Event.BEFORE_LOSS}
-        )
-        extra = {INTERPOLATES_LOSS} if interpolate_loss else {MIXES_TARGETS}
-        self.placement = Placement(
-            provides={TRANSFORMS_BATCH} | extra, discourages={INTERPOLATES_LOSS} if interpolate_loss else ()
-        )
         self.mixing = 0.0
         self.indices: torch.Tensor | None = None
         self.permuted_target: torch.Tensor | None = None
+
+    @property
+    def events(self) -> frozenset[Event]:  # type: ignore[override]
+        """BEFORE_FORWARD, and where targets or losses are mixed."""
+        return frozenset({Event.BEFORE_FORWARD, Event.BEFORE_BACKWARD if self.interpolate_loss else Event.BEFORE_LOSS})
+
+    @property
+    def placement(self) -> Placement:  # type: ignore[override]
+        """Transforms the batch, and mixes targets or interpolates the loss."""
+        if self.interpolate_loss:
+            return Placement(provides={TRANSFORMS_BATCH, INTERPOLATES_LOSS}, discourages={INTERPOLATES_LOSS})
+        return Placement(provides={TRANSFORMS_BATCH, MIXES_TARGETS})
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Mix the inputs, then the targets or the loss."""
@@ -164,8 +170,12 @@ class MixUp(Algorithm):
 
 
 def _check_alpha(alpha: float) -> None:
-    if alpha < 0:
-        raise ValueError(f"`alpha` must not be negative, got {alpha!r}. Use `alpha=0` to switch mixing off.")
+    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)):
+        raise TypeError(f"`alpha` must be a number, got {alpha!r}. Use for example `alpha=0.2`.")
+    if not 0 <= alpha < math.inf:
+        raise ValueError(
+            f"`alpha` must not be negative or infinite, got {alpha!r}. Use `alpha=0` to switch mixing off."
+        )
 
 
 def _gen_mixing_coef(alpha: float) -> float:
