@@ -515,7 +515,7 @@ def test_a_subclass_that_overrides_match_is_asked_everywhere() -> None:
         engine.run_event(event)
 
     # INIT, BATCH_START and AFTER_LOSS of the base class, and EPOCH_END.
-    assert recorder.ran == ["a"] * 3
+    assert recorder.ran == ["a"] * 4
 
 
 @pytest.mark.parametrize("own", [[], ["a", "b"], {"x"}, "text", 3])

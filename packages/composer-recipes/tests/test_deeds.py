@@ -6,7 +6,7 @@ import pytest
 
 from composer.core import Algorithm, Event, State
 from composer.loggers import Logger
-from composer.recipes import Recipe, Result, Runs, digits, run
+from composer.recipes import Data, Recipe, Result, Runs, Training, digits, run
 
 ONE = Runs(seeds=1, device="cpu", progress=False)
 
@@ -29,8 +29,8 @@ def result() -> Result:
     arguments = {**digits.TUNED, "ema": {"half_life": "4ba", "update_interval": "2ba"}, "sam": {"interval": 3}}
     algorithms = digits.make_algorithms(list(digits.ALGORITHMS), arguments)
     recipe = digits.composed(
-        digits.Data(train_samples=80, test_samples=20, batch_size=20),
-        training=digits.Training(epochs=3),
+        Data(train_samples=80, test_samples=20, batch_size=20),
+        training=Training(epochs=3),
         algorithms=algorithms,
     )
     return run(recipe, ONE)

@@ -115,8 +115,12 @@ def test_the_learning_rate_rises_then_falls_to_zero() -> None:
     run(recipe, Runs(seeds=1, device="cpu", progress=False))
 
     rates = rates[-10:]  # of the run, after the warm-up
-    assert [0.0, 0.25, 0.5] == rates[:3]
-    assert sorted(rates[2:], reverse=True) == rates[2:]
+    peak = rates.index(max(rates))
+    assert rates[0] == 0
+    assert rates[peak] == 0.5
+    assert 0 < peak < 5
+    assert sorted(rates[:peak]) == rates[:peak]
+    assert sorted(rates[peak:], reverse=True) == rates[peak:]
     assert 0 < rates[-1] < 0.05
 
 
@@ -136,8 +140,10 @@ def test_a_bar_shows_recipe_seed_and_accuracy(tiny: Make, capsys: pytest.Capture
 
 def test_algorithms_that_exclude_each_other_are_refused_before_training(tiny: Make, quiet: Runs) -> None:
     class Other(Algorithm):
-        events = frozenset({Event.AFTER_LOAD})
         placement = Placement(excludes=SAM.placement.provides)
+
+        def apply(self, event: Event, state: Any, logger: Any) -> None:
+            raise AssertionError("it must not come to this")
 
     with pytest.raises(ValueError, match="SAM"):
         Comparison([tiny(algorithms=(SAM(), Other()))], quiet)

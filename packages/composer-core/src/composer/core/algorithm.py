@@ -118,7 +118,7 @@ def declared_events(algorithm: Algorithm) -> frozenset[Event] | None:
 
 def declared_placement(algorithm: Algorithm) -> Placement:
     """The placement of an algorithm; one that only says `interpolate_loss = True` provides and discourages that."""
-    placement = algorithm.placement
+    placement: Any = algorithm.placement
     if not isinstance(placement, Placement):
         return Placement()
     if placement == Placement() and getattr(algorithm, "interpolate_loss", False) is True:

@@ -34,7 +34,6 @@ _SERIALIZED = (
     "model optimizers schedulers algorithms callbacks scaler timestamp "
     "rank_zero_seed train_metrics eval_metrics run_name"
 ).split()
-_LENGTH_WARNING = "DataloaderNumBatchesWarning"
 
 
 class State(StateLists, Serializable):
@@ -78,10 +77,9 @@ class State(StateLists, Serializable):
         eval_timestamp: Progress of the current evaluation.
         predict_timestamp: Progress of the current prediction.
         metric_outputs: What `model.update_metric` returned last.
-        train_metrics: Training metrics by name.
         eval_metrics: Evaluation metrics by evaluator label and name.
         profiler: None: runs are not profiled yet.
-        fsdp_enabled: False: runs are not sharded yet; nor are `fsdp_config`, `tp_config` and `device_mesh` set.
+        fsdp_enabled: False: runs are not sharded yet.
 
     Raises:
         TypeError: `model` is not a `torch.nn.Module`.
@@ -92,7 +90,7 @@ class State(StateLists, Serializable):
     outputs: Any
     loss: Any
 
-    # Callbacks ask these of every run. No run is profiled or sharded yet, and they say so.
+    # Asked by callbacks of every run; none is profiled or sharded yet.
     profiler: None = None
     fsdp_enabled: bool = False
     fsdp_config: None = None
@@ -189,8 +187,7 @@ class State(StateLists, Serializable):
             raise ValueError(
                 f"`max_duration` must not be in 'dur', which is a fraction of it, got {new!r}. Use '10ep'."
             )
-        changed = (new is None) != (self._max_duration is None)
-        self._max_duration = new
+        changed, self._max_duration = (new is None) != (self._max_duration is None), new
         if changed:
             self._notify()
 
@@ -235,7 +232,7 @@ class State(StateLists, Serializable):
 
     @property
     def dataloader(self) -> Any:
-        """The active loader: training, evaluation or prediction. Set with `set_dataloader`."""
+        """The active loader. Set with `set_dataloader`."""
         return self._dataloader
 
     @property
@@ -252,14 +249,13 @@ class State(StateLists, Serializable):
     def dataloader_len(self, value: int | Time[int]) -> None:
         if self._dataloader is None:
             raise RuntimeError("`dataloader_len` must be set together with a loader. Call `set_dataloader` first.")
-        number = int(ensure_time(value, TimeUnit.BATCH))
-        own = length_of(self._dataloader)
+        number, own = int(ensure_time(value, TimeUnit.BATCH)), length_of(self._dataloader)
         if number == -1:
             self._dataloader_len = own
             return
         if own is not None and number > own:
             warnings.warn(
-                f"{_LENGTH_WARNING}: `dataloader_len` is {number}, but the loader has only {own} batches; "
+                f"DataloaderNumBatchesWarning: `dataloader_len` is {number}, but the loader has only {own} batches; "
                 f"{own} are used.",
                 stacklevel=2,
             )
@@ -401,5 +397,5 @@ class State(StateLists, Serializable):
         _state_dict.load_model(self, state_dict, strict)
 
     def load_optim_state(self, state_dict: dict[str, Any], strict: bool = True) -> None:
-        """Restore the optimizers only; one the state lacks is left alone with a warning."""
+        """Restore the optimizers only."""
         _state_dict.load_optimizers(self, state_dict["optimizers"], strict)

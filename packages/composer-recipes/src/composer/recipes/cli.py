@@ -141,6 +141,8 @@ def _recipes(parser: _Parser, options: Namespace) -> list[Recipe]:
                 f"`--{name}.{changed[0]}` has no effect, because `{name}` is not among `--algorithms`, which are "
                 f"{' '.join(options.algorithms) or 'none'}. Add it there."
             )
+    if len(set(options.algorithms)) < len(options.algorithms):
+        raise ValueError(f"`--algorithms` must name each algorithm once, got {' '.join(options.algorithms)}.")
     recipes = [digits.plain(data, network, training)]
     if options.algorithms:
         algorithms = [_algorithm(name, _arguments(options, name)) for name in options.algorithms]

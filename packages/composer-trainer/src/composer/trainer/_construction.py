@@ -325,7 +325,7 @@ def described(value: Any) -> str:
     return type(value).__name__
 
 
-def check_subset(argument: str, subset: int) -> int:
+def check_subset(argument: str, subset: Any) -> int:
     """A number of batches, or -1 for all.
 
     Raises:

@@ -159,7 +159,7 @@ def _pool_every_position(input: torch.Tensor, kernel_size: Pair, padding: Pair, 
         # On the CPU torch vectorises both of these, but not pooling in the usual layout, which takes ten times as long.
         if not (input.requires_grad and torch.is_grad_enabled()):
             return _largest_shift(input, kernel_size, padding, dilation)
-        if input.dim() == 4 and input.shape[1] >= 8:
+        if input.shape[1] >= 8:
             input = input.contiguous(memory_format=torch.channels_last)
     return F.max_pool2d(input, kernel_size, (1, 1), padding, dilation)
 
@@ -178,7 +178,7 @@ def _largest_shift(input: torch.Tensor, kernel_size: Pair, padding: Pair, dilati
         image, positions = best, best.shape[dim] - dilation[dim] * (kernel_size[dim] - 1)
         best = image.narrow(dim, 0, positions)
         for i in range(1, kernel_size[dim]):
-            best = torch.maximum(best, image.narrow(dim, i, positions))
+            best = torch.maximum(best, image.narrow(dim, i * dilation[dim], positions))
     return best
 
 

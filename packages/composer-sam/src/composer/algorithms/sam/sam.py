@@ -40,7 +40,7 @@ class SAM(Algorithm):
         optimizer is saved and loaded, so resuming is exact and needs no warning.
     """
 
-    events = frozenset({Event.AFTER_LOAD})
+    events = frozenset({Event.BEFORE_LOAD, Event.AFTER_LOAD})
     placement = Placement(provides={WRAPS_OPTIMIZER}, excludes={WRAPS_OPTIMIZER})
 
     def __init__(self, rho: float = 0.05, epsilon: float = 1e-12, interval: int = 1) -> None:
