@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> None:
     def measure(engine: Engine) -> float:
         names = {"run_event": engine.run_event, "event": Event.BATCH_END}
         seconds: float = timeit.timeit("run_event(event)", globals=names, number=options.calls)
-        return 1e9 * seconds / options.calls
+        return float(1e9 * seconds / options.calls)
 
     contestants = {name: partial(measure, engine) for name, engine in engines.items()}
     print(f"{machine()}; {options.calls} events, {options.rounds} interleaved rounds, medians")

@@ -97,14 +97,14 @@ def test_a_folder_without_data_says_what_was_looked_for_and_how_to_get_it(tmp_pa
 def test_an_incomplete_data_set_says_what_is_missing(fashion: Path) -> None:
     (fashion / "FashionMNIST/raw/t10k-images-idx3-ubyte").unlink()
 
-    with pytest.raises(FileNotFoundError, match="but t10k-images-idx3-ubyte is missing.*FashionMNIST.*download=True"):
+    with pytest.raises(FileNotFoundError, match=r"but t10k-images-idx3-ubyte is missing.*FashionMNIST.*download=True"):
         load_images(Data(data=fashion))
 
 
 def test_two_data_sets_in_one_folder_are_not_guessed_between(fashion: Path, cifar: Path) -> None:
     assert fashion == cifar
 
-    with pytest.raises(ValueError, match="holds both Fashion-MNIST and CIFAR-10. Name the folder of one: '"):
+    with pytest.raises(ValueError, match=r"holds both Fashion-MNIST and CIFAR-10. Name the folder of one: '"):
         load_images(Data(data=fashion))
 
 

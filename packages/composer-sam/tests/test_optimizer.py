@@ -439,6 +439,8 @@ def test_a_copy_steps_the_copied_weights(copied_by: Any) -> None:
     assert other.param_groups[0]["params"][0] is next(other_net.parameters())
     deep_compare(weights_of(net), weights_of(other_net))
     deep_compare(optimizer.state_dict(), other.state_dict())
+    other.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
+    assert 0.2 == other.param_groups[1]["rho"]
 
 
 @pytest.mark.parametrize("by", ["sam", "base"])

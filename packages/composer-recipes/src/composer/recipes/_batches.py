@@ -115,7 +115,7 @@ class EvalBatches:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for images, labels in zip(
-            self._images.split(self.batch_size), self._labels.split(self.batch_size), strict=True
+            torch.split(self._images, self.batch_size), torch.split(self._labels, self.batch_size), strict=True
         ):
             yield (images.float() - self._mean) / self._std, labels
 

@@ -91,9 +91,13 @@ def load_images(data: Data) -> ImageData:
         )
     size = min(arrays.train_images.shape[2:])
     mean, std = _measure(train[0])
+    train_images, train_labels, test_images, test_labels = (torch.tensor(array) for array in (*train, *test))
     return ImageData(
         arrays.name,
-        *(torch.tensor(array) for array in (*train, *test)),
+        train_images,
+        train_labels,
+        test_images,
+        test_labels,
         num_classes=int(arrays.train_labels.max()) + 1,
         mean=mean,
         std=std,

@@ -132,7 +132,7 @@ def _recipes(parser: _Parser, options: Namespace) -> list[Recipe]:
     Raises:
         ValueError: An option has a value that cannot work, or none would look at it.
     """
-    data, network, training = (_section(group, options) for group in (Data, Network, Training))
+    data, network, training = _section(Data, options), _section(Network, options), _section(Training, options)
     for name in digits.ALGORITHMS:
         given, default = _arguments(options, name), _arguments(parser.get_defaults(), name)
         changed = [key for key in given if given[key] != default[key]]

@@ -159,7 +159,7 @@ def _pool_every_position(input: torch.Tensor, kernel_size: Pair, padding: Pair, 
         # On the CPU torch vectorises both of these, but not pooling in the usual layout, which takes ten times as long.
         if not (input.requires_grad and torch.is_grad_enabled()):
             return _largest_shift(input, kernel_size, padding, dilation)
-        if input.shape[1] >= 8:
+        if input.dim() == 4 and input.shape[1] >= 8:
             input = input.contiguous(memory_format=torch.channels_last)
     return F.max_pool2d(input, kernel_size, (1, 1), padding, dilation)
 
