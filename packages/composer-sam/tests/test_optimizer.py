@@ -405,6 +405,7 @@ def test_they_stay_one_after_loading_either(by: str) -> None:
     assert optimizer.param_groups[0] is base.param_groups[0]
     assert optimizer.state is base.state
     assert 0 == optimizer.global_step
+    assert ({"rho": 0.2, "global_step": 0}.items() <= optimizer.param_groups[0].items()) == (by == "sam")
     optimizer.step(plain_closure(net, optimizer))
     assert 1 == optimizer.global_step
 

@@ -98,7 +98,7 @@ def load_images(data: Data) -> ImageData:
         train_labels,
         test_images,
         test_labels,
-        num_classes=int(arrays.train_labels.max()) + 1,
+        num_classes=int(max(arrays.train_labels.max(), arrays.test_labels.max())) + 1,
         mean=mean,
         std=std,
         batch_size=data.batch_size,

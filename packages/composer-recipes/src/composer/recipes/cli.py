@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _digits_parser() -> _Parser:
     parser = _Parser(prog=f"{_PROGRAM} digits", description=_DIGITS)
     parser.add_argument("--config", action="config", help="Read options from a YAML file; see --print_config.")
-    parser.add_argument("--out", type=Path, default=Path("composer-digits"), help="Where to write plot and results.")
+    parser.add_argument("--out", type=str, default="composer-digits", help="The folder to write plot and results to.")
     for group in _GROUPS:
         parser.add_class_arguments(group, skip={"progress"})
     parser.add_argument(
@@ -79,7 +79,7 @@ def _digits_parser() -> _Parser:
     parser.add_argument(
         "--algorithms",
         nargs="*",
-        type=Literal[tuple(digits.ALGORITHMS)],  # type: ignore[valid-type]
+        type=Literal[tuple(digits.ALGORITHMS)],
         default=list(digits.COMPOSED),
         help="What to compose. Nothing after it: train plainly only.",
     )
@@ -106,7 +106,8 @@ def _run_digits(parser: _Parser, options: Namespace) -> None:
     try:
         recipes = _recipes(parser, options)
         runs = _section(Runs, options)
-        options.out.mkdir(parents=True, exist_ok=True)
+        out = Path(options.out)
+        out.mkdir(parents=True, exist_ok=True)
         comparison = Comparison(recipes, runs)
     except (OSError, TypeError, ValueError) as error:
         parser.error(str(error))
@@ -114,7 +115,7 @@ def _run_digits(parser: _Parser, options: Namespace) -> None:
     console.print(describe_data(images), highlight=False, soft_wrap=True)
     results = comparison.run()
     print_report(results, console)
-    curves, values, config = (options.out / name for name in ("curves.png", "results.json", "config.yaml"))
+    curves, values, config = (out / name for name in ("curves.png", "results.json", "config.yaml"))
     title = f"{images.name}: {len(images.train_images):,} training images, {len(images.test_images):,} test images"
     save_curves(results, title, curves)
     write_json(values, as_json(results, images))
@@ -151,7 +152,8 @@ def _recipes(parser: _Parser, options: Namespace) -> list[Recipe]:
 
 
 def _arguments(options: Namespace, name: str) -> dict[str, Any]:
-    return vars(options.get(name, Namespace()))  # nothing is there for an algorithm without arguments
+    given = options.get(name)  # nothing is there for an algorithm without arguments
+    return {} if given is None else dict(vars(given))
 
 
 def _algorithm(name: str, arguments: dict[str, Any]) -> Algorithm:
