@@ -97,6 +97,15 @@ def test_training_and_evaluation_mode_are_kept() -> None:
     assert not any(module.training for module in model.modules())
 
 
+def test_only_convolutions_with_enough_channels_that_subsample_are_replaced() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(16, 15, 3, 2), nn.Conv2d(15, 16, 3, 2), nn.Conv2d(16, 16, 3), nn.Conv2d(16, 2, 3, (1, 2))
+    )
+    apply_blurpool(model)
+
+    assert [BlurConv2d, nn.Conv2d, nn.Conv2d, BlurConv2d] == [type(layer) for layer in model]
+
+
 def test_pooling_that_returns_indices_stays() -> None:
     pool = nn.MaxPool2d(2, return_indices=True)
     model = nn.Sequential(pool, nn.MaxPool2d(2))

@@ -61,6 +61,18 @@ def test_blur_first_is_a_blurred_input(kernel: Any, padding: Any, stride: Any) -
     torch.testing.assert_close(expected, layer(x))
 
 
+@pytest.mark.parametrize(("kernel", "padding", "seen"), [(1, 0, (4, 3)), (1, 1, (8, 6)), (3, 1, (8, 6))])
+def test_a_convolution_of_single_positions_gets_only_those_it_keeps(
+    kernel: int, padding: int, seen: tuple[int, int]
+) -> None:
+    layer = BlurConv2d(4, 4, kernel, 2, padding)
+    sizes = []
+    layer.conv.register_forward_pre_hook(lambda module, inputs: sizes.append(inputs[0].shape[2:]))
+    layer(draw(1, 4, 8, 6))
+
+    assert [seen] == sizes
+
+
 @pytest.mark.parametrize("stride", [2, (2, 1), None])
 def test_blur_last_is_a_blurred_output(stride: Any) -> None:
     torch.manual_seed(0)

@@ -100,7 +100,7 @@ def test_the_defaults_are_the_recipes_of_the_library(capsys: pytest.CaptureFixtu
         ("--out a-file/inside", "Not a directory: 'a-file/inside'"),
         ("--config nowhere.yaml", "File does not exist"),
         ("--config a-file", "Problems parsing config"),
-        ("--nonsense 3", "unrecognized arguments: --nonsense 3"),
+        ("--nonsense 3", "nrecognized arguments: --nonsense 3"),
     ],
 )
 def test_a_mistake_is_answered_in_one_line(

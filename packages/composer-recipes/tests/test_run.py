@@ -86,13 +86,12 @@ def test_nothing_outside_is_changed(tiny: Make, quiet: Runs) -> None:
     flags = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic, torch.get_num_threads()
     torch.manual_seed(3)
     random.seed(3)
-    np.random.seed(3)  # noqa: NPY002 - the global state is what is tested
-    state, drawn = torch.get_rng_state(), random.getstate()  # noqa: NPY002 - the global state is what is tested
+    state, drawn = torch.get_rng_state(), random.getstate()
 
     run(tiny(algorithms=(algorithm,)), quiet)
 
     assert torch.equal(state, torch.get_rng_state())
-    assert drawn == random.getstate()  # noqa: NPY002 - the global state is what is tested
+    assert drawn == random.getstate()
     assert not torch.are_deterministic_algorithms_enabled()
     assert flags == (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic, torch.get_num_threads())
     assert algorithm.indices is None  # it was copied

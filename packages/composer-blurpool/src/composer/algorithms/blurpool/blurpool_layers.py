@@ -7,9 +7,9 @@ from torch import nn
 from torch.nn.utils.parametrize import transfer_parametrizations_and_params
 
 from composer.algorithms.blurpool._blur import Size, blur, blurmax, check_padding, pair
+from composer.algorithms.blurpool._blur import _default_2d_filter as _default_2d_filter
 from composer.algorithms.blurpool._blur import blur_2d as blur_2d
 from composer.algorithms.blurpool._blur import blurmax_pool2d as blurmax_pool2d
-from composer.algorithms.blurpool._blur import _default_2d_filter as _default_2d_filter
 
 __all__ = ["BlurConv2d", "BlurMaxPool2d", "BlurPool2d", "blur_2d", "blurmax_pool2d"]
 
@@ -171,7 +171,7 @@ class BlurConv2d(nn.Module):
             module.groups,
             module.bias is not None,
             blur_first,
-            padding_mode='zeros',
+            padding_mode=module.padding_mode,
         )
         new.to(device=module.weight.device, dtype=module.weight.dtype)
         for name, parameter in module.named_parameters(recurse=False):
