@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from composer.algorithms.blurpool import blur_2d, blurmax_pool2d, blurpool_layers
@@ -67,6 +67,7 @@ class TestBlur:
         assert torch.equal(torch.ones(2, 2), blurred[1:3, 1:3])
         assert [0.5625, 0.75, 0.75, 0.5625] == blurred[0].tolist()
 
+    @settings(deadline=None)
     @given(size=st.tuples(st.integers(1, 9), st.integers(1, 9)), stride=st.integers(1, 4))
     def test_every_strideth_position_is_computed(self, size: tuple[int, int], stride: int) -> None:
         x = draw(1, 2, *size)
@@ -75,6 +76,7 @@ class TestBlur:
         assert tuple(math.ceil(n / stride) for n in size) == blurred.shape[2:]
         torch.testing.assert_close(blur_2d(x)[:, :, ::stride, ::stride], blurred)
 
+    @settings(deadline=None)
     @given(seed=st.integers(0, 100), size=st.tuples(st.integers(3, 9), st.integers(3, 9)))
     def test_it_does_not_raise_the_deviation(self, seed: int, size: tuple[int, int]) -> None:
         x = torch.randn(1, 1, *size, generator=torch.Generator().manual_seed(seed))
@@ -169,6 +171,7 @@ class TestBlurmax:
             actual = blurmax_pool2d(input, (2, 3), (1, 2), (0, 1), (2, 1))
             torch.testing.assert_close(blur_2d(pooled, stride=(1, 2)), actual)
 
+    @settings(deadline=None)
     @given(
         size=st.tuples(st.integers(1, 12), st.integers(1, 12)),
         kernel=st.integers(1, 4),

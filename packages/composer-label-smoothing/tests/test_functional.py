@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer import functional as cf
@@ -108,6 +108,7 @@ def test_the_arguments_are_not_modified() -> None:
         assert torch.equal(before, target)
 
 
+@settings(deadline=None)
 @given(
     labels=st.lists(st.tuples(st.integers(-1, 3), st.integers(-1, 3)), min_size=1, max_size=6),
     weight=st.floats(0, 1),

@@ -137,6 +137,19 @@ def test_a_bar_shows_recipe_seed_and_accuracy(tiny: Make, capsys: pytest.Capture
     assert all("6/6" in line and "loss/train/total=" in line and "Accuracy=" in line for line in lines)
 
 
+def test_there_must_be_something_to_compare() -> None:
+    with pytest.raises(ValueError, match="`recipes` must hold at least one recipe, got none"):
+        compare([])
+
+
+def test_a_comparison_can_be_run_again(tiny: Make, quiet: Runs) -> None:
+    comparison = Comparison([tiny()], quiet)
+
+    first, second = comparison.run(), comparison.run()
+
+    assert numbers(first[0]) == numbers(second[0])
+
+
 def test_algorithms_that_exclude_each_other_are_refused_before_training(tiny: Make, quiet: Runs) -> None:
     class Other(Algorithm):
         placement = Placement(excludes=SAM.placement.provides)

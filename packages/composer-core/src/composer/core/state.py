@@ -78,8 +78,7 @@ class State(StateLists, Serializable):
         predict_timestamp: Progress of the current prediction.
         metric_outputs: What `model.update_metric` returned last.
         eval_metrics: Evaluation metrics by evaluator label and name.
-        profiler: None: runs are not profiled yet.
-        fsdp_enabled: False: runs are not sharded yet.
+        profiler: None; runs are not profiled yet, nor sharded (`fsdp_enabled` is False).
 
     Raises:
         TypeError: `model` is not a `torch.nn.Module`.

@@ -117,6 +117,7 @@ def run(recipe: Recipe, runs: Runs | None = None) -> Result:
         ValueError: A hyperparameter does not fit the images or the device.
 
     Example:
+        >>> from composer.recipes import Data
         >>> quick = Recipe("quick", data=Data(train_samples=100), training=Training(epochs=2))
         >>> result = run(quick, Runs(seeds=1, device="cpu", progress=False))
         >>> result.runs[0].images, len(result.runs[0].accuracy)
@@ -160,6 +161,8 @@ class Comparison:
     """
 
     def __init__(self, recipes: Sequence[Recipe], runs: Runs | None = None) -> None:
+        if not recipes:
+            raise ValueError("`recipes` must hold at least one recipe, got none.")
         self._runs = Runs() if runs is None else runs
         loaded = {recipe.data: load_images(recipe.data) for recipe in recipes}
         self.images = [loaded[recipe.data] for recipe in recipes]
@@ -177,26 +180,27 @@ class Comparison:
         Returns:
             The results, in the order of the recipes.
         """
+        seeds = range(self._runs.seed, self._runs.seed + self._runs.seeds)
         with _deterministic():
             for session in self._sessions:
                 session.warm_up()
-            for seed in range(self._runs.seed, self._runs.seed + self._runs.seeds):
-                for session in self._sessions:
-                    session.train(seed)
-        return [session.result() for session in self._sessions]
+            rounds = [[session.train(seed) for session in self._sessions] for seed in seeds]
+        return [
+            session.result(list(runs)) for session, runs in zip(self._sessions, zip(*rounds, strict=True), strict=True)
+        ]
 
 
 class _Session:
-    """The runs of one recipe."""
+    """Trains one recipe from any seed."""
 
     def __init__(self, recipe: Recipe, images: ImageData, runs: Runs, width: int) -> None:
         self.recipe, self.images, self.settings, self.width = recipe, images, runs, width
-        self.runs: list[Run] = []
         self.plan = self.device = ""
         self.num_parameters = 0
 
-    def result(self) -> Result:
-        return Result(self.recipe, self.runs, self.plan, self.device, self.num_parameters)
+    def result(self, runs: list[Run]) -> Result:
+        """What the runs gave, together with what `check` saw."""
+        return Result(self.recipe, runs, self.plan, self.device, self.num_parameters)
 
     def check(self) -> None:
         """Build a Trainer, which checks its arguments and sees what the network looks like."""
@@ -215,7 +219,7 @@ class _Session:
             trainer.fit()
             trainer.close()
 
-    def train(self, seed: int) -> None:
+    def train(self, seed: int) -> Run:
         """Train from a seed."""
         memory, watch = InMemoryLogger(), Watch()
         loggers = [memory, watch, *([RunBar()] if self.settings.progress else [])]
@@ -229,7 +233,7 @@ class _Session:
         trainer.close()
         accuracy, loss = (_series(memory, name) for name in ("MulticlassAccuracy", "CrossEntropy"))
         images = trainer.state.timestamp.sample.value
-        self.runs.append(Run(seed, accuracy, loss, watch.train_seconds, seconds, images, deeds))
+        return Run(seed, accuracy, loss, watch.train_seconds, seconds, images, deeds)
 
     def _num_batches(self) -> int:
         return self.recipe.training.epochs * (len(self.images.train_images) // self.images.batch_size)

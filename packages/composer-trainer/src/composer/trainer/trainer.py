@@ -189,8 +189,8 @@ class Trainer:
         settings.set_max_duration(max_duration)
         self.logger.log_hyperparameters({"rank_zero_seed": self.state.rank_zero_seed})
         settings.set_schedulers(schedulers, scale_schedule_ratio, step_schedulers_every_batch)
-        settings.set_scaler()
         self.engine.run_event(Event.BEFORE_LOAD)
+        settings.set_scaler()  # an algorithm may have wrapped the optimizer into one that needs closures
         self.engine.run_event(Event.AFTER_LOAD)
         # Surgery drew random numbers; training starts from the seed whatever algorithms did.
         reproducibility.seed_all(self.state.seed)
