@@ -11,7 +11,7 @@ from torch import nn
 from composer import functional as cf
 from composer.algorithms.blurpool import BlurConv2d, BlurMaxPool2d, BlurPool, apply_blurpool
 from composer.algorithms.warnings import NoEffectWarning
-from composer.core import ADDS_CONVS, REPLACES_CONVS, Algorithm, Engine, Event, Placement, State
+from composer.core import CHANGES_LAYERS, Algorithm, Engine, Event, Placement, State
 from composer.loggers import Logger, LoggerDestination
 from composer.testing import ConvModel
 
@@ -139,7 +139,7 @@ class AfterConvs(Algorithm):
     """Stands for a method that must see the layers that are used in the end."""
 
     events = frozenset({Event.INIT})
-    placement = Placement(after={REPLACES_CONVS, ADDS_CONVS})
+    placement = Placement(after={CHANGES_LAYERS})
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         self.seen = type(state.model.conv1)

@@ -8,7 +8,7 @@ from torch import nn
 
 from composer import functional as cf
 from composer.algorithms.channels_last import ChannelsLast, apply_channels_last
-from composer.core import ADDS_CONVS, REPLACES_CONVS, Algorithm, Engine, Event, Placement, State
+from composer.core import REPLACES_CONVS, WRAPS_CONVS, Algorithm, Engine, Event, Placement, State
 from composer.loggers import Logger
 from composer.testing import ConvModel, SimpleModel
 
@@ -114,7 +114,7 @@ class BringsConvs(Algorithm):
         state.model.conv1 = nn.Conv2d(32, 8, 3)
 
 
-@pytest.mark.parametrize("effect", [REPLACES_CONVS, ADDS_CONVS])
+@pytest.mark.parametrize("effect", [REPLACES_CONVS, WRAPS_CONVS])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_new_convolutions_are_stored_channels_last_whatever_the_order_of_the_list(effect: str, reverse: bool) -> None:
     model, algorithms = ConvModel(), [BringsConvs(effect), ChannelsLast()]

@@ -14,11 +14,15 @@ from hypothesis import strategies as st
 from composer.algorithms.warnings import NotIntendedUseWarning
 from composer.core import (
     ADDS_NORMS,
+    CHANGES_LAYERS,
+    FACTORIZES_WEIGHTS,
     INTERPOLATES_LOSS,
     MIXES_TARGETS,
     PRUNES_BATCH,
+    REPLACES_NORMS,
     SMOOTHS_TARGETS,
     TRANSFORMS_BATCH,
+    WRAPS_OPTIMIZER,
     Algorithm,
     ConflictError,
     Engine,
@@ -295,3 +299,9 @@ def test_two_interpolated_losses_are_warned_of_by_attribute() -> None:
     second.interpolate_loss = True  # type: ignore[attr-defined]
     with pytest.warns(NotIntendedUseWarning, match="`Acting` and `Acting` all interpolate the loss"):
         warn_if_multiple_loss_interpolation([first, second], Event.BEFORE_LOSS)
+
+
+def test_what_is_done_to_layers_of_one_kind_is_done_to_layers() -> None:
+    assert CHANGES_LAYERS in Placement(provides={REPLACES_NORMS}).provides
+    assert CHANGES_LAYERS in Placement(provides={FACTORIZES_WEIGHTS}).provides
+    assert CHANGES_LAYERS not in Placement(provides={WRAPS_OPTIMIZER}, after={REPLACES_NORMS}).provides

@@ -44,6 +44,24 @@ def test_targets_are_mixed_like_the_inputs() -> None:
     assert torch.equal(y[p], algorithm.permuted_target)  # type: ignore[arg-type]
 
 
+def test_targets_that_were_mixed_before_are_mixed_again() -> None:
+    """Another method may have mixed the inputs first, and their targets with them."""
+    algorithm = MixUp(alpha=1.0)
+    x, first = torch.randn(8, 4, 1, 1), torch.rand(8, 3).softmax(1)
+    state = State(
+        model=SimpleModel(num_features=4, num_classes=3), max_duration="1ep", dataloader=[0], algorithms=algorithm
+    )
+    engine = Engine(state)
+    state.batch = x, torch.randint(0, 3, (8,))
+    engine.run_event("before_forward")
+    state.outputs, state.targets = state.model(state.batch), first
+    engine.run_event("before_loss")
+    m, p = algorithm.mixing, algorithm.indices
+    assert p is not None
+
+    torch.testing.assert_close((1 - m) * first + m * first[p], state.targets)
+
+
 def test_both_modes_give_the_same_loss() -> None:
     """Cross-entropy is linear in the targets."""
     torch.manual_seed(1)

@@ -13,13 +13,15 @@ from composer.utils.device import get_device
 __all__ = ["device_of", "length_of", "pair_of", "resolved"]
 
 
-def resolved(values: dict[str, Any]) -> dict[str, Any]:
-    """The values, each read from the device now if it has not been."""
+def resolved(values: dict[str, Any], tensors: bool = False) -> dict[str, Any]:
+    """The values, each read from the device now if it has not been; with `tensors`, those in tensors too."""
     from composer.loggers import DeferredValue
 
     for key, value in values.items():
         if isinstance(value, DeferredValue):
             values[key] = value.value
+        elif tensors and isinstance(value, torch.Tensor):
+            values[key] = value.item()
     return values
 
 

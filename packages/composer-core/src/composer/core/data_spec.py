@@ -76,6 +76,7 @@ class DataSpec:
         self.microbatch_transforms = microbatch_transforms or _unchanged
         self.split_batch = split_batch or default_split_batch
         self.get_num_samples_in_batch = get_num_samples_in_batch or self._default_get_num_samples_in_batch
+        self._max_seq_len = getattr(getattr(dataloader, "dataset", None), "max_seq_len", None)
         self._count_tokens = get_num_tokens_in_batch or self._default_get_num_tokens_in_batch
 
     def get_num_tokens_in_batch(self, batch: Batch, token_type: str = "total") -> int:
@@ -110,10 +111,9 @@ class DataSpec:
         # The builtin types first: asking an abstract class takes longer, and this is asked every step.
         if not isinstance(batch, (tuple, list)) and isinstance(batch, Mapping) and "input_ids" in batch:
             return math.prod(batch["input_ids"].shape[:2])
-        max_seq_len = getattr(getattr(self.dataloader, "dataset", None), "max_seq_len", None)
-        if max_seq_len is None:
+        if self._max_seq_len is None:
             return 0
-        return int(max_seq_len * self.get_num_samples_in_batch(batch))
+        return int(self._max_seq_len * self.get_num_samples_in_batch(batch))
 
 
 def ensure_data_spec(dataloader: DataSpec | Iterable[Batch] | dict[str, Any]) -> DataSpec:

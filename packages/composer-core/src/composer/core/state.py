@@ -362,7 +362,7 @@ class State(StateLists, Serializable):
     @property
     def total_loss_dict(self) -> dict[str, Any]:
         """The losses of the last batch as floats, by key (`loss/train/total`)."""
-        return resolved(self._total_loss_dict)
+        return resolved(self._total_loss_dict, tensors=True)
 
     @total_loss_dict.setter
     def total_loss_dict(self, value: dict[str, Any]) -> None:

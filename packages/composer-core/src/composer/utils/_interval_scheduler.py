@@ -27,7 +27,8 @@ def create_interval_scheduler(
 
     Args:
         interval: A time string, a `Time`, or a number of epochs. Never True if it is not positive.
-        include_end_of_training: Whether it is also True once when the run is over, unless it was for the same batch.
+        include_end_of_training: Whether it is also True once when the run is over, unless it was at an earlier event of
+            the same batch.
         checkpoint_events: Whether it answers at BATCH_CHECKPOINT, EPOCH_CHECKPOINT and ITERATION_CHECKPOINT, which
             follow the evaluation; otherwise at BATCH_END, EPOCH_END and ITERATION_END.
         final_events: The events at which the end of the run is noticed; None is BATCH_CHECKPOINT and EPOCH_CHECKPOINT.
@@ -42,22 +43,24 @@ def create_interval_scheduler(
     from composer.core import Event, Time, TimeUnit  # core imports utils
 
     finals = frozenset((Event.BATCH_CHECKPOINT, Event.EPOCH_CHECKPOINT) if final_events is None else final_events)
-    last_batch = -1
+    last_batch, last_event = -1, None
     time_interval = Time.from_input(interval, TimeUnit.EPOCH)  # `__closure__[-1]` is read by others: sorts last
     regular = _regular_event(time_interval.unit, checkpoint_events)
 
     def check_interval(state: State, event: Event) -> bool:
-        nonlocal last_batch
+        nonlocal last_batch, last_event
         if event is not regular and event not in finals:
             return False
         if time_interval.value <= 0 or state.previous_timestamp is None:
             return False
         batch = state.timestamp.batch.value
-        is_due = include_end_of_training and event in finals and batch != last_batch and _is_over(state)
+        # Asked again at the same event, by another who shares this function, it answers the same.
+        is_new = batch != last_batch or event is last_event
+        is_due = include_end_of_training and event in finals and is_new and _is_over(state)
         if not is_due:
             is_due = event is regular and _has_passed(state, time_interval)
         if is_due:
-            last_batch = batch
+            last_batch, last_event = batch, event
         return is_due
 
     return check_interval

@@ -133,10 +133,13 @@ class FitLoop:
         run_event(Event.BATCH_CHECKPOINT)
 
     def _publish(self, losses: dict[str, torch.Tensor], logged: bool) -> None:
-        values = {k: DeferredValue.of_tensor(loss) for k, loss in self.parallel.mean_losses(losses).items()}
+        losses = self.parallel.mean_losses(losses)
+        if not logged:
+            self.state.total_loss_dict = losses
+            return
+        values = {key: DeferredValue.of_tensor(loss) for key, loss in losses.items()}
         self.state.total_loss_dict = values
-        if logged:
-            self.logger.log_metrics(dict(values))
+        self.logger.log_metrics(dict(values))
 
     def _log_metrics(self, logged: bool) -> None:
         if not self.metrics.wanted:

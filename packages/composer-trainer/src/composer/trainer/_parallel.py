@@ -6,7 +6,6 @@ same methods and not another loop.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -42,7 +41,7 @@ class SingleProcess:
         """Whether the loader of any rank is exhausted."""
         return finished
 
-    def mean_losses(self, losses: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+    def mean_losses(self, losses: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The logged losses, averaged over ranks."""
         return losses
 

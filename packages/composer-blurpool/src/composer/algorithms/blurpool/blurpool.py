@@ -10,7 +10,7 @@ from torch import nn
 
 from composer.algorithms.blurpool.blurpool_layers import BlurConv2d, BlurMaxPool2d
 from composer.algorithms.warnings import NoEffectWarning
-from composer.core import REPLACES_CONVS, Algorithm, Event, Placement, State
+from composer.core import REPLACES_BLOCKS, REPLACES_CONVS, WRAPS_CONVS, Algorithm, Event, Placement, State
 from composer.loggers import Logger
 from composer.utils import module_surgery
 
@@ -108,7 +108,7 @@ class BlurPool(Algorithm):
     """
 
     events = frozenset({Event.INIT})
-    placement = Placement(provides={REPLACES_CONVS})
+    placement = Placement(provides={REPLACES_CONVS}, after={REPLACES_BLOCKS, WRAPS_CONVS})
 
     def __init__(
         self,

@@ -4,18 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from composer.core import (
-    ADDS_CONVS,
-    ADDS_NORMS,
-    CHANGES_MEMORY_FORMAT,
-    REPLACES_CONVS,
-    REPLACES_MODEL,
-    REPLACES_NORMS,
-    Algorithm,
-    Event,
-    Placement,
-    State,
-)
+from composer.core import CHANGES_LAYERS, CHANGES_MEMORY_FORMAT, REPLACES_MODEL, Algorithm, Event, Placement, State
 from composer.loggers import Logger
 
 __all__ = ["ChannelsLast", "apply_channels_last"]
@@ -63,7 +52,7 @@ class ChannelsLast(Algorithm):
     events = frozenset({Event.INIT})
     placement = Placement(
         provides={CHANGES_MEMORY_FORMAT},
-        after={REPLACES_MODEL, REPLACES_CONVS, ADDS_CONVS, REPLACES_NORMS, ADDS_NORMS},
+        after={REPLACES_MODEL, CHANGES_LAYERS},
     )
 
     def __init__(self) -> None:

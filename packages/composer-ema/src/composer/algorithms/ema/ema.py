@@ -10,13 +10,11 @@ from composer.algorithms.ema._pairs import Pairs
 from composer.algorithms.ema._parameters import EMAParameters, unwrapped
 from composer.algorithms.ema._schedule import check_smoothing, has_passed, is_due, parse
 from composer.core import (
-    ADDS_CONVS,
-    ADDS_NORMS,
     AVERAGES_WEIGHTS,
+    CHANGES_LAYERS,
     CHANGES_MEMORY_FORMAT,
-    REPLACES_CONVS,
     REPLACES_MODEL,
-    REPLACES_NORMS,
+    SWAPS_WEIGHTS,
     Algorithm,
     Event,
     Placement,
@@ -27,8 +25,6 @@ from composer.loggers import Logger
 
 __all__ = ["EMA", "EMAParameters", "compute_ema"]
 
-_SWAPS_WEIGHTS = "composer-ema:swaps_weights"
-_SURGERY = {REPLACES_MODEL, REPLACES_CONVS, ADDS_CONVS, REPLACES_NORMS, ADDS_NORMS, CHANGES_MEMORY_FORMAT}
 # What may follow a checkpoint or ends an evaluation: whatever comes next must find the training weights.
 _RESTORING = frozenset(
     {
@@ -122,9 +118,9 @@ class EMA(Algorithm):
     """
 
     placement = Placement(
-        provides={AVERAGES_WEIGHTS, _SWAPS_WEIGHTS},
-        after=_SURGERY,
-        excludes={_SWAPS_WEIGHTS},
+        provides={AVERAGES_WEIGHTS, SWAPS_WEIGHTS},
+        after={REPLACES_MODEL, CHANGES_LAYERS, CHANGES_MEMORY_FORMAT},
+        excludes={SWAPS_WEIGHTS},
         discourages={AVERAGES_WEIGHTS},
     )
 

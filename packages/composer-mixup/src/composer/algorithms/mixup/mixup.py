@@ -9,6 +9,7 @@ import torch
 
 from composer.core import (
     INTERPOLATES_LOSS,
+    MIXES_INPUTS,
     MIXES_TARGETS,
     TRANSFORMS_BATCH,
     Algorithm,
@@ -121,8 +122,10 @@ class MixUp(Algorithm):
     def placement(self) -> Placement:  # type: ignore[override]
         """Transforms the batch, and mixes targets or interpolates the loss."""
         if self.interpolate_loss:
-            return Placement(provides={TRANSFORMS_BATCH, INTERPOLATES_LOSS}, discourages={INTERPOLATES_LOSS})
-        return Placement(provides={TRANSFORMS_BATCH, MIXES_TARGETS})
+            return Placement(
+                provides={TRANSFORMS_BATCH, MIXES_INPUTS, INTERPOLATES_LOSS}, discourages={INTERPOLATES_LOSS}
+            )
+        return Placement(provides={TRANSFORMS_BATCH, MIXES_INPUTS, MIXES_TARGETS})
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Mix the inputs, then the targets or the loss."""
@@ -151,10 +154,11 @@ class MixUp(Algorithm):
                 f"`MixUp` needs the model's outputs to be one tensor, from which the number of classes is known, got "
                 f"{type(state.outputs).__name__}. Use `interpolate_loss=True`."
             )
-        assert self.permuted_target is not None, "BEFORE_FORWARD comes before BEFORE_LOSS"
+        assert self.indices is not None, "BEFORE_FORWARD comes before BEFORE_LOSS"
+        # Of the targets as they are now: another method may have mixed them before, as it did with the inputs.
         target = ensure_targets_one_hot(state.outputs, state.batch_get_item(self.target_key))
-        permuted = ensure_targets_one_hot(state.outputs, self.permuted_target)
-        state.batch_set_item(self.target_key, torch.lerp(target, permuted, self.mixing))
+        partner = target.index_select(0, self.indices)
+        state.batch_set_item(self.target_key, torch.lerp(target, partner, self.mixing))
 
     def _mix_loss(self, state: State) -> None:
         if not isinstance(state.loss, torch.Tensor):

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 import torch.nn.functional as F
 
-from composer.core import CHANGES_RESOLUTION, TRANSFORMS_BATCH, Algorithm, Event, Placement, State
+from composer.core import CHANGES_RESOLUTION, DROPS_PIXELS, TRANSFORMS_BATCH, Algorithm, Event, Placement, State
 from composer.loggers import Logger
 
 __all__ = ["ProgressiveResizing", "resize_batch"]
@@ -168,7 +168,7 @@ class ProgressiveResizing(Algorithm):
     """
 
     events = frozenset({Event.AFTER_DATALOADER})
-    placement = Placement(provides={CHANGES_RESOLUTION, TRANSFORMS_BATCH})
+    placement = Placement(provides={CHANGES_RESOLUTION, TRANSFORMS_BATCH}, after={DROPS_PIXELS})
 
     def __init__(
         self,
