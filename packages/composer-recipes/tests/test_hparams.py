@@ -25,8 +25,9 @@ from composer.recipes import Data, Network, Recipe, Runs, Training
         (Training, {"momentum": 1.0}, r"`momentum` must be in \[0, 1\), got 1.0"),
         (Training, {"warmup": -0.1}, r"`warmup` must be in \[0, 1\), got -0.1"),
         (Runs, {"seeds": 0}, "`seeds` must be at least 1, got 0"),
+        (Runs, {"threads": 0}, "`threads` must be at least 1, got 0"),
         (Runs, {"seed": -1}, "`seed` must be from 0 to .*, got -1"),
-        (Runs, {"seed": 2**32 - 2}, "`seed` must be from 0 to 4294967293, .*got 4294967294"),
+        (Runs, {"seed": 2**32 - 2}, "`seed` must be from 0 to 4294967291, .*got 4294967294"),
     ],
 )
 def test_values_that_cannot_work_are_refused(group: type, values: dict[str, Any], message: str) -> None:

@@ -81,6 +81,16 @@ def test_training_learns(quiet: Runs) -> None:
     assert result.runs[0].loss[-1] < result.runs[0].loss[0]
 
 
+def test_it_trains_on_the_threads_it_is_told_to(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", given.append)
+
+    run(tiny(), Runs(seeds=1, threads=3, device="cpu", progress=False))
+
+    assert given[0] == 3  # while the recipes are checked, and while they train
+    assert given[2:] == [3, given[1]]
+
+
 def test_nothing_outside_is_changed(tiny: Make, quiet: Runs) -> None:
     algorithm = MixUp()
     flags = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic, torch.get_num_threads()

@@ -170,7 +170,7 @@ class Comparison:
         self._sessions = [
             _Session(recipe, images, self._runs, width) for recipe, images in zip(recipes, self.images, strict=True)
         ]
-        with _deterministic():
+        with _deterministic(self._runs.threads):
             for session in self._sessions:
                 session.check()
 
@@ -181,7 +181,7 @@ class Comparison:
             The results, in the order of the recipes.
         """
         seeds = range(self._runs.seed, self._runs.seed + self._runs.seeds)
-        with _deterministic():
+        with _deterministic(self._runs.threads):
             for session in self._sessions:
                 session.warm_up()
             rounds = [[session.train(seed) for session in self._sessions] for seed in seeds]
@@ -289,13 +289,17 @@ def _series(memory: InMemoryLogger, metric: str) -> list[float]:
 
 
 @contextmanager
-def _deterministic() -> Iterator[None]:
-    """Leave torch's deterministic mode, which the Trainer switches on, as it was."""
+def _deterministic(threads: int | None) -> Iterator[None]:
+    """Leave torch's deterministic mode, which the Trainer switches on, and the number of threads as they were."""
+    threads_before = torch.get_num_threads()
     enabled = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     cudnn = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
     try:
+        if threads is not None:
+            torch.set_num_threads(threads)
         yield
     finally:
+        torch.set_num_threads(threads_before)
         torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
         torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = cudnn
