@@ -153,3 +153,13 @@ def test_what_follows_replaced_convolutions_sees_them_whatever_the_order_of_the_
     Engine(state, algorithms=algorithms[::-1] if reverse else algorithms).run_event("init")
 
     assert BlurConv2d is after.seen
+
+
+def test_replacing_draws_no_random_numbers() -> None:
+    """What other methods draw afterwards must not depend on whether they come before or after."""
+    model = torch.nn.Sequential(torch.nn.Conv2d(16, 16, 3, stride=2), torch.nn.MaxPool2d(2))
+    before = torch.get_rng_state()
+
+    apply_blurpool(model)
+
+    assert torch.equal(before, torch.get_rng_state())

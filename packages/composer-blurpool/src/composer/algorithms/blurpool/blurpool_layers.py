@@ -161,21 +161,24 @@ class BlurConv2d(nn.Module):
             module_index: Its number among the layers replaced. The replacement does not depend on it.
             blur_first: Whether to blur the input instead of the output.
         """
-        new = BlurConv2d(
-            module.in_channels,
-            module.out_channels,
-            module.kernel_size,  # type: ignore[arg-type]  # torch types pairs as tuples of any length
-            module.stride,  # type: ignore[arg-type]
-            module.padding,  # type: ignore[arg-type]
-            module.dilation,  # type: ignore[arg-type]
-            module.groups,
-            module.bias is not None,
-            blur_first,
-            padding_mode=module.padding_mode,
-        )
-        new.to(device=module.weight.device, dtype=module.weight.dtype)
-        for name, parameter in module.named_parameters(recurse=False):
-            setattr(new.conv, name, nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad))
+        with torch.device("meta"):  # weights drawn here would be thrown away, but shift the random numbers of others
+            new = BlurConv2d(
+                module.in_channels,
+                module.out_channels,
+                module.kernel_size,  # type: ignore[arg-type]  # torch types pairs as tuples of any length
+                module.stride,  # type: ignore[arg-type]
+                module.padding,  # type: ignore[arg-type]
+                module.dilation,  # type: ignore[arg-type]
+                module.groups,
+                module.bias is not None,
+                blur_first,
+                padding_mode=module.padding_mode,
+            )
+        new.blur_filter = _default_2d_filter().to(module.weight).repeat(new.channels, 1, 1, 1)
+        for name in ("weight", "bias"):
+            old = getattr(module, name)
+            if old is not None:
+                setattr(new.conv, name, nn.Parameter(old.detach().clone(), requires_grad=old.requires_grad))
         transfer_parametrizations_and_params(module, new.conv)  # spectral norm and the like
         return new
 
