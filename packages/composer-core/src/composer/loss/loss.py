@@ -63,13 +63,28 @@ def soft_cross_entropy(
         )
     if not target.is_floating_point():
         target = target.to(input.dtype)
-    loss = F.cross_entropy(input, target, weight=weight, reduction=reduction)
     if reduction != "mean":
-        return loss
-    num_examples = target.numel() // target.shape[-1 if target.ndim == 1 else 1]
+        return F.cross_entropy(input, target, weight=weight, reduction=reduction)
+    dim = -1 if target.ndim == 1 else 1
+    num_examples = target.numel() // target.shape[dim]
     mass = target.sum(dtype=torch.promote_types(target.dtype, torch.float32))  # fp16 overflows on segmentation maps
     _check_mass(mass, num_examples, torch.finfo(target.dtype).eps)
+    if weight is None and _may_dot(input, target):
+        # Without a tensor of the products, which takes longer to write than to compute.
+        log_probabilities = F.log_softmax(input, dim=dim)
+        return -torch.dot(log_probabilities.reshape(-1), target.reshape(-1)) / mass
+    loss = F.cross_entropy(input, target, weight=weight)
     return loss * (num_examples / mass).to(loss.dtype)
+
+
+def _may_dot(input: torch.Tensor, target: torch.Tensor) -> bool:
+    """On the CPU; compilers fuse the products with the sum, and GPUs limit the length of a dot product."""
+    return (
+        input.device.type == "cpu"
+        and input.dtype == target.dtype in (torch.float32, torch.float64)
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()
+    )
 
 
 def _check_mass(mass: torch.Tensor, num_examples: int, eps: float) -> None:
