@@ -88,6 +88,25 @@ def test_two_interpolated_losses_are_discouraged() -> None:
         Engine(State(model=torch.nn.Linear(1, 1), algorithms=[MixUp(interpolate_loss=True) for _ in range(2)]))
 
 
+def test_the_targets_are_the_examples_own_after_the_loss_is_mixed() -> None:
+    """A mapping is changed in place, so what is put back must be the targets, not the mapping."""
+    algorithm, labels = MixUp(alpha=1.0, interpolate_loss=True, input_key="x", target_key="y"), torch.arange(8) % 3
+
+    class Dictionary(torch.nn.Module):
+        def loss(self, outputs: torch.Tensor, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            return cross_entropy(outputs, batch["y"])
+
+    state = State(model=Dictionary(), max_duration="1ep", dataloader=[0], algorithms=algorithm)
+    engine = Engine(state)
+    state.batch = {"x": torch.randn(8, 3), "y": labels}
+    engine.run_event("before_forward")
+    state.outputs = state.batch["x"]
+    state.loss = cross_entropy(state.outputs, labels)
+    engine.run_event("before_backward")
+
+    assert torch.equal(labels, state.batch["y"])
+
+
 def test_parts_of_other_batches_are_found_by_key() -> None:
     algorithm = MixUp(alpha=1.0, input_key="image", target_key="label")
     batch = {"image": torch.randn(8, 4), "label": torch.randint(0, 3, (8,)), "id": torch.arange(8)}

@@ -166,10 +166,11 @@ class MixUp(Algorithm):
                 f"`MixUp` interpolates a loss that is one tensor, got {type(state.loss).__name__}. Use "
                 f"`interpolate_loss=False`."
             )
-        batch = state.batch
-        state.batch_set_item(self.target_key, self.permuted_target)
+        assert self.indices is not None, "BEFORE_FORWARD comes before BEFORE_BACKWARD"
+        target = state.batch_get_item(self.target_key)
+        state.batch_set_item(self.target_key, target.index_select(0, self.indices))
         other = _loss_of(state.model)(state.outputs, state.batch)
-        state.batch = batch
+        state.batch_set_item(self.target_key, target)
         state.loss = torch.lerp(state.loss, other, self.mixing)
 
 

@@ -1,0 +1,117 @@
+"""The function that wraps batch normalizations, then the class. The layers are in `ghost_batchnorm_layers`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from composer.algorithms.ghost_batchnorm.ghost_batchnorm_layers import _GhostBatchNorm as _GhostBatchNorm
+from composer.algorithms.ghost_batchnorm.ghost_batchnorm_layers import check_ghost_batch_size
+from composer.algorithms.warnings import NoEffectWarning
+from composer.core import ADDS_NORMS, REPLACES_BLOCKS, REPLACES_NORMS, Algorithm, Event, Placement, State
+from composer.loggers import Logger
+from composer.utils import module_surgery
+
+__all__ = ["GhostBatchNorm", "apply_ghost_batchnorm"]
+
+
+def apply_ghost_batchnorm(
+    model: nn.Module,
+    ghost_batch_size: int = 32,
+    optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+) -> None:
+    """Make every batch normalization of a model work on parts of the batch, in place.
+
+    Each `torch.nn.BatchNorm1d`, `BatchNorm2d` and `BatchNorm3d` is put inside a layer that shows it the batch part by
+    part, unless it is inside one already. Parameters and running statistics stay the same tensors.
+
+    Args:
+        model: The model. A normalization that is the model itself is not wrapped.
+        ghost_batch_size: The most examples that are normalized together, at least 1.
+        optimizers: The optimizer of the model, if it has one. It keeps all parameters and their state.
+
+    Raises:
+        ValueError: `ghost_batch_size` is less than 1.
+
+    Warns:
+        NoEffectWarning: The model has no such layer afterwards.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, kernel_size=3), nn.BatchNorm2d(8))
+        >>> apply_ghost_batchnorm(model, ghost_batch_size=16)
+        >>> type(model[1]).__name__, type(model[1].batchnorm).__name__
+        ('GhostBatchNorm2d', 'BatchNorm2d')
+
+    Source: Hoffer et al., "Train longer, generalize better: closing the generalization gap in large batch training of
+        neural networks", arXiv:1705.08741, algorithm 1.
+    Differs: the momentum is divided by the number of parts, so that a batch as a whole weighs about as before. Parts
+        of nearly equal size; a batch smaller than `ghost_batch_size` is one part.
+    """
+    check_ghost_batch_size(ghost_batch_size)
+
+    def ghost(module: nn.Module, index: int) -> nn.Module | None:
+        if getattr(module, "_already_ghost_batchnormed", False):
+            return None
+        return _GhostBatchNorm.from_batchnorm(module, index, ghost_batch_size)
+
+    kinds: tuple[type[nn.Module], ...] = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    module_surgery.replace_module_classes(model, dict.fromkeys(kinds, ghost), optimizers=optimizers)
+    if not module_surgery.count_module_instances(model, _GhostBatchNorm):
+        warnings.warn(
+            "`apply_ghost_batchnorm` changed nothing: the model has no `BatchNorm1d`, `BatchNorm2d` or `BatchNorm3d` "
+            "that it may wrap.",
+            NoEffectWarning,
+            stacklevel=2,
+        )
+
+
+class GhostBatchNorm(Algorithm):
+    """Normalizes parts of the batch instead of the whole.
+
+    At INIT every batch normalization of the model is wrapped; see `apply_ghost_batchnorm`.
+
+    Microbatches: each microbatch is split into ghost batches of its own and updates the running statistics, so several
+    microbatches do not equal one batch.
+
+    **Events** INIT. **Reads** nothing. **Writes** modules of `state.model`. **Cost** in training one more copy of the
+    layer's output, and a normalization per part; in evaluation nothing. **Compilation** static as long as the batch
+    size stays; the number of parts depends on it, so that a smaller last batch recompiles.
+
+    **Logs** the hyperparameter `GhostBatchNorm/num_new_modules`, once.
+
+    Args:
+        ghost_batch_size: The most examples that are normalized together, at least 1.
+
+    Raises:
+        ValueError: `ghost_batch_size` is less than 1.
+
+    Example:
+        >>> GhostBatchNorm(ghost_batch_size=16)
+        GhostBatchNorm(ghost_batch_size=16)
+
+    Source: Hoffer et al., "Train longer, generalize better: closing the generalization gap in large batch training of
+        neural networks", arXiv:1705.08741, algorithm 1.
+    Differs: as `apply_ghost_batchnorm`.
+    """
+
+    events = frozenset({Event.INIT})
+    placement = Placement(provides={REPLACES_NORMS}, after={REPLACES_BLOCKS, ADDS_NORMS})
+
+    def __init__(self, ghost_batch_size: int = 32) -> None:
+        check_ghost_batch_size(ghost_batch_size)
+        self.ghost_batch_size = ghost_batch_size
+
+    @staticmethod
+    def required_on_load() -> bool:
+        """Wrapped layers have other names in a checkpoint."""
+        return True
+
+    def apply(self, event: Event, state: State, logger: Logger | None = None) -> None:
+        """Wrap the layers and log how many there are."""
+        apply_ghost_batchnorm(state.model, self.ghost_batch_size, state.optimizers)
+        if logger is not None:
+            count = module_surgery.count_module_instances(state.model, _GhostBatchNorm)
+            logger.log_hyperparameters({"GhostBatchNorm/num_new_modules": count})

@@ -1,0 +1,116 @@
+"""Batch normalization over parts of the batch. Feature maps are (N, C, ...); g is the size of a ghost batch."""
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+__all__ = ["GhostBatchNorm1d", "GhostBatchNorm2d", "GhostBatchNorm3d"]
+
+
+class _GhostBatchNorm(nn.Module):
+    """A batch normalization that sees the batch in `ceil(N / g)` parts, whose sizes differ by at most one.
+
+    In training each part is normalized by its own mean and variance, and updates the running statistics with the
+    momentum divided by the number of parts. With running statistics, as in evaluation, parts make no difference.
+
+    Args:
+        batchnorm: The normalization that is applied to each part.
+        ghost_batch_size: g, at least 1: the most examples that are normalized together.
+
+    Attributes:
+        batchnorm: The normalization.
+
+    Raises:
+        ValueError: `ghost_batch_size` is less than 1.
+    """
+
+    def __init__(self, batchnorm: _BatchNorm, ghost_batch_size: int = 32) -> None:
+        super().__init__()
+        check_ghost_batch_size(ghost_batch_size)
+        self.ghost_batch_size = ghost_batch_size
+        self.batchnorm = batchnorm
+        self.batchnorm._already_ghost_batchnormed = True  # type: ignore[assignment]
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Normalize a tensor of the shape (N, C, ...) that the normalization takes."""
+        if self.batchnorm.training or self.batchnorm.running_mean is None:
+            return self._normalize_parts(input)
+        output: torch.Tensor = self.batchnorm(input)
+        return output
+
+    # TorchScript evaluates only. It reads these annotations, so this module does not postpone them.
+    @torch.jit.unused  # type: ignore[untyped-decorator,unused-ignore]
+    def _normalize_parts(self, input: torch.Tensor) -> torch.Tensor:
+        num_parts = -(-input.shape[0] // self.ghost_batch_size)
+        if num_parts <= 1:
+            output: torch.Tensor = self.batchnorm(input)
+            return output
+        momentum = self.batchnorm.momentum
+        if momentum is not None:  # None averages over all parts ever seen, which needs no help
+            self.batchnorm.momentum = momentum / num_parts
+        try:
+            # Not `tensor_split`, whose backward pass makes a gradient as large as the input for each part.
+            sizes = [len(range(i, input.shape[0], num_parts)) for i in range(num_parts)]
+            return torch.cat([self.batchnorm(part) for part in input.split_with_sizes(sizes)])
+        finally:
+            self.batchnorm.momentum = momentum
+
+    def extra_repr(self) -> str:
+        return f"ghost_batch_size={self.ghost_batch_size}"
+
+    @staticmethod
+    def from_batchnorm(module: nn.Module, module_index: int = -1, ghost_batch_size: int = 32) -> "_GhostBatchNorm":
+        """Put a batch normalization, with its parameters and statistics, inside a layer of its number of dimensions.
+
+        Args:
+            module: The layer to wrap; it is not copied.
+            module_index: Its number among the layers wrapped. The result does not depend on it.
+            ghost_batch_size: The most examples that are normalized together.
+
+        Raises:
+            TypeError: `module` is no batch normalization.
+            ValueError: It is one of another kind than 1d, 2d and 3d, such as `SyncBatchNorm`.
+        """
+        if not isinstance(module, _BatchNorm):
+            raise TypeError(f"`module` must be a batch normalization, got {type(module).__name__}. Leave it as it is.")
+        for kind, ghost_kind in _GHOSTS.items():
+            if isinstance(module, kind):
+                return ghost_kind(module, ghost_batch_size)
+        raise ValueError(
+            f"`module` must be a `BatchNorm1d`, `BatchNorm2d` or `BatchNorm3d`, got {type(module).__name__}. Leave it "
+            f"as it is."
+        )
+
+
+class GhostBatchNorm1d(_GhostBatchNorm):
+    """A `torch.nn.BatchNorm1d` over parts of the batch.
+
+    Args:
+        batchnorm: The normalization that is applied to each part.
+        ghost_batch_size: The most examples that are normalized together, at least 1.
+
+    Example:
+        >>> layer = GhostBatchNorm1d(nn.BatchNorm1d(1, affine=False), ghost_batch_size=2)
+        >>> layer(torch.tensor([[0.0], [2.0], [7.0], [9.0]])).round().flatten().tolist()
+        [-1.0, 1.0, -1.0, 1.0]
+    """
+
+
+class GhostBatchNorm2d(_GhostBatchNorm):
+    """A `torch.nn.BatchNorm2d` over parts of the batch; see `GhostBatchNorm1d`."""
+
+
+class GhostBatchNorm3d(_GhostBatchNorm):
+    """A `torch.nn.BatchNorm3d` over parts of the batch; see `GhostBatchNorm1d`."""
+
+
+_GHOSTS: dict[type[_BatchNorm], type[_GhostBatchNorm]] = {
+    nn.BatchNorm1d: GhostBatchNorm1d,
+    nn.BatchNorm2d: GhostBatchNorm2d,
+    nn.BatchNorm3d: GhostBatchNorm3d,
+}
+
+
+def check_ghost_batch_size(ghost_batch_size: int) -> None:
+    if ghost_batch_size < 1:
+        raise ValueError(f"`ghost_batch_size` must be at least 1, got {ghost_batch_size!r}. 32 is the default.")

@@ -1,0 +1,136 @@
+"""The function that wraps convolutions, then the class. The layers are in `squeeze_excite_layers`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from composer.algorithms.squeeze_excite.squeeze_excite_layers import (
+    SqueezeExciteConv2d,
+    check_latent_channels,
+)
+from composer.algorithms.warnings import NoEffectWarning
+from composer.core import REPLACES_BLOCKS, REPLACES_FEEDFORWARD, WRAPS_CONVS, Algorithm, Event, Placement, State
+from composer.loggers import Logger
+from composer.utils import module_surgery
+
+__all__ = ["SqueezeExcite", "apply_se", "apply_squeeze_excite"]
+
+Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
+
+
+def apply_squeeze_excite(
+    model: nn.Module,
+    latent_channels: float = 64,
+    min_channels: int = 128,
+    optimizers: Optimizers | None = None,
+) -> None:
+    """Let a model weigh the channels that its convolutions put out, in place.
+
+    Each `torch.nn.Conv2d` is put inside a `SqueezeExciteConv2d`, unless it is inside one already or has too few
+    channels. It stays the same object; two small linear layers are new.
+
+    Args:
+        model: The model. A convolution that is the model itself is not wrapped.
+        latent_channels: The width of the new layers' middle: below 1 a fraction of the channels, otherwise a number.
+        min_channels: Convolutions with fewer input or output channels stay as they are.
+        optimizers: The optimizer of the model, which the new parameters enter. Needed unless it is made afterwards.
+
+    Raises:
+        ValueError: `latent_channels` is not positive.
+
+    Warns:
+        NoEffectWarning: The model has no such layer afterwards.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(16, 32, kernel_size=3), nn.Conv2d(32, 8, kernel_size=3))
+        >>> apply_squeeze_excite(model, latent_channels=4, min_channels=16)
+        >>> [type(layer).__name__ for layer in model]
+        ['SqueezeExciteConv2d', 'Conv2d']
+
+    Source: Hu et al., "Squeeze-and-Excitation Networks", arXiv:1709.01507, section 3.
+    Differs: channels are weighed after single convolutions instead of once per block, and before the normalization.
+    """
+    check_latent_channels(latent_channels)
+    # A method that came later may have put a convolution of its own inside a wrapper.
+    wrappers = [module for module in model.modules() if isinstance(module, SqueezeExciteConv2d)]
+    wrapped = {module for wrapper in wrappers for module in wrapper.modules()}
+
+    def excited(module: nn.Module, index: int) -> nn.Module | None:
+        assert isinstance(module, nn.Conv2d)
+        if (
+            min(module.in_channels, module.out_channels) < min_channels
+            or module in wrapped
+            or getattr(module, "_already_squeeze_excited", False)
+        ):
+            return None
+        return SqueezeExciteConv2d.from_conv2d(module, index, latent_channels)
+
+    module_surgery.replace_module_classes(model, {nn.Conv2d: excited}, optimizers=optimizers)
+    if not module_surgery.count_module_instances(model, SqueezeExciteConv2d):
+        warnings.warn(
+            f"`apply_squeeze_excite` changed nothing: the model has no `Conv2d` with at least {min_channels} input and "
+            f"output channels that it may wrap.",
+            NoEffectWarning,
+            stacklevel=2,
+        )
+
+
+def apply_se(
+    model: nn.Module,
+    latent_channels: float = 64,
+    min_channels: int = 128,
+    optimizers: Optimizers | None = None,
+) -> None:
+    """Older name of `apply_squeeze_excite`."""
+    apply_squeeze_excite(model, latent_channels, min_channels, optimizers)
+
+
+class SqueezeExcite(Algorithm):
+    """Lets the model weigh the channels of its feature maps.
+
+    At INIT convolutions of the model are wrapped; see `apply_squeeze_excite`. The layers work on examples one by one,
+    so microbatches equal one batch.
+
+    **Events** INIT. **Reads** nothing. **Writes** modules of `state.model`, parameters of `state.optimizers`.
+    **Cost** two reads and one write of each wrapped layer's output; `2 * latent_channels * C` parameters for C output
+    channels. **Compilation** static: no shape depends on time or data.
+
+    **Logs** the hyperparameter `squeeze_excite/num_squeeze_excite_layers`, once.
+
+    Args:
+        latent_channels: The width of the new layers' middle: below 1 a fraction of the channels, otherwise a number.
+        min_channels: Convolutions with fewer input or output channels stay as they are.
+
+    Raises:
+        ValueError: `latent_channels` is not positive.
+
+    Example:
+        >>> SqueezeExcite(min_channels=512)
+        SqueezeExcite(latent_channels=64,min_channels=512)
+
+    Source: Hu et al., "Squeeze-and-Excitation Networks", arXiv:1709.01507, section 3.
+    Differs: as `apply_squeeze_excite`.
+    """
+
+    events = frozenset({Event.INIT})
+    placement = Placement(provides={WRAPS_CONVS}, after={REPLACES_BLOCKS, REPLACES_FEEDFORWARD})
+
+    def __init__(self, latent_channels: float = 64, min_channels: int = 128) -> None:
+        check_latent_channels(latent_channels)
+        self.latent_channels = latent_channels
+        self.min_channels = min_channels
+
+    @staticmethod
+    def required_on_load() -> bool:
+        """Wrapped layers have other names in a checkpoint, and there are new ones."""
+        return True
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Wrap the convolutions and log how many there are."""
+        apply_squeeze_excite(state.model, self.latent_channels, self.min_channels, state.optimizers)
+        count = module_surgery.count_module_instances(state.model, SqueezeExciteConv2d)
+        logger.log_hyperparameters({"squeeze_excite/num_squeeze_excite_layers": count})

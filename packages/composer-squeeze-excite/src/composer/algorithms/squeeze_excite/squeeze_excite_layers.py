@@ -1,0 +1,106 @@
+"""Layers that weigh channels. Feature maps are (N, C, H, W) or (C, H, W)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["SqueezeExcite2d", "SqueezeExciteConv2d"]
+
+
+class SqueezeExcite2d(nn.Module):
+    """Multiplies each channel by a weight in (0, 1) that is computed from the means of all channels.
+
+    With z the means over all positions: `x * sigmoid(W2 relu(W1 z))`, without biases.
+
+    Args:
+        num_features: C, the number of channels.
+        latent_channels: The size of `W1 z`: below 1 a fraction of C, rounded down to at least 1; otherwise a number.
+
+    Attributes:
+        pool_and_mlp: What computes the weights, shape (N, C) or (C,).
+
+    Raises:
+        ValueError: `latent_channels` is not positive.
+
+    Example:
+        >>> SqueezeExcite2d(16)(torch.ones(2, 16, 4, 4)).shape
+        torch.Size([2, 16, 4, 4])
+
+    Source: Hu et al., "Squeeze-and-Excitation Networks", arXiv:1709.01507, section 3.
+    """
+
+    def __init__(self, num_features: int, latent_channels: float = 0.125) -> None:
+        super().__init__()
+        check_latent_channels(latent_channels)
+        latent = max(int(latent_channels if latent_channels >= 1 else latent_channels * num_features), 1)
+        self.pool_and_mlp = nn.Sequential(
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(-3),
+            nn.Linear(num_features, latent, bias=False),
+            nn.ReLU(),
+            nn.Linear(latent, num_features, bias=False),
+            nn.Sigmoid(),
+        )
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Weigh the channels of a tensor of shape (N, C, H, W) or (C, H, W)."""
+        weights: torch.Tensor = self.pool_and_mlp(input)
+        return input * weights[..., None, None]
+
+
+class SqueezeExciteConv2d(nn.Module):
+    """A `torch.nn.Conv2d` whose output channels are weighed.
+
+    Args:
+        *args: Those of `torch.nn.Conv2d`, unless `conv` is given.
+        latent_channels: See `SqueezeExcite2d`.
+        conv: A convolution to use itself, instead of making one.
+        **kwargs: Those of `torch.nn.Conv2d`, unless `conv` is given.
+
+    Attributes:
+        conv: The convolution.
+        se: The `SqueezeExcite2d` after it.
+
+    Raises:
+        ValueError: `latent_channels` is not positive.
+
+    Example:
+        >>> SqueezeExciteConv2d(3, 16, kernel_size=3, padding=1)(torch.zeros(2, 3, 8, 8)).shape
+        torch.Size([2, 16, 8, 8])
+    """
+
+    def __init__(
+        self, *args: Any, latent_channels: float = 0.125, conv: nn.Conv2d | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(*args, **kwargs) if conv is None else conv
+        self.conv._already_squeeze_excited = True  # type: ignore[assignment]
+        self.se = SqueezeExcite2d(self.conv.out_channels, latent_channels)
+        self.se.to(device=self.conv.weight.device, dtype=self.conv.weight.dtype)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Convolve a tensor of shape (N, C, H, W) or (C, H, W), and weigh the channels of the result."""
+        output: torch.Tensor = self.se(self.conv(input))
+        return output
+
+    @staticmethod
+    def from_conv2d(module: nn.Conv2d, module_index: int = -1, latent_channels: float = 0.125) -> SqueezeExciteConv2d:
+        """Put a convolution inside a layer that weighs its channels.
+
+        Args:
+            module: The convolution; it is not copied.
+            module_index: Its number among the layers wrapped. The result does not depend on it.
+            latent_channels: See `SqueezeExcite2d`.
+        """
+        return SqueezeExciteConv2d(conv=module, latent_channels=latent_channels)
+
+
+def check_latent_channels(latent_channels: float) -> None:
+    if latent_channels <= 0:
+        raise ValueError(
+            f"`latent_channels` must be positive, got {latent_channels!r}. Use for example 64, or 0.125 for an eighth "
+            f"of the channels."
+        )

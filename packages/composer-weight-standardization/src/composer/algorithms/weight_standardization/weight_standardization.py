@@ -1,0 +1,192 @@
+"""The parametrization, the function that puts it on convolutions, then the class. Weights are (out channels, ...)."""
+
+from __future__ import annotations
+
+import logging
+import math
+import warnings
+
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+from torch.nn.utils import parametrize
+
+from composer.algorithms.warnings import NoEffectWarning
+from composer.core import (
+    FACTORIZES_WEIGHTS,
+    REPLACES_BLOCKS,
+    REPLACES_CONVS,
+    STANDARDIZES_WEIGHTS,
+    WRAPS_CONVS,
+    Algorithm,
+    Event,
+    Placement,
+    State,
+)
+from composer.loggers import Logger
+
+__all__ = ["WeightStandardization", "WeightStandardizer", "apply_weight_standardization"]
+
+_log = logging.getLogger(__name__)
+
+Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
+_CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+class WeightStandardizer(nn.Module):
+    """A parametrization that gives each filter of a weight mean 0 and variance 1.
+
+    For filter i, over all its elements j: `(W[i, j] - mean(W[i])) / sqrt(var(W[i]) + 1e-10)`, with the biased variance.
+
+    Example:
+        >>> WeightStandardizer()(torch.tensor([[1.0, 3.0], [5.0, 5.0]]))
+        tensor([[-1.,  1.],
+                [ 0.,  0.]])
+
+    Source: Qiao et al., "Micro-Batch Training with Batch-Channel Normalization and Weight Standardization",
+        arXiv:1903.10520, the definition of weight standardization.
+    """
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        """Standardize a weight of shape (out channels, ...); dtype and strides are kept."""
+        # A layer normalization without affine parameters: one kernel. It is given the dimensions in the order they have
+        # in memory, so that the result has the layout of the weight, which decides the layout of feature maps.
+        strides = weight.stride()
+        order = [0, *sorted(range(1, weight.dim()), key=lambda dim: -strides[dim])]
+        filters = weight.permute(order)
+        standardized = F.layer_norm(filters, filters.shape[1:], eps=1e-10)
+        return standardized.permute([order.index(dim) for dim in range(weight.dim())])
+
+
+def apply_weight_standardization(module: nn.Module, n_last_layers_ignore: int = 0) -> int:
+    """Make the convolutions of a model use standardized weights, in place.
+
+    The weight of each `torch.nn.Conv1d`, `Conv2d` and `Conv3d` becomes a function of the parameter, which stays the
+    same object under another name (`parametrizations.weight.original`), so that optimizers need not know.
+    Convolutions that have standardized weights already, and those with filters of one element, stay as they are.
+
+    Args:
+        module: The model, or one convolution.
+        n_last_layers_ignore: The last convolutions, this many, stay as they are. Last are those that run last, as
+            symbolic tracing finds out; if the model cannot be traced, those that are defined last.
+
+    Returns:
+        The number of convolutions with standardized weights, whether by this call or an earlier one.
+
+    Raises:
+        ValueError: `n_last_layers_ignore` is negative.
+
+    Warns:
+        NoEffectWarning: The model has no such convolution.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, kernel_size=3), nn.ReLU(), nn.Conv2d(8, 8, kernel_size=1))
+        >>> apply_weight_standardization(model, n_last_layers_ignore=1)
+        1
+        >>> model[0].weight.detach().mean().abs() < 1e-6
+        tensor(True)
+
+    Source: Qiao et al., "Micro-Batch Training with Batch-Channel Normalization and Weight Standardization",
+        arXiv:1903.10520, the definition of weight standardization.
+    Differs: the small constant is 1e-10, under the root.
+    """
+    _check_number(n_last_layers_ignore)
+    convs = [m for m in module.modules() if isinstance(m, _CONVS) and _has_filters(m)]
+    if not convs:
+        warnings.warn(
+            "`apply_weight_standardization` changed nothing: the model has no `Conv1d`, `Conv2d` or `Conv3d` with "
+            "filters of more than one element.",
+            NoEffectWarning,
+            stacklevel=2,
+        )
+    if n_last_layers_ignore > 0:
+        convs = _in_execution_order(module, convs)[:-n_last_layers_ignore]
+    for conv in convs:
+        if not _is_standardized(conv):
+            parametrize.register_parametrization(conv, "weight", WeightStandardizer())
+    return len(convs)
+
+
+class WeightStandardization(Algorithm):
+    """Convolves with weights of mean 0 and variance 1 in each filter.
+
+    At INIT the weights of the model's convolutions are standardized; see `apply_weight_standardization`. Weights do not
+    depend on the batch, so microbatches equal one batch.
+
+    **Events** INIT. **Reads** nothing. **Writes** weights of modules of `state.model`. **Cost** one normalization of
+    each weight in each forward pass, and a second copy of the weights. **Compilation** static.
+
+    **Logs** the hyperparameter `WeightStandardization/num_weights_standardized`, once.
+
+    Args:
+        n_last_layers_ignore: The last convolutions, this many, stay as they are.
+
+    Raises:
+        ValueError: `n_last_layers_ignore` is negative.
+
+    Example:
+        >>> WeightStandardization(n_last_layers_ignore=1)
+        WeightStandardization(n_last_layers_ignore=1)
+
+    Source: Qiao et al., "Micro-Batch Training with Batch-Channel Normalization and Weight Standardization",
+        arXiv:1903.10520, the definition of weight standardization.
+    Differs: as `apply_weight_standardization`.
+    """
+
+    events = frozenset({Event.INIT})
+    placement = Placement(
+        provides={STANDARDIZES_WEIGHTS}, after={REPLACES_BLOCKS, WRAPS_CONVS, REPLACES_CONVS, FACTORIZES_WEIGHTS}
+    )
+
+    def __init__(self, n_last_layers_ignore: int = 0) -> None:
+        _check_number(n_last_layers_ignore)
+        self.n_last_layers_ignore = n_last_layers_ignore
+
+    @staticmethod
+    def required_on_load() -> bool:
+        """Standardized weights have other names in a checkpoint."""
+        return True
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Standardize the weights and log how many there are."""
+        count = apply_weight_standardization(state.model, self.n_last_layers_ignore)
+        logger.log_hyperparameters({"WeightStandardization/num_weights_standardized": count})
+
+
+def _check_number(n_last_layers_ignore: int) -> None:
+    if n_last_layers_ignore < 0:
+        raise ValueError(f"`n_last_layers_ignore` must not be negative, got {n_last_layers_ignore!r}. Use 0 for none.")
+
+
+def _has_filters(conv: Conv) -> bool:
+    """Whether filters have more than one element; one alone would become 0."""
+    return conv.in_channels // conv.groups * math.prod(conv.kernel_size) > 1
+
+
+def _is_standardized(conv: Conv) -> bool:
+    if not parametrize.is_parametrized(conv, "weight"):
+        return False
+    return any(isinstance(step, WeightStandardizer) for step in conv.parametrizations.weight)  # type: ignore[union-attr]
+
+
+class _ConvTracer(fx.Tracer):
+    """Follows a model down to its convolutions, also those of subclasses."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, _CONVS) or super().is_leaf_module(m, module_qualified_name)
+
+
+def _in_execution_order(module: nn.Module, convs: list[Conv]) -> list[Conv]:
+    """Sort convolutions by their last call. Those that are not called come first: no end of the model is theirs."""
+    try:
+        nodes = _ConvTracer().trace(module).nodes
+    except Exception:  # noqa: BLE001  # tracing runs the model, which may raise anything
+        _log.warning(
+            "`apply_weight_standardization` could not trace the model to see which convolutions run last, and leaves "
+            "out those that are defined last.",
+            exc_info=True,
+        )
+        return convs
+    called = [module.get_submodule(str(node.target)) for node in nodes if node.op == "call_module"]
+    last_call = {conv: position for position, conv in enumerate(called)}
+    return sorted(convs, key=lambda conv: last_call.get(conv, -1))
