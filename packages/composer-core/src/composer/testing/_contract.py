@@ -31,8 +31,8 @@ class AlgorithmContract:
             def make(self) -> MixUp:
                 return MixUp(alpha=0.2)
 
-    A subclass may override `make_model` and `make_batches` for methods that need other ones. Overriding a `test_*`
-    method is refused unless it is marked `xfail(reason=..., strict=True)`.
+    A subclass may override `make_model`, `make_batches` and `make_dataloader` for methods that need other ones.
+    Overriding a `test_*` method is refused unless it is marked `xfail(reason=..., strict=True)`.
 
     Attributes:
         microbatch_reason: Why several microbatches do not equal one batch; "" where they do. The reason must stand in
@@ -67,6 +67,10 @@ class AlgorithmContract:
             (torch.randn(8, 3, 16, 16, generator=generator), torch.randint(0, 2, (8,), generator=generator))
             for _ in range(_BATCHES)
         ]
+
+    def make_dataloader(self) -> Iterable[Any]:
+        """The training loader that the state names: the batches, or one with a data set where the method needs that."""
+        return self.make_batches()
 
     # ---- the tests ----
 
@@ -159,7 +163,7 @@ class AlgorithmContract:
             model=model,
             max_duration=f"{_BATCHES}ba",
             rank_zero_seed=0,
-            dataloader=self.make_batches(),
+            dataloader=self.make_dataloader(),
             optimizers=torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
             algorithms=algorithm,
         )

@@ -1,0 +1,219 @@
+"""The function, its transform, then the class. Symbols: m is the weight of the chains, w[i] that of chain i in them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+import torch
+from PIL import Image
+
+from composer.algorithms.utils import (
+    AugmentationFn,
+    add_dataset_transform,
+    as_augmentation_set,
+    augmentation_sets,
+    has_dataset_transform,
+)
+from composer.algorithms.utils.augmentation_common import map_pillow_function
+from composer.core import AUGMENTS_IMAGES, MIXES_AUGMENTATIONS, Algorithm, Event, Placement, State
+from composer.loggers import Logger
+
+__all__ = ["AugMix", "AugmentAndMixTransform", "augment_and_mix", "augmix_image"]
+
+T = TypeVar("T")
+
+
+def augmix_image(
+    img: T,
+    severity: float = 3,
+    depth: int = -1,
+    width: int = 3,
+    alpha: float = 1.0,
+    augmentation_set: str | Sequence[AugmentationFn] = augmentation_sets["all"],
+) -> T:
+    """Blend an image with `width` chains of random augmentations of it.
+
+    With m ~ Beta(alpha, alpha) and w ~ Dirichlet(alpha, ..., alpha):
+    `mixed = (1 - m) * img + m * sum(w[i] * chain[i](img))`. A chain applies `depth` augmentations, chosen uniformly
+    with replacement, one after the other. Draws come from torch's CPU generator.
+
+    Args:
+        img: A Pillow image or a tensor of shape (H, W), (C, H, W) or (N, C, H, W), floating in [0, 1] or uint8; not
+            modified. Each image of a batch is mixed on its own.
+        severity: The strength of each augmentation, in [0, 10].
+        depth: The augmentations in a chain; if not positive, 1, 2 or 3, drawn for each chain.
+        width: The number of chains, at least 1.
+        alpha: Positive; small values leave most images nearly pure, or make them nearly one chain.
+        augmentation_set: What is chosen from: functions of a Pillow image and a severity, or the name of one of
+            `composer.algorithms.utils.augmentation_sets`.
+
+    Returns:
+        The same kind of thing, rounded to bytes; tensors keep shape, dtype and device.
+
+    Raises:
+        ValueError: `severity` is outside [0, 10], `width` is below 1, `alpha` is not positive, or the set is empty.
+        KeyError: No set has that name.
+        TypeError: `img` is not an image.
+
+    Example:
+        >>> augmix_image(torch.rand(3, 32, 32), severity=5).shape
+        torch.Size([3, 32, 32])
+
+    Source: Hendrycks et al., "AugMix: A Simple Data Processing Method to Improve Robustness and Uncertainty",
+        arXiv:1912.02781, section 3, algorithm 1.
+    Differs: no consistency loss; the strength is drawn up to `severity`; the default set is the largest one.
+    """
+    _check(severity, width, alpha)
+    augmentations = as_augmentation_set(augmentation_set)
+
+    def mix(image: Image.Image) -> Image.Image:
+        weight, shares = _draw_weights(width, alpha)
+        mixed = np.multiply(np.asarray(image), 1 - weight, dtype=np.float32)
+        for share in shares:
+            chain = _augmented(image, severity, depth, augmentations)
+            mixed += np.multiply(np.asarray(chain), weight * share, dtype=np.float32)
+        mixed += 0.5  # the conversion cuts off
+        return Image.frombytes(image.mode, image.size, mixed.astype(np.uint8).tobytes())
+
+    return map_pillow_function(mix, img)
+
+
+def augment_and_mix(
+    img: T,
+    severity: float = 3,
+    depth: int = -1,
+    width: int = 3,
+    alpha: float = 1.0,
+    augmentation_set: str | Sequence[AugmentationFn] = augmentation_sets["all"],
+) -> T:
+    """`augmix_image` under its earlier name."""
+    return augmix_image(img, severity, depth, width, alpha, augmentation_set)
+
+
+class AugmentAndMixTransform(torch.nn.Module):
+    """`augmix_image` as a transform of a data set.
+
+    Args:
+        severity: The strength of each augmentation, in [0, 10].
+        depth: The augmentations in a chain; if not positive, 1, 2 or 3, drawn for each chain.
+        width: The number of chains, at least 1.
+        alpha: Positive; the parameter of the weights' distributions.
+        augmentation_set: "all", "safe", "original", or a list of functions.
+
+    Raises:
+        ValueError: `severity` is outside [0, 10], `width` is below 1, `alpha` is not positive, or the set is empty.
+        KeyError: No set has that name.
+
+    Example:
+        >>> AugmentAndMixTransform(severity=5)
+        AugmentAndMixTransform(severity=5, depth=-1, width=3, alpha=1.0, augmentation_set='all')
+    """
+
+    def __init__(
+        self,
+        severity: float = 3,
+        depth: int = -1,
+        width: int = 3,
+        alpha: float = 1.0,
+        augmentation_set: str | Sequence[AugmentationFn] = "all",
+    ) -> None:
+        super().__init__()
+        _check(severity, width, alpha)
+        as_augmentation_set(augmentation_set)
+        self.severity, self.depth, self.width = severity, depth, width
+        self.alpha = alpha
+        self.augmentation_set = augmentation_set
+
+    def forward(self, img: T) -> T:
+        """The mixed image, of the same kind."""
+        return augmix_image(img, self.severity, self.depth, self.width, self.alpha, self.augmentation_set)
+
+    def extra_repr(self) -> str:
+        """The arguments."""
+        return (
+            f"severity={self.severity!r}, depth={self.depth!r}, width={self.width!r}, alpha={self.alpha!r}, "
+            f"augmentation_set={self.augmentation_set!r}"
+        )
+
+
+class AugMix(Algorithm):
+    """Blends each training image with several chains of random augmentations of it.
+
+    At FIT_START an `AugmentAndMixTransform` joins the transforms of the training data set, before what makes tensors of
+    images. It stays there; further fits with the same algorithm add nothing.
+
+    **Events** FIT_START. **Reads** `state.train_dataloader`. **Writes** the `transform` of its data set; of a copy of
+    it below a `Subset`. **Cost** about `2 * width` operations of Pillow per image, or `depth * width`, in the workers
+    of the loader. **Compilation** static: the model and the batches are as before.
+
+    Args:
+        severity: The strength of each augmentation, in [0, 10].
+        depth: The augmentations in a chain; if not positive, 1, 2 or 3, drawn for each chain.
+        width: The number of chains, at least 1.
+        alpha: Positive; the parameter of the weights' distributions.
+        augmentation_set: "all", "safe" (nothing that ImageNet-C and CIFAR-10-C test) or "original" (the AugMix authors'
+            ranges of strength).
+
+    Raises:
+        ValueError: `severity` is outside [0, 10], `width` is below 1, or `alpha` is not positive.
+        KeyError: No set has that name.
+
+    Example:
+        >>> AugMix(severity=5)
+        AugMix(severity=5,depth=-1,width=3,alpha=1.0,augmentation_set='all')
+
+    Source: Hendrycks et al., "AugMix: A Simple Data Processing Method to Improve Robustness and Uncertainty",
+        arXiv:1912.02781, section 3, algorithm 1.
+    Differs: no consistency loss; the strength is drawn up to `severity`; the default set is the largest one.
+    """
+
+    events = frozenset({Event.FIT_START})
+    placement = Placement(provides={MIXES_AUGMENTATIONS}, after={AUGMENTS_IMAGES})
+
+    def __init__(
+        self,
+        severity: float = 3,
+        depth: int = -1,
+        width: int = 3,
+        alpha: float = 1.0,
+        augmentation_set: str = "all",
+    ) -> None:
+        self._transform = AugmentAndMixTransform(severity, depth, width, alpha, augmentation_set)
+        self.severity, self.depth, self.width = severity, depth, width
+        self.alpha = alpha
+        self.augmentation_set = augmentation_set
+
+    def match(self, event: Event, state: State) -> bool:
+        """At FIT_START, unless the data set has the transform."""
+        return event in self.events and not has_dataset_transform(state.train_dataloader, self._transform)
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Add the transform to the data set."""
+        add_dataset_transform(state.train_dataloader, self._transform)
+
+
+def _check(severity: float, width: int, alpha: float) -> None:
+    if not 0 <= severity <= 10:
+        raise ValueError(f"`severity` must be in [0, 10], got {severity!r}. 10 is the strongest.")
+    if width < 1:
+        raise ValueError(f"`width` must be at least 1, got {width!r}. The paper uses 3 chains.")
+    if not 0 < alpha < math.inf:
+        raise ValueError(f"`alpha` must be positive and finite, got {alpha!r}. The paper uses 1.")
+
+
+def _draw_weights(width: int, alpha: float) -> tuple[float, list[float]]:
+    """Draw m and w. Shares of Gamma draws follow these distributions; torch.distributions uses the same sampler."""
+    concentration = torch.full((2 + width,), alpha, dtype=torch.float64, device="cpu")
+    first, second, *others = torch._standard_gamma(concentration).tolist()
+    total = sum(others)
+    return first / (first + second), [other / total for other in others]
+
+
+def _augmented(image: Image.Image, severity: float, depth: int, augmentations: Sequence[AugmentationFn]) -> Image.Image:
+    length = depth if depth > 0 else int(torch.randint(1, 4, (), device="cpu"))
+    for choice in torch.randint(len(augmentations), (length,), device="cpu").tolist():
+        image = augmentations[choice](image, severity)
+    return image

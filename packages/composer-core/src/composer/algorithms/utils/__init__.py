@@ -1,0 +1,18 @@
+"""What algorithms on images share: augmentations, conversions between tensors and Pillow images, data set transforms.
+
+Importing this needs neither Pillow nor torchvision; only what touches Pillow images needs Pillow.
+"""
+
+from composer.algorithms.utils.augmentation_primitives import AugmentationFn as AugmentationFn
+from composer.algorithms.utils.augmentation_primitives import as_augmentation_set as as_augmentation_set
+from composer.algorithms.utils.augmentation_primitives import augmentation_sets as augmentation_sets
+from composer.algorithms.utils.dataset_transforms import add_dataset_transform as add_dataset_transform
+from composer.algorithms.utils.dataset_transforms import has_dataset_transform as has_dataset_transform
+
+__all__ = [
+    "AugmentationFn",
+    "add_dataset_transform",
+    "as_augmentation_set",
+    "augmentation_sets",
+    "has_dataset_transform",
+]

@@ -1,0 +1,170 @@
+"""The function, its transform, then the class. The depth is the paper's N, the severity its M."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+
+from composer.algorithms.utils import (
+    AugmentationFn,
+    add_dataset_transform,
+    as_augmentation_set,
+    augmentation_sets,
+    has_dataset_transform,
+)
+from composer.algorithms.utils.augmentation_common import map_pillow_function
+from composer.core import AUGMENTS_IMAGES, Algorithm, Event, Placement, State
+from composer.loggers import Logger
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["RandAugment", "RandAugmentTransform", "randaugment", "randaugment_image"]
+
+T = TypeVar("T")
+
+
+def randaugment_image(
+    img: T,
+    severity: float = 9,
+    depth: int = 2,
+    augmentation_set: str | Sequence[AugmentationFn] = augmentation_sets["all"],
+) -> T:
+    """Change an image by `depth` augmentations, one after the other, each at `severity`.
+
+    Each is chosen uniformly, with replacement. Draws come from torch's CPU generator.
+
+    Args:
+        img: A Pillow image or a tensor of shape (H, W), (C, H, W) or (N, C, H, W), floating in [0, 1] or uint8; not
+            modified. Each image of a batch is changed on its own.
+        severity: The strength of each augmentation, in [0, 10].
+        depth: The number of augmentations, at least 0.
+        augmentation_set: What is chosen from: functions of a Pillow image and a severity, or the name of one of
+            `composer.algorithms.utils.augmentation_sets`.
+
+    Returns:
+        The same kind of thing; tensors keep shape, dtype and device.
+
+    Raises:
+        ValueError: `severity` is outside [0, 10], `depth` is negative, or the set is empty.
+        KeyError: No set has that name.
+        TypeError: `img` is not an image.
+
+    Example:
+        >>> randaugment_image(torch.rand(3, 32, 32), severity=5).shape
+        torch.Size([3, 32, 32])
+
+    Source: Cubuk et al., "RandAugment: Practical automated data augmentation with a reduced search space",
+        arXiv:1909.13719, section 3.
+    Differs: no identity among the augmentations; the strength is drawn up to `severity`, instead of being constant.
+    """
+    _check(severity, depth)
+    augmentations = as_augmentation_set(augmentation_set)
+
+    def augment(image: Image) -> Image:
+        for choice in torch.randint(len(augmentations), (depth,), device="cpu").tolist():
+            image = augmentations[choice](image, severity)
+        return image
+
+    return map_pillow_function(augment, img)
+
+
+def randaugment(
+    img: T | None = None,
+    severity: float = 9,
+    depth: int = 2,
+    augmentation_set: str | Sequence[AugmentationFn] = "all",
+) -> T | RandAugmentTransform:
+    """`randaugment_image` under its notebook name; without an image, the transform that does the same."""
+    transform = RandAugmentTransform(severity, depth, augmentation_set)
+    return transform if img is None else transform(img)
+
+
+class RandAugmentTransform(torch.nn.Module):
+    """`randaugment_image` as a transform of a data set.
+
+    Args:
+        severity: The strength of each augmentation, in [0, 10].
+        depth: The number of augmentations, at least 0.
+        augmentation_set: "all", "safe", "original", or a list of functions.
+
+    Raises:
+        ValueError: `severity` is outside [0, 10], `depth` is negative, or the set is empty.
+        KeyError: No set has that name.
+
+    Example:
+        >>> RandAugmentTransform(severity=5)
+        RandAugmentTransform(severity=5, depth=2, augmentation_set='all')
+    """
+
+    def __init__(
+        self, severity: float = 9, depth: int = 2, augmentation_set: str | Sequence[AugmentationFn] = "all"
+    ) -> None:
+        super().__init__()
+        _check(severity, depth)
+        as_augmentation_set(augmentation_set)
+        self.severity, self.depth = severity, depth
+        self.augmentation_set = augmentation_set
+
+    def forward(self, img: T) -> T:
+        """The changed image, of the same kind."""
+        return randaugment_image(img, self.severity, self.depth, self.augmentation_set)
+
+    def extra_repr(self) -> str:
+        """The arguments."""
+        return f"severity={self.severity!r}, depth={self.depth!r}, augmentation_set={self.augmentation_set!r}"
+
+
+class RandAugment(Algorithm):
+    """Changes each training image by a few random augmentations of one strength.
+
+    At FIT_START a `RandAugmentTransform` joins the transforms of the training data set, before what makes tensors of
+    images. It stays there; further fits with the same algorithm add nothing.
+
+    **Events** FIT_START. **Reads** `state.train_dataloader`. **Writes** the `transform` of its data set; of a copy of
+    it below a `Subset`. **Cost** `depth` operations of Pillow per image, in the workers of the loader. **Compilation**
+    static: the model and the batches are as before.
+
+    Args:
+        severity: The strength of each augmentation, in [0, 10].
+        depth: The number of augmentations, at least 0.
+        augmentation_set: "all", "safe" (nothing that ImageNet-C and CIFAR-10-C test) or "original" (the AugMix authors'
+            ranges of strength).
+
+    Raises:
+        ValueError: `severity` is outside [0, 10] or `depth` is negative.
+        KeyError: No set has that name.
+
+    Example:
+        >>> RandAugment(severity=5)
+        RandAugment(severity=5,depth=2,augmentation_set='all')
+
+    Source: Cubuk et al., "RandAugment: Practical automated data augmentation with a reduced search space",
+        arXiv:1909.13719, section 3.
+    Differs: no identity among the augmentations; the strength is drawn up to `severity`, instead of being constant.
+    """
+
+    events = frozenset({Event.FIT_START})
+    placement = Placement(provides={AUGMENTS_IMAGES})
+
+    def __init__(self, severity: float = 9, depth: int = 2, augmentation_set: str = "all") -> None:
+        self._transform = RandAugmentTransform(severity, depth, augmentation_set)
+        self.severity, self.depth = severity, depth
+        self.augmentation_set = augmentation_set
+
+    def match(self, event: Event, state: State) -> bool:
+        """At FIT_START, unless the data set has the transform."""
+        return event in self.events and not has_dataset_transform(state.train_dataloader, self._transform)
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Add the transform to the data set."""
+        add_dataset_transform(state.train_dataloader, self._transform)
+
+
+def _check(severity: float, depth: int) -> None:
+    if not 0 <= severity <= 10:
+        raise ValueError(f"`severity` must be in [0, 10], got {severity!r}. 10 is the strongest.")
+    if depth < 0:
+        raise ValueError(f"`depth` must not be negative, got {depth!r}. Use 0 for no augmentation.")
