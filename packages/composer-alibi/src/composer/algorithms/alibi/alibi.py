@@ -1,0 +1,213 @@
+"""The function that puts linear biases into a model, then the class. Policies are in `attention_surgery_functions`."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Mapping, MutableMapping, Sequence
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import nn
+
+from composer.core import REPLACES_ATTENTION, RESHAPES_SEQUENCES, TRANSFORMS_BATCH, Algorithm, Event, Placement, State
+from composer.loggers import Logger
+from composer.utils import MissingConditionalImportError, module_surgery
+
+__all__ = ["Alibi", "apply_alibi"]
+
+_log = logging.getLogger(__name__)
+
+
+def apply_alibi(
+    model: nn.Module,
+    max_sequence_length: int,
+    optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+) -> None:
+    """Replace the position embeddings of a language model, in place, by a linear bias of its attention.
+
+    Each head of self-attention adds `-m * |i - j|` to the score of query i and key j, with a slope m of its own.
+    Position embeddings become zeros that are not trained. BERT, RoBERTa and GPT-2 of `transformers`, and what is built
+    from their layers, are known; more are registered in `attention_surgery_functions.policy_registry`. A model that is
+    not known is left alone, which is logged as a warning. A second call changes `max_sequence_length`.
+
+    Args:
+        model: The model.
+        max_sequence_length: The longest sequence that the model will see, in training or later, in tokens.
+        optimizers: The optimizer of the model, for policies that make new parameters. Those here do not.
+
+    Raises:
+        ValueError: `max_sequence_length` is less than 1, or a policy replaces the model itself.
+        NotImplementedError: The model uses attention that takes no bias, such as flash attention, or has relative
+            position embeddings.
+        MissingConditionalImportError: `transformers` is not installed.
+
+    Example:
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> model = GPT2LMHeadModel(GPT2Config(vocab_size=100, n_positions=16, n_embd=8, n_layer=1, n_head=2))
+        >>> apply_alibi(model, max_sequence_length=64)
+        >>> model(torch.zeros(1, 64, dtype=torch.int64)).logits.shape
+        torch.Size([1, 64, 100])
+
+    Source: Press et al., "Train Short, Test Long: Attention with Linear Biases Enables Input Length Extrapolation",
+        arXiv:2108.12409, section 3.
+    Differs: models that look both ways, such as BERT, are penalised by distance in both directions.
+    """
+    _check_length(max_sequence_length)
+    surgery = _import_surgery()
+    surgery.check_attention(model, surgery.policy_registry)
+    policies = {
+        kind: _replacement_function(policy, max_sequence_length) for kind, policy in surgery.policy_registry.items()
+    }
+    changed = len(module_surgery.replace_module_classes(model, policies, optimizers=optimizers))
+    changed += _change_root(model, policies)
+    surgery.share_biases(model)
+    if changed:
+        _log.info("ALiBi changed %d modules.", changed)
+    else:
+        _log.warning(
+            "`apply_alibi` changed nothing: `model` has no module of a class that it knows, which are %s.",
+            ", ".join(kind.__name__ for kind in policies),
+        )
+
+
+def _check_length(max_sequence_length: int) -> None:
+    if max_sequence_length < 1:
+        raise ValueError(f"`max_sequence_length` must be at least 1, got {max_sequence_length!r}. It counts tokens.")
+
+
+def _import_surgery() -> Any:
+    """The policies, which need `transformers`: not imported before they are needed."""
+    try:
+        return import_module("composer.algorithms.alibi.attention_surgery_functions")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "transformers":
+            raise
+        raise MissingConditionalImportError(extra_deps_group="nlp", conda_package="transformers") from error
+
+
+def _replacement_function(policy: Any, max_sequence_length: int) -> module_surgery.ReplacementFunction:
+    def replace(module: nn.Module, index: int) -> nn.Module | None:
+        replacement: nn.Module | None = policy(module, index, max_sequence_length)
+        return replacement
+
+    return replace
+
+
+def _change_root(model: nn.Module, policies: Mapping[type[nn.Module], module_surgery.ReplacementFunction]) -> int:
+    """Change the model itself, which surgery on its descendants passes over; a bare `GPT2Model` has its own policy."""
+    changed = 0
+    for kind, policy in policies.items():
+        if isinstance(model, kind):
+            replacement = policy(model, 0)
+            if replacement not in (None, model):
+                raise ValueError(
+                    f"`model` must not be replaced itself, as the policy for `{kind.__name__}` does. Pass a module "
+                    f"that contains it, or let the policy change it in place."
+                )
+            changed += replacement is model
+    return changed
+
+
+class Alibi(Algorithm):
+    """Trains language models on short sequences that will be used on longer ones.
+
+    At INIT position embeddings are replaced by biases of the attention; see `apply_alibi`. At AFTER_DATALOADER each
+    sequence of the batch, if it is a mapping, is cut into pieces of `train_sequence_length_scaling` times its length,
+    which become rows of their own, in order: the tokens stay the same. What has one entry per example, but no sequence
+    dimension, such as labels of shape (N,), is repeated for each piece. A batch is cut before it is split, so
+    microbatches equal one batch.
+
+    **Events** INIT, AFTER_DATALOADER. **Reads** the batch. **Writes** modules of `state.model`; the batch.
+    **Cost** one addition to the mask in each forward pass, of shape (N, heads, length, length); no padding, no addition
+    with sdpa. Attention cannot use flash kernels. Shorter rows save most of its time and memory. **Compilation**
+    static: a batch has the same shape in every step if the dataset has.
+
+    Args:
+        max_sequence_length: The longest sequence that the model will see, in training or later, in tokens.
+        train_sequence_length_scaling: Length of the pieces relative to the sequences, above 0 and at most 1, which
+            leaves batches alone.
+
+    Raises:
+        ValueError: `max_sequence_length` is less than 1, or `train_sequence_length_scaling` is not in (0, 1].
+
+    Example:
+        >>> Alibi(max_sequence_length=1024)
+        Alibi(max_sequence_length=1024,train_sequence_length_scaling=0.25)
+
+    Source: Press et al., "Train Short, Test Long: Attention with Linear Biases Enables Input Length Extrapolation",
+        arXiv:2108.12409, section 3.
+    Differs: as `apply_alibi`.
+    """
+
+    events = frozenset({Event.INIT, Event.AFTER_DATALOADER})
+    placement = Placement(provides={REPLACES_ATTENTION, RESHAPES_SEQUENCES, TRANSFORMS_BATCH})
+
+    def __init__(self, max_sequence_length: int, train_sequence_length_scaling: float = 0.25) -> None:
+        _check_length(max_sequence_length)
+        if not 0 < train_sequence_length_scaling <= 1:
+            raise ValueError(
+                f"`train_sequence_length_scaling` must be above 0 and at most 1, got "
+                f"{train_sequence_length_scaling!r}. 1 leaves sequences as long as they are."
+            )
+        self.max_sequence_length = max_sequence_length
+        self.train_sequence_length_scaling = train_sequence_length_scaling
+        self._applied = False
+
+    @staticmethod
+    def required_on_load() -> bool:
+        """The position embeddings in a checkpoint have another shape."""
+        return True
+
+    def match(self, event: Event, state: State) -> bool:
+        """At INIT, once, and at AFTER_DATALOADER."""
+        return event in self.events and not (event is Event.INIT and self._applied)
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Change the model, or cut the sequences of the batch."""
+        if event is Event.INIT:
+            apply_alibi(state.model, self.max_sequence_length, optimizers=state.optimizers)
+            self._applied = True
+        elif self.train_sequence_length_scaling != 1 and isinstance(state.batch, Mapping):
+            state.batch = _cut(state.batch, self.train_sequence_length_scaling)
+
+
+def _cut(batch: Mapping[Any, Any], scaling: float) -> Mapping[Any, Any]:
+    """Cut sequences into pieces; the batch is not modified.
+
+    A value of shape (N, S, ...) becomes (N * S / s, s, ...), with the length S of the sequences and s = scaling * S.
+    """
+    sequences = _sequences(batch)
+    if sequences is None:
+        return batch
+    count, length = sequences.shape[:2]
+    short = round(scaling * length)
+    if short < 1 or abs(short - scaling * length) > 1e-6 * length or count * length % short:
+        raise ValueError(
+            f"`train_sequence_length_scaling` must cut sequences into whole pieces, got {scaling!r} for {count} of "
+            f"{length} tokens. Pad sequences to a multiple of the number of pieces."
+        )
+    result = copy.copy(batch) if isinstance(batch, MutableMapping) else dict(batch)  # keeps a `BatchEncoding` one
+    for key, value in batch.items():
+        result[key] = _cut_value(key, value, count, length, short)
+    return result
+
+
+def _sequences(batch: Mapping[Any, Any]) -> torch.Tensor | None:
+    """A value with sequences: the token ids, or else the first one with two dimensions."""
+    values = [batch.get("input_ids"), *batch.values()]
+    return next((value for value in values if isinstance(value, torch.Tensor) and value.dim() > 1), None)
+
+
+def _cut_value(key: Any, value: Any, count: int, length: int, short: int) -> Any:
+    if not isinstance(value, torch.Tensor) or value.dim() == 0 or value.shape[0] != count:
+        return value
+    if value.dim() > 1 and value.shape[1] == length:
+        return value.reshape(-1, short, *value.shape[2:])
+    if length % short:
+        raise ValueError(
+            f"`train_sequence_length_scaling` must be one over a whole number to repeat {key!r}, which has no sequence "
+            f"dimension, for each piece, got pieces of {short} out of {length} tokens."
+        )
+    return value.repeat_interleave(length // short, dim=0)

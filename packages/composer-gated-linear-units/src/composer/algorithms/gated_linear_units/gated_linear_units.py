@@ -1,0 +1,213 @@
+"""The function that gates the feed-forward layers of a model, then the class. The layer is a module of its own."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import nn
+
+from composer.algorithms.gated_linear_units.gated_linear_unit_layers import BERTGatedFFOutput
+from composer.algorithms.warnings import NoEffectWarning
+from composer.core import ADDS_NORMS, REPLACES_FEEDFORWARD, Algorithm, Event, Placement, State
+from composer.loggers import Logger
+from composer.utils import MissingConditionalImportError, module_surgery
+
+__all__ = ["GatedLinearUnits", "apply_gated_linear_units", "from_BertIntermediate", "from_BertOutput"]
+
+Activation = Callable[[torch.Tensor], torch.Tensor]
+
+
+def from_BertOutput(
+    layer: nn.Module,
+    module_index: int,
+    act_fn: Activation,
+    gated_layer_bias: bool = False,
+    non_gated_layer_bias: bool = False,
+) -> BERTGatedFFOutput:
+    """Make the gated layer in place of a `BertOutput`. Its weights are new, in the dtype of the old ones.
+
+    Args:
+        layer: The layer to replace.
+        module_index: Its number among the layers replaced. The replacement does not depend on it.
+        act_fn: The activation of the gate; a module is copied, so that layers do not share its weights.
+        gated_layer_bias: Whether the gate has a bias.
+        non_gated_layer_bias: Whether what it gates has one.
+    """
+    old: Any = layer
+    new = BERTGatedFFOutput(
+        d_embed=old.dense.out_features,
+        d_ff=old.dense.in_features,
+        dropout_rate=old.dropout.p,
+        act_fn=copy.deepcopy(act_fn) if isinstance(act_fn, nn.Module) else act_fn,
+        layernorm_eps=old.LayerNorm.eps,
+        gated_layer_bias=gated_layer_bias,
+        non_gated_layer_bias=non_gated_layer_bias,
+    )
+    return new.to(old.dense.weight.dtype)
+
+
+def from_BertIntermediate(layer: nn.Module, module_index: int) -> nn.Identity:
+    """Make what takes the place of a `BertIntermediate`, whose work the gated layer does.
+
+    Args:
+        layer: The layer to replace.
+        module_index: Its number among the layers replaced. The replacement does not depend on it.
+    """
+    return nn.Identity()
+
+
+def apply_gated_linear_units(
+    model: nn.Module,
+    optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
+    act_fn: Activation | None = None,
+    gated_layer_bias: bool = False,
+    non_gated_layer_bias: bool = False,
+) -> None:
+    """Replace the feed-forward layers of a BERT, in place, by gated ones: `(act(x W1) * x W3) W2`.
+
+    The new layers are as wide as the old ones, and their weights are freshly drawn. A model that has gated layers
+    already is left alone.
+
+    Args:
+        model: A BERT of `transformers`, or a module that contains one, such as a `ComposerModel`.
+        optimizers: The optimizer of the model, in which the new parameters take the place of the old ones. None if it
+            is made afterwards.
+        act_fn: The activation of the gate. None: the one that the model uses.
+        gated_layer_bias: Whether the gate has a bias.
+        non_gated_layer_bias: Whether what it gates has one.
+
+    Raises:
+        MissingConditionalImportError: `transformers` is not installed.
+        TypeError: The model contains no `BertPreTrainedModel`.
+        ValueError: `act_fn` is None, and the layers have several activations, or none.
+
+    Warns:
+        NoEffectWarning: The model has no gated layer afterwards.
+
+    Example:
+        >>> from transformers import BertConfig, BertModel
+        >>> model = BertModel(
+        ...     BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+        ... )
+        >>> apply_gated_linear_units(model, optimizers=None)
+        >>> type(model.encoder.layer[0].output).__name__
+        'BERTGatedFFOutput'
+
+    Source: Shazeer, "GLU Variants Improve Transformer", arXiv:2002.05202, section 2.
+    Differs: the paper makes the layers narrower, by 2/3, so that their parameters do not become more.
+    """
+    bert = _import_bert()
+    if not any(isinstance(module, bert.BertPreTrainedModel) for module in model.modules()):
+        raise TypeError(
+            f"`model` must be or contain a `BertPreTrainedModel` of `transformers`, got {type(model).__name__}. Leave "
+            f"gated linear units out: the layers of other models are not known."
+        )
+    if any(isinstance(module, bert.BertIntermediate) for module in model.modules()):
+        activation = _common_activation(model, bert.BertIntermediate) if act_fn is None else act_fn
+
+        def gated(module: nn.Module, index: int) -> nn.Module:
+            return from_BertOutput(module, index, activation, gated_layer_bias, non_gated_layer_bias)
+
+        policies: dict[type[nn.Module], module_surgery.ReplacementFunction] = {
+            bert.BertOutput: gated,
+            bert.BertIntermediate: from_BertIntermediate,
+        }
+        module_surgery.replace_module_classes(model, policies, optimizers=optimizers)
+    if not module_surgery.count_module_instances(model, BERTGatedFFOutput):
+        warnings.warn(
+            "`apply_gated_linear_units` changed nothing: the model has no `BertIntermediate` and `BertOutput`.",
+            NoEffectWarning,
+            stacklevel=2,
+        )
+
+
+def _import_bert() -> Any:
+    """The layers of BERT: not imported before they are needed."""
+    try:
+        return import_module("transformers.models.bert.modeling_bert")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "transformers":
+            raise
+        raise MissingConditionalImportError(extra_deps_group="nlp", conda_package="transformers") from error
+
+
+def _common_activation(model: nn.Module, intermediate: type[nn.Module]) -> Activation:
+    """The one activation of all layers. Modules are the same if their types are, functions if they are."""
+    layers: list[Any] = [module for module in model.modules() if isinstance(module, intermediate)]
+    found = {_kind(layer.intermediate_act_fn): layer.intermediate_act_fn for layer in layers}
+    if len(found) != 1 or None in found:
+        names = sorted(getattr(kind, "__name__", repr(kind)) for kind in found)
+        raise ValueError(
+            f"`act_fn` must be given if the layers of the model do not have one and the same activation, got {names}."
+        )
+    activation: Activation = found.popitem()[1]
+    return activation
+
+
+def _kind(activation: Any) -> Any:
+    return type(activation) if isinstance(activation, nn.Module) else activation
+
+
+class GatedLinearUnits(Algorithm):
+    """Gates the feed-forward layers of BERT, which often learns better then.
+
+    At INIT the layers are replaced; see `apply_gated_linear_units`. Examples are treated one by one, so microbatches
+    equal one batch.
+
+    **Events** INIT. **Reads** nothing. **Writes** modules of `state.model`, parameters of `state.optimizers`.
+    **Cost** a third linear layer as large as the other two of each block: half as much again of their work and
+    parameters. **Compilation** static: no shape depends on time or data.
+
+    Args:
+        act_fn: The activation of the gate. None: the one that the model uses. One of your own is not saved: a
+            checkpoint can only be loaded into a run whose `algorithms` have it.
+        gated_layer_bias: Whether the gate has a bias.
+        non_gated_layer_bias: Whether what it gates has one.
+
+    Raises:
+        MissingConditionalImportError: `transformers` is not installed.
+
+    Example:
+        >>> GatedLinearUnits(gated_layer_bias=True)
+        GatedLinearUnits(act_fn=None,gated_layer_bias=True,non_gated_layer_bias=False)
+
+    Source: Shazeer, "GLU Variants Improve Transformer", arXiv:2002.05202, section 2.
+    Differs: as `apply_gated_linear_units`.
+    """
+
+    events = frozenset({Event.INIT})
+    placement = Placement(provides={REPLACES_FEEDFORWARD, ADDS_NORMS})
+
+    def __init__(
+        self, act_fn: Activation | None = None, gated_layer_bias: bool = False, non_gated_layer_bias: bool = False
+    ) -> None:
+        _import_bert()
+        self.act_fn = act_fn
+        self.gated_layer_bias = gated_layer_bias
+        self.non_gated_layer_bias = non_gated_layer_bias
+
+    def __repr__(self) -> str:
+        """A constructor call, in which an activation of your own is the bare word `act_fn`: it has no notation."""
+        act_fn = None if self.act_fn is None else "act_fn"
+        biases = f"gated_layer_bias={self.gated_layer_bias},non_gated_layer_bias={self.non_gated_layer_bias}"
+        return f"{type(self).__name__}(act_fn={act_fn},{biases})"
+
+    @staticmethod
+    def required_on_load() -> bool:
+        """The layers have other names in a checkpoint."""
+        return True
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Replace the layers."""
+        apply_gated_linear_units(
+            state.model,
+            optimizers=state.optimizers,
+            act_fn=self.act_fn,
+            gated_layer_bias=self.gated_layer_bias,
+            non_gated_layer_bias=self.non_gated_layer_bias,
+        )
