@@ -1,0 +1,204 @@
+"""The function that puts factorized layers into a model, then the class. The layers are in `factorize_modules`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from composer.algorithms.factorize.factorize_modules import (
+    FactorizedConv2d,
+    FactorizedLinear,
+    _FactorizedModule,
+    factorizing_could_speedup,
+)
+from composer.algorithms.warnings import NoEffectWarning
+from composer.core import (
+    FACTORIZES_WEIGHTS,
+    REPLACES_ATTENTION,
+    REPLACES_BLOCKS,
+    REPLACES_CONVS,
+    REPLACES_FEEDFORWARD,
+    WRAPS_CONVS,
+    Algorithm,
+    Event,
+    Placement,
+    State,
+)
+from composer.loggers import Logger
+from composer.utils import module_surgery
+
+__all__ = [
+    "LOG_NUM_CONV2D_REPLACEMENTS_KEY",
+    "LOG_NUM_LINEAR_REPLACEMENTS_KEY",
+    "Factorize",
+    "apply_factorization",
+]
+
+LOG_NUM_CONV2D_REPLACEMENTS_KEY = "factorize/num_conv2d_replacements"
+LOG_NUM_LINEAR_REPLACEMENTS_KEY = "factorize/num_linear_replacements"
+
+
+def apply_factorization(
+    model: nn.Module,
+    factorize_convs: bool = True,
+    factorize_linears: bool = True,
+    min_channels: int = 512,
+    latent_channels: int | float = 0.25,
+    min_features: int = 512,
+    latent_features: int | float = 0.25,
+    optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+) -> None:
+    """Replace convolutions and linear layers in a model, in place, by two layers of lower rank, newly initialised.
+
+    Args:
+        model: The model. A layer that is the model itself is not replaced.
+        factorize_convs: Whether to replace each `torch.nn.Conv2d` by a `FactorizedConv2d`.
+        factorize_linears: Whether to replace each `torch.nn.Linear` by a `FactorizedLinear`. The output projection of
+            `torch.nn.MultiheadAttention` stays, whose weight is read, not called.
+        min_channels: Convolutions with fewer input or output channels stay.
+        latent_channels: Channels between the two convolutions, or below 1 a fraction of the smaller of the layer's own.
+            Convolutions for which that saves no multiplications stay.
+        min_features: Linear layers with fewer inputs or outputs stay.
+        latent_features: As `latent_channels`, for linear layers.
+        optimizers: The optimizer of the model, in which new parameters take the place of the old ones. Needed unless
+            it is made afterwards.
+
+    Raises:
+        ValueError: A latent size is not positive.
+
+    Warns:
+        NoEffectWarning: The model has no factorized layer afterwards, although one of the flags is on.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(512, 512, 3), nn.ReLU(), nn.Linear(512, 10))
+        >>> apply_factorization(model)
+        >>> [type(layer).__name__ for layer in model]
+        ['FactorizedConv2d', 'ReLU', 'Linear']
+
+    Source: Zhang, Zou, He, Sun, "Accelerating Very Deep Convolutional Networks for Classification and Detection",
+        arXiv:1505.06798, section 3.1: the shape of the layers.
+    Differs: the paper approximates a trained model; here the factors are trained from their initialisation.
+    """
+    _check_latent("latent_channels", latent_channels)
+    _check_latent("latent_features", latent_features)
+    products = [module for module in model.modules() if isinstance(module, _FactorizedModule)]
+    factors = {factor for product in products for factor in product.children()}
+
+    def factorized_conv(module: nn.Module, index: int) -> nn.Module | None:
+        assert isinstance(module, nn.Conv2d)
+        wide_enough = min(module.in_channels, module.out_channels) >= min_channels
+        if module in factors or not (wide_enough and factorizing_could_speedup(module, latent_channels)):
+            return None
+        return FactorizedConv2d.from_conv2d(module, index, latent_channels=latent_channels)
+
+    def factorized_linear(module: nn.Module, index: int) -> nn.Module | None:
+        assert isinstance(module, nn.Linear)
+        wide_enough = min(module.in_features, module.out_features) >= min_features
+        if module in factors or not (wide_enough and factorizing_could_speedup(module, latent_features)):
+            return None
+        if isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear):
+            return None  # multi-head attention reads its weight
+        return FactorizedLinear.from_linear(module, index, latent_features=latent_features)
+
+    policies: dict[type[nn.Module], module_surgery.ReplacementFunction] = {}
+    if factorize_convs:
+        policies[nn.Conv2d] = factorized_conv
+    if factorize_linears:
+        policies[nn.Linear] = factorized_linear
+    module_surgery.replace_module_classes(model, policies, optimizers=optimizers)
+    if policies and not module_surgery.count_module_instances(model, _FactorizedModule):
+        warnings.warn(
+            f"`apply_factorization` changed nothing: the model has no `Conv2d` of at least {min_channels} channels, "
+            f"and no `Linear` of at least {min_features} features, that it may replace by something faster.",
+            NoEffectWarning,
+            stacklevel=2,
+        )
+
+
+class Factorize(Algorithm):
+    """Trains a model whose large layers are products of two thinner ones.
+
+    At INIT convolutions and linear layers of the model are replaced by newly initialised ones; see
+    `apply_factorization`. The layers work on examples one by one, so microbatches equal one batch.
+
+    **Events** INIT. **Reads** nothing. **Writes** modules of `state.model`, parameters of `state.optimizers`.
+    **Cost** saves multiplications and weights: of f inputs times o outputs, (f + o) * latent size are left. Keeps one
+    more activation per replaced layer. **Compilation** static: no shape depends on time or data.
+
+    **Logs** the hyperparameters `factorize/num_conv2d_replacements` and `factorize/num_linear_replacements`, once, for
+    the kinds that are on.
+
+    Args:
+        factorize_convs: Whether to replace convolutions.
+        factorize_linears: Whether to replace linear layers.
+        min_channels: Convolutions with fewer input or output channels stay as they are.
+        latent_channels: Channels between the two convolutions, or below 1 a fraction of the smaller of the layer's own.
+        min_features: Linear layers with fewer inputs or outputs stay as they are.
+        latent_features: As `latent_channels`, for linear layers.
+
+    Raises:
+        ValueError: A latent size is not positive.
+
+    Example:
+        >>> Factorize(min_channels=512).latent_features
+        128
+
+    Source: Zhang, Zou, He, Sun, "Accelerating Very Deep Convolutional Networks for Classification and Detection",
+        arXiv:1505.06798, section 3.1: the shape of the layers.
+    Differs: the paper approximates a trained model; here the factors are trained from their initialisation.
+    """
+
+    events = frozenset({Event.INIT})
+    placement = Placement(
+        provides={FACTORIZES_WEIGHTS},
+        after={REPLACES_BLOCKS, WRAPS_CONVS, REPLACES_CONVS, REPLACES_ATTENTION, REPLACES_FEEDFORWARD},
+    )
+
+    def __init__(
+        self,
+        factorize_convs: bool = True,
+        factorize_linears: bool = True,
+        min_channels: int = 256,
+        latent_channels: int | float = 0.25,
+        min_features: int = 256,
+        latent_features: int | float = 128,
+    ) -> None:
+        _check_latent("latent_channels", latent_channels)
+        _check_latent("latent_features", latent_features)
+        self.factorize_convs, self.factorize_linears = factorize_convs, factorize_linears
+        self.min_channels, self.latent_channels = min_channels, latent_channels
+        self.min_features, self.latent_features = min_features, latent_features
+
+    @staticmethod
+    def required_on_load() -> bool:
+        """Replaced layers have other names in a checkpoint."""
+        return True
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Replace the layers and log how many there are."""
+        apply_factorization(
+            state.model,
+            factorize_convs=self.factorize_convs,
+            factorize_linears=self.factorize_linears,
+            min_channels=self.min_channels,
+            latent_channels=self.latent_channels,
+            min_features=self.min_features,
+            latent_features=self.latent_features,
+            optimizers=state.optimizers,
+        )
+        if self.factorize_convs:
+            number = module_surgery.count_module_instances(state.model, FactorizedConv2d)
+            logger.log_hyperparameters({LOG_NUM_CONV2D_REPLACEMENTS_KEY: number})
+        if self.factorize_linears:
+            number = module_surgery.count_module_instances(state.model, FactorizedLinear)
+            logger.log_hyperparameters({LOG_NUM_LINEAR_REPLACEMENTS_KEY: number})
+
+
+def _check_latent(name: str, latent_size: int | float) -> None:
+    if latent_size <= 0:
+        raise ValueError(
+            f"`{name}` must be positive, got {latent_size!r}. A fraction such as 0.25 is of the smaller size."
+        )

@@ -1,0 +1,179 @@
+"""The layer, the function that puts it into a model, then the class."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
+
+from composer.algorithms.warnings import NoEffectWarning
+from composer.core import (
+    ADDS_NORMS,
+    REPLACES_BLOCKS,
+    REPLACES_LAYERNORMS,
+    REPLACES_NORMS,
+    Algorithm,
+    Event,
+    Placement,
+    State,
+)
+from composer.loggers import Logger
+from composer.utils import module_surgery
+
+__all__ = ["FusedLayerNorm", "MixedLayerNorm", "apply_fused_layernorm"]
+
+_LOW = (torch.bfloat16, torch.float16)
+
+
+class MixedLayerNorm(nn.LayerNorm):
+    """A `torch.nn.LayerNorm` whose output has the dtype of its input, under autocast too.
+
+    Autocast casts a low-precision input up to float32, and leaves the output so. Here torch's kernel reads the input as
+    it is, with weights and statistics in float32, and rounds the output once. Without autocast, and for float32 inputs,
+    it is a `torch.nn.LayerNorm`.
+
+    Example:
+        >>> with torch.autocast("cpu", torch.bfloat16):
+        ...     MixedLayerNorm(4)(torch.zeros(2, 4, dtype=torch.bfloat16)).dtype
+        torch.bfloat16
+    """
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Normalize over the last dimensions."""
+        device_type = input.device.type
+        if input.dtype not in _LOW or input.is_meta or not torch.is_autocast_enabled(device_type):
+            return super().forward(input)
+        with torch.autocast(device_type, enabled=False):  # it would cast everything up
+            if _has_kernel(input, self.weight, self.bias):
+                return F.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+            weight, bias = _float(self.weight), _float(self.bias)
+            return F.layer_norm(input.float(), self.normalized_shape, weight, bias, self.eps).to(input.dtype)
+
+    @staticmethod
+    def from_layernorm(module: nn.LayerNorm, module_index: int = -1) -> MixedLayerNorm:
+        """Make the replacement of a layer, with its very parameters.
+
+        Args:
+            module: The layer to replace.
+            module_index: Its number among the layers replaced. The replacement does not depend on it.
+        """
+        new = MixedLayerNorm(module.normalized_shape, module.eps, elementwise_affine=False)
+        new.elementwise_affine = module.elementwise_affine
+        new.weight, new.bias = module.weight, module.bias
+        return new
+
+
+def _has_kernel(input: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> bool:
+    """Whether one kernel normalizes an input with parameters of these dtypes."""
+    if torch.compiler.is_compiling():
+        return False  # the compiler makes one kernel of the casts and the rest
+    present = [p for p in (weight, bias) if p is not None]
+    if all(p.dtype is input.dtype for p in present):
+        return True
+    if weight is None or any(p.dtype is not torch.float32 for p in present):
+        return False
+    return _takes_mixed(input.device.type, input.dtype, bias is not None)
+
+
+def _float(parameter: torch.Tensor | None) -> torch.Tensor | None:
+    return None if parameter is None else parameter.float()
+
+
+@cache
+def _takes_mixed(device_type: str, dtype: torch.dtype, bias: bool) -> bool:
+    """Whether torch's kernels on a device take inputs in a low precision with float32 weights: they are asked once."""
+    if device_type not in ("cpu", "cuda"):
+        return False  # some would read the bits of the weights as numbers of `dtype`
+    with torch.inference_mode(False), torch.enable_grad():
+        x = torch.tensor([[1.0, -1.0]], device=device_type, dtype=dtype, requires_grad=True)
+        weight = torch.full((2,), 1.5, device=device_type, requires_grad=True)
+        try:
+            y = F.layer_norm(x, (2,), weight, torch.full_like(weight, 0.25) if bias else None)
+            (grad,) = torch.autograd.grad(y, weight, torch.ones_like(y))
+        except RuntimeError:
+            return False
+    expected = x.new_tensor([[1.75, -1.25]] if bias else [[1.5, -1.5]])
+    return y.dtype is dtype and grad.dtype is torch.float32 and torch.allclose(y, expected, atol=0.02)
+
+
+def apply_fused_layernorm(
+    model: nn.Module, optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None
+) -> None:
+    """Replace each `torch.nn.LayerNorm` in a model, in place, by a `MixedLayerNorm` with the same parameters.
+
+    Layers whose class has a `forward` of its own, and parametrized ones, stay.
+
+    Args:
+        model: The model. A layer that is the model itself is not replaced.
+        optimizers: The optimizer of the model. It need not be told anything, as it keeps its parameters.
+
+    Warns:
+        NoEffectWarning: The model has no `MixedLayerNorm` afterwards.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+        >>> apply_fused_layernorm(model)
+        >>> type(model[1]).__name__
+        'MixedLayerNorm'
+
+    Source: none.
+    Differs: the method of this name used to take NVIDIA Apex's kernel; this is torch's own.
+    """
+
+    def mixed(module: nn.Module, index: int) -> nn.Module | None:
+        assert isinstance(module, nn.LayerNorm)
+        if type(module).forward is not nn.LayerNorm.forward or is_parametrized(module):
+            return None
+        return MixedLayerNorm.from_layernorm(module, index)
+
+    module_surgery.replace_module_classes(model, {nn.LayerNorm: mixed}, optimizers=optimizers)
+    if not module_surgery.count_module_instances(model, MixedLayerNorm):
+        warnings.warn(
+            "No instances of torch.nn.LayerNorm found that may be replaced; `apply_fused_layernorm` changed nothing.",
+            NoEffectWarning,
+            stacklevel=2,
+        )
+
+
+class FusedLayerNorm(Algorithm):
+    """Spares layer normalization the casts of autocast, with weights in float32.
+
+    At INIT the layers are replaced; see `apply_fused_layernorm`. They work on examples one by one, so microbatches
+    equal one batch.
+
+    **Events** INIT. **Reads** nothing. **Writes** modules of `state.model`. **Cost** saves, under autocast, casts of
+    activations to float32 and their memory, where torch has a kernel that takes low-precision inputs with float32
+    weights; elsewhere costs a cast of the output. **Compilation** static: no shape depends on time or data.
+
+    Example:
+        >>> FusedLayerNorm()
+        FusedLayerNorm()
+
+    Source: none.
+    Differs: the method of this name used to take NVIDIA Apex's kernel and new weights; this takes torch's own kernel
+        and keeps the weights.
+    """
+
+    events = frozenset({Event.INIT})
+    placement = Placement(
+        provides={REPLACES_NORMS, REPLACES_LAYERNORMS},
+        after={REPLACES_BLOCKS, ADDS_NORMS},
+        excludes={REPLACES_LAYERNORMS},
+    )
+
+    def __init__(self) -> None:
+        pass
+
+    @staticmethod
+    def required_on_load() -> bool:
+        """A run that was trained with it is continued with it."""
+        return True
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Replace the layers."""
+        apply_fused_layernorm(state.model, state.optimizers)

@@ -1,0 +1,195 @@
+"""The layer, the function that puts it into a model, then the class."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
+
+from composer.algorithms.warnings import NoEffectWarning
+from composer.core import (
+    ADDS_NORMS,
+    REPLACES_BLOCKS,
+    REPLACES_NORMS,
+    Algorithm,
+    Event,
+    Placement,
+    Precision,
+    State,
+)
+from composer.loggers import Logger
+from composer.utils import module_surgery
+
+__all__ = ["LPGroupNorm", "LowPrecisionGroupNorm", "apply_low_precision_groupnorm"]
+
+_PRECISIONS = (Precision.AMP_FP16, Precision.AMP_BF16)
+_APPLY_AT = (Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD)
+
+
+class LPGroupNorm(nn.GroupNorm):
+    """A `torch.nn.GroupNorm` that computes in the dtype of autocast, which otherwise keeps it in float32.
+
+    Without autocast, and for float64 inputs, which autocast leaves alone, it is a `torch.nn.GroupNorm`.
+
+    Args:
+        num_groups: As all other arguments, one of `torch.nn.GroupNorm`.
+        num_channels: See `num_groups`.
+        eps: See `num_groups`.
+        affine: See `num_groups`.
+        device: See `num_groups`.
+        dtype: See `num_groups`.
+
+    Example:
+        >>> with torch.autocast("cpu", torch.bfloat16):
+        ...     LPGroupNorm(2, 4)(torch.zeros(3, 4, 5)).dtype
+        torch.bfloat16
+    """
+
+    def __init__(
+        self,
+        num_groups: int,
+        num_channels: int,
+        eps: float = 1e-05,
+        affine: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(num_groups, num_channels, eps, affine, device, dtype)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Normalize groups of channels of a tensor of shape (N, C, ...)."""
+        device_type = input.device.type
+        if input.dtype is torch.float64 or input.is_meta or not torch.is_autocast_enabled(device_type):
+            return super().forward(input)
+        dtype = torch.get_autocast_dtype(device_type)
+        weight, bias = _cast(self.weight, dtype), _cast(self.bias, dtype)
+        with torch.autocast(device_type, enabled=False):  # it would cast everything up again
+            return F.group_norm(input.to(dtype), self.num_groups, weight, bias, self.eps)
+
+    @staticmethod
+    def from_groupnorm(module: nn.GroupNorm, module_index: int = -1) -> LPGroupNorm:
+        """Make the replacement of a layer, with its very parameters.
+
+        Args:
+            module: The layer to replace.
+            module_index: Its number among the layers replaced. The replacement does not depend on it.
+
+        Raises:
+            TypeError: It is no `torch.nn.GroupNorm`.
+        """
+        if not isinstance(module, nn.GroupNorm):
+            raise TypeError(f"`module` must be a `torch.nn.GroupNorm`, got {type(module).__name__}. Leave it as it is.")
+        new = LPGroupNorm(module.num_groups, module.num_channels, module.eps, affine=False)
+        new.affine = module.affine
+        new.weight, new.bias = module.weight, module.bias
+        return new
+
+
+def _cast(parameter: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+    return None if parameter is None else parameter.to(dtype)
+
+
+def apply_low_precision_groupnorm(
+    model: nn.Module,
+    precision: Precision | str | None = None,
+    optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+) -> None:
+    """Replace each `torch.nn.GroupNorm` in a model, in place, by an `LPGroupNorm` with the same parameters.
+
+    Layers whose class has a `forward` of its own, and parametrized ones, stay.
+
+    Args:
+        model: The model. A layer that is the model itself is not replaced.
+        precision: The precision of the run. Unless it is AMP_FP16 or AMP_BF16, nothing is replaced.
+        optimizers: The optimizer of the model. It need not be told anything, as it keeps its parameters.
+
+    Raises:
+        ValueError: `precision` is unknown.
+
+    Warns:
+        NoEffectWarning: The precision is another, or the model has no `LPGroupNorm` afterwards.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4))
+        >>> apply_low_precision_groupnorm(model, "amp_bf16")
+        >>> type(model[1]).__name__
+        'LPGroupNorm'
+
+    Source: none; autocast keeps group normalization in float32, and this does not.
+    Differs: none.
+    """
+    if precision is None or Precision(precision) not in _PRECISIONS:
+        warnings.warn(
+            "Low Precision GroupNorm only applies to AMP_FP16 and AMP_BF16 precisions, "
+            f"got {precision if precision is None else Precision(precision).value!r}. Leave it out.",
+            NoEffectWarning,
+            stacklevel=2,
+        )
+        return
+
+    def lowered(module: nn.Module, index: int) -> nn.Module | None:
+        assert isinstance(module, nn.GroupNorm)
+        if type(module).forward is not nn.GroupNorm.forward or is_parametrized(module):
+            return None
+        return LPGroupNorm.from_groupnorm(module, index)
+
+    module_surgery.replace_module_classes(model, {nn.GroupNorm: lowered}, optimizers=optimizers)
+    if not module_surgery.count_module_instances(model, LPGroupNorm):
+        warnings.warn(
+            "No instances of torch.nn.GroupNorm found that may be replaced; `apply_low_precision_groupnorm` changed "
+            "nothing.",
+            NoEffectWarning,
+            stacklevel=2,
+        )
+
+
+class LowPrecisionGroupNorm(Algorithm):
+    """Lets group normalization compute in the low precision of the rest of the model.
+
+    At one of INIT, BEFORE_LOAD and AFTER_LOAD the layers are replaced; see `apply_low_precision_groupnorm`. They work
+    on examples one by one, so microbatches equal one batch.
+
+    **Events** `apply_at`. **Reads** `state.precision`. **Writes** modules of `state.model`. **Cost** saves casts of
+    activations to float32 and their memory; the statistics are summed in float32, inside torch's kernel.
+    **Compilation** static: no shape depends on time or data; entering autocast after compiling recompiles.
+
+    Args:
+        apply_at: When to replace the layers. A later event does not matter to checkpoints: no name changes.
+
+    Raises:
+        ValueError: `apply_at` is another event.
+
+    Example:
+        >>> LowPrecisionGroupNorm()
+        LowPrecisionGroupNorm(apply_at=Event.INIT)
+
+    Source: none; autocast keeps group normalization in float32, and this does not.
+    Differs: none.
+    """
+
+    placement = Placement(
+        provides={REPLACES_NORMS},
+        after={REPLACES_BLOCKS, ADDS_NORMS},
+    )
+
+    def __init__(self, apply_at: Event = Event.INIT) -> None:
+        if apply_at not in _APPLY_AT:
+            raise ValueError(
+                f"`apply_at` must be Event.INIT, Event.BEFORE_LOAD or Event.AFTER_LOAD, got {apply_at!r}. "
+                f"Later, the model may be wrapped or compiled."
+            )
+        self.apply_at = apply_at
+        self.events = frozenset({apply_at})
+
+    @staticmethod
+    def required_on_load() -> bool:
+        """A run that was trained with it is continued with it."""
+        return True
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Replace the layers."""
+        apply_low_precision_groupnorm(state.model, state.precision, state.optimizers)

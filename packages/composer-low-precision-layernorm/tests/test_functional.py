@@ -1,0 +1,165 @@
+"""`LPLayerNorm` against torch's layer, and `apply_low_precision_layernorm` on models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
+
+from composer import functional as cf
+from composer.algorithms.low_precision_layernorm import LPLayerNorm, apply_low_precision_layernorm
+from composer.algorithms.warnings import NoEffectWarning
+from composer.core import Precision
+
+DTYPES = [torch.bfloat16, torch.float16]
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(2)).to(dtype)
+
+
+def norm(**options: Any) -> nn.LayerNorm:
+    layer = nn.LayerNorm(6, eps=0.1, **options)
+    for parameter in layer.parameters():
+        parameter.data += 0.3 * draw(*parameter.shape)
+    return layer
+
+
+def test_the_registered_function_is_this_one() -> None:
+    assert apply_low_precision_layernorm is cf.apply_low_precision_layernorm
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("given", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("missing", [(), ("bias",), ("weight",), ("weight", "bias")])
+def test_under_autocast_of_the_cpu_everything_is_computed_in_its_dtype(
+    dtype: torch.dtype, given: torch.dtype, missing: tuple[str, ...]
+) -> None:
+    """Not only under that of CUDA, which is what `torch.is_autocast_enabled()` answers for."""
+    plain = norm()
+    for name in missing:
+        setattr(plain, name, None)
+    layer, x = LPLayerNorm.from_layernorm(plain), draw(3, 6, dtype=given)
+    low = [None if p is None else p.detach().to(dtype) for p in (plain.weight, plain.bias)]
+    with torch.autocast("cpu", dtype):
+        actual = layer(x)
+
+    assert dtype is actual.dtype
+    assert torch.equal(F.layer_norm(x.to(dtype), (6,), *low, 0.1), actual)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_without_autocast_it_is_the_layer_of_torch(dtype: torch.dtype) -> None:
+    plain, x = norm().to(dtype), draw(3, 6, dtype=dtype)
+
+    assert torch.equal(plain(x), LPLayerNorm.from_layernorm(plain)(x))
+    with torch.autocast("cuda", torch.bfloat16, enabled=torch.cuda.is_available()):
+        assert torch.equal(plain(x), LPLayerNorm.from_layernorm(plain)(x))
+
+
+def test_autocast_leaves_float64_and_shapes_without_values_alone() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.float64 is LPLayerNorm(6, dtype=torch.float64)(draw(3, 6, dtype=torch.float64)).dtype
+        assert (3, 6) == LPLayerNorm(6, device="meta")(torch.zeros(3, 6, device="meta")).shape
+
+
+def test_gradients_are_those_of_float32_but_for_rounding() -> None:
+    """bfloat16 has 8 bits: values are off by up to 2**-9 each, and a dozen of them add up."""
+    plain, x = norm(), draw(32, 6)
+    layer = LPLayerNorm.from_layernorm(plain)
+    g = draw(32, 6)
+    expected = torch.autograd.grad(plain(x), list(plain.parameters()), g)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = layer(x)
+    actual = torch.autograd.grad(y, list(layer.parameters()), g.bfloat16())
+
+    assert {torch.float32} == {grad.dtype for grad in actual}
+    for a, b in zip(expected, actual, strict=True):
+        torch.testing.assert_close(a, b, atol=0.1, rtol=0.05)
+
+
+def test_compiled_it_is_one_graph() -> None:
+    layer, x = LPLayerNorm(6), draw(3, 6)
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(layer(x), compiled(x))
+    assert torch.float32 is compiled(x).dtype
+
+
+def test_layers_are_made_like_those_of_torch() -> None:
+    layer = LPLayerNorm([2, 3], 0.1, True, "cpu", torch.bfloat16, bias=False)
+
+    assert ((2, 3), 0.1, None) == (layer.normalized_shape, layer.eps, layer.bias)
+    assert torch.bfloat16 is layer.weight.dtype
+    assert LPLayerNorm(torch.Size([4]), elementwise_affine=False).weight is None
+
+
+class TestApply:
+    @pytest.mark.parametrize("precision", ["amp_bf16", "amp_fp16", Precision.AMP_BF16])
+    def test_layers_are_replaced_and_keep_their_parameters(self, precision: Any) -> None:
+        model = nn.Sequential(nn.Linear(6, 6), nn.Sequential(norm(), norm(bias=False), norm(elementwise_affine=False)))
+        optimizer = torch.optim.Adam(model.parameters())
+        model(draw(2, 6)).sum().backward()
+        optimizer.step()
+        parameters, state, groups = list(model.parameters()), dict(optimizer.state), list(optimizer.param_groups)
+        names = list(model.state_dict())
+        model.eval()
+        apply_low_precision_layernorm(model, precision, optimizer)
+
+        assert [LPLayerNorm] * 3 == [type(layer) for layer in model[1]]
+        assert [0.1] * 3 == [layer.eps for layer in model[1]]
+        assert [True, True, False] == [layer.elementwise_affine for layer in model[1]]
+        assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
+        assert names == list(model.state_dict())
+        assert (state, groups) == (dict(optimizer.state), list(optimizer.param_groups))
+        assert not any(module.training for module in model.modules())
+
+    def test_applying_it_twice_is_applying_it_once(self) -> None:
+        model = nn.Sequential(norm())
+        apply_low_precision_layernorm(model, "amp_bf16")
+        layer = model[0]
+        apply_low_precision_layernorm(model, "amp_bf16")
+
+        assert layer is model[0]
+
+    def test_what_is_more_than_a_layernorm_stays(self) -> None:
+        class ChannelsFirst(nn.LayerNorm):
+            def forward(self, input: torch.Tensor) -> torch.Tensor:
+                return super().forward(input.transpose(1, -1)).transpose(1, -1)
+
+        class Renamed(nn.LayerNorm):
+            pass
+
+        parametrized = weight_norm(norm())
+        model = nn.Sequential(ChannelsFirst(6), parametrized, Renamed(6))
+        apply_low_precision_layernorm(model, "amp_bf16")
+
+        assert [ChannelsFirst, type(parametrized), LPLayerNorm] == [type(layer) for layer in model]
+
+    @pytest.mark.parametrize("precision", [None, "fp32", Precision.FP32, "amp_fp8"])
+    def test_other_precisions_have_no_effect(self, precision: Any) -> None:
+        model = nn.Sequential(norm())
+        with pytest.warns(
+            NoEffectWarning, match=r"Low Precision LayerNorm only applies to AMP_FP16 and AMP_BF16 precisi"
+        ):
+            apply_low_precision_layernorm(model, precision)
+
+        assert type(model[0]) is nn.LayerNorm
+
+    @pytest.mark.parametrize("model", [nn.Sequential(nn.Linear(2, 2)), nn.LayerNorm(2)])
+    def test_a_model_that_has_nothing_to_replace_is_warned_of(self, model: nn.Module) -> None:
+        with pytest.warns(NoEffectWarning, match=r"No instances of torch.nn.LayerNorm found"):
+            apply_low_precision_layernorm(model, "amp_bf16")
+
+    def test_an_unknown_precision_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="amp_int4"):
+            apply_low_precision_layernorm(nn.Sequential(norm()), "amp_int4")
+
+    def test_only_layernorms_are_converted(self) -> None:
+        module: Any = nn.Linear(2, 2)
+        with pytest.raises(TypeError, match=r"`module` must be a `torch.nn.LayerNorm`, got Linear"):
+            LPLayerNorm.from_layernorm(module)

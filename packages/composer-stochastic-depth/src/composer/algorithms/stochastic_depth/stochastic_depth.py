@@ -1,0 +1,219 @@
+"""The function that makes the blocks of a model stochastic, then the class. The blocks are in `stochastic_layers`."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+from torchvision.models.resnet import Bottleneck
+
+from composer.algorithms.stochastic_depth.stochastic_layers import (
+    can_be_stochastic,
+    check,
+    make_resnet_bottleneck_stochastic,
+    rate_of,
+)
+from composer.algorithms.warnings import NoEffectWarning
+from composer.core import REPLACES_BLOCKS, Algorithm, Event, Placement, State, Time, TimeUnit
+from composer.loggers import Logger
+from composer.utils import module_surgery
+
+__all__ = ["StochasticDepth", "apply_stochastic_depth"]
+
+_STOCHASTIC_LAYER_MAPPING = {"ResNetBottleneck": (Bottleneck, make_resnet_bottleneck_stochastic)}
+
+
+def apply_stochastic_depth(
+    model: nn.Module,
+    target_layer_name: str,
+    stochastic_method: str = "block",
+    drop_rate: float = 0.2,
+    drop_distribution: str = "linear",
+) -> None:
+    """Let blocks of a residual network be skipped at random in training. Changes the blocks of a model in place.
+
+    They stay the same objects with the same weights. In evaluation every block is used, and its branch is scaled by the
+    probability that it was kept.
+
+    Args:
+        model: The model. A block that is the model itself is not changed.
+        target_layer_name: "ResNetBottleneck", which is `torchvision.models.resnet.Bottleneck`, but not a subclass.
+        stochastic_method: "block": a block is skipped, and not computed, for the whole batch. "sample": the branch of a
+            block is computed, and zeroed for some examples.
+        drop_rate: The largest probability that a block is dropped, in [0, 1].
+        drop_distribution: "linear": block l of L, counted from 1, drops with probability `l / L * drop_rate`.
+            "uniform": each drops with `drop_rate`.
+
+    Raises:
+        ValueError: A name is unknown, or `drop_rate` is outside [0, 1].
+
+    Warns:
+        NoEffectWarning: The model has no such block.
+
+    Example:
+        >>> model = nn.Sequential(Bottleneck(4, 1), Bottleneck(4, 1))
+        >>> apply_stochastic_depth(model, "ResNetBottleneck")
+        >>> model[0].drop_rate, model[1].drop_rate
+        (tensor(0.1000), tensor(0.2000))
+
+    Source: Huang, Sun, Liu, Sedra, Weinberger, "Deep Networks with Stochastic Depth", arXiv:1603.09382, section 3.
+    Differs: `drop_rate` is 1 - p_L of the paper; dropping by example is an addition.
+    """
+    _validate(target_layer_name, stochastic_method, drop_rate, drop_distribution)
+    if not _make_stochastic(model, target_layer_name, stochastic_method, drop_rate, drop_distribution):
+        warnings.warn(
+            f"`apply_stochastic_depth` changed nothing: the model has no {target_layer_name}.",
+            NoEffectWarning,
+            stacklevel=2,
+        )
+
+
+def _make_stochastic(
+    model: nn.Module, target_layer_name: str, method: str, drop_rate: float, distribution: str
+) -> list[nn.Module]:
+    """Make the blocks of a model stochastic; return them in the order of their drop rates."""
+    target, make = _STOCHASTIC_LAYER_MAPPING[target_layer_name]
+    count = sum(isinstance(m, target) and can_be_stochastic(m) for m in model.modules() if m is not model)
+    blocks: list[nn.Module] = []
+
+    def stochastic(module: nn.Module, index: int) -> nn.Module | None:
+        if not can_be_stochastic(module):
+            return None
+        assert isinstance(module, target)
+        block: nn.Module = make(module, len(blocks), count, drop_rate, distribution, method)
+        blocks.append(block)
+        return block
+
+    module_surgery.replace_module_classes(model, {target: stochastic})
+    return blocks
+
+
+class StochasticDepth(Algorithm):
+    """Skips blocks of a residual network at random, more of the later ones.
+
+    At INIT the blocks are made stochastic; see `apply_stochastic_depth`. With a warm-up the drop rates then grow in
+    proportion to the time: at each BATCH_START they are `min(elapsed / drop_warmup, 1)` of their final values. Each
+    microbatch has draws of its own, so microbatches do not equal one batch.
+
+    **Events** INIT; BATCH_START with a warm-up. **Reads** the elapsed time. **Writes** blocks of `state.model`.
+    **Cost** "block" saves the time of skipped blocks, on average half of `drop_rate` of them if it grows linearly;
+    "sample" adds a multiplication per block. `DistributedDataParallel` must look for unused parameters with "block",
+    as ranks skip different blocks. **Compilation** "sample" is static; "block" breaks the graph at each block, where it
+    decides.
+
+    **Logs** `stochastic_depth/num_stochastic_layers` once, and with a warm-up `stochastic_depth/drop_rate` per batch.
+
+    Args:
+        target_layer_name: "ResNetBottleneck".
+        stochastic_method: "block" or "sample".
+        drop_rate: The largest probability that a block is dropped.
+        drop_distribution: "linear" or "uniform".
+        drop_warmup: The time over which the rates grow from 0; a number is a fraction of the run. Only for "block".
+
+    Attributes:
+        num_stochastic_layers: How many blocks are stochastic; 0 before INIT.
+
+    Raises:
+        ValueError: A name is unknown, a value is out of range, or there is a `drop_warmup` with "sample".
+
+    Example:
+        >>> StochasticDepth("ResNetBottleneck", drop_warmup="10ep").drop_warmup
+        Time(10, TimeUnit.EPOCH)
+
+    Source: Huang, Sun, Liu, Sedra, Weinberger, "Deep Networks with Stochastic Depth", arXiv:1603.09382, section 3.
+    Differs: `drop_rate` is 1 - p_L of the paper; dropping by example and the warm-up are additions. The rates reach
+        their final values when the warm-up ends.
+    """
+
+    events = frozenset({Event.INIT, Event.BATCH_START})
+    placement = Placement(provides={REPLACES_BLOCKS})
+
+    def __init__(
+        self,
+        target_layer_name: str,
+        stochastic_method: str = "block",
+        drop_rate: float = 0.2,
+        drop_distribution: str = "linear",
+        drop_warmup: float | Time[Any] | str = 0.0,
+    ) -> None:
+        _validate(target_layer_name, stochastic_method, drop_rate, drop_distribution)
+        self.target_layer_name = target_layer_name
+        self.stochastic_method = stochastic_method
+        self.drop_rate = drop_rate
+        self.drop_distribution = drop_distribution
+        self.drop_warmup: Time[Any] = (
+            Time(drop_warmup, TimeUnit.DURATION)
+            if isinstance(drop_warmup, (int, float))
+            else Time.from_input(drop_warmup)
+        )
+        if self.drop_warmup.value < 0:
+            raise ValueError(f"`drop_warmup` must not be negative, got {drop_warmup!r}. Use 0 for none.")
+        if self.drop_warmup.value and stochastic_method == "sample":
+            raise ValueError(f"`drop_warmup` must be 0 with 'sample', got {drop_warmup!r}. Use 'block' to warm up.")
+        self.num_stochastic_layers = 0
+        self._blocks: list[nn.Module] = []
+        self._rate = drop_rate  # what the rates are in proportion to now
+
+    @property
+    def find_unused_parameters(self) -> bool:
+        """Whether blocks are skipped, whose parameters then get no gradient."""
+        return self.stochastic_method == "block"
+
+    @staticmethod
+    def required_on_load() -> bool:
+        """A run that was trained with it is continued with it."""
+        return True
+
+    def match(self, event: Event, state: State) -> bool:
+        """At INIT, and at BATCH_START if there is a warm-up."""
+        return event is Event.INIT or (event is Event.BATCH_START and self.drop_warmup.value > 0)
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Make the blocks stochastic, or set their drop rates."""
+        if event is Event.INIT:
+            arguments = (self.target_layer_name, self.stochastic_method, self.drop_rate, self.drop_distribution)
+            self._blocks, self._rate = _make_stochastic(state.model, *arguments), self.drop_rate
+            self.num_stochastic_layers = len(self._blocks)
+            if not self._blocks:
+                warnings.warn(
+                    f"`StochasticDepth` changed nothing: the model has no {self.target_layer_name}.",
+                    NoEffectWarning,
+                    stacklevel=2,
+                )
+            logger.log_metrics({"stochastic_depth/num_stochastic_layers": self.num_stochastic_layers})
+            return
+        self._set_rates(min(_share(self.drop_warmup, state), 1.0) * self.drop_rate)
+        logger.log_metrics({"stochastic_depth/drop_rate": self._rate})
+
+    def _set_rates(self, drop_rate: float) -> None:
+        if drop_rate == self._rate:
+            return
+        self._rate = drop_rate
+        for index, block in enumerate(self._blocks):
+            rate = rate_of(index, len(self._blocks), drop_rate, self.drop_distribution)
+            block.drop_rate = torch.tensor(rate)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The drop rate reached."""
+        return {**super().state_dict(), "drop_rate": self._rate}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the drop rate, with which the model may be evaluated before it is trained on."""
+        self._set_rates(state.get("drop_rate", self._rate))
+
+
+def _share(warmup: Time[Any], state: State) -> float:
+    """The elapsed time in warm-ups."""
+    if warmup.unit is not TimeUnit.DURATION:
+        return float(state.timestamp.get(warmup.unit).value / warmup.value)
+    elapsed = state.get_elapsed_duration()
+    assert elapsed is not None, "the engine asks for `max_duration` at this event"
+    return float(elapsed.value / warmup.value)
+
+
+def _validate(target_layer_name: str, stochastic_method: str, drop_rate: float, drop_distribution: str) -> None:
+    check("target_layer_name", target_layer_name, tuple(_STOCHASTIC_LAYER_MAPPING))
+    check("stochastic_method", stochastic_method, ("block", "sample"))
+    rate_of(0, 1, drop_rate, drop_distribution)
