@@ -31,7 +31,8 @@ TEST_TOOLS = ["pytest", "hypothesis"]
 TOOL_TOOLS = ["packaging", "tomli", "towncrier", "uv"]  # what tools/ imports or runs
 TYPE_TOOLS = ["mypy", "nox", "types-psutil", "types-PyYAML", "types-tqdm"]
 IMPORT_TOOLS = ["import-linter"]
-EVERY_TOOL = [*LINTERS, *TEST_TOOLS, *TOOL_TOOLS, *TYPE_TOOLS, *IMPORT_TOOLS, "coverage"]
+BENCH_TOOLS = ["timm"]  # the rival of one method
+EVERY_TOOL = [*LINTERS, *TEST_TOOLS, *TOOL_TOOLS, *TYPE_TOOLS, *IMPORT_TOOLS, *BENCH_TOOLS, "coverage"]
 
 each_package = nox.parametrize("package", NAMES, ids=NAMES)
 environment.keep_links_possible(Path(".nox"))
@@ -164,6 +165,7 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "format", "--check", ".")
     session.run("python", "-m", "tools.check_style")
     session.run("python", "-m", "tools.catalog", "--check")
+    session.run("python", "-m", "tools.umbrella", "--check")
 
 
 @nox.session
@@ -171,6 +173,7 @@ def fix(session: nox.Session) -> None:
     """Mend what `lint` can mend."""
     session.install("--quiet", "--constraint", PINNED, *LINTERS, *TOOL_TOOLS)
     session.run("python", "-m", "tools.catalog")
+    session.run("python", "-m", "tools.umbrella")
     session.run("ruff", "check", "--fix", ".", success_codes=[0, 1])  # what is left is for `lint` to report
     session.run("ruff", "format", ".")
 
@@ -217,7 +220,7 @@ def gpu(session: nox.Session) -> None:
 @nox.session
 def bench(session: nox.Session) -> None:
     """Measure the framework's own cost per step against a bare PyTorch loop, on one thread (`-- --help`)."""
-    _install(session, NAMES)
+    _install(session, NAMES, *BENCH_TOOLS)
     session.run("python", "-m", "tools.bench", *session.posargs, env={"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-_BENCHMARKS = ("overhead", "events", "imports")
+_BENCHMARKS = ("overhead", "events", "imports", "algorithms")
 
 
 def main(arguments: list[str]) -> int:

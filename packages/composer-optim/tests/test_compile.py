@@ -154,3 +154,60 @@ def test_the_tail_that_the_error_suggests_is_flat(state: State, move: Move) -> N
         rates.extend(scheduler.get_last_lr())
 
     assert pytest.approx(rates) == [0.5, 0.25, 0.05, 0.05]
+
+
+def test_a_compiled_schedule_can_be_scaled_once_more(state: State, move: Move) -> None:
+    """The rate is set at once, to what the shorter schedule says of this time."""
+    move(state, "20ba")
+    scheduler = compile_composer_scheduler(LinearScheduler(t_max="100ba"), state)
+    assert scheduler.get_last_lr() == pytest.approx([0.4])
+    before = scheduler.state_dict()
+    state.max_duration = "50ba"
+    scheduler.scale_schedule(0.5)  # type: ignore[attr-defined]
+
+    assert scheduler.get_last_lr() == pytest.approx([0.3])
+    assert state.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.3)
+    assert before.keys() == scheduler.state_dict().keys()
+
+
+def test_ratios_multiply(state: State, move: Move) -> None:
+    state.max_duration = "50ba"
+    scheduler = compile_composer_scheduler(LinearScheduler(t_max="100ba"), state, ssr=0.5)
+    state.max_duration = "25ba"
+    scheduler.scale_schedule(0.5)  # type: ignore[attr-defined]
+    move(state, "5ba")
+    state.optimizers[0].step()
+    scheduler.step()
+
+    assert scheduler.get_last_lr() == pytest.approx([0.4])
+
+
+def test_checkpoints_know_a_compiled_schedule_as_a_scheduler_of_torch(state: State) -> None:
+    scheduler = compile_composer_scheduler(LinearScheduler(), state)
+    plain = LambdaLR(state.optimizers[0], lambda step: 1.0)
+
+    assert set(plain.state_dict()) == set(scheduler.state_dict())
+    assert type(scheduler).__qualname__ == "LambdaLR"
+
+
+def test_a_rate_in_a_tensor_stays_that_tensor(state: State, move: Move) -> None:
+    rate = torch.tensor(0.5)
+    state.optimizers = torch.optim.Adam(state.model.parameters(), lr=rate, foreach=False)
+    scheduler = compile_composer_scheduler(LinearScheduler(t_max="100ba"), state)
+    move(state, "20ba")
+    state.max_duration = "50ba"
+    scheduler.scale_schedule(0.5)  # type: ignore[attr-defined]
+
+    assert state.optimizers[0].param_groups[0]["lr"] is rate
+    assert rate.item() == pytest.approx(0.3)
+
+
+def test_a_ratio_that_cannot_be_used_is_refused_and_changes_nothing(state: State) -> None:
+    scheduler = compile_composer_scheduler(lambda state: 0.5, state)
+    with pytest.raises(ValueError, match="`scheduler` must take `ssr`"):
+        scheduler.scale_schedule(0.5)  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="`ssr` must be positive, got 0"):
+        scheduler.scale_schedule(0)  # type: ignore[attr-defined]
+    scheduler.scale_schedule(1.0)  # type: ignore[attr-defined]
+
+    assert scheduler.get_last_lr() == [0.25]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from inspect import Parameter
 from typing import TYPE_CHECKING, Any, Protocol
 
+from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 if TYPE_CHECKING:
@@ -61,7 +62,8 @@ def compile_composer_scheduler(
         ssr: Scale schedule ratio, handed to `scheduler`.
 
     Returns:
-        A `LambdaLR` that sets every group's learning rate to its initial learning rate times the factor.
+        A `LambdaLR` that sets every group's learning rate to its initial learning rate times the factor. Its method
+        `scale_schedule(ssr)` multiplies the scale schedule ratio.
 
     Raises:
         NotImplementedError: The state has no optimizer, or several.
@@ -86,13 +88,46 @@ def compile_composer_scheduler(
             f"A schedule must be compiled for exactly one optimizer, got {len(state.optimizers)}. "
             f"Make a torch scheduler for each optimizer yourself."
         )
-    ask = _bind(scheduler, state, ssr)
+    return _CompiledSchedule(scheduler, state, ssr)
 
-    # A plain function, because LambdaLR copies the attributes of callable objects into checkpoints.
-    def factor(step: int) -> float:
-        return ask()
 
-    return LambdaLR(state.optimizers[0], factor)
+class _CompiledSchedule(LambdaLR):
+    """Follows a schedule. Checkpoints hold neither the schedule nor the state, and know it by the name of its base."""
+
+    __qualname__ = "LambdaLR"
+
+    def __init__(self, scheduler: Callable[..., float], state: State, ssr: float) -> None:
+        self._schedule, self._state, self._ssr = scheduler, state, ssr
+        self._ask = _bind(scheduler, state, ssr)
+        super().__init__(state.optimizers[0], lambda step: self._ask())
+
+    def scale_schedule(self, ssr: float) -> None:
+        """Multiply the scale schedule ratio, and set the learning rates to what they then are now.
+
+        Args:
+            ssr: The ratio, more than 0. `state.max_duration` must be scaled already.
+
+        Raises:
+            ValueError: `ssr` is not positive, or the schedule does not take it.
+        """
+        if ssr <= 0:
+            raise ValueError(f"`ssr` must be positive, got {ssr!r}.")
+        self._ask = _bind(self._schedule, self._state, self._ssr * ssr)
+        self._ssr *= ssr
+        factor = self._ask()
+        for group, initial in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(initial * factor)
+            else:
+                group["lr"] = initial * factor
+        self._last_lr = [group["lr"] for group in self.optimizer.param_groups]
+
+    def state_dict(self) -> dict[str, Any]:
+        """What torch saves of a `LambdaLR`."""
+        return {key: value for key, value in super().state_dict().items() if key not in _UNSAVED}
+
+
+_UNSAVED = {"_schedule", "_state", "_ssr", "_ask"}
 
 
 def _bind(scheduler: Callable[..., float], state: State, ssr: float) -> Callable[[], float]:

@@ -1,0 +1,229 @@
+"""The functions, then the class. Symbols: g is a gradient, w its weight, t the threshold."""
+
+from __future__ import annotations
+
+import math
+import sys
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from composer.algorithms.warnings import NotIntendedUseWarning
+from composer.core import CLIPS_GRADIENTS, Algorithm, Event, Placement, State
+from composer.loggers import Logger
+
+__all__ = ["GradientClipping", "apply_agc", "apply_gradient_clipping"]
+
+_TYPES = ("norm", "value", "adaptive")
+
+
+def apply_gradient_clipping(
+    model: torch.nn.Module | torch.Tensor | Iterable[torch.Tensor],
+    clipping_type: str,
+    clipping_threshold: float,
+    fsdp_enabled: bool = False,
+    *,
+    eps: float = 0.0,
+) -> None:
+    """Limit the gradients of a model, in place. Nothing is read back from the device.
+
+    With the threshold t: "norm" scales all gradients by `min(1, t / norm)`, with the norm over all of them; "value"
+    clamps each element to [-t, t]; "adaptive" scales each unit, a row of a weight or a whole vector, by
+    `min(1, t * max(norm of the weights, eps) / norm of the gradients)`.
+
+    Args:
+        model: The model after its backward pass, or its parameters. What has no gradient is left out.
+        clipping_type: "norm", "value" or "adaptive".
+        clipping_threshold: Not negative. For "adaptive" a fraction of the norm of the weights.
+        fsdp_enabled: Whether the model is wrapped in `FullyShardedDataParallel`, which knows the norm over all ranks.
+            "value" then limits the largest element by scaling. Not needed for `fully_shard`.
+        eps: Smallest norm of a unit's weights that "adaptive" reckons with; the paper's is 1e-3. With 0, weights that
+            are zero stay zero.
+
+    Raises:
+        ValueError: `clipping_type` is unknown, a number is negative, or "adaptive" meets `fsdp_enabled`.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+        >>> weight.grad = torch.tensor([6.0, 8.0])
+        >>> apply_gradient_clipping([weight], "norm", 5.0)
+        >>> weight.grad.norm().round(decimals=3)
+        tensor(5.)
+
+    Source: Pascanu, Mikolov and Bengio, "On the difficulty of training Recurrent Neural Networks", arXiv:1211.5063,
+        section 3.2 (norm); Brock et al., "High-Performance Large-Scale Image Recognition Without Normalization",
+        arXiv:2102.06171, section 4, eq. 3 (adaptive).
+    Differs: `eps` is 0 unless given. "adaptive" clips the last layer too, unless its parameters are left out.
+    """
+    _check(clipping_type, clipping_threshold, eps)
+    if fsdp_enabled and isinstance(model, torch.nn.Module):
+        _clip_wrapped(model, clipping_type, clipping_threshold)
+        return
+    parameters = _listed(model)
+    if all(weight.grad is None for weight in parameters):  # torch takes no empty list
+        return
+    if clipping_type == "norm":
+        torch.nn.utils.clip_grad_norm_(parameters, max_norm=clipping_threshold)
+    elif clipping_type == "value":
+        torch.nn.utils.clip_grad_value_(parameters, clip_value=clipping_threshold)
+    elif eps:
+        _apply_agc(parameters, clipping_threshold=clipping_threshold, eps=eps)
+    else:
+        _apply_agc(parameters, clipping_threshold=clipping_threshold)
+
+
+def apply_agc(model: torch.nn.Module | Iterable[torch.Tensor], clipping_threshold: float = 0.01) -> None:
+    """`apply_gradient_clipping(model, "adaptive", clipping_threshold)`, under its earlier name."""
+    apply_gradient_clipping(model, "adaptive", clipping_threshold)
+
+
+class GradientClipping(Algorithm):
+    """Limits gradients before the optimizer uses them.
+
+    At AFTER_TRAIN_BATCH, when the gradients of all microbatches are added up and unscaled, `apply_gradient_clipping`
+    changes them; so microbatches equal one batch.
+
+    **Events** INIT (a warning), AFTER_TRAIN_BATCH. **Reads** weights with "adaptive". **Writes** gradients. **Cost**
+    one pass over the gradients for their norms and one to scale them, with "adaptive" also one over the weights; two
+    passes with "value".
+    **Compilation** static: no shape depends on time or data; nothing waits for the device.
+
+    Args:
+        clipping_type: "norm", "value" or "adaptive".
+        clipping_threshold: Not negative.
+        eps: Smallest norm of a unit's weights that "adaptive" reckons with; the paper's is 1e-3.
+
+    Raises:
+        ValueError: `clipping_type` is unknown, or a number is negative.
+
+    Warns:
+        NotIntendedUseWarning: At INIT, with "adaptive" and `eps=0`, if parameters are zero: they would stay zero.
+
+    Example:
+        >>> GradientClipping("norm", clipping_threshold=1.0)
+        GradientClipping(clipping_type='norm',clipping_threshold=1.0,eps=0.0)
+
+    Source: Pascanu, Mikolov and Bengio, "On the difficulty of training Recurrent Neural Networks", arXiv:1211.5063,
+        section 3.2 (norm); Brock et al., "High-Performance Large-Scale Image Recognition Without Normalization",
+        arXiv:2102.06171, section 4, eq. 3 (adaptive).
+    Differs: `eps` is 0 unless given. "adaptive" clips the last layer too.
+    """
+
+    events = frozenset({Event.INIT, Event.AFTER_TRAIN_BATCH})
+    placement = Placement(provides={CLIPS_GRADIENTS})
+
+    def __init__(self, clipping_type: str, clipping_threshold: float, *, eps: float = 0.0) -> None:
+        _check(clipping_type, clipping_threshold, eps)
+        self.clipping_type, self.clipping_threshold, self.eps = clipping_type, clipping_threshold, eps
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Clip; at INIT only warn."""
+        if event is Event.AFTER_TRAIN_BATCH:
+            apply_gradient_clipping(
+                state.model,
+                clipping_type=self.clipping_type,
+                clipping_threshold=self.clipping_threshold,
+                fsdp_enabled=state.fsdp_config_version == 1,
+                **({"eps": self.eps} if self.eps else {}),
+            )
+        elif self.clipping_type == "adaptive" and not self.eps:
+            _warn_of_zeros(state.model)
+
+
+def _check(clipping_type: str, clipping_threshold: float, eps: float) -> None:
+    if clipping_type not in _TYPES:
+        raise ValueError(
+            f"`clipping_type` must be 'norm', 'value' or 'adaptive', got {clipping_type!r}. 'norm' keeps the direction "
+            f"of the gradient."
+        )
+    if not clipping_threshold >= 0:
+        raise ValueError(
+            f"`clipping_threshold` must not be negative, got {clipping_threshold!r}. Use for example 1.0 for 'norm'."
+        )
+    if not eps >= 0:
+        raise ValueError(f"`eps` must not be negative, got {eps!r}. Use `eps=1e-3`, as the paper does.")
+
+
+def _listed(model: torch.nn.Module | torch.Tensor | Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    if isinstance(model, torch.Tensor):
+        return [model]
+    return list(model.parameters() if isinstance(model, torch.nn.Module) else model)
+
+
+def _warn_of_zeros(model: torch.nn.Module) -> None:
+    zeros = [
+        name
+        for name, weight in model.named_parameters()
+        if weight.requires_grad and not weight.is_meta and not _unitwise_norm(weight.detach()).any()
+    ]
+    if zeros:
+        warnings.warn(
+            f"`GradientClipping('adaptive', ...)` keeps parameters that are zero at zero; {len(zeros)} are, such as "
+            f"{zeros[0]!r}. Pass `eps=1e-3` to let them train.",
+            NotIntendedUseWarning,
+            stacklevel=2,
+        )
+
+
+def _clip_wrapped(model: torch.nn.Module, clipping_type: str, clipping_threshold: float) -> None:
+    """Clip through `FullyShardedDataParallel`: its parameters are flat pieces, so units and norms are its to know."""
+    if clipping_type == "adaptive":
+        raise ValueError(
+            "`clipping_type` must be 'norm' or 'value' for a model in `FullyShardedDataParallel`, got 'adaptive': the "
+            "rows of a weight are not kept together there. Shard with `fully_shard`."
+        )
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None:  # what was never imported has wrapped nothing
+        return
+    norm_type = 2.0 if clipping_type == "norm" else math.inf
+    for module in model.modules():
+        if isinstance(module, fsdp.FullyShardedDataParallel) and module.check_is_root():
+            module.clip_grad_norm_(max_norm=clipping_threshold, norm_type=norm_type)
+
+
+@torch.no_grad()
+def _apply_agc(parameters: torch.Tensor | Iterable[torch.Tensor], clipping_threshold: float, eps: float = 0.0) -> None:
+    """Clip adaptively. The factors of all units are computed together; only norms and products are per tensor."""
+    groups: dict[Any, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+    for weight in parameters:
+        if weight.grad is None:
+            continue
+        if hasattr(weight, "to_local"):  # sharded: the norms may be spread over ranks, which torch then adds up
+            weight.grad.mul_(_get_clipped_gradient_coeff(weight, weight.grad, clipping_threshold, eps))
+            continue
+        weights, slopes = groups.setdefault((weight.device, weight.dtype), ([], []))
+        weights.append(weight)
+        slopes.append(weight.grad)
+    for weights, slopes in groups.values():
+        norms = [_unitwise_norm(slope) for slope in slopes]
+        factors = _factors(_joined([_unitwise_norm(w) for w in weights]), _joined(norms), clipping_threshold, eps)
+        parts = torch.split(factors, [norm.numel() for norm in norms])
+        torch._foreach_mul_(slopes, [part.view_as(norm) for part, norm in zip(parts, norms, strict=True)])
+
+
+def _joined(norms: list[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([norm.view(-1) for norm in norms])
+
+
+def _get_clipped_gradient_coeff(
+    weights: torch.Tensor, grad: torch.Tensor, clipping_threshold: float = 0.01, eps: float = 0.0
+) -> torch.Tensor:
+    """The factor of each unit of one gradient, in a shape that multiplies it."""
+    return _factors(_unitwise_norm(weights), _unitwise_norm(grad), clipping_threshold, eps)
+
+
+def _factors(weight_norm: torch.Tensor, grad_norm: torch.Tensor, threshold: float, eps: float) -> torch.Tensor:
+    if eps:
+        weight_norm = weight_norm.clamp(min=eps)
+    # 0 / 0 is no reason to clip; a positive number / 0 is infinite, hence 1 as well.
+    return (weight_norm * threshold / grad_norm).nan_to_num(nan=1.0).clamp(max=1.0)
+
+
+def _unitwise_norm(tensor: torch.Tensor) -> torch.Tensor:
+    """The norm of a scalar or vector; of anything else, the norms of its rows, each of shape (1, ...)."""
+    dims = tuple(range(1, tensor.dim())) or None
+    dtype = torch.float32 if tensor.dtype.itemsize < torch.float32.itemsize else None  # narrow squares would overflow
+    norm: torch.Tensor = torch.linalg.vector_norm(tensor, dim=dims, keepdim=True, dtype=dtype)
+    return norm

@@ -1,0 +1,243 @@
+"""`apply_gradient_clipping` against loops over units, and torch's own functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from composer import functional as cf
+from composer.algorithms.gradient_clipping import apply_agc, apply_gradient_clipping, gradient_clipping
+from composer.algorithms.gradient_clipping.gradient_clipping import _apply_agc, _get_clipped_gradient_coeff
+from composer.testing import run_on_ranks
+
+
+def parameter(weight: Any, grad: Any, dtype: torch.dtype = torch.float32) -> torch.nn.Parameter:
+    made = torch.nn.Parameter(torch.as_tensor(weight, dtype=dtype))
+    made.grad = torch.as_tensor(grad, dtype=dtype)
+    return made
+
+
+def grad_of(weight: torch.Tensor) -> torch.Tensor:
+    assert weight.grad is not None
+    return weight.grad
+
+
+def slow_adaptive(weight: torch.Tensor, grad: torch.Tensor, threshold: float, eps: float) -> torch.Tensor:
+    """Unit by unit, in float64."""
+    if weight.dim() > 1:
+        return torch.stack([slow_adaptive_unit(w, g, threshold, eps) for w, g in zip(weight, grad, strict=True)])
+    return slow_adaptive_unit(weight, grad, threshold, eps)
+
+
+def slow_adaptive_unit(weight: torch.Tensor, grad: torch.Tensor, threshold: float, eps: float) -> torch.Tensor:
+    allowed = threshold * max(weight.double().square().sum().sqrt().item(), eps)
+    norm = grad.double().square().sum().sqrt().item()
+    return grad * (allowed / norm if norm > allowed else 1.0)
+
+
+def test_the_registered_functions_are_these() -> None:
+    assert cf.apply_gradient_clipping is apply_gradient_clipping
+    assert cf.apply_agc is apply_agc
+
+
+SHAPES = [(), (1,), (5,), (4, 3), (2, 3, 4), (4, 2, 3, 3), (2, 2, 2, 2, 2)]
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-3, 1.0])
+@pytest.mark.parametrize("threshold", [0.0, 0.01, 0.5, 10.0])
+def test_each_unit_is_limited_by_its_weights(threshold: float, eps: float) -> None:
+    torch.manual_seed(0)
+    weights = [parameter(torch.randn(s), 3 * torch.randn(s), torch.float64) for s in SHAPES]
+    expected = [slow_adaptive(w.detach(), grad_of(w).clone(), threshold, eps) for w in weights]
+    apply_gradient_clipping(weights, "adaptive", threshold, eps=eps)
+
+    for weight, limited in zip(weights, expected, strict=True):
+        torch.testing.assert_close(limited, weight.grad)
+
+
+@pytest.mark.parametrize(
+    ("weight", "grad", "expected"),
+    [
+        ([3.0, 4.0], [7.0, 24.0], [0.7, 2.4]),
+        ([3.0, 4.0], [0.3, 0.4], [0.3, 0.4]),
+        ([0.0, 0.0], [1.0, 2.0], [0.0, 0.0]),
+        ([3.0, 4.0], [0.0, 0.0], [0.0, 0.0]),
+        ([0.0, 0.0], [0.0, 0.0], [0.0, 0.0]),
+        ([[3.0, 4.0], [6.0, 8.0]], [[7.0, 24.0], [0.3, 0.4]], [[0.7, 2.4], [0.3, 0.4]]),
+        ([[[3.0], [4.0]]], [[[7.0], [24.0]]], [[[0.7], [2.4]]]),
+        ([[[[3.0, 4.0]]], [[[0.0, 0.0]]]], [[[[7.0, 24.0]]], [[[5.0, 6.0]]]], [[[[0.7, 2.4]]], [[[0.0, 0.0]]]]),
+    ],
+)
+def test_worked_examples_are_exact(weight: Any, grad: Any, expected: Any) -> None:
+    one = parameter(weight, grad)
+    _apply_agc([one], 0.5)
+
+    assert torch.equal(torch.tensor(expected), grad_of(one))
+    other = parameter(weight, grad)
+    factor = _get_clipped_gradient_coeff(other, grad_of(other), 0.5)
+    assert torch.equal(torch.tensor(expected), grad_of(other) * factor)
+
+
+def test_with_a_floor_zero_weights_train() -> None:
+    weight = parameter([0.0, 0.0], [3.0, 4.0])
+    apply_gradient_clipping([weight], "adaptive", 0.5, eps=1e-3)
+
+    torch.testing.assert_close(torch.tensor([0.0003, 0.0004]), weight.grad)
+
+
+@given(
+    rows=st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=4),
+    scale=st.floats(-1e3, 1e3, width=32),
+    threshold=st.just(0.0) | st.floats(1e-6, 2),
+    eps=st.sampled_from([0.0, 1e-3]),
+)
+def test_no_unit_exceeds_its_limit_and_none_grows(
+    rows: Sequence[float], scale: float, threshold: float, eps: float
+) -> None:
+    weight = parameter([[row, 1.0] for row in rows], [[scale * row, scale] for row in rows], torch.float64)
+    before = grad_of(weight).clone()
+    apply_gradient_clipping(weight, "adaptive", threshold, eps=eps)
+    limits = threshold * weight.detach().norm(dim=1).clamp(min=eps)
+
+    assert (grad_of(weight).norm(dim=1) <= limits * (1 + 1e-12)).all()
+    assert (grad_of(weight).abs() <= before.abs()).all()
+    assert (grad_of(weight) * before >= 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_norms_of_narrow_gradients_do_not_overflow(dtype: torch.dtype) -> None:
+    """The norm of these is 1.2e5, beyond float16."""
+    weight = parameter(torch.ones(4), torch.full((4,), 6e4), dtype)
+    apply_gradient_clipping([weight], "adaptive", 1.0)
+
+    torch.testing.assert_close(torch.ones(4, dtype=dtype), weight.grad)
+
+
+@pytest.mark.parametrize(
+    ("kind", "function"), [("norm", torch.nn.utils.clip_grad_norm_), ("value", torch.nn.utils.clip_grad_value_)]
+)
+def test_norm_and_value_are_torchs(kind: str, function: Any) -> None:
+    ours, theirs = ([parameter(torch.ones(s), torch.full(s, 2.0)) for s in SHAPES] for _ in range(2))
+    apply_gradient_clipping(ours, kind, 0.5)
+    function(theirs, 0.5)
+
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.equal(grad_of(other), grad_of(one))
+
+
+@pytest.mark.parametrize("kind", ["norm", "value", "adaptive"])
+def test_what_has_no_gradient_is_left_out(kind: str) -> None:
+    model = torch.nn.Linear(2, 2)
+    model.weight.grad = torch.ones(2, 2)
+    apply_gradient_clipping(model, kind, 0.0)
+    empty = torch.nn.ModuleList([torch.nn.ReLU(), torch.nn.Linear(2, 2)])
+    apply_gradient_clipping(empty, kind, 1.0)
+
+    assert torch.equal(torch.zeros(2, 2), model.weight.grad)
+    assert model.bias.grad is None
+
+
+@pytest.mark.parametrize("kind", ["norm", "value", "adaptive"])
+def test_the_weights_stay_and_gradients_keep_their_memory(kind: str) -> None:
+    weight = parameter(torch.ones(2, 3), torch.ones(2, 3))
+    address = grad_of(weight).data_ptr()
+    apply_gradient_clipping([weight], kind, 0.1)
+
+    assert torch.equal(torch.ones(2, 3), weight)
+    assert address == grad_of(weight).data_ptr()
+
+
+def test_agc_uses_its_threshold() -> None:
+    one, other = parameter([3.0, 4.0], [7.0, 24.0]), parameter([3.0, 4.0], [7.0, 24.0])
+    apply_agc([one], 0.5)
+    apply_agc([other])
+
+    torch.testing.assert_close(torch.tensor([0.7, 2.4]), one.grad)
+    torch.testing.assert_close(torch.tensor([0.014, 0.048]), other.grad)
+
+
+def test_parts_are_looked_up_where_they_can_be_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, list[torch.Tensor], float]] = []
+    model = torch.nn.Linear(1, 1)
+    model.weight.grad = torch.ones(1, 1)
+
+    def agc(parameters: Iterable[torch.Tensor], clipping_threshold: float) -> None:
+        calls.append(("adaptive", list(parameters), clipping_threshold))
+
+    monkeypatch.setattr(gradient_clipping, "_apply_agc", agc)
+    apply_gradient_clipping(model, "adaptive", 0.1, False)
+
+    assert calls == [("adaptive", list(model.parameters()), 0.1)]
+
+
+class Wrapped(torch.nn.Module):
+    """Stands for `FullyShardedDataParallel`."""
+
+    def __init__(self, root: bool, *inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.root, self.inner = root, torch.nn.ModuleList(inner)
+        self.calls: list[tuple[float, float]] = []
+
+    def check_is_root(self) -> bool:
+        return self.root
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float) -> None:
+        self.calls.append((max_norm, norm_type))
+
+
+def test_wrapped_models_clip_themselves_at_their_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch.distributed.fsdp
+
+    monkeypatch.setattr(torch.distributed.fsdp, "FullyShardedDataParallel", Wrapped)
+    inner = Wrapped(False)
+    root = Wrapped(True, inner)
+    apply_gradient_clipping(root, "norm", 0.1, fsdp_enabled=True)
+    apply_gradient_clipping(torch.nn.ModuleList([root]), "value", 0.2, fsdp_enabled=True)
+
+    assert root.calls == [(0.1, 2.0), (0.2, float("inf"))]
+    assert inner.calls == []
+    with pytest.raises(ValueError, match=r"`clipping_type` must be 'norm' or 'value' .*got 'adaptive'"):
+        apply_gradient_clipping(root, "adaptive", 0.1, fsdp_enabled=True)
+
+
+def test_an_unknown_type_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"`clipping_type` must be 'norm', 'value' or 'adaptive', got 'cubic'"):
+        apply_gradient_clipping(torch.nn.Linear(1, 1), "cubic", 0.1, False)
+
+
+def test_negative_numbers_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"`clipping_threshold` must not be negative, got -1"):
+        apply_gradient_clipping(torch.nn.Linear(1, 1), "norm", -1)
+    with pytest.raises(ValueError, match=r"`eps` must not be negative, got -1"):
+        apply_gradient_clipping(torch.nn.Linear(1, 1), "adaptive", 1, eps=-1)
+
+
+def clipped(sharded: bool) -> list[torch.Tensor]:
+    """The gradients of a model after each kind of clipping."""
+    found: list[Any] = []
+    for kind in ("norm", "value", "adaptive"):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 3))
+        x = torch.randn(5, 4)
+        if sharded:
+            from torch.distributed.fsdp import fully_shard
+
+            fully_shard(model, mesh=torch.distributed.init_device_mesh("cpu", (2,)))
+        model(x).square().sum().backward()
+        apply_gradient_clipping(model, kind, 0.05)
+        found += [weight.grad for weight in model.parameters()]
+    return [grad.full_tensor() if sharded else grad for grad in found]
+
+
+# The first versions of `fully_shard` ask the CPU's streams for events, which they did not have.
+@pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reason="`fully_shard` of this torch needs a GPU")
+def test_sharded_gradients_are_clipped_as_whole_ones() -> None:
+    expected = clipped(sharded=False)
+    for actual in run_on_ranks(clipped, 2, True):
+        for one, other in zip(expected, actual, strict=True):
+            torch.testing.assert_close(one, other)

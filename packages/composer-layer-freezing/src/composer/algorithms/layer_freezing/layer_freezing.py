@@ -1,0 +1,191 @@
+"""The function, then the class. Layers are modules with parameters and without children, in order of definition."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from composer.algorithms.warnings import NoEffectWarning
+from composer.core import FREEZES_WEIGHTS, Algorithm, Event, Placement, State
+from composer.loggers import Logger
+from composer.utils.iter_helpers import ensure_tuple
+
+__all__ = ["LayerFreezing", "freeze_layers"]
+
+Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
+
+
+def freeze_layers(
+    model: torch.nn.Module,
+    optimizers: Optimizers,
+    current_duration: float,
+    freeze_start: float = 0.5,
+    freeze_level: float = 1.0,
+) -> tuple[int, float]:
+    """Freeze the first layers of a model, in place: more of them the further training has come.
+
+    With the elapsed fraction e: `fraction = freeze_level * (e - freeze_start) / (1 - freeze_start)`, or 0 before
+    `freeze_start`, and of n layers the first `int(fraction * (n - 1))` are frozen, so never the last one. Their
+    parameters no longer require gradients, lose the ones they have, and leave the optimizers together with their state.
+
+    Args:
+        model: The model. A module that is used in several places is one layer. A parameter that a layer shares with one
+            that still trains stays.
+        optimizers: What trains the model.
+        current_duration: The elapsed fraction of the run.
+        freeze_start: The fraction of the run after which layers are frozen, in [0, 1].
+        freeze_level: The fraction of the layers that is frozen in the end, in [0, 1].
+
+    Returns:
+        The number of layers to be frozen by now, and the fraction. What an earlier call froze stays frozen in any case.
+
+    Raises:
+        ValueError: `freeze_start` or `freeze_level` is outside [0, 1].
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Linear(2, 2))
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> freeze_layers(model, optimizer, current_duration=1.0)
+        (1, 1.0)
+        >>> [parameter.requires_grad for parameter in model.parameters()]
+        [False, False, True, True]
+
+    Source: Brock et al., "FreezeOut: Accelerate Training by Progressively Freezing Layers", arXiv:1706.04983; Raghu et
+        al., "SVCCA: Singular Vector Canonical Correlation Analysis for Deep Learning Dynamics and Interpretability",
+        arXiv:1706.05806, on freeze training.
+    Differs: layers are frozen at once, without a learning rate of their own that falls to zero.
+    """
+    _check("freeze_start", freeze_start)
+    _check("freeze_level", freeze_level)
+    layers = _layers(model)
+    fraction = 0.0
+    if current_duration > freeze_start:
+        fraction = freeze_level * min((current_duration - freeze_start) / max(1 - freeze_start, 1e-9), 1.0)
+    count = int(fraction * max(len(layers) - 1, 0))
+    _freeze(layers, count, optimizers)
+    return count, fraction
+
+
+class LayerFreezing(Algorithm):
+    """Stops training early layers before late ones.
+
+    At EPOCH_END the first layers are frozen for the elapsed fraction of the run; see `freeze_layers`. Between epochs
+    nothing changes, so microbatches equal one batch.
+
+    **Events** INIT (takes note of the run), EPOCH_END. **Reads** the elapsed duration. **Writes** `requires_grad` and
+    gradients of parameters, the groups and states of the optimizers. **Cost** none; saves the backward pass of frozen
+    layers as long as they are the first ones. **Compilation** recompiles after an epoch in which layers were frozen.
+
+    **Logs** `layer_freezing/layers_frozen` and `layer_freezing/percentage_frozen`, the fraction.
+
+    Args:
+        freeze_start: The fraction of the run after which layers are frozen, in [0, 1].
+        freeze_level: The fraction of the layers that is frozen in the end, in [0, 1].
+
+    Raises:
+        ValueError: An argument is outside [0, 1].
+
+    Warns:
+        NoEffectWarning: At INIT, if the model has fewer than two layers.
+
+    Example:
+        >>> LayerFreezing(freeze_start=0.7)
+        LayerFreezing(freeze_start=0.7,freeze_level=1.0)
+
+    Source: Brock et al., "FreezeOut: Accelerate Training by Progressively Freezing Layers", arXiv:1706.04983; Raghu et
+        al., "SVCCA: Singular Vector Canonical Correlation Analysis for Deep Learning Dynamics and Interpretability",
+        arXiv:1706.05806, on freeze training.
+    Differs: layers are frozen at once, after an epoch. The number of frozen layers is saved, and loading it freezes
+        them before the optimizer is loaded, so resuming is exact. A run can be extended: the last layer always trains.
+    """
+
+    events = frozenset({Event.INIT, Event.EPOCH_END})
+    placement = Placement(provides={FREEZES_WEIGHTS})
+
+    def __init__(self, freeze_start: float = 0.5, freeze_level: float = 1.0) -> None:
+        _check("freeze_start", freeze_start)
+        _check("freeze_level", freeze_level)
+        self.freeze_start, self.freeze_level = freeze_start, freeze_level
+        self.layers_frozen = 0
+        self._state: Callable[[], State | None] = _nothing
+
+    @property
+    def find_unused_parameters(self) -> bool:
+        """Frozen parameters get no gradient."""
+        return True
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Freeze what is due; at INIT, what was loaded before."""
+        if event is Event.INIT:
+            self._state = weakref.ref(state)
+            layers = _layers(state.model)
+            if len(layers) < 2:
+                warnings.warn(
+                    f"`LayerFreezing` will change nothing: the model has {len(layers)} layer with parameters, and the "
+                    f"last one is never frozen.",
+                    NoEffectWarning,
+                    stacklevel=2,
+                )
+            _freeze(layers, self.layers_frozen, state.optimizers)
+            return
+        elapsed = state.get_elapsed_duration()
+        assert elapsed is not None, "the engine asks for `max_duration` at this event"
+        count, fraction = freeze_layers(
+            state.model, state.optimizers, float(elapsed), self.freeze_start, self.freeze_level
+        )
+        self.layers_frozen = max(count, self.layers_frozen)  # a run that is extended falls back behind
+        logger.log_metrics(
+            {"layer_freezing/layers_frozen": self.layers_frozen, "layer_freezing/percentage_frozen": fraction}
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The number of frozen layers."""
+        return {**super().state_dict(), "layers_frozen": self.layers_frozen}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Freeze as many layers as were frozen, now: the optimizer, which is loaded next, must hold what is left."""
+        self.layers_frozen = state.get("layers_frozen", 0)
+        run = self._state()
+        if run is not None:
+            _freeze(_layers(run.model), self.layers_frozen, run.optimizers)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_state": _nothing}  # a copy belongs to no run
+
+
+def _nothing() -> None:
+    return None
+
+
+def _check(name: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise ValueError(f"`{name}` must be in [0, 1], got {value!r}. It is a fraction.")
+
+
+def _layers(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Each once, however many places hold it: `modules` sees to that."""
+    return [m for m in model.modules() if not m._modules and any(p is not None for p in m._parameters.values())]
+
+
+def _freeze(layers: Sequence[torch.nn.Module], count: int, optimizers: Optimizers) -> None:
+    trained = {id(parameter) for layer in layers[count:] for parameter in layer.parameters()}
+    frozen: set[int] = set()
+    for layer in layers[:count]:
+        for parameter in layer.parameters():
+            if id(parameter) not in trained:
+                frozen.add(id(parameter))
+                parameter.requires_grad_(False)
+                parameter.grad = None  # nobody would clear it, but what reads gradients would see it
+    for optimizer in ensure_tuple(optimizers):
+        for group in optimizer.param_groups:
+            kept = [i for i, parameter in enumerate(group["params"]) if id(parameter) not in frozen]
+            for parameter in group["params"]:
+                if id(parameter) in frozen:
+                    optimizer.state.pop(parameter, None)
+            for name in ("params", "param_names"):  # torch keeps names in a list of their own, if there are any
+                if name in group:
+                    group[name] = [group[name][i] for i in kept]

@@ -1,0 +1,125 @@
+"""The model that does nothing, then the class that puts it in place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from composer.core import CHANGES_LAYERS, REPLACES_MODEL, SMOOTHS_TARGETS, Algorithm, Event, Placement, State
+from composer.loggers import Logger
+from composer.models import ComposerModel
+
+__all__ = ["NoOpModel", "NoOpModelClass"]
+
+_NAMES = ("labels", "label", "targets", "target")
+
+
+class NoOpModelClass(ComposerModel):
+    """A model of one parameter that multiplies the targets by it, and learns that it should be 1.
+
+    A batch is `(anything, targets)`, or a mapping whose targets are called `labels`, `label`, `targets` or `target`, or
+    else come last. The inputs are not looked at. Evaluation gives the targets, so the accuracy is 1.
+
+    Args:
+        original_model: The model in whose place it is put, from which it takes the device and, if there is one, the
+            attribute `num_classes`.
+
+    Raises:
+        ValueError: `original_model` has no parameters, so its device is not known.
+
+    Example:
+        >>> model = NoOpModelClass(torch.nn.Linear(1, 1))
+        >>> model((None, torch.tensor([2.0, 4.0]))).tolist()
+        [3.0, 6.0]
+    """
+
+    def __init__(self, original_model: torch.nn.Module) -> None:
+        super().__init__()
+        parameter = next(original_model.parameters(), None)
+        if parameter is None:
+            raise ValueError(
+                f"`original_model` must have a parameter, whose device is taken, got {type(original_model).__name__} "
+                f"without any."
+            )
+        self.weights = torch.nn.Parameter(torch.tensor([1.5], device=parameter.device))
+        if hasattr(original_model, "num_classes"):
+            self.num_classes = original_model.num_classes
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        """The targets times the parameter."""
+        outputs: torch.Tensor = _targets(batch) * self.weights
+        return outputs
+
+    def loss(self, outputs: torch.Tensor, batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """The squared error; further arguments are those of `torch.nn.functional.mse_loss`."""
+        return F.mse_loss(outputs, _targets(batch).to(torch.float32), *args, **kwargs)
+
+    def eval_forward(self, batch: Any, outputs: Any | None = None) -> torch.Tensor:
+        """The targets."""
+        return _targets(batch)
+
+    def get_metrics(self, is_train: bool) -> dict[str, Any]:
+        """The share of elements that are as they should be, which is all of them."""
+        from torchmetrics.classification import BinaryAccuracy  # takes a while, and the class is often only looked up
+
+        return {"BinaryAccuracy": BinaryAccuracy(validate_args=False)}
+
+    def update_metric(self, batch: Any, outputs: Any, metric: Any) -> None:
+        """Count the elements of the outputs that equal the targets."""
+        correct = (outputs == _targets(batch)).to(torch.int64)
+        metric.update(correct, torch.ones_like(correct))
+
+
+class NoOpModel(Algorithm):
+    """Puts a model that does nothing in place of the run's, to measure everything else: above all, the dataloader.
+
+    At INIT, after other methods have changed the model, `state.model` becomes a `NoOpModelClass`, and the optimizers
+    train its parameter only. The loss is a mean over examples, so microbatches equal one batch.
+
+    **Events** INIT. **Reads** nothing. **Writes** `state.model`, the parameters and states of `state.optimizers`.
+    **Cost** none; a step is one multiplication. **Compilation** static.
+
+    Example:
+        >>> NoOpModel()
+        NoOpModel()
+
+    Source: none.
+    Differs: several parameter groups or optimizers, and none, are possible: the first group gets the parameter.
+    """
+
+    events = frozenset({Event.INIT})
+    placement = Placement(provides={REPLACES_MODEL}, after={CHANGES_LAYERS}, excludes={SMOOTHS_TARGETS})
+
+    def __init__(self) -> None:
+        pass
+
+    @staticmethod
+    def required_on_load() -> bool:
+        """A checkpoint holds the parameter of the model that was put in place."""
+        return True
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Swap the model."""
+        if isinstance(state.model, NoOpModelClass):
+            return
+        model = NoOpModelClass(state.model)
+        state.model = model
+        new = [model.weights]
+        for optimizer in state.optimizers:
+            optimizer.state.clear()
+            for group in optimizer.param_groups:
+                group["params"], new = new, []
+                group.pop("param_names", None)
+
+
+def _targets(batch: Any) -> torch.Tensor:
+    targets: torch.Tensor
+    if isinstance(batch, Mapping):
+        name = next((name for name in _NAMES if name in batch), None)
+        targets = [*batch.values()][-1] if name is None else batch[name]
+    else:
+        _, targets = batch
+    return targets

@@ -1,0 +1,169 @@
+"""The function, then the class. The scale schedule ratio (`ssr`) is the new length divided by the old one."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from torch.optim.lr_scheduler import (
+    ConstantLR,
+    CosineAnnealingLR,
+    CosineAnnealingWarmRestarts,
+    ExponentialLR,
+    MultiStepLR,
+    StepLR,
+)
+
+from composer.core import SCALES_SCHEDULE, Algorithm, Event, Placement, State
+from composer.loggers import Logger
+
+__all__ = ["ScaleSchedule", "scale_scheduler"]
+
+
+def scale_scheduler(scheduler: Any, ssr: float, orig_max_epochs: int | None = None) -> None:
+    """Multiply the lengths of a learning-rate scheduler, in place.
+
+    | scheduler | what changes |
+    |---|---|
+    | any with a method `scale_schedule(ssr)` | what that method changes |
+    | `StepLR` | `step_size` |
+    | `MultiStepLR` | `milestones` |
+    | `CosineAnnealingLR` | `T_max` |
+    | `CosineAnnealingWarmRestarts` | `T_0`, and the running cycle |
+    | `ExponentialLR` | `gamma`, which becomes `gamma ** (1 / ssr)` |
+    | `ConstantLR` | nothing |
+
+    Lengths are rounded down.
+
+    Args:
+        scheduler: A scheduler of torch, or one with that method.
+        ssr: The ratio, more than 0.
+        orig_max_epochs: The length of the run before scaling, in steps of the scheduler. By what it exceeds the `T_max`
+            of a `CosineAnnealingLR` is taken to be a warmup, whose length stays. None: there is none.
+
+    Raises:
+        ValueError: `ssr` is not positive or leaves nothing of a length, or the scheduler is of another type.
+
+    Example:
+        >>> import torch
+        >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+        >>> scheduler = StepLR(optimizer, step_size=30)
+        >>> scale_scheduler(scheduler, ssr=0.5)
+        >>> scheduler.step_size
+        15
+    """
+    _check_ratio("ssr", ssr)
+    own = getattr(scheduler, "scale_schedule", None)
+    if callable(own):
+        own(ssr)
+    elif isinstance(scheduler, StepLR):
+        scheduler.step_size = _scaled("step_size", scheduler.step_size, ssr)
+    elif isinstance(scheduler, MultiStepLR):
+        milestones: Counter[int] = Counter()
+        for milestone, count in scheduler.milestones.items():
+            milestones[int(milestone * ssr)] += count
+        scheduler.milestones = milestones
+    elif isinstance(scheduler, CosineAnnealingWarmRestarts):
+        scheduler.T_i = _scaled("T_i", scheduler.T_i, ssr)
+        scheduler.T_0 = _scaled("T_0", scheduler.T_0, ssr)
+    elif isinstance(scheduler, CosineAnnealingLR):
+        warmup = 0 if orig_max_epochs is None else max(orig_max_epochs - scheduler.T_max, 0)
+        scheduler.T_max = _scaled("T_max", scheduler.T_max + warmup, ssr, warmup)
+    elif isinstance(scheduler, ExponentialLR):
+        scheduler.gamma = scheduler.gamma ** (1 / ssr)
+    elif not isinstance(scheduler, ConstantLR):
+        raise ValueError(
+            f"`scheduler` must have a method `scale_schedule(ssr)` or be one of torch's that can be scaled, got "
+            f"{type(scheduler).__name__}. Give it that method, or use a schedule of `composer.optim`."
+        )
+
+
+class ScaleSchedule(Algorithm):
+    """Shortens or stretches a run and its learning-rate schedules together.
+
+    Multiplies `state.max_duration` by `ratio`, and scales every scheduler of the run with `scale_scheduler`: at INIT,
+    or as soon as the run has a length and schedulers, but before training, and each of the two once in a run. What is
+    loaded from a checkpoint after that is scaled already. Batches stay what they are, so microbatches equal one batch.
+
+    **Events** INIT, BEFORE_LOAD, FIT_START. **Reads** nothing. **Writes** `state.max_duration`, lengths of schedulers.
+    **Cost** none. **Compilation** static.
+
+    Args:
+        ratio: The new length divided by the old one, more than 0.
+        method: "epoch": all times are scaled.
+
+    Raises:
+        ValueError: `ratio` is not positive or `method` unknown; at INIT, if nothing is left of the run or a scheduler
+            cannot be scaled.
+        NotImplementedError: `method` is "samples".
+
+    Example:
+        >>> ScaleSchedule(ratio=0.5)
+        ScaleSchedule(ratio=0.5,method='epoch')
+
+    Source: none; it is what `scale_schedule_ratio` of the Trainer does.
+    Differs: none.
+    """
+
+    events = frozenset({Event.INIT, Event.BEFORE_LOAD, Event.FIT_START})
+    placement = Placement(provides={SCALES_SCHEDULE})
+
+    def __init__(self, ratio: float = 1.0, method: str = "epoch") -> None:
+        _check_ratio("ratio", ratio)
+        if method == "samples":
+            raise NotImplementedError("`method` 'samples' is not implemented. Use 'epoch', which scales all times.")
+        if method != "epoch":
+            raise ValueError(f"`method` must be 'epoch', got {method!r}.")
+        self.ratio, self.method = ratio, method
+        self._run: Callable[[], State | None] = _nothing
+        self._left: set[str] = set()
+
+    def match(self, event: Event, state: State) -> bool:
+        """Before training, while there is something left to scale."""
+        if event not in (Event.INIT, Event.BEFORE_LOAD, Event.FIT_START):
+            return False
+        return self.ratio != 1 and (self._run() is not state or bool(self._left))
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Scale what is there and not scaled yet."""
+        if self._run() is not state:
+            self._run, self._left = weakref.ref(state), {"max_duration", "schedulers"}
+        if "max_duration" in self._left and state.max_duration is not None:
+            scaled = state.max_duration * self.ratio
+            if scaled.value <= 0:
+                raise ValueError(
+                    f"`ratio` must leave something of the run, got {self.ratio!r} for a `max_duration` of "
+                    f"{str(state.max_duration)!r}. Use a larger one."
+                )
+            state.max_duration = scaled
+            self._left.discard("max_duration")
+        # Schedules are asked for rates when they are scaled, and look at the length of the run.
+        if "schedulers" in self._left and state.schedulers and "max_duration" not in self._left:
+            for scheduler in state.schedulers:
+                scale_scheduler(scheduler, self.ratio)
+            self._left.discard("schedulers")
+        if event is Event.FIT_START:  # what comes later was made for the run as it is
+            self._left.clear()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_run": _nothing, "_left": set()}  # a copy belongs to no run
+
+
+def _nothing() -> None:
+    return None
+
+
+def _check_ratio(name: str, ratio: float) -> None:
+    if not ratio > 0:
+        raise ValueError(f"`{name}` must be positive, got {ratio!r}. Use 0.5 for half the time.")
+
+
+def _scaled(name: str, length: int, ssr: float, kept: int = 0) -> int:
+    scaled = int(length * ssr) - kept
+    if scaled <= 0:
+        raise ValueError(
+            f"`ssr` must leave something of `{name}`, got {ssr!r} for {name}={length - kept!r}. Use a larger ratio."
+        )
+    return scaled

@@ -1,0 +1,295 @@
+"""`SWA` in runs of several epochs, with the engine."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.swa_utils import SWALR, AveragedModel
+
+from composer.algorithms.swa import SWA
+from composer.algorithms.warnings import NotIntendedUseWarning
+from composer.core import AVERAGES_WEIGHTS, Algorithm, Engine, Event, Placement, State
+from composer.loggers import Logger
+from composer.testing import deep_compare
+
+BATCHES = 3  # in an epoch
+
+
+def start(algorithm: SWA, scheduled: bool = False, dtype: torch.dtype = torch.float64, **options: Any) -> State:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2)).to(dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scheduler = LambdaLR(optimizer, lambda step: 1 / (1 + step)) if scheduled else None
+    state = State(
+        model=model,
+        max_duration="10ep",
+        dataloader=[0] * BATCHES,
+        optimizers=optimizer,
+        schedulers=scheduler,
+        algorithms=algorithm,
+        **options,
+    )
+    Engine(state).run_event("init")
+    return state
+
+
+def train(state: State, epochs: int, seen: list[Any] | None = None) -> list[float]:
+    """Batches depend on the time only. `seen` takes the weights and the learning rate after every epoch's training.
+
+    Returns the learning rate of every batch.
+    """
+    used = []
+    engine = Engine(state)
+    engine.run_event("fit_start")
+    optimizer, weight = state.optimizers[0], next(state.model.parameters())
+    for _ in range(epochs):
+        for _ in range(BATCHES):
+            generator = torch.Generator().manual_seed(int(state.timestamp.batch))
+            optimizer.zero_grad()
+            x = torch.randn(5, 3, generator=generator, dtype=torch.float64).to(weight.dtype)
+            state.model(x).square().mean().mul(0.1).backward()
+            used.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            for scheduler in state.schedulers:
+                scheduler.step()
+            state.timestamp = state.timestamp.to_next_batch()
+            before = copy.deepcopy(state.model.state_dict())
+            engine.run_event("batch_end")
+        state.timestamp = state.timestamp.to_next_epoch()
+        engine.run_event("epoch_end")
+        if seen is not None:
+            seen.append((before, optimizer.param_groups[0]["lr"]))
+    return used
+
+
+def weights_of(state: State) -> list[torch.Tensor]:
+    return [parameter.detach() for parameter in state.model.parameters()]
+
+
+def test_late_weights_are_averaged_and_put_into_the_model() -> None:
+    """As torch averages them; here after epochs 5, 6, 7 and 8, of 10."""
+    state = start(SWA(swa_start="0.5dur", swa_end="0.75dur"))
+    expected = AveragedModel(state.model)
+    addresses = [parameter.data_ptr() for parameter in state.model.parameters()]
+    seen: list[Any] = []
+    train(state, 8, seen)
+    for weights, _ in seen[4:]:
+        other = copy.deepcopy(state.model)
+        other.load_state_dict(weights)
+        expected.update_parameters(other)
+
+    for ours, theirs in zip(state.model.parameters(), expected.module.parameters(), strict=True):
+        torch.testing.assert_close(theirs, ours)
+    assert addresses == [parameter.data_ptr() for parameter in state.model.parameters()]
+    assert torch.equal(seen[-1][0]["1.running_mean"], state.model[1].running_mean)  # type: ignore[index,arg-type,union-attr]
+
+
+def test_training_goes_on_from_the_average() -> None:
+    state = start(SWA(swa_start="0.5dur", swa_end="0.75dur"))
+    train(state, 8)
+    average = copy.deepcopy(state.model)
+    train(state, 1)
+
+    assert state.algorithms[0].swa_completed  # type: ignore[attr-defined]
+    assert not torch.equal(average[0].weight, state.model[0].weight)  # type: ignore[index,union-attr]
+    assert not torch.equal(average[1].running_mean, state.model[1].running_mean)  # type: ignore[index,union-attr]
+
+
+def test_before_the_start_and_until_the_end_training_is_not_touched() -> None:
+    with_swa, without = start(SWA("0.5dur", "0.9dur")), start(SWA("0.98dur", "0.99dur"))
+    train(with_swa, 8)
+    train(without, 8)
+
+    deep_compare(without.model.state_dict(), with_swa.model.state_dict())
+    assert 4 == with_swa.algorithms[0].swa_model.n_averaged  # type: ignore[attr-defined]
+    assert without.algorithms[0].swa_model is None  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("interval", "expected"), [("1ep", 5), ("2ep", 3), ("1ba", 12), ("2ba", 6), ("5ba", 3)])
+def test_intervals_count_from_the_start(interval: str, expected: int) -> None:
+    """From the end of epoch 4, at which no batch ends any more, to that of epoch 8, with 12 batches between them."""
+    swa = SWA("4ep", "9ep", interval)
+    train(start(swa), 8)
+    assert swa.swa_model is not None
+
+    assert expected == swa.swa_model.n_averaged
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_averages_of_narrow_weights_are_wide(dtype: torch.dtype) -> None:
+    swa = SWA("0.1dur", "0.9dur")
+    state = start(swa)
+    state.model.to(dtype)
+    for i in range(1, 9):
+        torch.nn.init.constant_(next(state.model.parameters()), 1 + 2.0 ** (-7) * i)
+        state.timestamp = state.timestamp.copy(epoch=i)
+        swa.apply(Event.EPOCH_END, state, Logger(state))
+    assert swa.swa_model is not None
+    average = swa.swa_model.averages["0.weight"]
+
+    assert average.dtype is torch.float32
+    torch.testing.assert_close(torch.full((4, 3), 1 + 2.0 ** (-7) * 4.5), average)
+
+
+@pytest.mark.parametrize("strategy", ["linear", "Cosine"])
+@pytest.mark.parametrize("swa_lr", [0.5, 0.0])
+def test_the_learning_rate_goes_where_it_is_told(strategy: str, swa_lr: float) -> None:
+    """As torch's `SWALR`, which nothing disturbs, takes it there."""
+    swa = SWA("3ep", "9ep", "1ep", True, strategy, 4, swa_lr)
+    state, seen = start(swa), []  # type: ignore[var-annotated]
+    train(state, 8, seen)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=0.1)
+    expected, scheduler = [0.1, 0.1], SWALR(optimizer, swa_lr, 4, swa.anneal_strategy)  # type: ignore[arg-type]
+    for _ in range(6):
+        optimizer.step()
+        scheduler.step()
+        expected.append(optimizer.param_groups[0]["lr"])
+
+    assert pytest.approx(expected) == [lr for _, lr in seen]
+
+
+def test_the_runs_scheduler_does_not_undo_it() -> None:
+    """It steps after every batch. Averaging is from the end of epoch 3 to that of epoch 6."""
+    state = start(SWA("3ep", "6ep", schedule_swa_lr=True, anneal_steps=2, swa_lr=0.5), scheduled=True)
+    used = train(state, 7)
+    scheduled = [0.1 / (1 + batch) for batch in range(7 * BATCHES)]
+    begin = scheduled[9]
+
+    assert pytest.approx([*scheduled[:9], *[begin + (0.5 - begin) / 2] * 3, *[0.5] * 6, *scheduled[18:]]) == used
+
+
+def test_without_a_scheduler_and_a_learning_rate_it_stays() -> None:
+    state, seen = start(SWA("3ep", "9ep", schedule_swa_lr=True, anneal_steps=2)), []  # type: ignore[var-annotated]
+    train(state, 9, seen)
+
+    assert [0.1] * 9 == [lr for _, lr in seen]
+
+
+def test_a_learning_rate_in_a_tensor_is_changed_in_place() -> None:
+    state = start(SWA("1ep", "9ep", schedule_swa_lr=True, anneal_steps=1, swa_lr=0.5))
+    rate = state.optimizers[0].param_groups[0]["lr"] = torch.tensor(0.1)
+    train(state, 2)
+
+    assert rate is state.optimizers[0].param_groups[0]["lr"]
+    assert 0.5 == rate
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+@pytest.mark.parametrize("interval", ["1ep", "2ba"])
+@pytest.mark.parametrize("at", [2, 4, 6, 8])
+def test_resuming_after_any_epoch_is_exact(at: int, interval: str, scheduled: bool) -> None:
+    def make() -> State:
+        swa = SWA("3ep", "7ep", interval, schedule_swa_lr=scheduled, anneal_steps=3, swa_lr=0.3)
+        return start(swa, scheduled)
+
+    expected = make()
+    train(expected, 9)
+    begun = make()
+    train(begun, at)
+    saved = copy.deepcopy(begun.state_dict())
+    resumed = make()
+    resumed.load_state_dict(saved)
+    train(resumed, 9 - at)
+
+    for name in ("model", "optimizers", "schedulers", "algorithms"):
+        deep_compare(expected.state_dict()[name], resumed.state_dict()[name])
+
+
+def test_what_is_loaded_is_copied() -> None:
+    swa, other = SWA("1ep", "9ep"), SWA("1ep", "9ep")
+    state = start(swa)
+    train(state, 2)
+    other.load_state_dict(swa.state_dict())
+    before = copy.deepcopy(other.state_dict())
+    train(state, 2)
+
+    deep_compare(before, other.state_dict())
+
+
+def test_the_layout_is_torchs() -> None:
+    swa = SWA("1ep", "9ep")
+    state = start(swa)
+    train(state, 2)
+    saved = swa.state_dict()["swa_model"]
+    theirs = AveragedModel(state.model)
+    theirs.load_state_dict(saved, strict=False)
+
+    assert {name for name, _ in theirs.named_parameters()} | {"n_averaged"} == set(saved)
+    assert 2 == theirs.n_averaged
+
+
+def test_a_new_run_starts_anew() -> None:
+    swa = SWA("1ep", "2ep")
+    train(start(swa), 3)
+    assert swa.swa_completed
+    start(swa)
+
+    assert not swa.swa_completed
+    assert swa.swa_model is None
+
+
+def test_an_average_at_the_very_end_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        train(start(SWA("0.5dur", "0.97dur")), 10)
+    assert "batch norm statistics are not its" in caplog.text
+    with caplog.at_level(logging.WARNING):
+        SWA(swa_end="1dur")
+    assert "`swa_end` is the end of the run" in caplog.text
+
+
+def test_scheduling_needs_one_learning_rate() -> None:
+    state = start(SWA(schedule_swa_lr=True), scheduled=True)
+    state.schedulers = [*state.schedulers, *state.schedulers]
+    with pytest.raises(RuntimeError, match=r"next to one scheduler, got 2\. Use `schedule_swa_lr=False`"):
+        train(state, 1)
+    state.schedulers = []
+    state.optimizers[0].add_param_group({"params": [torch.nn.Parameter(torch.zeros(()))], "lr": 0.5})
+    with pytest.raises(RuntimeError, match=r"one learning rate for all groups, got \[0\.1, 0\.5\]"):
+        train(state, 1)
+    state.optimizers = [*state.optimizers, *state.optimizers]
+    with pytest.raises(RuntimeError, match=r"learning rate of one optimizer, got 2"):
+        train(state, 1)
+
+
+class Averages(Algorithm):
+    events = frozenset({Event.BATCH_END})
+    placement = Placement(provides={AVERAGES_WEIGHTS})
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        pass
+
+
+def test_another_average_is_discouraged() -> None:
+    state = State(model=torch.nn.Linear(1, 1))
+    with pytest.warns(NotIntendedUseWarning, match="SWA"):
+        Engine(state, algorithms=[SWA(), Averages()])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"swa_start": "1ep"}, r"must have the same unit, got '1ep' and '0\.97dur'"),
+        ({"swa_start": "1ba", "swa_end": "2ba"}, r"must be in 'dur' or 'ep', got '1ba'"),
+        ({"update_interval": "0.1dur"}, r"`update_interval` must be in 'ba' or 'ep', got '0\.1dur'"),
+        ({"update_interval": "0ba"}, r"`update_interval` must be at least 1, got '0ba'"),
+        ({"swa_start": "0.97dur"}, r"`swa_start` must be before `swa_end`"),
+        ({"swa_end": "1.2dur"}, r"must be within the run"),
+        ({"anneal_steps": 0}, r"`anneal_steps` must be positive, got 0"),
+        ({"anneal_strategy": "steps"}, r"`anneal_strategy` must be 'linear' or 'cos', got 'steps'"),
+        ({"swa_lr": -1.0}, r"`swa_lr` must not be negative, got -1\.0"),
+    ],
+)
+def test_wrong_arguments_are_refused_at_construction(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SWA(**arguments)
+
+
+def test_strategies_have_several_names() -> None:
+    assert ["linear", "linear", "cos", "cos"] == [
+        SWA(anneal_strategy=name).anneal_strategy for name in ("LINEAR", "lin", "cos", "cosine")
+    ]
