@@ -23,7 +23,8 @@ from composer.models import ComposerModel
 from composer.recipes import Data
 from composer.recipes._data import load_images
 from composer.testing import deep_compare
-from tools.pairs import classes, judge
+from tools.pairs import classes, judge, pairs, text_of
+from tools.workspace import Workspace
 
 CLASSES = {cls.__name__: cls for cls in classes()}
 # Small enough for the models here, and acting within three epochs of one batch.
@@ -228,3 +229,9 @@ def test_all_vision_algorithms_run_together_for_an_epoch_of_the_digits() -> None
     assert before.keys() == after.keys()
     assert any(not torch.equal(before[key], after[key]) for key in before)
     assert all(torch.isfinite(value).all() for value in after.values())
+
+
+def test_the_published_table_is_what_the_algorithms_declare() -> None:
+    published = Workspace()["composer-all"].path / "COMPOSITION.md"
+
+    assert text_of(pairs()) == published.read_text(encoding="utf-8")

@@ -184,3 +184,11 @@ def test_what_is_no_image_is_refused() -> None:
         resize_batch(numbered(4, 4), torch.zeros(2), 0.5, resize_targets=True)
     with pytest.raises(TypeError, match=r"`target` must be a tensor to be resized, got NoneType"):
         resize_batch(numbered(4, 4), None, 0.5, resize_targets=True)
+
+
+def test_its_earlier_name_works() -> None:
+    x, y = torch.rand(2, 3, 8, 6), torch.arange(2)
+    expected, actual = resize_batch(x, y, 0.5), cf.resize_inputs(X=x, y=y, scale_factor=0.5)
+
+    assert torch.equal(expected[0], actual[0])
+    assert y is actual[1]

@@ -24,6 +24,7 @@ from composer.algorithms.low_precision_groupnorm import apply_low_precision_grou
 from composer.algorithms.low_precision_layernorm import apply_low_precision_layernorm as apply_low_precision_layernorm
 from composer.algorithms.mixup import mixup_batch as mixup_batch
 from composer.algorithms.progressive_resizing import resize_batch as resize_batch
+from composer.algorithms.progressive_resizing import resize_inputs as resize_inputs
 from composer.algorithms.randaugment import randaugment_image as randaugment_image
 from composer.algorithms.randaugment.randaugment import randaugment as randaugment
 from composer.algorithms.scale_schedule import scale_scheduler as scale_scheduler

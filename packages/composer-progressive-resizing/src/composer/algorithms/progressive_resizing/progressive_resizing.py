@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from composer.core import CHANGES_RESOLUTION, DROPS_PIXELS, TRANSFORMS_BATCH, Algorithm, Event, Placement, State
 from composer.loggers import Logger
 
-__all__ = ["ProgressiveResizing", "resize_batch"]
+__all__ = ["ProgressiveResizing", "resize_batch", "resize_inputs"]
 
 _MODES = ("crop", "resize")
 
@@ -122,6 +122,13 @@ def _crop(image: torch.Tensor, size: _Pair, corner: _Pair, free: _Pair) -> torch
     (height, width), whole = size, image.shape[-2:]
     top, left = (c * (w - s) // max(f, 1) for c, w, s, f in zip(corner, whole, size, free, strict=True))
     return image[..., top : top + height, left : left + width]
+
+
+def resize_inputs(
+    X: torch.Tensor, y: T, scale_factor: float, mode: str = "resize", resize_targets: bool = False
+) -> tuple[torch.Tensor, T]:
+    """`resize_batch`, under its earlier name."""
+    return resize_batch(X, y, scale_factor, mode, resize_targets)
 
 
 class ProgressiveResizing(Algorithm):
