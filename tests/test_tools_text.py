@@ -81,9 +81,13 @@ class TestLinksAndStubs:
         assert first.read_text().splitlines()[1:] == [
             "from composer.algorithms.one import One as One",
             "from composer.core import ONE as ONE",
+            *("", "__all__ = [", '    "ONE",', '    "One",', "]"),
         ]
         assert second == tree.root / "stubs/composer/functional.pyi"
-        assert second.read_text().splitlines()[1:] == ["from composer.algorithms.one import one_batch as one_batch"]
+        assert second.read_text().splitlines()[1:] == [
+            "from composer.algorithms.one import one_batch as one_batch",
+            *("", "__all__ = [", '    "one_batch",', "]"),
+        ]
 
 
 README = """\

@@ -31,8 +31,14 @@ def stubs(workspace: Workspace) -> dict[str, str]:
         source = _source(workspace, group)
         own = {match[0] for match in _REEXPORT.finditer(source.read_text(encoding="utf-8"))}
         inside = source.relative_to(workspace["composer-core"].source).with_suffix(".pyi")
-        texts[inside.as_posix()] = _HEAD + "".join(f"{line}\n" for line in sorted(entries | own))
+        texts[inside.as_posix()] = _text(entries | own)
     return texts
+
+
+def _text(lines: set[str]) -> str:
+    names = sorted(line.rpartition(" ")[2] for line in lines)
+    listed = "".join(f'    "{name}",\n' for name in names)
+    return _HEAD + "".join(f"{line}\n" for line in sorted(lines)) + f"\n__all__ = [\n{listed}]\n"
 
 
 def write(workspace: Workspace, directory: Path) -> list[Path]:

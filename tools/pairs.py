@@ -111,7 +111,7 @@ def text_of(found: Sequence[Pair]) -> str:
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *sorted(rows)]
+    lines = [heads, ["---"] * len(heads), *sorted(map(tuple, rows))]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 

@@ -7,3 +7,14 @@ from composer.loggers.logger import Logger as Logger
 from composer.loggers.logger import format_log_data_value as format_log_data_value
 from composer.loggers.logger_destination import LoggerDestination as LoggerDestination
 from composer.loggers.progress_bar_logger import ProgressBarLogger as ProgressBarLogger
+
+__all__ = [
+    "ConsoleLogger",
+    "DeferredValue",
+    "FileLogger",
+    "InMemoryLogger",
+    "Logger",
+    "LoggerDestination",
+    "ProgressBarLogger",
+    "format_log_data_value",
+]

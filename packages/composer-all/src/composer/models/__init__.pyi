@@ -2,3 +2,9 @@
 from composer.models.base import ComposerModel as ComposerModel
 from composer.models.initializers import Initializer as Initializer
 from composer.models.tasks import ComposerClassifier as ComposerClassifier
+
+__all__ = [
+    "ComposerClassifier",
+    "ComposerModel",
+    "Initializer",
+]
