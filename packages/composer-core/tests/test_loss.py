@@ -367,3 +367,46 @@ class TestCUDA:
 
         torch.cuda.set_sync_debug_mode("default")
         torch.testing.assert_close(actual, expected)
+
+
+class TestTheMeanOfProbabilitiesOnTheCpu:
+    """It has a gradient written by hand."""
+
+    @staticmethod
+    def draw(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
+        torch.manual_seed(0)
+        target = torch.rand(shape, dtype=torch.float64).softmax(1)
+        target[0] = 0  # does not count
+        return torch.randn(shape, dtype=torch.float64, requires_grad=True), target
+
+    @pytest.mark.filterwarnings("ignore:Some targets have less than 1 total probability")
+    @pytest.mark.parametrize("shape", [(5, 3), (2, 3, 4), (2, 3, 2, 2)])
+    def test_its_first_and_second_derivatives_are_right(self, shape: tuple[int, ...]) -> None:
+        logits, target = self.draw(*shape)
+        arguments = (lambda x: soft_cross_entropy(x, target), (logits,))
+
+        assert torch.autograd.gradcheck(*arguments)
+        assert torch.autograd.gradgradcheck(*arguments)
+
+    @pytest.mark.filterwarnings("ignore:Some targets have less than 1 total probability")
+    def test_it_is_the_formula(self) -> None:
+        logits, target = self.draw(6, 4)
+        expected = -(target * logits.log_softmax(1)).sum() / target.sum()
+        (gradient,) = torch.autograd.grad(3 * soft_cross_entropy(logits, target), logits)
+
+        torch.testing.assert_close(expected, soft_cross_entropy(logits, target))
+        torch.testing.assert_close(torch.autograd.grad(3 * expected, logits)[0], gradient)
+
+    def test_functional_transforms_take_it(self) -> None:
+        logits, target = torch.randn(3, 4), torch.rand(3, 4).softmax(1)
+        expected = (logits.softmax(1) - target) / 3
+
+        actual = torch.func.grad(lambda x: soft_cross_entropy(x, target))(logits)
+        torch.testing.assert_close(expected, actual)
+
+    def test_targets_that_are_trained_get_a_gradient(self) -> None:
+        logits, target = torch.randn(3, 4), torch.rand(3, 4).softmax(1).requires_grad_()
+        soft_cross_entropy(logits, target, reduction="mean").backward()
+
+        assert target.grad is not None
+        assert target.grad.any()
