@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -88,7 +89,7 @@ def _has_fast_mean(input: torch.Tensor, target: torch.Tensor) -> bool:
 
 
 class _MeanOfProbabilities(torch.autograd.Function):
-    """`-sum(target * log_softmax(input)) / mass` without tensors of products, which take longer to write than to compute.
+    """`-sum(target * log_softmax(input)) / mass` without tensors of products, whose writing takes longer than the rest.
 
     The gradient is `(softmax(input) * sum_c target - target) / mass`.
     """
