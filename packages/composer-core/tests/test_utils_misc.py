@@ -259,3 +259,16 @@ def test_the_target_transform_and_a_joint_transform_stay() -> None:
 
     assert (1, "2") == with_target.transforms(1, 2)
     assert joint.transforms is own
+
+
+def test_a_model_is_taken_out_of_its_wrappers() -> None:
+    layer = torch.nn.Linear(1, 1)
+
+    assert layer is misc.unwrapped_model(layer)
+    assert layer is misc.unwrapped_model(torch.compile(layer))  # type: ignore[arg-type]
+
+
+def test_a_plain_tensor_is_its_own_part() -> None:
+    tensor = torch.zeros(2)
+
+    assert tensor is misc.local_part(tensor)

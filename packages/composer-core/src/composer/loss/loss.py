@@ -71,7 +71,7 @@ def soft_cross_entropy(
     mass = target.sum(dtype=torch.promote_types(target.dtype, torch.float32))  # fp16 overflows on segmentation maps
     _check_mass(mass, num_examples, torch.finfo(target.dtype).eps)
     if weight is None and _has_fast_mean(input, target):
-        result: torch.Tensor = _MeanOfProbabilities.apply(input, target, mass, dim)[0]  # type: ignore[no-untyped-call]
+        result: torch.Tensor = _MeanOfProbabilities.apply(input, target, mass, dim)[0]
         return result
     loss = F.cross_entropy(input, target, weight=weight)
     return loss * (num_examples / mass).to(loss.dtype)

@@ -70,8 +70,10 @@ from composer.utils.misc import is_model_ddp as is_model_ddp
 from composer.utils.misc import is_model_fsdp as is_model_fsdp
 from composer.utils.misc import is_model_fsdp2 as is_model_fsdp2
 from composer.utils.misc import is_notebook as is_notebook
+from composer.utils.misc import local_part as local_part
 from composer.utils.misc import model_eval_mode as model_eval_mode
 from composer.utils.misc import partial_format as partial_format
+from composer.utils.misc import unwrapped_model as unwrapped_model
 from composer.utils.misc import warning_on_one_line as warning_on_one_line
 from composer.utils.retrying import retry as retry
 from composer.utils.string_enum import StringEnum as StringEnum
@@ -120,12 +122,14 @@ __all__ = [
     "is_uri",
     "is_xla_installed",
     "iterate_with_callback",
+    "local_part",
     "map_collection",
     "model_eval_mode",
     "parse_uri",
     "partial_format",
     "print_env",
     "retry",
+    "unwrapped_model",
     "warning_on_one_line",
 ]
 

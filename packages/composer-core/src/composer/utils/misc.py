@@ -28,8 +28,10 @@ __all__ = [
     "is_model_fsdp",
     "is_model_fsdp2",
     "is_notebook",
+    "local_part",
     "model_eval_mode",
     "partial_format",
+    "unwrapped_model",
     "warning_on_one_line",
 ]
 
@@ -142,3 +144,26 @@ def partial_format(s: str, *args: Any, **kwargs: Any) -> str:
         else:
             result.append("{" + field + tail + "}")
     return "".join(result)
+
+
+def unwrapped_model(model: torch.nn.Module) -> torch.nn.Module:
+    """The model inside `DistributedDataParallel` and `torch.compile`, whose names have no prefix.
+
+    Example:
+        >>> layer = torch.nn.Linear(1, 1)
+        >>> unwrapped_model(torch.compile(layer)) is layer
+        True
+    """
+    while True:
+        if isinstance(model, DistributedDataParallel):
+            model = model.module
+        elif isinstance(inner := model._modules.get("_orig_mod"), torch.nn.Module):
+            model = inner
+        else:
+            return model
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a sharded tensor (`DTensor`); other tensors are whole and returned themselves."""
+    to_local = getattr(tensor, "to_local", None)
+    return tensor if to_local is None else to_local()

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from composer.utils import local_part
+
 __all__ = ["Links", "Pairs"]
 
 _SLICE = 32  # tensors exchanged at once: fused, without a second copy of the whole model
@@ -40,7 +42,7 @@ class Pairs:
 
     def add(self, average: torch.Tensor, value: torch.Tensor) -> None:
         """Add a pair."""
-        average, value = _local(average), _local(value)
+        average, value = local_part(average), local_part(value)
         key = (average.device, average.dtype, value.device, value.dtype)
         averages, values = self._groups.setdefault(key, ([], []))
         averages.append(average)
@@ -95,9 +97,3 @@ class Links:
             return model is self._model and all(map(is_, map(getitem, self._holders, self._keys), self._values))
         except KeyError:
             return False
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a sharded tensor; other tensors are whole."""
-    to_local = getattr(tensor, "to_local", None)
-    return tensor if to_local is None else to_local()

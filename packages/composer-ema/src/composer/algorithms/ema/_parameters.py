@@ -6,12 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from composer.algorithms.ema._pairs import Links
-from composer.utils.misc import is_model_fsdp2
+from composer.utils.misc import is_model_fsdp2, unwrapped_model
 
-__all__ = ["EMAParameters", "unwrapped"]
+__all__ = ["EMAParameters"]
 
 
 class EMAParameters:
@@ -39,7 +38,7 @@ class EMAParameters:
         self._averages: dict[str, torch.Tensor] = {}
         self._links: Links | None = None
         if model is not None:
-            model = unwrapped(model)
+            model = unwrapped_model(model)
             for name, parameter in model.named_parameters():
                 if parameter.requires_grad:
                     self.named_parameters_dict[name] = _fitted(parameter, parameter, _average_dtype(parameter.dtype))
@@ -101,7 +100,7 @@ class EMAParameters:
         Args:
             model: The model.
         """
-        for store, named in self._walk(unwrapped(model)):
+        for store, named in self._walk(unwrapped_model(model)):
             for name, tensor in named:
                 if name in store:
                     tensor.copy_(store[name])
@@ -163,7 +162,7 @@ class EMAParameters:
         yield self.named_buffers_dict, model.named_buffers()
 
     def _link(self, model: torch.nn.Module) -> Links:
-        model = unwrapped(model)
+        model = unwrapped_model(model)
         _reshard(model)
         links = self._links
         if links is None or not links.are_current(model):
@@ -196,17 +195,6 @@ class EMAParameters:
             average = store[name] = _fitted(stored, tensor, exact)
         links.rounded.add(average, tensor)
         links.rounded_at.append((store, name, tensor))
-
-
-def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
-    """The model inside `DistributedDataParallel` and `torch.compile`, whose names have no prefix."""
-    while True:
-        if isinstance(model, DistributedDataParallel):
-            model = model.module
-        elif isinstance(inner := model._modules.get("_orig_mod"), torch.nn.Module):
-            model = inner
-        else:
-            return model
 
 
 def _average_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from composer.algorithms.ema._pairs import Pairs
-from composer.algorithms.ema._parameters import EMAParameters, unwrapped
+from composer.algorithms.ema._parameters import EMAParameters
 from composer.algorithms.ema._schedule import check_smoothing, has_passed, is_due, parse
 from composer.core import (
     AVERAGES_WEIGHTS,
@@ -22,6 +22,7 @@ from composer.core import (
     TimeUnit,
 )
 from composer.loggers import Logger
+from composer.utils import unwrapped_model
 
 __all__ = ["EMA", "EMAParameters", "compute_ema"]
 
@@ -71,7 +72,7 @@ def compute_ema(model: torch.nn.Module, ema_model: torch.nn.Module | EMAParamete
             f"`ema_model` must be a `torch.nn.Module` or `EMAParameters`, got {type(ema_model).__name__}. "
             f"Start with `EMAParameters(model)`."
         )
-    Pairs.of(unwrapped(model), unwrapped(ema_model)).update(smoothing)
+    Pairs.of(unwrapped_model(model), unwrapped_model(ema_model)).update(smoothing)
 
 
 class EMA(Algorithm):

@@ -11,6 +11,7 @@ import torch
 
 from composer.algorithms.sam._arguments import check_arguments, check_base
 from composer.algorithms.sam._replay import RandomState
+from composer.utils import local_part
 
 __all__ = ["SAMOptimizer"]
 
@@ -244,10 +245,4 @@ def _write(targets: Tensors, values: Tensors) -> None:
     if not targets:  # no parameter has a gradient, and torch takes no empty list
         return
     # `_foreach_copy_` knows no sharded tensors; their parts are plain.
-    torch._foreach_copy_([_local(target) for target in targets], [_local(value) for value in values])
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a sharded tensor; other tensors are whole."""
-    to_local = getattr(tensor, "to_local", None)
-    return tensor if to_local is None else to_local()
+    torch._foreach_copy_([local_part(target) for target in targets], [local_part(value) for value in values])

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
+
+from composer.utils import local_part, unwrapped_model
 
 __all__ = ["AveragedWeights"]
 
@@ -34,8 +35,8 @@ class AveragedWeights:
             model: The model; not modified.
         """
         groups: dict[Any, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
-        for name, weight in _unwrapped(model).named_parameters():
-            value = _local(weight)
+        for name, weight in unwrapped_model(model).named_parameters():
+            value = local_part(weight.detach())
             average = self.averages.get(name)
             if average is None:
                 average = torch.zeros_like(value, dtype=_dtype(value))
@@ -57,8 +58,8 @@ class AveragedWeights:
         Args:
             model: The model.
         """
-        for name, weight in _unwrapped(model).named_parameters():
-            _local(weight).copy_(self.averages[name])
+        for name, weight in unwrapped_model(model).named_parameters():
+            local_part(weight.detach()).copy_(self.averages[name])
 
     def state_dict(self) -> dict[str, Any]:
         """The averages and their number, in the layout of `torch.optim.swa_utils.AveragedModel`."""
@@ -75,23 +76,6 @@ class AveragedWeights:
         self.averages = {
             name.removeprefix(_PREFIX): value.detach().clone() for name, value in state.items() if name != "n_averaged"
         }
-
-
-def _unwrapped(model: torch.nn.Module) -> torch.nn.Module:
-    """The model inside `DistributedDataParallel` and `torch.compile`, whose names have no prefix."""
-    while True:
-        if isinstance(model, DistributedDataParallel):
-            model = model.module
-        elif isinstance(inner := model._modules.get("_orig_mod"), torch.nn.Module):
-            model = inner
-        else:
-            return model
-
-
-def _local(weight: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a sharded parameter; others are whole."""
-    to_local = getattr(weight, "to_local", None)
-    return weight.detach() if to_local is None else to_local().detach()
 
 
 def _dtype(value: torch.Tensor) -> torch.dtype:
