@@ -75,7 +75,7 @@ class DataSpec:
         self.batch_transforms = batch_transforms or _unchanged
         self.microbatch_transforms = microbatch_transforms or _unchanged
         self.split_batch = split_batch or default_split_batch
-        self.get_num_samples_in_batch = get_num_samples_in_batch or self._default_get_num_samples_in_batch
+        self.get_num_samples_in_batch = get_num_samples_in_batch or count_samples
         self._max_seq_len = getattr(getattr(dataloader, "dataset", None), "max_seq_len", None)
         self._count_tokens = get_num_tokens_in_batch or self._default_get_num_tokens_in_batch
 

@@ -169,10 +169,16 @@ class BatchTrainer:
     def _forward_and_backward(self, weight: float) -> None:
         state, run_event = self.state, self.engine.run_event
         run_event(Event.BEFORE_FORWARD)
-        state.outputs = self._in_precision(state.model, state.batch)
+        if self._autocast:
+            state.outputs = self._in_precision(state.model, state.batch)
+        else:
+            state.outputs = state.model(state.batch)
         run_event(Event.AFTER_FORWARD)
         run_event(Event.BEFORE_LOSS)
-        state.loss = self._in_precision(self.model.loss, state.outputs, state.batch)
+        if self._autocast:
+            state.loss = self._in_precision(self.model.loss, state.outputs, state.batch)
+        else:
+            state.loss = self.model.loss(state.outputs, state.batch)
         run_event(Event.AFTER_LOSS)
         run_event(Event.BEFORE_BACKWARD)
         total = _total(state.loss)
@@ -185,8 +191,6 @@ class BatchTrainer:
         run_event(Event.AFTER_BACKWARD)
 
     def _in_precision(self, function: Callable[..., Any], *args: Any) -> Any:
-        if not self._autocast:
-            return function(*args)
         with autocast(self.state):
             return function(*args)
 
