@@ -242,8 +242,16 @@ def new(session: nox.Session) -> None:
     """Make an algorithm package from the template: `nox -s new -- composer-foo Foo`."""
     session.install("--quiet", "--constraint", PINNED, *LINTERS, *TOOL_TOOLS)
     session.run("python", "-m", "tools.new_package", *session.posargs)
+    session.run("python", "-m", "tools.umbrella")
     session.run("ruff", "check", "--quiet", "--fix", f"packages/{session.posargs[0]}")  # long names wrap lines
     session.run("ruff", "format", "--quiet", f"packages/{session.posargs[0]}")
+
+
+@nox.session
+def pairs(session: nox.Session) -> None:
+    """Write which algorithms compose with which, from what they declare."""
+    _install(session, NAMES, *TOOL_TOOLS)
+    session.run("python", "-m", "tools.pairs", *session.posargs)
 
 
 @nox.session(venv_backend="none")

@@ -1,6 +1,6 @@
 """Write which algorithms compose with which, from what they declare (all packages must be installed).
 
-python -m tools.pairs            # write packages/composer-all/COMPOSITION.md
+python -m tools.pairs            # write packages/composer-all/COMPOSITION.md, as `nox -s pairs` does
 python -m tools.pairs --check    # fail if what is written is wrong
 """
 
@@ -29,7 +29,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 }
 _HEAD = """# Which algorithms compose
 
-Written by `python -m tools.pairs` from what the algorithms declare, each with its default arguments; do not edit. The
+Written by `nox -s pairs` from what the algorithms declare, each with its default arguments; do not edit. The
 engine enforces it: it sorts, refuses or warns when it gets the algorithms, and `engine.explain()` says so for yours.
 `tests/test_composition.py` trains every pair in both orders of listing and compares the weights.
 """
@@ -123,7 +123,7 @@ def main() -> None:
     if path.is_file() and path.read_text(encoding="utf-8") == text:
         return
     if check:
-        sys.exit(f"{path.name} is not what the algorithms declare. Run `python -m tools.pairs`.")
+        sys.exit(f"{path.name} is not what the algorithms declare. Run `nox -s pairs`.")
     path.write_text(text, encoding="utf-8")
 
 
