@@ -127,7 +127,7 @@ def _context() -> Any:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, "torch.distributed"])  # torch is imported once, not once per process
+    context.set_forkserver_preload([__name__, "torch.distributed", "torch._dynamo"])  # torch is imported once, not once per process
     return context
 
 
