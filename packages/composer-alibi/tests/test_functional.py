@@ -31,6 +31,7 @@ from composer.algorithms.alibi import apply_alibi
 from composer.algorithms.alibi.attention_surgery_functions import (
     policy_registry,
     register_alibi,
+    utils,
     zero_and_freeze_expand_position_embeddings,
 )
 from composer.algorithms.alibi.attention_surgery_functions._bias import LinearBias
@@ -120,6 +121,9 @@ class TestSlopes:
             power = 2 ** int(math.log2(n))
             expected = get_alibi_head_slopes(power) + get_alibi_head_slopes(2 * power)[::2]
             assert pytest.approx(expected[:n]) == get_alibi_head_slopes(n)
+
+    def test_the_earlier_name_is_the_same_function(self) -> None:
+        assert utils._get_alibi_head_slopes is get_alibi_head_slopes
 
     def test_the_device_computes_the_same(self) -> None:
         for n in (1, 2, 6, 8, 12, 16, 25):

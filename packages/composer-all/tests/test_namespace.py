@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 
 import composer.functional
@@ -42,3 +43,11 @@ def test_everything_listed_can_be_had() -> None:
     for namespace in (algorithms, composer.functional):
         for name in namespace.__all__:
             assert callable(getattr(namespace, name))
+
+
+def test_no_name_hides_the_module_that_an_algorithm_lives_in() -> None:
+    for name in CLASSES:
+        package = getattr(algorithms, name).__module__.split(".")[2]
+        module = importlib.import_module(f"composer.algorithms.{package}.{package}")
+
+        assert getattr(importlib.import_module(f"composer.algorithms.{package}"), package) is module

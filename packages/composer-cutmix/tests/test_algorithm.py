@@ -74,6 +74,29 @@ def test_the_interpolated_loss_is_the_papers() -> None:
     torch.testing.assert_close(expected, state.loss)
 
 
+@pytest.mark.parametrize("told", [True, False])
+def test_both_losses_have_the_precision_of_the_run(told: bool) -> None:
+    """Outputs are bfloat16, of which autocast makes a float32 loss; a loop may also enter it without telling."""
+    algorithm = CutMix(interpolate_loss=True)
+    precision = "amp_bf16" if told else "fp32"
+    model: Any = SimpleConvModel(num_classes=3)
+    state = State(model=model, max_duration="1ep", dataloader=[0], algorithms=algorithm, precision=precision)
+    engine = Engine(state)
+    state.batch = make_batch()
+    engine.run_event("before_forward")
+    with torch.autocast("cpu", torch.bfloat16):
+        state.outputs = model(state.batch)
+        state.loss = model.loss(state.outputs, state.batch)
+    engine.run_event("before_backward")
+    m, p = 1 - algorithm._adjusted_lambda, algorithm._indices
+    assert p is not None
+    outputs, y = state.outputs.float(), state.targets  # type: ignore[union-attr]
+    expected = (1 - m) * cross_entropy(outputs, y) + m * cross_entropy(outputs, y[p])
+
+    assert state.outputs.dtype is torch.bfloat16  # type: ignore[union-attr]
+    torch.testing.assert_close(expected, state.loss, rtol=1e-6 if told else 1e-2, atol=0)
+
+
 class TestSegmentation:
     def make(self, dense: bool) -> tuple[torch.Tensor, torch.Tensor]:
         generator = torch.Generator().manual_seed(1)

@@ -15,6 +15,7 @@ from composer.algorithms.ghost_batchnorm import (
     GhostBatchNorm2d,
     GhostBatchNorm3d,
     apply_ghost_batchnorm,
+    ghost_batchnorm,
 )
 from composer.algorithms.warnings import NoEffectWarning
 from composer.core import ADDS_NORMS, REPLACES_BLOCKS, Algorithm, Engine, Event, Placement, State
@@ -41,6 +42,12 @@ def start(model: nn.Module, *algorithms: Algorithm) -> State:
 
 def test_the_registered_function_is_this_one() -> None:
     assert apply_ghost_batchnorm is cf.apply_ghost_batchnorm
+
+
+def test_the_layers_are_next_to_the_function_too() -> None:
+    assert ghost_batchnorm.GhostBatchNorm1d is GhostBatchNorm1d
+    assert ghost_batchnorm.GhostBatchNorm2d is GhostBatchNorm2d
+    assert ghost_batchnorm.GhostBatchNorm3d is GhostBatchNorm3d
 
 
 def test_normalizations_of_every_number_of_dimensions_are_wrapped() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 import torch
@@ -140,6 +141,43 @@ def test_what_has_no_gradient_is_left_out(kind: str) -> None:
 
     assert torch.equal(torch.zeros(2, 2), model.weight.grad)
     assert model.bias.grad is None
+
+
+@pytest.mark.parametrize("kind", ["norm", "value", "adaptive"])
+def test_without_any_gradient_nothing_happens(kind: str) -> None:
+    parameters = [torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(1))]
+    for some in (parameters, iter(parameters), parameters[0], []):
+        apply_gradient_clipping(some, kind, 1.0)
+
+    assert parameters[0].grad is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "where", "function", "keyword"),
+    [
+        ("norm", torch.nn.utils, "clip_grad_norm_", "max_norm"),
+        ("value", torch.nn.utils, "clip_grad_value_", "clip_value"),
+        ("adaptive", gradient_clipping, "_apply_agc", "clipping_threshold"),
+    ],
+)
+def test_the_function_behind_a_kind_can_be_replaced(
+    monkeypatch: pytest.MonkeyPatch, kind: str, where: Any, function: str, keyword: str
+) -> None:
+    """It gets what `model.parameters()` returns, also of a model without gradients."""
+    replacement, model = Mock(), Mock()
+    monkeypatch.setattr(where, function, replacement)
+    apply_gradient_clipping(model, kind, 0.1, False)
+    apply_gradient_clipping(torch.nn.Linear(2, 2), kind, 0.1, False)
+
+    assert 2 == replacement.call_count
+    assert call(model.parameters(), **{keyword: 0.1}) == replacement.call_args_list[0]
+
+
+def test_an_error_of_torch_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = Mock(side_effect=RuntimeError("no memory"))
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_value_", failing)
+    with pytest.raises(RuntimeError, match="no memory"):
+        apply_gradient_clipping(parameter([1.0], [2.0]), "value", 1.0)
 
 
 @pytest.mark.parametrize("kind", ["norm", "value", "adaptive"])

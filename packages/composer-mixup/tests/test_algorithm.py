@@ -83,6 +83,29 @@ def test_the_interpolated_loss_is_the_papers() -> None:
     torch.testing.assert_close(expected, state.loss)
 
 
+@pytest.mark.parametrize("told", [True, False])
+def test_both_losses_have_the_precision_of_the_run(told: bool) -> None:
+    """Outputs are bfloat16, of which autocast makes a float32 loss; a loop may also enter it without telling."""
+    algorithm = MixUp(alpha=1.0, interpolate_loss=True)
+    precision = "amp_bf16" if told else "fp32"
+    model: Any = SimpleModel(num_features=4, num_classes=3)
+    state = State(model=model, max_duration="1ep", dataloader=[0], algorithms=algorithm, precision=precision)
+    engine = Engine(state)
+    state.batch = torch.randn(8, 4, 1, 1), torch.randint(0, 3, (8,))
+    engine.run_event("before_forward")
+    with torch.autocast("cpu", torch.bfloat16):
+        state.outputs = model(state.batch)
+        state.loss = model.loss(state.outputs, state.batch)
+    engine.run_event("before_backward")
+    m, p = algorithm.mixing, algorithm.indices
+    assert p is not None
+    outputs, y = state.outputs.float(), state.targets  # type: ignore[union-attr]
+    expected = (1 - m) * cross_entropy(outputs, y) + m * cross_entropy(outputs, y[p])
+
+    assert state.outputs.dtype is torch.bfloat16  # type: ignore[union-attr]
+    torch.testing.assert_close(expected, state.loss, rtol=1e-6 if told else 1e-2, atol=0)
+
+
 def test_two_interpolated_losses_are_discouraged() -> None:
     with pytest.warns(NotIntendedUseWarning, match=r"`MixUp` should not be used together with `MixUp`"):
         Engine(State(model=torch.nn.Linear(1, 1), algorithms=[MixUp(interpolate_loss=True) for _ in range(2)]))

@@ -75,6 +75,15 @@ def test_integers_become_floats() -> None:
     torch.testing.assert_close(torch.tensor([[2.5], [7.5]]), mixed)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32])
+def test_the_memory_format_is_kept(dtype: torch.dtype) -> None:
+    x = torch.arange(120).reshape(2, 3, 4, 5).to(dtype).to(memory_format=torch.channels_last)
+    mixed = mixup_batch(x, torch.arange(2), mixing=1.0, indices=torch.tensor([1, 0]))[0]
+
+    assert torch.equal(x.flip(0).to(mixed.dtype), mixed)
+    assert mixed.is_contiguous(memory_format=torch.channels_last)
+
+
 def test_the_inputs_are_not_modified_and_not_aliased() -> None:
     input, target = torch.randn(4, 3), torch.arange(4)
     before = input.clone()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,12 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer import functional as cf
-from composer.algorithms.selective_backprop import (
-    do_selective_backprop,
-    select_using_loss,
-    selective_backprop,
-    should_selective_backprop,
-)
+from composer.algorithms import selective_backprop as package
+from composer.algorithms.selective_backprop import do_selective_backprop, select_using_loss, should_selective_backprop
+from composer.algorithms.selective_backprop.selective_backprop import selective_backprop
 
 
 def identity(x: torch.Tensor) -> torch.Tensor:
@@ -50,6 +48,14 @@ def test_the_registered_functions_are_these() -> None:
     assert cf.should_selective_backprop is should_selective_backprop
     assert cf.selective_backprop is selective_backprop
     assert cf.do_selective_backprop is do_selective_backprop
+
+
+def test_a_star_import_gives_the_class_and_the_functions() -> None:
+    """But not `selective_backprop`, which would hide the module of that name."""
+    assert {"SelectiveBackprop", "do_selective_backprop", "select_using_loss", "should_selective_backprop"} == set(
+        package.__all__
+    )
+    assert isinstance(package.selective_backprop, ModuleType)
 
 
 @pytest.mark.parametrize(
@@ -135,6 +141,13 @@ def test_at_least_one_example_is_kept_and_none_twice(n: int, keep: float, seed: 
 
     assert max(int(keep * n), 1) == len(kept)
     assert len(set(target.tolist())) == len(target)
+
+
+def test_of_no_examples_none_are_kept() -> None:
+    kept, target = select_using_loss(torch.zeros(0, 3), torch.zeros(0), identity, loss_of_outputs)
+
+    assert (0, 3) == kept.shape
+    assert (0,) == target.shape
 
 
 def test_a_tiny_share_is_the_highest_losses() -> None:

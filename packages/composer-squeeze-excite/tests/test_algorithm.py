@@ -9,7 +9,14 @@ import torch
 from torch import nn
 
 from composer import functional as cf
-from composer.algorithms.squeeze_excite import SqueezeExcite, SqueezeExciteConv2d, apply_se, apply_squeeze_excite
+from composer.algorithms.squeeze_excite import (
+    SqueezeExcite,
+    SqueezeExciteConv2d,
+    apply_se,
+    apply_squeeze_excite,
+    squeeze_excite,
+    squeeze_excite_layers,
+)
 from composer.algorithms.warnings import NoEffectWarning
 from composer.core import REPLACES_BLOCKS, Algorithm, Engine, Event, Placement, State
 from composer.loggers import Logger, LoggerDestination
@@ -37,6 +44,11 @@ def start(model: nn.Module, *algorithms: Algorithm) -> State:
 def test_the_registered_functions_are_these() -> None:
     assert apply_squeeze_excite is cf.apply_squeeze_excite
     assert apply_se is cf.apply_se
+
+
+def test_the_layers_are_next_to_the_function_too() -> None:
+    assert squeeze_excite.SqueezeExcite2d is squeeze_excite_layers.SqueezeExcite2d
+    assert squeeze_excite.SqueezeExciteConv2d is SqueezeExciteConv2d
 
 
 def test_every_convolution_of_enough_channels_is_wrapped_at_init() -> None:

@@ -30,8 +30,8 @@ from composer.algorithms.randaugment.randaugment import randaugment as randaugme
 from composer.algorithms.scale_schedule import scale_scheduler as scale_scheduler
 from composer.algorithms.selective_backprop import do_selective_backprop as do_selective_backprop
 from composer.algorithms.selective_backprop import select_using_loss as select_using_loss
-from composer.algorithms.selective_backprop import selective_backprop as selective_backprop
 from composer.algorithms.selective_backprop import should_selective_backprop as should_selective_backprop
+from composer.algorithms.selective_backprop.selective_backprop import selective_backprop as selective_backprop
 from composer.algorithms.seq_length_warmup import apply_curriculum as apply_curriculum
 from composer.algorithms.seq_length_warmup import apply_seq_length_warmup as apply_seq_length_warmup
 from composer.algorithms.seq_length_warmup import set_batch_sequence_length as set_batch_sequence_length

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
 import pickle
@@ -15,7 +16,7 @@ from datetime import timedelta
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from multiprocessing.connection import Connection, wait
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, TypeVar
 
 import torch
@@ -51,7 +52,7 @@ def run_on_ranks(
         RuntimeError: A rank raised (with its traceback, and its exception as the cause) or died. The others are ended.
         TimeoutError: Some rank did not finish in time.
     """
-    task = _Task(fn.__module__, sys.modules[fn.__module__].__file__, fn.__qualname__, pickle.dumps(args), backend)
+    task = _Task.of(fn, args, backend)
     context = _context()
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(get_free_tcp_port())}
@@ -80,40 +81,57 @@ def run_on_ranks(
 
 @dataclass(frozen=True)
 class _Task:
-    module: str
-    file: str | None
-    name: str
-    arguments: bytes
+    files: dict[str, str | None]  # of the modules that the function and its arguments are from
+    content: bytes  # both
     backend: str | None
 
-    def load(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Import the function, then its arguments, which may be of classes of the same module."""
-        found: Any = self._import()
-        for part in self.name.split("."):
-            found = getattr(found, part)
-        return found, pickle.loads(self.arguments)
+    @classmethod
+    def of(cls, fn: Callable[..., Any], args: tuple[Any, ...], backend: str | None) -> _Task:
+        content = io.BytesIO()
+        pickler = _Pickler(content)
+        pickler.dump((fn, args))
+        files = {name: getattr(sys.modules[name], "__file__", None) for name in pickler.modules}
+        return cls(files, content.getvalue(), backend)
 
-    def _import(self) -> Any:
-        """Test modules are often in no package and not on the path, so they are loaded from their file."""
-        try:
-            module = import_module(self.module)
-            if module.__file__ == self.file:
-                return module
-        except ModuleNotFoundError:
-            if self.file is None:
-                raise
-        assert self.file is not None
-        spec = spec_from_file_location(self.module, self.file)
-        assert spec is not None
-        assert spec.loader is not None
-        module = module_from_spec(spec)
-        parents = self.module.split(".")[:-1]
-        for depth in range(len(parents)):  # pytest names a test module after its path; pickle imports the parents
-            parent = ".".join(parents[: depth + 1])
-            sys.modules.setdefault(parent, ModuleType(parent))
-        sys.modules[self.module] = module
-        spec.loader.exec_module(module)
-        return module
+    def load(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        for name, file in self.files.items():
+            _import(name, file)
+        content: tuple[Callable[..., Any], tuple[Any, ...]] = pickle.loads(self.content)
+        return content
+
+
+class _Pickler(pickle.Pickler):
+    """Notes which modules it refers to, in order."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.modules: dict[str, None] = {}
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, type | FunctionType):
+            self.modules[obj.__module__] = None
+        return NotImplemented
+
+
+def _import(name: str, file: str | None) -> None:
+    """Import a module; from its file if it is not on the path, as modules of tests often are not."""
+    try:
+        if import_module(name).__file__ == file:
+            return
+    except (AttributeError, ModuleNotFoundError):  # builtins have no file
+        if file is None:
+            return
+    assert file is not None
+    spec = spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    parents = name.split(".")[:-1]
+    for depth in range(len(parents)):  # pytest names a test module after its path; pickle imports the parents
+        parent = ".".join(parents[: depth + 1])
+        sys.modules.setdefault(parent, ModuleType(parent))
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
 
 
 @dataclass(frozen=True)
@@ -127,7 +145,8 @@ def _context() -> Any:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, "torch.distributed", "torch._dynamo"])  # torch is imported once, not once per process
+    # Torch is imported once, not once per process; an optimizer takes the compiler, for seconds.
+    context.set_forkserver_preload([__name__, "torch.distributed", "torch._dynamo"])
     return context
 
 

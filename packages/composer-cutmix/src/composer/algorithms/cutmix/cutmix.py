@@ -10,14 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from composer.algorithms.cutmix._box import (
-    Box,
-    _adjust_lambda,
-    _check_alpha,
-    _choose_box,
-    _gen_indices,
-    _paste,
-)
+from composer.algorithms.cutmix._box import Box, _adjust_lambda, _check_alpha, _choose_box, _gen_indices, _paste
 from composer.algorithms.cutmix._box import _gen_cutmix_coef as _gen_cutmix_coef
 from composer.algorithms.cutmix._box import _rand_bbox as _rand_bbox
 from composer.core import (
@@ -30,6 +23,7 @@ from composer.core import (
     Event,
     Placement,
     State,
+    get_precision_context,
 )
 from composer.loggers import Logger
 from composer.loss.utils import ensure_targets_one_hot
@@ -233,9 +227,12 @@ class CutMix(Algorithm):
         assert self._indices is not None, "BEFORE_FORWARD comes before BEFORE_BACKWARD"
         target = state.batch_get_item(self.target_key)
         state.batch_set_item(self.target_key, target.index_select(0, self._indices))
-        other = _loss_of(state.model)(state.outputs, state.batch)
+        # As the first loss was: this event is outside of autocast, where a loss would have the outputs' dtype.
+        context = get_precision_context(state.precision, state.precision_config, device_type=state.loss.device.type)
+        with context:
+            other = _loss_of(state.model)(state.outputs, state.batch)
         state.batch_set_item(self.target_key, target)
-        state.loss = torch.lerp(state.loss, other, 1 - self._adjusted_lambda)
+        state.loss = torch.lerp(state.loss, other.to(state.loss.dtype), 1 - self._adjusted_lambda)
 
 
 def _loss_of(model: torch.nn.Module) -> Any:

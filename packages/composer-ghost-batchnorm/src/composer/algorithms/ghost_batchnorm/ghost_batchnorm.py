@@ -8,6 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from composer.algorithms.ghost_batchnorm.ghost_batchnorm_layers import GhostBatchNorm1d as GhostBatchNorm1d
+from composer.algorithms.ghost_batchnorm.ghost_batchnorm_layers import GhostBatchNorm2d as GhostBatchNorm2d
+from composer.algorithms.ghost_batchnorm.ghost_batchnorm_layers import GhostBatchNorm3d as GhostBatchNorm3d
 from composer.algorithms.ghost_batchnorm.ghost_batchnorm_layers import _GhostBatchNorm as _GhostBatchNorm
 from composer.algorithms.ghost_batchnorm.ghost_batchnorm_layers import check_ghost_batch_size
 from composer.algorithms.warnings import NoEffectWarning
@@ -15,7 +18,7 @@ from composer.core import ADDS_NORMS, REPLACES_BLOCKS, REPLACES_NORMS, Algorithm
 from composer.loggers import Logger
 from composer.utils import module_surgery
 
-__all__ = ["GhostBatchNorm", "apply_ghost_batchnorm"]
+__all__ = ["GhostBatchNorm", "GhostBatchNorm1d", "GhostBatchNorm2d", "GhostBatchNorm3d", "apply_ghost_batchnorm"]
 
 
 def apply_ghost_batchnorm(

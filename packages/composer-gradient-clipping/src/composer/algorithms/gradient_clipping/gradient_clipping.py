@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -61,13 +61,17 @@ def apply_gradient_clipping(
     if fsdp_enabled and isinstance(model, torch.nn.Module):
         _clip_wrapped(model, clipping_type, clipping_threshold)
         return
-    parameters = _listed(model)
-    if all(weight.grad is None for weight in parameters):  # torch takes no empty list
-        return
+    if isinstance(model, Iterator):  # looked at more than once below
+        model = list(model)
+    parameters = _parameters(model)
     if clipping_type == "norm":
         torch.nn.utils.clip_grad_norm_(parameters, max_norm=clipping_threshold)
     elif clipping_type == "value":
-        torch.nn.utils.clip_grad_value_(parameters, clip_value=clipping_threshold)
+        try:
+            torch.nn.utils.clip_grad_value_(parameters, clip_value=clipping_threshold)
+        except RuntimeError:  # torch refuses to clip no gradients at all
+            if any(weight.grad is not None for weight in _each(_parameters(model))):
+                raise
     elif eps:
         _apply_agc(parameters, clipping_threshold=clipping_threshold, eps=eps)
     else:
@@ -146,10 +150,13 @@ def _check(clipping_type: str, clipping_threshold: float, eps: float) -> None:
         raise ValueError(f"`eps` must not be negative, got {eps!r}. Use `eps=1e-3`, as the paper does.")
 
 
-def _listed(model: torch.nn.Module | torch.Tensor | Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    if isinstance(model, torch.Tensor):
-        return [model]
-    return list(model.parameters() if isinstance(model, torch.nn.Module) else model)
+def _parameters(model: Any) -> Any:
+    """Those of a model, or else what is given: a tensor, or several."""
+    return model.parameters() if hasattr(model, "parameters") else model
+
+
+def _each(parameters: torch.Tensor | Iterable[torch.Tensor]) -> Iterable[torch.Tensor]:
+    return [parameters] if isinstance(parameters, torch.Tensor) else parameters
 
 
 def _warn_of_zeros(model: torch.nn.Module) -> None:
@@ -187,7 +194,7 @@ def _clip_wrapped(model: torch.nn.Module, clipping_type: str, clipping_threshold
 def _apply_agc(parameters: torch.Tensor | Iterable[torch.Tensor], clipping_threshold: float, eps: float = 0.0) -> None:
     """Clip adaptively. The factors of all units are computed together; only norms and products are per tensor."""
     groups: dict[Any, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
-    for weight in parameters:
+    for weight in _each(parameters):
         if weight.grad is None:
             continue
         if hasattr(weight, "to_local"):  # sharded: the norms may be spread over ranks, which torch then adds up

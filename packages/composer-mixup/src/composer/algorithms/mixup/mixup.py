@@ -16,6 +16,7 @@ from composer.core import (
     Event,
     Placement,
     State,
+    get_precision_context,
 )
 from composer.loggers import Logger
 from composer.loss.utils import ensure_targets_one_hot
@@ -45,7 +46,7 @@ def mixup_batch(
         generator: Draws the permutation; on the device of `input`. None: the device's default generator.
 
     Returns:
-        The mixed input (shape of `input`), `target[p]`, and `mixing`.
+        The mixed input (shape and memory format of `input`), `target[p]`, and `mixing`.
 
     Raises:
         ValueError: `mixing` is outside [0, 1], `alpha` is negative, or the sizes of `input` and `target` differ.
@@ -69,7 +70,7 @@ def mixup_batch(
         )
     if indices is None:
         indices = torch.randperm(input.shape[0], device=input.device, generator=generator)
-    partner = input.index_select(0, indices)
+    partner = _rows(input, indices)
     if not (input.is_floating_point() or input.is_complex()):
         input, partner = input.to(torch.get_default_dtype()), partner.to(torch.get_default_dtype())
     # `partner` is a copy of our own, so the result is written into it: p - (1 - m) * (p - x) = x + m * (p - x).
@@ -169,9 +170,12 @@ class MixUp(Algorithm):
         assert self.indices is not None, "BEFORE_FORWARD comes before BEFORE_BACKWARD"
         target = state.batch_get_item(self.target_key)
         state.batch_set_item(self.target_key, target.index_select(0, self.indices))
-        other = _loss_of(state.model)(state.outputs, state.batch)
+        # As the first loss was: this event is outside of autocast, where a loss would have the outputs' dtype.
+        context = get_precision_context(state.precision, state.precision_config, device_type=state.loss.device.type)
+        with context:
+            other = _loss_of(state.model)(state.outputs, state.batch)
         state.batch_set_item(self.target_key, target)
-        state.loss = torch.lerp(state.loss, other, self.mixing)
+        state.loss = torch.lerp(state.loss, other.to(state.loss.dtype), self.mixing)
 
 
 def _check_alpha(alpha: float) -> None:
@@ -196,6 +200,13 @@ def _gen_mixing_coef(alpha: float) -> float:
 
 def _gen_indices(num_samples: int, device: torch.device | str = "cpu") -> torch.Tensor:
     return torch.randperm(num_samples, device=device)
+
+
+def _rows(input: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """Rows in the memory format of the input, which `index_select` alone does not keep."""
+    if input.requires_grad:  # torch differentiates nothing that has an `out`
+        return input.index_select(0, indices)
+    return torch.index_select(input, 0, indices, out=torch.empty_like(input))
 
 
 def _loss_of(model: torch.nn.Module) -> Any:

@@ -84,7 +84,7 @@ def choose(losses: torch.Tensor, num_examples: int, keep: float, generator: torc
     # logarithms, the weights of a tiny `keep` do not vanish.
     noise = torch.empty(num_examples, device=device, dtype=torch.float64).exponential_(generator=generator)
     scores = (1 / keep - 1) * positions.log() - noise.log()
-    drawn = scores.topk(max(int(keep * num_examples), 1)).indices
+    drawn = scores.topk(min(max(int(keep * num_examples), 1), num_examples)).indices
     return losses.argsort().index_select(0, drawn)
 
 

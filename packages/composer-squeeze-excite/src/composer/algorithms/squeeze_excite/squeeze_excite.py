@@ -8,16 +8,15 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from composer.algorithms.squeeze_excite.squeeze_excite_layers import (
-    SqueezeExciteConv2d,
-    check_latent_channels,
-)
+from composer.algorithms.squeeze_excite.squeeze_excite_layers import SqueezeExcite2d as SqueezeExcite2d
+from composer.algorithms.squeeze_excite.squeeze_excite_layers import SqueezeExciteConv2d as SqueezeExciteConv2d
+from composer.algorithms.squeeze_excite.squeeze_excite_layers import check_latent_channels
 from composer.algorithms.warnings import NoEffectWarning
 from composer.core import REPLACES_BLOCKS, REPLACES_FEEDFORWARD, WRAPS_CONVS, Algorithm, Event, Placement, State
 from composer.loggers import Logger
 from composer.utils import module_surgery
 
-__all__ = ["SqueezeExcite", "apply_se", "apply_squeeze_excite"]
+__all__ = ["SqueezeExcite", "SqueezeExcite2d", "SqueezeExciteConv2d", "apply_se", "apply_squeeze_excite"]
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 

@@ -178,6 +178,9 @@ def get_alibi_head_slopes(n_heads: int) -> list[float]:
     return slopes + between[: n_heads - n]
 
 
+_get_alibi_head_slopes = get_alibi_head_slopes  # an earlier name
+
+
 def zero_and_freeze_expand_position_embeddings(
     module: nn.Module, max_sequence_length: int, position_embedding_attribute: str
 ) -> None:
