@@ -68,8 +68,10 @@ def _install_declared(session: nox.Session, package: str, *arguments: str) -> No
 
 
 def _pytest(session: nox.Session, *arguments: str) -> None:
-    # Hypothesis draws the same examples in every run, and gives slow machines time.
-    session.run("python", "-m", "pytest", "--hypothesis-profile=ci", *arguments, *session.posargs)
+    # Hypothesis draws the same examples in every run, and gives slow machines time. Several processes import torch:
+    # with bytecode, which some machines do not keep by default, all but the first do so in half the time.
+    command = ["python", "-m", "pytest", "--hypothesis-profile=ci", *arguments, *session.posargs]
+    session.run(*command, env={"PYTHONDONTWRITEBYTECODE": ""})
 
 
 def _pytest_of(session: nox.Session, package: str) -> None:

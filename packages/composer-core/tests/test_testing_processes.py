@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -71,6 +73,13 @@ def sleep_on_rank_1(folder: str) -> None:
 
 def test_results_come_back_by_rank() -> None:
     assert [6, 16] == [point.x for point in run_on_ranks(shift, 2, Point(5))]
+
+
+def test_arguments_may_be_of_a_module_that_is_not_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a test module is not if pytest is started by its own command, although the function can be imported."""
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", os.getcwd())])
+
+    assert [5, 5] == [point.x for point in run_on_ranks(copy.deepcopy, 2, Point(5), backend=None)]
 
 
 def test_the_processes_are_described_as_by_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
