@@ -1,4 +1,4 @@
-"""What algorithms on images share: augmentations, conversions between tensors and Pillow images, data set transforms.
+"""What algorithms share: image augmentations and conversions, data set transforms; mixed targets and losses (`mixing`).
 
 Importing this needs neither Pillow nor torchvision; only what touches Pillow images needs Pillow.
 """

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from composer.algorithms.cutmix._box import Box, _adjust_lambda, _check_alpha, _choose_box, _gen_indices, _paste
 from composer.algorithms.cutmix._box import _gen_cutmix_coef as _gen_cutmix_coef
 from composer.algorithms.cutmix._box import _rand_bbox as _rand_bbox
+from composer.algorithms.utils.mixing import mix_loss, mix_targets
 from composer.core import (
     INTERPOLATES_LOSS,
     MIXES_INPUTS,
@@ -23,10 +24,8 @@ from composer.core import (
     Event,
     Placement,
     State,
-    get_precision_context,
 )
 from composer.loggers import Logger
-from composer.loss.utils import ensure_targets_one_hot
 
 __all__ = ["CutMix", "cutmix", "cutmix_batch"]
 
@@ -177,10 +176,12 @@ class CutMix(Algorithm):
         """Paste the box, then combine the targets or the losses."""
         if event is Event.BEFORE_FORWARD:
             self._mix_inputs(state)
-        elif event is Event.BEFORE_LOSS:
-            self._mix_targets(state)
+            return
+        assert self._indices is not None, "BEFORE_FORWARD comes before"
+        if event is Event.BEFORE_LOSS:
+            self._mix_targets(state, self._indices)
         else:
-            self._mix_loss(state)
+            mix_loss(state, self.target_key, self._indices, 1 - self._adjusted_lambda, "CutMix")
 
     def _mix_inputs(self, state: State) -> None:
         input, target = state.batch_get_item(self.input_key), state.batch_get_item(self.target_key)
@@ -202,45 +203,9 @@ class CutMix(Algorithm):
         )
         state.batch_set_item(self.input_key, mixed)
 
-    def _mix_targets(self, state: State) -> None:
-        assert self._indices is not None, "BEFORE_FORWARD comes before BEFORE_LOSS"
-        # Of the targets as they are now: another method may have mixed them before, as it did with the inputs.
-        target = state.batch_get_item(self.target_key)
+    def _mix_targets(self, state: State, indices: torch.Tensor) -> None:
         if self._is_segmentation:
-            state.batch_set_item(self.target_key, _paste(target, self._indices, self._bbox))
+            target = state.batch_get_item(self.target_key)
+            state.batch_set_item(self.target_key, _paste(target, indices, self._bbox))
             return
-        if not isinstance(state.outputs, torch.Tensor):
-            raise NotImplementedError(
-                f"`CutMix` needs the model's outputs to be one tensor, from which the number of classes is known, got "
-                f"{type(state.outputs).__name__}. Use `interpolate_loss=True`."
-            )
-        dense = ensure_targets_one_hot(state.outputs, target)
-        partner = dense.index_select(0, self._indices)
-        state.batch_set_item(self.target_key, torch.lerp(dense, partner, 1 - self._adjusted_lambda))
-
-    def _mix_loss(self, state: State) -> None:
-        if not isinstance(state.loss, torch.Tensor):
-            raise NotImplementedError(
-                f"`CutMix` interpolates a loss that is one tensor, got {type(state.loss).__name__}. Use "
-                f"`interpolate_loss=False`."
-            )
-        assert self._indices is not None, "BEFORE_FORWARD comes before BEFORE_BACKWARD"
-        target = state.batch_get_item(self.target_key)
-        state.batch_set_item(self.target_key, target.index_select(0, self._indices))
-        # As the first loss was: this event is outside of autocast, where a loss would have the outputs' dtype.
-        context = get_precision_context(state.precision, state.precision_config, device_type=state.loss.device.type)
-        with context:
-            other = _loss_of(state.model)(state.outputs, state.batch)
-        state.batch_set_item(self.target_key, target)
-        state.loss = torch.lerp(state.loss, other.to(state.loss.dtype), 1 - self._adjusted_lambda)
-
-
-def _loss_of(model: torch.nn.Module) -> Any:
-    """The `loss` method of a model, or of the module inside a wrapper."""
-    loss = getattr(model, "loss", None) or getattr(getattr(model, "module", None), "loss", None)
-    if not callable(loss):
-        raise AttributeError(
-            "`CutMix(interpolate_loss=True)` calls `model.loss(outputs, batch)`, but the model has no such method. "
-            "Give it one, or use `interpolate_loss=False`."
-        )
-    return loss
+        mix_targets(state, self.target_key, indices, 1 - self._adjusted_lambda, "CutMix")

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from composer.algorithms.utils.mixing import mix_loss, mix_targets
 from composer.core import (
     INTERPOLATES_LOSS,
     MIXES_INPUTS,
@@ -16,10 +17,8 @@ from composer.core import (
     Event,
     Placement,
     State,
-    get_precision_context,
 )
 from composer.loggers import Logger
-from composer.loss.utils import ensure_targets_one_hot
 
 __all__ = ["MixUp", "mixup_batch"]
 
@@ -132,10 +131,10 @@ class MixUp(Algorithm):
         """Mix the inputs, then the targets or the loss."""
         if event is Event.BEFORE_FORWARD:
             self._mix_inputs(state)
-        elif event is Event.BEFORE_LOSS:
-            self._mix_targets(state)
-        else:
-            self._mix_loss(state)
+            return
+        assert self.indices is not None, "BEFORE_FORWARD comes before"
+        mix = mix_targets if event is Event.BEFORE_LOSS else mix_loss
+        mix(state, self.target_key, self.indices, self.mixing, "MixUp")
 
     def _mix_inputs(self, state: State) -> None:
         input, target = state.batch_get_item(self.input_key), state.batch_get_item(self.target_key)
@@ -148,34 +147,6 @@ class MixUp(Algorithm):
         self.indices = _gen_indices(input.shape[0], input.device)
         mixed, self.permuted_target, _ = mixup_batch(input, target, mixing=self.mixing, indices=self.indices)
         state.batch_set_item(self.input_key, mixed)
-
-    def _mix_targets(self, state: State) -> None:
-        if not isinstance(state.outputs, torch.Tensor):
-            raise NotImplementedError(
-                f"`MixUp` needs the model's outputs to be one tensor, from which the number of classes is known, got "
-                f"{type(state.outputs).__name__}. Use `interpolate_loss=True`."
-            )
-        assert self.indices is not None, "BEFORE_FORWARD comes before BEFORE_LOSS"
-        # Of the targets as they are now: another method may have mixed them before, as it did with the inputs.
-        target = ensure_targets_one_hot(state.outputs, state.batch_get_item(self.target_key))
-        partner = target.index_select(0, self.indices)
-        state.batch_set_item(self.target_key, torch.lerp(target, partner, self.mixing))
-
-    def _mix_loss(self, state: State) -> None:
-        if not isinstance(state.loss, torch.Tensor):
-            raise NotImplementedError(
-                f"`MixUp` interpolates a loss that is one tensor, got {type(state.loss).__name__}. Use "
-                f"`interpolate_loss=False`."
-            )
-        assert self.indices is not None, "BEFORE_FORWARD comes before BEFORE_BACKWARD"
-        target = state.batch_get_item(self.target_key)
-        state.batch_set_item(self.target_key, target.index_select(0, self.indices))
-        # As the first loss was: this event is outside of autocast, where a loss would have the outputs' dtype.
-        context = get_precision_context(state.precision, state.precision_config, device_type=state.loss.device.type)
-        with context:
-            other = _loss_of(state.model)(state.outputs, state.batch)
-        state.batch_set_item(self.target_key, target)
-        state.loss = torch.lerp(state.loss, other.to(state.loss.dtype), self.mixing)
 
 
 def _check_alpha(alpha: float) -> None:
@@ -207,14 +178,3 @@ def _rows(input: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     if input.requires_grad:  # torch differentiates nothing that has an `out`
         return input.index_select(0, indices)
     return torch.index_select(input, 0, indices, out=torch.empty_like(input))
-
-
-def _loss_of(model: torch.nn.Module) -> Any:
-    """The `loss` method of a model, or of the module inside a wrapper."""
-    loss = getattr(model, "loss", None) or getattr(getattr(model, "module", None), "loss", None)
-    if not callable(loss):
-        raise AttributeError(
-            "`MixUp(interpolate_loss=True)` calls `model.loss(outputs, batch)`, but the model has no such method. "
-            "Give it one, or use `interpolate_loss=False`."
-        )
-    return loss

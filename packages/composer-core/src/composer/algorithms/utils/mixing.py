@@ -1,0 +1,77 @@
+"""How algorithms that mix examples with partners mix targets and losses. Symbols: m is the weight of the partners."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from composer.core import State, get_precision_context
+from composer.loss.utils import ensure_targets_one_hot
+
+__all__ = ["mix_loss", "mix_targets"]
+
+
+def mix_targets(state: State, target_key: Any, indices: torch.Tensor, weight: float, name: str) -> None:
+    """Replace the targets t of the batch by `(1 - m) * t + m * t[indices]`, one value per class.
+
+    They are taken as they are now: another method may have mixed them before, as it did with the inputs.
+
+    Args:
+        state: Its outputs tell the number of classes.
+        target_key: Where the targets are in the batch.
+        indices: The partners, shape (N,), int64.
+        weight: m.
+        name: The algorithm, for messages.
+
+    Raises:
+        NotImplementedError: The outputs are not one tensor.
+    """
+    if not isinstance(state.outputs, torch.Tensor):
+        raise NotImplementedError(
+            f"`{name}` needs the model's outputs to be one tensor, from which the number of classes is known, got "
+            f"{type(state.outputs).__name__}. Use `interpolate_loss=True`."
+        )
+    target = ensure_targets_one_hot(state.outputs, state.batch_get_item(target_key))
+    state.batch_set_item(target_key, torch.lerp(target, target.index_select(0, indices), weight))
+
+
+def mix_loss(state: State, target_key: Any, indices: torch.Tensor, weight: float, name: str) -> None:
+    """Replace the loss l by `(1 - m) * l + m * l'`, where l' is the loss against the targets of the partners.
+
+    Args:
+        state: Its model, or the one that a wrapper holds, has a method `loss(outputs, batch)`.
+        target_key: Where the targets are in the batch, which keeps them.
+        indices: The partners, shape (N,), int64.
+        weight: m.
+        name: The algorithm, for messages.
+
+    Raises:
+        NotImplementedError: The loss is not one tensor.
+        AttributeError: The model has no method `loss`.
+    """
+    if not isinstance(state.loss, torch.Tensor):
+        raise NotImplementedError(
+            f"`{name}` interpolates a loss that is one tensor, got {type(state.loss).__name__}. Use "
+            f"`interpolate_loss=False`."
+        )
+    loss = _loss_of(state.model, name)
+    target = state.batch_get_item(target_key)
+    state.batch_set_item(target_key, target.index_select(0, indices))
+    # As the first loss was: after it autocast is over, and a loss would have the outputs' dtype.
+    context = get_precision_context(state.precision, state.precision_config, device_type=state.loss.device.type)
+    with context:
+        other = loss(state.outputs, state.batch)
+    state.batch_set_item(target_key, target)
+    state.loss = torch.lerp(state.loss, other.to(state.loss.dtype), weight)
+
+
+def _loss_of(model: torch.nn.Module, name: str) -> Any:
+    """The `loss` method of a model, or of the module inside a wrapper."""
+    loss = getattr(model, "loss", None) or getattr(getattr(model, "module", None), "loss", None)
+    if not callable(loss):
+        raise AttributeError(
+            f"`{name}(interpolate_loss=True)` calls `model.loss(outputs, batch)`, but the model has no such method. "
+            f"Give it one, or use `interpolate_loss=False`."
+        )
+    return loss
