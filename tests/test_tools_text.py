@@ -26,6 +26,15 @@ class TestCatalog:
 
         assert catalog.collect(tree.workspace) == {"composer.algorithms": {"One": "composer-one"}}
 
+    def test_it_says_which_algorithms_are_required_on_load(self, tree: Tree) -> None:
+        tree.add_core()
+        package = tree.add_algorithm("one")
+        method = "    @staticmethod\n    def required_on_load() -> bool:\n        return True\n"
+        source = package / "src/composer/algorithms/one/surgery.py"
+        source.write_text(f"class Other:\n{method}\n\nclass One:\n{method}", encoding="utf-8")
+
+        assert catalog.collect(tree.workspace)["required_on_load"] == {"One": "composer-one"}
+
     def test_two_owners_of_one_name_are_refused(self, tree: Tree) -> None:
         tree.add_core()
         tree.add_algorithm("one")
@@ -71,7 +80,7 @@ class TestLinksAndStubs:
             "one",
             points={
                 "composer.algorithms": {"One": "composer.algorithms.one:One"},
-                "composer.functional": {"one_batch": "composer.algorithms.one:one_batch"},
+                "composer.functional": {"one_batch": "composer.algorithms.one:one_batch", "one": "composer.one.parts"},
             },
         )
 
@@ -86,7 +95,8 @@ class TestLinksAndStubs:
         assert second == tree.root / "stubs/composer/functional.pyi"
         assert second.read_text().splitlines()[1:] == [
             "from composer.algorithms.one import one_batch as one_batch",
-            *("", "__all__ = [", '    "one_batch",', "]"),
+            "from composer.one import parts as one",
+            *("", "__all__ = [", '    "one",', '    "one_batch",', "]"),
         ]
 
 

@@ -7,17 +7,20 @@ python -m tools.catalog --check    # fail if what is written is wrong
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import sys
 from pathlib import Path
 
-from tools.workspace import Workspace
+from tools.workspace import Package, Workspace
 
 Catalog = dict[str, dict[str, str]]
 
 
 def collect(workspace: Workspace) -> Catalog:
     """The catalog `{group: {name: distribution}}` of all `composer.*` entry points of the packages.
+
+    The group `"required_on_load"` is not one of entry points: it holds the algorithms that say so of themselves.
 
     Raises:
         ValueError: Two packages register the same name in one group.
@@ -35,7 +38,22 @@ def collect(workspace: Workspace) -> Catalog:
                         f"`{group}.{name}` must have one owner, got {other!r} and {package.name!r}. "
                         "Rename one of the two."
                     )
+        for name in _required(package):
+            catalog.setdefault("required_on_load", {})[name] = package.name
     return {group: dict(sorted(names.items())) for group, names in sorted(catalog.items())}
+
+
+def _required(package: Package) -> list[str]:
+    """The package's algorithms with a `required_on_load` of their own, read from its source."""
+    names = package.entry_points.get("composer.algorithms", {})
+    return [
+        node.name
+        for path in sorted(package.source.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+        and node.name in names
+        and any(isinstance(item, ast.FunctionDef) and item.name == "required_on_load" for item in node.body)
+    ]
 
 
 def path_of(workspace: Workspace) -> Path:

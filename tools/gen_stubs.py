@@ -25,6 +25,8 @@ def stubs(workspace: Workspace) -> dict[str, str]:
             if group.startswith("composer."):
                 for name, value in points.items():
                     module, _, attribute = value.partition(":")
+                    if not attribute:  # a module itself
+                        module, _, attribute = module.rpartition(".")
                     lines.setdefault(group, set()).add(f"from {module} import {attribute} as {name}")
     texts = {}
     for group, entries in sorted(lines.items()):

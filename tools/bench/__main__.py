@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-_BENCHMARKS = ("overhead", "events", "imports", "algorithms")
+_BENCHMARKS = ("overhead", "events", "imports", "algorithms", "checkpoints")
 
 
 def main(arguments: list[str]) -> int:
@@ -13,7 +13,7 @@ def main(arguments: list[str]) -> int:
     if arguments and arguments[0] in ("-h", "--help"):
         print(f"usage: nox -s bench [-- {{{','.join(_BENCHMARKS)}}} [options]]")
         for name in _BENCHMARKS:
-            print(f"  {name:10} {importlib.import_module(f'tools.bench.{name}').__doc__}")
+            print(f"  {name:11} {importlib.import_module(f'tools.bench.{name}').__doc__}")
         return 0
     if arguments and arguments[0] not in _BENCHMARKS:
         print(f"The benchmark must be one of {', '.join(_BENCHMARKS)}, got {arguments[0]!r}.", file=sys.stderr)

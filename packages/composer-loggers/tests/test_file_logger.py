@@ -217,6 +217,17 @@ def test_an_existing_file_is_not_replaced_unless_wanted(start: Any) -> None:
     assert lines() == ["[metric][batch=0]: a: 1 \n"]
 
 
+def test_a_relaunched_run_goes_on_in_its_file(start: Any) -> None:
+    for number in (1, 2):
+        run = start(FileLogger(append=True))
+        run.logger.log_metrics({"a": number})
+        run.close()
+
+    assert lines() == ["[metric][batch=0]: a: 1 \n", "[metric][batch=0]: a: 2 \n"]
+    with pytest.raises(ValueError, match="exclude each other"):
+        FileLogger(overwrite=True, append=True)
+
+
 def test_the_same_logger_continues_its_own_file(start: Any) -> None:
     logger = FileLogger()
     for number in (1, 2):

@@ -427,6 +427,17 @@ def test_a_resumed_optimizer_continues_identically(base: str) -> None:
     deep_compare(optimizers[0].state_dict(), optimizers[1].state_dict())
 
 
+def test_a_kept_climb_of_others_is_not_taken_for_state_of_the_base() -> None:
+    net = make_net()
+    optimizer = SAMOptimizer(BASES["adamw"](net.parameters()))
+    saved = optimizer.state_dict()
+    saved["state"] = {i: {"e_w": torch.zeros_like(p)} for i, p in enumerate(net.parameters())}
+    optimizer.load_state_dict(saved)
+    optimizer.step(plain_closure(net, optimizer))
+
+    assert {"step", "exp_avg", "exp_avg_sq"} == set(optimizer.state[next(net.parameters())])
+
+
 @pytest.mark.parametrize("copied_by", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["copy", "pickle"])
 def test_a_copy_steps_the_copied_weights(copied_by: Any) -> None:
     net = make_net()

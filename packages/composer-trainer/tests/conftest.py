@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
+import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from composer.testing import RandomClassificationDataset, SimpleModel
 from composer.trainer import Trainer
+from composer.utils.reproducibility import seed_context
 
 
 class MakeTrainer:
@@ -45,7 +49,8 @@ class MakeTrainer:
         def accuracy() -> dict[str, Any]:
             return {"Accuracy": MulticlassAccuracy(num_classes=2, average="micro", validate_args=False)}
 
-        return SimpleModel(train_metrics=accuracy(), eval_metrics=accuracy())
+        with seed_context(0):  # every model begins alike
+            return SimpleModel(train_metrics=accuracy(), eval_metrics=accuracy())
 
 
 @pytest.fixture
@@ -55,3 +60,52 @@ def make_trainer() -> Iterator[MakeTrainer]:
     yield make
     for trainer in make.made:
         trainer.close()
+
+
+@contextmanager
+def serve_s3() -> Iterator[Any]:
+    """A server of S3 on loopback; its `endpoint` is its address."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    server.endpoint = f"http://localhost:{server.get_host_and_port()[1]}"
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="module")
+def s3_server() -> Iterator[Any]:
+    """A server of S3 that the tests of a module share."""
+    with serve_s3() as server:
+        yield server
+
+
+def _make_bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "a-key",
+        "AWS_SECRET_ACCESS_KEY": "a-secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_MAX_ATTEMPTS": "1",  # the client's own attempts take long
+        "S3_ENDPOINT_URL": endpoint,
+    }.items():
+        monkeypatch.setenv(name, value)
+    bucket = f"bucket-{secrets.token_hex(4)}"
+    with urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{bucket}", method="PUT")):
+        return f"s3://{bucket}"
+
+
+@pytest.fixture
+def s3(s3_server: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URI of an empty bucket of a real server; the environment has credentials."""
+    return _make_bucket(s3_server.endpoint, monkeypatch)
+
+
+@pytest.fixture
+def stoppable_s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Any]]:
+    """The URI of an empty bucket and its server, for tests that stop the server."""
+    with serve_s3() as server:
+        yield _make_bucket(server.endpoint, monkeypatch), server

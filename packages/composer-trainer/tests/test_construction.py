@@ -55,7 +55,6 @@ def never(**kwargs: Any) -> Trainer:
         ({"algorithms": [Callback]}, TypeError, r"got the class `Callback`; pass `Callback\(...\)`"),
         ({"train_dataloader": [1], "train_subset_num_batches": 0}, ValueError, r"or -1 for all, got 0"),
         ({"python_log_level": "loud"}, ValueError, r"`python_log_level` must be 'debug'"),
-        ({"save_folder": "x"}, TypeError, r"save_folder"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:No optimizer was specified")
@@ -263,9 +262,25 @@ def test_close_may_be_called_twice(make_trainer: MakeTrainer) -> None:
         trainer.fit()
 
 
-def test_more_than_one_process_is_refused_with_the_way_out(
+def test_several_processes_that_cannot_find_each_other_are_told_what_is_missing(
     make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(RuntimeError, match=r"`Trainer` trains in one process, but `WORLD_SIZE` is 2"):
+    monkeypatch.setenv("MASTER_PORT", "1")
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+
+    with pytest.raises(RuntimeError, match=r"`WORLD_SIZE` is 2, but RANK, MASTER_ADDR is not set.*`torchrun`"):
         make_trainer()
+
+
+@pytest.mark.parametrize("strategy", ["single", 3])
+def test_an_unknown_sync_strategy_is_refused(make_trainer: MakeTrainer, strategy: Any) -> None:
+    with pytest.raises(ValueError, match=r"`ddp_sync_strategy` must be 'single_auto_sync', .* or None, got"):
+        make_trainer(ddp_sync_strategy=strategy)
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, float("inf"), float("nan"), True, "300"])
+def test_a_timeout_is_a_positive_number(make_trainer: MakeTrainer, seconds: Any) -> None:
+    with pytest.raises(ValueError, match=r"`dist_timeout` must be a positive number of seconds, got"):
+        make_trainer(dist_timeout=seconds)

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-__all__ = ["lazy_namespace", "load", "moved", "points"]
+__all__ = ["lazy_namespace", "load", "moved", "points", "required_on_load"]
 
 
 @cache
@@ -117,13 +117,21 @@ def moved(module: str, attribute: str, distribution: str, public: str) -> Any:
     return getattr(found, attribute) if attribute else found
 
 
+def required_on_load() -> dict[str, str]:
+    """Which distribution of this project provides which algorithm that a saved model cannot be loaded without."""
+    return _catalog().get("required_on_load", {})
+
+
 def _owner(point: Any) -> str:
     return str(point.dist.name) if point.dist is not None else str(point.value)
 
 
 @cache
 def _catalog() -> dict[str, dict[str, str]]:
-    """Which distribution of this project registers which name; generated from the packages, used for messages only."""
+    """Which distribution of this project registers which name, by group; `"required_on_load"` holds those algorithms.
+
+    Generated from the packages, and used for messages only.
+    """
     text = Path(__file__).with_name("_catalog.json").read_text(encoding="utf-8")
     catalog: dict[str, dict[str, str]] = json.loads(text)
     return catalog

@@ -1,28 +1,35 @@
 """The layout of a saved state.
 
 - `model`: parameters and buffers by name, without the `module.` prefix of DDP.
-- `optimizers`: `{class name: state}`, where the state is keyed by parameter name.
+- `optimizers`: `{class name: state}`, where the state is keyed by parameter name; see `_saved_optimizers`.
 - `schedulers`, `callbacks`, `scaler`, `timestamp`: `{class name: state_dict()}`; a second object of one class is stored
   under `"Name#2"`, so nothing is lost.
 - `algorithms`: a list of `(class name, state_dict())` in order.
-- `train_metrics`, `eval_metrics`: only with `save_metrics`.
+- `train_metrics`, `eval_metrics`: only with `save_metrics`; see `_saved_metrics`.
+- `dataset_state`: only if the training data set keeps its position; see `_saved_data`.
 - `rank_zero_seed`, `run_name`: as they are. `integrations`, `metadata`: what helps to read the file elsewhere.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from composer.core._required_algorithms import add_required
+from composer.core._saved_data import dataset_state, hand_over_dataset_state
+from composer.core._saved_metrics import load_metrics, metrics_state
+from composer.core._saved_optimizers import load_optimizers, named, numbered, optimizers_state
+from composer.core.passes import PassInput
 from composer.utils import dist
 
 if TYPE_CHECKING:
     from composer.core.state import State
+    from composer.loggers import Logger
 
-__all__ = ["load", "load_model", "load_optimizers", "metadata", "model_state", "optimizer_state", "save"]
+__all__ = ["integrations", "load", "load_model", "metadata", "model_state", "modern", "save"]
 
 _COLLECTIONS = ("schedulers", "callbacks")
 
@@ -34,51 +41,46 @@ def model_state(state: State) -> dict[str, Any]:
     return result
 
 
-def optimizer_state(state: State, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """An optimizer's state, keyed by parameter names instead of numbers."""
-    names = _parameter_names(state, optimizer)
-    plain = optimizer.state_dict()
-    return {
-        **plain,
-        "state": {names[index]: value for index, value in plain["state"].items()},
-        "param_groups": [
-            {**group, "params": [names[index] for index in group["params"]]} for group in plain["param_groups"]
-        ],
-    }
-
-
-def _parameter_names(state: State, optimizer: torch.optim.Optimizer) -> list[str]:
-    """The names of an optimizer's parameters in the order in which torch numbers them."""
-    module = state.model.module if state.is_model_ddp else state.model
-    by_id = {id(parameter): name for name, parameter in module.named_parameters()}  # type: ignore[union-attr]
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    # A parameter that is no longer in the model has no name; its number keeps it apart.
-    return [by_id.get(id(parameter), f"parameter {index}") for index, parameter in enumerate(parameters)]
-
-
 def save(state: State) -> dict[str, Any]:
     """Everything in `state.serialized_attributes`, and the metadata."""
     saved: dict[str, Any] = {}
     for name in state.serialized_attributes:
-        value = getattr(state, name)
-        if name == "model":
-            saved[name] = model_state(state)
-        elif name == "optimizers":
-            saved[name] = {k: optimizer_state(state, o) for k, o in _named(value)}
-        elif name in ("train_metrics", "eval_metrics"):
-            if state.save_metrics:
-                saved[name] = _metrics(value) if name == "train_metrics" else {k: _metrics(v) for k, v in value.items()}
-        elif name == "algorithms":
-            saved[name] = [(type(a).__qualname__, a.state_dict()) for a in value]
-        elif name in _COLLECTIONS:
-            saved[name] = {k: o.state_dict() for k, o in _named(value)}
-        elif name in ("scaler", "timestamp") and value is not None:
-            saved[name] = {type(value).__qualname__: value.state_dict()}
-        elif value is not None:
+        value = _saved_attribute(state, name)
+        if value is not None:
             saved[name] = value
-    saved["integrations"] = _integrations(state)
+    saved["integrations"] = integrations(state)
     saved["metadata"] = metadata(state)
     return saved
+
+
+def _saved_attribute(state: State, name: str) -> Any:
+    """What is saved of an attribute; None: nothing."""
+    if name == "model":
+        return model_state(state)
+    if name == "optimizers":
+        return optimizers_state(state)
+    if name == "dataset_state":
+        return dataset_state(state)
+    if name in ("train_metrics", "eval_metrics") and not state.save_metrics:
+        return None
+    value = getattr(state, name)
+    if name == "train_metrics":
+        return metrics_state(value)
+    if name == "eval_metrics":
+        return {label: metrics_state(metrics) for label, metrics in value.items()}
+    if name == "algorithms":
+        return [(type(a).__qualname__, a.state_dict()) for a in value]
+    if name in _COLLECTIONS:
+        return {k: o.state_dict() for k, o in named(value)}
+    if name in ("scaler", "timestamp") and value is not None:
+        return {type(value).__qualname__: value.state_dict()}
+    return value
+
+
+def integrations(state: State) -> dict[str, Any]:
+    """What other libraries need to read the model."""
+    get_metadata = getattr(state.model, "get_metadata", None)  # language models carry their tokenizer and config
+    return {} if get_metadata is None else {"huggingface": get_metadata()}
 
 
 def metadata(state: State) -> dict[str, Any]:
@@ -99,36 +101,66 @@ def metadata(state: State) -> dict[str, Any]:
     return found
 
 
-def load(state: State, saved: dict[str, Any], strict: bool) -> None:
+def modern(saved: dict[str, Any]) -> dict[str, Any]:
+    """A saved state with the keys of today: old files have some with an underscore."""
+    renamed = {"_is_model_ddp_wrapped": "is_model_ddp"}
+    return {renamed.get(key, key.removeprefix("_")): value for key, value in saved.items()}
+
+
+def load(
+    state: State,
+    saved: dict[str, Any],
+    logger: Logger | None,
+    strict: bool,
+    exclude_algorithms: Sequence[str] | None,
+    algorithm_passes: PassInput,
+) -> None:
     """Restore a saved state; what this state has and the saved one lacks is left alone with a warning."""
+    saved = modern(saved)
     if "model" in saved:
-        load_model(state, saved, strict)
+        load_model(state, saved, logger, strict, exclude_algorithms, algorithm_passes)
+    # In this order algorithms come before optimizers, which some of them change when they are loaded.
     for name in sorted(saved):
-        value = saved[name]
-        if name not in state.serialized_attributes or name == "model":
-            continue
-        if name == "optimizers":
-            load_optimizers(state, value, strict=True)
-        elif name == "train_metrics":
-            _load_metrics(state.train_metrics, value, state.device.module_to_device)
-        elif name == "eval_metrics":
-            for label, metrics in value.items():
-                _load_metrics(state.eval_metrics.get(label, {}), metrics, state.device.module_to_device)
-        elif name == "algorithms":
-            _load_named(name, _named(state.algorithms), dict(_numbered(value)))
-        elif name in _COLLECTIONS:
-            _load_named(name, _named(getattr(state, name)), value)
-        elif name in ("scaler", "timestamp"):
-            target = getattr(state, name)
-            if target is not None:
-                _load_named(name, [(type(target).__qualname__, target)], value)
-        else:
-            setattr(state, name, value)
+        if name in state.serialized_attributes and name not in ("model", "integrations", "metadata"):
+            _load_attribute(state, name, saved[name])
 
 
-def load_model(state: State, saved: dict[str, Any], strict: bool) -> None:
-    """Restore the model's parameters and buffers."""
+def _load_attribute(state: State, name: str, value: Any) -> None:
+    to_device = state.device.module_to_device
+    if name == "optimizers":
+        load_optimizers(state, value, strict=True)
+    elif name == "train_metrics":
+        load_metrics(state.train_metrics, value, to_device)
+    elif name == "eval_metrics":
+        for label, metrics in value.items():
+            load_metrics(state.eval_metrics.get(label, {}), metrics, to_device)
+    elif name == "algorithms":
+        pairs = value.items() if isinstance(value, dict) else value  # very old files have a dictionary
+        _load_named(name, named(state.algorithms), dict(numbered(pairs)))
+    elif name in _COLLECTIONS:
+        _load_named(name, named(getattr(state, name)), value)
+    elif name in ("scaler", "timestamp"):
+        _load_single(getattr(state, name), value)
+    elif name == "dataset_state":
+        state.dataset_state = value
+        hand_over_dataset_state(state)
+    else:
+        setattr(state, name, value)
+
+
+def load_model(
+    state: State,
+    saved: dict[str, Any],
+    logger: Logger | None,
+    strict: bool,
+    exclude_algorithms: Sequence[str] | None,
+    algorithm_passes: PassInput,
+) -> None:
+    """Restore the model's parameters and buffers, after the algorithms it needs are applied."""
     weights = saved["model"]
+    if weights is None:  # another rank has them
+        return
+    add_required(state, saved, logger, exclude_algorithms, algorithm_passes)
     if saved.get("is_model_ddp"):
         weights = {key.removeprefix("module."): value for key, value in weights.items()}
     module: Any = state.model.module if state.is_model_ddp else state.model
@@ -136,83 +168,29 @@ def load_model(state: State, saved: dict[str, Any], strict: bool) -> None:
     if missing or unexpected:
         warnings.warn(
             f"The saved model does not match this one. Missing in the file: {missing}. Unknown here: {unexpected}.",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 
-def load_optimizers(state: State, saved: dict[str, Any], strict: bool) -> None:
-    """Restore the optimizers by class name.
-
-    Raises:
-        KeyError: `strict`, and the saved optimizer holds other parameters than this one.
-    """
-    for name, optimizer in _named(state.optimizers):
-        if name not in saved:
-            _warn_absent("optimizers", name)
-            continue
-        names = _parameter_names(state, optimizer)
-        index = {parameter: i for i, parameter in enumerate(names)}
-        differing = set(names).symmetric_difference(p for g in saved[name]["param_groups"] for p in g["params"])
-        if strict and differing:
-            raise KeyError(
-                f"The saved {name} and this one hold different parameters: {', '.join(sorted(differing))}. Apply the "
-                f"same algorithms and build the optimizer from the same parameters."
-            )
-        groups, start = [], 0
-        for own, group in zip(optimizer.param_groups, saved[name]["param_groups"], strict=True):
-            groups.append({**group, "params": list(range(start, start + len(own["params"])))})
-            start += len(own["params"])
-        states = {index[p]: value for p, value in saved[name]["state"].items() if p in index}
-        optimizer.load_state_dict({**saved[name], "state": states, "param_groups": groups})
+def _load_single(target: Any, saved: dict[str, Any]) -> None:
+    """Whatever its class was called: there is only one."""
+    if target is not None and saved:
+        target.load_state_dict(next(iter(saved.values())))
 
 
-def _named(objects: Iterable[Any]) -> list[tuple[str, Any]]:
-    return list(_numbered((type(o).__qualname__, o) for o in objects))
+def _misses_a_state(target: Any) -> bool:
+    from composer.loggers import LoggerDestination  # core.callback is imported there
 
-
-def _numbered(pairs: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, Any]]:
-    count: dict[str, int] = {}
-    for name, value in pairs:
-        count[name] = count.get(name, 0) + 1
-        yield (name if count[name] == 1 else f"{name}#{count[name]}"), value
+    # A progress bar that is new in this run is no loss.
+    return not isinstance(target, LoggerDestination) and bool(target.state_dict())
 
 
 def _load_named(attribute: str, objects: Iterable[tuple[str, Any]], saved: dict[str, Any]) -> None:
     for name, target in objects:
         if name in saved:
             target.load_state_dict(saved[name])
-        else:
-            _warn_absent(attribute, name)
-
-
-def _warn_absent(attribute: str, name: str) -> None:
-    warnings.warn(
-        f"{name} of `{attribute}` is not in the state_dict that is being loaded; its own state is kept.", stacklevel=4
-    )
-
-
-def _metrics(metrics: dict[str, Any]) -> dict[str, Any]:
-    saved = {}
-    for name, metric in metrics.items():
-        metric.persistent(mode=True)
-        saved[name] = {"state_dict": metric.state_dict(), "_computed": metric._computed}
-    return saved
-
-
-def _load_metrics(
-    metrics: dict[str, Any], saved: dict[str, Any], to_device: Callable[[torch.nn.Module], torch.nn.Module]
-) -> None:
-    for name, metric in metrics.items():
-        if name not in saved:
-            _warn_absent("metrics", name)
-            continue
-        metric.persistent(mode=True)
-        metric.load_state_dict(saved[name]["state_dict"], strict=False)
-        metric._computed = saved[name]["_computed"]
-        metric._update_count += 1  # otherwise torchmetrics warns that nothing was updated
-        to_device(metric)
-
-
-def _integrations(state: State) -> dict[str, Any]:
-    get_metadata = getattr(state.model, "get_metadata", None)  # language models carry their tokenizer and config
-    return {} if get_metadata is None else {"huggingface": get_metadata()}
+        elif _misses_a_state(target):
+            warnings.warn(
+                f"{name} of `{attribute}` is not in the state_dict that is being loaded; its own state is kept.",
+                stacklevel=5,
+            )

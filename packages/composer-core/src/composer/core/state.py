@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from composer.core import _state_dict
+from composer.core._saved_data import hand_over_dataset_state
 from composer.core._state_lists import StateLists
 from composer.core._state_parts import device_of, length_of, pair_of, resolved
+from composer.core._state_saving import StateSaving
 from composer.core._time import Time, TimeInput, TimeUnit, ensure_time
 from composer.core._timestamp import Timestamp
 from composer.core.precision import Precision
-from composer.core.serializable import Serializable
 from composer.devices import Device
 from composer.utils import dist
 from composer.utils.batch_helpers import batch_get, batch_set
@@ -26,17 +26,16 @@ if TYPE_CHECKING:
     from composer.core.algorithm import Algorithm
     from composer.core.callback import Callback
     from composer.core.evaluator import Evaluator
-    from composer.loggers import Logger
 
 __all__ = ["State"]
 
 _SERIALIZED = (
     "model optimizers schedulers algorithms callbacks scaler timestamp "
-    "rank_zero_seed train_metrics eval_metrics run_name"
+    "rank_zero_seed train_metrics eval_metrics run_name dataset_state"
 ).split()
 
 
-class State(StateLists, Serializable):
+class State(StateLists, StateSaving):
     """Everything related to a training run that algorithms may read or change.
 
     The Trainer makes one. A loop of your own needs only a few arguments::
@@ -64,6 +63,8 @@ class State(StateLists, Serializable):
         algorithms: The algorithms that run, in your order.
         callbacks: The callbacks and loggers that run, in your order.
         schedulers: One learning-rate scheduler or several.
+        dataset_state: A saved position of the training data set; it gets it when `train_dataloader` is set.
+        dataset_resumption: Which splits, such as "train", have taken up their position themselves.
 
     Attributes:
         batch: The current batch: on the host from AFTER_DATALOADER on, the microbatch on the device during the forward
@@ -91,6 +92,7 @@ class State(StateLists, Serializable):
 
     # Asked by callbacks of every run; none is profiled or sharded yet.
     profiler: None = None
+    load_path: str | None = None
     fsdp_enabled: bool = False
     fsdp_config: None = None
     fsdp_config_version: int = 0
@@ -121,6 +123,8 @@ class State(StateLists, Serializable):
         algorithms: Algorithm | Sequence[Algorithm] | None = None,
         callbacks: Callback | Sequence[Callback] | None = None,
         schedulers: Any = None,
+        dataset_state: dict[str, Any] | None = None,
+        dataset_resumption: dict[str, bool] | None = None,
     ) -> None:
         if not isinstance(model, torch.nn.Module):
             raise TypeError(f"`model` must be a `torch.nn.Module`, got {type(model).__name__}.")
@@ -140,14 +144,16 @@ class State(StateLists, Serializable):
         self._set_lists(evaluators, optimizers, schedulers, algorithms, callbacks)
         self._max_duration: Time[Any] | None = None
         self.max_duration = max_duration  # the setter parses
-        self._train_dataloader = train_dataloader
+        self.dataset_state = dataset_state
+        self.dataset_resumption = {} if dataset_resumption is None else dataset_resumption
+        self.train_dataloader = train_dataloader  # the setter hands `dataset_state` over
         self._dataloader: Iterable[Any] | None = None
         self._dataloader_label: str | None = None
         self._dataloader_len: int | None = None
         if dataloader is not None:
             if dataloader_label is None:
                 dataloader_label = "train"
-                self._train_dataloader = dataloader if train_dataloader is None else train_dataloader
+                self.train_dataloader = dataloader if train_dataloader is None else train_dataloader
             self.set_dataloader(dataloader, dataloader_label, dataloader_len)
 
     def _set_progress(self) -> None:
@@ -222,12 +228,13 @@ class State(StateLists, Serializable):
 
     @property
     def train_dataloader(self) -> Any:
-        """The loader of the training data."""
+        """The loader of the training data. Setting it hands a saved position to a data set that takes one."""
         return self._train_dataloader
 
     @train_dataloader.setter
     def train_dataloader(self, value: Iterable[Any] | None) -> None:
         self._train_dataloader = value
+        hand_over_dataset_state(self)
 
     @property
     def dataloader(self) -> Any:
@@ -367,34 +374,3 @@ class State(StateLists, Serializable):
     @total_loss_dict.setter
     def total_loss_dict(self, value: dict[str, Any]) -> None:
         self._total_loss_dict = value
-
-    # ---- serialisation ----
-
-    def get_model_state_dict(self) -> dict[str, Any]:
-        """The model's parameters and buffers by name, without a `module.` prefix of DDP."""
-        return _state_dict.model_state(self)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything needed to continue the run; see `composer.core._state_dict` for the layout."""
-        return _state_dict.save(self)
-
-    def load_state_dict(self, state: dict[str, Any], logger: Logger | None = None, strict: bool = False) -> None:
-        """Restore what `state_dict` returned.
-
-        Args:
-            state: A dictionary returned by `state_dict`.
-            logger: Not needed; accepted where code passes one.
-            strict: Whether the model's keys must match exactly.
-
-        Raises:
-            RuntimeError: `strict`, and keys are missing or unexpected.
-        """
-        _state_dict.load(self, state, strict)
-
-    def load_model_state(self, state_dict: dict[str, Any], logger: Logger | None = None, strict: bool = True) -> None:
-        """Restore the model only; see `load_state_dict`."""
-        _state_dict.load_model(self, state_dict, strict)
-
-    def load_optim_state(self, state_dict: dict[str, Any], strict: bool = True) -> None:
-        """Restore the optimizers only."""
-        _state_dict.load_optimizers(self, state_dict["optimizers"], strict)

@@ -145,8 +145,10 @@ def _context() -> Any:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    # Torch is imported once, not once per process; an optimizer takes the compiler, for seconds.
-    context.set_forkserver_preload([__name__, "torch.distributed", "torch._dynamo"])
+    # Imported once, not once per process; an optimizer takes the compiler, for seconds. What is not there is left out.
+    context.set_forkserver_preload(
+        [__name__, "torch.distributed", "torch._dynamo", "torchmetrics.classification", "composer.trainer"]
+    )
     return context
 
 

@@ -65,10 +65,12 @@ class FileLogger(LoggerDestination):
         log_traces: Whether to write which algorithms ran at which event.
         flush_interval: Batches, and epochs, between two flushes.
         overwrite: Whether to replace an existing file.
+        append: Whether to go on in an existing file. A Trainer with `autoresume` turns it on, so that a relaunched run
+            continues its log.
 
     Raises:
-        ValueError: `buffer_size` is 0, or `flush_interval` is not positive.
-        FileExistsError: At INIT, the file exists and `overwrite` is False.
+        ValueError: `buffer_size` is 0, `flush_interval` is not positive, or both `overwrite` and `append` are True.
+        FileExistsError: At INIT, the file exists, and neither `overwrite` nor `append` is True.
 
     Differs: `overwrite=False` is honoured; the established API replaces the file all the same.
     """
@@ -86,11 +88,14 @@ class FileLogger(LoggerDestination):
         log_traces: bool = True,
         flush_interval: int = 100,
         overwrite: bool = False,
+        append: bool = False,
     ) -> None:
         if buffer_size == 0:
             raise ValueError("`buffer_size` must not be 0, which text files do not support. Use 1 for line by line.")
         if flush_interval < 1:
             raise ValueError(f"`flush_interval` must be at least 1, got {flush_interval!r}.")
+        if overwrite and append:
+            raise ValueError("`overwrite` and `append` exclude each other: replace an existing file, or go on in it.")
         self.filename_format = filename
         self.remote_file_name_format = filename if remote_file_name is None else remote_file_name
         self.capture_stdout = capture_stdout
@@ -98,7 +103,7 @@ class FileLogger(LoggerDestination):
         self.buffer_size = buffer_size
         self.should_log_traces = log_traces
         self.flush_interval = flush_interval
-        self.overwrite = overwrite
+        self.overwrite, self.append = overwrite, append
         self.file: IO[str] | None = None
         self._run_name: str | None = None
         self._own_files: set[str] = set()  # written by this object, so to be continued
@@ -178,7 +183,7 @@ class FileLogger(LoggerDestination):
         self._run_name = state.run_name
         path = Path(self.filename)
         path.parent.mkdir(parents=True, exist_ok=True)
-        if self.filename in self._own_files:
+        if self.filename in self._own_files or (self.append and not self.overwrite):
             mode = "a+"
         else:
             mode = "w+" if self.overwrite else "x+"
@@ -187,8 +192,8 @@ class FileLogger(LoggerDestination):
         except FileExistsError:
             self._stop_capture()
             raise FileExistsError(
-                f"The log file {self.filename!r} exists. Use `FileLogger(overwrite=True)` to replace it, or a "
-                f"`filename` that differs from run to run, for example with '{{run_name}}'."
+                f"The log file {self.filename!r} exists. Use `FileLogger(overwrite=True)` to replace it, `append=True` "
+                f"to go on in it, or a `filename` that differs from run to run, for example with '{{run_name}}'."
             ) from None
         self._own_files.add(self.filename)
         self._start_capture()

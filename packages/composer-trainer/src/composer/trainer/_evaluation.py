@@ -15,7 +15,9 @@ from composer.models import ComposerModel
 from composer.trainer._clock import StepTimer
 from composer.trainer._context import active_dataloader, autocast, set_epoch
 from composer.trainer._microbatch import adjust_device_eval_microbatch_size, is_cuda_oom
-from composer.utils import model_eval_mode
+from composer.trainer._padding import PaddedTail
+from composer.trainer._parallel import SingleProcess
+from composer.utils import dist, model_eval_mode
 
 __all__ = ["Evaluation"]
 
@@ -28,10 +30,13 @@ class Evaluation:
         engine: Announces the events.
         logger: Takes the metrics.
         model: The user's model, unwrapped.
+        parallel: What other processes do.
     """
 
-    def __init__(self, state: State, engine: Engine, logger: Logger, model: ComposerModel) -> None:
-        self.state, self.engine, self.logger, self.model = state, engine, logger, model
+    def __init__(
+        self, state: State, engine: Engine, logger: Logger, model: ComposerModel, parallel: SingleProcess
+    ) -> None:
+        self.state, self.engine, self.logger, self.model, self.parallel = state, engine, logger, model, parallel
 
     def run_due(self, event: Event) -> bool:
         """Run the evaluators whose interval says so.
@@ -53,6 +58,36 @@ class Evaluation:
             self.run(due)
             self.engine.run_event(Event.EVAL_AFTER_ALL)
         return True
+
+    def run_standalone(self, extra: Sequence[Evaluator], subset: int) -> None:
+        """Evaluate outside of `fit`.
+
+        Args:
+            extra: What to evaluate, for this time; empty: what the run evaluates.
+            subset: Batches to use of each; -1: what the evaluator says.
+
+        Raises:
+            ValueError: There is nothing to evaluate.
+        """
+        state = self.state
+        own = list(state.evaluators)
+        if not extra and not own:
+            raise ValueError("There is nothing to evaluate. Pass `eval_dataloader` to the `Trainer` or to `eval`.")
+        labels = {evaluator.label for evaluator in own}
+        for evaluator in extra:
+            if evaluator.label in labels:
+                warnings.warn(
+                    f"The label {evaluator.label!r} is used already; its earlier results are replaced. Pass an "
+                    f"`Evaluator` with a label of its own.",
+                    stacklevel=3,
+                )
+        state.evaluators = [*own, *extra]
+        try:
+            self.engine.run_event(Event.EVAL_STANDALONE_START)
+            self.run(extra or own, None if subset == -1 else subset)
+            self.engine.run_event(Event.EVAL_STANDALONE_END)
+        finally:
+            state.evaluators = own
 
     def run(self, evaluators: Sequence[Evaluator], subset_num_batches: int | None = None) -> None:
         """Run evaluators one after the other, in eval mode and without gradients.
@@ -76,18 +111,20 @@ class Evaluation:
                 )
             state.eval_timestamp = Timestamp()
             run_event(Event.EVAL_START)
+            # Every rank evaluates the model that is saved; only now, as algorithms may just have swapped weights in.
+            self.parallel.equalize_buffers(self.model)
             metrics = state.eval_metrics[evaluator.label]
             for name, metric in metrics.items():
                 metrics[name] = state.device.module_to_device(metric)
                 metrics[name].reset()
             set_epoch(spec.dataloader, state.timestamp._batch)
-            timer = StepTimer()
+            timer, tail = StepTimer(), PaddedTail(spec.dataloader)
             for batch in self._batches(spec):
-                self._eval_batch(evaluator, batch, metrics, timer)
-            if not state.eval_timestamp._batch:
+                self._eval_batch(evaluator, batch, metrics, timer, tail)
+            if not state.eval_timestamp._batch and not tail.found:
                 warnings.warn(
-                    f"No batches were evaluated for global rank 0: the loader of the evaluator {evaluator.label!r} "
-                    f"yielded nothing.",
+                    f"No batches were evaluated for global rank {dist.get_global_rank()}: the loader of the evaluator "
+                    f"{evaluator.label!r} yielded nothing.",
                     stacklevel=2,
                 )
             self._log(evaluator.label, metrics)
@@ -97,10 +134,18 @@ class Evaluation:
         length = self.state.dataloader_len
         return itertools.islice(iter(spec.dataloader), None if length is None else length.value)
 
-    def _eval_batch(self, evaluator: Evaluator, batch: Any, metrics: dict[str, Any], timer: StepTimer) -> None:
+    def _eval_batch(
+        self, evaluator: Evaluator, batch: Any, metrics: dict[str, Any], timer: StepTimer, tail: PaddedTail
+    ) -> None:
         state, run_event, spec = self.state, self.engine.run_event, evaluator.dataloader
         batch = spec.batch_transforms(batch)
-        samples, tokens = spec.get_num_samples_in_batch(batch), spec.get_num_tokens_in_batch(batch)
+        samples = spec.get_num_samples_in_batch(batch)
+        if tail.ends(samples):
+            samples -= 1
+            if not samples:
+                return
+            batch = spec.split_batch(batch, samples)[0]
+        tokens = spec.get_num_tokens_in_batch(batch)
         state.batch = batch
         run_event(Event.EVAL_BATCH_START)
         batch = state.batch

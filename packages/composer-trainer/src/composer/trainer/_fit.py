@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -15,8 +14,10 @@ from composer.trainer._clock import StepTimer, is_over
 from composer.trainer._context import set_epoch
 from composer.trainer._evaluation import Evaluation
 from composer.trainer._parallel import SingleProcess
+from composer.trainer._resumption import LoaderPosition
+from composer.trainer._signals import Interruption
 from composer.trainer._train_batch import BatchTrainer
-from composer.trainer._train_metrics import TrainMetrics
+from composer.utils import dist
 
 __all__ = ["FitLoop"]
 
@@ -30,10 +31,11 @@ class FitLoop:
         logger: Takes times, losses and metrics.
         data_spec: The training data.
         batches: Trains one batch.
-        metrics: The training metrics.
+        position: Iterates the training loader.
         evaluation: Runs the evaluators that are due.
         parallel: What other processes do.
         step_every_batch: Whether schedulers step after every batch, otherwise after every epoch.
+        interruption: Notices that the process is asked to end.
     """
 
     def __init__(
@@ -43,28 +45,39 @@ class FitLoop:
         logger: Logger,
         data_spec: DataSpec,
         batches: BatchTrainer,
-        metrics: TrainMetrics,
+        position: LoaderPosition,
         evaluation: Evaluation,
         parallel: SingleProcess,
         step_every_batch: bool,
+        interruption: Interruption,
     ) -> None:
         self.state, self.engine, self.logger = state, engine, logger
-        self.data_spec, self.batches, self.metrics = data_spec, batches, metrics
+        self.data_spec, self.batches, self.position = data_spec, batches, position
+        self.metrics = batches.metrics
         self.evaluation, self.parallel = evaluation, parallel
-        self.step_every_batch = step_every_batch
+        self.step_every_batch, self.interruption = step_every_batch, interruption
         self.timer = StepTimer()
 
     def run(self) -> None:
         """Train until `state.max_duration`."""
+        with self.interruption:
+            self._run()
+
+    def _run(self) -> None:
         state, run_event = self.state, self.engine.run_event
         for algorithm in state.algorithms:
             self.logger.log_hyperparameters({f"enabled_algorithms/{type(algorithm).__name__}": True})
         run_event(Event.FIT_START)
+        if self.position.begin():  # the checkpoint may be of the moment before an iteration was closed
+            self._iteration_is_over(Event.BATCH_END if state.timestamp._batch_in_epoch else Event.EPOCH_END)
         self.batches.prepare(self.data_spec)
         state.model.train()
         self.timer.restart()
-        while not is_over(state):
-            self._epoch()
+        try:
+            while not is_over(state):
+                self._epoch()
+        finally:
+            self.position.rest()
         self._log_final_time()
         run_event(Event.FIT_END)
         self.evaluation.run_due(Event.FIT_END)
@@ -84,22 +97,21 @@ class FitLoop:
             self._batch(batch)
             if is_over(state) or self._iteration_is_over(Event.BATCH_END):
                 stopped = True
+                self.position.pause()
                 break
-        if state.timestamp._batch == start._batch:
+        if state.timestamp._batch == start._batch and start._batch_in_epoch == 0:
             self._nothing_trained()
-        length = state.dataloader_len
-        if not stopped or (length is not None and length.value == state.timestamp._batch_in_epoch):
+        if not stopped or self.position.ends_at == state.timestamp._batch_in_epoch:
             self._end_epoch()
 
     def _batches(self) -> Iterator[Any]:
         """The epoch's batches that are still to be trained, announcing each before it is asked for."""
-        state, run_event = self.state, self.engine.run_event
-        length = state.dataloader_len
-        # A fit that ended inside an epoch goes on where it stopped.
-        done = state.timestamp._batch_in_epoch
-        iterator = itertools.islice(iter(state.dataloader), done, None if length is None else length.value)
+        run_event = self.engine.run_event
+        iterator = self.position.resume()
         while True:
             run_event(Event.BEFORE_DATALOADER)
+            if iterator is None:
+                iterator = self.position.start()
             batch = next(iterator, _END)
             if self.parallel.any_finished(batch is _END):
                 return
@@ -125,12 +137,18 @@ class FitLoop:
             for scheduler in state.schedulers:
                 scheduler.step()
         self._log_metrics(logged)
-        samples, tokens = self.parallel.total(samples, tokens)
+        asked_to_end = self.interruption.signal is not None
+        samples, tokens, ends, lap = self.parallel.total(samples, tokens, asked_to_end, self.timer.lap())
         state.previous_timestamp = state.timestamp
-        state.timestamp = state.timestamp.to_next_batch(samples, tokens, self.timer.lap())
+        state.timestamp = state.timestamp.to_next_batch(samples, tokens, lap)
+        if ends:
+            self.interruption.prepare()
         run_event(Event.BATCH_END)
         self._evaluate(Event.BATCH_END)
         run_event(Event.BATCH_CHECKPOINT)
+        if ends:
+            self.metrics.finish()
+            self.interruption.leave(state)
 
     def _publish(self, losses: dict[str, torch.Tensor], logged: bool) -> None:
         losses = self.parallel.mean_losses(losses)
@@ -161,6 +179,7 @@ class FitLoop:
                 scheduler.step()
         state.previous_timestamp = state.timestamp
         state.timestamp = state.timestamp.to_next_epoch()
+        self.position.rest(ended=True)
         run_event(Event.EPOCH_END)
         self._evaluate(Event.EPOCH_END)
         run_event(Event.EPOCH_CHECKPOINT)
@@ -221,8 +240,8 @@ class FitLoop:
                 f"Pass a loader that can be iterated again for every epoch and is not empty."
             )
         warnings.warn(
-            "No batches were trained for global rank 0: the training loader yielded nothing in this epoch. "
-            "A generator can be iterated only once; pass a `DataLoader` or a list.",
+            f"No batches were trained for global rank {dist.get_global_rank()}: the training loader yielded nothing "
+            "in this epoch. A generator can be iterated only once; pass a `DataLoader` or a list.",
             stacklevel=2,
         )
 

@@ -16,6 +16,11 @@ from composer.utils import model_eval_mode
 __all__ = ["predict"]
 
 
+def _unwrapped(state: State) -> Any:
+    # DDP exchanges buffers in every forward pass, and ranks may have different numbers of batches.
+    return state.model.module if state.is_model_ddp else state.model
+
+
 def predict(state: State, engine: Engine, spec: DataSpec, subset_num_batches: int, return_outputs: bool) -> list[Any]:
     """Run the model over a loader, in eval mode and without gradients.
 
@@ -51,7 +56,7 @@ def predict(state: State, engine: Engine, spec: DataSpec, subset_num_batches: in
             engine.run_event(Event.PREDICT_BATCH_START)
             engine.run_event(Event.PREDICT_BEFORE_FORWARD)
             with autocast(state):
-                state.outputs = state.model(state.batch)
+                state.outputs = _unwrapped(state)(state.batch)
             engine.run_event(Event.PREDICT_AFTER_FORWARD)
             if return_outputs:
                 outputs.append(cpu.batch_to_device(state.outputs))

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from composer.core import DataSpec, Evaluator, Precision, State, TimeUnit
+from composer.core import DataSpec, Evaluator, Precision, State, Timestamp, TimeUnit
 from composer.models import ComposerModel
 from composer.trainer import _construction as build
+from composer.trainer._parallel import SingleProcess
 from composer.trainer._scaler import ClosureGradScaler
 from composer.trainer._train_batch import needs_closure
 from composer.utils import ensure_tuple
@@ -25,15 +26,22 @@ class RunSettings:
     Args:
         state: The run's state.
         model: The user's model, which says what is measured.
+        parallel: What other processes do.
     """
 
-    def __init__(self, state: State, model: ComposerModel) -> None:
-        self.state, self.model = state, model
+    def __init__(self, state: State, model: ComposerModel, parallel: SingleProcess) -> None:
+        self.state, self.model, self.parallel = state, model, parallel
         self.train_spec: DataSpec | None = None
         self.train_label = "train"
         self.step_every_batch = True
         # Schedules that wait for the length of the run, and their ratio.
         self._waiting: tuple[Sequence[Any], float] | None = None
+        self.given_schedulers: Sequence[Any] = ()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether there is all that the constructor can set, with no schedule waiting for more."""
+        return self._waiting is None and self.train_spec is not None
 
     def set_train_data(self, dataloader: Any, label: str, subset: int, microbatch_size: Any) -> None:
         """Make a loader the training data; None: there is none yet."""
@@ -45,7 +53,7 @@ class RunSettings:
         if self.train_spec is not None:
             state.train_dataloader = self.train_spec.dataloader
             subset = build.check_subset("train_subset_num_batches", subset)
-            state.set_dataloader(self.train_spec.dataloader, label, subset)
+            self._activate(self.train_spec.dataloader, subset)
 
     def replace_train_data(self, dataloader: Any, label: str, subset: int | None, microbatch_size: Any) -> None:
         """What of the training data `fit` was given; None leaves it as it is.
@@ -64,7 +72,16 @@ class RunSettings:
                 state.device_train_microbatch_size, state.auto_microbatching = size, auto
             if subset is not None:
                 subset = build.check_subset("train_subset_num_batches", subset)
-                state.set_dataloader(self.train_spec.dataloader, self.train_label, subset)
+                self._activate(self.train_spec.dataloader, subset)
+
+    def _activate(self, dataloader: Any, subset: int) -> None:
+        """Make the training loader the active one, with the length that all ranks can train."""
+        state = self.state
+        state.set_dataloader(dataloader, self.train_label, subset)
+        own = None if state.dataloader_len is None else state.dataloader_len.value
+        length = self.parallel.shortest(own)
+        if length is not None and length != own:
+            state.dataloader_len = length
 
     def set_evaluators(self, eval_dataloader: Any, interval: Any, subset: int) -> None:
         """Replace what is evaluated."""
@@ -75,6 +92,7 @@ class RunSettings:
         evaluators = build.build_evaluators(eval_dataloader, interval, subset)
         for evaluator in evaluators:
             metrics = copy.deepcopy(self.model.get_metrics(is_train=False))
+            self.parallel.adopt_metrics(metrics.values())
             self.state.eval_metrics[evaluator.label] = evaluator.select_metrics(metrics)
         return evaluators
 
@@ -84,8 +102,13 @@ class RunSettings:
             self.state.max_duration = build.check_duration(max_duration, "max_duration")
             self._check_epochs_end()
 
-    def set_duration(self, duration: Any) -> None:
+    def set_duration(self, duration: Any, begun: Timestamp | None = None) -> None:
         """Train `duration` more from here on; None: until `max_duration`.
+
+        Args:
+            duration: How much more.
+            begun: When this call of `fit` had begun in the run that is continued, of which nothing may be left but its
+                end; None: it begins now.
 
         Raises:
             ValueError: There is no length, or it is reached already.
@@ -93,11 +116,11 @@ class RunSettings:
         state = self.state
         if duration is not None:
             more = build.check_duration(duration, "duration")
-            state.max_duration = state.timestamp.get(more.unit) + more
+            state.max_duration = (state.timestamp if begun is None else begun).get(more.unit) + more
         limit = state.max_duration
         if limit is None:
             raise ValueError("No `max_duration` was given. Pass it to the `Trainer`, or `duration` to `fit`.")
-        if state.timestamp >= limit:
+        if state.timestamp >= limit and begun is None:
             raise ValueError(
                 f"The run is already at its `max_duration` of {str(limit)!r}. Please provide the `duration` or specify "
                 f"`reset_time=True` to `fit`, or raise `trainer.state.max_duration`."
@@ -130,7 +153,7 @@ class RunSettings:
             state.max_duration = scaled
         own = any(isinstance(scheduler, LRScheduler) for scheduler in given)
         self.step_every_batch = not own if every_batch is None else every_batch
-        self._waiting = (given, ratio)
+        self._waiting, self.given_schedulers = (given, ratio), given
         if state.max_duration is not None and self.train_spec is not None:
             self.compile_schedulers()
 

@@ -52,6 +52,7 @@ class BatchTrainer:
         self._microbatches: Sequence[Any] = ()
         self._scaling = False
         self._closure_needed = False
+        self._mean_count: float | None = None  # of this batch over ranks, once asked
         self._search = MicrobatchSearch(state)
         # Of the pass that is running.
         self._logged = self.losses
@@ -88,7 +89,7 @@ class BatchTrainer:
         batch = self._batch = state.batch
         if state.algorithms:  # an algorithm may have dropped or added rows
             num_samples = self._spec.get_num_samples_in_batch(batch)
-        self._num_samples = num_samples
+        self._num_samples, self._mean_count = num_samples, None
         self.losses = {}
         optimizer, scaler = state.optimizers[0], state.scaler if self._scaling else None
         closure = self._searching_closure if state.auto_microbatching else self._closure
@@ -139,11 +140,13 @@ class BatchTrainer:
         for optimizer in state.optimizers:
             _drop_gradients(optimizer)
         self._create_graph = bool(state.algorithms) and any(a.backwards_create_graph for a in state.algorithms)
-        if len(microbatches) == 1:
+        if len(microbatches) == 1 and self.parallel.world_size == 1:
             self._train_microbatch(microbatches[0], 1.0, last=True)
         else:
             counts = [self._count(microbatch) for microbatch in microbatches]
-            total = self.parallel.mean_count(sum(counts))
+            if self._mean_count is None:
+                self._mean_count = self.parallel.mean_count(sum(counts), len(counts))
+            total = self._mean_count
             for i, (microbatch, count) in enumerate(zip(microbatches, counts, strict=True), start=1):
                 self._train_microbatch(microbatch, count / total, last=i == len(counts))
         state.batch = self._batch

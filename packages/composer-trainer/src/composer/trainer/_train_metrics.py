@@ -74,6 +74,20 @@ class TrainMetrics:
                     value.hold()
         return self._values
 
+    def last_values(self) -> dict[str, Any]:
+        """The metrics of the batch by name, on the host, to be saved."""
+        if not self.wanted:
+            return {}
+        return {name: _on_host(value.value) for name, value in self.values().items()}
+
+    def restore(self, values: dict[str, Any]) -> None:
+        """Take what `last_values` returned as the metrics of the batch, until the next batch begins."""
+        to_device = self._state.device.tensor_to_device
+        for name in self._state._train_metrics.keys() & values.keys():
+            saved = values[name]
+            value = to_device(saved) if isinstance(saved, torch.Tensor) else saved
+            self._values[name] = DeferredValue(partial(_identity, value)).hold()
+
     def finish(self) -> None:
         """Compute what is pending, so that the last batch's outputs can be freed."""
         if self.wanted:
@@ -102,6 +116,16 @@ class TrainMetrics:
                 outputs = self._model.eval_forward(batch, outputs)
         for metric in self._state._train_metrics.values():
             self._state.metric_outputs = _mapping(self._model.update_metric(batch, outputs, metric))
+
+
+def _identity(value: Any) -> Any:
+    return value
+
+
+def _on_host(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _on_host(part) for key, part in value.items()}
+    return value.cpu() if isinstance(value, torch.Tensor) else value
 
 
 def _mapping(value: Any) -> dict[str, Any]:

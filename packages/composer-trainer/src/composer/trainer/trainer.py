@@ -2,41 +2,37 @@
 
 from __future__ import annotations
 
-import copy
-import warnings
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
 import torch
 
-from composer.core import (
-    Algorithm,
-    Callback,
-    Engine,
-    Evaluator,
-    Event,
-    Precision,
-    State,
-    Time,
-    Timestamp,
-)
+from composer.checkpoint import IgnoreKeys, save_checkpoint
+from composer.core import Algorithm, Callback, Evaluator, Event, Precision, State, Time
 from composer.core.passes import PassInput
 from composer.devices import Device
-from composer.loggers import Logger, LoggerDestination
+from composer.distributed import DDPSyncStrategy
+from composer.loggers import LoggerDestination
 from composer.models import ComposerModel
 from composer.trainer import _construction as build
+from composer.trainer._checkpointing import (
+    LoadOptions,
+    build_saver,
+    check_autoresume,
+    continue_logs,
+    load_run,
+    with_prefix,
+)
 from composer.trainer._construction import generate_run_name as _generate_run_name
-from composer.trainer._evaluation import Evaluation
-from composer.trainer._fit import FitLoop
-from composer.trainer._hparams import log_standard_hparams
+from composer.trainer._data_parallel import parallel_of_this_process
 from composer.trainer._microbatch import adjust_device_train_microbatch_size as _adjust_device_train_microbatch_size
 from composer.trainer._microbatch import is_cuda_oom as _is_cuda_oom
-from composer.trainer._parallel import parallel_of_this_process
+from composer.trainer._parts import TrainerParts, stream_of
 from composer.trainer._prediction import predict
+from composer.trainer._seeding import seed_run
 from composer.trainer._settings import RunSettings
-from composer.trainer._train_batch import BatchTrainer
-from composer.trainer._train_metrics import TrainMetrics
-from composer.utils import ensure_tuple, extract_hparams, get_device, reproducibility
+from composer.utils import extract_hparams, get_device, reproducibility
 
 __all__ = ["Trainer", "_adjust_device_train_microbatch_size", "_is_cuda_oom"]
 
@@ -45,7 +41,7 @@ Interval = int | str | Time[Any] | Callable[[State, Event], bool]
 Loader = Any  # an iterable of batches, a DataSpec, or a dict of its arguments
 
 
-class Trainer:
+class Trainer(TrainerParts):
     """Trains a model with composed algorithms.
 
     Times are a number of epochs or a time string such as `"10ep"`, `"500ba"`; see `Time`. All arguments are checked
@@ -85,10 +81,39 @@ class Trainer:
         device_train_microbatch_size: Samples per forward and backward pass; gradients accumulate over the batch. None
             is the loader's `batch_size`; `"auto"` searches the largest that fits the GPU.
         accumulate_train_batch_on_tokens: Weigh microbatches by their loss-generating tokens, not their samples.
-        seed: The seed of all randomness; None draws one.
+        seed: The seed of all randomness, rank r trains with `seed + r`; None draws one.
         deterministic_mode: Use deterministic operations only.
+        dist_timeout: Seconds that a rank waits for the others before it fails.
+        ddp_sync_strategy: When ranks exchange gradients: `"single_auto_sync"` once per batch, `"multi_auto_sync"` with
+            every microbatch, `"forced_sync"` after the last one. None: with every microbatch if an algorithm leaves
+            parameters unused, else once per batch.
         python_log_level: Show the library's log records from this level on (`"info"`, `"debug"`).
         compile_config: Arguments of `torch.compile`; `{}` compiles with its defaults, None does not compile.
+        load_path: A checkpoint to load: a path or a URI; may hold `{run_name}` and `{rank}`.
+        load_object_store: Where `load_path` is: an object store, or a logger that keeps files.
+        load_weights_only: Load the model only, and train from the beginning.
+        load_strict_model_weights: Whether the model's keys must match those of the checkpoint exactly.
+        load_progress_bar: Show the progress of downloads.
+        load_ignore_keys: What not to load: patterns of paths such as `"state/optimizers/*"`, or a function that removes
+            keys.
+        load_exclude_algorithms: Class names of algorithms not to apply although the checkpoint's run had them.
+        save_folder: Where to save checkpoints: a folder or a URI (`s3://...`); None saves none. This and the next three
+            are format strings; see `CheckpointSaver`.
+        save_filename: The name of a checkpoint.
+        save_latest_filename: The name of the link to the latest checkpoint; None makes none.
+        save_overwrite: Whether files in `save_folder` that are newer than the run may be replaced.
+        save_interval: How often to save: a time, or a function of state and event.
+        save_weights_only: Save the model only.
+        save_ignore_keys: What not to save, as `load_ignore_keys`.
+        save_num_checkpoints_to_keep: Newest checkpoints to keep; -1 keeps all.
+        save_metrics: Save the metrics' states, too.
+        save_num_best_checkpoints_to_keep: Best checkpoints to keep besides.
+        save_monitor: The metric that tells the best: `"eval/MulticlassAccuracy"`.
+        save_monitor_mode: `"max"` or `"min"`.
+        save_async: Write checkpoints in the background, from a copy in host memory.
+        autoresume: Go on from the newest intact checkpoint in `save_folder`, if there is one: the same command starts,
+            continues and, once the run is complete, ends at once.
+        spin_dataloaders: When resuming in mid-epoch, bring the loader to where it was.
 
     Attributes:
         state: The run's `State`.
@@ -149,10 +174,35 @@ class Trainer:
         accumulate_train_batch_on_tokens: bool = False,
         seed: int | None = None,
         deterministic_mode: bool = False,
+        dist_timeout: float = 300.0,
+        ddp_sync_strategy: str | DDPSyncStrategy | None = None,
         python_log_level: str | None = None,
         compile_config: dict[str, Any] | None = None,
+        load_path: str | os.PathLike[str] | None = None,
+        load_object_store: Any = None,
+        load_weights_only: bool = False,
+        load_strict_model_weights: bool = True,
+        load_progress_bar: bool = True,
+        load_ignore_keys: IgnoreKeys | None = None,
+        load_exclude_algorithms: Sequence[str] | None = None,
+        save_folder: str | os.PathLike[str] | None = None,
+        save_filename: str = "ep{epoch}-ba{batch}-rank{rank}.pt",
+        save_latest_filename: str | None = "latest-rank{rank}.pt",
+        save_overwrite: bool = False,
+        save_interval: Interval = "1ep",
+        save_weights_only: bool = False,
+        save_ignore_keys: IgnoreKeys | None = None,
+        save_num_checkpoints_to_keep: int = -1,
+        save_metrics: bool = False,
+        save_num_best_checkpoints_to_keep: int = 0,
+        save_monitor: str | None = None,
+        save_monitor_mode: str = "max",
+        save_async: bool = False,
+        autoresume: bool = False,
+        spin_dataloaders: bool = True,
     ) -> None:
         arguments = locals()
+        loading = LoadOptions(autoresume, **with_prefix(arguments, "load_"))
         build.set_python_log_level(python_log_level)
         self.auto_log_hparams, self.python_log_level = auto_log_hparams, python_log_level
         self.accumulate_train_batch_on_tokens = accumulate_train_batch_on_tokens
@@ -160,15 +210,16 @@ class Trainer:
         run_precision = build.precision_of(precision, run_device)
         self._model, was_compiled = build.check_model(model)
         self._compile_config = {} if was_compiled and compile_config is None else compile_config
-        self._parallel = parallel_of_this_process()
+        self._parallel = parallel_of_this_process(run_device, ddp_sync_strategy, dist_timeout)
         self._build_state(
             run_device,
             run_precision,
             precision_config,
             build.build_optimizer(self._model, optimizers),
             algorithms,
-            run_name if run_name is not None else _generate_run_name(),
-            self._seed(seed, deterministic_mode),
+            self._parallel.agreed(run_name if run_name is not None else _generate_run_name()),
+            seed_run(seed, deterministic_mode, self._parallel),
+            save_metrics,
         )
         destinations, watchers = build.build_loggers(
             loggers,
@@ -179,9 +230,14 @@ class Trainer:
             console_log_interval=console_log_interval,
             log_traces=log_traces,
         )
+        self._checkpoint_saver, watchers = build_saver(watchers, **with_prefix(arguments, "save_"))
+        if autoresume:
+            check_autoresume(self._checkpoint_saver, run_name)
+            continue_logs(destinations)
+        self._stream = stream_of(console_stream, shown=progress_bar or log_to_console)
         self.local_hparams = extract_hparams(arguments) if auto_log_hparams else {}
         self._start_engine(destinations, watchers, algorithm_passes)
-        settings = self._settings = RunSettings(self.state, self._model)
+        settings = self._settings = RunSettings(self.state, self._model, self._parallel)
         settings.set_train_data(
             train_dataloader, train_dataloader_label, train_subset_num_batches, device_train_microbatch_size
         )
@@ -191,10 +247,13 @@ class Trainer:
         settings.set_schedulers(schedulers, scale_schedule_ratio, step_schedulers_every_batch)
         self.engine.run_event(Event.BEFORE_LOAD)
         settings.set_scaler()  # an algorithm may have wrapped the optimizer into one that needs closures
+        self._keep_position(spin_dataloaders)
+        if not load_run(loading, self.state, self.logger, self._checkpoint_saver, algorithm_passes, self._announce):
+            self._position.forget_fits()
         self.engine.run_event(Event.AFTER_LOAD)
         # Surgery drew random numbers; training starts from the seed whatever algorithms did.
         reproducibility.seed_all(self.state.seed)
-        self.state.model = self._parallel.wrap(self.state.model)
+        self.state.model = self._parallel.wrap(self.state.model, self.state.algorithms)
         if self._compile_config is not None:
             self.state.model.compile(**self._compile_config)
 
@@ -214,6 +273,7 @@ class Trainer:
         eval_interval: Interval = 1,
         device_train_microbatch_size: float | str | None = None,
         precision: str | Precision | None = None,
+        spin_dataloaders: bool | None = None,
     ) -> None:
         """Train until `max_duration`, or for `duration` more. May be called again.
 
@@ -233,9 +293,13 @@ class Trainer:
             eval_interval: As in the constructor.
             device_train_microbatch_size: As in the constructor.
             precision: As in the constructor.
+            spin_dataloaders: As in the constructor.
 
         Raises:
-            ValueError: There is no optimizer, no data or no duration, or the run is already at its end.
+            ValueError: There is no optimizer, no data or no duration, or the run is already at its end (unless it was
+                relaunched with `autoresume`: then there is nothing left to do).
+            SystemExit: After SIGTERM, once the batch is trained and saved; the status is 143.
+            KeyboardInterrupt: After SIGINT, likewise.
         """
         state, settings = self.state, self._settings
         if not state.optimizers:
@@ -246,9 +310,11 @@ class Trainer:
         settings.replace_train_data(
             train_dataloader, train_dataloader_label, train_subset_num_batches, device_train_microbatch_size
         )
-        if reset_time:
-            state.timestamp = Timestamp()
-        settings.set_duration(duration)
+        begun, ended = self._position.begin_fit(reset_time)
+        settings.set_duration(duration, begun)
+        if ended or self._position.is_complete():
+            self._announce(f"This part of the run {state.run_name!r} is complete; nothing is left to train.")
+            return
         if eval_dataloader is not None:
             settings.set_evaluators(eval_dataloader, eval_interval, eval_subset_num_batches)
         settings.set_schedulers(schedulers, scale_schedule_ratio, step_schedulers_every_batch)
@@ -256,9 +322,44 @@ class Trainer:
         if precision is not None:
             state.precision = build.precision_of(precision, state.device)
             settings.set_scaler()
+        if spin_dataloaders is not None:
+            self._position.loader.spin = spin_dataloaders
+        self._position.settle()
         self._loop().run()
+        self._position.complete(self._checkpoint_saver, self.logger)
         for optimizer in state.optimizers:
             optimizer.zero_grad(set_to_none=True)
+
+    def save_checkpoint(
+        self, name: str = "ep{epoch}-ba{batch}-rank{rank}", *, weights_only: bool = False
+    ) -> str | None:
+        """Save the run now; to be called on every rank.
+
+        Args:
+            name: The path, with the variables of a checkpoint's name. An extension such as `.pt` is up to you.
+            weights_only: Save the model only.
+
+        Returns:
+            The path; None on ranks that do not write.
+        """
+        return save_checkpoint(self.state, name, weights_only=weights_only)
+
+    def save_checkpoint_to_save_folder(self) -> None:
+        """Save the run now to `save_folder`, like any other checkpoint there.
+
+        Raises:
+            ValueError: There is no `save_folder`.
+        """
+        if self._checkpoint_saver is None:
+            raise ValueError(
+                "In order to use save_checkpoint_to_save_folder you must pass a save_folder to the Trainer."
+            )
+        self._checkpoint_saver._save_checkpoint(self.state, self.logger)
+
+    @property
+    def saved_checkpoints(self) -> list[str]:
+        """The paths of the checkpoints that this run saved and still exist, oldest first."""
+        return [] if self._checkpoint_saver is None else self._checkpoint_saver.saved_checkpoints
 
     def eval(
         self, eval_dataloader: Loader | Evaluator | Sequence[Evaluator] | None = None, subset_num_batches: int = -1
@@ -272,29 +373,9 @@ class Trainer:
         Raises:
             ValueError: There is nothing to evaluate.
         """
-        state = self.state
-        own = list(state.evaluators)
-        extra: list[Evaluator] = []
-        if eval_dataloader is not None:
-            labels = {evaluator.label for evaluator in own}
-            extra = self._settings.evaluators_of(eval_dataloader, 0, subset_num_batches)
-            for evaluator in extra:
-                if evaluator.label in labels:
-                    warnings.warn(
-                        f"The label {evaluator.label!r} is used already; its earlier results are replaced. Pass an "
-                        f"`Evaluator` with a label of its own.",
-                        stacklevel=2,
-                    )
-        evaluators = extra or own
-        if not evaluators:
-            raise ValueError("There is nothing to evaluate. Pass `eval_dataloader` to the `Trainer` or to `eval`.")
-        state.evaluators = own + extra
-        try:
-            self.engine.run_event(Event.EVAL_STANDALONE_START)
-            self._evaluation.run(evaluators, None if subset_num_batches == -1 else subset_num_batches)
-            self.engine.run_event(Event.EVAL_STANDALONE_END)
-        finally:
-            state.evaluators = own
+        given = eval_dataloader is not None
+        extra = self._settings.evaluators_of(eval_dataloader, 0, subset_num_batches) if given else []
+        self._evaluation.run_standalone(extra, subset_num_batches)
 
     def predict(self, dataloader: Loader, subset_num_batches: int = -1, *, return_outputs: bool = True) -> list[Any]:
         """The model's outputs over a loader.
@@ -316,75 +397,4 @@ class Trainer:
     def close(self) -> None:
         """Close callbacks and loggers. The Trainer cannot be used afterwards. Safe to call twice."""
         self.engine.close()
-        self._parallel.barrier()
-
-    # ---- construction ----
-
-    def _seed(self, seed: int | None, deterministic_mode: bool) -> int:
-        if deterministic_mode:
-            reproducibility.configure_deterministic_mode()
-        chosen = reproducibility.get_random_seed() if seed is None else seed
-        reproducibility.seed_all(chosen)
-        return chosen
-
-    def _build_state(
-        self,
-        device: Device,
-        precision: Precision,
-        precision_config: dict[str, Any] | None,
-        optimizer: torch.optim.Optimizer | None,
-        algorithms: Any,
-        run_name: str,
-        seed: int,
-    ) -> None:
-        model = device.module_to_device(self._model)
-        if optimizer is not None:
-            device.optimizer_to_device(optimizer)
-        for algorithm in ensure_tuple(algorithms):
-            if not isinstance(algorithm, Algorithm):
-                raise TypeError(f"`algorithms` must hold `Algorithm` objects, got {build.described(algorithm)}.")
-        self.state = State(
-            model=model,
-            rank_zero_seed=seed,
-            run_name=run_name,
-            device=device,
-            precision=precision,
-            precision_config=precision_config,
-            optimizers=optimizer,
-            algorithms=ensure_tuple(algorithms),
-        )
-
-    def _start_engine(
-        self, loggers: Sequence[LoggerDestination], callbacks: Sequence[Callback], passes: PassInput
-    ) -> None:
-        state = self.state
-        self.logger = Logger(state, loggers)
-        state.callbacks = [*loggers, *callbacks]
-        self.engine = Engine(state, self.logger, passes)
-        self._model.logger = self.logger
-        self.engine.run_event(Event.INIT)
-        # An algorithm may have replaced the model.
-        self._model, _ = build.check_model(state.model)
-        self._model.logger = self.logger
-        log_standard_hparams(state, self.logger, self.local_hparams)
-        state.train_metrics = dict(copy.deepcopy(self._model.get_metrics(is_train=True)))
-        self._metrics = TrainMetrics(state, self._model, defer=self._parallel.world_size == 1)
-        self._evaluation = Evaluation(state, self.engine, self.logger, self._model)
-
-    def _loop(self) -> FitLoop:
-        state, spec = self.state, self._settings.train_spec
-        assert spec is not None, "`fit` checks that there is training data"
-        batches = BatchTrainer(
-            state, self.engine, self._model, self._parallel, self._metrics, self.accumulate_train_batch_on_tokens
-        )
-        return FitLoop(
-            state,
-            self.engine,
-            self.logger,
-            spec,
-            batches,
-            self._metrics,
-            self._evaluation,
-            self._parallel,
-            self._settings.step_every_batch,
-        )
+        self._parallel.close()

@@ -218,7 +218,13 @@ class SAMOptimizer(torch.optim.Optimizer):
         Args:
             state_dict: A dictionary returned by `state_dict`.
         """
-        self.base_optimizer.load_state_dict(state_dict)
+        # Other implementations keep e in the state, which the base optimizer would take for its own.
+        state = {
+            key: {name: value for name, value in own.items() if name != "e_w"}
+            for key, own in state_dict["state"].items()
+            if own.keys() != {"e_w"}
+        }
+        self.base_optimizer.load_state_dict({**state_dict, "state": state})
         for group in self.param_groups:
             for name, value in self.defaults.items():
                 group.setdefault(name, value)

@@ -1,0 +1,193 @@
+"""Applies the algorithms without which a saved model cannot be loaded, before it is loaded."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from composer.core import _registry
+from composer.core._errors import ConflictError, OrderingError
+from composer.core._ordering import Ordering
+from composer.core._rebuild import rebuild
+from composer.core.algorithm import Algorithm, declared_events
+from composer.core.event import Event
+from composer.core.passes import (
+    AlgorithmPass,
+    PassInput,
+    order_by_placement,
+    parse_passes,
+    set_filo_order,
+    warn_on_discouraged,
+)
+from composer.utils.iter_helpers import ensure_tuple
+
+if TYPE_CHECKING:
+    from composer.core.state import State
+    from composer.loggers import Logger
+
+__all__ = ["add_required"]
+
+_GROUP = "composer.algorithms"
+
+
+def add_required(
+    state: State,
+    saved: dict[str, Any],
+    logger: Logger | None,
+    exclude: str | Sequence[str] | None,
+    passes: PassInput,
+) -> None:
+    """Add what the saved run needed and this one lacks to `state.algorithms`, and apply what acts at INIT.
+
+    Args:
+        state: The state that is being loaded into.
+        saved: The saved state. An `algorithms` that is no list, as in very old files, is ignored.
+        logger: What the algorithms log with. None: one over the loggers among `state.callbacks`.
+        exclude: Class names of algorithms to leave out.
+        passes: The passes that order the run's algorithms, as `Engine` takes them.
+
+    Raises:
+        ModuleNotFoundError: The package of such an algorithm is not installed.
+        ValueError: It cannot be added: it should have acted before one that has acted already, contradicts one, or
+            fails when it is applied; or the model is wrapped already.
+    """
+    entries = saved.get("algorithms")
+    if not isinstance(entries, list):
+        return
+    live, excluded = list(state.algorithms), ensure_tuple(exclude)
+    missing = [_missing(name, own, live) for name, own in entries if name not in excluded]
+    added = [algorithm for algorithm in missing if algorithm is not None]
+    if not added:
+        return
+    acting = _order(state, live, added, passes)
+    if acting and state.is_model_ddp:
+        raise ValueError(
+            f"{_listed(acting)} of the checkpoint cannot be applied to a model that is wrapped in "
+            f"`DistributedDataParallel`, which would not exchange the gradients of new parameters. "
+            f"Load before wrapping."
+        )
+    for algorithm in added:
+        warnings.warn(
+            f"Automatically adding required_on_load algorithm `{algorithm!r}`: the checkpoint was saved with it. List "
+            f"it in `algorithms` to silence this, or leave it out with "
+            f"`load_exclude_algorithms=['{type(algorithm).__name__}']`.",
+            stacklevel=5,
+        )
+    _apply(state, added, acting, logger)
+
+
+def _missing(name: str, own: dict[str, Any], live: Sequence[Algorithm]) -> Algorithm | None:
+    """The saved algorithm if it is required and the run has none of its class."""
+    same = [algorithm for algorithm in live if type(algorithm).__qualname__ == name]
+    cls = type(same[0]) if same else _installed(name)
+    text: Any = own.get("repr")
+    if cls is None or not cls.required_on_load() or text in map(repr, same):
+        return None
+    try:
+        rebuilt = rebuild(cls, text)
+    except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:  # an ImportError says more
+        if not same:
+            warnings.warn(
+                f"The required_on_load algorithm `{name}`, with which the checkpoint was saved, could not be rebuilt: "
+                f"{_sentence(error)} Make it yourself and pass it in `algorithms`, or leave it out with "
+                f"`load_exclude_algorithms=['{name}']`.",
+                stacklevel=7,
+            )
+            return None
+    else:
+        if not same:
+            return rebuilt
+        if repr(rebuilt) in map(repr, same):  # only written differently
+            return None
+    warnings.warn(
+        f"The required_on_load algorithm `{name}` of the checkpoint was `{text}`, but that of this run is "
+        f"`{same[0]!r}`, which is kept. Give it the same arguments if the model does not load.",
+        stacklevel=7,
+    )
+    return None
+
+
+def _installed(name: str) -> type[Algorithm] | None:
+    """The class of that name which some package registers; None if there is none, or if it is no algorithm.
+
+    Raises:
+        ModuleNotFoundError: A package of this project has it, which is required and not installed.
+    """
+    if name in _registry.points(_GROUP):
+        found = _registry.load(_GROUP, name)
+        return found if isinstance(found, type) and issubclass(found, Algorithm) else None
+    distribution = _registry.required_on_load().get(name)
+    if distribution is None:
+        return None
+    raise ModuleNotFoundError(
+        f"The checkpoint was saved with the required_on_load algorithm `{name}` of `{distribution}`, which is not "
+        f"installed. Run `pip install {distribution}`, or leave it out with `load_exclude_algorithms=['{name}']`."
+    )
+
+
+def _order(
+    state: State, live: Sequence[Algorithm], added: Sequence[Algorithm], extra: PassInput
+) -> Sequence[Algorithm]:
+    """What is added and acts at INIT, in order; it must come after what has acted."""
+    everyone = [*live, *added]
+    try:
+        placed = [everyone[i] for i in Ordering(everyone).forward]
+    except (ConflictError, OrderingError) as error:
+        raise ValueError(
+            f"{_listed(added)} of the checkpoint cannot be added to this run. {error} {_way_out(added)}"
+        ) from error
+    order: Sequence[Algorithm] = [algorithm for algorithm in placed if _acts(algorithm, state)]
+    passes: list[AlgorithmPass] = [order_by_placement, set_filo_order, warn_on_discouraged]
+    for algorithm_pass, index in parse_passes(extra):
+        passes.insert(len(passes) if index == -1 else index, algorithm_pass)
+    for algorithm_pass in passes:
+        if algorithm_pass is not warn_on_discouraged:  # the engine warns when it sees what was added
+            order = algorithm_pass(order, Event.INIT)
+    new = {id(algorithm) for algorithm in added}
+    for i, algorithm in enumerate(order):
+        late = [other for other in order[i + 1 :] if id(other) not in new]
+        if id(algorithm) in new and late:
+            raise ValueError(
+                f"{_listed([algorithm])} of the checkpoint must act before {_listed(late)}, which has acted already. "
+                f"{_way_out(added)}"
+            )
+    return [algorithm for algorithm in order if id(algorithm) in new]
+
+
+def _acts(algorithm: Algorithm, state: State) -> bool:
+    events = declared_events(algorithm)
+    return (events is None or Event.INIT in events) and algorithm.match(Event.INIT, state)
+
+
+def _apply(state: State, added: Sequence[Algorithm], acting: Sequence[Algorithm], logger: Logger | None) -> None:
+    from composer.loggers import Logger, LoggerDestination
+
+    if logger is None:
+        logger = Logger(state, [c for c in state.callbacks if isinstance(c, LoggerDestination)])
+    for algorithm in acting:
+        try:
+            algorithm.apply(Event.INIT, state, logger)
+        except Exception as error:
+            raise ValueError(
+                f"{_listed([algorithm])} of the checkpoint could not be applied to the model: {_sentence(error)} "
+                f"{_way_out([algorithm])}"
+            ) from error
+    state.algorithms.extend(added)
+
+
+def _sentence(error: Exception) -> str:
+    return f"{str(error).rstrip('.')}."
+
+
+def _listed(algorithms: Sequence[Algorithm]) -> str:
+    return " and ".join(f"`{type(algorithm).__name__}`" for algorithm in algorithms)
+
+
+def _way_out(algorithms: Sequence[Algorithm]) -> str:
+    calls = ", ".join(repr(algorithm) for algorithm in algorithms)
+    names = [type(algorithm).__name__ for algorithm in algorithms]
+    return (
+        f"Pass it yourself, `algorithms=[{calls}, ...]`, so that it acts in its place; or leave it out with "
+        f"`load_exclude_algorithms={names}` if the model has its layers already."
+    )

@@ -1,0 +1,147 @@
+"""Optimizers in a saved state: `{class name: state}`, where the state is keyed by parameter name.
+
+An optimizer around another one, which has the attribute `base_optimizer`, is saved under the class of the innermost
+one, so that runs with and without the wrapper find each other's entry. What the entry holds is the wrapper's
+`state_dict`, whose own settings are in the parameter groups. A run without the wrapper carries them along unused, so
+that one which wraps its optimizer after loading still gets them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from composer.core.state import State
+
+__all__ = ["load_optimizers", "named", "numbered", "optimizer_state", "optimizers_state"]
+
+
+def numbered(pairs: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, Any]]:
+    """The pairs, the second of one name renamed to `"name#2"`, and so on."""
+    count: dict[str, int] = {}
+    for name, value in pairs:
+        count[name] = count.get(name, 0) + 1
+        yield (name if count[name] == 1 else f"{name}#{count[name]}"), value
+
+
+def named(objects: Iterable[Any]) -> list[tuple[str, Any]]:
+    """The objects by the name of their class, numbered."""
+    return list(numbered((type(o).__qualname__, o) for o in objects))
+
+
+def optimizers_state(state: State) -> dict[str, Any]:
+    """The states of all optimizers by the name of the innermost class."""
+    pairs = numbered((type(_innermost(o)).__qualname__, o) for o in state.optimizers)
+    return {name: optimizer_state(state, o) for name, o in pairs}
+
+
+def optimizer_state(state: State, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """An optimizer's state, keyed by parameter names instead of numbers."""
+    names = [name for group in _parameter_names(state, optimizer) for name in group]
+    plain = optimizer.state_dict()
+    return {
+        **plain,
+        "state": {names[index]: value for index, value in plain["state"].items()},
+        "param_groups": [
+            {**group, "params": [names[index] for index in group["params"]]} for group in plain["param_groups"]
+        ],
+    }
+
+
+def load_optimizers(state: State, saved: dict[str, Any], strict: bool) -> None:
+    """Restore the optimizers by class name.
+
+    Raises:
+        KeyError: `strict`, and the saved optimizer holds other parameters than this one.
+        ValueError: The saved optimizer has other parameter groups.
+    """
+    bases = numbered((type(_innermost(o)).__qualname__, o) for o in state.optimizers)
+    for (name, optimizer), (outer, _) in zip(bases, named(state.optimizers), strict=True):
+        if name in saved:
+            _load_one(state, optimizer, name, saved[name], strict)
+        elif outer in saved:
+            warnings.warn(
+                f"The optimizer is saved as `{outer}`, not as the `{name}` inside it: what `{name}` keeps between "
+                f"steps, such as a momentum, may not be in the file, and then starts anew.",
+                stacklevel=4,
+            )
+            _load_one(state, optimizer, outer, saved[outer], strict)
+        else:
+            warnings.warn(
+                f"{name} of `optimizers` is not in the state_dict that is being loaded, which has "
+                f"{', '.join(sorted(saved)) or 'none'}; its own state is kept.",
+                stacklevel=4,
+            )
+
+
+def _load_one(state: State, optimizer: torch.optim.Optimizer, name: str, saved: dict[str, Any], strict: bool) -> None:
+    own = _parameter_names(state, optimizer)
+    index = {parameter: i for i, parameter in enumerate(p for group in own for p in group)}
+    saved = _by_name(saved, list(index))
+    _check_groups(name, own, [group["params"] for group in saved["param_groups"]], strict)
+    # Torch keeps names in an order of their own; this optimizer has its own.
+    settings = [{key: value for key, value in group.items() if key != "param_names"} for group in saved["param_groups"]]
+    groups = [{**group, "params": [index[name] for name in names]} for names, group in zip(own, settings, strict=True)]
+    states = {index[p]: value for p, value in saved["state"].items() if p in index}
+    optimizer.load_state_dict({**saved, "state": states, "param_groups": groups})
+
+
+def _check_groups(name: str, own: Sequence[Sequence[str]], saved: Sequence[Sequence[str]], strict: bool) -> None:
+    advice = "Apply the same algorithms and build the optimizer from the same parameters."
+    here, there = ({p for group in groups for p in group} for groups in (own, saved))
+    if strict and here != there:
+        parts = [("only in the file", there - here), ("only in this one", here - there)]
+        found = "; ".join(f"{', '.join(sorted(map(str, names)))} ({where})" for where, names in parts if names)
+        raise KeyError(f"The saved {name} and this one hold different parameters: {found}. {advice}")
+    if len(own) != len(saved):
+        raise ValueError(
+            f"The saved {name} has {len(saved)} parameter groups of {[len(group) for group in saved]} parameters, but "
+            f"this one has {len(own)} of {[len(group) for group in own]}. Build the optimizer with the same groups."
+        )
+    for i, (mine, theirs) in enumerate(zip(own, saved, strict=True)):
+        moved = sorted({*mine} ^ {*theirs})
+        if strict and moved:
+            raise ValueError(
+                f"The saved {name} and this one divide the parameters into groups differently: {', '.join(moved)} "
+                f"(group {i}). Build the optimizer with the same groups."
+            )
+
+
+def _by_name(saved: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """A state that is keyed by numbers, as torch has it and old files too, keyed by the names of this optimizer."""
+    numbers = [p for group in saved["param_groups"] for p in group["params"]]
+    if not numbers or not all(isinstance(p, int) for p in numbers) or len(numbers) != len(names):
+        return saved
+    by_number = dict(zip(numbers, names, strict=True))
+    return {
+        **saved,
+        "state": {by_number[p]: value for p, value in saved["state"].items()},
+        "param_groups": [
+            {**group, "params": [by_number[p] for p in group["params"]]} for group in saved["param_groups"]
+        ],
+    }
+
+
+def _parameter_names(state: State, optimizer: torch.optim.Optimizer) -> list[list[str]]:
+    """The names of an optimizer's parameters by group, in the order in which torch numbers them."""
+    module: Any = state.model.module if state.is_model_ddp else state.model
+    by_id = {id(parameter): name for name, parameter in module.named_parameters()}
+    groups: list[list[str]] = []
+    count = 0
+    for group in optimizer.param_groups:
+        # A parameter that is no longer in the model has no name; its number keeps it apart.
+        names = [by_id.get(id(p), f"parameter {count + i}") for i, p in enumerate(group["params"])]
+        groups.append(names)
+        count += len(names)
+    return groups
+
+
+def _innermost(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer that makes the step: what this one wraps, if it does, and so on."""
+    while isinstance(base := getattr(optimizer, "base_optimizer", None), torch.optim.Optimizer):
+        optimizer = base
+    return optimizer

@@ -1,0 +1,144 @@
+"""A checkpoint's bytes in a file: as torch writes them, in a tar archive, or compressed."""
+
+from __future__ import annotations
+
+import lzma
+import os
+import shutil
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from composer.checkpoint._durable import replacing, temporary_path
+from composer.checkpoint._names import check_file_name
+from composer.checkpoint._safe_load import safe_torch_load
+from composer.checkpoint._seal import CorruptCheckpointError, read_seal, seal, verify
+from composer.utils import get_compressor, is_compressed_pt, is_tar
+
+__all__ = ["check_file", "read_file", "write_file"]
+
+_STATES = "composer_states.pt"
+_TAR_MODES = {"tar": "w", "tgz": "w:gz", "gz": "w:gz", "bz2": "w:bz2", "lzma": "w:xz"}
+
+
+def write_file(content: dict[str, Any], path: str | os.PathLike[str]) -> None:
+    """Write a checkpoint: whole, sealed and on the disk, or not at all.
+
+    Args:
+        content: What `torch.save` can save.
+        path: The file. Its extension tells its format: `.tar`, `.tar.gz`, `.tgz`, `.tar.bz2` and `.tar.lzma` are
+            archives of one member, `.pt.gz` and the like are compressed, and all others are as torch writes them.
+
+    Raises:
+        OSError: It cannot be written; an earlier file of this name is untouched.
+    """
+    target = Path(path)
+    check_file_name(target.name)
+    if not (is_tar(target) or is_compressed_pt(target.name)):
+        with replacing(target) as temporary:
+            torch.save(content, temporary)
+            seal(temporary, target.name)
+        return
+    with replacing(target) as temporary, _scratch(target.parent) as inner:
+        torch.save(content, inner)
+        seal(inner, target.name)
+        if is_tar(target):
+            with tarfile.open(temporary, _TAR_MODES[target.suffix[1:]]) as archive:  # type: ignore[call-overload]
+                archive.add(inner, _STATES)
+        else:
+            with get_compressor(target.name).compress(str(temporary)) as stream, open(inner, "rb") as source:
+                shutil.copyfileobj(source, stream)
+        with open(temporary, "rb") as written:
+            os.fsync(written.fileno())
+
+
+def read_file(path: str | os.PathLike[str]) -> tuple[Any, str | None]:
+    """Check and load a checkpoint onto the CPU, running no code from it.
+
+    Args:
+        path: A file that `write_file` or the reference's trainer wrote.
+
+    Returns:
+        Its content, and the file name under which it was saved (None if it does not tell).
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        CorruptCheckpointError: It is torn, truncated or altered.
+        UnsafeCheckpointError: It holds types whose loading could run code.
+    """
+    source = Path(path)
+    with _plain(source) as plain:
+        try:
+            content = safe_torch_load(plain)
+        except CorruptCheckpointError as error:
+            raise CorruptCheckpointError(source, error.reason) from error
+        sealed = read_seal(plain)
+    return content, None if sealed is None else sealed.get("file")
+
+
+def check_file(path: str | os.PathLike[str]) -> str | None:
+    """Check a checkpoint without loading it.
+
+    Returns:
+        The file name under which it was saved (None if it does not tell).
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        CorruptCheckpointError: It is torn, truncated or altered.
+    """
+    source = Path(path)
+    with _plain(source) as plain:
+        try:
+            sealed = verify(plain)
+        except CorruptCheckpointError as error:
+            raise CorruptCheckpointError(source, error.reason) from error
+    return None if sealed is None else sealed.get("file")
+
+
+@contextmanager
+def _plain(path: Path) -> Iterator[Path]:
+    """The file as torch wrote it, taken out of its archive if it is in one."""
+    if not path.exists():
+        raise FileNotFoundError(f"There is no checkpoint {str(path)!r}.")
+    name = path.resolve().name  # a link may have another extension
+    if not (is_tar(name) or is_compressed_pt(name)):
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="composer-checkpoint-") as folder:
+        plain = Path(folder) / _STATES
+        _unpack(path, name, plain)
+        yield plain
+
+
+def _unpack(path: Path, name: str, plain: Path) -> None:
+    try:
+        if is_tar(name):
+            with tarfile.open(path) as archive:
+                member = archive.extractfile(_STATES)
+                if member is None:
+                    raise CorruptCheckpointError(path, f"its member {_STATES!r} is no file")
+                with member, open(plain, "wb") as target:
+                    shutil.copyfileobj(member, target)
+        else:
+            with get_compressor(name).decompress(str(path)) as stream, open(plain, "wb") as target:
+                shutil.copyfileobj(stream, target)
+    except (tarfile.TarError, zlib.error, lzma.LZMAError, KeyError, EOFError, OSError) as error:
+        if getattr(error, "errno", None) is not None:  # the system's error, not the archive's
+            raise
+        raise CorruptCheckpointError(path, f"it cannot be unpacked ({error})") from error
+
+
+@contextmanager
+def _scratch(folder: Path) -> Iterator[Path]:
+    """A file that is gone afterwards, on the disk where there has to be space anyway."""
+    path = temporary_path(folder / _STATES)
+    try:
+        yield path
+    finally:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,103 @@
+"""Files that are there whole or not at all, whatever happens while they are written."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+__all__ = ["point_link", "remove_leftovers", "replacing", "sync_folder", "temporary_path"]
+
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.saving")
+_WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+
+
+def temporary_path(path: Path) -> Path:
+    """A name next to `path` that nobody else uses, and that tells what it is if a killed process leaves it."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.saving")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Write a file under a temporary name in the same folder; it takes its place when the body ends well.
+
+    The body brings what it wrote to the disk. If it fails, the temporary file is removed, and an earlier file of this
+    name stays as it is.
+
+    Args:
+        path: The file to make or replace. Its folder is made if need be.
+
+    Raises:
+        OSError: The file cannot be written, for example because the disk is full; the message names it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = temporary_path(path)
+    try:
+        yield temporary
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    except BaseException as error:
+        with suppress(FileNotFoundError):
+            temporary.unlink()
+        if isinstance(error, (OSError, RuntimeError)) and (reason := _why_unwritten(error, path.parent)) is not None:
+            number, text = reason
+            raise OSError(
+                number,
+                f"Could not save {str(path)!r}: {text}. Files saved earlier are untouched. Free some space, or save "
+                f"elsewhere",
+            ) from error
+        raise
+
+
+def _why_unwritten(error: OSError | RuntimeError, folder: Path) -> tuple[int, str] | None:
+    """The system's reason for a failed write; torch's writer hides it behind a RuntimeError."""
+    if isinstance(error, OSError):
+        return (error.errno, os.strerror(error.errno)) if error.errno in _WRITE_ERRORS else None
+    text = str(error)
+    if "PytorchStreamWriter" not in text and "unexpected pos" not in text and "inline_container" not in text:
+        return None
+    full = shutil.disk_usage(folder).free < 1 << 20
+    return (errno.ENOSPC, os.strerror(errno.ENOSPC)) if full else (errno.EIO, text.splitlines()[0])
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring a folder's entries to the disk, where the system can."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return  # some systems cannot open folders; there is nothing to be done
+    try:
+        with suppress(OSError):  # and some file systems cannot synchronise them
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def point_link(link: Path, target: Path) -> None:
+    """Make or replace a relative symbolic link in one step, so that it always points to a whole file.
+
+    Args:
+        link: The link.
+        target: What it points to, which need not be in the same folder.
+    """
+    link.parent.mkdir(parents=True, exist_ok=True)
+    temporary = temporary_path(link)
+    os.symlink(os.path.relpath(target, link.parent), temporary)
+    os.replace(temporary, link)
+    sync_folder(link.parent)
+
+
+def remove_leftovers(folder: Path) -> list[str]:
+    """Remove the temporary files that a killed process left in a folder, and return their names."""
+    if not folder.is_dir():
+        return []
+    names = sorted(entry.name for entry in folder.iterdir() if _TEMPORARY.fullmatch(entry.name))
+    for name in names:
+        with suppress(FileNotFoundError):
+            (folder / name).unlink()
+    return names

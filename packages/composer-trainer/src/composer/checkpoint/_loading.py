@@ -1,0 +1,220 @@
+"""Loading a run, or its weights, from a file."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from composer.checkpoint._container import read_file
+from composer.checkpoint._filter import IgnoreKeys, apply_filter
+from composer.checkpoint._names import was_swapped
+from composer.checkpoint._resumption_parts import attached
+from composer.utils import dist, import_object, is_uri, partial_format
+
+if TYPE_CHECKING:
+    from composer.core import State
+    from composer.core.passes import PassInput
+    from composer.loggers import Logger
+
+__all__ = ["download_checkpoint", "load_checkpoint", "load_content"]
+
+log = logging.getLogger(__name__)
+
+VALIDATION_VARIABLE = "CHECKPOINT_VALIDATION_FUNCTION"
+
+
+def load_checkpoint(
+    path: str | os.PathLike[str],
+    state: State,
+    logger: Logger | None = None,
+    object_store: Any = None,
+    load_weights_only: bool = False,
+    strict_model_weights: bool = True,
+    progress_bar: bool = True,
+    ignore_keys: IgnoreKeys | None = None,
+    exclude_algorithms: Sequence[str] | None = None,
+    algorithm_passes: PassInput = None,
+) -> list[dict[str, Any]] | None:
+    """Load a run from a checkpoint. To be called on every rank.
+
+    The file is checked before anything of it is interpreted, and loading runs no code from it.
+
+    Args:
+        path: A local path or a URI; may hold `{run_name}`, and `{rank}` for runs whose first rank wrote.
+        state: Takes what is loaded.
+        logger: For algorithms that have to be applied first.
+        object_store: Where `path` is: an object store, or a logger that keeps files.
+        load_weights_only: Load the model only; time, optimizer and everything else stay.
+        strict_model_weights: Whether the model's keys must match those of the file exactly. Those that `ignore_keys`
+            leaves out need not.
+        progress_bar: Show the progress of a download.
+        ignore_keys: What not to load; see `glob_filter`.
+        exclude_algorithms: Class names of algorithms that are not to be applied although the saved run had them.
+        algorithm_passes: Passes that order the algorithms.
+
+    Returns:
+        The states of the random generators, one dict per rank; None if there are none or only weights are loaded.
+
+    Raises:
+        FileNotFoundError: There is no such checkpoint.
+        CorruptCheckpointError: The file is torn, truncated or altered.
+        UnsafeCheckpointError: It holds types whose loading could run code.
+        RuntimeError: The model's keys do not match, or ranks loaded different files.
+    """
+    content = load_content(path, state.run_name, object_store, progress_bar)
+    before = _keys(content, "model")
+    apply_filter(ignore_keys, content)
+    left_out = _keep_own(state, content, before - _keys(content, "model"))
+    saved = content.get("state")
+    if saved is None:
+        log.info("Nothing is loaded from %s: `ignore_keys` leaves out all of it.", path)
+        return None
+    strict = strict_model_weights and not left_out
+    if load_weights_only:
+        if "model" in saved:
+            state.load_model_state(saved, logger, strict, exclude_algorithms, algorithm_passes)
+        return None
+    _check_is_training_checkpoint(path, saved, ignored=ignore_keys is not None)
+    part = attached(state)
+    if part is not None:
+        part.before_load(content)
+    state.load_state_dict(saved, logger, strict, exclude_algorithms, algorithm_passes)
+    if part is not None:
+        part.after_load(content)
+    _check_ranks_agree(state)
+    rng: list[dict[str, Any]] | None = content.get("rng")
+    return rng
+
+
+def load_content(
+    path: str | os.PathLike[str], run_name: str, object_store: Any = None, progress_bar: bool = True
+) -> dict[str, Any]:
+    """Fetch, check and read a checkpoint.
+
+    Args:
+        path: As in `load_checkpoint`.
+        run_name: Fills `{run_name}`.
+        object_store: As in `load_checkpoint`.
+        progress_bar: As in `load_checkpoint`.
+
+    Returns:
+        `{"state": ..., "rng": [...], "resumption": ...}`, as far as the file has them.
+    """
+    # Only the first rank wrote, whichever rank is reading.
+    name = partial_format(os.fspath(path), run_name=run_name, rank=0, local_rank=0, node_rank=0)
+    with _local(name, object_store, progress_bar) as file:
+        _validate(file)
+        content, saved_as = read_file(file)
+    actual = os.path.basename(name) if object_store is not None or is_uri(name) else file.resolve().name
+    if saved_as is not None and was_swapped(saved_as, actual):
+        warnings.warn(
+            f"The checkpoint {name!r} was saved as {saved_as!r}: it was copied over another one. It is intact, and is "
+            f"loaded.",
+            stacklevel=3,
+        )
+    if not isinstance(content, dict) or not ({"state", "rng"} & content.keys()):
+        raise ValueError(
+            f"{name!r} is no checkpoint of a run: it lacks the entry 'state'. Load the weights of a model with "
+            f"`model.load_state_dict(torch.load(...))`."
+        )
+    return content
+
+
+def download_checkpoint(
+    path: str, node_checkpoint_folder: str, object_store: Any = None, progress_bar: bool = True
+) -> tuple[str, None, bool]:
+    """Bring a checkpoint to a folder of this node.
+
+    Args:
+        path: A local path or a URI.
+        node_checkpoint_folder: The folder.
+        object_store: An object store, or a logger that keeps files.
+        progress_bar: Show the progress.
+
+    Returns:
+        The path of the file, and two values (None, False) that are there for programs that expect three.
+    """
+    from composer.checkpoint._get_file import get_file
+
+    file = os.path.join(node_checkpoint_folder, os.path.basename(path))
+    get_file(path, file, object_store, progress_bar=progress_bar)
+    return file, None, False
+
+
+@contextmanager
+def _local(name: str, object_store: Any, progress_bar: bool) -> Iterator[Path]:
+    """The file on this node; the first process of each node fetches it for the others."""
+    if object_store is None and not is_uri(name):
+        yield Path(name)
+        return
+    first = dist.get_local_rank() == 0
+    folder = tempfile.mkdtemp(prefix="composer-checkpoint-") if first else ""
+    try:
+        failure = None
+        if first:
+            try:
+                download_checkpoint(name, folder, object_store, progress_bar)
+            except Exception as error:  # noqa: BLE001 - told to the other ranks, then raised
+                failure = error
+        # Everybody learns how it went, so that nobody waits for a file that does not come.
+        outcomes = dist.all_gather_object((dist.get_node_rank(), folder, None if failure is None else repr(failure)))
+        if failure is not None:
+            raise failure
+        folders = {node: (where, why) for node, where, why in outcomes if where}
+        where, why = folders[dist.get_node_rank()]
+        if why is not None:
+            raise FileNotFoundError(
+                f"{name!r} is not there. This likely implies a download failed on local rank 0, which is global rank "
+                f"{dist.get_global_rank() - dist.get_local_rank()}: {why}"
+            )
+        yield Path(where) / os.path.basename(name)
+        dist.barrier()  # the folder is removed when all have read
+    finally:
+        if first:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _validate(file: Path) -> None:
+    """Ask the function that `CHECKPOINT_VALIDATION_FUNCTION` names, if it does, whether a file may be loaded."""
+    function = os.environ.get(VALIDATION_VARIABLE)
+    if function is None:
+        return
+    module, _, attribute = function.rpartition(".")
+    if not import_object(f"{module}:{attribute}")(str(file)):
+        raise ValueError(f"`{function}`, which {VALIDATION_VARIABLE} names, refuses the checkpoint {str(file)!r}.")
+
+
+def _keys(content: dict[str, Any], part: str) -> set[str]:
+    return set((content.get("state") or {}).get(part) or {})
+
+
+def _keep_own(state: State, content: dict[str, Any], ignored: set[str]) -> set[str]:
+    """Put the model's own values in the place of those left out; those that it does not have (yet) are returned."""
+    if not ignored:
+        return ignored
+    own = state.get_model_state_dict()
+    content.get("state", {}).get("model", {}).update({key: own[key] for key in ignored & own.keys()})
+    return ignored - own.keys()
+
+
+def _check_is_training_checkpoint(path: Any, saved: dict[str, Any], ignored: bool) -> None:
+    if "timestamp" not in saved and not ignored:
+        raise ValueError(
+            f"The checkpoint {os.fspath(path)!r} holds the weights only, so a run cannot go on from it. Load it with "
+            f"`load_weights_only=True`, which starts training at the beginning with these weights."
+        )
+
+
+def _check_ranks_agree(state: State) -> None:
+    batches = dist.all_gather_object(state.timestamp.batch.value)
+    if len(set(batches)) > 1:
+        raise RuntimeError(
+            f"The ranks loaded checkpoints of different batches: {batches}. Give all of them the same file."
+        )

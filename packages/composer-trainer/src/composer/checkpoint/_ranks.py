@@ -1,0 +1,59 @@
+"""Work that one rank does for others, who learn whether it succeeded."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from composer.utils import dist
+
+__all__ = ["on_each_node", "on_first_rank"]
+
+
+def on_first_rank(work: Callable[[], None], each_node: bool = False) -> None:
+    """Do something on rank 0. All ranks return when it is done. A collective operation.
+
+    Args:
+        work: What to do.
+        each_node: Whether the first rank of every node does it.
+
+    Raises:
+        RuntimeError: It failed on another rank; on that one, its own error is raised.
+    """
+    failure = None
+    if (dist.get_local_rank() if each_node else dist.get_global_rank()) == 0:
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - told to the other ranks, then raised
+            failure = error
+    told = None if failure is None else f"rank {dist.get_global_rank()}: {type(failure).__name__}: {failure}"
+    outcomes = dist.all_gather_object(told)
+    if failure is not None:
+        raise failure
+    for outcome in outcomes:
+        if outcome is not None:
+            raise RuntimeError(f"Nothing goes on, because it failed on {outcome}")
+
+
+@contextmanager
+def on_each_node(fetch: Callable[[Path], None]) -> Iterator[Path]:
+    """Fill a temporary folder on each node, which is removed when all ranks have left. A collective operation.
+
+    Args:
+        fetch: Fills a folder.
+
+    Raises:
+        RuntimeError: It failed on another rank; on that one, its own error is raised.
+    """
+    folder = tempfile.mkdtemp(prefix="composer-checkpoint-") if dist.get_local_rank() == 0 else ""
+    try:
+        on_first_rank(lambda: fetch(Path(folder)), each_node=True)
+        folders = dict(pair for pair in dist.all_gather_object((dist.get_node_rank(), folder)) if pair[1])
+        yield Path(folders[dist.get_node_rank()])
+        dist.barrier()
+    finally:
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,105 @@
+"""Loading without running code from the file."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import pickle
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.torch_version import TorchVersion
+
+from composer.checkpoint._seal import CorruptCheckpointError, verify
+
+__all__ = ["UnsafeCheckpointError", "safe_torch_load"]
+
+_NAMES = re.compile(r"(?:GLOBAL|class|type) [`'\"]?([A-Za-z_][\w.]*\.\w+)")
+
+
+class UnsafeCheckpointError(pickle.UnpicklingError):
+    """A checkpoint holds objects whose loading would run code. Nothing of it was loaded."""
+
+
+def safe_torch_load(
+    path: str | os.PathLike[str],
+    map_location: str | torch.device = "cpu",
+    load_monolith_rank0_only: bool = False,
+) -> Any:
+    """Check a file and load it with torch, running no code from it.
+
+    Besides what `torch.load(weights_only=True)` allows, time spans and NumPy arrays are loaded; more types after
+    `torch.serialization.add_safe_globals([...])`.
+
+    Args:
+        path: A file that `torch.save` wrote.
+        map_location: The device of the tensors.
+        load_monolith_rank0_only: Whether only global rank 0 loads; others get None.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        CorruptCheckpointError: It is torn, truncated or altered.
+        UnsafeCheckpointError: It holds other types; the message names them.
+    """
+    if load_monolith_rank0_only:
+        from composer.utils import dist
+
+        if dist.get_global_rank() != 0:
+            return None
+    file = Path(path)
+    sealed = verify(file) is not None
+    with torch.serialization.safe_globals(_allowed()):
+        try:
+            loaded = torch.load(file, map_location=map_location, weights_only=True)
+        except pickle.UnpicklingError as error:
+            raise _refusal(file, error) from error
+        except Exception as error:
+            if isinstance(error, (MemoryError, OSError)) or "CUDA" in str(error):
+                raise
+            raise CorruptCheckpointError(file, f"torch cannot read it ({str(error).partition(chr(10))[0]})") from error
+    if not sealed and _was_sealed(loaded):
+        raise CorruptCheckpointError(file, "the checksum at its end is missing or altered")
+    return loaded
+
+
+def _was_sealed(loaded: Any) -> bool:
+    state = loaded.get("state") if isinstance(loaded, dict) else None
+    metadata = state.get("metadata") if isinstance(state, dict) else None
+    return isinstance(metadata, dict) and bool(metadata.get("sealed"))
+
+
+def _refusal(path: Path, error: Exception) -> Exception:
+    types = _refused_types(path, error)
+    if types is None:
+        reason = str(error).rpartition("WeightsUnpickler error:")[2].strip().partition("\n")[0]
+        return CorruptCheckpointError(path, f"its pickle cannot be read ({reason})")
+    listed = ", ".join(f"`{name}`" for name in types)
+    return UnsafeCheckpointError(
+        f"The checkpoint {str(path)!r} holds {listed}, whose loading could run code, so nothing was loaded. If you "
+        f"trust the file, allow these types before loading: `torch.serialization.add_safe_globals([...])`. A "
+        f"checkpoint saved anew with plain values (numbers, strings, tensors, lists, dicts) needs no permission."
+    )
+
+
+def _refused_types(path: Path, error: Exception) -> list[str] | None:
+    """The types that are not allowed; None if the file was refused for another reason."""
+    try:
+        found = list(torch.serialization.get_unsafe_globals_in_checkpoint(path))
+    except Exception:  # noqa: BLE001 - of a file in an old format; the error's text names the type
+        found = []
+    return sorted(set(found or _NAMES.findall(str(error)))) or None
+
+
+def _allowed() -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
+    """What the state of a run holds besides tensors and plain values."""
+    allowed: list[Any] = [datetime.timedelta, np.ndarray, np.dtype, TorchVersion]
+    allowed += [getattr(np.dtypes, name) for name in np.dtypes.__all__ if name != "ObjectDType"]
+    # Files name these functions by where they were when the file was written.
+    for module in ("numpy.core.multiarray", "numpy._core.multiarray"):
+        allowed.append((np.zeros(0).__reduce__()[0], f"{module}._reconstruct"))
+        allowed.append((np.float64(0).__reduce__()[0], f"{module}.scalar"))
+    return allowed

@@ -1,0 +1,101 @@
+"""Saving a run, or its weights, to one file."""
+
+from __future__ import annotations
+
+import datetime
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from composer.checkpoint._container import write_file
+from composer.checkpoint._filter import IgnoreKeys, apply_filter
+from composer.checkpoint._names import get_save_filename
+from composer.checkpoint._resumption_parts import attached
+from composer.utils import dist, reproducibility
+
+if TYPE_CHECKING:
+    from composer.core import State
+
+__all__ = ["collect", "save_checkpoint", "unloadable"]
+
+_WEIGHTS = ("model", "integrations", "metadata")
+_PLAIN = (
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    torch.Tensor,
+    torch.Size,
+    torch.dtype,
+    torch.device,
+    datetime.timedelta,
+    np.ndarray,
+    np.generic,
+)
+
+
+def save_checkpoint(
+    state: State,
+    filename: str = "ep{epoch}-ba{batch}-rank{rank}",
+    *,
+    weights_only: bool = False,
+    ignore_keys: IgnoreKeys | None = None,
+) -> str | None:
+    """Save a run to a file. To be called on every rank; the first writes.
+
+    The file is whole, sealed with a checksum and on the disk when this returns, or not there at all.
+
+    Args:
+        state: The run.
+        filename: The path; a format string with the variables of
+            `composer.utils.FORMAT_NAME_WITH_DIST_AND_TIME_TABLE`. Its extension tells the format: see `write_file`.
+        weights_only: Whether to save the model only, from which training cannot go on.
+        ignore_keys: What to leave out; see `glob_filter`.
+
+    Returns:
+        The path; None on ranks that do not write.
+
+    Raises:
+        OSError: It cannot be written; earlier files are untouched.
+    """
+    path = get_save_filename(state, filename)
+    content = collect(state, weights_only=weights_only, ignore_keys=ignore_keys)
+    if dist.get_global_rank() != 0:
+        return None
+    write_file(content, path)
+    return path
+
+
+def collect(state: State, *, weights_only: bool = False, ignore_keys: IgnoreKeys | None = None) -> dict[str, Any]:
+    """What a checkpoint holds: `state`, and unless `weights_only` the generators (`rng`) and `resumption`.
+
+    Tensors are the run's own, not copies. A collective operation.
+    """
+    saved = state.state_dict()
+    content: dict[str, Any] = {"state": {key: saved[key] for key in _WEIGHTS} if weights_only else saved}
+    content["state"]["metadata"]["sealed"] = True
+    if not weights_only:
+        content["rng"] = reproducibility.get_rng_state()
+        part = attached(state)
+        if part is not None:
+            content["resumption"] = part.state_dict()
+    apply_filter(ignore_keys, content)
+    return content
+
+
+def unloadable(content: Any, path: str = "") -> list[tuple[str, str]]:
+    """The paths and types of what could be saved, but not loaded again without the user's permission."""
+    if isinstance(content, dict):
+        found = [] if type(content).__module__ in ("builtins", "collections") else [(path, _name(content))]
+        return found + [hit for key, value in content.items() for hit in unloadable(value, f"{path}/{key}".lstrip("/"))]
+    if type(content) in (list, tuple, set):
+        return [hit for i, value in enumerate(content) for hit in unloadable(value, f"{path}/{i}".lstrip("/"))]
+    return [] if isinstance(content, _PLAIN) else [(path, _name(content))]
+
+
+def _name(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"

@@ -1,0 +1,145 @@
+"""A seal at the end of a checkpoint: its checksum, and the name under which it was saved.
+
+A checkpoint of torch is a zip archive, and a zip archive may end in a comment. The seal is that comment, so sealed
+files stay files that `torch.load` and unzip read. It ends in the SHA-256 of every byte before it: of a torn, truncated
+or altered file the checksum no longer matches, which is known before anything of it is interpreted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import zipfile
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import BinaryIO
+
+__all__ = ["CorruptCheckpointError", "read_seal", "seal", "verify"]
+
+_MAGIC = b"composer-checkpoint-1 "
+_DIGEST_LENGTH = 64  # hexadecimal digits of a SHA-256
+_COMMENT_LENGTH = 2  # bytes of the last field of a zip archive, the length of its comment
+_BLOCK = 1 << 20
+
+
+class CorruptCheckpointError(RuntimeError):
+    """A checkpoint file is torn, truncated or altered. Nothing of it was loaded."""
+
+    def __init__(self, path: str | os.PathLike[str], reason: str) -> None:
+        super().__init__(
+            f"The checkpoint {os.fspath(path)!r} is damaged: {reason}. Nothing of it was loaded. Load another one; "
+            f"`autoresume=True` takes the newest intact one by itself."
+        )
+        self.path, self.reason = os.fspath(path), reason
+
+
+def seal(path: Path, name: str) -> None:
+    """Append a seal to a zip archive without a comment, and bring the file to the disk.
+
+    Args:
+        path: The archive.
+        name: The file name under which it will be found.
+    """
+    header = _MAGIC + json.dumps({"file": name}).encode()
+    comment_length = len(header) + 1 + _DIGEST_LENGTH
+    with open(path, "r+b", buffering=0) as file, ThreadPoolExecutor(1) as disk:
+        # The disk takes what is written while it is hashed.
+        flushed = disk.submit(os.fsync, file.fileno())
+        end = file.seek(-_COMMENT_LENGTH, os.SEEK_END)
+        digest = _hash(file, end)
+        flushed.result()
+        tail = comment_length.to_bytes(_COMMENT_LENGTH, "little") + header + b" "
+        digest.update(tail)
+        file.seek(end)
+        _write_all(file, tail + digest.hexdigest().encode())
+        os.fsync(file.fileno())
+
+
+def read_seal(path: Path) -> Mapping[str, str] | None:
+    """What a file's seal says, unchecked: `{"file": name}`; None if it has no seal."""
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        file.seek(max(0, size - 4096))
+        tail = file.read()
+    start = tail.rfind(_MAGIC)
+    if start < 0:
+        return None
+    try:
+        content = json.loads(tail[start + len(_MAGIC) : -_DIGEST_LENGTH - 1])
+    except ValueError:
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def verify(path: Path) -> Mapping[str, str] | None:
+    """Check a file before anything of it is loaded.
+
+    A file without a seal, such as one that another program wrote, is checked by what its format offers: the CRC-32 of
+    each part of a zip archive.
+
+    Args:
+        path: The file.
+
+    Returns:
+        What the seal says (`{"file": name}`), or None without one.
+
+    Raises:
+        CorruptCheckpointError: The file is not what was written.
+    """
+    size = path.stat().st_size
+    if size == 0:
+        raise CorruptCheckpointError(path, "it is empty")
+    content = read_seal(path)
+    if content is None:
+        _verify_archive(path)
+        return None
+    with open(path, "rb", buffering=0) as file:
+        found = _hash(file, size - _DIGEST_LENGTH).hexdigest()
+        expected = file.read(_DIGEST_LENGTH).decode("latin-1")
+    if found != expected:
+        raise CorruptCheckpointError(path, "its checksum does not match its content")
+    return content
+
+
+def _verify_archive(path: Path) -> None:
+    with open(path, "rb") as file:
+        start = file.read(4)
+        file.seek(max(0, path.stat().st_size - (1 << 16)))
+        tail = file.read()
+    if start[:1] == b"\x80":
+        return  # the format of torch before 1.6, a pickle, which has no checksums
+    if start != b"PK\x03\x04":
+        raise CorruptCheckpointError(path, "it does not begin like a checkpoint")
+    # Readers of archives do not mind a comment that is cut off or altered; but then a seal was.
+    if tail[tail.rfind(b"PK\x05\x06") + 20 :] != b"\0\0":
+        raise CorruptCheckpointError(path, "the checksum at its end is cut off or altered")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            broken = archive.testzip()
+    except (zipfile.BadZipFile, EOFError, OSError, ValueError, NotImplementedError) as error:
+        raise CorruptCheckpointError(path, f"it is not a whole archive ({error})") from error
+    if broken is not None:
+        raise CorruptCheckpointError(path, f"the checksum of its part {broken!r} does not match")
+
+
+def _hash(file: BinaryIO | object, end: int) -> hashlib._Hash:
+    """The running SHA-256 of a file's first `end` bytes; leaves the file at `end`."""
+    digest = hashlib.sha256()
+    file.seek(0)  # type: ignore[union-attr]
+    block = memoryview(bytearray(_BLOCK))
+    left = end
+    while left > 0:
+        count = file.readinto(block[: min(left, _BLOCK)])  # type: ignore[union-attr]
+        if not count:
+            break  # the file became shorter meanwhile; its checksum will not match
+        digest.update(block[:count])
+        left -= count
+    return digest
+
+
+def _write_all(file: object, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) :]  # type: ignore[attr-defined]

@@ -1,0 +1,378 @@
+"""One folder of a remote store, through fsspec: whole files or none, and another attempt at what fails for a moment."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import re
+import secrets
+import threading
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
+
+from composer.checkpoint._durable import sync_folder, temporary_path
+from composer.checkpoint._progress import Progress, showing_progress
+from composer.checkpoint._store_errors import StorageError, explained, is_missing_space, is_transient
+from composer.utils import is_uri, retry
+
+__all__ = ["Storage", "StorageError", "storage_of"]
+
+T = TypeVar("T")
+
+_ALIASES = {"azure": "az", "azure_blobs": "az"}  # established spellings that fsspec does not know
+_PACKAGES = {
+    "abfs": "adlfs", "abfss": "adlfs", "az": "adlfs", "gcs": "gcsfs", "gs": "gcsfs", "http": "aiohttp",
+    "https": "aiohttp", "oci": "ocifs", "s3": "s3fs", "s3a": "s3fs", "sftp": "paramiko", "ssh": "paramiko",
+}  # fmt: skip
+# Stores in which an object appears when its last byte is there; elsewhere a file is written under another name first.
+_PUTS_WHOLE = frozenset("abfs abfss az gcs gs memory oci ocilake oss s3 s3a".split())
+_BACKOFF_SECONDS = 1.0
+
+
+class _Again(Exception):
+    """Something passing went wrong; its cause says what."""
+
+
+class Storage:
+    """One folder of a store. Names are relative to it and may have folders of their own; it need not exist.
+
+    What may pass by itself (a lost connection, a busy store, a torn transfer) is tried again with growing pauses.
+
+    A filesystem of fsspec is made for each thread and process that uses this object: connections of SFTP serve one
+    thread, and asynchronous ones die in a forked process. They are not shared with other users of fsspec, whose cached
+    listings would be trusted; our own are dropped before each request.
+
+    Args:
+        folder: The URI of the folder.
+        options: Options of fsspec's filesystem, such as `key`, `secret` or `endpoint_url` for S3.
+        attempts: How often a request is tried at most.
+        backoff_seconds: The pause after the first attempt; it doubles after each.
+
+    Raises:
+        ModuleNotFoundError: The package that serves this kind of store is not installed.
+        ValueError: No kind of store has this scheme, or `attempts` is below 1.
+    """
+
+    def __init__(
+        self, folder: str, options: dict[str, Any], attempts: int = 3, backoff_seconds: float = _BACKOFF_SECONDS
+    ) -> None:
+        if attempts < 1:
+            raise ValueError(f"`attempts` must be at least 1, got {attempts!r}.")
+        self._scheme, path = folder.split("://", 1)
+        self._scheme = _ALIASES.get(self._scheme.lower(), self._scheme.lower())
+        self._folder = f"{self._scheme}://{path.rstrip('/') or path[:1]}"  # "file:///" is a folder, too
+        self._options, self._attempts, self._backoff_seconds = options, attempts, backoff_seconds
+        self._local = threading.local()
+        _check_installed(self._scheme, self._folder)
+
+    def __repr__(self) -> str:
+        return f"Storage({_without_password(self._folder)!r})"
+
+    def with_attempts(self, attempts: int) -> Storage:
+        """The same folder, with another number of attempts."""
+        return Storage(self._folder, self._options, attempts, self._backoff_seconds)
+
+    def uri(self, name: str) -> str:
+        """The URI of a name."""
+        return f"{self._folder.removesuffix('/')}/{_checked(name)}"
+
+    def exists(self, name: str) -> bool:
+        """Whether there is a file of this name; a folder is none."""
+        try:
+            info = self._info(name)
+        except FileNotFoundError:
+            return False
+        return bool(info["type"] != "directory")
+
+    def size(self, name: str) -> int:
+        """The size of a file in bytes.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            StorageError: The store cannot be asked.
+        """
+        return int(self._info(name)["size"])
+
+    def list(self) -> builtins.list[str]:
+        """The sorted names of the files right in the folder; empty if there is no folder."""
+
+        def entries(filesystem: Any, path: str) -> builtins.list[dict[str, Any]]:
+            try:
+                found: builtins.list[dict[str, Any]] = filesystem.ls(path, detail=True)
+            except FileNotFoundError:
+                return []
+            return found
+
+        names = [PurePosixPath(entry["name"]).name for entry in self._do("list", None, entries) if _is_inside(entry)]
+        return sorted(names)
+
+    def find(self, prefix: str = "") -> builtins.list[str]:
+        """The sorted names that begin with `prefix`, those in folders of the folder included."""
+        inside = prefix.rpartition("/")[0]
+
+        def names(filesystem: Any, path: str) -> builtins.list[str]:
+            start = path.rstrip("/")
+            paths = filesystem.find(f"{start}/{inside}" if inside else path)
+            return [str(found).removeprefix(start + "/") for found in paths]
+
+        return sorted(name for name in self._do("list", None, names) if name.startswith(prefix) and name[-1:] != "/")
+
+    def read_text(self, name: str) -> str:
+        """The text of a small file.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            StorageError: It cannot be read.
+        """
+        content = self._do("read", name, lambda filesystem, path: filesystem.cat_file(path))
+        return bytes(content).decode("utf-8")
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a small file, or replace it, whole.
+
+        Raises:
+            StorageError: It cannot be written.
+        """
+        data = text.encode("utf-8")
+        self._put(name, lambda filesystem, path: filesystem.pipe_file(path, data), len(data))
+
+    def delete(self, name: str) -> None:
+        """Remove a file. One that is not there is no error: the reply to an earlier attempt may have been lost.
+
+        Raises:
+            StorageError: It cannot be removed.
+        """
+        with suppress(FileNotFoundError):
+            self._do("remove", name, lambda filesystem, path: filesystem.rm_file(path))
+
+    def download(self, name: str, destination: str | os.PathLike[str], progress: Progress = False) -> None:
+        """Copy a file from the store. A local file of this name is replaced, but only by a whole one.
+
+        Args:
+            name: The name in the store.
+            destination: The path to write to. Its folder is made if need be.
+            progress: True shows a bar; a function is called with the bytes done and the bytes in all.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            StorageError: It cannot be read, or written here.
+        """
+        target = Path(destination)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = temporary_path(target)
+
+        def fetch(filesystem: Any, path: str) -> None:
+            expected = int(filesystem.info(path)["size"])
+            with showing_progress(progress, name) as callback:
+                callback.set_size(expected)
+                filesystem.get_file(path, str(temporary), callback=callback)
+                _check_size(expected, temporary.stat().st_size)
+                callback.absolute_update(expected)  # some filesystems tell nothing
+            _sync(temporary)
+
+        try:
+            temporary.touch()  # that this folder cannot be written to is not the store's fault
+            self._do("download", name, fetch, str(target))
+            os.replace(temporary, target)
+        finally:
+            with suppress(FileNotFoundError):
+                temporary.unlink()
+
+    def upload(self, source: str | os.PathLike[str], name: str, progress: Progress = False) -> None:
+        """Copy a local file to the store, replacing what is there, and make sure that it is there whole.
+
+        Where the store itself does not put whole files, it gets another name until it is whole.
+
+        Args:
+            source: The path of the file.
+            name: The name in the store.
+            progress: As for `download`.
+
+        Raises:
+            FileNotFoundError: There is no such file here, or no such bucket there.
+            StorageError: It cannot be written.
+        """
+        size = os.stat(source).st_size
+
+        def put(filesystem: Any, path: str) -> None:
+            with showing_progress(progress, name) as callback:
+                callback.set_size(size)
+                filesystem.put_file(os.fspath(source), path, callback=callback)
+                callback.absolute_update(size)
+
+        self._put(name, put, size)
+
+    def check_writable(self) -> None:
+        """Write and remove a small file, so that what would stop the first save stops the run before it trains.
+
+        Raises:
+            FileNotFoundError: There is no such bucket.
+            StorageError: It cannot be written, for example because the credentials are wrong.
+        """
+        probe = f".composer-probe-{secrets.token_hex(4)}"
+        self.write_text(probe, "written to see whether this folder can be written to\n")
+        try:
+            self.delete(probe)
+        except StorageError as error:
+            if not isinstance(error.__cause__, PermissionError):
+                raise
+            uri = _without_password(self.uri(probe))
+            text = f"{uri} was written to test the credentials. They do not allow its removal, so it stays."
+            warnings.warn(text, stacklevel=2)
+
+    # ---- how ----
+
+    def _filesystem(self) -> tuple[Any, str]:
+        """This thread's filesystem, and the path of the folder in it."""
+        made = getattr(self._local, "made", None)
+        if made is None or made[0] != os.getpid():
+            from fsspec.core import url_to_fs  # costs 0.2 s
+
+            # Connections and event loops of a process do not work in one that was forked from it.
+            filesystem, root = url_to_fs(self._folder, skip_instance_cache=True, **self._options)
+            made = self._local.made = (os.getpid(), filesystem, str(root).rstrip("/"))
+        return made[1], made[2]
+
+    def _do(self, verb: str, name: str | None, operation: Callable[[Any, str], T], local: str | None = None) -> T:
+        """Run `operation(filesystem, path)` until it succeeds or cannot."""
+        uri = _without_password(self._folder if name is None else self.uri(name))
+
+        @retry(_Again, self._attempts, self._backoff_seconds, self._backoff_seconds / 2)
+        def attempt() -> T:
+            try:
+                filesystem, root = self._filesystem()
+                filesystem.invalidate_cache()
+                return operation(filesystem, root or "/" if name is None else f"{root}/{name}")
+            except Exception as error:
+                if not is_transient(error):
+                    raise
+                self._local.made = None  # its connection may be broken for good
+                raise _Again from error
+
+        def told(error: BaseException | None) -> Exception:
+            assert isinstance(error, Exception)
+            into = "" if local is None else f" to {local!r}"
+            here = local is not None and is_missing_space(error)
+            return explained(error, f"{verb} {uri}{into}", repr(local) if here else uri, self._attempts)
+
+        try:
+            return attempt()
+        except _Again as again:
+            raise told(again.__cause__) from again.__cause__
+        except Exception as error:
+            better = told(error)
+            if better is error:
+                raise
+            raise better from error
+
+    def _info(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = self._do("look up", name, lambda filesystem, path: filesystem.info(path))
+        return found
+
+    def _put(self, name: str, write: Callable[[Any, str], None], size: int) -> None:
+        def put(filesystem: Any, path: str) -> None:
+            if self._scheme in _PUTS_WHOLE:
+                write(filesystem, path)
+                _check_size(size, int(filesystem.info(path)["size"]))
+                return
+            folder, _, last = path.rpartition("/")
+            temporary = f"{folder}/.{last}.{secrets.token_hex(4)}.saving"
+            filesystem.makedirs(folder, exist_ok=True)
+            try:
+                write(filesystem, temporary)
+                _check_size(size, int(filesystem.info(temporary)["size"]))
+                if self._scheme in ("file", "local"):
+                    _sync(Path(temporary))
+                filesystem.mv(temporary, path)
+            except BaseException:
+                with suppress(Exception):  # the store may be gone; the first error is the one to tell
+                    filesystem.rm_file(temporary)
+                raise
+            if self._scheme in ("file", "local"):
+                sync_folder(Path(folder))
+
+        self._do("write", name, put)
+
+
+def storage_of(uri: str | os.PathLike[str], **options: Any) -> Storage:
+    """The storage bound to a folder.
+
+    Args:
+        uri: The folder, such as `s3://bucket/run`, `gs://...`, `az://...`, `sftp://user@host/run`, `memory://...`,
+            `file:///run`, or a local path.
+        **options: Options of fsspec's filesystem. For S3 the environment may set `S3_ENDPOINT_URL` and
+            `S3_CANNED_ACL`, for Azure `AZURE_ACCOUNT_NAME` and `AZURE_ACCOUNT_ACCESS_KEY`.
+
+    Raises:
+        ModuleNotFoundError: The package that serves this kind of store is not installed.
+        ValueError: No kind of store has this scheme.
+    """
+    text = os.fspath(uri)
+    if not is_uri(text):
+        text = f"file://{os.path.abspath(text)}"
+    scheme, separator, path = text.partition("://")
+    if not separator:  # "file:/data" is a URI, too
+        scheme, _, path = text.partition(":")
+    scheme = _ALIASES.get(scheme.lower(), scheme.lower())
+    return Storage(f"{scheme}://{path}", {**_options_of_environment(scheme), **options})
+
+
+def _options_of_environment(scheme: str) -> dict[str, Any]:
+    """What fsspec's filesystems do not read from the environment themselves."""
+    found: dict[str, Any] = {}
+    if scheme in ("s3", "s3a"):
+        if endpoint := os.environ.get("S3_ENDPOINT_URL"):
+            found["endpoint_url"] = endpoint
+        if access := os.environ.get("S3_CANNED_ACL"):
+            found["s3_additional_kwargs"] = {"ACL": access}
+    elif scheme == "az":
+        for option, variable in (("account_name", "AZURE_ACCOUNT_NAME"), ("account_key", "AZURE_ACCOUNT_ACCESS_KEY")):
+            if value := os.environ.get(variable):
+                found[option] = value
+    return found
+
+
+def _check_installed(scheme: str, uri: str) -> None:
+    import fsspec
+
+    try:
+        fsspec.get_filesystem_class(scheme)
+    except ImportError as error:
+        package = _PACKAGES.get(scheme)
+        way_out = f"Run `pip install {package}`." if package else f"({error})"
+        raise ModuleNotFoundError(
+            f"{_without_password(uri)} needs a package that is not installed. {way_out}", name=package
+        ) from error
+    except ValueError as error:
+        known = ", ".join(sorted({*_PACKAGES, "file", "memory"}))
+        raise ValueError(
+            f"`uri` must have a scheme that fsspec knows, got {_without_password(uri)!r}. Use one of {known}, or "
+            f"install the package that adds {scheme!r} to fsspec."
+        ) from error
+
+
+def _checked(name: str) -> str:
+    if not name or name.startswith("/") or ".." in name.split("/"):
+        raise ValueError(f"`name` must be relative to the folder and stay in it, got {name!r}.")
+    return name
+
+
+def _is_inside(entry: dict[str, Any]) -> bool:
+    return entry["type"] != "directory" and not entry["name"].endswith("/")  # S3 has empty objects that mark folders
+
+
+def _check_size(expected: int, found: int) -> None:
+    if expected != found:
+        raise ConnectionError(f"the transfer was torn: {found} of {expected} bytes arrived")
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+def _without_password(uri: str) -> str:
+    return re.sub(r"(://[^/@:]*):[^/@]*@", r"\1:...@", uri)

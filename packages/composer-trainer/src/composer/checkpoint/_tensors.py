@@ -1,0 +1,120 @@
+"""Files of named tensors in the format of safetensors, which other libraries read, too.
+
+Tensors that are one and the same, such as tied weights, are stored once; the header says which names share them. It
+also has a checksum of all tensors, by which an altered file is known: the format has none of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from composer.checkpoint._durable import replacing
+from composer.checkpoint._seal import CorruptCheckpointError
+
+__all__ = ["read_tensors", "write_tensors"]
+
+_TIED, _CHECKSUM = "composer_tied", "composer_sha256"
+
+
+def write_tensors(tensors: Mapping[str, Any], path: str | os.PathLike[str], metadata: Mapping[str, str]) -> None:
+    """Write named tensors: whole and on the disk, or not at all.
+
+    Args:
+        tensors: The tensors, on any device; not modified.
+        path: The file.
+        metadata: What the header says besides.
+
+    Raises:
+        TypeError: Something is no plain tensor.
+        OSError: It cannot be written; an earlier file of this name is untouched.
+    """
+    from safetensors.torch import save_file
+
+    kept, tied = _distinct(tensors)
+    header = {"format": "pt", **metadata, _CHECKSUM: _checksum(kept)}
+    if tied:
+        header[_TIED] = json.dumps(tied, sort_keys=True)
+    with replacing(Path(path)) as temporary:
+        save_file(kept, temporary, header)
+        with open(temporary, "rb") as written:
+            os.fsync(written.fileno())
+
+
+def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Read and check named tensors onto the CPU.
+
+    Args:
+        path: A file that `write_tensors` or another library wrote.
+
+    Returns:
+        The tensors, with all names of those that are tied, and the metadata of the header.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        CorruptCheckpointError: It is torn, truncated or altered.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    file = Path(path)
+    if not file.exists():
+        raise FileNotFoundError(f"There is no file {str(file)!r}.")
+    try:
+        with safe_open(file, "pt") as opened:
+            metadata = dict(opened.metadata() or {})
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - it is no mapping
+        tied = json.loads(metadata.pop(_TIED, "{}"))
+        expected = metadata.pop(_CHECKSUM, None)
+        if expected is not None and expected != _checksum(tensors):
+            raise CorruptCheckpointError(file, "its checksum does not match its content")
+        tensors |= {name: tensors[owner] for name, owner in tied.items()}
+    except (SafetensorError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise CorruptCheckpointError(file, f"it cannot be read as safetensors ({error})") from error
+    return tensors, metadata
+
+
+def _distinct(tensors: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Each tensor once, as a block of its own on the CPU, and the names of the others with that of the first."""
+    kept: dict[str, torch.Tensor] = {}
+    tied: dict[str, str] = {}
+    first: dict[tuple[Any, ...], str] = {}
+    for name, tensor in tensors.items():
+        _check(name, tensor)
+        place = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        # Tensors without elements have no place.
+        owner = first.setdefault(place, name) if tensor.numel() and tensor.device.type != "meta" else name
+        if owner != name:
+            tied[name] = owner
+            continue
+        block = tensor.detach().cpu().contiguous()
+        if block.untyped_storage().nbytes() != block.nbytes:  # a part of a larger one
+            block = block.clone()
+        kept[name] = block
+    return kept, tied
+
+
+def _check(name: str, tensor: Any) -> None:
+    plain = isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided and not tensor.is_quantized
+    if not plain or tensor.device.type == "meta" or hasattr(tensor, "to_local"):
+        kind = type(tensor).__name__ if not isinstance(tensor, torch.Tensor) else f"a tensor on {tensor.device}"
+        raise TypeError(
+            f"`{name}` must be a dense tensor with values, whole on this rank, got {kind}: safetensors stores nothing "
+            f"else. Leave it out with `ignore_keys=[{name!r}]`, or save in the format 'pt'."
+        )
+
+
+def _checksum(tensors: Mapping[str, torch.Tensor]) -> str:
+    """The SHA-256 of all names, types, shapes and values, in the order of the names."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        if tensor.numel():
+            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

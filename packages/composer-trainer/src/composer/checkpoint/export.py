@@ -1,0 +1,172 @@
+"""A model's weights alone, in the format that other libraries read."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from composer.checkpoint._container import read_file
+from composer.checkpoint._get_file import get_file
+from composer.checkpoint._ranks import on_each_node, on_first_rank
+from composer.checkpoint._selection import Keys, Precision, check_precision, converted, selected
+from composer.checkpoint._tensors import read_tensors, write_tensors
+from composer.checkpoint.state_dict import get_model_state_dict
+from composer.core import State
+from composer.utils import is_uri, unwrapped_model
+from composer.utils.collect_env import get_composer_env_dict
+
+__all__ = ["export_safetensors", "load_safetensors"]
+
+Source = State | torch.nn.Module | str | os.PathLike[str]
+
+
+def export_safetensors(
+    source: Source,
+    path: str | os.PathLike[str],
+    *,
+    precision: Precision | None = None,
+    include_keys: Keys | None = None,
+    ignore_keys: Keys | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Write a model's parameters and buffers to a file in the format of safetensors. To be called on every rank.
+
+    Weights that are tied are stored once. The header says the version, and the time of the run if it is known; see
+    `load_safetensors` for reading, though other libraries read the file as well.
+
+    Args:
+        source: A run, a model, or a checkpoint: its path or URI.
+        path: The file to make.
+        precision: What floating tensors are converted to; None leaves them as they are.
+        include_keys: Patterns of the only names wanted.
+        ignore_keys: Patterns of names not wanted.
+        overwrite: Whether an existing file is replaced.
+
+    Returns:
+        `path`.
+
+    Raises:
+        FileExistsError: `path` exists, and `overwrite` is False.
+        FileNotFoundError: There is no such checkpoint.
+        CorruptCheckpointError: The checkpoint is torn, truncated or altered.
+        TypeError: `source` is nothing of these, or the model's state holds what is no dense tensor.
+        ValueError: The checkpoint has no model, or both kinds of keys are given.
+        OSError: The file cannot be written; an earlier one is untouched.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> model, copy = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+        >>> with TemporaryDirectory() as folder:
+        ...     file = export_safetensors(model, Path(folder) / "model.safetensors")
+        ...     load_safetensors(copy, file)
+        ([], [])
+        >>> torch.equal(model.weight, copy.weight)
+        True
+    """
+    dtype, target = check_precision(precision), Path(path)
+    weights, time = _weights(source)
+    names = selected(weights, include_keys, ignore_keys)
+
+    def write() -> None:
+        if target.exists() and not overwrite:
+            raise FileExistsError(f"{str(target)!r} already exists. Pass `overwrite=True` to replace it.")
+        header = {"composer_version": str(get_composer_env_dict()["composer_version"])}
+        if time is not None:
+            header["timestamp"] = json.dumps(time, default=lambda span: span.total_seconds())
+        write_tensors(_converted(weights, names, dtype), target, header)
+
+    on_first_rank(write)
+    return target
+
+
+def load_safetensors(
+    module: torch.nn.Module, path: str | os.PathLike[str], *, strict: bool = True
+) -> tuple[list[str], list[str]]:
+    """Load a file in the format of safetensors into a module. To be called on every rank.
+
+    Args:
+        module: The module, wrapped by DDP or not. Tensors are copied into its own, in their precision.
+        path: The file, or its URI.
+        strict: Whether its names and the module's must be the same. Of tied weights one name is enough.
+
+    Returns:
+        The names that the file lacks, and those that the module lacks.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        CorruptCheckpointError: It is torn, truncated or altered.
+        RuntimeError: `strict`, and names do not match; or shapes do not.
+    """
+    text = os.fspath(path)
+    if is_uri(text):
+        with on_each_node(lambda folder: get_file(text, folder / "file")) as folder:
+            tensors, _ = read_tensors(folder / "file")
+    else:
+        tensors, _ = read_tensors(text)
+    target = unwrapped_model(module)
+    missing, unexpected = target.load_state_dict(tensors, strict=False)
+    missing = _not_tied(target, missing, tensors)
+    if strict and (missing or unexpected):
+        raise RuntimeError(
+            f"Error(s) in loading state_dict for {type(target).__name__}: missing in {text!r}: {missing}; unknown to "
+            f"the module: {unexpected}. Pass `strict=False` to load what matches."
+        )
+    return missing, list(unexpected)
+
+
+def _weights(source: Source) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
+    """A model's state, and the time of the run."""
+    if isinstance(source, State):
+        return get_model_state_dict(source.model, precision=None), source.timestamp.state_dict()
+    if isinstance(source, torch.nn.Module):
+        return get_model_state_dict(source, precision=None), None
+    if not isinstance(source, (str, os.PathLike)):
+        raise TypeError(f"`source` must be a `State`, a module, or the path or URI of a checkpoint, got {source!r}.")
+    text = os.fspath(source)
+    if is_uri(text):
+        with on_each_node(lambda folder: get_file(text, folder / Path(text).name)) as folder:
+            content, _ = read_file(folder / Path(text).name)
+    else:
+        content, _ = read_file(text)
+    return _weights_of(content, text)
+
+
+def _weights_of(content: Any, name: str) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
+    content = content if isinstance(content, dict) else {}
+    saved = content.get("state")
+    if not isinstance(saved, dict):
+        if content and all(isinstance(value, torch.Tensor) for value in content.values()):
+            return content, None  # the state of a model, as it is
+        raise ValueError(f"{name!r} is no checkpoint of a run or of a model: it holds no named tensors.")
+    if not isinstance(saved.get("model"), dict):
+        raise ValueError(f"The checkpoint {name!r} holds no model. Was it left out when it was saved?")
+    weights = saved["model"]
+    if saved.get("is_model_ddp") or saved.get("_is_model_ddp_wrapped"):
+        weights = {key.removeprefix("module."): value for key, value in weights.items()}
+    time = saved.get("timestamp")
+    return weights, next(iter(time.values()), None) if isinstance(time, dict) else None
+
+
+def _converted(weights: Mapping[str, Any], names: list[str], dtype: torch.dtype | None) -> dict[str, Any]:
+    """The wanted tensors in another precision; names of one and the same tensor share the converted one, too."""
+    done: dict[tuple[Any, ...], Any] = {}
+    found = {}
+    for name in names:
+        value = weights[name]
+        if dtype is not None and isinstance(value, torch.Tensor) and value.numel():
+            key = (value.device, value.data_ptr(), value.dtype, tuple(value.shape), value.stride())
+            value = done.setdefault(key, converted(value, dtype))
+        found[name] = value
+    return found
+
+
+def _not_tied(module: torch.nn.Module, missing: list[str], loaded: Mapping[str, Any]) -> list[str]:
+    """The missing names whose tensors did not get their values under another name."""
+    own = module.state_dict(keep_vars=True)
+    filled = {id(own[name]) for name in loaded if name in own}
+    return [name for name in missing if id(own.get(name)) not in filled]

@@ -1,0 +1,334 @@
+"""Loading the parts of a checkpoint that `composer.checkpoint.save` wrote, into any loop."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from composer.checkpoint._container import read_file
+from composer.checkpoint._fitting import check_names, merged, set_model, set_optimizer
+from composer.checkpoint._ranks import on_each_node
+from composer.checkpoint._resumption_file import read_resumption
+from composer.checkpoint._resumption_parts import attached
+from composer.checkpoint._seal import CorruptCheckpointError
+from composer.checkpoint._selection import Keys, Precision, check_keys, check_precision, converted, selected
+from composer.checkpoint._shards import is_shard_folder, names_of_shards, read_shards
+from composer.checkpoint._storage import storage_of
+from composer.checkpoint._tensors import read_tensors
+from composer.checkpoint.save import METADATA_NAME
+from composer.checkpoint.state_dict import get_model_state_dict, get_optim_state_dict
+from composer.core import State
+from composer.utils import is_model_fsdp, is_uri, reproducibility, unwrapped_model
+
+__all__ = [
+    "CheckpointLoadOptions",
+    "load_checkpoint",
+    "load_model_checkpoint",
+    "load_optim_checkpoint",
+    "load_resumption_checkpoint",
+]
+
+Path_ = str | os.PathLike[str]
+_SUFFIXES = ("pt", "safetensors")
+
+
+@dataclass
+class CheckpointLoadOptions:
+    """What is loaded, and how.
+
+    Args:
+        load_model: Whether the model is loaded.
+        load_optimizer: Whether the optimizer is.
+        load_resumption_state: Whether the rest of the run is.
+        include_keys: Patterns of the only names of parameters and buffers that are loaded.
+        ignore_keys: Patterns of names that are not loaded.
+        sharded_checkpoint: Whether the checkpoint is in shards. The model may be whole or sharded by FSDP.
+        shard_as_needed_during_load: Must be False: shard the model before.
+        strict: Whether the file must have exactly the names that are to be loaded.
+        precision: What the file's floating tensors are converted to before they are copied into the model, whose own
+            precision stays; None: they are copied as they are.
+        cpu_offload: Whether shards are gathered in host memory. A file of one piece is read there anyway.
+        load_planner: A planner of `torch.distributed.checkpoint`; of checkpoints in shards only.
+        fsdp_config: Must be None, as `shard_as_needed_during_load` is False.
+        device_mesh: Must be None, likewise.
+        seed: Must be 42, likewise: it would seed what sharding initialises.
+
+    Raises:
+        ValueError: An argument cannot work.
+    """
+
+    load_model: bool = True
+    load_optimizer: bool = False
+    load_resumption_state: bool = False
+    include_keys: Keys | None = None
+    ignore_keys: Keys | None = None
+    sharded_checkpoint: bool = False
+    shard_as_needed_during_load: bool = False
+    strict: bool = True
+    precision: Precision | None = "fp32"
+    cpu_offload: bool = True
+    load_planner: Any = None
+    fsdp_config: Any = None
+    device_mesh: Any = None
+    seed: int = 42
+
+    def __post_init__(self) -> None:
+        check_keys(self.include_keys, self.ignore_keys)
+        check_precision(self.precision)
+        for name, default in {
+            "shard_as_needed_during_load": False, "fsdp_config": None, "device_mesh": None, "seed": 42
+        }.items():  # fmt: skip
+            if getattr(self, name) != default:
+                raise ValueError(
+                    f"`{name}` must be {default}: a model is not sharded while it is loaded. Shard it with "
+                    f"`torch.distributed.fsdp.fully_shard` before, which takes a mesh, and load into its shards."
+                )
+        if self.load_planner is not None and not self.sharded_checkpoint:
+            raise ValueError("`load_planner` has no effect without `sharded_checkpoint=True`. Remove one of the two.")
+
+
+def load_checkpoint(
+    load_path: Path_,
+    load_options: CheckpointLoadOptions | None = None,
+    model: torch.nn.Module | None = None,
+    optim: torch.optim.Optimizer | None = None,
+    state: State | None = None,
+    model_child_path: str | None = None,
+    optim_child_path: str | None = None,
+    resumption_filename: str = "resumption.pkl",
+) -> None:
+    """Load a checkpoint that `save_checkpoint_to_disk` wrote. To be called on every rank.
+
+    Args:
+        load_path: Its folder, or the URI of its folder.
+        load_options: What to load, and how; by default the model.
+        model: Takes the weights. None: that of `state`.
+        optim: Takes the optimizer's state. None: that of `state`.
+        state: Takes the rest.
+        model_child_path: Where in the folder the model is; `model` by default.
+        optim_child_path: Where in the folder the optimizer is; `optim` by default.
+        resumption_filename: The name of the file with the rest.
+
+    Raises:
+        ValueError: What is to be loaded has no place to go to.
+        FileNotFoundError: There is no such checkpoint, or it has no such part.
+        CorruptCheckpointError: It is incomplete, or a file of it is torn, truncated or altered.
+        UnsafeCheckpointError: It holds types whose loading could run code.
+        RuntimeError: The names or shapes do not match.
+    """
+    options = CheckpointLoadOptions() if load_options is None else load_options
+    if state is not None:
+        model = state.model if model is None else model
+        optim = _only_optimizer(state, options) if optim is None else optim
+    _check_targets(options, model, optim, state)
+    parts = {"model": model_child_path or "model", "optim": optim_child_path or "optim"}
+    with _local_folder(os.fspath(load_path), [*parts.values()], resumption_filename) as folder:
+        if not folder.is_dir():
+            raise FileNotFoundError(f"There is no folder {str(folder)!r} of a checkpoint.")
+        if not (folder / METADATA_NAME).is_file():
+            raise CorruptCheckpointError(os.fspath(load_path), f"it lacks {METADATA_NAME!r}, which is written last")
+        if options.load_model:
+            assert model is not None
+            load_model_checkpoint(model, folder / parts["model"], options)
+        if options.load_resumption_state:  # before the optimizer, which algorithms may wrap
+            assert state is not None
+            load_resumption_checkpoint(state, folder / resumption_filename)
+        if options.load_optimizer:
+            assert model is not None
+            assert optim is not None
+            load_optim_checkpoint(model, optim, folder / parts["optim"], options)
+
+
+def load_model_checkpoint(
+    model: torch.nn.Module, load_path: Path_, load_options: CheckpointLoadOptions | None = None
+) -> None:
+    """Load a model that `save_model_to_disk` wrote. To be called on every rank.
+
+    Args:
+        model: Takes the weights; wrapped or not.
+        load_path: The file, its folder, or the folder of the shards.
+        load_options: How; `load_model` and the like do not matter.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        CorruptCheckpointError: It is torn, truncated or altered.
+        ValueError: It is in shards although `sharded_checkpoint` is False, or the reverse.
+        RuntimeError: Names do not match, and `strict`; or shapes do not.
+    """
+    options = CheckpointLoadOptions() if load_options is None else load_options
+    module = unwrapped_model(model)
+    path = _part(Path(load_path), "model", options.sharded_checkpoint)
+    if options.sharded_checkpoint:
+        found = _model_of_shards(module, path, options)
+    else:
+        content = read_tensors(path)[0] if path.suffix == ".safetensors" else read_file(path)[0]
+        own = module.state_dict()
+        wanted = selected(dict.fromkeys([*own, *content]), options.include_keys, options.ignore_keys)
+        found = {name: content[name] for name in wanted if name in content}
+        missing = {name for name in wanted if name not in content}
+        check_names(module, path, missing, found.keys() - own.keys(), options.strict)
+    dtype = check_precision(options.precision)
+    set_model(module, {name: converted(value, dtype) for name, value in found.items()})
+
+
+def load_optim_checkpoint(
+    model: torch.nn.Module,
+    optim: torch.optim.Optimizer,
+    load_path: Path_,
+    load_options: CheckpointLoadOptions | None = None,
+) -> None:
+    """Load an optimizer that `save_optim_to_disk` wrote. To be called on every rank.
+
+    Its tensors get the precision of their parameters, as torch has it.
+
+    Args:
+        model: The model whose parameters the optimizer has.
+        optim: Takes the state.
+        load_path: The file, its folder, or the folder of the shards.
+        load_options: How. Parameters that it leaves out keep the state they have here; those that the file lacks, too,
+            unless `strict`. Of shards, all is loaded.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        CorruptCheckpointError: It is torn, truncated or altered.
+        ValueError: The parameter groups differ; or it is in shards although `sharded_checkpoint` is False, or the
+            reverse; or a selection of shards is asked for.
+        KeyError: `strict`, and the file holds other parameters.
+    """
+    options = CheckpointLoadOptions() if load_options is None else load_options
+    module = unwrapped_model(model)
+    path = _part(Path(load_path), "optim", options.sharded_checkpoint)
+    if options.sharded_checkpoint:
+        if options.include_keys is not None or options.ignore_keys is not None:
+            raise _whole_only("an optimizer in shards")
+        found = _optimizer_template(module, optim, options.cpu_offload)
+        read_shards(found, path, options.load_planner)
+    else:
+        found = read_file(path)[0]
+        if not is_model_fsdp(module):
+            own = get_optim_state_dict(module, optim, precision=None)
+            found = merged(found, own, options.include_keys, options.ignore_keys, options.strict)
+        elif options.include_keys is not None or options.ignore_keys is not None:
+            raise _whole_only("the optimizer of a sharded model")
+    set_optimizer(module, optim, found, options.sharded_checkpoint, options.strict)
+
+
+def load_resumption_checkpoint(state: State, load_path: Path_) -> None:
+    """Load what `save_resumption_state_to_disk` wrote, running no code from it. To be called on every rank.
+
+    The random generators are restored at once, unless whoever runs the loop restores them when training goes on, as
+    the Trainer does.
+
+    Args:
+        state: Takes it.
+        load_path: The file, or the folder of `resumption.pkl`.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        CorruptCheckpointError: It is torn, truncated or altered.
+        UnsafeCheckpointError: It holds types whose loading could run code.
+    """
+    path = Path(load_path)
+    saved = read_resumption(path / "resumption.pkl" if path.is_dir() else path)
+    content: dict[str, Any] = {"state": saved}
+    for key in ("rng", "resumption"):
+        if key in saved:
+            content[key] = saved.pop(key)
+    part = attached(state)
+    if part is not None:
+        part.before_load(content)
+    state.load_state_dict(saved)
+    if part is not None:
+        part.after_load(content)
+    elif "rng" in content:
+        reproducibility.load_rng_state(content["rng"])
+
+
+def _check_targets(options: CheckpointLoadOptions, model: Any, optim: Any, state: Any) -> None:
+    needed = {
+        "`load_model=True` needs `model` or `state`": options.load_model and model is None,
+        "`load_optimizer=True` needs `model` or `state`": options.load_optimizer and model is None,
+        "`load_optimizer=True` needs `optim`, or a `state` with an optimizer": options.load_optimizer and optim is None,
+        "`load_resumption_state=True` needs `state`": options.load_resumption_state and state is None,
+    }
+    for text, lacking in needed.items():
+        if lacking:
+            raise ValueError(f"{text}, which takes what is loaded. Give it, or load less.")
+
+
+def _only_optimizer(state: State, options: CheckpointLoadOptions) -> torch.optim.Optimizer | None:
+    if options.load_optimizer and len(state.optimizers) > 1:
+        raise ValueError(
+            f"A checkpoint of this kind has one optimizer, but the run has {len(state.optimizers)}. Pass the one that "
+            f"is meant as `optim`."
+        )
+    return state.optimizers[0] if state.optimizers else None
+
+
+@contextmanager
+def _local_folder(load_path: str, parts: list[str], file: str) -> Iterator[Path]:
+    """The checkpoint on this machine; fetched first, once per node, if it is remote."""
+    if not is_uri(load_path):
+        yield Path(load_path)
+        return
+
+    def fetch(folder: Path) -> None:
+        root = storage_of(load_path)
+        for name in {METADATA_NAME, file} & {*root.list()}:
+            root.download(name, folder / name)
+        for part in parts:
+            for name in storage_of(f"{load_path.rstrip('/')}/{part}").list():
+                root.download(f"{part}/{name}", folder / part / name)
+
+    with on_each_node(fetch) as folder:
+        yield folder
+
+
+def _part(path: Path, stem: str, sharded: bool) -> Path:
+    """The file of a part, or the folder of its shards."""
+    shards = is_shard_folder(path)
+    files = [path / f"{stem}.{suffix}" for suffix in _SUFFIXES] if path.is_dir() else [path]
+    file = next((one for one in files if one.is_file()), None)
+    if not shards and file is None:
+        raise FileNotFoundError(f"There is neither a file of the {stem} nor shards of it in {str(path)!r}.")
+    if sharded != shards:
+        raise ValueError(
+            f"`sharded_checkpoint` must be {shards} for {str(path)!r}, which is {'' if shards else 'not '}in shards."
+        )
+    return path if file is None or shards else file
+
+
+def _model_of_shards(module: torch.nn.Module, path: Path, options: CheckpointLoadOptions) -> dict[str, Any]:
+    """The wanted tensors of a checkpoint in shards, in shards if the model is."""
+    own = get_model_state_dict(module, is_model_fsdp(module), None, cpu_offload=options.cpu_offload)
+    if options.load_planner is not None:  # it decides what the names mean
+        found = {name: own[name].clone() for name in selected(own, options.include_keys, options.ignore_keys)}
+    else:
+        saved = names_of_shards(path)
+        wanted = selected(dict.fromkeys([*own, *saved]), options.include_keys, options.ignore_keys)
+        found = {name: own[name].clone() for name in wanted if name in saved and name in own}
+        missing, unexpected = {*wanted} & own.keys() - saved, {*wanted} & saved - own.keys()
+        check_names(module, path, missing, unexpected, options.strict)
+    read_shards(found, path, options.load_planner)
+    return found
+
+
+def _optimizer_template(module: torch.nn.Module, optim: torch.optim.Optimizer, cpu_offload: bool) -> dict[str, Any]:
+    """Tensors to be filled: of an optimizer that has done no step, too."""
+    from torch.distributed.checkpoint import state_dict as torch_state_dict
+
+    options = torch_state_dict.StateDictOptions(cpu_offload=cpu_offload and is_model_fsdp(module))
+    return dict(torch_state_dict.get_optimizer_state_dict(module, optim, options=options))
+
+
+def _whole_only(what: str) -> ValueError:
+    return ValueError(
+        f"`include_keys` and `ignore_keys` must be None for {what}, which is loaded as a whole. Load the model with "
+        f"them, and the optimizer without."
+    )

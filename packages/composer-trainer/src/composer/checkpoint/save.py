@@ -1,0 +1,357 @@
+"""Saving the parts of a checkpoint to files of their own, from any loop.
+
+::
+
+    <folder>/ep1-ba100/model/model.pt          or model.safetensors, or shards
+                       optim/optim.pt          or shards
+                       resumption.pkl
+                       composer_metadata.json  written last: with it the checkpoint is complete
+
+Each file is written under a temporary name, sealed with a checksum, brought to the disk and renamed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from composer.checkpoint._container import write_file
+from composer.checkpoint._durable import replacing
+from composer.checkpoint._names import counts_of_name
+from composer.checkpoint._ranks import on_first_rank
+from composer.checkpoint._selection import Keys, Precision, check_keys, check_precision
+from composer.checkpoint._shards import is_shard_folder, write_shards
+from composer.checkpoint._tensors import write_tensors
+from composer.checkpoint.state_dict import (
+    get_metadata_state_dict,
+    get_model_state_dict,
+    get_optim_state_dict,
+    get_resumption_state_dict,
+)
+from composer.core import Event, State, Time
+from composer.utils import create_interval_scheduler, dist, format_name_with_dist_and_time, is_uri
+
+if TYPE_CHECKING:
+    from composer.devices import Device
+
+__all__ = [
+    "METADATA_NAME",
+    "CheckpointSaveOptions",
+    "save_checkpoint_to_disk",
+    "save_composer_metadata_to_disk",
+    "save_model_to_disk",
+    "save_optim_to_disk",
+    "save_resumption_state_to_disk",
+    "save_state_dict_to_disk",
+]
+
+METADATA_NAME = "composer_metadata.json"
+RESUMPTION_NAME = "resumption.pkl"
+_FORMATS = ("pt", "safetensors")
+
+
+@dataclass
+class CheckpointSaveOptions:
+    """What is saved, how, and how often.
+
+    Args:
+        save_frequency: How often; see `is_due`.
+        dir_prefix: The name of a checkpoint's folder; a format string with the variables of
+            `composer.utils.FORMAT_NAME_WITH_DIST_AND_TIME_TABLE`.
+        overwrite: Whether an existing checkpoint of this name is replaced.
+        save_model: Whether the model is saved.
+        save_optimizer: Whether the optimizer is.
+        save_resumption_state: Whether the rest of the run is, without which it cannot go on exactly.
+        num_checkpoints_to_keep: The newest complete checkpoints, by the counts in their names, that are kept in the
+            folder; -1 keeps all.
+        save_format: `"pt"`, or `"safetensors"`, which holds the model only: an optimizer is saved as `"pt"` anyway.
+        sharded_checkpoint: Whether each rank writes its own shards of a model that is sharded by FSDP.
+        precision: What the model's floating tensors are saved in; None: their own. The optimizer's keep their own.
+        include_keys: Patterns of the only names of parameters and buffers that are saved.
+        ignore_keys: Patterns of names that are not saved.
+
+    Raises:
+        ValueError: An argument cannot work.
+    """
+
+    save_frequency: str | int | Time[Any] | Callable[[State, Event], bool] = "1ep"
+    dir_prefix: str = "ep{epoch}-ba{batch}"
+    overwrite: bool = False
+    save_model: bool = True
+    save_optimizer: bool = True
+    save_resumption_state: bool = True
+    num_checkpoints_to_keep: int = -1
+    save_format: str = "pt"
+    sharded_checkpoint: bool = False
+    precision: Precision | None = "fp32"
+    include_keys: Keys | None = None
+    ignore_keys: Keys | None = None
+
+    def __post_init__(self) -> None:
+        check_keys(self.include_keys, self.ignore_keys)
+        check_precision(self.precision)
+        _check_format(self.save_format, self.sharded_checkpoint)
+        if self.num_checkpoints_to_keep != -1 and self.num_checkpoints_to_keep < 1:
+            raise ValueError(
+                f"`num_checkpoints_to_keep` must be at least 1, or -1 for all, got {self.num_checkpoints_to_keep!r}."
+            )
+        frequency = self.save_frequency
+        self._schedule = frequency if callable(frequency) else create_interval_scheduler(frequency)
+
+    def is_due(self, state: State, event: Event) -> bool:
+        """Whether `save_frequency` says to save now. To be asked at each BATCH_, EPOCH_ and ITERATION_CHECKPOINT."""
+        return self._schedule(state, event)
+
+
+def save_checkpoint_to_disk(
+    destination_dir: str | os.PathLike[str], state: State, options: CheckpointSaveOptions | None = None
+) -> str:
+    """Save a run, now. To be called on every rank; all return when it is saved.
+
+    Args:
+        destination_dir: The folder of all checkpoints; a format string, as `dir_prefix`.
+        state: The run.
+        options: What to save, and how; by default everything.
+
+    Returns:
+        The folder of this checkpoint.
+
+    Raises:
+        FileExistsError: There is a checkpoint of this name, and `overwrite` is False.
+        ValueError: The run has several optimizers, or shards of a whole model are asked for.
+        OSError: Something cannot be written.
+        RuntimeError: Another rank failed.
+    """
+    options = CheckpointSaveOptions() if options is None else options
+    _check_local(destination_dir)
+    folder = Path(_formatted(os.fspath(destination_dir), state)) / _formatted(options.dir_prefix, state)
+    optimizers = state.optimizers if options.save_optimizer else []
+    if len(optimizers) > 1:
+        raise ValueError(
+            f"`save_checkpoint_to_disk` saves one optimizer, but the run has {len(optimizers)}. Save the run to one "
+            f"file with `composer.checkpoint.save_checkpoint`, or pass `save_optimizer=False`."
+        )
+    on_first_rank(lambda: _begin(folder, options.overwrite))
+    keys: dict[str, Any] = {"include_keys": options.include_keys, "ignore_keys": options.ignore_keys}
+    shards = options.sharded_checkpoint
+    if options.save_model:
+        form: dict[str, Any] = {"precision": options.precision, "save_format": options.save_format, "overwrite": True}
+        save_model_to_disk(state.model, folder / "model", shards, **form, **keys)
+    for optimizer in optimizers:
+        form = {"precision": None, "overwrite": True}
+        save_optim_to_disk(state.model, optimizer, folder / "optim", shards, **form, **keys)
+    if options.save_resumption_state:
+        save_resumption_state_to_disk(state, folder)
+    size = state.device_train_microbatch_size
+    save_composer_metadata_to_disk(folder, state.model, shards, options.precision, state.device, size)
+    on_first_rank(lambda: _keep_newest(folder, Path(options.dir_prefix).name, options.num_checkpoints_to_keep))
+    return str(folder)
+
+
+def save_model_to_disk(
+    model: torch.nn.Module,
+    destination_dir: str | os.PathLike[str],
+    sharded_checkpoint: bool = False,
+    precision: Precision | None = "fp32",
+    include_keys: Keys | None = None,
+    ignore_keys: Keys | None = None,
+    overwrite: bool = False,
+    save_format: str = "pt",
+) -> str | None:
+    """Save a model to `model.pt` or `model.safetensors` in a folder, or to the folder itself in shards.
+
+    To be called on every rank; all return when it is saved.
+
+    Args:
+        model: The model, wrapped or not.
+        destination_dir: The folder.
+        sharded_checkpoint: Whether each rank writes its own shards of a model that is sharded by FSDP.
+        precision: What floating tensors are saved in; None: their own.
+        include_keys: Patterns of the only names that are saved.
+        ignore_keys: Patterns of names that are not saved.
+        overwrite: Whether what is there is replaced.
+        save_format: `"pt"` or `"safetensors"`.
+
+    Returns:
+        The path; None on ranks that do not write.
+
+    Raises:
+        ValueError: An argument cannot work, or shards of a whole model are asked for.
+        FileExistsError: It exists, and `overwrite` is False.
+        OSError: It cannot be written.
+    """
+    _check_local(destination_dir)
+    _check_format(save_format, sharded_checkpoint)
+    found = get_model_state_dict(model, sharded_checkpoint, precision, include_keys, ignore_keys)
+    folder = Path(destination_dir)
+    target = folder if sharded_checkpoint else folder / f"model.{save_format}"
+    return save_state_dict_to_disk(found, target, overwrite, save_format)
+
+
+def save_optim_to_disk(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    destination_dir: str | os.PathLike[str],
+    sharded_checkpoint: bool = False,
+    precision: Precision | None = "fp32",
+    include_keys: Keys | None = None,
+    ignore_keys: Keys | None = None,
+    overwrite: bool = False,
+) -> str | None:
+    """Save an optimizer to `optim.pt` in a folder, or to the folder itself in shards; see `save_model_to_disk`.
+
+    Args:
+        model: The model whose parameters the optimizer has.
+        optimizer: The optimizer.
+        destination_dir: The folder.
+        sharded_checkpoint: As for the model.
+        precision: As for the model; counts of steps keep their own.
+        include_keys: Patterns of the only parameters whose state is saved.
+        ignore_keys: Patterns of parameters whose state is not saved.
+        overwrite: Whether what is there is replaced.
+    """
+    _check_local(destination_dir)
+    found = get_optim_state_dict(model, optimizer, sharded_checkpoint, precision, include_keys, ignore_keys)
+    folder = Path(destination_dir)
+    return save_state_dict_to_disk(found, folder if sharded_checkpoint else folder / "optim.pt", overwrite)
+
+
+def save_composer_metadata_to_disk(
+    destination_dir: str | os.PathLike[str],
+    model: torch.nn.Module | None = None,
+    sharded_state_dict: bool | None = None,
+    precision: Precision | None = None,
+    device: Device | torch.device | str | None = None,
+    device_train_microbatch_size: float | None = None,
+) -> str | None:
+    """Write what describes a checkpoint to `composer_metadata.json`; see `get_metadata_state_dict`.
+
+    Returns:
+        The path; None on ranks that do not write.
+    """
+    _check_local(destination_dir)
+    found = get_metadata_state_dict(model, sharded_state_dict, precision, device, device_train_microbatch_size)
+    target = Path(destination_dir) / METADATA_NAME
+
+    def write() -> None:
+        with replacing(target) as temporary, open(temporary, "w", encoding="utf-8") as file:
+            json.dump(found, file, indent=4)
+            file.flush()
+            os.fsync(file.fileno())
+
+    return _written_by_first(write, target)
+
+
+def save_resumption_state_to_disk(state: State, destination_dir: str | os.PathLike[str]) -> str | None:
+    """Write what a run needs besides its model and optimizers to `resumption.pkl`; one that is there is replaced.
+
+    Returns:
+        The path; None on ranks that do not write.
+    """
+    _check_local(destination_dir)
+    found, target = get_resumption_state_dict(state), Path(destination_dir) / RESUMPTION_NAME
+    return _written_by_first(lambda: write_file(found, target), target)
+
+
+def save_state_dict_to_disk(
+    state_dict: dict[str, Any],
+    destination_file_path: str | os.PathLike[str],
+    overwrite: bool = False,
+    save_format: str = "pt",
+) -> str | None:
+    """Save any state: whole, sealed and on the disk, or not at all. To be called on every rank.
+
+    Args:
+        state_dict: The state. If it holds sharded tensors, each rank writes its shards. Otherwise that of rank 0 is
+            written.
+        destination_file_path: The file; of shards, the folder.
+        overwrite: Whether what is there is replaced.
+        save_format: `"pt"`, or `"safetensors"` for a state of named tensors.
+
+    Returns:
+        The path; None on ranks that do not write.
+
+    Raises:
+        ValueError: `save_format` is another, or shards are to be saved as safetensors.
+        TypeError: The format is safetensors, and something is no plain tensor.
+        FileExistsError: It exists, and `overwrite` is False.
+        OSError: It cannot be written.
+    """
+    _check_local(destination_file_path)
+    target, shards = Path(destination_file_path), _has_shards(state_dict)
+    _check_format(save_format, shards)
+    if shards:
+        write_shards(state_dict, target, overwrite)
+        return str(target)
+
+    def write() -> None:
+        if target.exists() and not overwrite:
+            raise FileExistsError(f"{str(target)!r} already exists. Pass `overwrite=True` to replace it.")
+        if save_format == "safetensors":
+            write_tensors(state_dict, target, {})
+        else:
+            write_file(state_dict, target)
+
+    return _written_by_first(write, target)
+
+
+def _written_by_first(write: Callable[[], None], target: Path) -> str | None:
+    on_first_rank(write)
+    return str(target) if dist.get_global_rank() == 0 else None
+
+
+def _check_format(save_format: str, shards: bool) -> None:
+    if save_format not in _FORMATS:
+        raise ValueError(f"`save_format` must be one of {', '.join(map(repr, _FORMATS))}, got {save_format!r}.")
+    if shards and save_format != "pt":
+        raise ValueError(f"`save_format` must be 'pt' for a checkpoint in shards, got {save_format!r}.")
+
+
+def _check_local(path: str | os.PathLike[str]) -> None:
+    if is_uri(os.fspath(path)):
+        raise ValueError(
+            f"The destination must be a local path, got {os.fspath(path)!r}. Save to a local folder, then take its "
+            f"files there with `composer.checkpoint.upload_file`."
+        )
+
+
+def _formatted(text: str, state: State) -> str:
+    return format_name_with_dist_and_time(text, state.run_name, state.timestamp)
+
+
+def _begin(folder: Path, overwrite: bool) -> None:
+    """Make room; a checkpoint that is replaced is no longer complete."""
+    if (folder / METADATA_NAME).exists() and not overwrite:  # without it, it is what a killed process left
+        raise FileExistsError(f"The checkpoint {str(folder)!r} already exists. Pass `overwrite=True` to replace it.")
+    for name in (METADATA_NAME, RESUMPTION_NAME, "model/model.pt", "model/model.safetensors", "optim/optim.pt"):
+        (folder / name).unlink(missing_ok=True)
+    for part in ("model", "optim"):
+        if is_shard_folder(folder / part):
+            shutil.rmtree(folder / part)
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def _keep_newest(folder: Path, pattern: str, number: int) -> None:
+    if number == -1:
+        return
+    found = []
+    for path in folder.parent.iterdir():
+        counts = counts_of_name(path.name, pattern)
+        if counts is not None and (path / METADATA_NAME).is_file():
+            found.append((counts, path))
+    for _, path in sorted(found, key=lambda pair: (pair[0], pair[1].stat().st_mtime_ns))[:-number]:
+        (path / METADATA_NAME).unlink()  # first, so that half of it is never taken for a checkpoint
+        shutil.rmtree(path)
+
+
+def _has_shards(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_has_shards, value.values()))
+    return isinstance(value, torch.Tensor) and hasattr(value, "to_local")

@@ -1,0 +1,149 @@
+"""Finding the checkpoint from which a relaunched run goes on."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from composer.callbacks.checkpoint_saver import CheckpointSaver
+from composer.checkpoint._container import check_file
+from composer.checkpoint._names import counts_of_name, was_swapped
+from composer.checkpoint._seal import CorruptCheckpointError
+from composer.core import State
+from composer.loggers import LoggerDestination
+from composer.utils import dist, format_name_with_dist
+
+__all__ = ["find_checkpoint"]
+
+
+def find_checkpoint(
+    saver: CheckpointSaver, state: State, destinations: Iterable[LoggerDestination], progress_bar: bool
+) -> str | None:
+    """The newest intact checkpoint of a run, or None if it has none. A collective operation; rank 0 searches.
+
+    Damaged files are named in a warning each, and passed over.
+
+    Args:
+        saver: Knows where the run saves, here and remotely.
+        state: The run.
+        destinations: Loggers, which may keep files remotely.
+        progress_bar: Show the progress of downloads.
+
+    Returns:
+        A path on rank 0's node.
+    """
+    found: list[str | None] = [None]
+    problem: list[str | None] = [None]
+    if dist.get_global_rank() == 0:
+        try:
+            found = [_find(saver, state, destinations, progress_bar)]
+        except Exception as error:
+            problem = [f"{type(error).__name__}: {error}"]
+            if dist.get_world_size() == 1:
+                raise
+    dist.broadcast_object_list(problem, src=0)
+    if problem[0] is not None:
+        raise RuntimeError(f"Rank 0 could not look for a checkpoint to resume from: {problem[0]}")
+    dist.broadcast_object_list(found, src=0)
+    return found[0]
+
+
+def _find(
+    saver: CheckpointSaver, state: State, destinations: Iterable[LoggerDestination], progress_bar: bool
+) -> str | None:
+    local = _newest(_local_candidates(saver, state))
+    if local is not None:
+        return local
+    return _newest(_remote_candidates(saver, state, progress_bar)) or _newest(
+        _logger_candidates(saver, state, destinations, progress_bar)
+    )
+
+
+Candidate = tuple[str, Callable[[], Path | None]]
+"""The name of a checkpoint, and how to get it."""
+
+
+def _newest(candidates: Iterable[Candidate]) -> str | None:
+    for name, fetch in candidates:
+        path = fetch()
+        if path is None:
+            continue
+        try:
+            saved_as = check_file(path)
+        except CorruptCheckpointError as error:
+            warnings.warn(f"{name!r} is damaged ({error.reason}); an older checkpoint is tried.", stacklevel=2)
+            continue
+        if saved_as is not None and was_swapped(saved_as, path.resolve().name):
+            warnings.warn(
+                f"{name!r} was saved as {saved_as!r}: it was copied over another one, so an older checkpoint is tried. "
+                f"To go on from it, pass it as `load_path`.",
+                stacklevel=2,
+            )
+            continue
+        return str(path)
+    return None
+
+
+def _local_candidates(saver: CheckpointSaver, state: State) -> Iterable[Candidate]:
+    folder = Path(format_name_with_dist(saver.folder, state.run_name))
+    if not folder.is_dir():
+        return
+    names = (os.path.relpath(os.path.join(root, name), folder) for root, _, files in os.walk(folder) for name in files)
+    for name in _by_age(names, saver.filename.filename, lambda name: (folder / name).stat().st_mtime):
+        yield str(folder / name), lambda name=name: folder / name  # type: ignore[misc]
+    if saver.latest_filename is not None:  # on a disk without links it is a file of its own
+        latest = Path(saver.latest_filename.format(state))
+        if latest.is_file() and not latest.is_symlink():
+            yield str(latest), lambda: latest
+
+
+def _remote_candidates(saver: CheckpointSaver, state: State, progress_bar: bool) -> Iterable[Candidate]:
+    root, pattern = saver.remote_root, saver.remote_file_name
+    if root is None or pattern is None:
+        return
+    from composer.checkpoint._storage import storage_of
+
+    filled = format_name_with_dist(pattern.filename, state.run_name, rank=0)
+    folder, _, name_pattern = filled.rpartition("/")
+    target = Path(tempfile.mkdtemp(prefix="composer-resuming-"))
+    inside = storage_of(f"{root}{folder}")
+    for name in _by_age(inside.list(), name_pattern, lambda name: 0.0):
+
+        def fetch(name: str = name) -> Path:
+            inside.download(name, target / name, progress=progress_bar)
+            return target / name
+
+        yield inside.uri(name), fetch
+
+
+def _logger_candidates(
+    saver: CheckpointSaver, state: State, destinations: Iterable[LoggerDestination], progress_bar: bool
+) -> Iterable[Candidate]:
+    if saver.latest_remote_file_name is None:
+        return
+    latest = saver.latest_remote_file_name.format(state)
+    target = Path(tempfile.mkdtemp(prefix="composer-resuming-"))
+    for destination in destinations:
+
+        def fetch(destination: LoggerDestination = destination) -> Path | None:
+            try:
+                link = target / "latest.symlink"
+                destination.download_file(f"{latest}.symlink", str(link), overwrite=True, progress_bar=progress_bar)
+                name = link.read_text(encoding="utf-8").strip()
+                path = target / os.path.basename(name)
+                destination.download_file(name, str(path), overwrite=True, progress_bar=progress_bar)
+            except (NotImplementedError, FileNotFoundError):
+                return None  # it keeps no files, or not this one
+            return path
+
+        yield f"{latest} of {type(destination).__name__}", fetch
+
+
+def _by_age(names: Iterable[str], pattern: str, modified: Callable[[str], float]) -> list[str]:
+    """The names that a pattern makes, the newest first: by the counts in them, otherwise by modification."""
+    counts = {name: counts_of_name(name.replace(os.sep, "/"), pattern) for name in names}
+    ours = {name: count for name, count in counts.items() if count is not None}
+    return sorted(ours, key=lambda name: (ours[name], modified(name)), reverse=True)

@@ -1,0 +1,139 @@
+"""What a Trainer is made of, and how the parts are put together."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import sys
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+import torch
+
+from composer.callbacks.checkpoint_saver import CheckpointSaver
+from composer.checkpoint._resumption_parts import attach
+from composer.core import Algorithm, Callback, Engine, Event, Precision, State
+from composer.core.passes import PassInput
+from composer.devices import Device
+from composer.loggers import Logger, LoggerDestination
+from composer.models import ComposerModel
+from composer.trainer import _construction as build
+from composer.trainer._evaluation import Evaluation
+from composer.trainer._fit import FitLoop
+from composer.trainer._hparams import log_standard_hparams
+from composer.trainer._parallel import SingleProcess
+from composer.trainer._resumption import LoaderPosition
+from composer.trainer._run_position import RunPosition
+from composer.trainer._settings import RunSettings
+from composer.trainer._signals import Interruption
+from composer.trainer._train_batch import BatchTrainer
+from composer.trainer._train_metrics import TrainMetrics
+from composer.utils import dist, ensure_tuple
+
+__all__ = ["TrainerParts"]
+
+log = logging.getLogger(__name__)
+
+
+class TrainerParts:
+    """The parts of a Trainer; see there."""
+
+    state: State
+    logger: Logger
+    engine: Engine
+    local_hparams: dict[str, Any]
+    accumulate_train_batch_on_tokens: bool
+    _model: ComposerModel
+    _parallel: SingleProcess
+    _settings: RunSettings
+    _position: RunPosition
+    _checkpoint_saver: CheckpointSaver | None
+    _stream: TextIO | None  # where the user is told what happens; None: nowhere
+
+    def _build_state(
+        self,
+        device: Device,
+        precision: Precision,
+        precision_config: dict[str, Any] | None,
+        optimizer: torch.optim.Optimizer | None,
+        algorithms: Any,
+        run_name: str,
+        seed: int,
+        save_metrics: bool,
+    ) -> None:
+        model = device.module_to_device(self._model)
+        self._parallel.equalize(model)
+        if optimizer is not None:
+            device.optimizer_to_device(optimizer)
+        for algorithm in ensure_tuple(algorithms):
+            if not isinstance(algorithm, Algorithm):
+                raise TypeError(f"`algorithms` must hold `Algorithm` objects, got {build.described(algorithm)}.")
+        self.state = State(
+            model=model,
+            rank_zero_seed=seed,
+            run_name=run_name,
+            device=device,
+            precision=precision,
+            precision_config=precision_config,
+            optimizers=optimizer,
+            algorithms=ensure_tuple(algorithms),
+            save_metrics=save_metrics,
+        )
+
+    def _start_engine(
+        self, loggers: Sequence[LoggerDestination], callbacks: Sequence[Callback], passes: PassInput
+    ) -> None:
+        state = self.state
+        self.logger = Logger(state, loggers)
+        state.callbacks = [*loggers, *callbacks]
+        self.engine = Engine(state, self.logger, passes)
+        self._model.logger = self.logger
+        self.engine.run_event(Event.INIT)
+        # An algorithm may have replaced the model.
+        self._model, _ = build.check_model(state.model)
+        self._model.logger = self.logger
+        log_standard_hparams(state, self.logger, self.local_hparams)
+        state.train_metrics = dict(copy.deepcopy(self._model.get_metrics(is_train=True)))
+        self._parallel.adopt_metrics(state.train_metrics.values())
+        self._metrics = TrainMetrics(state, self._model, defer=self._parallel.world_size == 1)
+        self._evaluation = Evaluation(state, self.engine, self.logger, self._model, self._parallel)
+
+    def _keep_position(self, spin_dataloaders: bool) -> None:
+        """From here on, checkpoints hold and restore how far the run is."""
+        loader = LoaderPosition(self.state, self._metrics, spin=spin_dataloaders)
+        self._position = RunPosition(self.state, self._settings, loader, self._announce)
+        attach(self.state, self._position)
+
+    def _loop(self) -> FitLoop:
+        state, spec = self.state, self._settings.train_spec
+        assert spec is not None, "`fit` checks that there is training data"
+        batches = BatchTrainer(
+            state, self.engine, self._model, self._parallel, self._metrics, self.accumulate_train_batch_on_tokens
+        )
+        return FitLoop(
+            state,
+            self.engine,
+            self.logger,
+            spec,
+            batches,
+            self._position.loader,
+            self._evaluation,
+            self._parallel,
+            self._settings.step_every_batch,
+            Interruption(self._checkpoint_saver, self._announce),
+        )
+
+    def _announce(self, text: str) -> None:
+        """Tell the user something that is no warning: in the log and, with a progress bar or console, there."""
+        log.info("%s", text)
+        if self._stream is not None and dist.get_global_rank() == 0:
+            print(text, file=self._stream, flush=True)
+
+
+def stream_of(console_stream: str | TextIO, shown: bool) -> TextIO | None:
+    """Where to tell the user what happens; None if nothing else is shown either."""
+    if not shown:
+        return None
+    if isinstance(console_stream, str):
+        return sys.stdout if console_stream.lower() == "stdout" else sys.stderr
+    return console_stream

@@ -1,0 +1,182 @@
+"""How far a run is, beyond its state: the data, the calls of `fit`, and what the user had asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from composer.callbacks.checkpoint_saver import CheckpointSaver
+from composer.core import State, Timestamp
+from composer.loggers import Logger
+from composer.trainer._requested import apply_changes, describe_schedulers, requested_of, restart_schedulers
+from composer.trainer._resumption import LoaderPosition
+from composer.trainer._settings import RunSettings
+from composer.utils import dist, reproducibility
+
+__all__ = ["RunPosition"]
+
+_VALUES = ("train_metric_values", "eval_metric_values", "total_loss_dict")
+
+
+class RunPosition:
+    """Saves and restores what lets a run go on exactly where it was.
+
+    Args:
+        state: The run.
+        settings: What the user gave.
+        loader: The position in the training data.
+        announce: Tells the user.
+    """
+
+    def __init__(
+        self, state: State, settings: RunSettings, loader: LoaderPosition, announce: Callable[[str], None]
+    ) -> None:
+        self.state, self.settings, self.loader, self.announce = state, settings, loader, announce
+        # Before a checkpoint, or training, changes any of it.
+        self._asked = requested_of(state, settings.given_schedulers)
+        self._saved: dict[str, Any] | None = None
+        self._schedulers: dict[str, Any] = {}
+        self._rates: list[Any] = []
+        self._fits: list[Timestamp] = []
+        self._restored_fits: list[Timestamp] = []
+        self._complete: dict[str, Any] | None = None
+        self._calls = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Every rank's position in the data, the starts of the calls of `fit`, the arguments and the last values."""
+        previous = self.state.previous_timestamp
+        return {
+            "loader": dist.all_gather_object(self.loader.state_dict()),
+            "fits": [start.state_dict() for start in self._fits],
+            "asked": self._asked,
+            "values": self._values(),
+            "previous_timestamp": None if previous is None else previous.state_dict(),
+        }
+
+    def _values(self) -> dict[str, dict[str, Any]]:
+        return {name: dict(getattr(self.state, name)) for name in _VALUES}
+
+    # ---- loading ----
+
+    def before_load(self, content: dict[str, Any]) -> None:
+        """Keep the schedulers' state for when it is known which schedulers there are."""
+        saved = content["state"]
+        self._schedulers = saved.pop("schedulers", {})
+        entries = saved.get("optimizers", {}).values()
+        self._rates = [group.get("lr") for entry in entries for group in entry["param_groups"]]
+
+    def after_load(self, content: dict[str, Any]) -> None:
+        """Restore the position, and let changed arguments win."""
+        resumption = content.get("resumption") or {}
+        self.loader.load_state_dict(resumption.get("loader"), content.get("rng"))
+        previous = resumption.get("previous_timestamp")
+        self.state.previous_timestamp = None if previous is None else _timestamp(previous)
+        for name, values in resumption.get("values", {}).items():
+            setattr(self.state, name, values)
+        # A checkpoint that does not tell is taken to be of the program's first call.
+        self._restored_fits = [_timestamp(saved) for saved in resumption.get("fits", [])] or [Timestamp()]
+        self._complete = resumption.get("complete")
+        self._saved = resumption.get("asked", {})
+        given, had = self.settings.given_schedulers, self._saved.get("schedulers")
+        if self.settings.is_complete and (given or not had):  # otherwise `fit` may bring them
+            self.settle()
+
+    def settle(self) -> None:
+        """Bring schedulers and changed arguments in place: after loading, or when `fit` has completed the settings."""
+        self._asked["schedulers"] = describe_schedulers(self.settings.given_schedulers)
+        self._asked["batch_size"] = getattr(self.state.train_dataloader, "batch_size", None)
+        saved, self._saved = self._saved, None
+        if saved is None:
+            return
+        if not saved or saved["schedulers"] == self._asked["schedulers"]:
+            self._restore_schedulers()
+        else:
+            now = self.state.timestamp
+            restart_schedulers(self.state, (now.batch if self.settings.step_every_batch else now.epoch).value)
+        changes = apply_changes(self.state, self._asked, saved) if saved else []
+        if changes:
+            self.announce(f"Arguments that differ from the checkpoint's win over it: {'; '.join(changes)}.")
+
+    def _restore_schedulers(self) -> None:
+        if not self.state.schedulers:
+            return
+        self.state.load_state_dict({"schedulers": self._schedulers})
+        groups = [group for optimizer in self.state.optimizers for group in optimizer.param_groups]
+        if len(groups) == len(self._rates):  # building a scheduler sets the rates anew
+            for group, rate in zip(groups, self._rates, strict=True):
+                if rate is not None:
+                    _set_rate(group, rate)
+
+    # ---- the calls of `fit` ----
+
+    def begin_fit(self, reset_time: bool) -> tuple[Timestamp | None, bool]:
+        """Count a call of `fit`.
+
+        Args:
+            reset_time: Whether time starts again with this call.
+
+        Returns:
+            When this call began, if the run that saved the checkpoint had begun it (None: it begins now); and whether
+            that run had ended it.
+        """
+        number, restored = self._calls, self._restored_fits
+        self._calls += 1
+        if number < len(restored):
+            self._fits = restored[: number + 1]
+            return restored[number], number + 1 < len(restored)
+        if reset_time:
+            self.state.timestamp = Timestamp()
+        self._fits = [*self._fits, self.state.timestamp]
+        return None, False
+
+    def is_complete(self) -> bool:
+        """Whether the run that saved the checkpoint had ended the call of `fit` that is being repeated.
+
+        Its last checkpoint may be of a moment before the epoch was closed. If the run is longer now, it goes on there.
+        """
+        done = self._complete
+        if (
+            done is None
+            or self._calls != len(self._restored_fits)
+            or done["max_duration"] != str(self.state.max_duration)
+        ):
+            return False
+        self.state.timestamp = _timestamp(done["timestamp"])
+        self.loader.load_state_dict(done["loader"], done["rng"])
+        reproducibility.load_rng_state(done["rng"])
+        return True
+
+    def complete(self, saver: CheckpointSaver | None, logger: Logger) -> None:
+        """Let the last checkpoint say that this call of `fit` has ended, so that a relaunch need not repeat its end."""
+        if saver is None or not saver.continues:
+            return
+        state = self.state
+        done = {
+            "max_duration": str(state.max_duration),
+            "timestamp": state.timestamp.state_dict(),
+            "loader": dist.all_gather_object(self.loader.state_dict()),
+            "rng": reproducibility.get_rng_state(),
+        }
+        values = self._values()
+
+        def change(resumption: dict[str, Any]) -> None:
+            resumption["complete"], resumption["values"] = done, values
+
+        saver.amend(state, logger, change)
+
+    def forget_fits(self) -> None:
+        """Let the calls of `fit` count as new ones: the user loaded a checkpoint, but did not relaunch its program."""
+        self._restored_fits = []
+
+
+def _timestamp(saved: dict[str, Any]) -> Timestamp:
+    timestamp = Timestamp()
+    timestamp.load_state_dict(saved)
+    return timestamp
+
+
+def _set_rate(group: dict[str, Any], rate: Any) -> None:
+    if hasattr(group["lr"], "fill_"):
+        group["lr"].fill_(rate)
+    else:
+        group["lr"] = rate

@@ -1,0 +1,99 @@
+"""SIGTERM and SIGINT: finish the batch, save, and leave."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, NoReturn
+
+from composer.callbacks.checkpoint_saver import CheckpointSaver
+from composer.core import State
+
+__all__ = ["Interruption"]
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Interruption:
+    """Remembers that the process was asked to end, while a fit runs; a second signal ends it at once.
+
+    Handlers are installed in the main thread only, since others may not, and restored afterwards. A signal that the
+    program ignores stays ignored.
+
+    Args:
+        saver: Saves the run before it ends; None: nothing is saved.
+        announce: Tells the user.
+    """
+
+    def __init__(self, saver: CheckpointSaver | None, announce: Callable[[str], None]) -> None:
+        self._saver, self._announce = saver, announce
+        self.signal: int | None = None
+        self._before: dict[int, Any] = {}
+
+    @property
+    def requested(self) -> bool:
+        """Whether a signal came."""
+        return self.signal is not None
+
+    def prepare(self) -> None:
+        """Have the run saved at the coming BATCH_CHECKPOINT. To be called on every rank if any of them got a signal."""
+        if self._saver is not None:
+            self._saver.save_soon()
+
+    def __enter__(self) -> Interruption:
+        self.signal = None
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                    self._before[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._restore()
+
+    def leave(self, state: State) -> NoReturn:
+        """Leave as the signal asks, once what was saved has arrived.
+
+        Raises:
+            KeyboardInterrupt: After SIGINT.
+            SystemExit: After SIGTERM, or a signal to another rank, with the status of a process ended by it (143).
+        """
+        number = signal.SIGTERM if self.signal is None else signal.Signals(self.signal)
+        saved = "Nothing is saved, since the run has no `save_folder`."
+        if self._saver is not None:
+            self._saver.flush()
+            saved = f"Saved to {self._saver.saved_to}; `autoresume=True` goes on from there."
+        self._announce(f"{number.name}: the run ends after batch {state.timestamp._batch}. {saved}")
+        before = self._before.get(number)
+        self._restore()
+        if callable(before) and before is not signal.default_int_handler:
+            before(number, None)  # the program's own handler, which was put aside
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(128 + number)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is None:
+            self.signal = number
+            name = signal.Signals(number).name
+            print(
+                f"\n{name}: the batch is finished and saved first; send it again to leave at once.",
+                file=sys.stderr,
+                flush=True,
+            )
+            return
+        self._restore()
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}

@@ -1,0 +1,80 @@
+"""The names of `composer.checkpoint` under the path by which programs know them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from composer.checkpoint import CorruptCheckpointError as CorruptCheckpointError
+from composer.checkpoint import PartialFilePath as PartialFilePath
+from composer.checkpoint import UnsafeCheckpointError as UnsafeCheckpointError
+from composer.checkpoint import download_checkpoint as download_checkpoint
+from composer.checkpoint import get_save_filename as get_save_filename
+from composer.checkpoint import glob_filter as glob_filter
+from composer.checkpoint import load_checkpoint as load_checkpoint
+from composer.checkpoint import safe_torch_load as safe_torch_load
+from composer.checkpoint import save_checkpoint as save_checkpoint
+from composer.checkpoint._container import _STATES as _COMPOSER_STATES_FILENAME
+from composer.checkpoint._container import write_file as _write_checkpoint_file
+from composer.checkpoint._loading import VALIDATION_VARIABLE
+from composer.utils import import_object
+
+__all__ = [
+    "_COMPOSER_STATES_FILENAME",
+    "PartialFilePath",
+    "_ensure_valid_checkpoint",
+    "_is_rng_key",
+    "_torch_load_with_validation",
+    "_write_checkpoint_file",
+    "download_checkpoint",
+    "get_save_filename",
+    "glob_filter",
+    "load_checkpoint",
+    "safe_torch_load",
+    "save_checkpoint",
+]
+
+_GENERATORS = ("cuda", "torch", "python", "numpy")
+
+
+def _ensure_valid_checkpoint(
+    checkpoint_filepath: str | os.PathLike[str], specs: Sequence[tuple[int, int]] | None = None
+) -> str | os.PathLike[str]:
+    """Ask the function that `CHECKPOINT_VALIDATION_FUNCTION` names, if it does, whether a file may be loaded.
+
+    Args:
+        checkpoint_filepath: The file.
+        specs: The parts of it that are to be read, as offsets and lengths in bytes; None: all.
+
+    Returns:
+        `checkpoint_filepath`.
+
+    Raises:
+        ValueError: It refuses the file.
+    """
+    function = os.environ.get(VALIDATION_VARIABLE)
+    if function is None:
+        return checkpoint_filepath
+    module, _, attribute = function.rpartition(".")
+    if not import_object(f"{module}:{attribute}")(checkpoint_filepath, specs):
+        raise ValueError(
+            f"`{function}`, which {VALIDATION_VARIABLE} names, refuses the checkpoint "
+            f"{os.fspath(checkpoint_filepath)!r}."
+        )
+    return checkpoint_filepath
+
+
+def _torch_load_with_validation(checkpoint_filepath: str | os.PathLike[str], map_location: Any = "cpu") -> Any:
+    """`safe_torch_load`, after `_ensure_valid_checkpoint`."""
+    return safe_torch_load(_ensure_valid_checkpoint(checkpoint_filepath), map_location=map_location)
+
+
+def _is_rng_key(key: str, value: Any) -> bool:
+    """Whether an entry of a flat checkpoint in shards is the state of a random generator: a type, a shape, and so on.
+
+    Args:
+        key: The path of the entry, such as `rng.0.cuda`.
+        value: The entry.
+    """
+    return key.startswith("rng") and key.endswith(_GENERATORS) and isinstance(value, tuple) and len(value) == 3

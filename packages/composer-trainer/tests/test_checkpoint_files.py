@@ -1,0 +1,370 @@
+"""Checkpoint files: whole or not there, checked before anything is loaded, and never run."""
+
+from __future__ import annotations
+
+import datetime
+import errno
+import os
+import pickle
+import random
+import resource
+import shutil
+import signal
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from composer.checkpoint import CorruptCheckpointError, UnsafeCheckpointError, check_file, glob_filter, safe_torch_load
+from composer.checkpoint._container import read_file, write_file
+from composer.checkpoint._durable import point_link, remove_leftovers, replacing
+from composer.checkpoint._names import check_file_name, counts_of_name
+from composer.checkpoint._seal import read_seal, seal, verify
+from composer.checkpoint._writer import CheckpointWriter
+from composer.testing import deep_compare, run_on_ranks
+from composer.utils import CompressorNotFound
+
+CORRUPTIONS = int(os.environ.get("COMPOSER_CORRUPTIONS", "1000"))
+
+
+def content(seed: int = 0) -> dict[str, Any]:
+    """Every kind of value that a run saves."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = torch.randn(20, 3, generator=generator)
+    return {
+        "state": {
+            "model": {"weight": weights, "tied": weights, "count": torch.tensor(3)},
+            "timestamp": {"Timestamp": {"batch": 5, "total_wct": datetime.timedelta(seconds=1.5)}},
+            "metadata": {"sealed": True, "torch_version": torch.__version__},
+        },
+        "rng": [
+            {
+                "python": random.Random(seed).getstate(),
+                "numpy": np.random.RandomState(seed).get_state(),
+                "torch": generator.get_state(),
+                "scalar": np.float64(0.5),
+            }
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    "name", ["a.pt", "a", "a.pt.gz", "a.pt.bz2", "a.pt.xz", "a.tar", "a.tar.gz", "a.tgz", "a.tar.bz2", "a.tar.lzma"]
+)
+def test_what_is_written_is_read_again(tmp_path: Path, name: str) -> None:
+    extension = name.rpartition(".")[2]
+    program = {"bz2": "bzip2", "gz": "gzip", "xz": "xz"}.get(extension, "sh")
+    if ".pt." in name and shutil.which(program) is None:
+        pytest.skip(f"needs the program {program}")
+    write_file(content(), tmp_path / "folder" / name)
+    loaded, saved_as = read_file(tmp_path / "folder" / name)
+
+    deep_compare(loaded, content())
+    assert loaded["state"]["model"]["weight"].data_ptr() == loaded["state"]["model"]["tied"].data_ptr()
+    assert saved_as == check_file(tmp_path / "folder" / name) == name
+    assert os.listdir(tmp_path / "folder") == [name]
+
+
+def test_torch_and_unzip_read_a_sealed_file(tmp_path: Path) -> None:
+    write_file({"state": {"model": {"weight": torch.ones(2)}}}, tmp_path / "a.pt")
+
+    assert torch.load(tmp_path / "a.pt")["state"]["model"]["weight"].tolist() == [1, 1]
+    assert zipfile.ZipFile(tmp_path / "a.pt").testzip() is None
+
+
+def corrupt(data: bytes, choose: random.Random, other: bytes) -> bytes:
+    """Torn, truncated, altered, or another file's content."""
+    kind, changed = choose.randrange(7), bytearray(data)
+    if kind == 0:
+        return data[: choose.randrange(len(data))]
+    if kind == 1:
+        changed[choose.randrange(len(data))] ^= 1 << choose.randrange(8)
+    elif kind == 2:
+        for _ in range(5):
+            changed[choose.randrange(len(data))] ^= 1 << choose.randrange(8)
+    elif kind == 3:  # a block that never reached the disk
+        start = choose.randrange(len(data))
+        changed[start : start + 512] = bytes(len(changed[start : start + 512]))
+    elif kind == 4:
+        changed += choose.randbytes(choose.randrange(1, 100))
+    elif kind == 5:  # the head of one file, the rest of another
+        cut = choose.randrange(min(len(data), len(other)))
+        return data[:cut] + other[cut:]
+    else:
+        first, second = (choose.randrange(len(data)) for _ in range(2))
+        changed[first], changed[second] = changed[second], changed[first]
+    return bytes(changed)
+
+
+def test_no_corruption_loads(tmp_path: Path) -> None:
+    write_file(content(0), tmp_path / "a.pt")
+    write_file(content(1), tmp_path / "b.pt")
+    intact, other = (tmp_path / "a.pt").read_bytes(), (tmp_path / "b.pt").read_bytes()
+    choose, tried = random.Random(0), 0
+    while tried < CORRUPTIONS:
+        broken = corrupt(intact, choose, other)
+        if broken in (intact, other):
+            continue
+        tried += 1
+        (tmp_path / "a.pt").write_bytes(broken)
+        with pytest.raises(CorruptCheckpointError, match=r"a\.pt"):
+            read_file(tmp_path / "a.pt")
+
+
+def test_a_corrupted_archive_does_not_load_either(tmp_path: Path) -> None:
+    choose = random.Random(1)
+    for name in ("a.tar", "a.tgz", "a.pt.gz"):
+        write_file(content(0), tmp_path / name)
+        intact = (tmp_path / name).read_bytes()
+        for _ in range(60):
+            broken = bytearray(intact[: choose.randrange(len(intact))] if choose.random() < 0.5 else intact)
+            if broken:
+                broken[choose.randrange(len(broken))] ^= 1 << choose.randrange(8)
+            (tmp_path / name).write_bytes(broken)
+            try:  # headers of archives have bits that mean nothing
+                loaded, _ = read_file(tmp_path / name)
+            except (CorruptCheckpointError, OSError):
+                continue
+            deep_compare(loaded, content(0))
+
+
+def test_a_file_without_seal_is_checked_by_its_archive(tmp_path: Path) -> None:
+    path = tmp_path / "plain.pt"
+    torch.save({"state": {"model": {"weight": torch.randn(1000)}}}, path)
+    assert verify(path) is None
+    deep_compare(safe_torch_load(path), torch.load(path))
+    data = bytearray(path.read_bytes())
+    data[data.index(b"data/0") + 2000] ^= 1
+    path.write_bytes(data)
+
+    with pytest.raises(CorruptCheckpointError, match="checksum of its part"):
+        safe_torch_load(path)
+
+
+def test_a_seal_that_was_cut_off_is_missed(tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    torch.save(content(), path)
+
+    with pytest.raises(CorruptCheckpointError, match="missing or altered"):
+        safe_torch_load(path)
+
+
+def test_an_empty_file_is_damaged(tmp_path: Path) -> None:
+    (tmp_path / "a.pt").touch()
+    with pytest.raises(CorruptCheckpointError, match="empty"):
+        read_file(tmp_path / "a.pt")
+
+
+def test_a_missing_file_is_no_damaged_one(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="There is no checkpoint"):
+        read_file(tmp_path / "a.pt")
+
+
+def test_a_seal_tells_the_name(tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    torch.save({}, path)
+    assert read_seal(path) is None
+    seal(path, "ep1.pt")
+
+    assert read_seal(path) == {"file": "ep1.pt"} == verify(path)
+
+
+class Attack:
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return os.system, (f"touch {self.trace}",)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_pickle_that_would_run_code_does_not(tmp_path: Path, zipped: bool) -> None:
+    trace = tmp_path / "ran"
+    torch.save({"state": {"callbacks": Attack(trace)}}, tmp_path / "a.pt", _use_new_zipfile_serialization=zipped)
+
+    with pytest.raises(UnsafeCheckpointError, match=r"`posix.system`.*add_safe_globals") as caught:
+        read_file(tmp_path / "a.pt")
+    assert not trace.exists()
+    assert "weights_only" not in str(caught.value)
+    (tmp_path / "b.pt").write_bytes(pickle.dumps(Attack(trace), protocol=2))
+    with pytest.raises(UnsafeCheckpointError):
+        read_file(tmp_path / "b.pt")
+    assert not trace.exists()
+
+
+class Custom:
+    def __init__(self) -> None:
+        self.value = 3
+
+
+def test_a_type_loads_once_it_is_allowed(tmp_path: Path) -> None:
+    write_file({"state": {"callbacks": {"Mine": Custom()}}}, tmp_path / "a.pt")
+    with pytest.raises(UnsafeCheckpointError, match="Custom"):
+        read_file(tmp_path / "a.pt")
+    with torch.serialization.safe_globals([Custom]):
+        loaded, _ = read_file(tmp_path / "a.pt")
+
+    assert loaded["state"]["callbacks"]["Mine"].value == 3
+
+
+# ---- durability ----
+
+
+def test_a_failing_write_leaves_the_earlier_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    write_file({"state": 1}, path)
+
+    def explode() -> None:
+        raise ValueError("in the middle")
+
+    class Bomb:
+        def __reduce__(self) -> Any:
+            explode()
+
+    with pytest.raises(ValueError, match="in the middle"):
+        write_file({"state": torch.ones(1000), "bomb": Bomb()}, path)
+    assert os.listdir(tmp_path) == ["a.pt"]
+    assert read_file(path)[0] == {"state": 1}
+
+
+def test_a_full_disk_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_file({"state": 1}, tmp_path / "a.pt")
+    real = torch.save
+
+    def save(obj: Any, file: Any) -> None:
+        with open("/dev/full", "wb") as full:
+            full.write(b"x")
+            full.flush()
+        real(obj, file)
+
+    monkeypatch.setattr(torch, "save", save)
+    with pytest.raises(
+        OSError, match=r"Could not save .*a\.pt.*No space left.*Files saved earlier are untouched"
+    ) as caught:
+        write_file({"state": 2}, tmp_path / "a.pt")
+
+    assert caught.value.errno == errno.ENOSPC
+    assert read_file(tmp_path / "a.pt")[0] == {"state": 1}
+    assert os.listdir(tmp_path) == ["a.pt"]
+
+
+def write_beyond_the_limit(folder: Path) -> str:
+    """The system lets this process write no file over a hundred kilobytes, as if the disk were full."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    write_file({"state": 1}, folder / "a.pt")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+    try:
+        write_file({"state": torch.ones(1_000_000)}, folder / "a.pt")
+    except OSError as error:
+        return str(error)
+    return "no error"
+
+
+def test_torchs_own_writer_fails_clearly_too(tmp_path: Path) -> None:
+    [message] = run_on_ranks(write_beyond_the_limit, 1, tmp_path, backend=None)
+
+    assert "Could not save" in message
+    assert "a.pt" in message
+    assert os.listdir(tmp_path) == ["a.pt"]
+    assert read_file(tmp_path / "a.pt")[0] == {"state": 1}
+
+
+def test_other_errors_stay_what_they_are(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="mine"), replacing(tmp_path / "a.pt"):
+        raise RuntimeError("mine")
+
+
+def test_a_link_moves_in_one_step(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "folder" / name).touch()
+        point_link(tmp_path / "latest", tmp_path / "folder" / name)
+        assert os.readlink(tmp_path / "latest") == f"folder/{name}"
+    assert sorted(os.listdir(tmp_path)) == ["folder", "latest"]
+
+
+def test_leftovers_are_removed_and_nothing_else(tmp_path: Path) -> None:
+    names = [".a.pt.0123abcd.saving", ".hidden", "a.saving", "a.pt"]
+    for name in names:
+        (tmp_path / name).touch()
+
+    assert remove_leftovers(tmp_path) == names[:1]
+    assert sorted(os.listdir(tmp_path)) == sorted(names[1:])
+    assert remove_leftovers(tmp_path / "missing") == []
+
+
+# ---- names and filters ----
+
+
+def test_names_that_cannot_be_written_are_refused() -> None:
+    check_file_name("folder/ep{epoch}.tar.gz")
+    with pytest.raises(ValueError, match="does not end with a valid tarfile extension"):
+        check_file_name("a.tar.zip")
+    with pytest.raises(CompressorNotFound):
+        check_file_name("a.pt.unknown")
+
+
+def test_counts_order_names() -> None:
+    pattern = "ep{epoch}-ba{batch}-rank{rank}.pt"
+    names = ["ep1-ba10-rank0.pt", "ep0-ba9-rank0.pt", "ep1-ba9-rank0.pt", "latest-rank0.pt", "ep1-ba9-rank0.pt.saving"]
+    counts = {name: counts_of_name(name, pattern) for name in names}
+    known = sorted((name for name in names if counts[name] is not None), key=lambda name: counts[name] or ())
+
+    assert known == ["ep0-ba9-rank0.pt", "ep1-ba9-rank0.pt", "ep1-ba10-rank0.pt"]
+    assert counts_of_name("3-3.pt", "{batch}-{batch}.pt") is not None
+    assert counts_of_name("3-4.pt", "{batch}-{batch}.pt") is None
+
+
+def test_patterns_remove_what_they_match() -> None:
+    tree = {"state": {"model": {"a.w": 1, "b.w": 2}, "list": [{"x": 1}, {"x": 2}, 3]}, "rng": [1]}
+    glob_filter(["state/model/a*", "state/list/1", "state/list/0/x", "rng"])(tree)
+
+    assert tree == {"state": {"model": {"b.w": 2}, "list": [{}, 3]}}
+    with pytest.warns(UserWarning, match="matches nothing"):
+        glob_filter(["state/modle/*"])(tree)
+    glob_filter(["*"])(tree)
+    assert tree == {}
+
+
+# ---- in the background ----
+
+
+def test_a_copy_is_written_while_the_original_changes(tmp_path: Path) -> None:
+    writer = CheckpointWriter(asynchronous=True)
+    weight = torch.zeros(1000)
+    tied = weight[10:20].view(2, 5).t()
+    done: list[float] = []
+    for value in (1.0, 2.0):
+        weight.fill_(value)
+        writer.write(
+            {"state": {"weight": weight, "tied": tied}, "n": value},
+            str(tmp_path / f"{value}.pt"),
+            lambda: done.append(1),
+        )
+        weight.fill_(-1)
+    writer.close()
+
+    for value in (1.0, 2.0):
+        loaded = read_file(tmp_path / f"{value}.pt")[0]
+        assert loaded["state"]["weight"].eq(value).all()
+        assert loaded["state"]["tied"].shape == (5, 2)
+        assert (
+            loaded["state"]["tied"].untyped_storage().data_ptr()
+            == loaded["state"]["weight"].untyped_storage().data_ptr()
+        )
+        assert loaded["n"] == value
+    assert done == [1, 1]
+
+
+def test_what_fails_in_the_background_is_raised(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    writer = CheckpointWriter(asynchronous=True)
+    writer.write({"state": 1}, str(tmp_path / "file" / "a.pt"), lambda: None)
+
+    with pytest.raises(FileExistsError):
+        writer.close()
+    writer.close()

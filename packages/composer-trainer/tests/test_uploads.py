@@ -1,0 +1,350 @@
+"""Uploads in the background: their order, what they leave, and what happens when they fail or the process ends."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from composer.checkpoint import _uploads
+from composer.checkpoint._storage import Storage, StorageError, storage_of
+from composer.checkpoint._uploads import Uploader
+
+
+@pytest.fixture(autouse=True)
+def _clean_memory() -> Iterator[None]:
+    yield
+    MemoryFileSystem.store.clear()
+    MemoryFileSystem.pseudo_dirs[:] = [""]
+
+
+class GatedStorage(Storage):
+    """A folder in memory that does what a test tells it before each upload, and writes down what arrived."""
+
+    def __init__(self) -> None:
+        super().__init__("memory://bucket/run", {})
+        self.gates: dict[str, threading.Event] = {}
+        self.before: Callable[[str], None] = lambda content: None
+        self.log: list[str] = []
+
+    def with_attempts(self, attempts: int) -> Storage:
+        return self
+
+    def upload(self, source: Any, name: str, progress: Any = False) -> None:
+        content = Path(source).read_text()
+        if content in self.gates:
+            assert self.gates[content].wait(20)
+        self.before(content)
+        super().upload(source, name, progress)
+        self.log.append(f"{name}={content}")
+
+    def write_text(self, name: str, text: str) -> None:
+        super().write_text(name, text)
+        self.log.append(f"{name}->{text}")
+
+
+@pytest.fixture
+def storage() -> GatedStorage:
+    return GatedStorage()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Callable[[str], Path]:
+    def make(content: str) -> Path:
+        path = tmp_path / "files" / f"{content}.pt"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(content)
+        return path
+
+    return make
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("kind", ["s3", "file"])
+def test_files_arrive_with_the_link_to_the_last(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path, file: Callable[[str], Path]
+) -> None:
+    uri = f"{request.getfixturevalue('s3')}/run" if kind == "s3" else f"file://{tmp_path}/store"
+    uploader = Uploader(storage_of(uri), concurrent=2)
+    for index in range(4):
+        source = file(f"ba{index}")
+        uploader.upload(source, f"ba{index}.pt", overwrite=False, link=("latest.symlink", f"ba{index}.pt"))
+        source.unlink()  # as rotation does
+    uploader.close()
+    storage = storage_of(uri)
+
+    assert ["ba0.pt", "ba1.pt", "ba2.pt", "ba3.pt", "latest.symlink"] == storage.list()
+    assert ("ba3.pt", "ba2") == (storage.read_text("latest.symlink"), storage.read_text("ba2.pt"))
+    assert [] == os.listdir(tmp_path / "files")
+
+
+def test_training_goes_on_while_a_file_is_uploaded(storage: GatedStorage, file: Callable[[str], Path]) -> None:
+    gate = storage.gates["a"] = threading.Event()
+    uploader = Uploader(storage)
+    uploader.upload(file("a"), "a", overwrite=False)
+    uploader.upload(file("b"), "b", overwrite=False)
+    uploader.check()
+
+    assert ("a", "b") == uploader.pending
+    gate.set()
+    uploader.wait()
+    assert ((), ["a=a", "b=b"]) == (uploader.pending, storage.log)
+    uploader.close()
+
+
+def test_an_older_link_never_replaces_a_newer_one(storage: GatedStorage, file: Callable[[str], Path]) -> None:
+    gate = storage.gates["old"] = threading.Event()
+    uploader = Uploader(storage, concurrent=2)
+    uploader.upload(file("old"), "old", overwrite=False, link=("latest", "old"))
+    uploader.upload(file("new"), "new", overwrite=False, link=("latest", "new"))
+    _until(lambda: uploader.pending == ("old",))
+    assert "new" == storage.read_text("latest")
+    gate.set()
+    uploader.close()
+
+    assert ["new=new", "latest->new", "old=old"] == storage.log
+
+
+def test_uploads_of_one_name_keep_their_order(
+    storage: GatedStorage, file: Callable[[str], Path], tmp_path: Path
+) -> None:
+    gate = storage.gates["1"] = threading.Event()
+    uploader = Uploader(storage, concurrent=3, timeout=20)
+    for content in ("1", "2", "3"):
+        source = file(content).rename(tmp_path / "latest.pt")
+        uploader.upload(source, "latest.pt", overwrite=True)
+    uploader.upload(file("other"), "other.pt", overwrite=True)
+    _until(lambda: uploader.pending == ("latest.pt",) * 3)
+    gate.set()
+    uploader.close()
+
+    assert ["other.pt=other", "latest.pt=1", "latest.pt=2", "latest.pt=3"] == storage.log
+
+
+def test_the_link_waits_for_its_file_and_is_not_written_without_it(
+    storage: GatedStorage, file: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(content: str) -> None:
+        if content == "bad":
+            raise StorageError("lost")
+
+    storage.before = fail
+    uploader = Uploader(storage)
+    uploader.upload(file("good"), "good", overwrite=False, link=("latest", "good"))
+    uploader.upload(file("bad"), "bad", overwrite=False, link=("latest", "bad"))
+    uploader.upload(file("last"), "last", overwrite=False)
+    with pytest.raises(StorageError, match="lost"):
+        uploader.wait()
+    with pytest.raises(StorageError, match="lost"):
+        uploader.check()
+    uploader.close()  # says it no third time
+    uploader.close()
+
+    assert ["good=good", "latest->good", "last=last"] == storage.log
+    assert "bad.pt" in caplog.text
+
+
+def test_a_failure_that_nobody_asked_for_is_raised_at_the_end(
+    storage: GatedStorage, file: Callable[[str], Path]
+) -> None:
+    storage.write_text("a", "there already")
+    uploader = Uploader(storage)
+    uploader.upload(file("a"), "a", overwrite=False)
+    with pytest.raises(
+        FileExistsError, match="memory://bucket/run/a already exists, but overwrite was set to False"
+    ) as e:
+        uploader.close()
+
+    assert "`save_overwrite=True`" in str(e.value)
+    assert "there already" == storage.read_text("a")
+
+
+def test_what_is_there_may_be_replaced(storage: GatedStorage, file: Callable[[str], Path]) -> None:
+    storage.write_text("a", "there already")
+    uploader = Uploader(storage)
+    uploader.upload(file("a"), "a", overwrite=True)
+    uploader.close()
+
+    assert "a" == storage.read_text("a")
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_the_source_is_removed_when_it_has_arrived(
+    storage: GatedStorage, file: Callable[[str], Path], has_links: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_links:
+
+        def refuse(source: Any, destination: Any) -> None:
+            raise PermissionError("no links here")
+
+        monkeypatch.setattr(os, "link", refuse)
+    gate = storage.gates["a"] = threading.Event()
+    uploader = Uploader(storage)
+    first, second = file("a"), file("b")
+    uploader.upload(first, "a", overwrite=False, remove_source=True)
+    uploader.upload(second, "b", overwrite=False, remove_source=True)
+    first.unlink()
+    first.write_text("newer")  # another file by now
+    gate.set()
+    uploader.close()
+
+    assert ["a.pt"] == os.listdir(first.parent)
+    assert ("newer", ["a=a", "b=b"]) == (first.read_text(), storage.log)
+
+
+def test_a_file_must_be_there(storage: GatedStorage, tmp_path: Path) -> None:
+    uploader = Uploader(storage)
+    with pytest.raises(FileNotFoundError, match="absent"):
+        uploader.upload(tmp_path / "absent", "a", overwrite=True)
+    with pytest.raises(ValueError, match="`name` must be relative"):
+        uploader.upload(tmp_path / "absent", "../a", overwrite=True)
+    uploader.close()
+
+
+def test_arguments_are_checked(storage: GatedStorage) -> None:
+    with pytest.raises(ValueError, match="`concurrent` must be at least 1, got 0"):
+        Uploader(storage, concurrent=0)
+    with pytest.raises(ValueError, match="`timeout` must be positive, got 0"):
+        Uploader(storage, timeout=0)
+    with pytest.raises(ValueError, match="`attempts` must be at least 1, got 0"):
+        Uploader(storage_of("memory://bucket"), attempts=0)
+
+
+def test_a_closed_uploader_takes_no_more(storage: GatedStorage, file: Callable[[str], Path]) -> None:
+    uploader = Uploader(storage)
+    uploader.close()
+    with pytest.raises(RuntimeError, match="The uploader is closed"):
+        uploader.upload(file("a"), "a", overwrite=True)
+
+
+def test_waiting_ends(storage: GatedStorage, file: Callable[[str], Path]) -> None:
+    gate = storage.gates["a"] = threading.Event()
+    uploader = Uploader(storage, timeout=0.05)
+    uploader.upload(file("a"), "a", overwrite=True)
+    with pytest.raises(TimeoutError, match=r"have not ended in 0\.05 seconds: a\. Check the network"):
+        uploader.wait()
+    with pytest.raises(TimeoutError, match="have not ended"):
+        uploader.close()
+    gate.set()
+    for thread in uploader._threads:
+        thread.join(20)
+
+
+def test_closing_ends_the_threads(storage: GatedStorage, file: Callable[[str], Path]) -> None:
+    uploader = Uploader(storage, concurrent=2)
+    uploader.upload(file("a"), "a", overwrite=True)
+    uploader.upload(file("b"), "b", overwrite=True)
+    uploader.close()
+
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("composer-upload")]
+
+
+def _use_in_child(uploader: Uploader, path: Path) -> None:
+    for call in (lambda: uploader.upload(path, "b", overwrite=True), uploader.wait):
+        with pytest.raises(RuntimeError, match="belongs to the process that this one was forked from"):
+            call()
+    uploader.close()
+
+
+def test_a_forked_process_does_not_wait_for_uploads_it_cannot_make(
+    storage: GatedStorage, file: Callable[[str], Path]
+) -> None:
+    """As the workers of a data loader are forked; the end of such a process runs what the threads registered."""
+    gate = storage.gates["a"] = threading.Event()
+    uploader = Uploader(storage)
+    uploader.upload(file("a"), "a", overwrite=True)
+    child = multiprocessing.get_context("fork").Process(target=_use_in_child, args=(uploader, file("b")))
+    child.start()
+    child.join(30)
+
+    assert 0 == child.exitcode
+    gate.set()
+    uploader.close()
+
+
+def test_the_end_of_the_process_says_what_was_not_uploaded(
+    storage: GatedStorage, file: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    gate = storage.gates["a"] = threading.Event()
+    uploader = Uploader(storage, timeout=0.05)
+    source = file("a")
+    uploader.upload(source, "a", overwrite=True)
+    with caplog.at_level(logging.WARNING):
+        uploader._finish_at_exit()
+    gate.set()
+    for thread in uploader._threads:
+        thread.join(20)
+
+    assert "Waiting for uploads to Storage('memory://bucket/run') before the process ends: a" in caplog.text
+    assert f"{source} was not uploaded to memory://bucket/run/a." in caplog.text
+
+
+def _end_without_closing(uri: str, folder: Path) -> None:
+    uploader = Uploader(storage_of(uri), timeout=60)
+    for index in range(3):
+        source = folder / str(index)
+        source.write_text(str(index))
+        uploader.upload(source, str(index), overwrite=False, link=("latest", str(index)))
+    raise SystemExit(7)
+
+
+def test_a_process_that_ends_without_closing_uploads_what_waits(s3: str, tmp_path: Path) -> None:
+    child = multiprocessing.get_context("fork").Process(target=_end_without_closing, args=(s3, tmp_path))
+    child.start()
+    child.join(60)
+    storage = storage_of(s3)
+
+    assert 7 == child.exitcode
+    assert (["0", "1", "2", "latest"], "2") == (storage.list(), storage.read_text("latest"))
+    assert ["0", "1", "2"] == sorted(os.listdir(tmp_path))
+
+
+def test_a_server_that_stops_fails_the_upload_and_leaves_the_link(
+    stoppable_s3: tuple[str, Any], file: Callable[[str], Path]
+) -> None:
+    uri, server = stoppable_s3
+    storage = Storage(uri, {"endpoint_url": server.endpoint}, backoff_seconds=0.01)
+    uploader = Uploader(storage, attempts=2)
+    uploader.upload(file("a"), "a", overwrite=False, link=("latest", "a"))
+    uploader.wait()
+    server.stop()
+    uploader.upload(file("b"), "b", overwrite=False, link=("latest", "b"))
+    with pytest.raises(StorageError, match=rf"{uri}/b.* tried 2 times"):
+        uploader.close()
+    server._port = int(server.endpoint.rpartition(":")[2])
+    server.start()
+
+    assert (["a", "latest"], "a") == (storage.list(), storage.read_text("latest"))
+
+
+def test_at_the_end_an_uploader_that_is_gone_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    registered: list[Callable[[], None]] = []
+    monkeypatch.setattr(threading, "_register_atexit", registered.append, raising=False)
+
+    class Thing:
+        calls = 0
+
+        def method(self) -> None:
+            Thing.calls += 1
+
+    thing = Thing()
+    _uploads._call_at_exit(thing.method)
+    registered[0]()
+    del thing
+    registered[0]()
+
+    assert 1 == Thing.calls
