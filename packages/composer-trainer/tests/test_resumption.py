@@ -23,6 +23,7 @@ from torch.utils.data import (
 )
 from torchmetrics.classification import MulticlassAccuracy
 
+from composer.checkpoint._safe_load import _allowed
 from composer.core import Callback, DataSpec, Event, State, Timestamp
 from composer.loggers import Logger, LoggerDestination
 from composer.testing import SimpleModelWithDropout, deep_compare, run_on_ranks
@@ -32,7 +33,7 @@ from composer.trainer._resumption import LoaderPosition
 from composer.trainer._train_metrics import TrainMetrics
 from composer.utils import dist, reproducibility
 
-SAFE = [np.ndarray, np.dtype, np.dtypes.UInt32DType, np._core.multiarray._reconstruct]
+SAFE = _allowed()  # what checkpoints may hold besides tensors and plain values
 EPOCHS = 3  # of four batches of four samples
 
 

@@ -372,22 +372,6 @@ def test_a_server_that_comes_back_is_used_again(stoppable_s3: tuple[str, Any]) -
     assert "x" == storage.read_text("a")
 
 
-def test_a_forked_process_has_connections_of_its_own(s3: str) -> None:
-    storage = storage_of(f"{s3}/run")
-    storage.write_text("a", "x")
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            storage.write_text("b", storage.read_text("a"))
-            code = 0
-        finally:
-            os._exit(code)
-
-    assert 0 == os.waitpid(child, 0)[1]
-    assert ["a", "b"] == storage.list()
-
-
 def test_threads_share_a_storage(s3: str) -> None:
     storage = storage_of(f"{s3}/run")
     threads = [threading.Thread(target=storage.write_text, args=(f"{index}", "x")) for index in range(2)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -293,22 +295,27 @@ def test_the_end_of_the_process_says_what_was_not_uploaded(
     assert f"{source} was not uploaded to memory://bucket/run/a." in caplog.text
 
 
-def _end_without_closing(uri: str, folder: Path) -> None:
-    uploader = Uploader(storage_of(uri), timeout=60)
-    for index in range(3):
-        source = folder / str(index)
-        source.write_text(str(index))
-        uploader.upload(source, str(index), overwrite=False, link=("latest", str(index)))
-    raise SystemExit(7)
+_PROGRAM = """
+import sys
+from pathlib import Path
+
+from composer.checkpoint._storage import storage_of
+from composer.checkpoint._uploads import Uploader
+
+uploader = Uploader(storage_of(sys.argv[1]), timeout=60)
+for index in range(3):
+    source = Path(sys.argv[2]) / str(index)
+    source.write_text(str(index))
+    uploader.upload(source, str(index), overwrite=False, link=("latest", str(index)))
+raise SystemExit(7)
+"""
 
 
 def test_a_process_that_ends_without_closing_uploads_what_waits(s3: str, tmp_path: Path) -> None:
-    child = multiprocessing.get_context("fork").Process(target=_end_without_closing, args=(s3, tmp_path))
-    child.start()
-    child.join(60)
+    child = subprocess.run([sys.executable, "-c", _PROGRAM, s3, str(tmp_path)], timeout=90, check=False)
     storage = storage_of(s3)
 
-    assert 7 == child.exitcode
+    assert 7 == child.returncode
     assert (["0", "1", "2", "latest"], "2") == (storage.list(), storage.read_text("latest"))
     assert ["0", "1", "2"] == sorted(os.listdir(tmp_path))
 
