@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # for what several tests use
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `tools`
 
 from tools.tiny_tree import Tree

@@ -7,15 +7,11 @@ import io
 import warnings
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
+from algorithm_runs import CLASSES, LANGUAGE, Classifier, noise
 from torch.utils.data import DataLoader, default_collate
 from torchmetrics.classification import MulticlassAccuracy
-from torchvision.datasets import VisionDataset
-from torchvision.models.resnet import Bottleneck
-from torchvision.transforms import ToTensor
 from transformers import BertConfig, BertModel
 
 from composer import Trainer
@@ -27,9 +23,7 @@ from composer.loggers import ConsoleLogger, FileLogger, InMemoryLogger, Logger, 
 from composer.loss import soft_cross_entropy
 from composer.models import ComposerModel
 from composer.testing import SimpleModel, deep_compare, train_by_hand
-from tools.pairs import classes
 
-CLASSES = {cls.__name__: cls for cls in classes()}
 REQUIRED = sorted(name for name, cls in CLASSES.items() if cls.required_on_load())
 # Small enough for the models here, acting within three batches, and other than the defaults.
 ARGUMENTS: dict[str, dict[str, Any]] = {
@@ -59,51 +53,6 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "StochasticDepth": {"target_layer_name": "ResNetBottleneck", "drop_rate": 0.5, "drop_warmup": "2ba"},
     "WeightStandardization": {"n_last_layers_ignore": 1},
 }
-LANGUAGE = {"Alibi", "GatedLinearUnits", "SeqLengthWarmup"}
-
-
-class Images(VisionDataset):
-    """Eight images of four classes."""
-
-    def __init__(self) -> None:
-        super().__init__("", transform=ToTensor())
-        pixels = np.random.default_rng(5).integers(0, 256, (8, 16, 16, 3), dtype=np.uint8)
-        self.images = [Image.fromarray(image) for image in pixels]
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        assert self.transform is not None
-        return self.transform(self.images[index]), index % 4
-
-
-class Vision(ComposerModel):
-    """A small network with a layer of every kind that some algorithm changes."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        torch.manual_seed(seed)
-        self.vision = torch.nn.Sequential(
-            torch.nn.Conv2d(3, 16, 3, stride=2, padding=1),
-            torch.nn.BatchNorm2d(16),
-            torch.nn.MaxPool2d(2),
-            Bottleneck(16, 4),
-            torch.nn.Conv2d(16, 16, 3, padding=1),
-            torch.nn.GroupNorm(4, 16),
-            torch.nn.AdaptiveAvgPool2d(1),
-            torch.nn.Flatten(),
-            torch.nn.LayerNorm(16),
-            torch.nn.Dropout(0.5),
-            torch.nn.Linear(16, 4),
-        )
-
-    def forward(self, batch: Any) -> torch.Tensor:
-        outputs: torch.Tensor = self.vision(batch[0])
-        return outputs
-
-    def loss(self, outputs: torch.Tensor, batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return soft_cross_entropy(outputs, batch[1], *args, **kwargs)
 
 
 class Language(ComposerModel):
@@ -134,17 +83,17 @@ class Language(ComposerModel):
 def batch_of(name: str) -> Any:
     if name in LANGUAGE:
         return {"input_ids": torch.arange(64).reshape(4, 16).remainder(31), "labels": torch.eye(4)}
-    return default_collate(list(Images()))  # type: ignore[arg-type]
+    return default_collate(list(noise()))  # type: ignore[arg-type]
 
 
 def make_state(name: str, *algorithms: Algorithm, seed: int = 0) -> State:
-    model = Language(seed) if name in LANGUAGE else Vision(seed)
+    model = Language(seed) if name in LANGUAGE else Classifier(seed=seed)
     return State(
         model=model,
         max_duration="3ba",
         run_name="run",
         precision="amp_bf16",  # with which the layers of low precision are used
-        dataloader=[batch_of(name)] if name in LANGUAGE else DataLoader(Images(), batch_size=8),
+        dataloader=[batch_of(name)] if name in LANGUAGE else DataLoader(noise(), batch_size=8),
         optimizers=torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
         algorithms=algorithms,
     )

@@ -9,6 +9,7 @@ import torch
 
 from composer.algorithms.selective_backprop import SelectiveBackprop
 from composer.core import (
+    CHANGES_LENGTH,
     REPLACES_MODEL,
     TRANSFORMS_BATCH,
     Algorithm,
@@ -135,9 +136,11 @@ class Transforms(Algorithm):
         state.batch = (x + 1000, y)
 
 
+@pytest.mark.parametrize("effect", [TRANSFORMS_BATCH, CHANGES_LENGTH])
 @pytest.mark.parametrize("reverse", [False, True])
-def test_losses_are_measured_on_clean_inputs_whatever_the_order_of_the_list(reverse: bool) -> None:
+def test_losses_are_measured_on_clean_inputs_whatever_the_order_of_the_list(reverse: bool, effect: str) -> None:
     transforms = Transforms()
+    transforms.placement = Placement(provides={effect})
     algorithms: list[Algorithm] = [SelectiveBackprop(), transforms]
     state, engine = make(algorithms[::-1] if reverse else algorithms)
     state.batch = (torch.rand(4, 1), torch.arange(4))

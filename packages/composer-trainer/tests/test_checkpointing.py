@@ -609,6 +609,37 @@ def test_a_schedule_of_torch_is_brought_to_where_the_run_is(make_trainer: MakeTr
     assert gone.state.optimizers[0].param_groups[0]["lr"] == 1.0
 
 
+def test_a_new_rate_reaches_schedules_made_of_others(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    def options(lr: float) -> dict[str, Any]:
+        model = make_trainer.model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+        constant = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=0.5, total_iters=2)
+        halving = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+        schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, [constant, halving], milestones=[2])
+        return {
+            "model": model,
+            "optimizers": optimizer,
+            "schedulers": schedule,
+            "step_schedulers_every_batch": True,
+        }
+
+    rates: dict[str, list[float]] = {}
+
+    class Rates(Callback):
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def batch_start(self, state: State, logger: Logger) -> None:
+            rates.setdefault(self.name, []).append(state.optimizers[0].param_groups[0]["lr"])
+
+    resuming(make_trainer, tmp_path / "whole", Rates("whole"), **options(2.0)).fit()
+    with pytest.raises(InterruptedError):
+        resuming(make_trainer, tmp_path / "run", StopAt(4), **options(1.0)).fit()
+    resuming(make_trainer, tmp_path / "run", Rates("resumed"), **options(2.0)).fit()
+
+    assert rates["resumed"] == pytest.approx(rates["whole"][4:])
+
+
 def test_a_schedule_given_to_fit_is_resumed(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     whole = resuming(make_trainer, tmp_path / "whole")
     whole.fit(schedulers=LinearScheduler())

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
-import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from composer.checkpoint._container import read_file
 from composer.checkpoint._filter import IgnoreKeys, apply_filter
 from composer.checkpoint._names import was_swapped
+from composer.checkpoint._ranks import on_each_node
 from composer.checkpoint._resumption_parts import attached
 from composer.utils import dist, import_object, is_uri, partial_format
 
@@ -154,31 +153,12 @@ def _local(name: str, object_store: Any, progress_bar: bool) -> Iterator[Path]:
     if object_store is None and not is_uri(name):
         yield Path(name)
         return
-    first = dist.get_local_rank() == 0
-    folder = tempfile.mkdtemp(prefix="composer-checkpoint-") if first else ""
-    try:
-        failure = None
-        if first:
-            try:
-                download_checkpoint(name, folder, object_store, progress_bar)
-            except Exception as error:  # noqa: BLE001 - told to the other ranks, then raised
-                failure = error
-        # Everybody learns how it went, so that nobody waits for a file that does not come.
-        outcomes = dist.all_gather_object((dist.get_node_rank(), folder, None if failure is None else repr(failure)))
-        if failure is not None:
-            raise failure
-        folders = {node: (where, why) for node, where, why in outcomes if where}
-        where, why = folders[dist.get_node_rank()]
-        if why is not None:
-            raise FileNotFoundError(
-                f"{name!r} is not there. This likely implies a download failed on local rank 0, which is global rank "
-                f"{dist.get_global_rank() - dist.get_local_rank()}: {why}"
-            )
-        yield Path(where) / os.path.basename(name)
-        dist.barrier()  # the folder is removed when all have read
-    finally:
-        if first:
-            shutil.rmtree(folder, ignore_errors=True)
+    with on_each_node(lambda folder: _download(name, folder, object_store, progress_bar)) as folder:
+        yield folder / os.path.basename(name)
+
+
+def _download(name: str, folder: Path, object_store: Any, progress_bar: bool) -> None:
+    download_checkpoint(name, str(folder), object_store, progress_bar)
 
 
 def _validate(file: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -109,10 +109,17 @@ def _override(state: State, group: dict[str, Any], index: int, key: str, now: An
     _set_lr(group, now if current == then or not then else current * (now / then))
     if "initial_lr" in group:
         group["initial_lr"] = now
-    for scheduler in state.schedulers:
-        scheduler.base_lrs[index] = now
-        if getattr(scheduler, "_last_lr", None):
-            scheduler._last_lr[index] = _plain(group["lr"])
+    for scheduler in _all_of(state.schedulers):
+        for attribute, rate in (("base_lrs", now), ("_last_lr", _plain(group["lr"]))):
+            if getattr(scheduler, attribute, None):
+                getattr(scheduler, attribute)[index] = rate
+
+
+def _all_of(schedulers: Iterable[Any]) -> Iterator[Any]:
+    """Schedulers, and those that they are made of, as `SequentialLR` is."""
+    for scheduler in schedulers:
+        yield scheduler
+        yield from _all_of(getattr(scheduler, "_schedulers", ()))
 
 
 def _set_lr(group: dict[str, Any], lr: float) -> None:

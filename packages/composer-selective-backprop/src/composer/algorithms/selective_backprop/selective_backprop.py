@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from composer.algorithms.selective_backprop import _selection
 from composer.core import (
+    CHANGES_LENGTH,
     PRUNES_BATCH,
     REPLACES_MODEL,
     TRANSFORMS_BATCH,
@@ -158,7 +159,7 @@ class SelectiveBackprop(Algorithm):
     """
 
     events = frozenset({Event.INIT, Event.AFTER_DATALOADER})
-    placement = Placement(provides={PRUNES_BATCH}, before={TRANSFORMS_BATCH}, excludes={REPLACES_MODEL})
+    placement = Placement(provides={PRUNES_BATCH}, before={TRANSFORMS_BATCH, CHANGES_LENGTH}, excludes={REPLACES_MODEL})
 
     def __init__(
         self,

@@ -1,0 +1,153 @@
+"""Models and data on which every algorithm acts, and the algorithms with arguments for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torchvision.datasets import VisionDataset
+from torchvision.models.resnet import Bottleneck
+from torchvision.transforms import ToTensor
+from transformers import BertConfig, BertModel
+
+from composer.core import Algorithm
+from composer.loss import soft_cross_entropy
+from composer.models import ComposerModel
+from tools.pairs import classes, judge
+
+CLASSES = {cls.__name__: cls for cls in classes()}
+# Small enough for the models here, and acting within three epochs of one batch.
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "Alibi": {"max_sequence_length": 32},
+    "BlurPool": {"min_channels": 0},
+    "EMA": {"half_life": "2ba"},
+    "Factorize": {"min_channels": 4, "min_features": 4, "latent_channels": 2, "latent_features": 2},
+    "GhostBatchNorm": {"ghost_batch_size": 4},
+    "GradientClipping": {"clipping_type": "norm", "clipping_threshold": 0.1},
+    "LayerFreezing": {"freeze_start": 0.0, "freeze_level": 0.5},
+    "ProgressiveResizing": {"delay_fraction": 0.3, "finetune_fraction": 0.3},
+    "SAM": {"rho": 0.05, "interval": 2},
+    "SWA": {"swa_start": "1ep", "swa_end": "2ep", "update_interval": "1ep"},
+    "ScaleSchedule": {"ratio": 2.0},
+    "SelectiveBackprop": {"start": 0.0, "end": 1.0, "interrupt": 0},
+    "SeqLengthWarmup": {"duration": 0.5, "min_seq_length": 8, "max_seq_length": 16},
+    "SqueezeExcite": {"min_channels": 4},
+    "StochasticDepth": {"target_layer_name": "ResNetBottleneck", "drop_rate": 0.5},
+}
+LANGUAGE = {"Alibi", "GatedLinearUnits", "SeqLengthWarmup"}
+LOWER_PRECISION = {"FusedLayerNorm", "LowPrecisionGroupNorm", "LowPrecisionLayerNorm"}
+
+
+class Images(VisionDataset):
+    """Images, shape (N, H, W, 3), uint8, and their classes."""
+
+    def __init__(self, pixels: Any, targets: Any, transform: Any = None) -> None:
+        super().__init__("", transform=ToTensor() if transform is None else transform)
+        self.images = [Image.fromarray(image) for image in pixels]
+        self.targets = list(targets)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        assert self.transform is not None
+        return self.transform(self.images[index]), self.targets[index]
+
+
+def noise(count: int = 8, transform: Any = None) -> Images:
+    """Images of four classes."""
+    pixels = np.random.default_rng(5).integers(0, 256, (count, 16, 16, 3), dtype=np.uint8)
+    return Images(pixels, [index % 4 for index in range(count)], transform)
+
+
+class Vision(torch.nn.Sequential):
+    """A small network with a layer of every kind that some algorithm changes."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__(
+            torch.nn.Conv2d(3, 16, 3, stride=2, padding=1),
+            torch.nn.BatchNorm2d(16),
+            torch.nn.ReLU(),
+            torch.nn.MaxPool2d(2),
+            Bottleneck(16, 4),
+            torch.nn.Conv2d(16, 16, 3, padding=1),
+            torch.nn.GroupNorm(4, 16),
+            torch.nn.AdaptiveAvgPool2d(1),
+            torch.nn.Flatten(),
+            torch.nn.LayerNorm(16),
+            torch.nn.Dropout(0.5),
+            torch.nn.Linear(16, num_classes),
+        )
+
+
+class Classifier(ComposerModel):
+    """Classifies pairs of images and targets."""
+
+    def __init__(self, num_classes: int = 4, seed: int = 1) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.vision = Vision(num_classes)
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        outputs: torch.Tensor = self.vision(batch[0])
+        return outputs
+
+    def loss(self, outputs: torch.Tensor, batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return soft_cross_entropy(outputs, batch[1], *args, **kwargs)
+
+
+class Captioned(Classifier):
+    """Classifies dictionaries of an image and a text, for the algorithms of language models."""
+
+    def __init__(self, seed: int = 1) -> None:
+        super().__init__(seed=seed)
+        self.text = BertModel(
+            BertConfig(
+                vocab_size=32,
+                hidden_size=16,
+                num_hidden_layers=1,
+                num_attention_heads=2,
+                intermediate_size=32,
+                max_position_embeddings=32,
+            ),
+            add_pooling_layer=False,
+        )
+        self.head = torch.nn.Linear(16, 4)
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        hidden = self.text(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).last_hidden_state
+        outputs: torch.Tensor = self.vision(batch["image"]) + self.head(hidden.mean(1))
+        return outputs
+
+    def loss(self, outputs: torch.Tensor, batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return soft_cross_entropy(outputs, batch["label"], *args, **kwargs)
+
+
+def captioned(examples: list[tuple[torch.Tensor, int]]) -> dict[str, torch.Tensor]:
+    images, labels = torch.utils.data.default_collate(examples)
+    text = torch.arange(16).repeat(len(labels), 1).add(labels[:, None]).remainder(32)
+    dense = torch.nn.functional.one_hot(labels, 4).float()
+    # The text is first: its length is that of the batch.
+    return {"input_ids": text, "attention_mask": torch.ones_like(text), "image": images, "label": dense}
+
+
+def make(name: str, keys: dict[str, str], arguments: dict[str, Any] | None = None) -> Algorithm:
+    """An algorithm that finds images and labels under keys; `arguments` go before those of the table."""
+    algorithm = CLASSES[name](**(ARGUMENTS.get(name, {}) if arguments is None else arguments))
+    for key, value in keys.items():
+        if hasattr(algorithm, key):
+            setattr(algorithm, key, value)
+    return algorithm
+
+
+def choose(names: Sequence[str]) -> list[str]:
+    """Those that may be used together; the first of two that exclude each other."""
+    chosen: list[str] = []
+    for name in names:
+        made = [make(each, {}) for each in (*chosen, name)]
+        if not any(judge(one, made[-1]).refused for one in made[:-1]):
+            chosen.append(name)
+    return chosen

@@ -1,0 +1,387 @@
+"""A run with any algorithm that dies twice in mid-epoch ends bit for bit like the run that did not.
+
+Each time everything is made anew, with other weights and generators: what the run goes on with is from its files.
+"""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from algorithm_runs import (
+    ARGUMENTS,
+    CLASSES,
+    LANGUAGE,
+    LOWER_PRECISION,
+    Captioned,
+    Classifier,
+    captioned,
+    choose,
+    make,
+    noise,
+)
+from torch.utils.data import DataLoader
+from torchmetrics import MeanMetric
+from torchmetrics.classification import MulticlassAccuracy
+from torchvision.transforms import Compose, RandomCrop, RandomHorizontalFlip, ToTensor
+
+from composer import Trainer
+from composer.algorithms.warnings import NoEffectWarning, NotIntendedUseWarning
+from composer.checkpoint._container import read_file
+from composer.core import Callback, Precision, State
+from composer.loggers import Logger, LoggerDestination
+from composer.optim import LinearWithWarmupScheduler
+from composer.testing import deep_compare, run_on_ranks
+from composer.utils import dist, reproducibility
+
+LENGTH, BATCHES = 4, 9  # of an epoch, and of the run
+DEATHS = (3, 6)  # in mid-epoch: at the start of the batch of this number, counted from 0
+WHOLE = -1
+# Wall-clock times and paths.
+OF_THIS_RUN = ["total_wct", "iteration_wct", "epoch_wct", "batch_wct", "all_saved_checkpoints_to_timestamp"]
+# What differs from the arguments of a run of three batches, so that an algorithm acts before, at and after each death.
+LONGER: dict[str, dict[str, Any]] = {
+    "EMA": {"half_life": "4ba", "ema_start": "2ba"},
+    "GyroDropout": {"p": 0.25, "sigma": 16, "tau": 4},  # other masks every three batches
+    "LayerFreezing": {"freeze_start": 0.0, "freeze_level": 1.0},
+    "ProgressiveResizing": {"mode": "crop", "delay_fraction": 0.1, "finetune_fraction": 0.1, "size_increment": 2},
+    "SWA": {
+        "swa_start": "0.1dur",
+        "swa_end": "0.8dur",
+        "update_interval": "1ba",
+        "schedule_swa_lr": True,
+        "swa_lr": 0.5,
+    },
+    "SelectiveBackprop": {"start": 0.0, "end": 0.9, "interrupt": 3},
+    "SeqLengthWarmup": {"duration": 0.9, "min_seq_length": 4, "max_seq_length": 16, "step_size": 3},
+    "StochasticDepth": {"target_layer_name": "ResNetBottleneck", "drop_rate": 0.9, "drop_warmup": "9ba"},
+}
+OTHERWISE: dict[str, tuple[str, dict[str, Any]]] = {
+    "ColOut of the data set": ("ColOut", {"batch": False}),
+    "EMA by epochs": ("EMA", {"smoothing": 0.5, "half_life": None, "update_interval": "1ep"}),
+    "MixUp of losses": ("MixUp", {"interpolate_loss": True}),
+    "SWA by epochs": ("SWA", {"swa_start": "1ep", "swa_end": "2ep", "update_interval": "1ep"}),
+    "StochasticDepth by sample": (
+        "StochasticDepth",
+        {"target_layer_name": "ResNetBottleneck", "stochastic_method": "sample", "drop_rate": 0.9},
+    ),
+}
+# Those that hold most between batches; none of low precision.
+STATEFUL = ["EMA", "SAM", "LayerFreezing", "GyroDropout", "StochasticDepth", "ProgressiveResizing"]
+STATEFUL += ["SelectiveBackprop", "ScaleSchedule", "RandAugment", "MixUp"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """What to train.
+
+    Attributes:
+        algorithms: Names, with arguments.
+        has_text: Whether it trains on texts.
+        is_lower: Whether it trains in bfloat16.
+        options: Of the Trainer.
+    """
+
+    algorithms: tuple[tuple[str, dict[str, Any]], ...]
+    has_text: bool = False
+    is_lower: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, *algorithms: tuple[str, dict[str, Any]], **options: Any) -> Case:
+        names = {name for name, _ in algorithms}
+        return cls(algorithms, bool(names & LANGUAGE), bool(names & LOWER_PRECISION), options)
+
+    @property
+    def names(self) -> set[str]:
+        return {name for name, _ in self.algorithms}
+
+
+def arguments_of(name: str) -> dict[str, Any]:
+    return LONGER.get(name, ARGUMENTS.get(name, {}))
+
+
+def together(names: Sequence[str], **options: Any) -> Case:
+    return Case.of(*((name, arguments_of(name)) for name in choose(names)), **options)
+
+
+CASES = {name: together([name]) for name in sorted(CLASSES)}
+CASES |= {label: Case.of((name, {**ARGUMENTS.get(name, {}), **more})) for label, (name, more) in OTHERWISE.items()}
+CASES |= {
+    "all of vision": together(sorted(CLASSES.keys() - LANGUAGE - {"NoOpModel"})),
+    "all that remember": together(STATEFUL),
+    "microbatches": together(STATEFUL, device_train_microbatch_size=3),
+}
+ON_TWO_RANKS = [*sorted(CLASSES), "all that remember", "microbatches"]
+
+
+class Died(Exception):
+    """The process is lost."""
+
+
+class Death(Callback):
+    """Ends the process at the start of a batch; the last checkpoint is that of the batch before."""
+
+    def __init__(self, batch: int | None) -> None:
+        self.batch = batch
+
+    def batch_start(self, state: State, logger: Logger) -> None:
+        if state.timestamp.batch == self.batch:
+            raise Died
+
+
+class Journal(LoggerDestination):
+    """What is logged, by step and name; it outlives the process."""
+
+    def __init__(self, logged: dict[tuple[int | None, str], Any]) -> None:
+        self.logged = logged
+
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        self.logged |= {(step, name): torch.as_tensor(value).clone() for name, value in metrics.items()}
+
+
+class Measured(Classifier):
+    """With metrics, one of which shows the slightest difference."""
+
+    def get_metrics(self, is_train: bool) -> dict[str, Any]:
+        return {
+            "Accuracy": MulticlassAccuracy(num_classes=4, average="micro", validate_args=False),
+            "Mean": MeanMetric(nan_strategy=0.0),
+        }
+
+    def update_metric(self, batch: Any, outputs: Any, metric: Any) -> None:
+        target = batch["label"].argmax(1) if isinstance(batch, dict) else batch[1]
+        metric.update(*((outputs.float(),) if isinstance(metric, MeanMetric) else (outputs, target)))
+
+
+class MeasuredCaptioned(Measured, Captioned):
+    """Both."""
+
+
+def train(case: Case, folder: Path, logged: dict[Any, Any], death: int | None, number: int) -> Trainer:
+    """Run the program of a run, until it dies or ends."""
+    has_text = case.has_text
+    model = MeasuredCaptioned(seed=number) if has_text else Measured(seed=number)
+    keys = {"input_key": "image", "target_key": "label"} if has_text else {}
+    augmented = Compose([RandomHorizontalFlip(), RandomCrop(16, padding=2), ToTensor()])
+    training, measuring = noise(8 * LENGTH, augmented), noise(8)
+    world = dist.get_world_size()
+    order: dict[str, Any] = {"sampler": dist.get_sampler(training, shuffle=True)} if world > 1 else {"shuffle": True}
+    batches: dict[str, Any] = {"batch_size": 8 // world, "collate_fn": captioned if has_text else None}
+    trainer = Trainer(
+        model=model,
+        train_dataloader=DataLoader(training, **order, **batches),
+        eval_dataloader=DataLoader(measuring, sampler=dist.get_sampler(measuring), **batches),
+        eval_interval="3ba",
+        max_duration=f"{BATCHES}ba",
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        schedulers=LinearWithWarmupScheduler("5ba", scale_warmup=True),
+        algorithms=[make(name, keys, arguments) for name, arguments in case.algorithms],
+        callbacks=Death(death),
+        loggers=Journal(logged),
+        precision=Precision.AMP_BF16 if case.is_lower else Precision.FP32,
+        progress_bar=False,
+        device="cpu",
+        seed=3,
+        run_name="run",
+        save_folder=folder,
+        save_interval="1ba",
+        save_metrics=True,
+        autoresume=True,
+        **case.options,
+    )
+    if death is None:
+        trainer.fit()
+    else:
+        with pytest.raises(Died):
+            trainer.fit()
+    return trainer
+
+
+def launch(case: Case, folder: Path, number: int) -> dict[str, Any]:
+    """Launch a run's program, as a new process would.
+
+    Args:
+        case: What to train.
+        folder: Where it saves.
+        number: How often it was launched before; `WHOLE`: it does not die.
+
+    Returns:
+        What was logged, and where it ended.
+    """
+    other = 100 + number  # as a new process has other generators
+    random.seed(other)
+    np.random.seed(other)  # noqa: NPY002
+    torch.manual_seed(other)
+    logged: dict[Any, Any] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NoEffectWarning)
+        warnings.simplefilter("ignore", NotIntendedUseWarning)
+        trainer = train(case, folder, logged, dict(enumerate(DEATHS)).get(number), max(number, 0))
+    found = {
+        "logged": logged,
+        "state": trainer.state.state_dict(),
+        "rng": reproducibility.get_rng_state(),
+        "files": sorted(path.name for path in folder.iterdir()),
+    }
+    trainer.close()
+    return found
+
+
+def assert_same(whole: dict[str, Any], launches: Sequence[dict[str, Any]], *ignored: str) -> None:
+    """What launches logged together, and where the last one ended, is what the whole run did."""
+    logged = {key: value for each in launches for key, value in each["logged"].items()}
+
+    deep_compare(whole, {**launches[-1], "logged": logged}, ignore_keys=[*OF_THIS_RUN, *ignored])
+
+
+def content_of(folder: Path, batch: int) -> Any:
+    """The checkpoint after some batches."""
+    (path,) = folder.glob(f"ep*-ba{batch}-rank0.pt")
+    return read_file(path)[0]
+
+
+def last_of(folder: Path) -> Any:
+    return read_file(folder / "latest-rank0.pt")[0]
+
+
+BY_EPOCHS = {"EMA by epochs", "LayerFreezing"}  # they act after the first death
+WITHOUT_TRACE = {"ChannelsLast", "FusedLayerNorm", "SWA by epochs"}  # in the weights; the last one until it ends
+# What grows from the first to the second death, and on.
+RAMPS = {
+    "LayerFreezing": "layer_freezing/layers_frozen",
+    "ProgressiveResizing": "progressive_resizing/width",
+    "SeqLengthWarmup": "seq_length_warmup/curr_seq_len",
+    "StochasticDepth": "stochastic_depth/drop_rate",
+}
+
+
+def assert_acted(label: str, whole: dict[str, Any], folder: Path, plain: Path) -> None:
+    """The algorithms had done something when the run died, and go on afterwards."""
+    case = CASES[label]
+    for batch in () if label in WITHOUT_TRACE else DEATHS[label in BY_EPOCHS :]:
+        ours, without = (content_of(path, batch)["state"]["model"] for path in (folder, plain))
+        assert ours.keys() != without.keys() or any(not torch.equal(ours[key], without[key]) for key in ours)
+    if label not in CLASSES:
+        return
+    for name in case.names & RAMPS.keys():
+        logged = {step: float(value) for (step, key), value in sorted(whole["logged"].items()) if key == RAMPS[name]}
+        first, second, last = (max([0.0, *(logged[k] for k in logged if k <= n)]) for n in (*DEATHS, BATCHES))
+        assert first < second < last
+    saved = [dict(content_of(folder, batch)["state"]["algorithms"]) for batch in (*DEATHS, BATCHES)]
+    if "EMA" in case.names:
+        assert [True] * 3 == [each["EMA"]["ema_weights_active"] for each in saved]
+    if label == "SWA":
+        assert [False, False, True] == [each["SWA"]["swa_completed"] for each in saved]
+        assert [True] * 3 == [each["SWA"]["swa_started"] for each in saved]
+
+
+# ---- one process ----
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool, bool], Path]:
+    """The checkpoints of the run without algorithms that a case changes."""
+
+    @cache
+    def folder_of(has_text: bool, is_lower: bool) -> Path:
+        folder = tmp_path_factory.mktemp("plain")
+        launch(Case((), has_text=has_text, is_lower=is_lower), folder, WHOLE)
+        return folder
+
+    return folder_of
+
+
+@pytest.mark.parametrize("label", CASES)
+def test_a_run_that_died_twice_ends_like_the_one_that_did_not(label: str, tmp_path: Path, plain: Any) -> None:
+    case, resumed = CASES[label], tmp_path / "resumed"
+    whole = launch(case, tmp_path / "whole", WHOLE)
+    launches = [launch(case, resumed, number) for number in (0, 1, 2)]
+
+    assert_same(whole, launches)
+    deep_compare(last_of(tmp_path / "whole"), last_of(resumed), ignore_keys=OF_THIS_RUN)
+    assert_acted(label, whole, tmp_path / "whole", plain(case.has_text, case.is_lower))
+
+
+# ---- two processes ----
+
+
+def launch_all(folder: Path, *numbers: int) -> dict[tuple[str, int], dict[str, Any]]:
+    """In one of several processes: launch the programs of all runs, one after the other."""
+    found = {}
+    for label in ON_TWO_RANKS:
+        for number in numbers:
+            where = folder / label / ("whole" if number == WHOLE else "resumed")
+            found[label, number] = launch(CASES[label], where, number)
+    return found
+
+
+@pytest.fixture(scope="module")
+def on_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[Any, Any]]]:
+    """The checkpoints of all runs, and by rank what was found, for each launch in new processes."""
+    folder = tmp_path_factory.mktemp("ranks")
+    found: list[dict[Any, Any]] = [{}, {}]
+    for numbers in ((WHOLE, 0), (1,), (2,)):
+        for own, more in zip(found, run_on_ranks(launch_all, 2, folder, *numbers, timeout=300), strict=True):
+            own.update(more)
+    return folder, found
+
+
+@pytest.mark.parametrize("label", ON_TWO_RANKS)
+def test_the_same_on_two_ranks(label: str, on_two_ranks: Any) -> None:
+    folder, ranks = on_two_ranks
+    for own, ignored in zip(ranks, ([], ["named_buffers_dict"]), strict=True):
+        # EMA averages the statistics that each rank has measured; those of the first rank are saved and evaluated.
+        assert_same(own[label, WHOLE], [own[label, number] for number in (0, 1, 2)], *ignored)
+    whole, resumed = (last_of(folder / label / name) for name in ("whole", "resumed"))
+    deep_compare(whole, resumed, ignore_keys=OF_THIS_RUN)
+
+
+# ---- a checkpoint of another list ----
+
+
+def go_on(saved: Sequence[str], listed: Sequence[str], tmp_path: Path, **options: Any) -> tuple[Any, list[Any]]:
+    """A whole run, and one that dies and is gone on with by another list: what both ended with."""
+    whole = launch(together(saved), tmp_path / "whole", WHOLE)
+    died = launch(together(saved), tmp_path / "died", 0)
+    (path,) = (tmp_path / "died").glob(f"ep*-ba{DEATHS[0]}-rank0.pt")
+    case = Case.of(*((name, arguments_of(name)) for name in listed), load_path=str(path), **options)
+    resumed = launch(case, tmp_path / "resumed", 2)
+    for each in (whole, died, resumed):
+        each["state"]["algorithms"] = dict(each["state"]["algorithms"])
+    return whole, [died, resumed]
+
+
+def test_algorithms_may_be_listed_in_another_order(tmp_path: Path) -> None:
+    names = ["BlurPool", "EMA", "GyroDropout"]
+
+    assert_same(*go_on(names, names[::-1], tmp_path), "files")
+
+
+def test_what_the_model_needs_is_applied_though_it_is_not_listed(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="^Automatically adding required_on_load algorithm `") as seen:
+        ends = go_on(["BlurPool", "GyroDropout", "SAM"], ["SAM"], tmp_path)
+
+    assert {"BlurPool", "GyroDropout"} == {str(warning.message).split("`")[1].partition("(")[0] for warning in seen}
+    assert_same(*ends, "files")
+
+
+def test_what_is_left_out_on_purpose_is_missed_by_the_model(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"(?s)Missing key.*vision\.0\.weight"):
+        go_on(["BlurPool", "SAM"], ["SAM"], tmp_path, load_exclude_algorithms=["BlurPool"])
+
+
+def test_one_that_the_checkpoint_lacks_begins_anew(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="^EMA of `algorithms` is not in the state_dict that is being loaded"):
+        whole, (_, resumed) = go_on(["BlurPool"], ["BlurPool", "EMA"], tmp_path)
+
+    deep_compare(whole["state"]["model"], resumed["state"]["model"])
+    assert resumed["state"]["algorithms"]["EMA"]["ema_started"]
