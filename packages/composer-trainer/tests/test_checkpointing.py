@@ -609,6 +609,7 @@ def test_a_schedule_of_torch_is_brought_to_where_the_run_is(make_trainer: MakeTr
     assert gone.state.optimizers[0].param_groups[0]["lr"] == 1.0
 
 
+@pytest.mark.filterwarnings("ignore:The epoch parameter in")  # which SequentialLR of torch 2.6 passes itself
 def test_a_new_rate_reaches_schedules_made_of_others(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     def options(lr: float) -> dict[str, Any]:
         model = make_trainer.model()

@@ -16,6 +16,7 @@ from composer.core import Callback, State
 from composer.loggers import Logger
 from composer.testing import RandomClassificationDataset, SimpleModel, deep_compare, run_on_ranks
 from composer.trainer import Trainer
+from composer.utils import dist
 
 MakeTrainer = Any  # the fixture's class, in conftest.py
 
@@ -164,3 +165,32 @@ def test_another_thread_installs_nothing(make_trainer: MakeTrainer) -> None:
 def test_importing_installs_nothing() -> None:
     # Only `fit` does: programs import this library in threads, too.
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def leave_together(folder: Path) -> tuple[int, int, list[str]]:
+    """Rank 1 is asked to end; rank 0 is not."""
+    data = RandomClassificationDataset(size=32)
+    model = SimpleModel()
+    trainer = Trainer(
+        model=model,
+        train_dataloader=torch.utils.data.DataLoader(data, batch_size=4, sampler=dist.get_sampler(data)),
+        max_duration="2ep",
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+        callbacks=Send(2, *([signal.SIGTERM] if dist.get_global_rank() == 1 else [])),
+        save_folder=folder,
+        progress_bar=False,
+        device="cpu",
+    )
+    try:
+        trainer.fit()
+    except SystemExit as left:
+        return int(str(left.code)), trainer.state.timestamp.batch.value, trainer.saved_checkpoints
+    return 0, trainer.state.timestamp.batch.value, trainer.saved_checkpoints
+
+
+def test_all_ranks_leave_when_one_is_asked_to(tmp_path: Path) -> None:
+    first, second = run_on_ranks(leave_together, 2, tmp_path)
+
+    assert first[:2] == second[:2] == (143, 3)
+    assert [os.path.basename(path) for path in first[2]] == ["ep0-ba3-rank0.pt"]
+    assert sorted(os.listdir(tmp_path)) == ["ep0-ba3-rank0.pt", "latest-rank0.pt"]

@@ -84,9 +84,8 @@ def advance_sampler(loader: DataLoader[Any], batches: int, samples: int | None) 
     else:
         skipped = indices = iter(sampler)
         number = batches
-    iterator: Iterator[Any] = iter(
-        _with_indices(loader, indices)
-    )  # first: it draws the seed of the workers that it does not have
+    # First: it draws the seed of the workers that it does not have.
+    iterator: Iterator[Any] = iter(_with_indices(loader, indices))
     for _ in itertools.islice(skipped, number):
         pass
     return iterator
