@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -11,6 +12,8 @@ import torch
 from composer.checkpoint._container import write_file
 
 __all__ = ["CheckpointWriter"]
+
+_SWITCH_SECONDS = 0.0002
 
 
 class CheckpointWriter:
@@ -70,7 +73,13 @@ class CheckpointWriter:
 
 
 def _write(content: dict[str, Any], path: str, then: Callable[[], None]) -> None:
-    write_file(content, path)
+    # The training step, whose pieces of Python are short, must not wait long for this thread's.
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(min(before, _SWITCH_SECONDS))
+    try:
+        write_file(content, path)
+    finally:
+        sys.setswitchinterval(before)
     then()
 
 

@@ -34,7 +34,7 @@ def global_states() -> dict[str, Any]:
     The state of a CUDA generator lies on the host, so the device is not waited for.
     """
     states = {
-        "python": random.getstate(),
+        "python": _packed(random.getstate()),
         "numpy": np.random.get_state(),  # noqa: NPY002
         "torch": torch.get_rng_state(),
     }
@@ -45,7 +45,7 @@ def global_states() -> dict[str, Any]:
 
 def set_global_states(states: Mapping[str, Any]) -> None:
     """Set the global generators to what `global_states` returned; CUDA's only if it is in use."""
-    random.setstate(states["python"])
+    random.setstate(_unpacked(states["python"]))
     np.random.set_state(states["numpy"])  # noqa: NPY002
     torch.set_rng_state(states["torch"])
     if "cuda" in states and _uses_cuda():
@@ -162,7 +162,7 @@ def _state_of(generator: Any) -> dict[str, Any]:
     if kind == "torch":
         return {"kind": kind, "state": generator.get_state()}
     if kind == "python":
-        return {"kind": kind, "state": generator.getstate()}
+        return {"kind": kind, "state": _packed(generator.getstate())}
     if kind == "numpy":
         return {"kind": kind, "of": _bit_generator(generator), "state": _plain(generator.bit_generator.state)}
     return {"kind": kind, "state": _plain(generator.get_state(legacy=False))}
@@ -172,9 +172,20 @@ def _set_state(generator: Any, state: Any) -> None:
     if isinstance(generator, np.random.Generator):
         generator.bit_generator.state = state
     elif isinstance(generator, random.Random):
-        generator.setstate(state)
+        generator.setstate(_unpacked(state))
     else:
         generator.set_state(state)
+
+
+def _packed(state: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A state of Python's generator, with one tensor for its 625 numbers: those take long to pickle one by one."""
+    version, numbers, gauss = state
+    return version, torch.tensor(numbers), gauss
+
+
+def _unpacked(state: tuple[Any, ...]) -> tuple[Any, ...]:
+    version, numbers, gauss = state
+    return version, tuple(numbers.tolist()), gauss
 
 
 def _plain(state: Any) -> Any:
