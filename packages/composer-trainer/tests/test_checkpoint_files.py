@@ -10,6 +10,7 @@ import random
 import resource
 import shutil
 import signal
+import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -151,6 +152,18 @@ def test_a_seal_that_was_cut_off_is_missed(tmp_path: Path) -> None:
 
     with pytest.raises(CorruptCheckpointError, match="missing or altered"):
         safe_torch_load(path)
+
+
+def test_damage_inside_an_archive_is_told_of_the_archive(tmp_path: Path) -> None:
+    torn = tmp_path / "composer_states.pt"
+    write_file(content(), torn)
+    torn.write_bytes(torn.read_bytes()[:-200])
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        archive.add(torn, torn.name)
+
+    for look in (read_file, check_file):
+        with pytest.raises(CorruptCheckpointError, match=r"/a\.tar' is damaged"):
+            look(tmp_path / "a.tar")
 
 
 def test_an_empty_file_is_damaged(tmp_path: Path) -> None:

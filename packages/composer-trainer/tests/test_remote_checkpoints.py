@@ -71,6 +71,18 @@ def test_a_run_goes_on_from_a_store(make_trainer: MakeTrainer, store: str, tmp_p
     assert complete.state.timestamp.epoch == 2
 
 
+def test_nothing_is_kept_here_if_so_wanted(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    folder = f"file://{tmp_path}/remote"
+    trainer = trainer_of(make_trainer, folder, save_num_checkpoints_to_keep=0)
+    trainer.fit()
+    assert [path for path in Path(trainer._checkpoint_saver.folder).iterdir() if path.suffix == ".pt"] == []
+    trainer.close()
+    relaunched = trainer_of(make_trainer, folder, save_num_checkpoints_to_keep=0)
+    relaunched.fit()
+
+    assert relaunched.state.timestamp.epoch == 2
+
+
 def test_a_checkpoint_is_loaded_from_a_store(make_trainer: MakeTrainer, store: str) -> None:
     saving = trainer_of(make_trainer, store, autoresume=False)
     saving.fit()

@@ -79,6 +79,7 @@ class State(StateLists, StateSaving):
         predict_timestamp: Progress of the current prediction.
         metric_outputs: What `model.update_metric` returned last.
         eval_metrics: Evaluation metrics by evaluator label and name.
+        load_path: What the Trainer loaded the run from; None: nothing.
         profiler: None; runs are not profiled yet, nor sharded (`fsdp_enabled` is False).
 
     Raises:

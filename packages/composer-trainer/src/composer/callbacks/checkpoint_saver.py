@@ -253,7 +253,7 @@ class CheckpointSaver(Callback):
     # ---- saving ----
 
     def amend(self, state: State, logger: Logger, change: Callable[[dict[str, Any]], None]) -> None:
-        """Change what the checkpoint of this very batch says of how to go on; nothing if there is none.
+        """Change what the checkpoint of this very batch says of how to go on; nothing if it is not there (any more).
 
         Args:
             state: The run.
@@ -263,6 +263,8 @@ class CheckpointSaver(Callback):
         self.flush()
         path = self._last_path
         if dist.get_global_rank() != 0 or path is None or self.last_checkpoint_batch != state.timestamp.batch:
+            return
+        if not os.path.isfile(path):  # rotated out already
             return
         content, _ = read_file(path)
         if "resumption" in content:

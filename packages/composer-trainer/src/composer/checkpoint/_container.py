@@ -72,12 +72,8 @@ def read_file(path: str | os.PathLike[str]) -> tuple[Any, str | None]:
         CorruptCheckpointError: It is torn, truncated or altered.
         UnsafeCheckpointError: It holds types whose loading could run code.
     """
-    source = Path(path)
-    with _plain(source) as plain:
-        try:
-            content = safe_torch_load(plain)
-        except CorruptCheckpointError as error:
-            raise CorruptCheckpointError(source, error.reason) from error
+    with _plain(Path(path)) as plain:
+        content = safe_torch_load(plain)
         sealed = read_seal(plain)
     return content, None if sealed is None else sealed.get("file")
 
@@ -92,12 +88,8 @@ def check_file(path: str | os.PathLike[str]) -> str | None:
         FileNotFoundError: There is no such file.
         CorruptCheckpointError: It is torn, truncated or altered.
     """
-    source = Path(path)
-    with _plain(source) as plain:
-        try:
-            sealed = verify(plain)
-        except CorruptCheckpointError as error:
-            raise CorruptCheckpointError(source, error.reason) from error
+    with _plain(Path(path)) as plain:
+        sealed = verify(plain)
     return None if sealed is None else sealed.get("file")
 
 
@@ -113,7 +105,10 @@ def _plain(path: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="composer-checkpoint-") as folder:
         plain = Path(folder) / _STATES
         _unpack(path, name, plain)
-        yield plain
+        try:
+            yield plain
+        except CorruptCheckpointError as error:  # of the archive, for who reads the message
+            raise CorruptCheckpointError(path, error.reason) from error
 
 
 def _unpack(path: Path, name: str, plain: Path) -> None:
