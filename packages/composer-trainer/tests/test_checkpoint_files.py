@@ -11,6 +11,8 @@ import resource
 import shutil
 import signal
 import tarfile
+import threading
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -371,6 +373,36 @@ def test_a_copy_is_written_while_the_original_changes(tmp_path: Path) -> None:
         )
         assert loaded["n"] == value
     assert done == [1, 1]
+
+
+class SlowToPickle:
+    """Tells when it has been pickled, which takes a while."""
+
+    pickled = threading.Event()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        time.sleep(0.1)
+        self.pickled.set()
+        return (int, ())
+
+
+def test_only_bytes_are_left_to_write_in_the_background(tmp_path: Path) -> None:
+    writer = CheckpointWriter(asynchronous=True)
+
+    writer.write({"state": SlowToPickle()}, str(tmp_path / "a.pt"), lambda: None)
+
+    assert SlowToPickle.pickled.is_set()  # Python that would run beside the next step
+    writer.close()
+
+
+def test_a_save_that_cannot_be_pickled_does_not_wait_for_ever(tmp_path: Path) -> None:
+    writer = CheckpointWriter(asynchronous=True)
+
+    writer.write({"state": lambda: None}, str(tmp_path / "a.pt"), lambda: None)
+
+    with pytest.raises((pickle.PicklingError, AttributeError), match="lambda"):
+        writer.close()
+    assert os.listdir(tmp_path) == []
 
 
 def test_what_fails_in_the_background_is_raised(tmp_path: Path) -> None:

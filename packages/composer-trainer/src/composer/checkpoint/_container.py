@@ -8,8 +8,9 @@ import shutil
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,16 @@ _STATES = "composer_states.pt"
 _TAR_MODES = {"tar": "w", "tgz": "w:gz", "gz": "w:gz", "bz2": "w:bz2", "lzma": "w:xz"}
 
 
-def write_file(content: dict[str, Any], path: str | os.PathLike[str]) -> None:
+def write_file(
+    content: dict[str, Any], path: str | os.PathLike[str], described: Callable[[], None] = lambda: None
+) -> None:
     """Write a checkpoint: whole, sealed and on the disk, or not at all.
 
     Args:
         content: What `torch.save` can save.
         path: The file. Its extension tells its format: `.tar`, `.tar.gz`, `.tgz`, `.tar.bz2` and `.tar.lzma` are
             archives of one member, `.pt.gz` and the like are compressed, and all others are as torch writes them.
+        described: Called when all but the tensors' bytes is pickled. It may be called several times.
 
     Raises:
         OSError: It cannot be written; an earlier file of this name is untouched.
@@ -42,11 +46,11 @@ def write_file(content: dict[str, Any], path: str | os.PathLike[str]) -> None:
     check_file_name(target.name)
     if not (is_tar(target) or is_compressed_pt(target.name)):
         with replacing(target) as temporary:
-            torch.save(content, temporary)
+            _torch_save(content, temporary, described)
             seal(temporary, target.name)
         return
     with replacing(target) as temporary, _scratch(target.parent) as inner:
-        torch.save(content, inner)
+        _torch_save(content, inner, described)
         seal(inner, target.name)
         if is_tar(target):
             with tarfile.open(temporary, _TAR_MODES[target.suffix[1:]]) as archive:  # type: ignore[call-overload]
@@ -91,6 +95,28 @@ def check_file(path: str | os.PathLike[str]) -> str | None:
     with _plain(Path(path)) as plain:
         sealed = verify(plain)
     return None if sealed is None else sealed.get("file")
+
+
+def _torch_save(content: dict[str, Any], path: Path, described: Callable[[], None]) -> None:
+    with open(path, "wb", buffering=0) as file:
+        torch.save(content, _Announcing(file, described))
+
+
+class _Announcing:
+    """A file for `torch.save`, which pickles before it writes anything, and tensors' bytes afterwards."""
+
+    def __init__(self, file: FileIO, described: Callable[[], None]) -> None:
+        self._file, self._described = file, described
+
+    def write(self, data: memoryview | bytes) -> int:
+        self._described()
+        left = memoryview(data)
+        while left:  # a single write takes 2 GiB at most
+            left = left[self._file.write(left) :]
+        return len(data)
+
+    def flush(self) -> None:
+        """Nothing is held back."""
 
 
 @contextmanager

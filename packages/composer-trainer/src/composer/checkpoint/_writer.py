@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Event
 from typing import Any
 
 import torch
@@ -12,8 +12,6 @@ import torch
 from composer.checkpoint._container import write_file
 
 __all__ = ["CheckpointWriter"]
-
-_SWITCH_SECONDS = 0.0002
 
 
 class CheckpointWriter:
@@ -49,7 +47,10 @@ class CheckpointWriter:
         copied = self._copies.of(content)
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-writer")
-        self._running = self._pool.submit(_write, copied, path, then)
+        described = Event()
+        self._running = self._pool.submit(_write, copied, path, then, described.set)
+        # Pickling runs Python and would slow the next step; all that follows it releases the interpreter.
+        described.wait()
 
     def check(self) -> None:
         """Raise what a write in the background ended with, if it has ended."""
@@ -72,14 +73,11 @@ class CheckpointWriter:
                 self._pool = None
 
 
-def _write(content: dict[str, Any], path: str, then: Callable[[], None]) -> None:
-    # The training step, whose pieces of Python are short, must not wait long for this thread's.
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(min(before, _SWITCH_SECONDS))
+def _write(content: dict[str, Any], path: str, then: Callable[[], None], described: Callable[[], None]) -> None:
     try:
-        write_file(content, path)
+        write_file(content, path, described)
     finally:
-        sys.setswitchinterval(before)
+        described()
     then()
 
 
