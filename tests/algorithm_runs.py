@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "StochasticDepth": {"target_layer_name": "ResNetBottleneck", "drop_rate": 0.5},
 }
 LANGUAGE = {"Alibi", "GatedLinearUnits", "SeqLengthWarmup"}
+Norm = Callable[[int], torch.nn.Module]
 LOWER_PRECISION = {"FusedLayerNorm", "LowPrecisionGroupNorm", "LowPrecisionLayerNorm"}
 
 
@@ -64,21 +65,27 @@ def noise(count: int = 8, transform: Any = None) -> Images:
 
 
 class Vision(torch.nn.Sequential):
-    """A small network with a layer of every kind that some algorithm changes."""
+    """A small network with a layer of every kind that some algorithm changes.
 
-    def __init__(self, num_classes: int) -> None:
+    Args:
+        num_classes: The number of outputs.
+        norm: Makes most of the normalizations, from a number of channels.
+        dropout: The probability to drop a feature.
+    """
+
+    def __init__(self, num_classes: int, norm: Norm = torch.nn.BatchNorm2d, dropout: float = 0.5) -> None:
         super().__init__(
             torch.nn.Conv2d(3, 16, 3, stride=2, padding=1),
-            torch.nn.BatchNorm2d(16),
+            norm(16),
             torch.nn.ReLU(),
             torch.nn.MaxPool2d(2),
-            Bottleneck(16, 4),
+            Bottleneck(16, 4, norm_layer=norm),
             torch.nn.Conv2d(16, 16, 3, padding=1),
             torch.nn.GroupNorm(4, 16),
             torch.nn.AdaptiveAvgPool2d(1),
             torch.nn.Flatten(),
             torch.nn.LayerNorm(16),
-            torch.nn.Dropout(0.5),
+            torch.nn.Dropout(dropout),
             torch.nn.Linear(16, num_classes),
         )
 
@@ -86,10 +93,12 @@ class Vision(torch.nn.Sequential):
 class Classifier(ComposerModel):
     """Classifies pairs of images and targets."""
 
-    def __init__(self, num_classes: int = 4, seed: int = 1) -> None:
+    def __init__(
+        self, num_classes: int = 4, seed: int = 1, norm: Norm = torch.nn.BatchNorm2d, dropout: float = 0.5
+    ) -> None:
         super().__init__()
         torch.manual_seed(seed)
-        self.vision = Vision(num_classes)
+        self.vision = Vision(num_classes, norm, dropout)
 
     def forward(self, batch: Any) -> torch.Tensor:
         outputs: torch.Tensor = self.vision(batch[0])
@@ -102,8 +111,9 @@ class Classifier(ComposerModel):
 class Captioned(Classifier):
     """Classifies dictionaries of an image and a text, for the algorithms of language models."""
 
-    def __init__(self, seed: int = 1) -> None:
-        super().__init__(seed=seed)
+    def __init__(self, seed: int = 1, norm: Norm = torch.nn.BatchNorm2d, dropout: float = 0.5) -> None:
+        super().__init__(seed=seed, norm=norm, dropout=dropout)
+        rate = min(dropout, 0.1)
         self.text = BertModel(
             BertConfig(
                 vocab_size=32,
@@ -112,6 +122,8 @@ class Captioned(Classifier):
                 num_attention_heads=2,
                 intermediate_size=32,
                 max_position_embeddings=32,
+                hidden_dropout_prob=rate,
+                attention_probs_dropout_prob=rate,
             ),
             add_pooling_layer=False,
         )

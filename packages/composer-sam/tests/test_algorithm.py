@@ -145,7 +145,7 @@ def test_two_algorithms_cannot_wrap_the_optimizer(other: type[Algorithm]) -> Non
 
 
 def test_the_representation_is_the_constructor_call() -> None:
-    assert "SAM(rho=0.5,epsilon=1e-12,interval=10)" == repr(SAM(rho=0.5, interval=10))
+    assert "SAM(rho=0.5,epsilon=1e-12,interval=10,sync_ascent=False)" == repr(SAM(rho=0.5, interval=10))
 
 
 @pytest.mark.parametrize(

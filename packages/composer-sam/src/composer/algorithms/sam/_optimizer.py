@@ -36,11 +36,13 @@ class SAMOptimizer(torch.optim.Optimizer):
         rho: At least 0; the radius of the neighbourhood. A parameter group may have its own.
         epsilon: Positive; keeps a gradient of zero from dividing by zero.
         interval: Look at the neighbourhood in every so many steps; the others cost one pass.
+        sync_ascent: Whether all ranks climb along the gradient of the whole batch.
         **kwargs: Defaults of further entries of the parameter groups.
 
     Attributes:
         base_optimizer: The optimizer that makes the step.
         interval: As given.
+        sync_ascent: As given.
         global_step: Steps taken.
 
     Raises:
@@ -72,11 +74,13 @@ class SAMOptimizer(torch.optim.Optimizer):
         rho: float = 0.05,
         epsilon: float = 1e-12,
         interval: int = 1,
+        sync_ascent: bool = False,
         **kwargs: Any,
     ) -> None:
         check_arguments(rho, epsilon, interval)
         check_base(base_optimizer)
         self.base_optimizer, self.interval, self._is_built = base_optimizer, interval, False
+        self.sync_ascent = sync_ascent
         groups, state = base_optimizer.param_groups, base_optimizer.state
         try:
             super().__init__(groups, {"rho": rho, "epsilon": epsilon, "global_step": 0, **kwargs})
@@ -124,7 +128,7 @@ class SAMOptimizer(torch.optim.Optimizer):
         Args:
             closure: Clears the gradients, computes new ones and returns the loss, or None if they are not usable
                 because they overflowed; then the weights stay. If it takes them, it gets the keywords
-                `ddp_sync=False` for the first of two passes, whose gradients need not be exchanged between ranks, and
+                `ddp_sync` for the first of two passes, True if its gradients must be exchanged between ranks, and
                 `loss_dict={}` for the second, whose loss is not the one to log.
 
         Returns:
@@ -152,7 +156,7 @@ class SAMOptimizer(torch.optim.Optimizer):
     def _two_passes(self, closure: Callable[..., Any]) -> tuple[Any, bool]:
         """Leave the second gradient in place; return the first loss and whether that gradient is usable."""
         random = RandomState(p.device for group in self.param_groups for p in group["params"])
-        loss = _call(closure, ddp_sync=False)
+        loss = _call(closure, ddp_sync=self.sync_ascent)
         if loss is None:
             return loss, False
         weights, kept = self._climb()
@@ -233,6 +237,7 @@ class SAMOptimizer(torch.optim.Optimizer):
         return {
             "base_optimizer": self.base_optimizer,
             "interval": self.interval,
+            "sync_ascent": self.sync_ascent,
             "defaults": self.defaults,
             "_is_built": True,
         }

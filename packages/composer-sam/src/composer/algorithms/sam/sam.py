@@ -25,31 +25,35 @@ class SAM(Algorithm):
         rho: At least 0; the radius of the neighbourhood. Use more with a larger interval, such as 0.5 with 10.
         epsilon: Positive; keeps a gradient of zero from dividing by zero.
         interval: Look at the neighbourhood in every so many steps.
+        sync_ascent: Whether all ranks climb along the gradient of the whole batch, which takes another exchange, instead
+            of each along its own: then several ranks train as one does. Ranks of a sharded model always do.
 
     Raises:
         ValueError: `rho` is negative, `epsilon` is not positive or `interval` is below 1.
 
     Example:
         >>> SAM(rho=0.5, interval=10)
-        SAM(rho=0.5,epsilon=1e-12,interval=10)
+        SAM(rho=0.5,epsilon=1e-12,interval=10,sync_ascent=False)
 
     Source: Foret et al., "Sharpness-Aware Minimization for Efficiently Improving Generalization", arXiv:2010.01412,
         section 2, algorithm 1 with p = 2.
-    Differs: `interval`. Each rank climbs along its own gradient (the paper's m-sharpness, section 4.1, with m the batch
-        of a rank). Both passes draw the same random numbers. A loss of exactly zero is a loss. The state of the base
+    Differs: `interval`, `sync_ascent`. Each rank climbs along its own gradient (the paper's m-sharpness, section 4.1,
+        with m the batch of a rank). Both passes draw the same random numbers. A loss of exactly zero is a loss. The state of the base
         optimizer is saved and loaded, so resuming is exact and needs no warning.
     """
 
     events = frozenset({Event.BEFORE_LOAD, Event.AFTER_LOAD})
     placement = Placement(provides={WRAPS_OPTIMIZER}, excludes={WRAPS_OPTIMIZER})
 
-    def __init__(self, rho: float = 0.05, epsilon: float = 1e-12, interval: int = 1) -> None:
+    def __init__(self, rho: float = 0.05, epsilon: float = 1e-12, interval: int = 1, sync_ascent: bool = False) -> None:
         check_arguments(rho, epsilon, interval)
-        self.rho, self.epsilon, self.interval = rho, epsilon, interval
+        self.rho, self.epsilon, self.interval, self.sync_ascent = rho, epsilon, interval, sync_ascent
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Wrap the optimizers that are not wrapped."""
         state.optimizers = [
-            o if isinstance(o, SAMOptimizer) else SAMOptimizer(o, self.rho, self.epsilon, self.interval)
+            o
+            if isinstance(o, SAMOptimizer)
+            else SAMOptimizer(o, self.rho, self.epsilon, self.interval, self.sync_ascent)
             for o in state.optimizers
         ]
