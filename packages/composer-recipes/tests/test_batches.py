@@ -130,3 +130,24 @@ def test_a_batch_holds_from_one_to_all_images(batch_size: int) -> None:
 def test_an_image_cannot_be_shifted_out_of_itself(shift: int) -> None:
     with pytest.raises(ValueError, match="`shift` must be from 0 to below the size of the images, 6"):
         loader(random_images(8), shift=shift)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_ranks_share_the_batches_of_one_process(world_size: int) -> None:
+    images, arguments = random_images(8), {"shift": 1, "flip": True, "seed": 5}
+    whole = [*loader(images, **arguments), *EvalBatches(images, torch.arange(8), batch_size=8, **UNSCALED)]
+    shares = []
+    for rank in range(world_size):
+        ranks = {"rank": rank, "world_size": world_size}
+        test = EvalBatches(images, torch.arange(8), batch_size=8, **UNSCALED, **ranks)
+        shares.append([*loader(images, **arguments, **ranks), *test])
+
+    for batch, (inputs, labels) in enumerate(whole):
+        for rank, share in enumerate(shares):
+            assert torch.equal(share[batch][0], inputs[rank::world_size])
+            assert torch.equal(share[batch][1], labels[rank::world_size])
+
+
+def test_every_rank_needs_an_image_of_each_batch() -> None:
+    with pytest.raises(ValueError, match="must be from the number of processes, 5, to the number of training images"):
+        loader(random_images(8), world_size=5)

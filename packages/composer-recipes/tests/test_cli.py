@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from dataclasses import fields
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -13,6 +15,8 @@ import pytest
 
 from composer.recipes import Data, Network, Runs, Training, digits
 from composer.recipes.cli import main
+from composer.testing import run_on_ranks
+from composer.utils import dist
 
 QUICK = (
     "digits --no-progress --device cpu --epochs 2 --seeds 2 --train_samples 60 --test_samples 50 --batch_size 20 "
@@ -185,3 +189,21 @@ def test_the_module_runs_too_and_two_processes_agree(tmp_path: Path) -> None:
     assert rows[0] == rows[1]
     assert len([row for row in rows[0] if row]) == 2
     assert accuracies(tmp_path / "first/results.json") == accuracies(tmp_path / "second/results.json")
+
+
+def _on_a_rank(folder: str) -> list[str]:
+    os.chdir(folder)
+    with redirect_stdout(io.StringIO()) as text:
+        main([*QUICK, "--out", f"out{dist.get_global_rank()}"])
+    return text.getvalue().splitlines()
+
+
+def test_several_processes_train_together_and_one_reports(tmp_path: Path) -> None:
+    first, second = run_on_ranks(_on_a_rank, 2, str(tmp_path))
+
+    assert any("composed" in line for line in first)
+    assert second == []
+    assert (tmp_path / "out0" / "results.json").exists()
+    assert not (tmp_path / "out1" / "results.json").exists()
+    plain, composed = accuracies(tmp_path / "out0" / "results.json")
+    assert len(plain) == len(composed) == 2  # seeds

@@ -16,20 +16,24 @@ class TrainBatches:
 
     Every pass over the batches goes on with the same generator: two loaders with the same seed yield the same batches,
     epoch by epoch, whatever else draws random numbers. Nothing is read from the device. Images that do not fill a batch
-    are left out of the epoch.
+    are left out of the epoch. Several ranks with the same seed share each batch: together they train on the images on
+    which one would.
 
     Args:
         images: Shape (N, C, H, W), uint8, on the device.
         labels: Shape (N,), int64, on the device.
-        batch_size: Images per batch.
+        batch_size: Images per batch, of all ranks together.
         mean: Per channel, shape (C,): `(image - mean) / std` is what is yielded.
         std: Per channel, shape (C,).
         shift: Images are moved by up to this many pixels in each direction; what comes in is black.
         flip: Whether to mirror every second image, left to right, at random.
         seed: Of the generator.
+        rank: This process, from 0.
+        world_size: Number of processes.
 
     Raises:
-        ValueError: `batch_size` is not from 1 to N, or `shift` is negative or not below the size of the images.
+        ValueError: `batch_size` is not from `world_size` to N, or `shift` is negative or not below the size of the
+            images.
 
     Example:
         >>> images, labels = torch.zeros(5, 1, 8, 8, dtype=torch.uint8), torch.arange(5)
@@ -49,15 +53,18 @@ class TrainBatches:
         shift: int = 0,
         flip: bool = False,
         seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
     ) -> None:
         size = min(images.shape[2:])
-        if not 1 <= batch_size <= len(images):
-            raise ValueError(
-                f"`batch_size` must be from 1 to the number of training images, {len(images)}, got {batch_size!r}."
-            )
+        if not world_size <= batch_size <= len(images):
+            least = "1" if world_size == 1 else f"the number of processes, {world_size},"
+            most = f"the number of training images, {len(images)}"
+            raise ValueError(f"`batch_size` must be from {least} to {most}, got {batch_size!r}.")
         if not 0 <= shift < size:
             raise ValueError(f"`shift` must be from 0 to below the size of the images, {size}, got {shift!r}.")
         self.batch_size, self.shift, self.flip = batch_size, shift, flip
+        self._share = slice(rank, None, world_size)
         self._labels, self._num_samples, self._size = labels, len(images), images.shape[2:]
         self._padded = torch.nn.functional.pad(images, (shift,) * 4).permute(0, 2, 3, 1).contiguous()  # NHWC
         self._mean, self._std = _column(mean), _column(std)
@@ -70,18 +77,20 @@ class TrainBatches:
         order = self._draw_order()
         for batch in range(len(self)):
             chosen = order[batch * self.batch_size : (batch + 1) * self.batch_size]
-            yield (self._cut(chosen) - self._mean) / self._std, self._labels[chosen]
+            yield (self._cut(chosen) - self._mean) / self._std, self._labels[chosen[self._share]]
 
     def _draw_order(self) -> Tensor:
         return torch.randperm(self._num_samples, generator=self._generator, device=self._labels.device)
 
     def _cut(self, chosen: Tensor) -> Tensor:
-        """The images at a place of their own each, as floats; one gather, so nothing waits for the device."""
+        """This rank's images at a place of their own each, as floats; one gather, so nothing waits for the device."""
         height, width = self._size
         rows, columns = self._places(len(chosen), height), self._places(len(chosen), width)
         if self.flip:
             mirrored = self._integers(2, len(chosen)).bool()
             columns = torch.where(mirrored[:, None], columns.flip(1), columns)
+        # Drawn for all ranks alike.
+        chosen, rows, columns = chosen[self._share], rows[self._share], columns[self._share]
         cut = self._padded[chosen[:, None, None], rows[:, :, None], columns[:, None, :]]
         return cut.permute(0, 3, 1, 2).contiguous().float()
 
@@ -95,19 +104,32 @@ class TrainBatches:
 
 
 class EvalBatches:
-    """All images in their order, as they are.
+    """All images in their order, as they are; of several ranks, each has its share.
 
     Args:
         images: Shape (N, C, H, W), uint8, on the device.
         labels: Shape (N,), int64, on the device.
-        batch_size: Images per batch; the last one may be smaller.
+        batch_size: Images per batch, of all ranks together; the last one may be smaller.
         mean: Per channel, shape (C,): `(image - mean) / std` is what is yielded.
         std: Per channel, shape (C,).
+        rank: This process, from 0.
+        world_size: Number of processes.
     """
 
-    def __init__(self, images: Tensor, labels: Tensor, *, batch_size: int, mean: Tensor, std: Tensor) -> None:
-        self.batch_size = batch_size
-        self._images, self._labels = images, labels
+    def __init__(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        *,
+        batch_size: int,
+        mean: Tensor,
+        std: Tensor,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        self.batch_size = math.ceil(batch_size / world_size)
+        share = slice(rank, None, world_size)
+        self._images, self._labels = images[share], labels[share]
         self._mean, self._std = _column(mean), _column(std)
 
     def __len__(self) -> int:

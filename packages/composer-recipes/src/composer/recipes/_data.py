@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from composer.devices import Device
 from composer.recipes._batches import EvalBatches, TrainBatches
 from composer.recipes._files import Arrays, read_folder
 from composer.recipes._hparams import Data
+from composer.utils import dist
 
 __all__ = ["ImageData", "load_images"]
 
@@ -56,20 +58,21 @@ class ImageData:
         return channels, height, width
 
     def loaders(self, seed: int, device: Device) -> tuple[TrainBatches, EvalBatches]:
-        """The batches for training and for testing, made on a device.
+        """The batches for training and for testing, made on a device; of several processes, each has its share.
 
         Args:
             seed: Of the order of the training images and of how they are moved.
             device: Holds all images while the loaders exist.
         """
         move = device.tensor_to_device
-        scale = {"mean": move(self.mean), "std": move(self.std)}
+        shared: dict[str, Any] = {"mean": move(self.mean), "std": move(self.std)}
+        shared |= {"rank": dist.get_global_rank(), "world_size": dist.get_world_size()}
         images, labels = move(self.train_images), move(self.train_labels)
         train = TrainBatches(
-            images, labels, batch_size=self.batch_size, shift=self.shift, flip=self.flip, seed=seed, **scale
+            images, labels, batch_size=self.batch_size, shift=self.shift, flip=self.flip, seed=seed, **shared
         )
         images, labels = move(self.test_images), move(self.test_labels)
-        return train, EvalBatches(images, labels, batch_size=_EVAL_BATCH, **scale)
+        return train, EvalBatches(images, labels, batch_size=_EVAL_BATCH, **shared)
 
 
 def load_images(data: Data) -> ImageData:

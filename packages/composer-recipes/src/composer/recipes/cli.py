@@ -19,6 +19,7 @@ from composer.recipes._hparams import Data, Network, Recipe, Runs, Training
 from composer.recipes._plot import save_curves
 from composer.recipes._report import as_json, describe_data, print_report, write_json
 from composer.recipes._run import Comparison
+from composer.utils import dist
 
 __all__ = ["main"]
 
@@ -102,7 +103,8 @@ def _explain(parser: ArgumentParser, name: str, algorithm: type) -> None:
 
 
 def _run_digits(parser: _Parser, options: Namespace) -> None:
-    console = Console()
+    first = dist.get_global_rank() == 0  # of several processes, one reports
+    console = Console(quiet=not first)
     try:
         recipes = _recipes(parser, options)
         runs = _section(Runs, options)
@@ -114,6 +116,8 @@ def _run_digits(parser: _Parser, options: Namespace) -> None:
     images = comparison.images[0]
     console.print(describe_data(images), highlight=False, soft_wrap=True)
     results = comparison.run()
+    if not first:
+        return
     print_report(results, console)
     curves, values, config = (out / name for name in ("curves.png", "results.json", "config.yaml"))
     title = f"{images.name}: {len(images.train_images):,} training images, {len(images.test_images):,} test images"
