@@ -260,6 +260,15 @@ def test_the_closure_is_told_which_pass_it_is() -> None:
     assert [{}, {"ddp_sync": False}, {"loss_dict": {}}] == passes.keywords
 
 
+def test_the_first_pass_exchanges_gradients_if_all_ranks_climb_together() -> None:
+    net = make_net()
+    optimizer = SAMOptimizer(BASES["sgd"](net.parameters()), sync_ascent=True)
+    passes = Passes(net, optimizer)
+    optimizer.step(passes)
+
+    assert [{"ddp_sync": True}, {"loss_dict": {}}] == passes.keywords
+
+
 def test_a_closure_gets_only_the_keywords_it_takes() -> None:
     net = make_net()
     optimizer = SAMOptimizer(BASES["sgd"](net.parameters()))

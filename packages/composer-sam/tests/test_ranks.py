@@ -38,7 +38,7 @@ def stepped(net: torch.nn.Module, slope: list[torch.Tensor]) -> list[torch.Tenso
     return [weight.detach() - LR * g for weight, g in zip(net.parameters(), slope, strict=True)]
 
 
-def train(sharded: bool) -> list[torch.Tensor]:
+def train(sharded: bool, sync_ascent: bool = False) -> list[torch.Tensor]:
     """One step on this rank's half of the batch; return the weights."""
     net, x = make_net(), X.chunk(2)[torch.distributed.get_rank()]
     if sharded:
@@ -48,7 +48,7 @@ def train(sharded: bool) -> list[torch.Tensor]:
         model = net
     else:
         model = torch.nn.parallel.DistributedDataParallel(net)
-    optimizer = SAMOptimizer(torch.optim.SGD(net.parameters(), lr=LR), rho=RHO)
+    optimizer = SAMOptimizer(torch.optim.SGD(net.parameters(), lr=LR), rho=RHO, sync_ascent=sync_ascent)
 
     def closure(ddp_sync: bool = True) -> torch.Tensor:
         optimizer.zero_grad()
@@ -69,6 +69,15 @@ def test_each_rank_climbs_along_its_own_gradient() -> None:
     expected = stepped(net, [(a + b) / 2 for a, b in zip(*there, strict=True)])
 
     for weights in run_on_ranks(train, 2, False):
+        torch.testing.assert_close(expected, weights)
+
+
+def test_ranks_that_are_told_to_climb_together() -> None:
+    """As one process with the whole batch does."""
+    net = make_net()
+    expected = stepped(net, gradients(neighbour(net, gradients(net, X)), X))
+
+    for weights in run_on_ranks(train, 2, False, True):
         torch.testing.assert_close(expected, weights)
 
 

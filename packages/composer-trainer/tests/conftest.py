@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import secrets
+import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,8 @@ from torchmetrics.classification import MulticlassAccuracy
 from composer.testing import RandomClassificationDataset, SimpleModel
 from composer.trainer import Trainer
 from composer.utils.reproducibility import seed_context
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # for what several tests use
 
 
 class MakeTrainer:

@@ -15,6 +15,7 @@ from composer.testing import SimpleModel, deep_compare
 from composer.trainer._scaler import ClosureGradScaler
 from composer.trainer._train_batch import needs_closure
 from composer.trainer.trainer import _adjust_device_train_microbatch_size, _is_cuda_oom
+from composer.utils.reproducibility import seed_context
 
 MakeTrainer = Any  # the fixture's class, in conftest.py
 
@@ -260,6 +261,56 @@ def test_a_batch_that_does_not_fit_is_trained_in_smaller_parts(make_trainer: Mak
 
     assert 2 == trainer.state.device_train_microbatch_size
     deep_compare(dict(expected.state.model.named_parameters()), dict(trainer.state.model.named_parameters()))
+
+
+def test_a_search_leaves_no_trace_in_statistics_and_random_numbers(make_trainer: MakeTrainer) -> None:
+    class Noisy(Hungry):
+        def __init__(self) -> None:
+            with seed_context(0):
+                super().__init__(num_features=1)
+            self.noise = torch.nn.Sequential(torch.nn.BatchNorm2d(1), torch.nn.Dropout(0.3))
+
+        def forward(self, batch: Any) -> Any:
+            return super().forward((self.noise(batch[0]), batch[1]))
+
+    expected = make_trainer(model=Noisy(), device_train_microbatch_size=2)
+    expected.fit()
+    trainer = make_trainer(model=Noisy(), device_train_microbatch_size=4)
+    trainer.state.auto_microbatching = True
+    with pytest.warns(RuntimeWarning, match=r"goes from 4 to 2"):
+        trainer.fit()
+
+    deep_compare(expected.state.model.state_dict(), trainer.state.model.state_dict())
+
+
+def test_a_search_within_a_closure_that_is_scaled_goes_on(make_trainer: MakeTrainer) -> None:
+    def train(limit: int, size: int) -> dict[str, Any]:
+        with seed_context(0):
+            model = Hungry()
+        model.limit = limit
+        trainer = make_trainer(
+            model=model,
+            optimizers=TwoPass(model.parameters(), lr=0.1),
+            algorithms=FailsOnce(),
+            precision="amp_fp16",
+            device_train_microbatch_size=size,
+        )
+        trainer.state.auto_microbatching = True
+        trainer.fit()
+        return dict(model.named_parameters())
+
+    class FailsOnce(Algorithm):
+        """Runs out of memory with unscaled gradients at hand."""
+
+        events = frozenset({Event.AFTER_TRAIN_BATCH})
+
+        def apply(self, event: Event, state: State, logger: Logger) -> None:
+            if state.device_train_microbatch_size == 4:
+                raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    with pytest.warns(RuntimeWarning, match=r"goes from 4 to 2"):
+        found = train(4, 4)
+    deep_compare(train(4, 2), found)
 
 
 def test_other_cuda_errors_are_not_searched_around(make_trainer: MakeTrainer) -> None:

@@ -75,6 +75,10 @@ from composer.utils.misc import model_eval_mode as model_eval_mode
 from composer.utils.misc import partial_format as partial_format
 from composer.utils.misc import unwrapped_model as unwrapped_model
 from composer.utils.misc import warning_on_one_line as warning_on_one_line
+from composer.utils.parallelism import FSDP2Config as FSDP2Config
+from composer.utils.parallelism import FSDPConfig as FSDPConfig
+from composer.utils.parallelism import ParallelismConfig as ParallelismConfig
+from composer.utils.parallelism import TPConfig as TPConfig
 from composer.utils.retrying import retry as retry
 from composer.utils.string_enum import StringEnum as StringEnum
 from composer.utils.warnings import VersionedDeprecationWarning as VersionedDeprecationWarning
@@ -84,17 +88,21 @@ __all__ = [
     "CompressorNotFound",
     "FORMAT_NAME_WITH_DIST_AND_TIME_TABLE",
     "FORMAT_NAME_WITH_DIST_TABLE",
+    "FSDP2Config",
+    "FSDPConfig",
     "GCSObjectStore",
     "IteratorFileStream",
     "KNOWN_COMPRESSORS",
     "MissingConditionalImportError",
     "ObjectStore",
     "ObjectStoreTransientError",
+    "ParallelismConfig",
     "ParallelismType",
     "PartialFilePath",
     "S3ObjectStore",
     "STR_TO_DTYPE",
     "StringEnum",
+    "TPConfig",
     "VersionedDeprecationWarning",
     "add_vision_dataset_transform",
     "auto_log_hparams",

@@ -80,7 +80,10 @@ class State(StateLists, StateSaving):
         metric_outputs: What `model.update_metric` returned last.
         eval_metrics: Evaluation metrics by evaluator label and name.
         load_path: What the Trainer loaded the run from; None: nothing.
-        profiler: None; runs are not profiled yet, nor sharded (`fsdp_enabled` is False).
+        profiler: None; runs are not profiled yet.
+        fsdp_enabled: Whether the model is divided among ranks; then `fsdp_config`, `tp_config` and `device_mesh` tell
+            how, and `fsdp_state_dict_type` whether checkpoints are `"full"` or `"sharded"`.
+        data_rank: Which part of each batch this rank trains on; None: the one of its number.
 
     Raises:
         TypeError: `model` is not a `torch.nn.Module`.
@@ -91,16 +94,18 @@ class State(StateLists, StateSaving):
     outputs: Any
     loss: Any
 
-    # Asked by callbacks of every run; none is profiled or sharded yet.
+    # Asked by callbacks of every run; none is profiled yet.
     profiler: None = None
     load_path: str | None = None
+    # Set by who divides the model.
+    data_rank: int | None = None
     fsdp_enabled: bool = False
-    fsdp_config: None = None
+    fsdp_config: Any = None
     fsdp_config_version: int = 0
-    fsdp_state_dict_type: None = None
+    fsdp_state_dict_type: str | None = None
     fsdp_sharded_state_dict_enabled: bool = False
-    tp_config: None = None
-    device_mesh: None = None
+    tp_config: Any = None
+    device_mesh: Any = None
 
     def __init__(
         self,
@@ -179,7 +184,7 @@ class State(StateLists, StateSaving):
     @property
     def seed(self) -> int:
         """This rank's seed."""
-        return self.rank_zero_seed + dist.get_global_rank()
+        return self.rank_zero_seed + (dist.get_global_rank() if self.data_rank is None else self.data_rank)
 
     @property
     def max_duration(self) -> Time[Any] | None:

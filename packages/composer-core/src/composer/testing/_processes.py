@@ -147,7 +147,15 @@ def _context() -> Any:
     context = multiprocessing.get_context("forkserver")
     # Imported once, not once per process; an optimizer takes the compiler, for seconds. What is not there is left out.
     context.set_forkserver_preload(
-        [__name__, "torch.distributed", "torch._dynamo", "torchmetrics.classification", "composer.trainer"]
+        [
+            __name__,
+            "torch.distributed",
+            "torch.distributed.checkpoint",
+            "torch._dynamo",
+            "torchmetrics.classification",
+            "composer.trainer",
+            "composer.trainer._sharded",
+        ]
     )
     return context
 

@@ -14,11 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from composer.checkpoint._best import BestCheckpoints, is_count
-from composer.checkpoint._container import read_file, write_file
 from composer.checkpoint._durable import point_link, remove_leftovers
 from composer.checkpoint._filter import IgnoreKeys
 from composer.checkpoint._names import PartialFilePath, check_file_name
 from composer.checkpoint._saving import collect, unloadable
+from composer.checkpoint._sharded_run import (
+    amend_run,
+    check_saves_shards,
+    files_of_run,
+    pattern_of_run,
+    proof_of_run,
+    remove_run,
+    write_run,
+)
 from composer.checkpoint._writer import CheckpointWriter
 from composer.core import Callback, Event, State, Time, Timestamp
 from composer.loggers import Logger
@@ -52,6 +60,7 @@ class CheckpointSaver(Callback):
         folder: Where to save: a folder, or a URI such as `s3://bucket/folder`, whose checkpoints are written to a
             temporary folder and uploaded from there in the background.
         filename: The name of a checkpoint. Its extension tells the format: `.pt`, `.pt.gz` and the like, `.tar`, ....
+            A run that saves in shards (see `FSDP2Config`) makes a folder instead, called `sharded_ckpt_prefix_dir`.
         remote_file_name: The name of a checkpoint in the remote folder, or for loggers that store files.
         latest_filename: The name of a symbolic link to the latest checkpoint; None makes none.
         latest_remote_file_name: The name of a text file with the name of the latest checkpoint, for remote stores,
@@ -156,6 +165,8 @@ class CheckpointSaver(Callback):
         self._requested = True
 
     def init(self, state: State, logger: Logger) -> None:
+        if state.fsdp_sharded_state_dict_enabled:
+            check_saves_shards(self._writer.asynchronous, self._uri)
         root = self.remote_root
         if self._uri is None or root is None or dist.get_global_rank() != 0:
             return
@@ -186,7 +197,7 @@ class CheckpointSaver(Callback):
                 log.info("Removed %s, which a process that was killed while saving left in %s.", name, folder)
         if not self.overwrite and not self.continues:
             try:
-                ensure_folder_has_no_conflicting_files(folder, self.filename.filename, state.timestamp)
+                ensure_folder_has_no_conflicting_files(folder, proof_of_run(state, self.filename), state.timestamp)
             except FileExistsError as error:
                 problem = error
         # Nobody goes on alone: the others would wait for ever where ranks meet next.
@@ -264,34 +275,37 @@ class CheckpointSaver(Callback):
         path = self._last_path
         if dist.get_global_rank() != 0 or path is None or self.last_checkpoint_batch != state.timestamp.batch:
             return
-        if not os.path.isfile(path):  # rotated out already
+        if not os.path.exists(path):  # rotated out already
             return
-        content, _ = read_file(path)
-        if "resumption" in content:
-            change(content["resumption"])
-            write_file(content, path)
+        if amend_run(Path(path), change):
             self._upload(path, self._last_names, logger, overwrite=True)
             self.flush()
 
     def _save_checkpoint(self, state: State, logger: Logger) -> None:
         """Save now. To be called on every rank."""
         self.last_checkpoint_batch = state.timestamp.batch
-        path = self._last_path = self.filename.format(state)
+        path = self._last_path = pattern_of_run(state, self.filename).format(state)
         # Registered first, so that the checkpoint lists itself, too.
         self.all_saved_checkpoints_to_timestamp[path] = state.timestamp
         self.best.consider(path, state)
-        content = collect(state, weights_only=self.weights_only, ignore_keys=self.ignore_keys)
+        sharded = state.fsdp_sharded_state_dict_enabled
+        content = collect(state, weights_only=self.weights_only, ignore_keys=self.ignore_keys, gather=not sharded)
+        if sharded:
+            write_run(content, Path(path), overwrite=True)
         if dist.get_global_rank() != 0:
             return
         self._warn_of_types(content)
         names = self._last_names = self._names(state)
-        self._writer.write(content, path, lambda: self._saved(path, names, logger))
+        if sharded:
+            self._saved(path, names, logger)
+        else:
+            self._writer.write(content, path, lambda: self._saved(path, names, logger))
 
     def _names(self, state: State) -> dict[str, str]:
         """The names that belong to a checkpoint, as of now; it may be finished later."""
         parts = {
             "latest": self.latest_filename if self.num_checkpoints_to_keep != 0 else None,
-            "remote": self.remote_file_name,
+            "remote": self.remote_file_name and pattern_of_run(state, self.remote_file_name),
             "latest_remote": self.latest_remote_file_name,
         }
         return {key: part.format(state) for key, part in parts.items() if part is not None}
@@ -315,9 +329,13 @@ class CheckpointSaver(Callback):
             link = None
             if "latest_remote" in names:
                 link = (names["latest_remote"] + ".symlink", names["remote"])
-            self.remote_uploader.upload(Path(path), names["remote"], overwrite=overwrite, link=link)
+            *others, last = files_of_run(Path(path), names["remote"])
+            for file, name in others:
+                self.remote_uploader.upload(file, name, overwrite=overwrite)
+            self.remote_uploader.upload(*last, overwrite=overwrite, link=link)
         elif logger.has_file_upload_destination():
-            logger.upload_file(names["remote"], path, overwrite=overwrite)
+            for file, name in files_of_run(Path(path), names["remote"]):
+                logger.upload_file(name, file, overwrite=overwrite)
             if "latest_remote" in names:
                 text = Path(self._scratch_folder()) / f"{Path(path).name}.symlink"
                 create_symlink_file(names["remote"], text)
@@ -337,7 +355,7 @@ class CheckpointSaver(Callback):
         keep = {*newest, *self.best.paths}
         for path in [path for path in self.saved_checkpoints if path not in keep]:
             self.saved_checkpoints.remove(path)
-            Path(path).unlink(missing_ok=True)
+            remove_run(Path(path))
 
     def _warn_of_types(self, content: dict[str, Any]) -> None:
         if self._checked_types:
@@ -370,7 +388,7 @@ class CheckpointSaver(Callback):
             timestamp = Timestamp()
             timestamp.load_state_dict(saved)
             self.all_saved_checkpoints_to_timestamp[path] = timestamp
-        self.saved_checkpoints = [path for path in self.all_saved_checkpoints_to_timestamp if os.path.isfile(path)]
+        self.saved_checkpoints = [path for path in self.all_saved_checkpoints_to_timestamp if os.path.exists(path)]
         self.best.load_state_dict(state.get("best", {}))
 
 

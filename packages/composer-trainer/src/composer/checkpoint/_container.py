@@ -99,7 +99,7 @@ def check_file(path: str | os.PathLike[str]) -> str | None:
 
 def _torch_save(content: dict[str, Any], path: Path, described: Callable[[], None]) -> None:
     with open(path, "wb", buffering=0) as file:
-        torch.save(content, _Announcing(file, described))
+        torch.save(content, _Announcing(file, described))  # type: ignore[arg-type]
 
 
 class _Announcing:

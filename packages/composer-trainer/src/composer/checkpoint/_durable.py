@@ -98,6 +98,9 @@ def remove_leftovers(folder: Path) -> list[str]:
         return []
     names = sorted(entry.name for entry in folder.iterdir() if _TEMPORARY.fullmatch(entry.name))
     for name in names:
+        if (folder / name).is_dir() and not (folder / name).is_symlink():
+            shutil.rmtree(folder / name, ignore_errors=True)
+            continue
         with suppress(FileNotFoundError):
             (folder / name).unlink()
     return names

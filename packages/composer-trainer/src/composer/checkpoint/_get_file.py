@@ -19,7 +19,7 @@ from composer.checkpoint._storage import Storage, storage_of
 from composer.checkpoint._store_errors import explained, is_transient
 from composer.utils import is_uri, retry
 
-__all__ = ["extract_path_from_symlink", "get_file"]
+__all__ = ["extract_path_from_symlink", "get_file", "linked_uris"]
 
 _LINK = ".symlink"
 _MOST_LINKS = 10
@@ -73,6 +73,16 @@ def extract_path_from_symlink(path: str | os.PathLike[str], object_store: Any = 
         FileNotFoundError: There is no such file.
     """
     return _Source(object_store).read_link(os.fspath(path))
+
+
+def linked_uris(uri: str) -> list[str]:
+    """Where what a link stands for may be; empty if there is no such link."""
+    link = uri if uri.endswith(_LINK) else uri + _LINK
+    try:
+        named = _Source(None).read_link(link)
+    except FileNotFoundError:
+        return []
+    return [*_candidates(link, named, None)]
 
 
 class _Source:

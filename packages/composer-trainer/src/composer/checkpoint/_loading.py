@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,16 +15,23 @@ from composer.checkpoint._filter import IgnoreKeys, apply_filter
 from composer.checkpoint._names import was_swapped
 from composer.checkpoint._ranks import on_each_node
 from composer.checkpoint._resumption_parts import attached
+from composer.checkpoint._sharded_run import download_run, fill_shards, is_sharded_run, read_run
+from composer.core._required_algorithms import add_required
+from composer.core._state_dict import modern
+from composer.distributed._tensors import is_sharded, sharded_as
 from composer.utils import dist, import_object, is_uri, partial_format
+from composer.utils.misc import unwrapped_model
 
 if TYPE_CHECKING:
     from composer.core import State
     from composer.core.passes import PassInput
     from composer.loggers import Logger
 
-__all__ = ["download_checkpoint", "load_checkpoint", "load_content"]
+__all__ = ["download_checkpoint", "load_checkpoint", "restore"]
 
 log = logging.getLogger(__name__)
+
+_DIVIDED = ("model", "optimizers", "algorithms")
 
 VALIDATION_VARIABLE = "CHECKPOINT_VALIDATION_FUNCTION"
 
@@ -67,11 +74,49 @@ def load_checkpoint(
         UnsafeCheckpointError: It holds types whose loading could run code.
         RuntimeError: The model's keys do not match, or ranks loaded different files.
     """
-    content = load_content(path, state.run_name, object_store, progress_bar)
-    before = _keys(content, "model")
-    apply_filter(ignore_keys, content)
-    left_out = _keep_own(state, content, before - _keys(content, "model"))
-    saved = content.get("state")
+    return restore(
+        path,
+        state,
+        logger,
+        object_store,
+        load_weights_only,
+        strict_model_weights,
+        progress_bar,
+        ignore_keys,
+        exclude_algorithms,
+        algorithm_passes,
+    )
+
+
+def restore(
+    path: str | os.PathLike[str],
+    state: State,
+    logger: Logger | None = None,
+    object_store: Any = None,
+    load_weights_only: bool = False,
+    strict_model_weights: bool = True,
+    progress_bar: bool = True,
+    ignore_keys: IgnoreKeys | None = None,
+    exclude_algorithms: Sequence[str] | None = None,
+    algorithm_passes: PassInput = None,
+    divide: Callable[[], None] = lambda: None,
+) -> list[dict[str, Any]] | None:
+    """`load_checkpoint` for a model that may still have to be divided among ranks.
+
+    `divide` does that. It is called once, when the algorithms that the saved run needed have changed the model. All
+    other arguments are as there.
+    """
+    with _opened(path, state.run_name, object_store, progress_bar) as content:
+        before = _keys(content, "model")
+        apply_filter(ignore_keys, content)
+        ignored = before - _keys(content, "model")
+        if load_weights_only:
+            content.get("state", {}).pop("optimizers", None)
+        if "model" in content.get("state", {}):
+            add_required(state, modern(content["state"]), logger, exclude_algorithms, algorithm_passes)
+        divide()
+        _divide(content, state)
+    left_out, saved = _keep_own(state, content, ignored), content.get("state")
     if saved is None:
         log.info("Nothing is loaded from %s: `ignore_keys` leaves out all of it.", path)
         return None
@@ -92,38 +137,30 @@ def load_checkpoint(
     return rng
 
 
-def load_content(
-    path: str | os.PathLike[str], run_name: str, object_store: Any = None, progress_bar: bool = True
-) -> dict[str, Any]:
-    """Fetch, check and read a checkpoint.
+@contextmanager
+def _opened(path: str | os.PathLike[str], run_name: str, object_store: Any, progress_bar: bool) -> Iterator[Any]:
+    """Fetch, check and read a checkpoint: `{"state": ..., "rng": [...], "resumption": ...}`, as far as it has them.
 
-    Args:
-        path: As in `load_checkpoint`.
-        run_name: Fills `{run_name}`.
-        object_store: As in `load_checkpoint`.
-        progress_bar: As in `load_checkpoint`.
-
-    Returns:
-        `{"state": ..., "rng": [...], "resumption": ...}`, as far as the file has them.
+    Its shards, if it has any, can be read inside.
     """
     # Only the first rank wrote, whichever rank is reading.
     name = partial_format(os.fspath(path), run_name=run_name, rank=0, local_rank=0, node_rank=0)
     with _local(name, object_store, progress_bar) as file:
         _validate(file)
-        content, saved_as = read_file(file)
-    actual = os.path.basename(name) if object_store is not None or is_uri(name) else file.resolve().name
-    if saved_as is not None and was_swapped(saved_as, actual):
-        warnings.warn(
-            f"The checkpoint {name!r} was saved as {saved_as!r}: it was copied over another one. It is intact, and is "
-            f"loaded.",
-            stacklevel=3,
-        )
-    if not isinstance(content, dict) or not ({"state", "rng"} & content.keys()):
-        raise ValueError(
-            f"{name!r} is no checkpoint of a run: it lacks the entry 'state'. Load the weights of a model with "
-            f"`model.load_state_dict(torch.load(...))`."
-        )
-    return content
+        content, saved_as = read_run(file) if is_sharded_run(file) else read_file(file)
+        actual = os.path.basename(name) if object_store is not None or is_uri(name) else file.resolve().name
+        if saved_as is not None and was_swapped(saved_as, actual):
+            warnings.warn(
+                f"The checkpoint {name!r} was saved as {saved_as!r}: it was copied over another one. It is intact, and "
+                f"is loaded.",
+                stacklevel=5,
+            )
+        if not isinstance(content, dict) or not ({"state", "rng"} & content.keys()):
+            raise ValueError(
+                f"{name!r} is no checkpoint of a run: it lacks the entry 'state'. Load the weights of a model with "
+                f"`model.load_state_dict(torch.load(...))`."
+            )
+        yield content
 
 
 def download_checkpoint(
@@ -158,6 +195,8 @@ def _local(name: str, object_store: Any, progress_bar: bool) -> Iterator[Path]:
 
 
 def _download(name: str, folder: Path, object_store: Any, progress_bar: bool) -> None:
+    if object_store is None and download_run(name, folder / os.path.basename(name), progress_bar):
+        return
     download_checkpoint(name, str(folder), object_store, progress_bar)
 
 
@@ -169,6 +208,17 @@ def _validate(file: Path) -> None:
     module, _, attribute = function.rpartition(".")
     if not import_object(f"{module}:{attribute}")(str(file)):
         raise ValueError(f"`{function}`, which {VALIDATION_VARIABLE} names, refuses the checkpoint {str(file)!r}.")
+
+
+def _divide(content: dict[str, Any], state: State) -> None:
+    """Of what belongs to parameters that are divided among ranks, keep or read this rank's part."""
+    named = unwrapped_model(state.model).named_parameters(remove_duplicate=False)  # tied weights have all their names
+    own = {name: parameter for name, parameter in named if is_sharded(parameter)}
+    parameters = {**own, **{f"module.{name}": p for name, p in own.items()}}  # in files of DDP
+    saved = content.get("state") or {}
+    if parameters:
+        saved.update({part: sharded_as(saved[part], parameters) for part in _DIVIDED if part in saved})
+    content.update(fill_shards(content, parameters))
 
 
 def _keys(content: dict[str, Any], part: str) -> set[str]:

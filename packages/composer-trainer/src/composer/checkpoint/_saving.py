@@ -12,6 +12,7 @@ from composer.checkpoint._container import write_file
 from composer.checkpoint._filter import IgnoreKeys, apply_filter
 from composer.checkpoint._names import get_save_filename
 from composer.checkpoint._resumption_parts import attached
+from composer.distributed._tensors import gathered
 from composer.utils import dist, reproducibility
 
 if TYPE_CHECKING:
@@ -70,10 +71,13 @@ def save_checkpoint(
     return path
 
 
-def collect(state: State, *, weights_only: bool = False, ignore_keys: IgnoreKeys | None = None) -> dict[str, Any]:
+def collect(
+    state: State, *, weights_only: bool = False, ignore_keys: IgnoreKeys | None = None, gather: bool = True
+) -> dict[str, Any]:
     """What a checkpoint holds: `state`, and unless `weights_only` the generators (`rng`) and `resumption`.
 
-    Tensors are the run's own, not copies. A collective operation.
+    Tensors are the run's own, not copies, but for those that are divided among ranks: they are gathered on the host,
+    with `gather`. A collective operation.
     """
     saved = state.state_dict()
     content: dict[str, Any] = {"state": {key: saved[key] for key in _WEIGHTS} if weights_only else saved}
@@ -84,7 +88,7 @@ def collect(state: State, *, weights_only: bool = False, ignore_keys: IgnoreKeys
         if part is not None:
             content["resumption"] = part.state_dict()
     apply_filter(ignore_keys, content)
-    return content
+    return gathered(content) if gather and state.fsdp_enabled else content
 
 
 def unloadable(content: Any, path: str = "") -> list[tuple[str, str]]:

@@ -3,21 +3,47 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from composer.checkpoint._durable import sync_folder, temporary_path
 from composer.checkpoint._ranks import on_first_rank
+from composer.checkpoint._safe_load import UnsafeCheckpointError
 from composer.checkpoint._seal import CorruptCheckpointError
 from composer.utils import dist
 
 __all__ = ["is_shard_folder", "names_of_shards", "read_shards", "write_shards"]
 
 _INDEX = ".metadata"  # torch writes it last
+_METADATA = "torch.distributed.checkpoint.metadata"
+_INDEX_TYPES = {
+    (_METADATA, "BytesStorageMetadata"),
+    (_METADATA, "ChunkStorageMetadata"),
+    (_METADATA, "Metadata"),
+    (_METADATA, "MetadataIndex"),
+    (_METADATA, "StorageMeta"),
+    (_METADATA, "TensorProperties"),
+    (_METADATA, "TensorStorageMetadata"),
+    (_METADATA, "_MEM_FORMAT_ENCODING"),
+    ("torch", "Size"),
+    ("torch.serialization", "_get_layout"),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("collections", "OrderedDict"),
+    ("pathlib", "PosixPath"),
+    ("pathlib", "WindowsPath"),
+    ("pathlib", "PurePosixPath"),
+    ("pathlib", "PureWindowsPath"),
+    ("pathlib", "Path"),
+    ("pathlib._local", "PosixPath"),
+    ("pathlib._local", "WindowsPath"),
+}
 
 
 def is_shard_folder(folder: Path) -> bool:
@@ -25,13 +51,16 @@ def is_shard_folder(folder: Path) -> bool:
     return (folder / _INDEX).is_file()
 
 
-def write_shards(state_dict: dict[str, Any], folder: Path, overwrite: bool) -> None:
+def write_shards(
+    state_dict: dict[str, Any], folder: Path, overwrite: bool, finish: Callable[[Path], None] | None = None
+) -> None:
     """Write a checkpoint in shards: whole, or not at all. A collective operation.
 
     Args:
         state_dict: Each rank's part.
         folder: The folder to make.
         overwrite: Whether an existing one is replaced.
+        finish: Completes the folder under its temporary name, on rank 0, when all ranks have written.
 
     Raises:
         FileExistsError: The folder exists, and `overwrite` is False.
@@ -49,7 +78,7 @@ def write_shards(state_dict: dict[str, Any], folder: Path, overwrite: bool) -> N
     try:
         with _without_noise():
             save(state_dict, checkpoint_id=temporary)
-        on_first_rank(lambda: _rename(temporary, folder))
+        on_first_rank(lambda: _finish(temporary, folder, finish))
     finally:
         if dist.get_global_rank() == 0:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -57,9 +86,7 @@ def write_shards(state_dict: dict[str, Any], folder: Path, overwrite: bool) -> N
 
 def names_of_shards(folder: Path) -> set[str]:
     """The names of what a checkpoint in shards has."""
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
-
-    return {*FileSystemReader(folder).read_metadata().state_dict_metadata}
+    return {*_reader(folder).read_metadata().state_dict_metadata}
 
 
 def read_shards(state_dict: dict[str, Any], folder: Path, planner: Any = None) -> None:
@@ -81,18 +108,79 @@ def read_shards(state_dict: dict[str, Any], folder: Path, planner: Any = None) -
         raise CorruptCheckpointError(folder, f"it lacks the index {_INDEX!r}, which is written last")
     try:
         with _without_noise():
-            load(state_dict, checkpoint_id=folder, planner=planner)
+            load(state_dict, storage_reader=_reader(folder), planner=planner)
     except CheckpointException as error:  # no Exception, but told as one
         causes = "; ".join(f"rank {rank}: {failure[0]}" for rank, failure in error.failures.items())
         raise RuntimeError(f"The shards in {str(folder)!r} could not be loaded: {causes}") from error
 
 
-def _rename(temporary: Path, folder: Path) -> None:
-    if folder.exists():
-        shutil.rmtree(folder)
+def _finish(temporary: Path, folder: Path, finish: Callable[[Path], None] | None) -> None:
+    if finish is not None:
+        finish(temporary)
     sync_folder(temporary)
+    replaced = temporary_path(folder)
+    if folder.exists():
+        os.replace(folder, replaced)  # folders do not take each other's place
     os.replace(temporary, folder)
     sync_folder(folder.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _reader(folder: Path) -> Any:
+    """Torch's reader of a folder, but one whose index, a pickle, runs no code."""
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+    class Reader(FileSystemReader):
+        def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
+            metadata = read_index(folder / _INDEX)
+            metadata.storage_meta.load_id = self.load_id
+            return metadata
+
+    return Reader(folder)
+
+
+def read_index(path: Path) -> Any:
+    """The index of a checkpoint in shards.
+
+    Raises:
+        UnsafeCheckpointError: It holds types that an index does not have.
+        CorruptCheckpointError: It is damaged.
+    """
+    try:
+        with open(path, "rb") as file:
+            metadata = _IndexUnpickler(file, path).load()
+        for entry in metadata.storage_data.values():
+            if Path(entry.relative_path).name != entry.relative_path:
+                raise CorruptCheckpointError(path, f"it names a file outside of the folder, {entry.relative_path!r}")
+    except UnsafeCheckpointError:
+        raise
+    except (pickle.UnpicklingError, EOFError, AttributeError, ValueError, TypeError, KeyError, IndexError) as error:
+        raise CorruptCheckpointError(path, f"it cannot be read ({error})") from error
+    from torch.distributed.checkpoint.metadata import StorageMeta
+
+    if getattr(metadata, "storage_meta", None) is None:
+        metadata.storage_meta = StorageMeta()
+    return metadata
+
+
+class _IndexUnpickler(pickle.Unpickler):
+    """Makes the types of an index only."""
+
+    def __init__(self, file: Any, path: Path) -> None:
+        super().__init__(file)
+        self._path = path
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _INDEX_TYPES and not (module == "torch" and _is_constant(name)):
+            raise UnsafeCheckpointError(
+                f"The index {str(self._path)!r} holds `{module}.{name}`, which is not part of an index, and loading it "
+                f"could run code. Nothing was loaded."
+            )
+        return super().find_class(module, name)
+
+
+def _is_constant(name: str) -> bool:
+    return isinstance(getattr(torch, name, None), (torch.dtype, torch.layout, torch.memory_format))
 
 
 @contextmanager

@@ -269,8 +269,14 @@ class Storage:
             raise better from error
 
     def _info(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = self._do("look up", name, lambda filesystem, path: filesystem.info(path))
-        return found
+        def info(filesystem: Any, path: str) -> dict[str, Any]:
+            try:
+                found: dict[str, Any] = filesystem.info(path)
+            except NotADirectoryError as error:  # local files: something on the way there is a file
+                raise FileNotFoundError(f"There is no {path!r}.") from error
+            return found
+
+        return self._do("look up", name, info)
 
     def _put(self, name: str, write: Callable[[Any, str], None], size: int) -> None:
         def put(filesystem: Any, path: str) -> None:

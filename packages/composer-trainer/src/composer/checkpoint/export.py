@@ -14,6 +14,7 @@ from composer.checkpoint._container import read_file
 from composer.checkpoint._get_file import get_file
 from composer.checkpoint._ranks import on_each_node, on_first_rank
 from composer.checkpoint._selection import Keys, Precision, check_precision, converted, selected
+from composer.checkpoint._sharded_run import download_run, fill_shards, is_sharded_run, read_run
 from composer.checkpoint._tensors import read_tensors, write_tensors
 from composer.checkpoint.state_dict import get_model_state_dict
 from composer.core import State
@@ -21,6 +22,8 @@ from composer.utils import is_uri, unwrapped_model
 from composer.utils.collect_env import get_composer_env_dict
 
 __all__ = ["export_safetensors", "load_safetensors"]
+
+_NEEDED = ("model", "timestamp", "is_model_ddp", "_is_model_ddp_wrapped")
 
 Source = State | torch.nn.Module | str | os.PathLike[str]
 
@@ -129,11 +132,22 @@ def _weights(source: Source) -> tuple[Mapping[str, Any], Mapping[str, Any] | Non
         raise TypeError(f"`source` must be a `State`, a module, or the path or URI of a checkpoint, got {source!r}.")
     text = os.fspath(source)
     if is_uri(text):
-        with on_each_node(lambda folder: get_file(text, folder / Path(text).name)) as folder:
-            content, _ = read_file(folder / Path(text).name)
-    else:
-        content, _ = read_file(text)
-    return _weights_of(content, text)
+        with on_each_node(lambda folder: _fetch(text, folder / Path(text).name)) as folder:
+            return _weights_of(_content(folder / Path(text).name), text)
+    return _weights_of(_content(Path(text)), text)
+
+
+def _fetch(uri: str, target: Path) -> None:
+    if not download_run(uri, target, progress_bar=False):
+        get_file(uri, target)
+
+
+def _content(path: Path) -> Any:
+    if not is_sharded_run(path):
+        return read_file(path)[0]
+    content, _ = read_run(path)
+    content["state"] = {key: content["state"][key] for key in _NEEDED if key in content["state"]}
+    return fill_shards(content, {})
 
 
 def _weights_of(content: Any, name: str) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from composer.callbacks.checkpoint_saver import CheckpointSaver
 from composer.checkpoint._container import check_file
 from composer.checkpoint._names import counts_of_name, was_swapped
 from composer.checkpoint._seal import CorruptCheckpointError
+from composer.checkpoint._sharded_run import STATES, check_run, download_run, is_sharded_run
 from composer.core import State
 from composer.loggers import LoggerDestination
 from composer.utils import dist, format_name_with_dist
 
 __all__ = ["find_checkpoint"]
+
+_FOLDERS = "ep{epoch}-ba{batch}"  # of shards, of a run that does not say what they are called now
 
 
 def find_checkpoint(
@@ -72,7 +75,7 @@ def _newest(candidates: Iterable[Candidate]) -> str | None:
         if path is None:
             continue
         try:
-            saved_as = check_file(path)
+            saved_as = check_run(path) if is_sharded_run(path) else check_file(path)
         except CorruptCheckpointError as error:
             warnings.warn(f"{name!r} is damaged ({error.reason}); an older checkpoint is tried.", stacklevel=2)
             continue
@@ -91,8 +94,8 @@ def _local_candidates(saver: CheckpointSaver, state: State) -> Iterable[Candidat
     folder = Path(format_name_with_dist(saver.folder, state.run_name))
     if not folder.is_dir():
         return
-    names = (os.path.relpath(os.path.join(root, name), folder) for root, _, files in os.walk(folder) for name in files)
-    for name in _by_age(names, saver.filename.filename, lambda name: (folder / name).stat().st_mtime):
+    names = [os.path.relpath(os.path.join(root, name), folder) for root, _, files in os.walk(folder) for name in files]
+    for name in _by_age(names, _patterns(saver.filename.filename, state), lambda name: (folder / name).stat().st_mtime):
         yield str(folder / name), lambda name=name: folder / name  # type: ignore[misc]
     if saver.latest_filename is not None:  # on a disk without links it is a file of its own
         latest = Path(saver.latest_filename.format(state))
@@ -110,10 +113,11 @@ def _remote_candidates(saver: CheckpointSaver, state: State, progress_bar: bool)
     folder, _, name_pattern = filled.rpartition("/")
     target = Path(tempfile.mkdtemp(prefix="composer-resuming-"))
     inside = storage_of(f"{root}{folder}")
-    for name in _by_age(inside.list(), name_pattern, lambda name: 0.0):
+    for name in _by_age(inside.find(), _patterns(name_pattern, state), lambda name: 0.0):
 
         def fetch(name: str = name) -> Path:
-            inside.download(name, target / name, progress=progress_bar)
+            if not download_run(inside.uri(name), target / name, progress_bar):
+                inside.download(name, target / name, progress=progress_bar)
             return target / name
 
         yield inside.uri(name), fetch
@@ -142,8 +146,17 @@ def _logger_candidates(
         yield f"{latest} of {type(destination).__name__}", fetch
 
 
-def _by_age(names: Iterable[str], pattern: str, modified: Callable[[str], float]) -> list[str]:
-    """The names that a pattern makes, the newest first: by the counts in them, otherwise by modification."""
-    counts = {name: counts_of_name(name.replace(os.sep, "/"), pattern) for name in names}
-    ours = {name: count for name, count in counts.items() if count is not None}
-    return sorted(ours, key=lambda name: (ours[name], modified(name)), reverse=True)
+def _patterns(files: str, state: State) -> list[str]:
+    """What checkpoints may be called: files, and the files in folders that tell that shards are there."""
+    prefix = _FOLDERS if state.fsdp_config is None else state.fsdp_config.sharded_ckpt_prefix_dir
+    return [files, f"{os.path.join(os.path.dirname(files), prefix)}/{STATES}"]
+
+
+def _by_age(names: Iterable[str], patterns: Sequence[str], modified: Callable[[str], float]) -> list[str]:
+    """Checkpoints that a pattern names, the newest first: by the counts in their names, otherwise by modification."""
+    found: list[tuple[tuple[int, ...], float, str]] = []
+    for name in names:
+        counts = [c for pattern in patterns if (c := counts_of_name(name.replace(os.sep, "/"), pattern)) is not None]
+        if counts:
+            found.append((counts[0], modified(name), name.replace(os.sep, "/").removesuffix(f"/{STATES}")))
+    return [name for _, _, name in sorted(found, key=lambda entry: entry[:2], reverse=True)]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from composer.callbacks.checkpoint_saver import CheckpointSaver
-from composer.checkpoint import load_checkpoint
+from composer.checkpoint._loading import restore
 from composer.core import Callback, State
 from composer.loggers import Logger, LoggerDestination
 from composer.loggers.file_logger import FileLogger
@@ -158,6 +158,7 @@ def load_run(
     saver: CheckpointSaver | None,
     passes: Any,
     announce: Callable[[str], None],
+    divide: Callable[[], None],
 ) -> bool:
     """Load what the user asks for, or the run's own newest checkpoint.
 
@@ -168,6 +169,7 @@ def load_run(
         saver: The run's saver.
         passes: Order algorithms.
         announce: Tells the user.
+        divide: Divides the model among ranks, once algorithms that the checkpoint needs have changed it.
 
     Returns:
         Whether the run goes on from a checkpoint of its own.
@@ -183,9 +185,10 @@ def load_run(
         else:
             announce(f"No checkpoint of the run {state.run_name!r} was found; it starts from its beginning.")
     if options.path is None:
+        divide()
         return False
     name = state.run_name
-    load_checkpoint(
+    restore(
         options.path,
         state,
         logger,
@@ -196,6 +199,7 @@ def load_run(
         ignore_keys=options.ignore_keys,
         exclude_algorithms=options.exclude_algorithms,
         algorithm_passes=passes,
+        divide=divide,
     )
     state.run_name, state.load_path = name, options.path
     now = state.timestamp

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import datetime
 import time
+from typing import Any
 
-from composer.core import State
+from composer.core import State, Time
 
 __all__ = ["StepTimer", "is_over"]
 
 
-def is_over(state: State) -> bool:
-    """Whether the run has reached `state.max_duration`. Asked every step, so it compares plain numbers."""
-    limit = state.max_duration
+def is_over(state: State, limit: Time[Any] | None = None) -> bool:
+    """Whether the run has reached a limit. Asked every step, so it compares plain numbers.
+
+    Args:
+        state: The run's state.
+        limit: The limit; None: `state.max_duration`.
+    """
+    if limit is None:
+        limit = state.max_duration
     if limit is None:
         return False
     return bool(state.timestamp._count(limit._unit) >= limit._value)

@@ -33,7 +33,7 @@ from composer.loggers.progress_bar_logger import ProgressBarLogger
 from composer.models import ComposerModel
 from composer.optim import DecoupledSGDW, compile_composer_scheduler
 from composer.trainer._scale_schedule import scale_pytorch_scheduler
-from composer.utils import dist, ensure_tuple
+from composer.utils import ensure_tuple
 
 __all__ = [
     "build_evaluators",
@@ -254,11 +254,6 @@ def microbatch_size(size: Any, spec: DataSpec | None, device: Device) -> tuple[f
 def _check_auto(size: str, spec: DataSpec | None, device: Device) -> None:
     if size != "auto":
         raise ValueError(f"`device_train_microbatch_size` must be a number, 'auto' or None, got {size!r}.")
-    if dist.get_world_size() > 1:
-        raise ValueError(
-            f"`device_train_microbatch_size='auto'` must not be used by {dist.get_world_size()} ranks: one of them "
-            f"may run out of memory while the others wait for it. Give a number."
-        )
     if device.name != "gpu":
         raise ValueError("`device_train_microbatch_size='auto'` needs a GPU: it searches for what fits its memory.")
     if spec is not None and getattr(spec.dataloader, "batch_size", None) is None:

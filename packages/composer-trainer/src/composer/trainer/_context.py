@@ -9,13 +9,19 @@ from typing import Any
 from torch.utils.data.distributed import DistributedSampler
 
 from composer.core import State, get_precision_context
+from composer.utils import dist
 
-__all__ = ["active_dataloader", "autocast", "device_type", "set_epoch"]
+__all__ = ["active_dataloader", "autocast", "device_type", "num_shares", "set_epoch"]
 
 
 def device_type(state: State) -> str:
     """Torch's name of the device the run is on."""
     return "cuda" if state.device.name == "gpu" else state.device.name
+
+
+def num_shares(state: State) -> int:
+    """Into how many parts, one per rank or group of ranks that share layers, the data is divided."""
+    return dist.get_world_size() // (1 if state.tp_config is None else int(state.tp_config.tensor_parallel_degree))
 
 
 def autocast(state: State, fp8: bool = True) -> AbstractContextManager[None]:

@@ -6,7 +6,10 @@ gloo group, as numbers that are on the host already; the device is never waited 
 
 from __future__ import annotations
 
+import atexit
 import os
+import secrets
+import sys
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -18,13 +21,24 @@ from torch.nn.parallel import DistributedDataParallel
 
 from composer.core import Algorithm
 from composer.devices import Device
-from composer.distributed.ddp import DDPSyncStrategy, exchange, exchange_context, prepare_ddp_module
+from composer.distributed._lost_ranks import Attendance
+from composer.distributed._structure import check_same_structure
+from composer.distributed.ddp import (
+    DDPSyncStrategy,
+    exchange,
+    exchange_context,
+    prepare_ddp_module,
+    reduce_gradients,
+)
 from composer.trainer._parallel import SingleProcess
 from composer.utils import dist
+from composer.utils.parallelism import ParallelismConfig
 
 __all__ = ["DataParallel", "check_strategy", "check_timeout", "parallel_of_this_process"]
 
 T = TypeVar("T")
+
+_HEAD_START_SECONDS = 15.0
 
 
 def check_strategy(strategy: Any) -> DDPSyncStrategy | None:
@@ -54,7 +68,7 @@ def check_timeout(seconds: Any) -> float:
 
 
 def parallel_of_this_process(
-    device: Device, strategy: str | DDPSyncStrategy | None = None, timeout: float = 300.0
+    device: Device, strategy: str | DDPSyncStrategy | None = None, timeout: float = 300.0, parallelism: Any = None
 ) -> SingleProcess:
     """What this process is part of; initialises the process group if there is more than one process.
 
@@ -62,6 +76,7 @@ def parallel_of_this_process(
         device: What it trains on, which names the backend.
         strategy: When gradients are exchanged; None: as the algorithms need it.
         timeout: Seconds until an exchange whose partners do not arrive fails.
+        parallelism: The argument `parallelism_config`.
 
     Raises:
         ValueError: An argument is bad.
@@ -69,16 +84,36 @@ def parallel_of_this_process(
             group exists with another one.
     """
     chosen, seconds = check_strategy(strategy), check_timeout(timeout)
-    if dist.get_world_size() == 1:
+    config = ParallelismConfig.of(parallelism)
+    if dist.get_world_size() == 1 and config is None:
         return SingleProcess()
     missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
-    if missing and not dist.is_initialized():
+    if missing and dist.get_world_size() > 1 and not dist.is_initialized():
         raise RuntimeError(
             f"`WORLD_SIZE` is {dist.get_world_size()}, but {', '.join(missing)} is not set, so the processes cannot "
-            f"find each other. Start them with `torchrun`, or unset `WORLD_SIZE` to train in one process."
+            f"find each other. Start them with `composer` or `torchrun`, or unset `WORLD_SIZE` to train in one process."
         )
-    dist.initialize_dist(device, seconds)
-    return DataParallel(chosen, seconds)
+    ours = not dist.is_initialized()
+    # NCCL ends the process when it loses patience: what waits on the host fails before, and says which rank is missing.
+    dist.initialize_dist(device, seconds + _HEAD_START_SECONDS if device.dist_backend == "nccl" else seconds)
+    if ours:
+        atexit.register(_leave_group, torch.distributed.group.WORLD)
+    if config is None:
+        return DataParallel(chosen, seconds)
+    from composer.trainer._sharded import ShardedParallel  # what it imports of torch takes a while
+
+    return ShardedParallel(config, device, chosen, seconds)
+
+
+def _leave_group(group: Any) -> None:
+    """Destroy the process group that a Trainer initialised, when the process ends; no earlier, others may follow.
+
+    Not if the program has put another one in its place. And not if it ends by an error: the partners of what this rank
+    had begun may never come, and it would not end at all.
+    """
+    failed = getattr(sys, "last_value", None) is not None
+    if dist.is_initialized() and torch.distributed.group.WORLD is group and not failed:
+        torch.distributed.destroy_process_group()
 
 
 class DataParallel(SingleProcess):
@@ -97,22 +132,30 @@ class DataParallel(SingleProcess):
         self._model: DistributedDataParallel | None = None
         self._in_step = True  # whether all ranks have equally many microbatches
         self._closed = False
+        self._attendance = Attendance(self._rank, self.world_size, timeout)
         # NCCL moves device tensors only, and reading those would stall the step.
         self._own_group = torch.distributed.get_backend() != "gloo"
         self._host: Any = None
         if self._own_group:
             self._host = torch.distributed.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
+        self._attendance.name = self.agreed(secrets.token_hex(4))
+
+    def watched(self) -> AbstractContextManager[None]:
+        """See `SingleProcess`; the error is a `LostRankError`."""
+        return self._attendance.watched()
 
     def agreed(self, value: T) -> T:
         """A value of rank 0; it is pickled."""
         values = [value]
-        dist.broadcast_object_list(values, 0, self._host)
+        with self.watched():
+            dist.broadcast_object_list(values, 0, self._host)
         return values[0]
 
     def shortest(self, length: int | None) -> int | None:
         """The length of the shortest loader of all ranks; None: no rank knows its length."""
-        known = [other for other in dist.all_gather_object(length, self._host) if other is not None]
-        return min(known, default=None)
+        with self.watched():
+            lengths = dist.all_gather_object(length, self._host)
+        return min((other for other in lengths if other is not None), default=None)
 
     def equalize(self, model: torch.nn.Module) -> None:
         """Give the model the weights and buffers that it has on rank 0.
@@ -120,20 +163,22 @@ class DataParallel(SingleProcess):
         Raises:
             RuntimeError: The model has another structure there.
         """
-        tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        own = {name: (tuple(tensor.shape), str(tensor.dtype)) for name, tensor in tensors.items()}
-        for rank, other in enumerate(dist.all_gather_object(own, self._host)):
-            differing = sorted(name for name in {*own, *other} if own.get(name) != other.get(name))
-            if differing:
-                raise RuntimeError(
-                    f"`model` must have the same structure on every rank, but it differs between rank {self._rank} and "
-                    f"rank {rank} in {', '.join(differing[:5])}. Build it from the same arguments everywhere."
-                )
-        self._broadcast(tensors.values())
+        with self.watched():
+            check_same_structure(model, self._rank, self._host)
+            self._broadcast((*model.parameters(), *model.buffers()))
 
     def equalize_buffers(self, model: torch.nn.Module) -> None:
         """Give the model the buffers that it has on rank 0, whose are saved."""
-        self._broadcast(model.buffers())
+        alike: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+        for buffer in model.buffers():
+            if not buffer.is_meta:
+                alike.setdefault((buffer.dtype, buffer.device), []).append(buffer.detach())
+        for buffers in alike.values():  # many small ones, so all at once
+            whole = torch.cat([buffer.reshape(-1) for buffer in buffers])
+            torch.distributed.broadcast(whole, 0)
+            if self._rank:
+                parts = torch.split(whole, [buffer.numel() for buffer in buffers])
+                torch._foreach_copy_(buffers, [part.view_as(b) for part, b in zip(parts, buffers, strict=True)])
 
     def _broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
         real = (tensor.detach() for tensor in tensors if not tensor.is_meta)
@@ -190,9 +235,26 @@ class DataParallel(SingleProcess):
             raise ValueError("The batch has no samples or tokens that count on any rank. Leave such batches out.")
         return total / self.world_size
 
-    def any_finished(self, finished: bool) -> bool:
-        """Whether the loader of any rank is exhausted."""
-        return self._sum((finished,))[0] > 0
+    def any_finished(self, finished: bool, stopped: bool = False) -> tuple[bool, bool]:
+        """Whether the loader of any rank is exhausted, and whether any rank was told to stop; see `SingleProcess`."""
+        sums = self._sum((finished, stopped))
+        return sums[0] > 0, sums[1] > 0
+
+    def prepare_lone_passes(self) -> None:
+        """Take the buffers of rank 0 now, which the wrapper would do in its next forward pass."""
+        if self._model is not None:
+            self._model.require_forward_param_sync = False
+            self.equalize_buffers(self._model.module)
+
+    def of_all_ranks(self, numbers: Sequence[float]) -> list[list[float]]:
+        """Numbers of each rank, by rank."""
+        own = torch.tensor(numbers, dtype=torch.float64)
+        return [tensor.tolist() for tensor in dist.all_gather(own, self._host)]
+
+    def average_gradients(self) -> None:
+        """Average the gradients of the wrapped model, in place."""
+        if self._model is not None:
+            reduce_gradients(self._model.parameters(), self._host)
 
     def mean_losses(self, losses: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The logged losses, averaged over ranks, on their device.
@@ -209,7 +271,10 @@ class DataParallel(SingleProcess):
         if self._closed:
             return
         self._closed = True
-        dist.barrier(self._host)
+        if self._attendance.lost:  # nobody to wait for
+            return
+        with self.watched():
+            dist.barrier(self._host)
         if self._own_group:
             torch.distributed.destroy_process_group(self._host)
 

@@ -13,10 +13,12 @@ from composer.core import DataSpec, Engine, Evaluator, Event, State, Timestamp
 from composer.loggers import Logger
 from composer.models import ComposerModel
 from composer.trainer._clock import StepTimer
-from composer.trainer._context import active_dataloader, autocast, set_epoch
+from composer.trainer._context import active_dataloader, set_epoch
+from composer.trainer._lockstep import evaluating_together
 from composer.trainer._microbatch import adjust_device_eval_microbatch_size, is_cuda_oom
 from composer.trainer._padding import PaddedTail
 from composer.trainer._parallel import SingleProcess
+from composer.trainer._turns import Turns
 from composer.utils import dist, model_eval_mode
 
 __all__ = ["Evaluation"]
@@ -37,6 +39,7 @@ class Evaluation:
         self, state: State, engine: Engine, logger: Logger, model: ComposerModel, parallel: SingleProcess
     ) -> None:
         self.state, self.engine, self.logger, self.model, self.parallel = state, engine, logger, model, parallel
+        self._turns = Turns(self._outputs_of, state, parallel, fp8=False)
 
     def run_due(self, event: Event) -> bool:
         """Run the evaluators whose interval says so.
@@ -83,9 +86,10 @@ class Evaluation:
                 )
         state.evaluators = [*own, *extra]
         try:
-            self.engine.run_event(Event.EVAL_STANDALONE_START)
-            self.run(extra or own, None if subset == -1 else subset)
-            self.engine.run_event(Event.EVAL_STANDALONE_END)
+            with self.parallel.watched():
+                self.engine.run_event(Event.EVAL_STANDALONE_START)
+                self.run(extra or own, None if subset == -1 else subset)
+                self.engine.run_event(Event.EVAL_STANDALONE_END)
         finally:
             state.evaluators = own
 
@@ -119,8 +123,10 @@ class Evaluation:
                 metrics[name].reset()
             set_epoch(spec.dataloader, state.timestamp._batch)
             timer, tail = StepTimer(), PaddedTail(spec.dataloader)
-            for batch in self._batches(spec):
-                self._eval_batch(evaluator, batch, metrics, timer, tail)
+            searches = evaluator.auto_microbatching
+            with evaluating_together(evaluator, state, self.parallel) if searches else self._turns:
+                for batch in self._batches(spec):
+                    self._eval_batch(evaluator, batch, metrics, timer, tail)
             if not state.eval_timestamp._batch and not tail.found:
                 warnings.warn(
                     f"No batches were evaluated for global rank {dist.get_global_rank()}: the loader of the evaluator "
@@ -143,6 +149,8 @@ class Evaluation:
         if tail.ends(samples):
             samples -= 1
             if not samples:
+                if self.parallel.collective_forward:
+                    self._turns.keep(spec.microbatch_transforms(state.device.batch_to_device(batch)))
                 return
             batch = spec.split_batch(batch, samples)[0]
         tokens = spec.get_num_tokens_in_batch(batch)
@@ -178,9 +186,11 @@ class Evaluation:
         state, run_event = self.state, self.engine.run_event
         state.batch = spec.microbatch_transforms(state.device.batch_to_device(microbatch))
         run_event(Event.EVAL_BEFORE_FORWARD)
-        with autocast(state, fp8=False):
-            state.outputs = self.model.eval_forward(state.batch)
+        state.outputs = self._turns.of(state.batch)
         run_event(Event.EVAL_AFTER_FORWARD)
+
+    def _outputs_of(self, batch: Any) -> Any:
+        return self.model.eval_forward(batch)
 
     def _log(self, label: str, metrics: dict[str, Any]) -> None:
         values = {name: metric.compute() for name, metric in metrics.items()}

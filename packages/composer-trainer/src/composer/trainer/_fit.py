@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from composer.trainer._evaluation import Evaluation
 from composer.trainer._parallel import SingleProcess
 from composer.trainer._resumption import LoaderPosition
 from composer.trainer._signals import Interruption
+from composer.trainer._skip import has_state
 from composer.trainer._train_batch import BatchTrainer
 from composer.utils import dist
 
@@ -57,10 +58,12 @@ class FitLoop:
         self.evaluation, self.parallel = evaluation, parallel
         self.step_every_batch, self.interruption = step_every_batch, interruption
         self.timer = StepTimer()
+        self._limit = state.max_duration  # that all ranks have
+        self._told = False  # whether another rank was told to stop training
 
     def run(self) -> None:
         """Train until `state.max_duration`."""
-        with self.interruption:
+        with self.interruption, self.parallel.watched():
             self._run()
 
     def _run(self) -> None:
@@ -74,7 +77,7 @@ class FitLoop:
         state.model.train()
         self.timer.restart()
         try:
-            while not is_over(state):
+            while not self._is_over():
                 self._epoch()
         finally:
             self.position.rest()
@@ -95,13 +98,13 @@ class FitLoop:
         stopped = False
         for batch in self._batches():
             self._batch(batch)
-            if is_over(state) or self._iteration_is_over(Event.BATCH_END):
+            if self._is_over() or self._iteration_is_over(Event.BATCH_END):
                 stopped = True
                 self.position.pause()
                 break
-        if state.timestamp._batch == start._batch and start._batch_in_epoch == 0:
+        if state.timestamp._batch == start._batch and start._batch_in_epoch == 0 and not self._told:
             self._nothing_trained()
-        if not stopped or self.position.ends_at == state.timestamp._batch_in_epoch:
+        if not (stopped or self._told) or self.position.ends_at == state.timestamp._batch_in_epoch:
             self._end_epoch()
 
     def _batches(self) -> Iterator[Any]:
@@ -113,9 +116,40 @@ class FitLoop:
             if iterator is None:
                 iterator = self.position.start()
             batch = next(iterator, _END)
-            if self.parallel.any_finished(batch is _END):
+            finished, self._told = self.parallel.any_finished(batch is _END)
+            if self._told:
+                self._stop()
+                self._put_back(() if batch is _END else (batch,))
+            if finished or self._told:
                 return
             yield batch
+
+    def _is_over(self) -> bool:
+        """Whether the run is over, on every rank."""
+        state = self.state
+        if not is_over(state):
+            self._limit = state.max_duration  # whoever moves it ahead does so on every rank
+            return False
+        if self.parallel.world_size > 1 and not is_over(state, self._limit):
+            # This rank was told to stop, maybe it alone: the others hear of it where they ask for their next batch.
+            self.parallel.any_finished(False, stopped=True)
+            self._stop()
+        return True
+
+    def _put_back(self, batches: Sequence[Any]) -> None:
+        """Leave what was drawn before another rank was known to stop to the next `fit`."""
+        self.position.put_back(batches)
+        if batches and has_state(self.state.dataloader):
+            warnings.warn(
+                f"When another rank stopped training, rank {dist.get_global_rank()} had already drawn the next batch "
+                f"from a loader that keeps its own state. The next `fit` trains it, but a checkpoint saved before that "
+                f"leaves it out. Call `stop_training` on all ranks to keep it.",
+                stacklevel=2,
+            )
+
+    def _stop(self) -> None:
+        self.state.stop_training()
+        self._limit = self.state.max_duration
 
     def _batch(self, batch: Any) -> None:
         state, run_event, spec = self.state, self.engine.run_event, self.data_spec

@@ -18,6 +18,7 @@ from composer.devices import Device
 from composer.loggers import Logger, LoggerDestination
 from composer.models import ComposerModel
 from composer.trainer import _construction as build
+from composer.trainer._checkpointing import LoadOptions, load_run
 from composer.trainer._evaluation import Evaluation
 from composer.trainer._fit import FitLoop
 from composer.trainer._hparams import log_standard_hparams
@@ -35,8 +36,30 @@ __all__ = ["TrainerParts"]
 log = logging.getLogger(__name__)
 
 
+_REMOVED = {
+    "fsdp_config": "parallelism_config={'fsdp': {...}}",
+    "fsdp_auto_wrap": "parallelism_config={'fsdp': {'auto_wrap': ...}}",
+    "load_fsdp_monolith_rank0_only": "parallelism_config={'fsdp': {...}}`, whose ranks keep only what they need of a "
+    "full checkpoint, and `load_path=...",
+    "deepspeed_config": "parallelism_config={'fsdp': {}}`, which divides parameters, gradients and optimizer states as "
+    "ZeRO stage 3 does, or as stage 2 with `{'fsdp': {'reshard_after_forward': False}}",
+    "grad_accum": "device_train_microbatch_size=...`, the number of samples in each forward pass, not `grad_accum",
+    "grad_clip_norm": "algorithms=[GradientClipping(clipping_type='norm', clipping_threshold=...)]",
+}
+
+
 class TrainerParts:
     """The parts of a Trainer; see there."""
+
+    def __new__(cls, *args: Any, **arguments: Any) -> TrainerParts:
+        """Answer arguments that earlier releases had.
+
+        Raises:
+            TypeError: One of them is given; the message says how it is written now.
+        """
+        for name in arguments.keys() & _REMOVED.keys():
+            raise TypeError(f"`{name}` is not an argument of the `Trainer` any more. Write `{_REMOVED[name]}`.")
+        return super().__new__(cls)
 
     state: State
     logger: Logger
@@ -61,7 +84,7 @@ class TrainerParts:
         seed: int,
         save_metrics: bool,
     ) -> None:
-        model = device.module_to_device(self._model)
+        model = self._parallel.to_device(self._model, device)
         self._parallel.equalize(model)
         if optimizer is not None:
             device.optimizer_to_device(optimizer)
@@ -79,6 +102,7 @@ class TrainerParts:
             algorithms=ensure_tuple(algorithms),
             save_metrics=save_metrics,
         )
+        self._parallel.describe(self.state)
 
     def _start_engine(
         self, loggers: Sequence[LoggerDestination], callbacks: Sequence[Callback], passes: PassInput
@@ -95,7 +119,8 @@ class TrainerParts:
         log_standard_hparams(state, self.logger, self.local_hparams)
         state.train_metrics = dict(copy.deepcopy(self._model.get_metrics(is_train=True)))
         self._parallel.adopt_metrics(state.train_metrics.values())
-        self._metrics = TrainMetrics(state, self._model, defer=self._parallel.world_size == 1)
+        parallel = self._parallel
+        self._metrics = TrainMetrics(state, self._model, parallel.world_size == 1, parallel.free_gathered)
         self._evaluation = Evaluation(state, self.engine, self.logger, self._model, self._parallel)
 
     def _keep_position(self, spin_dataloaders: bool) -> None:
@@ -103,6 +128,19 @@ class TrainerParts:
         loader = LoaderPosition(self.state, self._metrics, spin=spin_dataloaders)
         self._position = RunPosition(self.state, self._settings, loader, self._announce)
         attach(self.state, self._position)
+
+    def _load(self, options: LoadOptions, passes: PassInput) -> bool:
+        """Load what is asked for, and divide the model among ranks before; whether the run goes on from its own."""
+        state = self.state
+        return load_run(
+            options,
+            state,
+            self.logger,
+            self._checkpoint_saver,
+            passes,
+            self._announce,
+            lambda: self._parallel.divide(state),
+        )
 
     def _loop(self) -> FitLoop:
         state, spec = self.state, self._settings.train_spec

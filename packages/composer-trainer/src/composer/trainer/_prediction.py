@@ -10,7 +10,9 @@ import torch
 from composer.core import DataSpec, Engine, Event, State, Timestamp
 from composer.devices import DeviceCPU
 from composer.trainer._clock import StepTimer
-from composer.trainer._context import active_dataloader, autocast
+from composer.trainer._context import active_dataloader
+from composer.trainer._parallel import SingleProcess
+from composer.trainer._turns import Turns
 from composer.utils import model_eval_mode
 
 __all__ = ["predict"]
@@ -21,7 +23,14 @@ def _unwrapped(state: State) -> Any:
     return state.model.module if state.is_model_ddp else state.model
 
 
-def predict(state: State, engine: Engine, spec: DataSpec, subset_num_batches: int, return_outputs: bool) -> list[Any]:
+def predict(
+    state: State,
+    engine: Engine,
+    spec: DataSpec,
+    subset_num_batches: int,
+    return_outputs: bool,
+    parallel: SingleProcess,
+) -> list[Any]:
     """Run the model over a loader, in eval mode and without gradients.
 
     Args:
@@ -30,6 +39,7 @@ def predict(state: State, engine: Engine, spec: DataSpec, subset_num_batches: in
         spec: The data.
         subset_num_batches: Batches to use; -1 is all.
         return_outputs: Whether outputs are kept.
+        parallel: What other processes do.
 
     Returns:
         The outputs of each batch, on the CPU; an empty list without `return_outputs`.
@@ -37,8 +47,9 @@ def predict(state: State, engine: Engine, spec: DataSpec, subset_num_batches: in
     Raises:
         ValueError: The loader has no length and no subset is given.
     """
+    parallel.check_loader(spec.dataloader, "dataloader")
     outputs: list[Any] = []
-    cpu, timer = DeviceCPU(), StepTimer()
+    cpu, timer, turns = DeviceCPU(), StepTimer(), Turns(_unwrapped(state), state, parallel)
     with (
         torch.no_grad(),
         model_eval_mode(state.model),
@@ -49,18 +60,18 @@ def predict(state: State, engine: Engine, spec: DataSpec, subset_num_batches: in
             raise ValueError("The loader has no length, so its end is unknown. Pass `subset_num_batches`.")
         state.predict_timestamp = Timestamp()
         engine.run_event(Event.PREDICT_START)
-        for batch in itertools.islice(iter(spec.dataloader), length.value):
-            batch = spec.batch_transforms(batch)
-            samples, tokens = spec.get_num_samples_in_batch(batch), spec.get_num_tokens_in_batch(batch)
-            state.batch = spec.microbatch_transforms(state.device.batch_to_device(batch))
-            engine.run_event(Event.PREDICT_BATCH_START)
-            engine.run_event(Event.PREDICT_BEFORE_FORWARD)
-            with autocast(state):
-                state.outputs = _unwrapped(state)(state.batch)
-            engine.run_event(Event.PREDICT_AFTER_FORWARD)
-            if return_outputs:
-                outputs.append(cpu.batch_to_device(state.outputs))
-            state.predict_timestamp = state.predict_timestamp.to_next_batch(samples, tokens, timer.lap())
-            engine.run_event(Event.PREDICT_BATCH_END)
+        with turns:
+            for batch in itertools.islice(iter(spec.dataloader), length.value):
+                batch = spec.batch_transforms(batch)
+                samples, tokens = spec.get_num_samples_in_batch(batch), spec.get_num_tokens_in_batch(batch)
+                state.batch = spec.microbatch_transforms(state.device.batch_to_device(batch))
+                engine.run_event(Event.PREDICT_BATCH_START)
+                engine.run_event(Event.PREDICT_BEFORE_FORWARD)
+                state.outputs = turns.of(state.batch)
+                engine.run_event(Event.PREDICT_AFTER_FORWARD)
+                if return_outputs:
+                    outputs.append(cpu.batch_to_device(state.outputs))
+                state.predict_timestamp = state.predict_timestamp.to_next_batch(samples, tokens, timer.lap())
+                engine.run_event(Event.PREDICT_BATCH_END)
         engine.run_event(Event.PREDICT_END)
     return outputs

@@ -14,14 +14,14 @@ import dataclasses
 import itertools
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch.utils.data import DataLoader
 
 from composer.core import State, Timestamp
 from composer.trainer import _skip
-from composer.trainer._context import set_epoch
+from composer.trainer._context import num_shares, set_epoch
 from composer.trainer._generators import generators_of, global_states, set_global_states, set_states, states_of
 from composer.trainer._train_metrics import TrainMetrics
 from composer.utils import dist, reproducibility
@@ -104,7 +104,7 @@ class LoaderPosition:
             "epoch": now._epoch,
             "batch_in_epoch": at,
             "sample_in_epoch": now._sample_in_epoch,
-            "world_size": dist.get_world_size(),
+            "world_size": num_shares(self._state),
             "place": place,
             "generators": states_of(generators_of(loader)) if generators is None else generators,
             "loader": own,
@@ -168,7 +168,7 @@ class LoaderPosition:
     def _adopt(self, saved: dict[str, Any]) -> None:
         """Take over the place of a checkpoint."""
         loader = self._loader = self._state.dataloader
-        same_world = saved["world_size"] == dist.get_world_size()
+        same_world = saved["world_size"] == num_shares(self._state)
         own = saved["loader"] if same_world and _skip.has_state(loader) else None
         if saved["batch_in_epoch"]:
             self._loader_state, self._generators = own, saved["generators"]
@@ -271,6 +271,18 @@ class LoaderPosition:
         now = self._state.timestamp
         self._paused_at = (now._epoch, now._batch_in_epoch)
 
+    def put_back(self, batches: Iterable[Any]) -> None:
+        """Leave the epoch like `pause`, with what was drawn last and is not trained now; the epoch goes on with it."""
+        if self._state.timestamp._batch_in_epoch:
+            assert self._iterator is not None
+            self._iterator = itertools.chain(batches, self._iterator)
+            self.pause()
+        else:  # as if it had not begun
+            assert self._place is not None
+            set_global_states(self._place.rng)
+            set_states(generators_of(self._loader), self._place.generators)
+            self._iterator = None
+
     def rest(self, ended: bool = False) -> None:
         """Let go of the iterator of an epoch that is over, or one that would keep worker processes alive.
 
@@ -298,12 +310,12 @@ class LoaderPosition:
             left_out=left_out,
             rng=global_states(),
             generators=states_of(generators_of(loader)),
-            world_size=dist.get_world_size(),
+            world_size=num_shares(self._state),
         )
 
     def _in_todays_units(self, place: _Place, loader: Any) -> _Place:
         """The place in batches of this loader and ranks of this run."""
-        size, world = _skip.batch_size_of(loader), dist.get_world_size()
+        size, world = _skip.batch_size_of(loader), num_shares(self._state)
         changed_size = place.batch_size is not None and size is not None and place.batch_size != size
         if not changed_size and place.world_size == world:
             return dataclasses.replace(place, batch_size=size)

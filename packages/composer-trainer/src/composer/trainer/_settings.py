@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from composer.core import DataSpec, Evaluator, Precision, State, Timestamp, TimeUnit
 from composer.models import ComposerModel
 from composer.trainer import _construction as build
+from composer.trainer._lockstep import check_whole
 from composer.trainer._parallel import SingleProcess
 from composer.trainer._scaler import ClosureGradScaler
 from composer.trainer._train_batch import needs_closure
@@ -48,9 +49,9 @@ class RunSettings:
         state = self.state
         self.train_spec = None if dataloader is None else build.data_spec_of(dataloader, "train_dataloader")
         self.train_label = label
-        size, auto = build.microbatch_size(microbatch_size, self.train_spec, state.device)
-        state.device_train_microbatch_size, state.auto_microbatching = size, auto
+        self._set_microbatch_size(microbatch_size)
         if self.train_spec is not None:
+            self.parallel.check_loader(self.train_spec.dataloader, "train_dataloader")
             state.train_dataloader = self.train_spec.dataloader
             subset = build.check_subset("train_subset_num_batches", subset)
             self._activate(self.train_spec.dataloader, subset)
@@ -61,18 +62,23 @@ class RunSettings:
         Raises:
             ValueError: There is still no training data.
         """
-        state = self.state
         if dataloader is not None:
             self.set_train_data(dataloader, label, -1 if subset is None else subset, microbatch_size)
         elif self.train_spec is None:
             raise ValueError("No `train_dataloader` was given. Pass it to the `Trainer` or to `fit`.")
         else:
             if microbatch_size is not None:
-                size, auto = build.microbatch_size(microbatch_size, self.train_spec, state.device)
-                state.device_train_microbatch_size, state.auto_microbatching = size, auto
+                self._set_microbatch_size(microbatch_size)
             if subset is not None:
                 subset = build.check_subset("train_subset_num_batches", subset)
                 self._activate(self.train_spec.dataloader, subset)
+
+    def _set_microbatch_size(self, asked: Any) -> None:
+        state = self.state
+        if asked == "auto":
+            check_whole("device_train_microbatch_size", state)
+        size, auto = build.microbatch_size(asked, self.train_spec, state.device)
+        state.device_train_microbatch_size, state.auto_microbatching = size, auto
 
     def _activate(self, dataloader: Any, subset: int) -> None:
         """Make the training loader the active one, with the length that all ranks can train."""
@@ -91,6 +97,7 @@ class RunSettings:
         """Evaluators of an argument, with fresh metrics on the state."""
         evaluators = build.build_evaluators(eval_dataloader, interval, subset)
         for evaluator in evaluators:
+            self.parallel.check_loader(evaluator.dataloader.dataloader, "eval_dataloader")
             metrics = copy.deepcopy(self.model.get_metrics(is_train=False))
             self.parallel.adopt_metrics(metrics.values())
             self.state.eval_metrics[evaluator.label] = evaluator.select_metrics(metrics)
@@ -167,6 +174,7 @@ class RunSettings:
     def set_scaler(self) -> None:
         """Scale gradients in fp16, and only there."""
         state = self.state
+        self.parallel.check_precision(state.precision)
         state.scaler = None
         if state.precision is Precision.AMP_FP16:
             closure = any(needs_closure(optimizer) for optimizer in state.optimizers)

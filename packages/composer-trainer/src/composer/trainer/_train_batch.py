@@ -14,6 +14,7 @@ import torch
 from composer.core import DataSpec, Engine, Event, Precision, State
 from composer.models import ComposerModel
 from composer.trainer._context import autocast, device_type
+from composer.trainer._lockstep import LockStepSearch
 from composer.trainer._microbatch import MicrobatchSearch
 from composer.trainer._parallel import SingleProcess
 from composer.trainer._scaler import ClosureGradScaler
@@ -53,7 +54,7 @@ class BatchTrainer:
         self._scaling = False
         self._closure_needed = False
         self._mean_count: float | None = None  # of this batch over ranks, once asked
-        self._search = MicrobatchSearch(state)
+        self._search, self._lock_step = MicrobatchSearch(state), LockStepSearch(state, parallel)
         # Of the pass that is running.
         self._logged = self.losses
         self._measured: TrainMetrics | None = None
@@ -73,6 +74,8 @@ class BatchTrainer:
         self._closure_needed = any(needs_closure(optimizer) for optimizer in state.optimizers)
         if self._closure_needed and self._scaling and not isinstance(state.scaler, ClosureGradScaler):
             state.scaler = ClosureGradScaler(device_type(state))
+        if state.auto_microbatching:
+            self._lock_step.check()
         # Autocast contexts are built anew for each use; without autocast there is nothing to enter at all.
         self._autocast = state.precision is not Precision.FP32 or torch.is_autocast_enabled(device_type(state))
 
@@ -107,10 +110,18 @@ class BatchTrainer:
             scaler.update()
         return self.losses
 
-    def _searching_closure(self, **kwargs: Any) -> torch.Tensor:
-        """`_closure` with microbatches as large as fit the memory."""
-        result: torch.Tensor = self._search.run(lambda: self._closure(**kwargs))
-        return result
+    def _searching_closure(self, ddp_sync: bool = True, loss_dict: dict[str, torch.Tensor] | None = None) -> Any:
+        """`_closure` with microbatches as large as fit the memory, of all ranks."""
+        if self.parallel.world_size == 1:
+            return self._search.run(lambda: self._closure(ddp_sync, loss_dict))
+        if self._mean_count is None:  # the first pass of this batch; later ones and other tries communicate nothing
+            counts = [self._count(microbatch) for microbatch in self._split()]
+            self._mean_count = self.parallel.mean_count(sum(counts), len(counts))
+            self.parallel.prepare_lone_passes()
+        self._lock_step.run(lambda: self._compute(False, loss_dict), self._num_samples)
+        if ddp_sync:
+            self.parallel.average_gradients()
+        return self._finish()
 
     def _split(self) -> Sequence[Any]:
         size = self.state.device_train_microbatch_size
@@ -128,6 +139,11 @@ class BatchTrainer:
         Returns:
             The total loss, detached, on the device.
         """
+        self._compute(ddp_sync, loss_dict)
+        return self._finish()
+
+    def _compute(self, ddp_sync: bool, loss_dict: dict[str, torch.Tensor] | None) -> None:
+        """Forward and backward of all microbatches; see `_closure`."""
         state, run_event = self.state, self.engine.run_event
         microbatches = self._microbatches = self._split()
         self._ddp_sync = ddp_sync
@@ -150,10 +166,14 @@ class BatchTrainer:
             for i, (microbatch, count) in enumerate(zip(microbatches, counts, strict=True), start=1):
                 self._train_microbatch(microbatch, count / total, last=i == len(counts))
         state.batch = self._batch
+
+    def _finish(self) -> torch.Tensor:
+        """What is done with the gradients before the step; returns the total loss."""
+        state = self.state
         if self._scaling and state.scaler is not None:
             for optimizer in state.optimizers:
                 state.scaler.unscale_(optimizer)
-        run_event(Event.AFTER_TRAIN_BATCH)
+        self.engine.run_event(Event.AFTER_TRAIN_BATCH)
         return self._logged["loss/train/total"]
 
     def _train_microbatch(self, microbatch: Any, weight: float, last: bool) -> None:

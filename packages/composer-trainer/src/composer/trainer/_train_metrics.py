@@ -7,7 +7,7 @@ updated at once where that is not the same: with several microbatches, or a mode
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -28,10 +28,13 @@ class TrainMetrics:
         state: The run's state; its `train_metrics` are filled.
         model: The user's model, unwrapped.
         defer: Whether metrics may be computed on reading. Not with several ranks, where computing communicates.
+        measured: Called when the model has been asked.
     """
 
-    def __init__(self, state: State, model: ComposerModel, defer: bool) -> None:
-        self._state, self._model = state, model
+    def __init__(
+        self, state: State, model: ComposerModel, defer: bool, measured: Callable[[], None] = lambda: None
+    ) -> None:
+        self._state, self._model, self._measured = state, model, measured
         self._plain_forward = type(model).eval_forward is ComposerModel.eval_forward
         self._defer = defer and self._plain_forward
         self._batch: tuple[Any, Any] | None = None
@@ -116,6 +119,7 @@ class TrainMetrics:
                 outputs = self._model.eval_forward(batch, outputs)
         for metric in self._state._train_metrics.values():
             self._state.metric_outputs = _mapping(self._model.update_metric(batch, outputs, metric))
+        self._measured()
 
 
 def _identity(value: Any) -> Any:

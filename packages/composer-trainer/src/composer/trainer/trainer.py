@@ -16,14 +16,7 @@ from composer.distributed import DDPSyncStrategy
 from composer.loggers import LoggerDestination
 from composer.models import ComposerModel
 from composer.trainer import _construction as build
-from composer.trainer._checkpointing import (
-    LoadOptions,
-    build_saver,
-    check_autoresume,
-    continue_logs,
-    load_run,
-    with_prefix,
-)
+from composer.trainer._checkpointing import LoadOptions, build_saver, check_autoresume, continue_logs, with_prefix
 from composer.trainer._construction import generate_run_name as _generate_run_name
 from composer.trainer._data_parallel import parallel_of_this_process
 from composer.trainer._microbatch import adjust_device_train_microbatch_size as _adjust_device_train_microbatch_size
@@ -33,6 +26,7 @@ from composer.trainer._prediction import predict
 from composer.trainer._seeding import seed_run
 from composer.trainer._settings import RunSettings
 from composer.utils import extract_hparams, get_device, reproducibility
+from composer.utils.parallelism import ParallelismConfig
 
 __all__ = ["Trainer", "_adjust_device_train_microbatch_size", "_is_cuda_oom"]
 
@@ -87,6 +81,8 @@ class Trainer(TrainerParts):
         ddp_sync_strategy: When ranks exchange gradients: `"single_auto_sync"` once per batch, `"multi_auto_sync"` with
             every microbatch, `"forced_sync"` after the last one. None: with every microbatch if an algorithm leaves
             parameters unused, else once per batch.
+        parallelism_config: Divide the model among ranks: `{"fsdp": {...}, "tp": {...}}` with arguments of `FSDP2Config`
+            and `TPConfig`, or a `ParallelismConfig`; None: every rank has a whole copy.
         python_log_level: Show the library's log records from this level on (`"info"`, `"debug"`).
         compile_config: Arguments of `torch.compile`; `{}` compiles with its defaults, None does not compile.
         load_path: A checkpoint to load: a path or a URI; may hold `{run_name}` and `{rank}`.
@@ -176,6 +172,7 @@ class Trainer(TrainerParts):
         deterministic_mode: bool = False,
         dist_timeout: float = 300.0,
         ddp_sync_strategy: str | DDPSyncStrategy | None = None,
+        parallelism_config: dict[str, Any] | ParallelismConfig | None = None,
         python_log_level: str | None = None,
         compile_config: dict[str, Any] | None = None,
         load_path: str | os.PathLike[str] | None = None,
@@ -210,7 +207,7 @@ class Trainer(TrainerParts):
         run_precision = build.precision_of(precision, run_device)
         self._model, was_compiled = build.check_model(model)
         self._compile_config = {} if was_compiled and compile_config is None else compile_config
-        self._parallel = parallel_of_this_process(run_device, ddp_sync_strategy, dist_timeout)
+        self._parallel = parallel_of_this_process(run_device, ddp_sync_strategy, dist_timeout, parallelism_config)
         self._build_state(
             run_device,
             run_precision,
@@ -248,7 +245,7 @@ class Trainer(TrainerParts):
         self.engine.run_event(Event.BEFORE_LOAD)
         settings.set_scaler()  # an algorithm may have wrapped the optimizer into one that needs closures
         self._keep_position(spin_dataloaders)
-        if not load_run(loading, self.state, self.logger, self._checkpoint_saver, algorithm_passes, self._announce):
+        if not self._load(loading, algorithm_passes):
             self._position.forget_fits()
         self.engine.run_event(Event.AFTER_LOAD)
         # Surgery drew random numbers; training starts from the seed whatever algorithms did.
@@ -392,7 +389,7 @@ class Trainer(TrainerParts):
             ValueError: The loader has no length and no subset is given.
         """
         spec = build.data_spec_of(dataloader, "dataloader")
-        return predict(self.state, self.engine, spec, subset_num_batches, return_outputs)
+        return predict(self.state, self.engine, spec, subset_num_batches, return_outputs, self._parallel)
 
     def close(self) -> None:
         """Close callbacks and loggers. The Trainer cannot be used afterwards. Safe to call twice."""

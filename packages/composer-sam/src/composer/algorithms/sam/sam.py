@@ -25,8 +25,8 @@ class SAM(Algorithm):
         rho: At least 0; the radius of the neighbourhood. Use more with a larger interval, such as 0.5 with 10.
         epsilon: Positive; keeps a gradient of zero from dividing by zero.
         interval: Look at the neighbourhood in every so many steps.
-        sync_ascent: Whether all ranks climb along the gradient of the whole batch, which takes another exchange, instead
-            of each along its own: then several ranks train as one does. Ranks of a sharded model always do.
+        sync_ascent: Whether all ranks climb along the gradient of the whole batch, which takes another exchange,
+            instead of each along its own: then several ranks train as one does. Ranks of a sharded model always do.
 
     Raises:
         ValueError: `rho` is negative, `epsilon` is not positive or `interval` is below 1.
@@ -37,9 +37,10 @@ class SAM(Algorithm):
 
     Source: Foret et al., "Sharpness-Aware Minimization for Efficiently Improving Generalization", arXiv:2010.01412,
         section 2, algorithm 1 with p = 2.
-    Differs: `interval`, `sync_ascent`. Each rank climbs along its own gradient (the paper's m-sharpness, section 4.1,
-        with m the batch of a rank). Both passes draw the same random numbers. A loss of exactly zero is a loss. The state of the base
-        optimizer is saved and loaded, so resuming is exact and needs no warning.
+    Differs: `interval`, `sync_ascent`. Without the latter, each rank climbs along its own gradient (the paper's
+        m-sharpness, section 4.1, with m the batch of a rank). Both passes draw the same random numbers. A loss of
+        exactly zero is a loss. The state of the base optimizer is saved and loaded, so resuming is exact and needs no
+        warning.
     """
 
     events = frozenset({Event.BEFORE_LOAD, Event.AFTER_LOAD})

@@ -36,13 +36,14 @@ class AveragedWeights:
         """
         groups: dict[Any, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
         for name, weight in unwrapped_model(model).named_parameters():
-            value = local_part(weight.detach())
             average = self.averages.get(name)
             if average is None:
-                average = torch.zeros_like(value, dtype=_dtype(value))
-            average = self.averages[name] = average.to(value.device)
+                average = torch.zeros_like(weight.detach(), dtype=_dtype(weight))
+            # Sharded as the weight is, so that a checkpoint has all of it.
+            average = self.averages[name] = average.to(weight.device)
+            value = local_part(weight.detach())
             averages, values = groups.setdefault((value.device, value.dtype, average.dtype), ([], []))
-            averages.append(average)
+            averages.append(local_part(average))
             values.append(value.to(average.dtype))
         for averages, values in groups.values():
             if self.n_averaged == 0:
@@ -59,7 +60,7 @@ class AveragedWeights:
             model: The model.
         """
         for name, weight in unwrapped_model(model).named_parameters():
-            local_part(weight.detach()).copy_(self.averages[name])
+            local_part(weight.detach()).copy_(local_part(self.averages[name]))
 
     def state_dict(self) -> dict[str, Any]:
         """The averages and their number, in the layout of `torch.optim.swa_utils.AveragedModel`."""

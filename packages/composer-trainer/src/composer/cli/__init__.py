@@ -1,0 +1,5 @@
+"""The command `composer`, which starts a program in several processes."""
+
+from composer.cli.launcher import main as main
+
+__all__ = ["main"]

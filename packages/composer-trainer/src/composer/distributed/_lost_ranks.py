@@ -1,0 +1,155 @@
+"""Which rank is missing when an exchange between ranks fails."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed
+
+from composer.core import ComposerError
+
+__all__ = ["Attendance", "LostRankError"]
+
+# What gloo, NCCL and the store say. Gloo's errors have no class of their own.
+_COMMUNICATION = re.compile(r"gloo/|Connection (closed|reset) by peer|Timed out waiting|Broken pipe|NCCL error")
+_TIMEOUT = re.compile(r"timed? ?out", re.IGNORECASE)
+_TIMED_OUT_SECONDS = 3.0  # to wait for notes: others that wait in vain notice at nearly the same time
+_CLOSED_SECONDS = 1.0  # who fails leaves its note before its connections are closed
+_HANGING_SECONDS = 2.0  # the store is taken to be gone that long after
+_POLL_SECONDS = 0.05
+_NOTE_LENGTH = 500
+
+
+class LostRankError(ComposerError, RuntimeError):
+    """Another rank does not answer, is gone or has failed, so this one cannot go on."""
+
+
+class Attendance:
+    """Names the ranks that are missing when an exchange fails. Costs nothing as long as none does.
+
+    Each rank that fails leaves a note in the store of the process group; who left none is missing.
+
+    Args:
+        rank: This process.
+        world_size: The number of processes.
+        timeout: Seconds until an exchange fails.
+    """
+
+    def __init__(self, rank: int, world_size: int, timeout: float) -> None:
+        self._rank, self._world_size, self._timeout = rank, world_size, timeout
+        self._round, self._watching = 0, False
+        self.name = ""  # tells the notes of different Trainers apart; the same on all ranks
+        self.lost = False  # whether a rank was found missing
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Around exchanges, on all ranks alike. Others learn of whatever is raised in it.
+
+        Raises:
+            LostRankError: An exchange in the body failed, and it is known who is missing.
+        """
+        if self._watching:  # whatever is around takes care
+            yield
+            return
+        self._watching = True
+        self._round += 1  # a note of an earlier failure, which the program survived, does not count
+        try:
+            yield
+        except BaseException as error:
+            if not is_communication(error):
+                first_line = "".join(traceback.format_exception_only(type(error), error)).partition("\n")[0]
+                self._exchange_notes(f"failed {first_line}"[:_NOTE_LENGTH], 0.0)
+                raise
+            timed_out = _TIMEOUT.search(str(error)) is not None
+            seconds = _TIMED_OUT_SECONDS if timed_out else _CLOSED_SECONDS
+            notes = self._exchange_notes(f"waits {'timed out' if timed_out else ''}", seconds)
+            message = self._message(notes, timed_out)
+            if message is None:
+                raise
+            self.lost = True
+            raise LostRankError(message) from error
+        finally:
+            self._watching = False
+
+    def _message(self, notes: Mapping[int, str] | None, timed_out: bool) -> str | None:
+        """Who is missing, and what to do; None: nobody, so the error is another one."""
+        own = self._rank
+        if notes is None:
+            return (
+                f"Rank 0, which holds the store, is gone or does not answer, so rank {own} cannot go on. See the log "
+                f"of rank 0 for the reason."
+            )
+        failed = {rank: note.partition(" ")[2] for rank, note in notes.items() if note.startswith("failed")}
+        if failed:
+            rank, reason = min(failed.items())
+            return f"Rank {rank} failed while rank {own} waited for it, with {reason}. See the log of rank {rank}."
+        missing = [rank for rank in range(self._world_size) if rank != own and rank not in notes]
+        if not missing:
+            return None
+        who = f"Rank {missing[0]}" if len(missing) == 1 else f"Ranks {', '.join(map(str, missing))}"
+        one = len(missing) == 1
+        if timed_out or any("timed out" in note for note in notes.values()):
+            return (
+                f"{who} {'has' if one else 'have'} not answered for {self._timeout:g} s, so rank {own} cannot go on. "
+                f"Such a rank is stopped, hangs, or is slower than that: see its log, or raise `dist_timeout`."
+            )
+        return (
+            f"{who} {'is' if one else 'are'} gone: the connection was closed while rank {own} waited. See the log "
+            f"of {who.lower()} for the reason."
+        )
+
+    def _exchange_notes(self, note: str, seconds: float) -> dict[int, str] | None:
+        """Leave a note, and wait some seconds for those of the others; None: the store does not answer."""
+        notes: dict[int, str] = {}
+        answered = threading.Event()
+
+        def exchange() -> None:
+            try:
+                self._write_and_read(note, notes, seconds)
+            except RuntimeError:  # the store is gone, or has no such operation
+                return
+            answered.set()
+
+        # The store may hang as well: it is in a process that can be stopped.
+        thread = threading.Thread(target=exchange, name="composer-lost-ranks", daemon=True)
+        thread.start()
+        thread.join(seconds + _HANGING_SECONDS)
+        return notes if answered.is_set() else None
+
+    def _write_and_read(self, note: str, notes: dict[int, str], seconds: float) -> None:
+        store = _store()
+        keys = {rank: f"composer/lost/{self.name}/{self._round}/{rank}" for rank in range(self._world_size)}
+        store.set(keys[self._rank], note)
+        deadline = time.monotonic() + seconds
+        while len(notes) < self._world_size and time.monotonic() < deadline:
+            for rank, key in keys.items():
+                if rank not in notes and store.check([key]):
+                    notes[rank] = store.get(key).decode(errors="replace")
+            if any(text.startswith("failed") for text in notes.values()):
+                return
+            time.sleep(_POLL_SECONDS)
+
+
+def is_communication(error: BaseException) -> bool:
+    """Whether an error is of an exchange between ranks."""
+    if isinstance(error, torch.distributed.DistError):
+        return True
+    return isinstance(error, RuntimeError) and _COMMUNICATION.search(str(error)) is not None
+
+
+def _store() -> Any:
+    """The store of the `composer` launcher, which outlives any rank; without it, that of the process group."""
+    host, _, port = os.environ.get("COMPOSER_LAUNCHER_STORE", "").rpartition(":")
+    if host:
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it
+
+        return TCPStore(host, int(port), is_master=False, wait_for_workers=False)
+    return torch.distributed.distributed_c10d._get_default_store()

@@ -1,0 +1,127 @@
+"""Giving modules their weights before they are divided: those of rank 0, or fresh ones for the meta device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import torch
+import torch.distributed
+
+from composer.distributed.ddp import exchange
+from composer.utils import dist, reproducibility
+
+__all__ = ["init_fn_of", "materialize", "own_modules", "place_model", "uninitialized"]
+
+
+def uninitialized(model: torch.nn.Module, host_group: Any = None) -> set[torch.nn.Module]:
+    """The modules that are still to be initialised: on rank 0 they are on the meta device. A collective operation.
+
+    Raises:
+        ValueError: On another rank they are not.
+    """
+    own = {name for name, module in model.named_modules() if any(tensor.is_meta for tensor in _tensors(module))}
+    everywhere = dist.all_gather_object(own, host_group)
+    for rank, names in enumerate(everywhere):
+        if everywhere[0] - names:
+            raise ValueError(
+                f"Detected mixed initialization: {min(everywhere[0] - names)!r} is on the meta device on rank 0, but "
+                f"not on rank {rank}. All ranks start from the weights of rank 0, so build the model there, and on the "
+                f"meta device elsewhere; or on the meta device everywhere."
+            )
+    return {model.get_submodule(name) for name in everywhere[0]}
+
+
+def materialize(
+    modules: Collection[torch.nn.Module],
+    device: torch.device,
+    fresh: Collection[torch.nn.Module],
+    init_fn: Callable[[torch.nn.Module], Any] | None,
+) -> None:
+    """Move the parameters and buffers of modules to the device, equal on all ranks. A collective operation.
+
+    Args:
+        modules: The modules; what their children hold is not touched.
+        device: Where they will be.
+        fresh: Those to be initialised. The others get what they have on rank 0.
+        init_fn: Initialises one module; None: its `reset_parameters` does.
+
+    Raises:
+        ValueError: Nothing tells how a module is initialised.
+    """
+    for module in modules:
+        _to(module, device)
+    for module in modules:
+        if module in fresh:
+            _initialize(module, init_fn)
+    # Parameters may be tied.
+    tensors = {id(tensor): tensor.detach() for module in modules for tensor in _tensors(module)}
+    exchange(tensors.values(), lambda tensor: torch.distributed.broadcast(tensor, 0, async_op=True))
+
+
+def place_model(model: torch.nn.Module, device: torch.device, seed: int, host_group: Any = None) -> None:
+    """Move a whole model to the device, equal on all ranks. A collective operation.
+
+    Args:
+        model: The model.
+        device: Where it will be.
+        seed: Of the initialisation of what is on the meta device; the same on every rank.
+        host_group: A process group for host values; None: the default one.
+
+    Raises:
+        ValueError: The model is on the meta device on rank 0 only, or nothing tells how to initialise it.
+    """
+    fresh = uninitialized(model, host_group)
+    with reproducibility.seed_context(seed):
+        for name, child in model.named_children():
+            materialize([*child.modules()], device, fresh, init_fn_of(model, name))
+        materialize([model], device, fresh, init_fn_of(model, ""))
+
+
+def init_fn_of(model: torch.nn.Module, name: str) -> Callable[[torch.nn.Module], Any] | None:
+    """The `param_init_fn` for a module of the model: of the child that it is in, else of the model; None: neither."""
+    child = model.get_submodule(name.partition(".")[0])
+    return getattr(child, "param_init_fn", None) or getattr(model, "param_init_fn", None)
+
+
+def own_modules(module: torch.nn.Module) -> list[torch.nn.Module]:
+    """A module and those inside it, but for what is sharded already."""
+    from torch.distributed.fsdp import FSDPModule
+
+    units = (inner for inner in module.modules() if isinstance(inner, FSDPModule) and inner is not module)
+    sharded = {inner for unit in units for inner in unit.modules()}
+    return [inner for inner in module.modules() if inner not in sharded]
+
+
+def _tensors(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    for tensor in (*module._parameters.values(), *module._buffers.values()):
+        if tensor is not None:
+            yield tensor
+
+
+def _to(module: torch.nn.Module, device: torch.device) -> None:
+    for parameter in module._parameters.values():
+        if parameter is None:
+            continue
+        if parameter.is_meta:
+            # The object stays, so that ties and whoever holds it stay, too.
+            there = torch.nn.Parameter(torch.empty_like(parameter, device=device), parameter.requires_grad)
+            torch.utils.swap_tensors(parameter, there)  # type: ignore[no-untyped-call]
+        else:
+            parameter.data = parameter.data.to(device)
+    for name, buffer in module._buffers.items():
+        if buffer is not None:
+            module._buffers[name] = torch.empty_like(buffer, device=device) if buffer.is_meta else buffer.to(device)
+
+
+def _initialize(module: torch.nn.Module, init_fn: Callable[[torch.nn.Module], Any] | None) -> None:
+    reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+    if init_fn is not None:
+        init_fn(module)
+    elif callable(reset):
+        reset()
+    else:
+        raise ValueError(
+            f"`{type(module).__name__}` is on the meta device, and nothing tells how to initialise it. Give it a "
+            f"method `reset_parameters()`, or the model a method `param_init_fn(module)`."
+        )

@@ -1,0 +1,128 @@
+"""Which modules of a model are sharded as units: gathered together before they run, and freed together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+__all__ = ["Unit", "plan_units"]
+
+_OPTIONS = {"mesh", "mp_policy", "offload_policy", "reshard_after_forward", "shard_placement_fn"}
+
+
+@dataclass
+class Unit:
+    """A module that is sharded as one.
+
+    Attributes:
+        name: Its name in the model; empty: the model itself.
+        module: The module.
+        options: What differs for it from the rest: arguments of `fully_shard`.
+    """
+
+    name: str
+    module: torch.nn.Module
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def plan_units(model: torch.nn.Module, auto_wrap: bool = True) -> list[Unit]:
+    """The units of a model, inner ones before outer ones.
+
+    Each child of the model that has parameters is a unit. Inside it, those modules are that have an attribute
+    `_fsdp_wrap = True`, or for which the child's `fsdp_wrap_fn(module)` returns True or a dict of arguments of
+    `fully_shard`; if it says neither, those of the classes in its `_no_split_modules`. With `_fsdp_wrap = False` a
+    module, also a child, belongs to the unit around it. What is in no child belongs to the model itself.
+
+    Args:
+        model: The model, such as a `ComposerModel`.
+        auto_wrap: Whether `_no_split_modules` is asked.
+
+    Raises:
+        KeyError: `fsdp_wrap_fn` returned an unknown argument.
+        ValueError: Two units share a parameter.
+    """
+    units: list[Unit] = []
+    children = dict(model.named_children())
+    # A child that is also inside another one is only another way to get at it.
+    inner = {id(module) for child in children.values() for module in child.modules() if module is not child}
+    for name, child in children.items():
+        if id(child) not in inner and any(True for _ in child.parameters()):
+            units += _units_of_child(name, child, auto_wrap)
+    covered = {id(parameter) for unit in units for parameter in unit.module.parameters()}
+    if any(id(parameter) not in covered for parameter in model.parameters()):
+        units.append(Unit("", model))
+    _check_sharing(model, units)
+    return units
+
+
+def _units_of_child(name: str, child: torch.nn.Module, auto_wrap: bool) -> list[Unit]:
+    asks = _policy(child, auto_wrap)
+    units = []
+    for inner, module in _innermost_first(name, child):
+        answer = True if module is child else asks(module)
+        own = getattr(module, "_fsdp_wrap", None)
+        answer = answer if own is None else bool(own) and (answer or True)
+        if isinstance(answer, dict):
+            _check_options(inner, answer)
+        if answer is not False and any(True for _ in module.parameters()):
+            units.append(Unit(inner, module, dict(answer) if isinstance(answer, dict) else {}))
+    return units
+
+
+def _innermost_first(prefix: str, module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    seen: dict[int, tuple[str, torch.nn.Module]] = {}
+    for name, inner in module.named_modules(prefix=prefix):
+        seen.setdefault(id(inner), (name, inner))
+    return reversed([*seen.values()])
+
+
+def _policy(child: torch.nn.Module, auto_wrap: bool) -> Callable[[torch.nn.Module], Any]:
+    own = getattr(child, "fsdp_wrap_fn", None)
+    if own is not None:
+        return lambda module: own(module) or False
+    classes = (getattr(child, "_no_split_modules", None) or ()) if auto_wrap else ()
+    return lambda module: type(module).__name__ in classes
+
+
+def _check_options(name: str, options: dict[str, Any]) -> None:
+    unknown = options.keys() - _OPTIONS
+    if unknown:
+        raise KeyError(
+            f"`fsdp_wrap_fn` returned {', '.join(sorted(map(repr, unknown)))} for {name!r}; known arguments of a unit "
+            f"are {', '.join(sorted(_OPTIONS))}."
+        )
+
+
+def _check_sharing(model: torch.nn.Module, units: list[Unit]) -> None:
+    """A parameter that is in two units would be two parameters once they are sharded."""
+    owners: dict[int, tuple[str, str]] = {}
+    names = {id(unit.module): unit.name for unit in units}
+    for path, module in model.named_modules():
+        for key, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            full, owner = f"{path}.{key}".lstrip("."), _owner(model, path, names)
+            first, its = owners.setdefault(id(parameter), (full, owner))
+            if its != owner:
+                tied = "" in (its, owner)
+                what = (
+                    f"Parameter sharing detected between modules to be sharded and module {owner or its!r}"
+                    if tied
+                    else "Detected tied parameters between modules designated for FSDP wrapping"
+                )
+                raise ValueError(
+                    f"{what}: {first!r} (in the unit {its or 'of the model'!r}) and {full!r} (in "
+                    f"{owner or 'that of the model'!r}) are one parameter. Set `_fsdp_wrap = False` on the inner of "
+                    f"these units, so that one unit holds both."
+                )
+
+
+def _owner(model: torch.nn.Module, path: str, names: dict[int, str]) -> str:
+    """The name of the innermost unit around a module."""
+    while path:
+        module = model.get_submodule(path)
+        if id(module) in names:
+            return names[id(module)]
+        path = path.rpartition(".")[0]
+    return ""

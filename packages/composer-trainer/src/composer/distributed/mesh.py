@@ -1,0 +1,51 @@
+"""The grid of ranks: which of them hold copies of the model, its shards, and parts of its layers."""
+
+from __future__ import annotations
+
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from composer.utils import ParallelismType, dist
+from composer.utils.parallelism import FSDP2Config
+
+__all__ = ["REPLICATE", "SHARD", "TENSOR", "make_mesh", "mesh_shape"]
+
+REPLICATE = ParallelismType.DATA_PARALLEL_REPLICATE.value
+SHARD = ParallelismType.DATA_PARALLEL_SHARD.value
+TENSOR = ParallelismType.TENSOR_PARALLEL.value
+
+
+def mesh_shape(fsdp: FSDP2Config, tensor_degree: int, world_size: int) -> dict[str, int]:
+    """The sizes of a mesh's dimensions, by their names in `ParallelismType`; of copies and parts if there are several.
+
+    Args:
+        fsdp: How the model is sharded.
+        tensor_degree: Ranks that share each layer.
+        world_size: Number of ranks.
+
+    Raises:
+        ValueError: The product of the sizes is not the number of ranks.
+    """
+    others = world_size // tensor_degree
+    shard, copies = fsdp.data_parallel_shard_degree, fsdp.data_parallel_replicate_degree or 1
+    if shard == -1:
+        shard = max(1, others // copies)
+    elif copies == -1:
+        copies = max(1, others // shard)
+    if copies * shard * tensor_degree != world_size:
+        raise ValueError(
+            f"The degrees of `parallelism_config` must multiply to the number of ranks, {world_size}, but {copies} "
+            f"copies x {shard} shards x {tensor_degree} parts of layers is {copies * shard * tensor_degree}. Leave "
+            f"`data_parallel_shard_degree` at -1, which takes all that are left."
+        )
+    shape = {REPLICATE: copies, SHARD: shard, TENSOR: tensor_degree}
+    return {name: size for name, size in shape.items() if size > 1 or name == SHARD}
+
+
+def make_mesh(fsdp: FSDP2Config, tensor_degree: int, device_type: str) -> DeviceMesh:
+    """The mesh of all ranks. A collective operation.
+
+    Raises:
+        ValueError: The degrees do not fit the number of ranks.
+    """
+    shape = mesh_shape(fsdp, tensor_degree, dist.get_world_size())
+    return init_device_mesh(device_type, tuple(shape.values()), mesh_dim_names=tuple(shape))

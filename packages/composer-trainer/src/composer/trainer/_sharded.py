@@ -1,0 +1,243 @@
+"""Several processes that each hold a part of the model: `fully_shard`, and `parallelize_module` below it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed
+from torch.utils.data.distributed import DistributedSampler
+
+from composer.core import Algorithm, Precision, State
+from composer.devices import Device
+from composer.distributed._materialize import place_model
+from composer.distributed._structure import check_same_structure
+from composer.distributed.ddp import DDPSyncStrategy
+from composer.distributed.fsdp2 import device_of, is_unit, shard_model
+from composer.distributed.mesh import REPLICATE, SHARD, TENSOR, make_mesh
+from composer.distributed.tensor_parallel import divide_layers
+from composer.trainer._data_parallel import DataParallel
+from composer.utils.parallelism import FSDP2Config, ParallelismConfig, TPConfig
+
+__all__ = ["ShardedParallel"]
+
+
+class ShardedParallel(DataParallel):
+    """This process and the others, among which the model is divided.
+
+    Args:
+        config: How.
+        device: What is trained on.
+        strategy: When gradients are exchanged; None: with every microbatch, so that whole gradients take no memory.
+        timeout: Seconds until an exchange of host values whose partners do not arrive fails.
+
+    Raises:
+        ValueError: The degrees do not fit the number of ranks, or the strategy or the offloading cannot be had.
+        RuntimeError: This version of torch cannot shard on the CPU.
+    """
+
+    collective_forward = True
+
+    def __init__(
+        self, config: ParallelismConfig, device: Device, strategy: DDPSyncStrategy | None, timeout: float
+    ) -> None:
+        if strategy is DDPSyncStrategy.FORCED_SYNC:
+            raise ValueError(
+                "`ddp_sync_strategy='forced_sync'` cannot be had with `parallelism_config`: gradients exist in parts "
+                "only. Use 'single_auto_sync' or 'multi_auto_sync'."
+            )
+        assert isinstance(config.fsdp, FSDP2Config), "there is nothing else to be had"
+        if config.fsdp.cpu_offload and device.name == "cpu":
+            raise ValueError(
+                "`cpu_offload` must be False on the CPU, got True: everything is in host memory already. Leave it out."
+            )
+        if device.name == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
+            raise RuntimeError(
+                f"`parallelism_config` on the CPU needs a later version of torch: the `fully_shard` of "
+                f"{torch.__version__} works on GPUs only. Upgrade torch, or leave `parallelism_config` out."
+            )
+        self._fsdp = config.fsdp
+        self._tp = config.tp if isinstance(config.tp, TPConfig) else None
+        self._degree = 1 if self._tp is None else self._tp.tensor_parallel_degree
+        if self._fsdp.device_mesh is None:
+            self._mesh = make_mesh(self._fsdp, self._degree, "cuda" if device.name == "gpu" else device.name)
+        else:
+            self._mesh = self._fsdp.device_mesh
+        super().__init__(strategy, timeout)
+        self._data_mesh = self._part_that_divides_data()
+        self._data_ranks = self._data_mesh.size()
+        if self._data_ranks * self._degree != self.world_size:
+            raise ValueError(
+                f"`device_mesh` must hold all {self.world_size} ranks, but {self._data_ranks} ranks that divide the "
+                f"data x {self._degree} that share layers is {self._data_ranks * self._degree}."
+            )
+        self._data_group = self._group_of_data() if self._degree > 1 else None
+        self._units: list[Any] = []
+        self._precision: Precision | None = None  # that the model was divided for
+
+    def _part_that_divides_data(self) -> Any:
+        names = self._mesh.mesh_dim_names
+        if self._fsdp.device_mesh is not None or names is None:
+            return self._mesh
+        wanted = tuple(name for name in (REPLICATE, SHARD) if name in names)
+        return self._mesh[wanted if len(wanted) > 1 else wanted[0]]
+
+    def _group_of_data(self) -> Any:
+        """The ranks that train on different data: one of each group of ranks that share layers."""
+        own = self._data_mesh.mesh.flatten().tolist()
+        groups = sorted({tuple(ranks) for ranks in self._exchanged(own)})  # all ranks make all groups, in one order
+        made = {ranks: torch.distributed.new_group([*ranks]) for ranks in groups}
+        return made[tuple(own)]
+
+    def _exchanged(self, value: Any) -> list[Any]:
+        values: list[Any] = [None] * self.world_size
+        torch.distributed.all_gather_object(values, value, self._host)
+        return values
+
+    @property
+    def _data_rank(self) -> int:
+        """Which part of each batch this rank trains on; ranks that share layers train on the same."""
+        place = self._data_mesh.get_coordinate()
+        assert place is not None, "the mesh holds all ranks"
+        sizes = self._data_mesh.mesh.shape
+        return sum(index * math.prod(sizes[dim + 1 :]) for dim, index in enumerate(place))
+
+    # ---- at construction ----
+
+    def to_device(self, model: torch.nn.Module, device: Device) -> torch.nn.Module:
+        """Nothing yet: a whole model may not fit."""
+        return model
+
+    def equalize(self, model: torch.nn.Module) -> None:
+        """Check that ranks build the same model; its weights are made equal when it is sharded."""
+        with self.watched():
+            check_same_structure(model, self._rank, self._host)
+
+    def describe(self, state: State) -> None:
+        """Tell the state how the model will be divided, and which part of the data is this rank's."""
+        state.data_rank = self._data_rank
+        state.fsdp_config, state.fsdp_config_version = self._fsdp, 2
+        state.fsdp_state_dict_type = self._fsdp.state_dict_type
+        state.fsdp_sharded_state_dict_enabled = self._fsdp.state_dict_type == "sharded"
+        state.tp_config, state.device_mesh = self._tp, self._mesh
+
+    def divide(self, state: State) -> None:
+        """Divide the model and its optimizers, in place, after surgery and before anything is loaded."""
+        model, seed = state.model, state.rank_zero_seed
+        with self.watched():
+            if self._tp is not None:
+                place_model(model, device_of(self._mesh), seed, self._host)
+                mesh = self._mesh[TENSOR] if self._tp.device_mesh is None else self._tp.device_mesh
+                divide_layers(model, state.optimizers, self._tp.layer_plan or {}, mesh)
+            ready = self._tp is not None
+            shard_model(
+                model, state.optimizers, self._fsdp, self._data_mesh, state.precision, seed, self._host, ready=ready
+            )
+        self._units = [module for module in model.modules() if is_unit(module)]
+        self._precision = state.precision
+        state.fsdp_enabled = True
+
+    def check_loader(self, dataloader: Any, argument: str) -> None:
+        """Check that ranks that share layers get the same samples, and the others all of them.
+
+        Raises:
+            ValueError: The loader's distributed sampler divides the data in another way.
+        """
+        if self._degree == 1:
+            return
+        for sampler in (getattr(dataloader, "sampler", None), getattr(dataloader, "batch_sampler", None)):
+            if not isinstance(sampler, DistributedSampler):
+                continue
+            own, wanted = (sampler.num_replicas, sampler.rank), (self._data_ranks, self._data_rank)
+            if own != wanted:
+                raise ValueError(
+                    f"The sampler of `{argument}` must have `num_replicas={wanted[0]}` and, on rank {self._rank}, "
+                    f"`rank={wanted[1]}`, got {own[0]} and {own[1]}: ranks that share layers train on the same "
+                    f"samples. Give `DistributedSampler` the number of ranks divided by `tensor_parallel_degree`, and "
+                    f"the rank divided by it."
+                )
+
+    def check_precision(self, precision: Precision) -> None:
+        """Check that the model gathers its weights in the dtype of this precision.
+
+        Raises:
+            ValueError: It does so in another one.
+        """
+        if self._precision is not None and precision is not self._precision and self._fsdp.mixed_precision != "FULL":
+            raise ValueError(
+                f"`precision` must stay {self._precision.value!r} once the model is divided for it, got "
+                f"{precision.value!r}. Give it to the `Trainer`, or use `{{'fsdp': {{'mixed_precision': 'FULL'}}}}`."
+            )
+
+    def adopt_metrics(self, metrics: Iterable[Any]) -> None:
+        """Let metrics gather their states from ranks with different data, without waiting for the device."""
+        metrics = list(metrics)
+        super().adopt_metrics(metrics)
+        if self._data_group is None:
+            return
+        for metric in metrics:
+            for part in metric.modules() if isinstance(metric, torch.nn.Module) else ():
+                if getattr(part, "process_group", self) is None:
+                    part.process_group = self._data_group
+
+    def wrap(self, model: torch.nn.Module, algorithms: Iterable[Algorithm]) -> torch.nn.Module:
+        """The model as it is: sharding has changed it in place."""
+        return model
+
+    # ---- in a step ----
+
+    def backward_context(self, last_microbatch: bool, sync: bool) -> AbstractContextManager[None] | None:
+        """Around forward and backward of one microbatch, to keep gradients from being exchanged; None: nothing.
+
+        Gradients that are not to be exchanged at all are, too: parts of them are all that there is.
+        """
+        if last_microbatch or self._strategy is not DDPSyncStrategy.SINGLE_AUTO_SYNC:
+            return None
+        return self._without_sync()
+
+    @contextmanager
+    def _without_sync(self) -> Iterator[None]:
+        self._set_sync(False)
+        try:
+            yield
+        finally:
+            self._set_sync(True)
+
+    def _set_sync(self, sync: bool) -> None:
+        for unit in self._units:
+            unit.set_requires_gradient_sync(sync, recurse=False)
+
+    def free_gathered(self) -> None:
+        """Forget the weights gathered for a forward pass that no backward pass follows."""
+        for unit in self._units:
+            unit.reshard()
+
+    def total(
+        self, samples: float, tokens: int, interrupted: bool = False, lap: timedelta = timedelta()
+    ) -> tuple[float, int, bool, timedelta]:
+        """Samples and tokens of one step, of ranks that share layers only once; see `SingleProcess`."""
+        samples, tokens, interrupted, lap = super().total(samples, tokens, interrupted, lap)
+        if self._degree == 1:
+            return samples, tokens, interrupted, lap
+        share = samples / self._degree
+        return int(share) if share.is_integer() else share, tokens // self._degree, interrupted, lap
+
+    def mean_count(self, count: float, microbatches: int) -> float:
+        """A rank's batch size, averaged over ranks, which weighs its microbatches.
+
+        Raises:
+            RuntimeError: Ranks have different numbers of microbatches.
+            ValueError: It is zero: nothing on any rank counts.
+        """
+        mean = super().mean_count(count, microbatches)
+        if not self._in_step:
+            raise RuntimeError(
+                f"All ranks must have equally many microbatches to gather a sharded model together, but rank "
+                f"{self._rank} has {microbatches} and others have not. Use batches of one size, for example with "
+                f"`drop_last=True`."
+            )
+        return mean

@@ -1,0 +1,358 @@
+"""How a model is divided among processes: the configurations behind `Trainer(parallelism_config=...)`."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from composer.utils import dist
+from composer.utils.misc import STR_TO_DTYPE
+
+__all__ = ["FSDP2Config", "FSDPConfig", "ParallelismConfig", "TPConfig"]
+
+_STRATEGIES = {
+    "FULL_SHARD": (True, False),
+    "SHARD_GRAD_OP": (False, False),
+    "HYBRID_SHARD": (True, True),
+    "_HYBRID_SHARD_ZERO2": (False, True),
+}
+_STATE_DICT_TYPES = ("full", "sharded")
+_MIXED = ("FULL", "DEFAULT", "PURE")
+
+# What the first version of FSDP took, and what became of it.
+_NO_LONGER = {
+    "activation_checkpointing_reentrant": (True, "activations are always checkpointed without reentrance"),
+    "backward_prefetch": ("BACKWARD_POST", "`fully_shard` prefetches by itself"),
+    "backward_prefetch_limit": (1, "`fully_shard` prefetches by itself"),
+    "forward_prefetch": (False, "`fully_shard` prefetches by itself"),
+    "forward_prefetch_limit": (1, "`fully_shard` prefetches by itself"),
+    "keep_low_precision_grads": (False, "gradients have the dtype of the parameters"),
+    "limit_all_gathers": (True, "the memory of gathered parameters is always bounded"),
+    "use_orig_params": (True, "parameters always keep their names and shapes"),
+    "te_checkpoint_wrapper": (False, "Transformer Engine has no wrapper of its own any more"),
+    "te_shard_fp8_weight": (False, "Transformer Engine has no wrapper of its own any more"),
+}
+_REFUSED = {
+    "ignored_modules": "give these modules an attribute `_fsdp_wrap = False`: their parent's shards take them in",
+    "load_planner": "checkpoints in shards are read by `composer.checkpoint`",
+    "save_planner": "checkpoints in shards are written by `composer.checkpoint`",
+    "process_group": "give `data_parallel_shard_degree` and `data_parallel_replicate_degree`, or a `device_mesh` in "
+    "`FSDP2Config`",
+}
+
+
+@dataclass
+class FSDP2Config:
+    """How `torch.distributed.fsdp.fully_shard` divides a model's parameters, gradients and optimizer states.
+
+    Args:
+        device_mesh: A mesh whose last dimension shards and whose first, if there are two, replicates; None: made from
+            the two degrees.
+        reshard_after_forward: Whether gathered parameters are freed after the forward pass and gathered again for the
+            backward pass: less memory, more communication.
+        activation_checkpointing: Whether activations are computed again in the backward pass: of the modules that have
+            an attribute `_activation_checkpointing = True` or that the model's `activation_checkpointing_fn(module)`
+            chooses; of the inner units if neither says anything.
+        activation_cpu_offload: Whether what these modules keep for the backward pass waits in host memory: their inputs
+            with `activation_checkpointing`, else all activations.
+        state_dict_type: `"full"` checkpoints are one file, as of a single process; `"sharded"` ones are folders to
+            which each rank writes its part. Either can be loaded on any number of ranks.
+        load_monolith_rank0_only: Has no effect: every rank reads a full checkpoint by itself.
+        mixed_precision: `"DEFAULT"` computes in the run's precision and sums gradients in float32, `"PURE"` does both
+            in it, `"FULL"` neither. Or a dict of `param_dtype`, `reduce_dtype` and `output_dtype`: dtypes, or
+            `"fp32"`, `"fp16"`, `"bf16"`.
+        verbose: Whether the plan is logged as a warning, which is shown, and not as information.
+        cpu_offload: Whether parameters, gradients and optimizer states wait in host memory.
+        data_parallel_shard_degree: Ranks that share one copy of the model; -1: all that are left.
+        data_parallel_replicate_degree: Copies of the model; None: one; -1: as many as are left.
+        sharded_ckpt_prefix_dir: The name of a checkpoint's folder; a format string as `save_filename`.
+        auto_wrap: Whether the classes that a model names in `_no_split_modules`, as those of transformers do, are units
+            if the model says nothing else.
+        sync_module_states: True: ranks start from the weights of rank 0. They always do; the others may be on the meta
+            device.
+
+    Raises:
+        ValueError: An argument cannot work.
+        TypeError: `device_mesh` is no mesh.
+    """
+
+    device_mesh: Any = None
+    reshard_after_forward: bool | int = True
+    activation_checkpointing: bool = False
+    activation_cpu_offload: bool = False
+    state_dict_type: str = "sharded"
+    load_monolith_rank0_only: bool = False
+    mixed_precision: str | Mapping[str, Any] = "DEFAULT"
+    verbose: bool = False
+    cpu_offload: bool = False
+    data_parallel_shard_degree: int = -1
+    data_parallel_replicate_degree: int | None = None
+    sharded_ckpt_prefix_dir: str = "ep{epoch}-ba{batch}"
+    auto_wrap: bool = True
+    sync_module_states: bool = True
+
+    def __post_init__(self) -> None:
+        if self.state_dict_type not in _STATE_DICT_TYPES:
+            raise ValueError(f"`state_dict_type` must be 'full' or 'sharded', got {self.state_dict_type!r}.")
+        if not isinstance(self.mixed_precision, Mapping) and self.mixed_precision not in _MIXED:
+            raise ValueError(
+                f"`mixed_precision` must be 'FULL', 'DEFAULT', 'PURE' or a dict of dtypes, got "
+                f"{self.mixed_precision!r}."
+            )
+        if isinstance(self.mixed_precision, Mapping):
+            self.mixed_precision = _dtypes(self.mixed_precision)
+        if not self.sync_module_states:
+            raise ValueError(
+                "`sync_module_states` must be True: ranks that start from different weights would train different "
+                "models."
+            )
+        if self.load_monolith_rank0_only:
+            warnings.warn(
+                "`load_monolith_rank0_only=True` has no effect: every rank reads a full checkpoint by itself. If host "
+                "memory is short, save with `state_dict_type='sharded'`.",
+                stacklevel=3,
+            )
+        _check_reshard(self.reshard_after_forward)
+        names = ("data_parallel_shard_degree", "data_parallel_replicate_degree")
+        for name in names:
+            _check_degree(name, getattr(self, name))
+        if all(getattr(self, name) == -1 for name in names):
+            raise ValueError(
+                "At most one of `data_parallel_shard_degree` and `data_parallel_replicate_degree` may be -1, got both."
+            )
+        if self.device_mesh is not None:
+            _check_mesh(self.device_mesh, most=2, degrees=any(getattr(self, name) not in (-1, None) for name in names))
+
+    @classmethod
+    def settable_attrs(cls) -> set[str]:
+        """The names of all arguments."""
+        return {field.name for field in dataclasses.fields(cls)}
+
+    @classmethod
+    def from_compatible_attrs(cls, attrs: Mapping[str, Any]) -> FSDP2Config:
+        """The configuration that a dict describes, which may hold the arguments of the first version of FSDP.
+
+        What `fully_shard` always does, or decides by itself, is dropped, with a warning if something else was asked
+        for.
+
+        Raises:
+            ValueError: An argument is unknown or cannot be had any more; the message says how it is written now.
+        """
+        known = cls.settable_attrs()
+        given = {name: value for name, value in attrs.items() if name in known}
+        for name, value in attrs.items():
+            if name in known:
+                continue
+            if name == "sharding_strategy":
+                given = {**_of_strategy(value, given), **given}
+            elif name in _NO_LONGER:
+                default, why = _NO_LONGER[name]
+                if value != default:
+                    warnings.warn(f"`{name}={value!r}` has no effect: {why}.", stacklevel=4)
+            elif name in _REFUSED:
+                if value is not None:
+                    raise ValueError(f"`{name}` cannot be given any more; {_REFUSED[name]}.")
+            else:
+                raise ValueError(f"Unknown argument {name!r} of 'fsdp'. Known ones are {', '.join(sorted(known))}.")
+        return cls(**given)
+
+
+class FSDPConfig(FSDP2Config):
+    """The same, with the argument names and defaults of the first version of FSDP; what a dict is, too.
+
+    Args:
+        **attrs: As `FSDP2Config.from_compatible_attrs`; `sharding_strategy` is `"FULL_SHARD"`, `"SHARD_GRAD_OP"`,
+            `"HYBRID_SHARD"` (a copy on each node) or `"_HYBRID_SHARD_ZERO2"`. `state_dict_type` is `"full"`.
+
+    Raises:
+        ValueError: An argument is unknown or cannot be had any more; the message says how it is written now.
+    """
+
+    def __init__(self, **attrs: Any) -> None:
+        for name in ("device_mesh", "_device_mesh"):
+            if attrs.get(name) is not None:
+                raise ValueError(
+                    "Directly specifying device mesh for FSDP was deprecated. Give `data_parallel_shard_degree` and "
+                    "`data_parallel_replicate_degree`, or `FSDP2Config(device_mesh=...)`."
+                )
+        translated = FSDP2Config.from_compatible_attrs({"state_dict_type": "full", **attrs})
+        super().__init__(**{field.name: getattr(translated, field.name) for field in dataclasses.fields(FSDP2Config)})
+
+
+@dataclass
+class TPConfig:
+    """How `torch.distributed.tensor.parallel` divides single layers.
+
+    Args:
+        device_mesh: One dimension of a mesh, of which `FSDP2Config` gets the others; None: made from the degree, of
+            neighbours.
+        tensor_parallel_degree: Ranks that share each layer. They train on the same batches, and draw the same random
+            numbers.
+        layer_plan: `{name of a module of the model: ParallelStyle}`, as `parallelize_module` takes it.
+
+    Raises:
+        ValueError: The degree is not positive or given besides a mesh, or there is no plan.
+        TypeError: `device_mesh` is no mesh.
+    """
+
+    device_mesh: Any = None
+    tensor_parallel_degree: int = 1
+    layer_plan: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        _check_degree("tensor_parallel_degree", self.tensor_parallel_degree, least=1)
+        if self.device_mesh is not None:
+            _check_mesh(self.device_mesh, most=1, degrees=self.tensor_parallel_degree != 1)
+            self.tensor_parallel_degree = self.device_mesh.size()
+        if self.tensor_parallel_degree > 1 and not self.layer_plan:
+            raise ValueError(
+                "`layer_plan` must say which layers are divided and how, such as `{'module.fc': ColwiseParallel()}`, "
+                "got nothing."
+            )
+
+
+@dataclass
+class ParallelismConfig:
+    """What `Trainer(parallelism_config=...)` takes, also as a dict.
+
+    Args:
+        fsdp: How the model is sharded: a dict of the arguments of `FSDPConfig`, or a configuration.
+        tp: How single layers are divided besides: a dict of the arguments of `TPConfig`, or a configuration.
+        fsdp2: As `fsdp`.
+
+    Raises:
+        ValueError: There is `tp` without `fsdp`, both ways to write `fsdp`, or an argument that cannot work.
+        TypeError: Something is neither a configuration nor a dict.
+    """
+
+    fsdp: FSDP2Config | Mapping[str, Any] | None = None
+    tp: TPConfig | Mapping[str, Any] | None = None
+    fsdp2: FSDP2Config | Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.fsdp is not None and self.fsdp2 is not None:
+            raise ValueError("`fsdp` and `fsdp2` are two names of one thing, got both. Give one.")
+        self.fsdp = _fsdp(self.fsdp if self.fsdp2 is None else self.fsdp2)
+        self.fsdp2 = None
+        self.tp = _tp(self.tp)
+        if self.tp is not None and self.fsdp is None:
+            raise ValueError("`tp` needs `fsdp`, which averages gradients over the other ranks. Add `'fsdp': {}`.")
+        meshes = [config.device_mesh for config in (self.fsdp, self.tp) if config is not None]
+        if len(meshes) == 2 and (meshes[0] is None) != (meshes[1] is None):
+            raise ValueError(
+                "`device_mesh` must be given for both 'fsdp' and 'tp', as parts of one mesh, or for neither of them."
+            )
+
+    @classmethod
+    def of(cls, config: Any) -> ParallelismConfig | None:
+        """The argument `parallelism_config`; None: nothing is divided.
+
+        Raises:
+            ValueError: It has other entries than 'fsdp' and 'tp', or one of them cannot work.
+            TypeError: It is no dict and no `ParallelismConfig`.
+        """
+        if config is None or isinstance(config, cls):
+            return config if config is not None and config.fsdp is not None else None
+        if not isinstance(config, Mapping):
+            raise TypeError(
+                f"`parallelism_config` must be a dict with 'fsdp' and 'tp', or a `ParallelismConfig`, got {config!r}."
+            )
+        unknown = config.keys() - {"fsdp", "fsdp2", "tp"}
+        if unknown:
+            raise ValueError(
+                f"`parallelism_config` has the entries 'fsdp' and 'tp', got {', '.join(sorted(map(repr, unknown)))}. "
+                f"What is to be said of sharding goes inside: `{{'fsdp': {{'state_dict_type': 'sharded'}}}}`."
+            )
+        return cls.of(cls(**config))
+
+
+def _fsdp(config: Any) -> FSDP2Config | None:
+    if config is None or isinstance(config, FSDP2Config):
+        return config
+    if not isinstance(config, Mapping):
+        raise TypeError(f"'fsdp' must be a dict or an `FSDP2Config`, got {config!r}.")
+    return FSDPConfig(**config)
+
+
+def _tp(config: Any) -> TPConfig | None:
+    if isinstance(config, Mapping):
+        names = {field.name for field in dataclasses.fields(TPConfig)}
+        if config.keys() - names:
+            unknown = ", ".join(sorted(map(repr, config.keys() - names)))
+            raise ValueError(f"Unknown arguments of 'tp': {unknown}. Known ones are {', '.join(sorted(names))}.")
+        config = TPConfig(**config)
+    if config is not None and not isinstance(config, TPConfig):
+        raise TypeError(f"'tp' must be a dict or a `TPConfig`, got {config!r}.")
+    if config is not None and config.tensor_parallel_degree == 1:
+        warnings.warn("'tp' with a `tensor_parallel_degree` of 1 divides nothing and is left out.", stacklevel=4)
+        return None
+    return config
+
+
+def _of_strategy(strategy: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    name = str(strategy).rpartition(".")[2].upper()
+    if name == "NO_SHARD":
+        raise ValueError("`sharding_strategy='NO_SHARD'` is data parallel training: leave `parallelism_config` out.")
+    if name not in _STRATEGIES:
+        raise ValueError(
+            f"`sharding_strategy` must be {', '.join(map(repr, _STRATEGIES))}, got {strategy!r}. It is written "
+            f"`reshard_after_forward=True` or `False` now."
+        )
+    reshard, hybrid = _STRATEGIES[name]
+    if not hybrid or "data_parallel_replicate_degree" in given:
+        return {"reshard_after_forward": reshard}
+    open_already = given.get("data_parallel_shard_degree", -1) == -1
+    copies = max(1, dist.get_world_size() // dist.get_local_world_size()) if open_already else -1
+    return {"reshard_after_forward": reshard, "data_parallel_replicate_degree": copies}
+
+
+def _dtypes(given: Mapping[str, Any]) -> dict[str, torch.dtype | None]:
+    known = {"param_dtype", "reduce_dtype", "output_dtype"}
+    if "buffer_dtype" in given:
+        raise ValueError(
+            "`buffer_dtype` cannot be given any more: buffers keep their dtype. Convert them in the model."
+        )
+    if given.keys() - known:
+        raise ValueError(
+            f"`mixed_precision` takes {', '.join(sorted(known))}, got {', '.join(sorted(map(repr, given)))}."
+        )
+    dtypes = {name: STR_TO_DTYPE.get(value, value) for name, value in given.items()}
+    for name, dtype in dtypes.items():
+        if dtype is not None and not isinstance(dtype, torch.dtype):
+            raise ValueError(f"`{name}` must be a dtype, 'fp32', 'fp16' or 'bf16', got {dtype!r}.")
+    return dtypes
+
+
+def _check_reshard(reshard: Any) -> None:
+    if not isinstance(reshard, bool) and (not isinstance(reshard, int) or reshard < 1):
+        raise ValueError(
+            f"`reshard_after_forward` must be True, False or the positive number of ranks among which parameters stay "
+            f"divided after the forward pass, got {reshard!r}."
+        )
+
+
+def _check_mesh(mesh: Any, most: int, degrees: bool) -> None:
+    if not isinstance(mesh, DeviceMesh):
+        raise TypeError(f"`device_mesh` must be a `torch.distributed.device_mesh.DeviceMesh`, got {mesh!r}.")
+    if mesh.ndim > most:
+        before = "" if most == 1 else ", or before it one that replicates"
+        raise ValueError(
+            f"`device_mesh` must have one dimension{before}, got {mesh.ndim}. Take a part of the mesh by the name of "
+            f"its dimension."
+        )
+    if degrees:
+        raise ValueError("`device_mesh` has its degrees already. Leave the arguments `..._degree` out.")
+
+
+def _check_degree(name: str, degree: Any, least: int = -1) -> None:
+    if degree is None:
+        return
+    if isinstance(degree, bool) or not isinstance(degree, int) or degree < least or degree == 0:
+        unknown = "" if least == 1 else ", or -1 for what is left of all ranks"
+        raise ValueError(f"`{name}` must be a positive number of ranks{unknown}, got {degree!r}.")

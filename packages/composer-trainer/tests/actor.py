@@ -1,0 +1,61 @@
+"""A program without torch that `test_launcher.py` starts; its first argument says what it does."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+RANK = os.environ["RANK"]
+
+
+def _wait_for(path: Path) -> None:
+    while not path.exists():
+        time.sleep(0.01)
+
+
+def report(*arguments: str) -> None:
+    """Print the variables and the arguments."""
+    print(json.dumps({"environment": dict(os.environ), "arguments": arguments, "terminal": sys.stderr.isatty()}))
+    print(f"warning of rank {RANK}", file=sys.stderr)
+
+
+def stubborn(folder: str) -> None:
+    """Rank 1 fails; rank 0 and a child of it do not care to be told to leave. A child of rank 1 survives it."""
+    place = Path(folder)
+    child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], preexec_fn=_ignore)  # noqa: PLW1509
+    (place / f"child{RANK}").write_text(str(child.pid))
+    if RANK == "0":
+        _ignore()
+        (place / "ready").touch()
+        time.sleep(60)
+    _wait_for(place / "ready")
+    raise RuntimeError("rank 1 is broken")
+
+
+def patient(folder: str) -> None:
+    """Do not care to be told to leave."""
+    _ignore()
+    (Path(folder) / f"ready{RANK}").write_text(str(os.getpid()))
+    time.sleep(60)
+
+
+def lonely(folder: str) -> None:
+    """Rank 0 notices that rank 1 is missing, and leaves before that has failed."""
+    if RANK == "0":
+        sys.exit("RuntimeError: [gloo/transport/tcp/pair.cc:1] Connection closed by peer [127.0.0.1]:1")
+    time.sleep(0.5)
+    sys.exit(5)
+
+
+def _ignore() -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+
+
+if __name__ == "__main__":
+    {"report": report, "stubborn": stubborn, "patient": patient, "lonely": lonely}[sys.argv[1]](*sys.argv[2:])

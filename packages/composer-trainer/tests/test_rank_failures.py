@@ -1,0 +1,302 @@
+"""A rank that dies, raises, leaves or does not answer ends the whole job soon, and the last lines tell which it was."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed
+
+from composer.cli._failures import Ended, describe, root_cause, status_of
+from composer.cli.launcher import main
+from composer.distributed import LostRankError
+from composer.distributed._lost_ranks import Attendance
+from composer.testing import run_on_ranks
+
+HERE = Path(__file__).parent
+ACTOR = str(HERE / "actor.py")
+COMPOSER = [sys.executable, "-m", "composer"]
+SECONDS_TO_END = 10.0
+TIMEOUT = 5.0
+
+
+class Job:
+    """The launcher with two ranks that train."""
+
+    def __init__(self, folder: Path, what: str) -> None:
+        self.folder = folder
+        command = [*COMPOSER, "-n", "2", str(HERE / "launched.py"), what, str(folder), str(TIMEOUT)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        self.process = subprocess.Popen(command, text=True, env=environment, **pipes)  # type: ignore[call-overload]
+        self.err, self.ended = "", 0.0
+        self.thread = threading.Thread(target=self._collect)
+        self.thread.start()
+
+    def _collect(self) -> None:
+        _, self.err = self.process.communicate()
+        self.ended = time.time()
+
+    def wait(self) -> tuple[int, list[str]]:
+        """The exit status, and what was written to stderr."""
+        self.thread.join(timeout=120)
+        return self.process.returncode, self.err.splitlines()
+
+    def pids(self) -> list[int]:
+        return [int((self.folder / f"pid{rank}").read_text()) for rank in range(2)]
+
+    def assert_ended(self, allowed: float) -> None:
+        """That it took no longer since the mishap, and that nothing is left."""
+        seconds = self.ended - float((self.folder / "when").read_text())
+        print(f"ended after {seconds:.1f} s, of {allowed:g}")  # `pytest -s` shows it
+
+        assert 0 < seconds < allowed
+        assert not any(map(is_running, self.pids()))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def silent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    """A job with a rank that does not answer. Most of it is waiting, so it is started first and looked at last."""
+    job = Job(tmp_path_factory.mktemp("silent"), "stop")
+    yield job
+    job.process.kill()
+    job.thread.join()
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def wait_for(*paths: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not all(path.exists() and (path.stat().st_size or not path.name.startswith("ready")) for path in paths):
+        assert time.monotonic() < deadline, f"{paths} did not come"
+        time.sleep(0.02)
+
+
+# ---- in the middle of a fit
+
+
+@pytest.mark.parametrize(
+    ("what", "status", "end", "seen_by_other"),
+    [
+        (
+            "raise",
+            1,
+            "exit code 1",
+            "Rank 1 failed while rank 0 waited for it, with ValueError: this rank cannot go on",
+        ),
+        ("kill", 137, "killed by SIGKILL", "Rank 1 is gone: the connection was closed while rank 0 waited."),
+        ("exit", 3, "exit code 3", "Rank 1 failed while rank 0 waited for it, with SystemExit: 3."),
+    ],
+)
+def test_a_rank_that_fails_ends_the_job(tmp_path: Path, what: str, status: int, end: str, seen_by_other: str) -> None:
+    job = Job(tmp_path, what)
+    left, lines = job.wait()
+
+    job.assert_ended(SECONDS_TO_END)
+    assert left == status
+    last = rf"composer: rank 1 on host \S+ \(pid {job.pids()[1]}\) failed: {end}\. The other ranks were ended\."
+    assert re.fullmatch(last, lines[-1])
+    title = next(i for i, line in enumerate(lines) if line.startswith("composer: the last lines that rank 1 wrote to"))
+    tail = [line for line in lines[title + 1 :] if line.startswith("  | ")]
+    assert ("  | ValueError: this rank cannot go on" in tail) == (what == "raise")
+    assert any(seen_by_other in line for line in lines[:title])
+
+
+def test_signals_reach_the_ranks_which_save_and_leave(tmp_path: Path) -> None:
+    job = Job(tmp_path, "train on")
+    wait_for(*(tmp_path / f"trains{rank}" for rank in range(2)))
+    (tmp_path / "when").write_text(str(time.time()))
+    job.process.send_signal(signal.SIGTERM)
+    status, lines = job.wait()
+
+    job.assert_ended(SECONDS_TO_END)
+    assert status == 143
+    assert list((tmp_path / "saved").glob("ep*-ba*-rank0.pt"))
+    assert "composer: SIGTERM is passed on to the ranks" in "\n".join(lines)
+    assert "failed" not in "\n".join(lines)
+
+
+def test_a_rank_that_does_not_answer_is_named(silent: Job) -> None:
+    status, lines = silent.wait()
+    first, second = silent.pids()
+
+    silent.assert_ended(TIMEOUT + SECONDS_TO_END)
+    assert status == 1
+    assert re.fullmatch(rf"composer: rank 0 on host \S+ \(pid {first}\) failed: exit code 1\. .*ended\.", lines[-1])
+    assert lines[-2] == f"composer: rank 1 (pid {second}) did not answer: it was stopped (SIGSTOP), and was killed."
+    assert re.search(r"  \| \S+LostRankError: Rank 1 has not answered for 5 s, so rank 0 cannot go on\.", lines[-3])
+
+
+# ---- what does not need a fit
+
+
+def test_ranks_that_do_not_leave_are_killed_with_their_children(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    begun = time.monotonic()
+    status = main(["-n", "2", ACTOR, "stubborn", str(tmp_path)])
+    seconds = time.monotonic() - begun
+    children = [int((tmp_path / f"child{rank}").read_text()) for rank in range(2)]
+
+    assert status == 1
+    assert seconds < SECONDS_TO_END
+    assert not any(map(is_running, children))
+    last = capfd.readouterr().err.splitlines()[-3:]
+    assert last[0] == "  | RuntimeError: rank 1 is broken"
+    assert re.fullmatch(r"composer: rank 0 \(pid \d+\) did not leave when it was told to, and was killed", last[1])
+    assert re.fullmatch(r"composer: rank 1 on host \S+ \(pid \d+\) failed: exit code 1\. .*", last[2])
+
+
+def test_the_cause_is_told_and_not_what_followed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Rank 0 leaves first, but only because it missed rank 1."""
+    assert main(["-n", "2", ACTOR, "lonely", str(tmp_path)]) == 5
+    last = capfd.readouterr().err.splitlines()[-2:]
+    assert last[0] == "composer: rank 0 failed too: exit code 1"
+    assert re.fullmatch(r"composer: rank 1 on host \S+ \(pid \d+\) failed: exit code 5\.", last[1])
+
+
+@pytest.mark.parametrize(
+    ("options", "numbers", "told"),
+    [
+        ([], (signal.SIGINT, signal.SIGINT), "SIGINT is passed on to the ranks, which may take 30 s to save and leave"),
+        (["--shutdown_timeout", "0.2"], (signal.SIGHUP,), "1 ranks did not leave in 0.2 s."),
+    ],
+)
+def test_ranks_that_ignore_an_order_to_leave_are_killed_in_the_end(
+    tmp_path: Path, options: list[str], numbers: tuple[int, ...], told: str
+) -> None:
+    command = [*COMPOSER, "-n", "1", *options, ACTOR, "patient", str(tmp_path)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        wait_for(tmp_path / "ready0")
+        said = ""
+        begun = time.monotonic()
+        for number in numbers:
+            process.send_signal(number)
+            said += process.stderr.readline()
+        said += process.stderr.read()
+
+    assert process.returncode == 137
+    assert time.monotonic() - begun < SECONDS_TO_END
+    assert told in said
+    assert not is_running(int((tmp_path / "ready0").read_text()))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent is gone")
+def test_ranks_do_not_outlive_a_launcher_that_is_killed(tmp_path: Path) -> None:
+    process = subprocess.Popen([*COMPOSER, "-n", "2", ACTOR, "patient", str(tmp_path)])
+    wait_for(tmp_path / "ready0", tmp_path / "ready1")
+    pids = [int((tmp_path / f"ready{rank}").read_text()) for rank in range(2)]
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + SECONDS_TO_END
+    while any(map(is_running, pids)):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+# ---- which failure is the cause
+
+
+def ended(rank: int, code: int, at: float, *tail: str) -> Ended:
+    return Ended(rank=rank, pid=1, code=code, time=at, tail=tail, log=None)
+
+
+LOST = "composer.distributed.LostRankError: Rank 1 is gone"
+CLOSED = "RuntimeError: [gloo/transport/tcp/pair.cc:5] Connection closed by peer"
+
+
+@pytest.mark.parametrize(
+    ("failures", "cause"),
+    [
+        ([ended(0, 1, 1.0, "ValueError: x"), ended(1, 1, 2.0, "ValueError: y")], 0),
+        ([ended(0, 1, 1.0, LOST), ended(1, -9, 1.0)], 1),
+        ([ended(0, 1, 1.0, CLOSED), ended(1, 1, 2.0, "ValueError: y", "  of two lines")], 1),
+        ([ended(0, -6, 1.0, "[E] Watchdog caught collective operation timeout", "frame"), ended(1, -9, 2.0)], 1),
+        ([ended(0, 1, 1.0, CLOSED, "During handling", "ValueError: own"), ended(1, 2, 2.0)], 0),
+        ([ended(0, 1, 1.0, "ValueError: x", "The above", LOST), ended(1, -11, 2.0, CLOSED)], 1),
+        ([ended(0, 1, 2.0, LOST), ended(1, 1, 1.0, CLOSED)], 1),
+    ],
+)
+def test_the_cause_is_the_first_failure_that_follows_from_no_other(failures: list[Ended], cause: int) -> None:
+    assert root_cause(failures).rank == cause
+
+
+def test_ends_have_names_and_statuses() -> None:
+    assert [describe(3), describe(-9), describe(-60)] == ["exit code 3", "killed by SIGKILL", "killed by signal 60"]
+    assert [status_of(0), status_of(3), status_of(-9)] == [0, 3, 137]
+
+
+# ---- who is missing
+
+
+def who_is_missing(folder: str) -> list[str]:
+    """Messages of a rank: one of three does not come; then all notice an error; then one fails for its own reasons."""
+    group = torch.distributed.new_group(timeout=timedelta(seconds=1))
+    rank = torch.distributed.get_rank()
+    attendance = Attendance(rank, 3, 1.0)
+    messages = []
+
+    def note(body: str) -> None:
+        try:
+            with attendance.watched(), attendance.watched():
+                if body == "exchange":
+                    torch.distributed.all_reduce(torch.ones(1), group=group)
+                if body == "lost":
+                    raise RuntimeError("Connection closed by peer")
+                if body == "own":
+                    raise ValueError("of my own")
+        except (RuntimeError, ValueError) as error:
+            messages.append(f"{type(error).__name__}: {error}")
+
+    note("" if rank == 2 else "exchange")
+    torch.distributed.barrier()
+    note("lost")
+    torch.distributed.barrier()
+    note("own" if rank == 1 else "lost")
+    return messages
+
+
+def test_those_without_a_note_are_missing(tmp_path: Path) -> None:
+    first, second, third = run_on_ranks(who_is_missing, 3, str(tmp_path))
+
+    for rank, messages in enumerate((first, second)):
+        assert messages[0].startswith(f"LostRankError: Rank 2 has not answered for 1 s, so rank {rank} cannot go on.")
+    for messages in (first[1:], second[1:], third):
+        assert messages[0] == "RuntimeError: Connection closed by peer", "nobody is missing, so it is another error"
+    for rank, messages in ((0, first[2:]), (2, third[1:])):
+        waited = (
+            f"LostRankError: Rank 1 failed while rank {rank} waited for it, with ValueError: of my own. See the log"
+        )
+        assert messages == [f"{waited} of rank 1."]
+    assert second[2] == "ValueError: of my own"
+
+
+def test_without_a_store_rank_zero_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    client = torch.distributed.TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False)
+    monkeypatch.setattr(torch.distributed.distributed_c10d, "_get_default_store", lambda: client)
+    monkeypatch.delenv("COMPOSER_LAUNCHER_STORE", raising=False)
+    del server
+    attendance = Attendance(1, 2, 5.0)
+    expected = "Rank 0, which holds the store, is gone or does not answer, so rank 1 cannot go on."
+
+    with pytest.raises(LostRankError, match=expected), attendance.watched():
+        raise RuntimeError("Connection closed by peer")
+    assert attendance.lost
