@@ -20,6 +20,7 @@ from composer.testing import deep_compare, run_on_ranks
 from composer.trainer import Trainer
 from composer.trainer import _data_parallel as data_parallel
 from composer.trainer._lockstep import LockStepSearch
+from composer.trainer._settings import RunSettings
 from composer.utils import dist
 from composer.utils.misc import get_free_tcp_port
 from composer.utils.parallelism import FSDP2Config
@@ -280,7 +281,10 @@ def failures() -> dict[str, str]:
         LockStepSearch(State(model=model), data_parallel.DataParallel(None, TIMEOUT)).check()
 
     def sharded() -> None:
-        make(Hungry(), device_train_microbatch_size="auto", parallelism_config={"fsdp": {}})
+        state = State(model=(model := Hungry()))
+        state.fsdp_config = FSDP2Config()
+        settings = RunSettings(state, model, data_parallel.DataParallel(None, TIMEOUT))
+        settings.set_train_data(batches_of(HALVES[0]), "train", -1, "auto")
 
     return {
         "one sample": fit(),

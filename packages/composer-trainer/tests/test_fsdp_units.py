@@ -27,6 +27,9 @@ from sharded_runs import (
     weights,
 )
 
+from composer.distributed._units import plan_units
+from composer.testing import RandomClassificationDataset, SimpleModel, run_on_ranks
+from composer.trainer import Trainer
 from composer.utils import dist
 
 pytestmark = needs_sharding
@@ -351,3 +354,32 @@ def test_parameters_tied_across_units_are_refused(two: Any) -> None:
 def test_units_change_nothing_but_memory(two: Any) -> None:
     for gaps in two("trains_the_same_by_any_units"):
         assert max(gaps) < EXACT, gaps
+
+
+def train_simple_model(config: Any) -> float:
+    model = SimpleModel()  # whose `fc1` and `fc2` are also in `module`
+    trainer = Trainer(
+        model=model,
+        train_dataloader=torch.utils.data.DataLoader(RandomClassificationDataset(size=16), batch_size=4),
+        max_duration="1ep",
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+        device="cpu",
+        seed=0,
+        progress_bar=False,
+        parallelism_config=config,
+    )
+    trainer.fit()
+    weights: dict[str, Any] = trainer.state.model.state_dict()
+    return sum(getattr(w, "full_tensor", lambda w=w: w)().sum().item() for w in weights.values())
+
+
+def two_names() -> tuple[list[str], float, float]:
+    return [unit.name for unit in plan_units(SimpleModel())], *map(train_simple_model, (None, {"fsdp": {}}))
+
+
+@needs_sharding
+def test_a_child_with_two_names_is_in_one_unit() -> None:
+    ((names, whole, sharded),) = run_on_ranks(two_names, 1)
+
+    assert names == ["module"]
+    assert whole == sharded
