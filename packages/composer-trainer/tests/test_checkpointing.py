@@ -668,3 +668,24 @@ def test_a_changed_batch_size_and_duration_are_told(
     resumed.fit()
     assert resumed.state.timestamp.epoch == 3
     assert resumed.state.timestamp.sample == 48
+
+
+@pytest.mark.parametrize("filename", ["{run_name}-ep{epoch}-ba{batch}.pt", "{run_name}/ep{epoch}-ba{batch}.pt"])
+def test_runs_that_share_a_folder_go_on_from_their_own(
+    make_trainer: MakeTrainer, tmp_path: Path, filename: str
+) -> None:
+    def run(name: str, duration: str) -> int:
+        trainer = make_trainer(
+            run_name=name,
+            max_duration=duration,
+            save_folder=str(tmp_path),
+            save_filename=filename,
+            save_latest_filename="{run_name}-latest.pt",
+            autoresume=True,
+        )
+        begun = trainer.state.timestamp.batch.value
+        trainer.fit()
+        trainer.close()
+        return begun
+
+    assert [run("mine", "1ep"), run("other", "2ep"), run("mine", "2ep"), run("new", "1ep")] == [0, 0, 4, 0]

@@ -91,9 +91,7 @@ def test_a_hybrid_strategy_takes_degrees() -> None:
         ({"state_dict_type": "local"}, "`state_dict_type` must be 'full' or 'sharded', got 'local'"),
         ({"mixed_precision": "HALF"}, "`mixed_precision` must be 'FULL', 'DEFAULT', 'PURE' or a dict"),
         ({"mixed_precision": {"param_dtype": "int4"}}, "`param_dtype` must be a dtype, 'fp32', 'fp16' or 'bf16'"),
-        ({"mixed_precision": {"buffer_dtype": "bf16"}}, "`buffer_dtype` cannot be given any more"),
         ({"mixed_precision": {"dtype": "bf16"}}, "`mixed_precision` takes output_dtype, param_dtype, reduce_dtype"),
-        ({"sync_module_states": False}, "`sync_module_states` must be True"),
         ({"data_parallel_shard_degree": 0}, "`data_parallel_shard_degree` must be a positive number of ranks, or -1"),
         ({"data_parallel_replicate_degree": 1.5}, "`data_parallel_replicate_degree` must be a positive number"),
         (
@@ -193,3 +191,10 @@ def unable() -> str:
 @pytest.mark.skipif(CAN_SHARD_ON_CPU, reason="`fully_shard` of this torch works on the CPU")
 def test_a_torch_that_cannot_shard_on_the_cpu_is_told_apart() -> None:
     assert "needs a later version of torch" in run_on_ranks(unable, 1)[0]
+
+
+def test_buffers_keep_their_dtype() -> None:
+    with pytest.warns(UserWarning, match="`buffer_dtype` has no effect"):
+        config = FSDP2Config(mixed_precision={"param_dtype": "bf16", "buffer_dtype": "bf16"})
+
+    assert config.mixed_precision == {"param_dtype": torch.bfloat16}

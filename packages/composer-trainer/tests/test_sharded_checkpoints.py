@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import pickle
 import random
+import resource
 import shutil
+import signal
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,25 @@ from typing import Any
 import pytest
 import torch
 from sharded_runs import needs_sharding
+from torch.distributed.checkpoint import save
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from composer.callbacks import CheckpointSaver
 from composer.checkpoint import CorruptCheckpointError, UnsafeCheckpointError, export_safetensors, load_safetensors
-from composer.checkpoint._sharded_run import STATES, amend_run, check_run, read_run, write_run
+from composer.checkpoint._best import BestCheckpoints
+from composer.checkpoint._container import write_file
+from composer.checkpoint._sharded_run import (
+    STATES,
+    _digest,
+    amend_run,
+    check_run,
+    fill_shards,
+    read_run,
+    write_run,
+)
 from composer.checkpoint._shards import read_index
 from composer.core import Algorithm, Callback, Event, State
 from composer.loggers import Logger
@@ -298,6 +313,65 @@ def test_an_index_runs_no_code(tmp_path: Path) -> None:
     path.write_bytes(b"\x80\x04")
     with pytest.raises(CorruptCheckpointError, match="it cannot be read"):
         read_index(path)
+
+
+def test_an_entry_that_is_no_tensor_runs_no_code(tmp_path: Path) -> None:
+    folder = tmp_path / "ep0-ba1"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        save({"state/model/weight": Touch(str(tmp_path / "ran"))}, checkpoint_id=folder)
+    shard = {"__shard__": "state/model/weight", "shape": (2, 2), "dtype": torch.float32}
+    digests = {name: _digest(folder / name) for name in os.listdir(folder)}
+    content = {"state": {"model": {"weight": shard}}}
+    write_file({"content": content, "folder": "ep0-ba1", "sha256": digests}, folder / STATES)
+
+    with pytest.raises(UnsafeCheckpointError, match="the entry 'state/model/weight' of the shards holds"):
+        fill_shards(read_run(folder)[0], {})
+    assert not (tmp_path / "ran").exists()
+
+
+class Touch:
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (Path(self.path),))
+
+
+def _fill_the_disk(folder: str) -> str:
+    shards = {"weight": distribute_tensor(torch.zeros(4000), init_device_mesh("cpu", (2,)), [Shard(0)])}
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+    try:
+        write_run({"state": shards}, Path(folder) / "ep0-ba2", overwrite=False)
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+    for message in run_on_ranks(_fill_the_disk, 2, str(tmp_path)):
+        assert "Could not save" in message
+        assert "ep0-ba2" in message
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_best_are_kept_when_a_run_goes_on(tmp_path: Path) -> None:
+    best = BestCheckpoints(1, "eval/loss", "min")
+    (tmp_path / "ep1-ba2").mkdir()
+
+    best.load_state_dict({"monitor": "eval/loss", "values": {str(tmp_path / "ep1-ba2"): 0.5, "gone": 0.1}})
+
+    assert best.paths == [str(tmp_path / "ep1-ba2")]
+
+
+def test_folders_called_otherwise_are_found_by_the_link(whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    config = {"fsdp": {"state_dict_type": "sharded", "sharded_ckpt_prefix_dir": "step-{batch}"}}
+
+    begun = launch(2, str(tmp_path), config, 4)
+    single = train(str(tmp_path), None, 6, autoresume=True, save_overwrite=False)
+
+    assert begun["losses"] + single["losses"] == pytest.approx(whole[1]["losses"][:6], abs=1e-12)
 
 
 def test_an_index_names_no_file_elsewhere(checkpoint: Path) -> None:

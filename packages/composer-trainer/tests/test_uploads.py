@@ -160,6 +160,30 @@ def test_the_link_waits_for_its_file_and_is_not_written_without_it(
     assert "bad.pt" in caplog.text
 
 
+def test_a_file_of_several_comes_when_all_are_there_or_not_at_all(
+    storage: GatedStorage, file: Callable[[str], Path]
+) -> None:
+    def fail(content: str) -> None:
+        if content == "bad":
+            raise StorageError("lost")
+
+    storage.before = fail
+    uploader = Uploader(storage, concurrent=2)
+    for part in ("good", "bad"):
+        uploader.upload(
+            file(f"{part}-end"),
+            f"{part}/end",
+            overwrite=False,
+            link=("latest", part),
+            before=[(file(part), f"{part}/1")],
+        )
+    with pytest.raises(StorageError, match="lost"):
+        uploader.wait()
+    uploader.close()
+
+    assert ["good/1=good", "good/end=good-end", "latest->good"] == storage.log
+
+
 def test_a_failure_that_nobody_asked_for_is_raised_at_the_end(
     storage: GatedStorage, file: Callable[[str], Path]
 ) -> None:

@@ -283,6 +283,7 @@ class CheckpointSaver(Callback):
 
     def _save_checkpoint(self, state: State, logger: Logger) -> None:
         """Save now. To be called on every rank."""
+        self._writer.wait()  # the one before is ranked and linked when it is there
         self.last_checkpoint_batch = state.timestamp.batch
         path = self._last_path = pattern_of_run(state, self.filename).format(state)
         # Registered first, so that the checkpoint lists itself, too.
@@ -330,9 +331,7 @@ class CheckpointSaver(Callback):
             if "latest_remote" in names:
                 link = (names["latest_remote"] + ".symlink", names["remote"])
             *others, last = files_of_run(Path(path), names["remote"])
-            for file, name in others:
-                self.remote_uploader.upload(file, name, overwrite=overwrite)
-            self.remote_uploader.upload(*last, overwrite=overwrite, link=link)
+            self.remote_uploader.upload(*last, overwrite=overwrite, link=link, before=others)
         elif logger.has_file_upload_destination():
             for file, name in files_of_run(Path(path), names["remote"]):
                 logger.upload_file(name, file, overwrite=overwrite)

@@ -88,7 +88,7 @@ class BestCheckpoints:
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Restore the values of the checkpoints that still exist, if they are of the same metric."""
         if saved.get("monitor") == self.monitor and self.monitor is not None:
-            self.values = {path: value for path, value in saved["values"].items() if os.path.isfile(path)}
+            self.values = {path: value for path, value in saved["values"].items() if os.path.exists(path)}
 
 
 def is_count(value: Any, least: int) -> bool:

@@ -16,7 +16,7 @@ from torch.torch_version import TorchVersion
 
 from composer.checkpoint._seal import CorruptCheckpointError, verify
 
-__all__ = ["UnsafeCheckpointError", "safe_torch_load"]
+__all__ = ["UnsafeCheckpointError", "load_plain", "safe_torch_load"]
 
 _NAMES = re.compile(r"(?:GLOBAL|class|type) [`'\"]?([A-Za-z_][\w.]*\.\w+)")
 
@@ -64,6 +64,28 @@ def safe_torch_load(
     if not sealed and _was_sealed(loaded):
         raise CorruptCheckpointError(file, "the checksum at its end is missing or altered")
     return loaded
+
+
+def load_plain(stream: Any, what: str) -> Any:
+    """Load what `torch.save` wrote, running no code from it.
+
+    Args:
+        stream: The bytes, to be read from their beginning.
+        what: What they are, for the message.
+
+    Raises:
+        UnsafeCheckpointError: They hold types that are not allowed.
+    """
+    with torch.serialization.safe_globals(_allowed()):
+        try:
+            return torch.load(stream, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError as error:
+            names = (
+                ", ".join(f"`{name}`" for name in sorted(set(_NAMES.findall(str(error))))) or "what is no plain data"
+            )
+            raise UnsafeCheckpointError(
+                f"Of a checkpoint, {what} holds {names}, whose loading could run code, so nothing was loaded."
+            ) from error
 
 
 def _was_sealed(loaded: Any) -> bool:

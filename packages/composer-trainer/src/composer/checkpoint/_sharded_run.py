@@ -13,6 +13,7 @@ The folder is written under a temporary name by all ranks, and renamed when all 
 from __future__ import annotations
 
 import hashlib
+import logging
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ __all__ = [
     "check_run",
     "check_saves_shards",
     "download_run",
+    "fetch_run",
     "files_of_run",
     "fill_shards",
     "is_sharded_run",
@@ -47,6 +49,8 @@ __all__ = [
     "remove_run",
     "write_run",
 ]
+
+log = logging.getLogger(__name__)
 
 STATES = "composer_states.pt"
 _SHARD = "__shard__"
@@ -242,15 +246,51 @@ def download_run(uri: str, target: Path, progress_bar: bool) -> bool:
         Whether there is such a checkpoint.
     """
     from composer.checkpoint._get_file import linked_uris
-    from composer.checkpoint._storage import storage_of
+    from composer.checkpoint._storage import Storage, storage_of
+    from composer.checkpoint._store_errors import StorageError
 
-    for candidate in (uri, *linked_uris(uri)):
-        store = storage_of(candidate)
-        if store.exists(STATES):
-            for name in store.find():
-                store.download(name, target / name, progress=progress_bar)
-            return True
+    if uri.partition(":")[0] in ("http", "https"):  # which have no folders
+        return False
+    try:
+        for candidate in (uri, *linked_uris(uri)):
+            store = storage_of(candidate)
+            if store.exists(STATES):
+
+                def get(name: str, path: Path, store: Storage = store) -> None:
+                    store.download(name, path, progress=progress_bar)
+
+                return fetch_run(get, "", target)
+    except StorageError as error:  # it may allow to read what is there, but not to ask what is
+        log.debug("Whether %s is in shards could not be found out: %s", uri, error)
     return False
+
+
+def fetch_run(get: Callable[[str, Path], None], name: str, target: Path) -> bool:
+    """Fetch a checkpoint of this kind, file by file.
+
+    Args:
+        get: Fetches a file of some name to a path.
+        name: The name of the checkpoint.
+        target: The folder to make.
+
+    Returns:
+        Whether it is of this kind.
+
+    Raises:
+        CorruptCheckpointError: Its list of files is damaged.
+    """
+    start = f"{name}/" if name else ""
+    target.mkdir(parents=True, exist_ok=True)
+    try:
+        get(f"{start}{STATES}", target / STATES)
+    except (FileNotFoundError, NotADirectoryError):
+        target.rmdir()
+        return False
+    for file in _states(target)["sha256"]:
+        if Path(file).name != file:
+            raise CorruptCheckpointError(target, f"it names a file outside of its folder, {file!r}")
+        get(f"{start}{file}", target / file)
+    return True
 
 
 def _taken_out(value: Any, path: str, shards: dict[str, Any]) -> Any:

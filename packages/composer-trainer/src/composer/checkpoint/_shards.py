@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import pickle
 import shutil
@@ -15,7 +17,7 @@ import torch
 
 from composer.checkpoint._durable import sync_folder, temporary_path
 from composer.checkpoint._ranks import on_first_rank
-from composer.checkpoint._safe_load import UnsafeCheckpointError
+from composer.checkpoint._safe_load import UnsafeCheckpointError, load_plain
 from composer.checkpoint._seal import CorruptCheckpointError
 from composer.utils import dist
 
@@ -66,6 +68,7 @@ def write_shards(
         FileExistsError: The folder exists, and `overwrite` is False.
         OSError: It cannot be written.
     """
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_saver import save
 
     def check() -> None:
@@ -78,10 +81,22 @@ def write_shards(
     try:
         with _without_noise():
             save(state_dict, checkpoint_id=temporary)
+    except CheckpointException as error:  # no Exception
+        causes = [failure for failure, _ in error.failures.values()]
+        number = next((cause.errno for cause in causes if isinstance(cause, OSError)), None) or errno.EIO
+        reasons = "; ".join(f"rank {rank}: {failure}" for rank, (failure, _) in sorted(error.failures.items()))
+        text = f"Could not save {str(folder)!r}: {reasons}. Checkpoints saved earlier are untouched"
+        _remove(temporary)
+        raise OSError(number, f"{text}. Free some space, or save elsewhere") from error
+    try:
         on_first_rank(lambda: _finish(temporary, folder, finish))
     finally:
-        if dist.get_global_rank() == 0:
-            shutil.rmtree(temporary, ignore_errors=True)
+        _remove(temporary)
+
+
+def _remove(temporary: Path) -> None:
+    if dist.get_global_rank() == 0:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def names_of_shards(folder: Path) -> set[str]:
@@ -95,10 +110,11 @@ def read_shards(state_dict: dict[str, Any], folder: Path, planner: Any = None) -
     Args:
         state_dict: What to fill.
         folder: The folder.
-        planner: A planner of torch that maps names and tensors.
+        planner: A planner of torch that maps names and tensors; None: one that runs no code from the files.
 
     Raises:
         CorruptCheckpointError: The folder's index or a file of it is missing or damaged.
+        UnsafeCheckpointError: It holds types whose loading could run code.
         RuntimeError: The checkpoint has no such names, or tensors of other shapes.
     """
     from torch.distributed.checkpoint.api import CheckpointException
@@ -108,8 +124,11 @@ def read_shards(state_dict: dict[str, Any], folder: Path, planner: Any = None) -
         raise CorruptCheckpointError(folder, f"it lacks the index {_INDEX!r}, which is written last")
     try:
         with _without_noise():
-            load(state_dict, storage_reader=_reader(folder), planner=planner)
+            load(state_dict, storage_reader=_reader(folder), planner=_planner() if planner is None else planner)
     except CheckpointException as error:  # no Exception, but told as one
+        for _, (failure, _) in sorted(error.failures.items()):
+            if isinstance(failure, UnsafeCheckpointError):
+                raise failure from None
         causes = "; ".join(f"rank {rank}: {failure[0]}" for rank, failure in error.failures.items())
         raise RuntimeError(f"The shards in {str(folder)!r} could not be loaded: {causes}") from error
 
@@ -137,6 +156,20 @@ def _reader(folder: Path) -> Any:
             return metadata
 
     return Reader(folder)
+
+
+def _planner() -> Any:
+    """Torch's planner, but one that reads what is no tensor, a pickle, without running code."""
+    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+
+    class Planner(DefaultLoadPlanner):
+        def load_bytes(self, read_item: Any, value: Any) -> None:
+            plain = io.BytesIO()
+            torch.save(load_plain(value, f"the entry {read_item.dest_index.fqn!r} of the shards"), plain)
+            plain.seek(0)
+            super().load_bytes(read_item, plain)  # which would load the original without asking
+
+    return Planner()
 
 
 def read_index(path: Path) -> Any:

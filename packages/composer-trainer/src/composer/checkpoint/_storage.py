@@ -160,6 +160,7 @@ class Storage:
             FileNotFoundError: There is no such file.
             StorageError: It cannot be read, or written here.
         """
+        self.uri(name)  # refuses names that leave the folder
         target = Path(destination)
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = temporary_path(target)

@@ -8,7 +8,7 @@ import os
 import shutil
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,7 @@ class _Upload:
     overwrite: bool
     link: tuple[str, str] | None
     remove: tuple[int, int, int] | None  # the source, if it is to be removed, as it was when it was queued
+    before: list[tuple[Path, str]]  # second names of files that are uploaded first, and their names
 
 
 class Uploader:
@@ -91,6 +92,7 @@ class Uploader:
         overwrite: bool,
         link: tuple[str, str] | None = None,
         remove_source: bool = False,
+        before: Sequence[tuple[Path, str]] = (),
     ) -> None:
         """Queue a file.
 
@@ -101,6 +103,7 @@ class Uploader:
                 `check`, `wait` or `close`.
             link: The name and the text of a small file that is written after the upload.
             remove_source: Whether to delete `source` after the upload, if it still is this file.
+            before: Files and their names that are uploaded before; the file and its link only come when all are there.
 
         Raises:
             FileNotFoundError: There is no such file.
@@ -110,10 +113,11 @@ class Uploader:
         self.storage.uri(name)  # refuses names that leave the folder
         source = Path(source)
         held = _hold(source)
+        first = [(_hold(file), name) for file, name in before]
         remove = _identity(source) if remove_source else None
         with self._changed:
             self._submitted += 1
-            self._waiting.append(_Upload(self._submitted, source, held, name, overwrite, link, remove))
+            self._waiting.append(_Upload(self._submitted, source, held, name, overwrite, link, remove, first))
             self._start_threads()
             self._changed.notify_all()
 
@@ -191,8 +195,8 @@ class Uploader:
                 log.warning("The upload of %s to %r failed: %s", upload.source, self.storage, error)
                 self._failures.append(error)
             finally:
-                with suppress(FileNotFoundError):
-                    upload.held.unlink()
+                for held in (upload.held, *(file for file, _ in upload.before)):
+                    held.unlink(missing_ok=True)
                 with self._changed:
                     del self._active[upload.name]
                     self._changed.notify_all()
@@ -207,6 +211,8 @@ class Uploader:
                 f"{self.storage.uri(upload.name)} already exists, but overwrite was set to False. Pass "
                 f"`save_overwrite=True` to replace it, or use another `save_folder` or run name."
             )
+        for file, name in upload.before:
+            self.storage.upload(file, name)
         self.storage.upload(upload.held, upload.name)  # ends when the file is there in full
         if upload.link is not None:
             self._write_link(upload.number, *upload.link)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -12,10 +14,10 @@ from composer.callbacks.checkpoint_saver import CheckpointSaver
 from composer.checkpoint._container import check_file
 from composer.checkpoint._names import counts_of_name, was_swapped
 from composer.checkpoint._seal import CorruptCheckpointError
-from composer.checkpoint._sharded_run import STATES, check_run, download_run, is_sharded_run
+from composer.checkpoint._sharded_run import STATES, check_run, download_run, fetch_run, is_sharded_run
 from composer.core import State
 from composer.loggers import LoggerDestination
-from composer.utils import dist, format_name_with_dist
+from composer.utils import dist, format_name_with_dist, is_uri, partial_format
 
 __all__ = ["find_checkpoint"]
 
@@ -51,7 +53,14 @@ def find_checkpoint(
     if problem[0] is not None:
         raise RuntimeError(f"Rank 0 could not look for a checkpoint to resume from: {problem[0]}")
     dist.broadcast_object_list(found, src=0)
-    return found[0]
+    path = found[0]
+    there = dist.all_gather_object(path is None or is_uri(path) or os.path.exists(path))
+    if not all(there):
+        raise RuntimeError(
+            f"The checkpoint {path!r} to resume from must exist on all ranks, but does not on rank "
+            f"{there.index(False)}. Save to a folder that all nodes share, or to a remote store."
+        )
+    return path
 
 
 def _find(
@@ -60,16 +69,25 @@ def _find(
     local = _newest(_local_candidates(saver, state))
     if local is not None:
         return local
-    return _newest(_remote_candidates(saver, state, progress_bar)) or _newest(
+    # What this node fetched to check it is not there on others: each fetches it for itself.
+    several_nodes = dist.get_local_world_size() < dist.get_world_size()
+    return _newest(_remote_candidates(saver, state, progress_bar), by_name=several_nodes) or _newest(
         _logger_candidates(saver, state, destinations, progress_bar)
     )
+
+
+def _folder_of(state: State) -> Path:
+    """A folder for what is downloaded, which goes with the run."""
+    folder = tempfile.mkdtemp(prefix="composer-resuming-")
+    weakref.finalize(state, shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
 
 
 Candidate = tuple[str, Callable[[], Path | None]]
 """The name of a checkpoint, and how to get it."""
 
 
-def _newest(candidates: Iterable[Candidate]) -> str | None:
+def _newest(candidates: Iterable[Candidate], by_name: bool = False) -> str | None:
     for name, fetch in candidates:
         path = fetch()
         if path is None:
@@ -86,7 +104,7 @@ def _newest(candidates: Iterable[Candidate]) -> str | None:
                 stacklevel=2,
             )
             continue
-        return str(path)
+        return name if by_name else str(path)
     return None
 
 
@@ -95,12 +113,13 @@ def _local_candidates(saver: CheckpointSaver, state: State) -> Iterable[Candidat
     if not folder.is_dir():
         return
     names = [os.path.relpath(os.path.join(root, name), folder) for root, _, files in os.walk(folder) for name in files]
-    for name in _by_age(names, _patterns(saver.filename.filename, state), lambda name: (folder / name).stat().st_mtime):
+    pattern = partial_format(saver.filename.filename, run_name=state.run_name, rank=0)
+    for name in _by_age(names, _patterns(pattern, state), lambda name: (folder / name).stat().st_mtime):
         yield str(folder / name), lambda name=name: folder / name  # type: ignore[misc]
     if saver.latest_filename is not None:  # on a disk without links it is a file of its own
         latest = Path(saver.latest_filename.format(state))
-        if latest.is_file() and not latest.is_symlink():
-            yield str(latest), lambda: latest
+        if latest.exists():  # or what it names is called otherwise now
+            yield str(latest), latest.resolve
 
 
 def _remote_candidates(saver: CheckpointSaver, state: State, progress_bar: bool) -> Iterable[Candidate]:
@@ -111,7 +130,7 @@ def _remote_candidates(saver: CheckpointSaver, state: State, progress_bar: bool)
 
     filled = format_name_with_dist(pattern.filename, state.run_name, rank=0)
     folder, _, name_pattern = filled.rpartition("/")
-    target = Path(tempfile.mkdtemp(prefix="composer-resuming-"))
+    target = _folder_of(state)
     inside = storage_of(f"{root}{folder}")
     for name in _by_age(inside.find(), _patterns(name_pattern, state), lambda name: 0.0):
 
@@ -129,7 +148,7 @@ def _logger_candidates(
     if saver.latest_remote_file_name is None:
         return
     latest = saver.latest_remote_file_name.format(state)
-    target = Path(tempfile.mkdtemp(prefix="composer-resuming-"))
+    target = _folder_of(state)
     for destination in destinations:
 
         def fetch(destination: LoggerDestination = destination) -> Path | None:
@@ -138,7 +157,12 @@ def _logger_candidates(
                 destination.download_file(f"{latest}.symlink", str(link), overwrite=True, progress_bar=progress_bar)
                 name = link.read_text(encoding="utf-8").strip()
                 path = target / os.path.basename(name)
-                destination.download_file(name, str(path), overwrite=True, progress_bar=progress_bar)
+
+                def get(name: str, path: Path) -> None:
+                    destination.download_file(name, str(path), overwrite=True, progress_bar=progress_bar)
+
+                if not fetch_run(get, name, path):
+                    get(name, path)
             except (NotImplementedError, FileNotFoundError):
                 return None  # it keeps no files, or not this one
             return path

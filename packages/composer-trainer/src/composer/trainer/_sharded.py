@@ -236,8 +236,7 @@ class ShardedParallel(DataParallel):
         mean = super().mean_count(count, microbatches)
         if not self._in_step:
             raise RuntimeError(
-                f"All ranks must have equally many microbatches to gather a sharded model together, but rank "
-                f"{self._rank} has {microbatches} and others have not. Use batches of one size, for example with "
-                f"`drop_last=True`."
+                f"All ranks must have equally many microbatches to gather a sharded model together, but not all have "
+                f"{microbatches}, as rank {self._rank} has. Use batches of one size, for example with `drop_last=True`."
             )
         return mean

@@ -74,8 +74,8 @@ class FSDP2Config:
         sharded_ckpt_prefix_dir: The name of a checkpoint's folder; a format string as `save_filename`.
         auto_wrap: Whether the classes that a model names in `_no_split_modules`, as those of transformers do, are units
             if the model says nothing else.
-        sync_module_states: True: ranks start from the weights of rank 0. They always do; the others may be on the meta
-            device.
+        sync_module_states: Whether ranks start from the weights of rank 0. They do in any case, and the others may be
+            on the meta device.
 
     Raises:
         ValueError: An argument cannot work.
@@ -107,11 +107,6 @@ class FSDP2Config:
             )
         if isinstance(self.mixed_precision, Mapping):
             self.mixed_precision = _dtypes(self.mixed_precision)
-        if not self.sync_module_states:
-            raise ValueError(
-                "`sync_module_states` must be True: ranks that start from different weights would train different "
-                "models."
-            )
         if self.load_monolith_rank0_only:
             warnings.warn(
                 "`load_monolith_rank0_only=True` has no effect: every rank reads a full checkpoint by itself. If host "
@@ -314,10 +309,11 @@ def _of_strategy(strategy: Any, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _dtypes(given: Mapping[str, Any]) -> dict[str, torch.dtype | None]:
     known = {"param_dtype", "reduce_dtype", "output_dtype"}
-    if "buffer_dtype" in given:
-        raise ValueError(
-            "`buffer_dtype` cannot be given any more: buffers keep their dtype. Convert them in the model."
+    if given.get("buffer_dtype") is not None:
+        warnings.warn(
+            "`buffer_dtype` has no effect: buffers keep their dtype. Convert them in the model.", stacklevel=5
         )
+    given = {name: value for name, value in given.items() if name != "buffer_dtype"}
     if given.keys() - known:
         raise ValueError(
             f"`mixed_precision` takes {', '.join(sorted(known))}, got {', '.join(sorted(map(repr, given)))}."
