@@ -132,15 +132,16 @@ class TrainerParts:
     def _load(self, options: LoadOptions, passes: PassInput) -> bool:
         """Load what is asked for, and divide the model among ranks before; whether the run goes on from its own."""
         state = self.state
-        return load_run(
-            options,
-            state,
-            self.logger,
-            self._checkpoint_saver,
-            passes,
-            self._announce,
-            lambda: self._parallel.divide(state),
-        )
+        with self._parallel.watched():
+            return load_run(
+                options,
+                state,
+                self.logger,
+                self._checkpoint_saver,
+                passes,
+                self._announce,
+                lambda: self._parallel.divide(state),
+            )
 
     def _loop(self) -> FitLoop:
         state, spec = self.state, self._settings.train_spec

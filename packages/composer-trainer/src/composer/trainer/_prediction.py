@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -51,6 +52,8 @@ def predict(
     outputs: list[Any] = []
     cpu, timer, turns = DeviceCPU(), StepTimer(), Turns(_unwrapped(state), state, parallel)
     with (
+        # Ranks with a whole model may predict alone.
+        parallel.watched() if parallel.collective_forward else nullcontext(),
         torch.no_grad(),
         model_eval_mode(state.model),
         active_dataloader(state, spec.dataloader, "predict", subset_num_batches),

@@ -339,7 +339,8 @@ class Trainer(TrainerParts):
         Returns:
             The path; None on ranks that do not write.
         """
-        return save_checkpoint(self.state, name, weights_only=weights_only)
+        with self._parallel.watched():
+            return save_checkpoint(self.state, name, weights_only=weights_only)
 
     def save_checkpoint_to_save_folder(self) -> None:
         """Save the run now to `save_folder`, like any other checkpoint there.
