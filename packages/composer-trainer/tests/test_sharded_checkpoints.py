@@ -129,10 +129,9 @@ def train(folder: str, config: Any = None, batches: int = BATCHES, **arguments: 
             device="cpu",
             progress_bar=False,
             parallelism_config=config,
-            run_name="run",
             save_folder=folder,
             save_interval="1ba",
-            **{"save_overwrite": True, **arguments},
+            **{"run_name": "run", "save_overwrite": True, **arguments},
         )
         trainer.fit()
         trainer.close()
@@ -368,10 +367,13 @@ def test_the_best_are_kept_when_a_run_goes_on(tmp_path: Path) -> None:
 def test_folders_called_otherwise_are_found_by_the_link(whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     config = {"fsdp": {"state_dict_type": "sharded", "sharded_ckpt_prefix_dir": "step-{batch}"}}
 
-    begun = launch(2, str(tmp_path), config, 4)
-    single = train(str(tmp_path), None, 6, autoresume=True, save_overwrite=False)
+    begun = launch(2, str(tmp_path / "run"), config, 4)
+    shutil.copytree(tmp_path / "run", tmp_path / "shared", symlinks=True)
+    single = train(str(tmp_path / "run"), None, 6, autoresume=True, save_overwrite=False)
+    other = train(str(tmp_path / "shared"), None, 1, autoresume=True, run_name="other")
 
     assert begun["losses"] + single["losses"] == pytest.approx(whole[1]["losses"][:6], abs=1e-12)
+    assert len(other["losses"]) == 1  # it starts: the link names a checkpoint of another run
 
 
 def test_an_index_names_no_file_elsewhere(checkpoint: Path) -> None:

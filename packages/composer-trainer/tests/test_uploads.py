@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -182,6 +183,24 @@ def test_a_file_of_several_comes_when_all_are_there_or_not_at_all(
     uploader.close()
 
     assert ["good/1=good", "good/end=good-end", "latest->good"] == storage.log
+
+
+def test_a_folder_may_be_removed_while_its_files_wait(storage: GatedStorage, tmp_path: Path) -> None:
+    folder = tmp_path / "ep0-ba1"
+    folder.mkdir()
+    for name in ("part", "end"):
+        (folder / name).write_text(name)
+    gate = storage.gates["part"] = threading.Event()
+    uploader = Uploader(storage)
+
+    uploader.upload(folder / "end", "1/end", overwrite=False, before=[(folder / "part", "1/part")])
+    assert sorted(os.listdir(folder)) == ["end", "part"]
+    shutil.rmtree(folder)
+    gate.set()
+    uploader.close()
+
+    assert ["1/part=part", "1/end=end"] == storage.log
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_failure_that_nobody_asked_for_is_raised_at_the_end(

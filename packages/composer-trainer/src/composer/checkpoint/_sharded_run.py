@@ -47,6 +47,7 @@ __all__ = [
     "proof_of_run",
     "read_run",
     "remove_run",
+    "run_name_of",
     "write_run",
 ]
 
@@ -203,6 +204,16 @@ def read_run(folder: Path) -> tuple[dict[str, Any], str]:
         if found is not None:
             raise CorruptCheckpointError(folder, found)
     return _put_back(states["content"], folder), states["folder"]
+
+
+def run_name_of(folder: Path) -> str | None:
+    """The name of the run that saved a checkpoint; None if it does not tell.
+
+    Raises:
+        CorruptCheckpointError: The file that tells is damaged.
+    """
+    name: str | None = _states(folder)["content"].get("state", {}).get("run_name")
+    return name
 
 
 def fill_shards(content: Any, parameters: Mapping[str, torch.Tensor]) -> Any:

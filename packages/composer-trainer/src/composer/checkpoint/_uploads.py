@@ -112,8 +112,10 @@ class Uploader:
         self._check_usable()
         self.storage.uri(name)  # refuses names that leave the folder
         source = Path(source)
-        held = _hold(source)
-        first = [(_hold(file), name) for file, name in before]
+        # A folder of several files may be removed as a whole, so they are held next to it.
+        folder = source.parent.parent if before else source.parent
+        held = _hold(source, folder)
+        first = [(_hold(file, folder), name) for file, name in before]
         remove = _identity(source) if remove_source else None
         with self._changed:
             self._submitted += 1
@@ -243,9 +245,9 @@ class Uploader:
             log.error("%s was not uploaded to %s.", upload.source, self.storage.uri(upload.name))
 
 
-def _hold(source: Path) -> Path:
-    """Another name for a file; a copy if its file system has no hard links."""
-    held = temporary_path(source)
+def _hold(source: Path, folder: Path) -> Path:
+    """Another name for a file, in a folder; a copy if its file system has no hard links."""
+    held = temporary_path(folder / source.name)
     try:
         os.link(source, held)
     except FileNotFoundError:

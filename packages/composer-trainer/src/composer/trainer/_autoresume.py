@@ -14,7 +14,7 @@ from composer.callbacks.checkpoint_saver import CheckpointSaver
 from composer.checkpoint._container import check_file
 from composer.checkpoint._names import counts_of_name, was_swapped
 from composer.checkpoint._seal import CorruptCheckpointError
-from composer.checkpoint._sharded_run import STATES, check_run, download_run, fetch_run, is_sharded_run
+from composer.checkpoint._sharded_run import STATES, check_run, download_run, fetch_run, is_sharded_run, run_name_of
 from composer.core import State
 from composer.loggers import LoggerDestination
 from composer.utils import dist, format_name_with_dist, is_uri, partial_format
@@ -89,10 +89,10 @@ Candidate = tuple[str, Callable[[], Path | None]]
 
 def _newest(candidates: Iterable[Candidate], by_name: bool = False) -> str | None:
     for name, fetch in candidates:
-        path = fetch()
-        if path is None:
-            continue
         try:
+            path = fetch()
+            if path is None:
+                continue
             saved_as = check_run(path) if is_sharded_run(path) else check_file(path)
         except CorruptCheckpointError as error:
             warnings.warn(f"{name!r} is damaged ({error.reason}); an older checkpoint is tried.", stacklevel=2)
@@ -118,8 +118,10 @@ def _local_candidates(saver: CheckpointSaver, state: State) -> Iterable[Candidat
         yield str(folder / name), lambda name=name: folder / name  # type: ignore[misc]
     if saver.latest_filename is not None:  # on a disk without links it is a file of its own
         latest = Path(saver.latest_filename.format(state))
-        if latest.exists():  # or what it names is called otherwise now
-            yield str(latest), latest.resolve
+        if latest.is_file() and not latest.is_symlink():
+            yield str(latest), lambda: latest
+        elif is_sharded_run(latest):  # what it names may be called otherwise now
+            yield str(latest), lambda: latest.resolve() if run_name_of(latest) == state.run_name else None
 
 
 def _remote_candidates(saver: CheckpointSaver, state: State, progress_bar: bool) -> Iterable[Candidate]:
