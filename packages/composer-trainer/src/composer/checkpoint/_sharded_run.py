@@ -262,18 +262,15 @@ def download_run(uri: str, target: Path, progress_bar: bool) -> bool:
 
     if uri.partition(":")[0] in ("http", "https"):  # which have no folders
         return False
+    store: Storage | None = None
     try:
-        for candidate in (uri, *linked_uris(uri)):
-            store = storage_of(candidate)
-            if store.exists(STATES):
-
-                def get(name: str, path: Path, store: Storage = store) -> None:
-                    store.download(name, path, progress=progress_bar)
-
-                return fetch_run(get, "", target)
+        stores = map(storage_of, (uri, *linked_uris(uri)))
+        store = next((store for store in stores if store.exists(STATES)), None)
     except StorageError as error:  # it may allow to read what is there, but not to ask what is
         log.debug("Whether %s is in shards could not be found out: %s", uri, error)
-    return False
+    if store is None:
+        return False
+    return fetch_run(lambda name, path: store.download(name, path, progress=progress_bar), "", target)
 
 
 def fetch_run(get: Callable[[str, Path], None], name: str, target: Path) -> bool:
