@@ -81,7 +81,7 @@ class Trainer(TrainerParts):
         ddp_sync_strategy: When ranks exchange gradients: `"single_auto_sync"` once per batch, `"multi_auto_sync"` with
             every microbatch, `"forced_sync"` after the last one. None: with every microbatch if an algorithm leaves
             parameters unused, else once per batch.
-        parallelism_config: Divide the model among ranks: `{"fsdp": {...}, "tp": {...}}` with arguments of `FSDP2Config`
+        parallelism_config: Divide the model among ranks: `{"fsdp": {...}, "tp": {...}}` with arguments of `FSDPConfig`
             and `TPConfig`, or a `ParallelismConfig`; None: every rank has a whole copy.
         python_log_level: Show the library's log records from this level on (`"info"`, `"debug"`).
         compile_config: Arguments of `torch.compile`; `{}` compiles with its defaults, None does not compile.
@@ -330,7 +330,7 @@ class Trainer(TrainerParts):
     def save_checkpoint(
         self, name: str = "ep{epoch}-ba{batch}-rank{rank}", *, weights_only: bool = False
     ) -> str | None:
-        """Save the run now; to be called on every rank.
+        """Save the run now, to one file also if it saves in shards otherwise; to be called on every rank.
 
         Args:
             name: The path, with the variables of a checkpoint's name. An extension such as `.pt` is up to you.
