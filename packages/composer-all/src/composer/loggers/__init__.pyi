@@ -6,7 +6,10 @@ from composer.loggers.in_memory_logger import InMemoryLogger as InMemoryLogger
 from composer.loggers.logger import Logger as Logger
 from composer.loggers.logger import format_log_data_value as format_log_data_value
 from composer.loggers.logger_destination import LoggerDestination as LoggerDestination
+from composer.loggers.mlflow_logger import MLFlowLogger as MLFlowLogger
 from composer.loggers.progress_bar_logger import ProgressBarLogger as ProgressBarLogger
+from composer.loggers.tensorboard_logger import TensorboardLogger as TensorboardLogger
+from composer.loggers.wandb_logger import WandBLogger as WandBLogger
 
 __all__ = [
     "ConsoleLogger",
@@ -15,6 +18,9 @@ __all__ = [
     "InMemoryLogger",
     "Logger",
     "LoggerDestination",
+    "MLFlowLogger",
     "ProgressBarLogger",
+    "TensorboardLogger",
+    "WandBLogger",
     "format_log_data_value",
 ]

@@ -1,0 +1,70 @@
+"""Recording and showing what CUDA memory is used for."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from composer.callbacks._arguments import is_count
+from composer.loggers import Logger
+
+__all__ = ["check_entries", "record", "stop", "take", "upload", "write_page", "write_pickle"]
+
+
+def check_entries(max_entries: int) -> None:
+    """Check the number of events to keep.
+
+    Args:
+        max_entries: At least 1.
+
+    Raises:
+        ValueError: It is not.
+    """
+    if not is_count(max_entries):
+        raise ValueError(f"`max_entries` must be at least 1 event, got {max_entries!r}. Use 100000.")
+
+
+def record(max_entries: int) -> None:
+    """Record allocations from now on, with where they come from; the last `max_entries` are kept."""
+    torch.cuda.memory._record_memory_history("all", max_entries=max_entries)
+
+
+def stop() -> None:
+    """Record no longer, and forget what was recorded."""
+    torch.cuda.memory._record_memory_history(None)
+
+
+def take() -> Mapping[str, Any]:
+    """What was recorded, and what is allocated now."""
+    snapshot: Mapping[str, Any] = torch.cuda.memory._snapshot()
+    return snapshot
+
+
+def write_pickle(snapshot: Mapping[str, Any], path: Path) -> Path:
+    """Write a snapshot for https://pytorch.org/memory_viz."""
+    path.write_bytes(pickle.dumps(snapshot))
+    return path
+
+
+def write_page(snapshot: Mapping[str, Any], path: Path, plot: Callable[[Any], str]) -> Path:
+    """Write what a function of `torch.cuda._memory_viz` makes of a snapshot."""
+    path.write_text(plot(snapshot), encoding="utf-8")
+    return path
+
+
+def upload(logger: Logger, remote_file_name: str | None, path: Path, overwrite: bool) -> None:
+    """Hand a file to the loggers that store files, under a name of their own.
+
+    Args:
+        logger: Reaches the loggers.
+        remote_file_name: The name; None: not at all.
+        path: The local file.
+        overwrite: Whether to replace what they have under that name.
+    """
+    if remote_file_name is not None and logger.has_file_upload_destination():
+        logger.upload_file(remote_file_name.lstrip("/"), os.fspath(path), overwrite=overwrite)

@@ -1,0 +1,114 @@
+"""Ends training when a metric no longer improves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from composer.callbacks._stopping import Comparison, comparison, metric_value
+from composer.core import Callback, State, Time, Timestamp, TimeUnit
+from composer.loggers import Logger
+
+__all__ = ["EarlyStopper"]
+
+
+class EarlyStopper(Callback):
+    """Ends training when a metric has not improved for longer than `patience`.
+
+    A value is an improvement if `comp(value, best)` holds and it differs from the best by more than `min_delta`. A
+    value that is NaN never is, and any other improves on it.
+
+    **Events** EVAL_END, if that evaluator is watched; EPOCH_END, and with a patience in batches BATCH_END, if the
+    training loader is.
+    **Reads** the metric from `state.eval_metrics` or `state.train_metrics`, at these events; its value is read from the
+    device, so with a patience in batches and the training loader every step waits for it.
+    **Saved** the best value, and when it was.
+
+    Args:
+        monitor: The name of the metric.
+        dataloader_label: The label of the evaluator, or of the training loader ("train").
+        comp: `comp(value, best)` says whether a value is better: a function of two tensors without dimensions, or
+            'greater' ('gt') or 'less' ('lt'). None: 'less' if the name of the metric contains "loss", "error" or
+            "perplexity", else 'greater'.
+        min_delta: The least difference that counts, at least 0.
+        patience: How long to go on without an improvement: a number of epochs, or a time in epochs or batches.
+
+    Attributes:
+        best: The best value so far, a tensor on the host; None before the first.
+        best_occurred: The time of it; None before the first.
+        patience: As a `Time`.
+
+    Raises:
+        ValueError: An argument cannot work; at the events, if there is no such metric.
+
+    Example:
+        >>> EarlyStopper("CrossEntropyLoss", "eval", patience="3ep").patience
+        Time(3, TimeUnit.EPOCH)
+
+    Differs: none for values that are numbers; one that is NaN does not become the best for good.
+    """
+
+    def __init__(
+        self,
+        monitor: str,
+        dataloader_label: str,
+        comp: str | Comparison | None = None,
+        min_delta: float = 0.0,
+        patience: int | str | Time[Any] = 1,
+    ) -> None:
+        if not min_delta >= 0:
+            raise ValueError(f"`min_delta` must not be negative, got {min_delta!r}. Choose the direction with `comp`.")
+        self.monitor, self.dataloader_label = monitor, dataloader_label
+        self.comp = comparison(comp, monitor)
+        self.min_delta = min_delta
+        self.patience: Time[Any] = Time.from_input(patience, TimeUnit.EPOCH)
+        if self.patience.unit not in (TimeUnit.EPOCH, TimeUnit.BATCH) or self.patience.value < 0:
+            raise ValueError(
+                f"`patience` must be a time in epochs or batches, at least 0, got {patience!r}. Use '1ep' or '100ba'."
+            )
+        self.best: torch.Tensor | None = None
+        self.best_occurred: Timestamp | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "best": self.best,
+            "best_occurred": None if self.best_occurred is None else self.best_occurred.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.best = None if state["best"] is None else torch.as_tensor(state["best"]).cpu()
+        self.best_occurred = None
+        if state["best_occurred"] is not None:
+            self.best_occurred = Timestamp()
+            self.best_occurred.load_state_dict(state["best_occurred"])
+
+    def init(self, state: State, logger: Logger) -> None:
+        self.best = self.best_occurred = None
+
+    def eval_end(self, state: State, logger: Logger) -> None:
+        self._look(state)
+
+    def epoch_end(self, state: State, logger: Logger) -> None:
+        self._look(state)
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        if self.patience.unit is TimeUnit.BATCH:
+            self._look(state)
+
+    def _look(self, state: State) -> None:
+        if state.dataloader_label != self.dataloader_label:
+            return
+        value = metric_value(state, self.dataloader_label, self.monitor)
+        if self._improves(value):
+            self.best, self.best_occurred = value.clone(), state.timestamp
+        assert self.best_occurred is not None
+        unit = self.patience.unit
+        if state.timestamp._count(unit) - self.best_occurred._count(unit) > self.patience.value:
+            state.stop_training()
+
+    def _improves(self, value: torch.Tensor) -> bool:
+        best = self.best
+        if best is None or (best.isnan() and not value.isnan()):
+            return True
+        return bool(self.comp(value, best)) and abs(float(value) - float(best)) > self.min_delta

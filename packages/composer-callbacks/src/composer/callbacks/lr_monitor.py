@@ -1,0 +1,57 @@
+"""Logs learning rates."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, ClassVar
+
+import torch
+
+from composer.callbacks._units import Declared
+from composer.core import Callback, State
+from composer.loggers import DeferredValue, Logger
+
+__all__ = ["LRMonitor"]
+
+
+class LRMonitor(Callback):
+    """Logs the learning rate of every parameter group after every batch.
+
+    **Events** BATCH_END. Schedulers that step after every batch have stepped by then, so the value is that of the next
+    batch.
+    **Cost** none on the device; a learning rate that is a tensor is copied there and read by who writes it down.
+
+    Example:
+        >>> from composer.core import Engine
+        >>> from composer.loggers import LoggerDestination
+        >>> class Printer(LoggerDestination):
+        ...     def log_metrics(self, metrics, step=None):
+        ...         print(step, metrics)
+        >>> model = torch.nn.Linear(1, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> state = State(model=model, max_duration="1ba", optimizers=optimizer, dataloader=[0])
+        >>> state.callbacks = [LRMonitor(), Printer()]
+        >>> _ = Engine(state).run_event("batch_end")
+        0 {'lr-SGD/group0': 0.1}
+
+    Differs: groups of a second optimizer of the same class are numbered on; they do not replace those of the first.
+    """
+
+    metrics: ClassVar[Declared] = {
+        "lr-<optimizer>/group<i>": ("1", "learning rate of parameter group i of the optimizer of that class")
+    }
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        if not logger.destinations:
+            return
+        rates: dict[str, Any] = {}
+        numbers: Counter[str] = Counter()
+        for optimizer in state.optimizers:
+            name = type(optimizer).__name__
+            for group in optimizer.param_groups:
+                rate = group["lr"]
+                if isinstance(rate, torch.Tensor):  # which its scheduler changes in place
+                    rate = DeferredValue.of_tensor(rate.detach().clone())
+                rates[f"lr-{name}/group{numbers[name]}"] = rate
+                numbers[name] += 1
+        logger.log_metrics(rates)

@@ -1,0 +1,125 @@
+"""Logs how much memory of the GPU is in use."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+
+from composer.callbacks._arguments import is_count
+from composer.callbacks._units import Declared
+from composer.core import Callback, State
+from composer.loggers import DeferredValue, Logger
+from composer.utils import dist
+
+__all__ = ["MemoryMonitor"]
+
+_NAMES = {
+    "allocated_bytes.all.current": "current_allocated_mem",
+    "active_bytes.all.current": "current_active_mem",
+    "inactive_split_bytes.all.current": "current_inactive_mem",
+    "reserved_bytes.all.current": "current_reserved_mem",
+    "allocated_bytes.all.peak": "peak_allocated_mem",
+    "active_bytes.all.peak": "peak_active_mem",
+    "inactive_split_bytes.all.peak": "peak_inactive_mem",
+    "reserved_bytes.all.peak": "peak_reserved_mem",
+    "num_alloc_retries": "alloc_retries",
+}
+
+
+class MemoryMonitor(Callback):
+    """Logs what torch's allocator says of the memory of this rank's GPU, after every batch.
+
+    Allocated memory is that of tensors; active memory also waits for a stream to be done with it; inactive memory
+    cannot be given back, because it is a part of a block; reserved memory is what torch holds of the device. Peaks are
+    of the run so far. A retry is an allocation for which the cache had to be emptied first, which is slow.
+
+    **Events** INIT, which warns where there is no CUDA device, and AFTER_TRAIN_BATCH.
+    **Cost** a look at counters of the host; at the interval of `dist_aggregate_batch_interval` three small reductions
+    over ranks.
+
+    Args:
+        memory_keys: The names to log by key of `torch.cuda.memory_stats`; None: those of the table. Bytes are logged as
+            gigabytes, counts as they are.
+        dist_aggregate_batch_interval: Batches from one mean, minimum and maximum over ranks to the next; None: never.
+
+    Raises:
+        ValueError: `dist_aggregate_batch_interval` is below 1, or torch does not know a key.
+    """
+
+    metrics: ClassVar[Declared] = {
+        **{
+            f"memory/{name}": ("GB (1e9 bytes)", f"{name.split('_')[1]} memory, {when}")
+            for name, when in ((n, "now" if n.startswith("current") else "most so far") for n in _NAMES.values())
+            if name.endswith("_mem")
+        },
+        "memory/alloc_retries": ("1", "allocations that emptied the cache first"),
+        "memory/<name>_avg": ("of the name", "mean over ranks; also `_min` and `_max`"),
+    }
+
+    def __init__(
+        self, memory_keys: Mapping[str, str] | None = None, dist_aggregate_batch_interval: int | None = None
+    ) -> None:
+        interval = dist_aggregate_batch_interval
+        if interval is not None and not is_count(interval):
+            raise ValueError(
+                f"`dist_aggregate_batch_interval` must be at least 1 batch, got {interval!r}. Use None for never."
+            )
+        self.memory_keys = None if memory_keys is None else dict(memory_keys)
+        self.dist_aggregate_batch_interval = interval
+
+    def init(self, state: State, logger: Logger) -> None:
+        if state.device.name != "gpu":
+            warnings.warn(
+                f"The memory monitor only works on CUDA devices, but the model is on {state.device.name!r}. "
+                f"Nothing will be logged.",
+                stacklevel=2,
+            )
+
+    def after_train_batch(self, state: State, logger: Logger) -> None:
+        if state.device.name != "gpu":
+            return
+        report = _get_memory_report(self.memory_keys)
+        logged: dict[str, Any] = {f"memory/{name}": value for name, value in report.items()}
+        interval = self.dist_aggregate_batch_interval
+        if interval is not None and state.timestamp._batch % interval == 0:
+            logged.update(_over_ranks(report, state.device._device))
+        logger.log_metrics(logged)
+
+
+def _get_memory_report(memory_keys: Mapping[str, str] | None = None) -> dict[str, float]:
+    """What the allocator of the current CUDA device counts, by name; bytes in GB, to five digits.
+
+    Args:
+        memory_keys: Names by key of `torch.cuda.memory_stats`; None: those that `MemoryMonitor` logs.
+
+    Raises:
+        ValueError: Torch does not know a key.
+    """
+    names = _NAMES if memory_keys is None else memory_keys
+    stats: Mapping[str, int] = torch.cuda.memory_stats()
+    report: dict[str, float] = {}
+    for key, name in names.items():
+        if stats and key not in stats:  # there are none before the first allocation
+            raise ValueError(
+                f"`memory_keys` must be keys of `torch.cuda.memory_stats`, got {key!r}. It has {', '.join(stats)}."
+            )
+        value = stats.get(key, 0)
+        report[name] = float(f"{value / 1e9:.5g}") if "bytes" in key else value
+    return report
+
+
+def _over_ranks(report: Mapping[str, float], device: torch.device) -> dict[str, DeferredValue]:
+    """Mean, minimum and maximum over ranks, still on the device."""
+    own = torch.tensor(list(report.values()), dtype=torch.float32).to(device, non_blocking=True)
+    found: dict[str, DeferredValue] = {}
+    for suffix, operation in (("avg", "SUM"), ("min", "MIN"), ("max", "MAX")):
+        values = own.clone()
+        dist.all_reduce(values, operation)
+        if suffix == "avg":
+            values /= dist.get_world_size()
+        for name, value in zip(report, values.unbind(), strict=True):
+            found[f"memory/{name}_{suffix}"] = DeferredValue.of_tensor(value)
+    return found

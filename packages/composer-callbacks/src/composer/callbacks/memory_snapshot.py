@@ -1,0 +1,116 @@
+"""Records what CUDA memory is used for during some batches."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+from composer.callbacks import _cuda_memory
+from composer.callbacks._arguments import is_count
+from composer.core import Callback, State, Time, TimeUnit
+from composer.loggers import Logger
+from composer.utils import format_name_with_dist, format_name_with_dist_and_time
+
+__all__ = ["MemorySnapshot"]
+
+
+class MemorySnapshot(Callback):
+    """Records every allocation of CUDA memory during some batches and writes what happened, once per run.
+
+    `<filename>.pickle` can be opened at https://pytorch.org/memory_viz; `<filename>.html` shows the memory over time.
+    It loads torch's viewer from the network when it is opened.
+
+    **Events** INIT (a warning where there is no CUDA device), BATCH_START, BATCH_END, CLOSE.
+    **Cost** allocations are slower by the recording of where they come from, during these batches only.
+
+    Args:
+        skip_batches: Batches to train before, of this process.
+        interval: How many batches to record.
+        max_entries: Allocations and frees to keep, the last ones.
+        folder: The folder of the files; may contain `{run_name}`, `{rank}` and the like.
+        filename: Their name without an extension; may contain the time, too: `{batch}` is the last recorded.
+        remote_file_name: The folder for loggers that store files; None: none.
+        overwrite: Whether to replace existing files.
+
+    Raises:
+        ValueError: An argument cannot work.
+        FileExistsError: When recording begins: the file exists and `overwrite` is False.
+    """
+
+    def __init__(
+        self,
+        skip_batches: int = 1,
+        interval: int | str | Time[Any] = "3ba",
+        max_entries: int = 100000,
+        folder: str = "{run_name}/torch_traces",
+        filename: str = "rank{rank}.{batch}.memory_snapshot",
+        remote_file_name: str | None = "{run_name}/torch_memory_traces",
+        overwrite: bool = False,
+    ) -> None:
+        if not is_count(skip_batches, least=0):
+            raise ValueError(f"`skip_batches` must be a number of batches, at least 0, got {skip_batches!r}. Use 1.")
+        self.interval: Time[Any] = Time.from_input(interval, TimeUnit.BATCH)
+        if self.interval.unit is not TimeUnit.BATCH or self.interval.value < 1:
+            raise ValueError(f"`interval` must be a number of batches, at least 1, got {interval!r}. Use '3ba'.")
+        _cuda_memory.check_entries(max_entries)
+        self.skip_batches, self.max_entries = skip_batches, max_entries
+        self.folder, self.filename = os.fspath(folder), filename
+        self.remote_file_name, self.overwrite = remote_file_name, overwrite
+        self._enabled = self._recording = False
+        self._left_to_skip, self._end = skip_batches, 0
+
+    def init(self, state: State, logger: Logger) -> None:
+        self._enabled = state.device.name == "gpu"
+        self._left_to_skip, self._recording = self.skip_batches, False
+        if not self._enabled:
+            warnings.warn(
+                f"`MemorySnapshot` only works on CUDA devices, but the model is on {state.device.name!r}. "
+                f"Nothing will be recorded.",
+                stacklevel=2,
+            )
+
+    def batch_start(self, state: State, logger: Logger) -> None:
+        if not self._enabled or self._recording:
+            return
+        if self._left_to_skip > 0:
+            self._left_to_skip -= 1
+            return
+        self._end = state.timestamp._batch + self.interval.value
+        path = self._path(state)
+        if not self.overwrite and path.exists():
+            raise FileExistsError(
+                f"`MemorySnapshot` would replace {path}, which another run left. Pass `overwrite=True` to allow that, "
+                f"or another `folder`."
+            )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _cuda_memory.record(self.max_entries)
+        self._recording = True
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        if self._recording and state.timestamp._batch >= self._end:
+            self._write(state, logger)
+            self._recording = self._enabled = False
+
+    def close(self, state: State, logger: Logger) -> None:
+        if self._recording:
+            _cuda_memory.stop()
+        self._recording = False
+
+    def _path(self, state: State) -> Path:
+        """The path of the pickle."""
+        folder = format_name_with_dist(self.folder, state.run_name)
+        name = format_name_with_dist_and_time(self.filename, state.run_name, state.timestamp, batch=self._end)
+        return Path(folder, f"{name}.pickle")
+
+    def _write(self, state: State, logger: Logger) -> None:
+        from torch.cuda import _memory_viz
+
+        snapshot = _cuda_memory.take()
+        _cuda_memory.stop()
+        path = _cuda_memory.write_pickle(snapshot, self._path(state))
+        page = _cuda_memory.write_page(snapshot, path.with_suffix(".html"), _memory_viz.trace_plot)
+        for file in (path, page):
+            remote = None if self.remote_file_name is None else f"{self.remote_file_name}/{file.name}"
+            _cuda_memory.upload(logger, remote, file, self.overwrite)

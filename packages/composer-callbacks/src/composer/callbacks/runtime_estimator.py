@@ -1,0 +1,190 @@
+"""Logs how long the run will still take."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from typing import Any, ClassVar, NamedTuple
+
+from composer.callbacks._arguments import is_count
+from composer.callbacks._units import Declared, seconds_in
+from composer.core import Callback, State, TimeUnit
+from composer.loggers import Logger
+
+__all__ = ["RuntimeEstimator"]
+
+
+class _Progress(NamedTuple):
+    unit: TimeUnit
+    done: float
+    total: float
+
+
+class RuntimeEstimator(Callback):
+    """Logs an estimate of the time that is left, evaluations included.
+
+    Training goes on at the speed of what was measured so far. Each evaluator is expected to run as often per batch as
+    until its last run, each time for its mean duration; one that has not run yet is not expected.
+
+    **Events** INIT, FIT_START, BATCH_START, BATCH_END, EVAL_START, EVAL_END; EVAL_STANDALONE_START and _END, between
+    which nothing is measured.
+    **Cost** none on the device.
+
+    Args:
+        skip_batches: Batches at the start that are not measured, because they also warm up; after a resume, too.
+        time_unit: "seconds", "minutes", "hours" or "days".
+
+    Attributes:
+        eval_frequency_per_label: Evaluations per batch until the last one, in [0, 1], by evaluator label.
+
+    Raises:
+        ValueError: `skip_batches` is negative or `time_unit` is unknown.
+
+    Differs: what was measured is saved and loaded with the run; pauses between two fits, and evaluations outside of
+        them, do not count.
+    """
+
+    metrics: ClassVar[Declared] = {
+        "time/remaining_estimate": ("`time_unit`", "estimated time until the end of the run, evaluations included")
+    }
+
+    def __init__(self, skip_batches: int = 1, time_unit: str = "hours") -> None:
+        if not is_count(skip_batches, least=0):
+            raise ValueError(f"`skip_batches` must be a number of batches, at least 0, got {skip_batches!r}. Use 1.")
+        self._divider, self.time_unit = seconds_in(time_unit), time_unit
+        self.skip_batches = skip_batches
+        self._reset()
+
+    def _reset(self) -> None:
+        self._left_to_skip = self.skip_batches
+        self._unit: TimeUnit | None = None  # of the progress that was measured
+        self._seconds = self._done = 0.0  # measured in earlier stretches
+        self._batches = 0
+        self._start: tuple[float, float, int] | None = None  # clock, progress and batch of the current stretch
+        self._first_batch: int | None = None
+        self._evals: dict[str, tuple[int, float]] = {}  # number and seconds by label
+        self._eval_start: float | None = None
+        self._warned, self._is_training = False, True
+        self.eval_frequency_per_label: dict[str, float] = {}
+
+    # ---- saving ----
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "unit": None if self._unit is None else self._unit.value,
+            "seconds": self._seconds,
+            "done": self._done,
+            "batches": self._batches,
+            "first_batch": self._first_batch,
+            "evals": dict(self._evals),
+            "eval_frequency_per_label": dict(self.eval_frequency_per_label),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._reset()
+        self._unit = None if state["unit"] is None else TimeUnit(state["unit"])
+        self._seconds, self._done, self._batches = state["seconds"], state["done"], state["batches"]
+        self._first_batch = state["first_batch"]
+        self._evals = {label: (count, seconds) for label, (count, seconds) in state["evals"].items()}
+        self.eval_frequency_per_label = dict(state["eval_frequency_per_label"])
+
+    # ---- events ----
+
+    def init(self, state: State, logger: Logger) -> None:
+        self._reset()
+        logger.log_hyperparameters({"time/remaining_estimate_unit": self.time_unit})
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        self._start, self._is_training = None, True
+
+    def batch_start(self, state: State, logger: Logger) -> None:
+        if self._first_batch is None:
+            self._first_batch = state.timestamp._batch
+        if self._start is None and self._left_to_skip == 0:
+            self._begin(state)
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        if self._left_to_skip > 0:
+            self._left_to_skip -= 1
+            return
+        progress = _progress(state)
+        if progress is None:
+            self._warn_of_endless_run()
+            return
+        if self._start is None or progress.unit is not self._unit:
+            self._begin(state)
+            return
+        self._measure(progress, state.timestamp._batch)
+        if self._done <= 0 or not logger.destinations:
+            return
+        left = max(0.0, progress.total - progress.done)
+        seconds = self._seconds / self._done * left
+        batches_left = self._batches / self._done * left
+        for label, (count, spent) in self._evals.items():
+            seconds += self.eval_frequency_per_label[label] * batches_left * spent / count
+        logger.log_metrics({"time/remaining_estimate": seconds / self._divider})
+
+    def eval_start(self, state: State, logger: Logger) -> None:
+        self._eval_start = time.perf_counter()
+
+    def eval_end(self, state: State, logger: Logger) -> None:
+        began, label = self._eval_start, state.dataloader_label
+        self._eval_start = None
+        if began is None or label is None or self._first_batch is None or not self._is_training:
+            return
+        spent = time.perf_counter() - began
+        if self._start is not None:  # evaluation is not training time
+            clock, done, batch = self._start
+            self._start = (clock + spent, done, batch)
+        count, seconds = self._evals.get(label, (0, 0.0))
+        self._evals[label] = (count + 1, seconds + spent)
+        batches = state.timestamp._batch - self._first_batch
+        self.eval_frequency_per_label[label] = min(1.0, (count + 1) / batches) if batches > 0 else 0.0
+
+    def eval_standalone_start(self, state: State, logger: Logger) -> None:
+        self._start, self._is_training = None, False
+
+    def eval_standalone_end(self, state: State, logger: Logger) -> None:
+        self._is_training = True
+
+    # ---- measuring ----
+
+    def _begin(self, state: State) -> None:
+        progress = _progress(state)
+        if progress is None:
+            return
+        if progress.unit is not self._unit:  # the run's length is given in another unit now
+            self._unit, self._seconds, self._done, self._batches = progress.unit, 0.0, 0.0, 0
+        self._start = (time.perf_counter(), progress.done, state.timestamp._batch)
+
+    def _measure(self, progress: _Progress, batch: int) -> None:
+        assert self._start is not None
+        now = time.perf_counter()
+        clock, done, first = self._start
+        self._seconds += now - clock
+        self._done += progress.done - done
+        self._batches += batch - first
+        self._start = (now, progress.done, batch)
+
+    def _warn_of_endless_run(self) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                "`RuntimeEstimator` cannot tell when the run ends, because `max_duration` is not set. Set it.",
+                stacklevel=2,
+            )
+
+
+def _progress(state: State) -> _Progress | None:
+    """How far the run is; None if it has no length. Epochs are counted in batches where their length is known."""
+    limit = state.max_duration
+    if limit is None:
+        return None
+    unit, total = limit.unit, limit.value
+    length = state.dataloader_len
+    if unit is TimeUnit.EPOCH and length is not None:
+        now = state.timestamp
+        return _Progress(TimeUnit.BATCH, now._epoch * length.value + now._batch_in_epoch, total * length.value)
+    if unit is TimeUnit.SECOND:
+        return _Progress(unit, state.timestamp._total_wct.total_seconds(), total)
+    return _Progress(unit, state.timestamp._count(unit), total)

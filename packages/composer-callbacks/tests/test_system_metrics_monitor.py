@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from composer.callbacks.system_metrics_monitor import SystemMetricsMonitor
+from composer.core import Timestamp
+from composer.testing import run_on_ranks
+
+
+class Nvml:
+    """Stands for NVML on a machine whose n-th GPU is n times as busy as the first."""
+
+    NVML_TEMPERATURE_GPU = 0
+
+    def __init__(self, rank: int = 0) -> None:
+        self.rank, self.calls = rank, Counter[str]()
+
+    def nvmlInit(self) -> None:
+        self.calls["init"] += 1
+
+    def nvmlShutdown(self) -> None:
+        self.calls["shutdown"] += 1
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: bytes) -> str:
+        return uuid.decode()
+
+    def nvmlDeviceGetUtilizationRates(self, handle: str) -> Any:
+        assert handle == "GPU-1234"
+        return SimpleNamespace(gpu=10 * (self.rank + 1), memory=20)
+
+    def nvmlDeviceGetTemperature(self, handle: str, sensor: int) -> int:
+        return 50 - self.rank
+
+    def nvmlDeviceGetPowerUsage(self, handle: str) -> int:
+        return 123_456
+
+
+class Log:
+    def __init__(self) -> None:
+        self.data: dict[str, list[Any]] = {}
+
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        for key, value in metrics.items():
+            self.data.setdefault(key, []).append((step, value))
+
+
+def gpu(batch: int = 0) -> Any:
+    """A state that says its device is a GPU, with tensors on the CPU."""
+    device = SimpleNamespace(name="gpu", _device=torch.device("cpu"))
+    return SimpleNamespace(device=device, timestamp=Timestamp(batch=batch))
+
+
+def begun(log_all_data: bool = False, rank: int = 0) -> tuple[SystemMetricsMonitor, Any, Nvml]:
+    nvml: Any = Nvml(rank)
+    sys.modules["pynvml"] = nvml
+    torch.cuda.get_device_properties = lambda device: SimpleNamespace(uuid="1234")  # type: ignore[assignment]
+    monitor, log = SystemMetricsMonitor(log_all_data), Log()
+    monitor.init(gpu(), log)  # type: ignore[arg-type]
+    return monitor, log, nvml
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # both are put back after the test
+    monkeypatch.setattr(torch.cuda, "get_device_properties", None)
+
+
+def test_the_machine_is_watched_in_training_evaluation_and_prediction(run: Any, make_loader: Any) -> None:
+    done = run(SystemMetricsMonitor(), max_duration="1ep", eval_dataloader=make_loader())
+    done.fit()
+    assert len(done.values("cpu_percentage")) == 4 + 4
+    done.trainer.predict(make_loader(4))
+    assert len(done.values("cpu_percentage")) == 4 + 4 + 2
+    for start, fields in (
+        ("cpu_memory", psutil.virtual_memory()._fields),
+        ("disk_memory", psutil.disk_usage("/")._fields),
+        ("network", getattr(psutil.net_io_counters(), "_fields", ())),
+    ):
+        assert done.keys(start) == {f"{start}_{field}" for field in fields}
+    assert done.values("cpu_memory_total")[0] == psutil.virtual_memory().total
+    assert not any("gpu" in key for key in done.memory.data)
+
+
+def test_a_machine_without_a_network_is_no_problem(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "net_io_counters", lambda: None)
+    assert not run(SystemMetricsMonitor(), max_duration="1ba").fit().keys("network")
+
+
+def test_a_single_gpu_is_the_least_and_the_most(machine: None) -> None:
+    monitor, log, nvml = begun()
+    monitor.batch_start(gpu(), log)
+    for name, value in (
+        ("gpu_percentage", 10.0),
+        ("memory_percentage", 20.0),
+        ("gpu_temperature_C", 50.0),
+        ("gpu_power_usage_W", 123.456),
+    ):
+        assert log.data[f"min_{name}_rank_0"] == log.data[f"max_{name}_rank_0"] == [(None, value)]
+    monitor.fit_end(gpu(), log)
+    for _ in range(2):
+        monitor.close(gpu(), log)
+    assert nvml.calls == {"init": 1, "shutdown": 1}
+
+
+def test_all_gpus_can_be_logged(machine: None) -> None:
+    monitor, log, _ = begun(log_all_data=True)
+    monitor.batch_start(gpu(), log)
+    assert log.data["gpu_percentage_rank_0"] == [(None, 10.0)]
+    assert not any(key.startswith(("min_", "max_")) for key in log.data)
+
+
+def test_without_nvml_a_gpu_is_refused(machine: None) -> None:
+    with pytest.raises(ImportError, match=r"Run `pip install 'composer-callbacks\[gpu\]'`"):
+        SystemMetricsMonitor().init(gpu(), Log())  # type: ignore[arg-type]
+
+
+def on_a_rank(log_all_data: bool) -> tuple[dict[str, Any], bool]:
+    monitor, log, _ = begun(log_all_data, torch.distributed.get_rank())
+    monitor.batch_start(gpu(7), log)
+    waited = not any("rank" in key for key in log.data)
+    monitor.batch_start(gpu(8), log)
+    monitor.fit_end(gpu(9), log)
+    return {key: values for key, values in log.data.items() if "rank" in key}, waited
+
+
+@pytest.mark.parametrize("log_all_data", [False, True])
+def test_ranks_exchange_what_they_see_a_batch_later(log_all_data: bool) -> None:
+    for logged, waited in run_on_ranks(on_a_rank, 2, log_all_data):
+        assert waited
+        if log_all_data:
+            assert logged["gpu_percentage_rank_0"] == [(7, 10.0), (8, 10.0)]
+            assert logged["gpu_percentage_rank_1"] == [(7, 20.0), (8, 20.0)]
+        else:
+            assert logged["min_gpu_percentage_rank_0"] == [(7, 10.0), (8, 10.0)]
+            assert logged["max_gpu_percentage_rank_1"] == [(7, 20.0), (8, 20.0)]
+            assert logged["min_gpu_temperature_C_rank_1"] == [(7, 49.0), (8, 49.0)]

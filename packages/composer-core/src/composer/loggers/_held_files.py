@@ -1,0 +1,32 @@
+"""Keeps a file for a thread that sends it later."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+__all__ = ["hold_file", "release_file"]
+
+
+def hold_file(path: Path, name: str) -> Path:
+    """Give a file another name in a hidden folder beside it, so that its own may go away; a copy where links cannot be.
+
+    Args:
+        path: The file.
+        name: The name of the file that is held, without folders.
+    """
+    held = Path(tempfile.mkdtemp(prefix=".held-", dir=path.parent)) / name
+    try:
+        os.link(path, held)
+    except OSError:
+        shutil.copyfile(path, held)
+    return held
+
+
+def release_file(held: Path) -> None:
+    """Remove what `hold_file` returned; fine if it is gone."""
+    held.unlink(missing_ok=True)
+    if held.parent.exists():
+        held.parent.rmdir()

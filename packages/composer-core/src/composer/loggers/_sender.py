@@ -1,0 +1,400 @@
+"""Sends what is logged from a thread, so that training goes on."""
+
+from __future__ import annotations
+
+import atexit
+import copy
+import logging
+import os
+import threading
+import time
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from composer.loggers._deferred import _UNSET, DeferredValue, _Copy
+
+__all__ = ["Logged", "Sender", "check_on_error", "hold_metrics", "read_metrics", "report_failure", "start_copy"]
+
+log = logging.getLogger(__name__)
+
+_IMMUTABLE = frozenset({float, int, str, bool, type(None)})
+_FETCH_SECONDS = 0.25  # between two copies from the device, each of everything logged since
+_MOST_AT_ONCE = 1024  # records given to the thread in one go
+
+
+class Logged(NamedTuple):
+    """What one call of `log_metrics` logged, on the host."""
+
+    metrics: dict[str, Any]
+    step: int
+    seconds: float  # since 1970, when it was logged
+
+
+class _Record(NamedTuple):
+    call: Callable[[], None] | None  # None: metrics
+    metrics: Logged
+    arriving: tuple[_Arriving, ...]
+    size: int
+
+
+class Sender:
+    """Carries metrics and calls to a service in a thread of its own, in the order in which they were given.
+
+    - `put_metrics` and `put` return at once. Values on a device are copied to the host in the background, a few times a
+      second and all of them together; the thread waits for them, the step does not.
+    - The thread wakes every `interval` seconds and takes everything there is, so that it seldom gets in the way of the
+      training, with which it shares the interpreter. Metrics that follow each other are sent in one call.
+    - The queue is bounded. When a service is too slow or gone, what may be dropped (metrics, images) is dropped while
+      it is full, with one warning, and the step never waits. Other calls (hyperparameters, files) are few and are kept.
+    - A call that fails does not stop the later ones. The first failure becomes a warning, or an error if `on_error`
+      says so, of whatever is called next in the training's thread.
+    The thread is a daemon: another would keep a process alive whose service hangs. Instead, a process that ends waits
+    for what is pending, at most for `timeout`, before libraries put away what they need for sending.
+
+    Args:
+        name: Who sends, for messages.
+        send_metrics: Sends metrics; called in the thread.
+        on_error: "warn" or "raise".
+        interval: Seconds for which metrics gather before they are sent.
+        capacity: What the queue holds, in KiB, roughly; a call of `put_metrics` counts as one.
+        timeout: How long `flush`, `close` and the end of the process wait, in seconds.
+
+    Raises:
+        ValueError: `on_error` is unknown, or a number is not positive.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        send_metrics: Callable[[Sequence[Logged]], None],
+        *,
+        on_error: str = "warn",
+        interval: float = 0.5,
+        capacity: int = 65536,
+        timeout: float = 60.0,
+    ) -> None:
+        check_on_error(on_error)
+        for argument, value in (("interval", interval), ("capacity", capacity), ("timeout", timeout)):
+            if value <= 0:
+                raise ValueError(f"`{argument}` must be positive, got {value!r}.")
+        self.name, self.on_error = name, on_error
+        self._send_metrics = send_metrics
+        self._interval, self._capacity, self._timeout = interval, capacity, timeout
+        # Reentrant: a garbage collection while it is held may close an engine, and so come here again.
+        self._changed = threading.Condition(threading.RLock())
+        self._queue: deque[_Record] = deque()
+        self._on_device: list[_Arriving] = []
+        self._fetch_due = 0.0
+        self._size = self._put = self._done = self._dropped = self._failed = 0
+        self._wanted = self._closed = self._reported = self._drop_reported = False
+        self._failure: Exception | None = None
+        self._thread: threading.Thread | None = None
+        self._process = os.getpid()
+
+    @property
+    def pending(self) -> int:
+        """How many records wait."""
+        return self._put - self._done
+
+    def put_metrics(self, metrics: dict[str, Any], step: int) -> dict[str, Any]:
+        """Queue a snapshot of metrics: numbers, tensors, `DeferredValue`, others by deep copy; and return it."""
+        arriving: list[_Arriving] = []
+        snapshot = {key: _snapshot(value, arriving) for key, value in metrics.items()}
+        self._append(_Record(None, Logged(snapshot, step, time.time()), tuple(arriving), 1), may_drop=True)
+        if self._on_device and time.monotonic() >= self._fetch_due:
+            self.fetch()
+        self.check()
+        return snapshot
+
+    def put(self, call: Callable[[], None], *, size: int = 1, may_drop: bool = False, check: bool = True) -> None:
+        """Queue a call.
+
+        Args:
+            call: What to do in the thread.
+            size: What it holds in memory, in KiB.
+            may_drop: Whether it may be left out when the queue is full.
+            check: Whether to report a failure, as `check` does, once this call is queued.
+
+        Raises:
+            RuntimeError: An earlier one failed and `on_error` is "raise"; or the sender is closed, or belongs to the
+                process this one was forked from.
+        """
+        self._append(_Record(call, Logged({}, 0, 0.0), (), size), may_drop=may_drop)
+        if check:
+            self.check()
+
+    def fetch(self) -> None:
+        """Start copying to the host what is still on the device, without waiting. For the training's thread only."""
+        with self._changed:
+            arriving, self._on_device = self._on_device, []
+            self._fetch_due = time.monotonic() + _FETCH_SECONDS
+            DeferredValue.fetch(a.value for a in arriving if a.value is not None)
+            for a in arriving:
+                a.settle()
+
+    def flush(self, *, check: bool = True) -> bool:
+        """Wait until everything has been sent, or at least tried; returns whether that was in time.
+
+        Args:
+            check: Whether to report a failure, as `check` does.
+        """
+        if os.getpid() != self._process:
+            return False  # forked; nothing may be locked here, because the lock may have been held
+        self.fetch()
+        with self._changed:
+            target = self._put
+            self._wanted = True
+            self._changed.notify_all()
+            if self._thread is None:
+                self._work_off()
+            elif threading.current_thread() is not self._thread:  # as when it collects the garbage of an engine
+                self._changed.wait_for(lambda: self._done >= target, self._timeout)
+            arrived = self._done >= target
+        if not arrived:
+            late = "`%s` could not send everything in %g seconds: %d records wait."
+            log.warning(late, self.name, self._timeout, self.pending)
+        if check:
+            self.check()
+        return arrived
+
+    def check(self) -> None:
+        """Report the first failure, once: a warning, or a RuntimeError. Costs next to nothing."""
+        if self._failure is not None and not self._reported:
+            self._reported = True
+            report_failure(self.name, self._failure, self.on_error)
+
+    def close(self) -> None:
+        """Send everything, as `flush`, and end the thread. A second call does nothing."""
+        if self._closed or os.getpid() != self._process:
+            return
+        arrived = self.flush(check=False)
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread is not None and arrived and threading.current_thread() is not self._thread:
+            self._thread.join(self._timeout)
+        lost = self._dropped + self._failed + self.pending
+        if lost:
+            log.warning("`%s` did not deliver %d of %d records.", self.name, lost, self._put + self._dropped)
+        self.check()
+
+    # ---- how ----
+
+    def _append(self, record: _Record, *, may_drop: bool) -> None:
+        if self._closed or os.getpid() != self._process:
+            raise RuntimeError(
+                f"`{self.name}` cannot log any more: it is closed, or belongs to the process this one was forked from."
+            )
+        with self._changed:
+            full = may_drop and self._size + record.size > self._capacity
+            if full:
+                self._dropped += 1
+            else:
+                self._queue.append(record)
+                self._put += 1
+                self._size += record.size
+                self._on_device.extend(record.arriving)
+                if self._thread is None:
+                    self._start()
+                if self._size > self._capacity // 2 and not self._wanted:
+                    self._wanted = True
+                    self._changed.notify_all()
+        if full and not self._drop_reported:
+            self._drop_reported = True
+            warnings.warn(
+                f"`{self.name}` does not get rid of what is logged: its queue is full, so metrics and images are "
+                f"dropped until there is room. Is the service reachable? Log less often if it is only slow.",
+                UserWarning,
+                stacklevel=5,
+            )
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._work, name=f"composer-{self.name}", daemon=True)
+        with suppress(RuntimeError):  # the interpreter is about to end: then `flush` does the work itself
+            _call_at_exit(self._finish_at_exit)
+            thread.start()
+            self._thread = thread
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._wanted or self._closed, self._interval)
+                self._wanted = False
+            self._work_off()
+            with self._changed:
+                if self._closed and not self._queue:
+                    return
+
+    def _work_off(self) -> None:
+        while records := self._take():
+            self._deliver(records)
+
+    def _take(self) -> list[_Record]:
+        """The next call, or the next metrics as far as their values are on the way."""
+        taken: list[_Record] = []
+        with self._changed:
+            while self._queue and len(taken) < _MOST_AT_ONCE and not (taken and taken[0].call):
+                record = self._queue[0]
+                if (taken and record.call) or any(a.value is not None for a in record.arriving):
+                    break
+                taken.append(self._queue.popleft())
+        return taken
+
+    def _deliver(self, records: list[_Record]) -> None:
+        """Carry out one call, or send metrics."""
+        try:
+            call = records[0].call
+            if call is not None:
+                call()
+            else:
+                self._send_metrics([r.metrics._replace(metrics=read_metrics(r.metrics.metrics)) for r in records])
+        except Exception as error:  # noqa: BLE001 - reported in the training thread
+            self._failed += len(records)
+            self._failure = self._failure or error
+        finally:
+            with self._changed:
+                self._done += len(records)
+                self._size -= sum(record.size for record in records)
+                self._changed.notify_all()
+
+    def _finish_at_exit(self) -> None:
+        if os.getpid() == self._process and not self._closed:
+            self.flush(check=False)
+            if self._failure is not None and not self._reported:
+                log.error("`%s` failed: %s", self.name, self._failure)
+
+
+class _Arriving:
+    """A value on the device, or on its way to the host.
+
+    Others read the same `DeferredValue` in the training's thread, so the sending thread never touches one.
+    """
+
+    __slots__ = ("as_float", "copy", "index", "number", "value")
+
+    def __init__(self, value: DeferredValue) -> None:
+        self.value: DeferredValue | None = value
+        self.as_float = value._compute is None
+        self.copy: _Copy | None = None
+        self.index: int | None = None
+        self.number: Any = None
+        result = value._result
+        if value._copy is not None or (isinstance(result, torch.Tensor) and result.numel() != 1):
+            self.settle()
+
+    def settle(self) -> None:
+        """Note where the number will be."""
+        value = self.value
+        if value is None:
+            return
+        if value._number is not _UNSET:
+            self.number = value._number
+        elif value._copy is not None:
+            self.copy, self.index = value._copy
+        else:
+            self.copy = _Copy(value._result)
+        self.value = None
+
+    def read(self) -> Any:
+        """The number, or an array; waits for the copy."""
+        if self.copy is None:
+            number = self.number
+        elif self.index is None:
+            return np.array(self.copy.numbers)
+        else:
+            number = self.copy.numbers[self.index]
+        return float(number) if self.as_float else number
+
+
+def _snapshot(value: Any, arriving: list[_Arriving]) -> Any:
+    kind = type(value)
+    if kind in _IMMUTABLE:
+        return value
+    if kind is not DeferredValue:
+        if not isinstance(value, torch.Tensor):
+            return value.item() if isinstance(value, np.generic) else copy.deepcopy(value)
+        if value.device.type == "cpu":
+            return value.item() if value.numel() == 1 else value.detach().clone()
+        value = DeferredValue(value.detach)
+    value.hold()
+    if value.ready:
+        plain = value.plain
+        return plain.detach() if isinstance(plain, torch.Tensor) else plain
+    found = _Arriving(value)
+    arriving.append(found)
+    return found
+
+
+def read_metrics(metrics: dict[str, Any]) -> dict[str, Any]:
+    """A snapshot of `Sender.put_metrics` with all its values on the host; waits for their copies."""
+    return {key: value.read() if type(value) is _Arriving else value for key, value in metrics.items()}
+
+
+def start_copy(value: np.ndarray | torch.Tensor) -> Callable[[], np.ndarray]:
+    """Take a snapshot of an array without waiting for the device. What is returned waits, and returns the snapshot."""
+    if isinstance(value, np.ndarray):
+        array = value.copy()
+        return lambda: array
+    tensor = value.detach().float() if value.dtype in (torch.bfloat16, torch.float16) else value.detach()
+    if tensor.device.type == "cpu":
+        host = tensor.clone()
+        return host.numpy
+    copied = _Copy(tensor)
+
+    def read() -> np.ndarray:
+        if copied._event is not None:
+            copied._event.synchronize()
+        return copied._host.numpy()
+
+    return read
+
+
+def hold_metrics(metrics: dict[str, Any]) -> None:
+    """Compute what is computed on demand, on a rank that does not log it: that may take all ranks."""
+    for value in metrics.values():
+        if type(value) is DeferredValue:
+            value.hold()
+
+
+def check_on_error(on_error: str) -> None:
+    """Raise a ValueError if the argument of this name is unknown."""
+    if on_error not in ("warn", "raise"):
+        raise ValueError(f"`on_error` must be 'warn' or 'raise', got {on_error!r}.")
+
+
+def report_failure(name: str, failure: Exception, on_error: str) -> None:
+    """Warn that a logger has failed, or raise a RuntimeError, as `on_error` says."""
+    message = f"`{name}` failed to log: {type(failure).__name__}: {failure}"
+    if on_error == "raise":
+        raise RuntimeError(f"{message} Pass `on_error='warn'` to train on without it.") from failure
+    warnings.warn(
+        f"{message} The run goes on; this is not reported again. Pass `on_error='raise'` to stop the run instead.",
+        UserWarning,
+        stacklevel=5,
+    )
+
+
+def _call_at_exit(method: Callable[[], None]) -> None:
+    """Call a method when the process ends, unless its object is gone by then.
+
+    A client, imported later, would close itself before a function of `atexit`, and all thread pools have ended by then.
+    What registers with `threading` runs before. It has no public name; where it is gone, `atexit` is the next best.
+    """
+    import concurrent.futures.thread  # noqa: F401 - so that it has registered before us
+
+    reference = weakref.WeakMethod(method)
+
+    def call() -> None:
+        found = reference()
+        if found is not None:
+            found()
+
+    register = getattr(threading, "_register_atexit", atexit.register)
+    register(call)

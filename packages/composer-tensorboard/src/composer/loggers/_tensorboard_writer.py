@@ -1,0 +1,100 @@
+"""Writes event files. All of it runs in the thread that sends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from composer.loggers._sender import Logged, read_metrics
+
+__all__ = ["EventWriter", "scalars"]
+
+
+class EventWriter:
+    """An event file, and the next one when it is handed over.
+
+    Args:
+        folder: Where to write; made if it does not exist.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        # tensorboard takes seconds to import
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._event, self._session_log, self._summary = Event, SessionLog, Summary
+        self.writer: Any = SummaryWriter(str(folder), max_queue=1000)
+        self.finished: list[Path] = []
+        self._written = False
+
+    def send(self, records: Sequence[Logged]) -> None:
+        """Write scalars: one event per call of `log_metrics`, because making events is what takes time."""
+        value, summary, add = self._summary.Value, self._summary, self.writer._get_file_writer().add_summary
+        for metrics, step, seconds in records:
+            values = [value(tag=key, simple_value=number) for key, number in scalars(metrics).items()]
+            if values:
+                add(summary(value=values), step, seconds)
+                self._written = True
+
+    def write_text(self, name: str, text: str, step: int | None) -> None:
+        """Write Markdown."""
+        self.writer.add_text(name, text, step)
+        self._written = True
+
+    def write_images(
+        self, images: Sequence[Callable[[], np.ndarray]], name: str, channels_last: bool, step: int | None
+    ) -> None:
+        """Write images of two to four dimensions, side by side."""
+        for number, image in enumerate(images):
+            array = image()
+            letters = "HW" if array.ndim == 2 else "N" * (array.ndim - 3) + ("HWC" if channels_last else "CHW")
+            tag = name if len(images) == 1 else f"{name}_{number}"
+            add = self.writer.add_images if array.ndim == 4 else self.writer.add_image
+            add(tag, array, step, dataformats=letters)
+        self._written = True
+
+    def write_hyperparameters(self, hyperparameters: dict[str, Any], results: dict[str, Any], step: int) -> None:
+        """Write hyperparameters and results for the HPARAMS page."""
+        from torch.utils.tensorboard.summary import hparams
+
+        numbers = {f"hparams/{key}": number for key, number in scalars(read_metrics(results)).items()}
+        file = self.writer._get_file_writer()
+        for summary in hparams(hyperparameters, numbers):  # type: ignore[no-untyped-call]
+            file.add_summary(summary)
+        for key, number in numbers.items():
+            self.writer.add_scalar(key, number, step)
+        self._written = True
+
+    def purge(self, step: int) -> None:
+        """Hide what was written from this step on by those who wrote into this folder before."""
+        start = self._session_log(status=self._session_log.START)
+        self.writer._get_file_writer().add_event(self._event(session_log=start), step)
+        self.writer.flush()
+
+    def flush(self, *, roll: bool) -> None:
+        """Bring everything to the disk, and begin a new file if so wanted."""
+        if roll and self._written:
+            self.finished.append(Path(self.writer._get_file_writer().event_writer._file_name))
+            self.writer.close()  # opens a new file when it is next used
+            self._written = False
+        else:
+            self.writer.flush()
+
+    def close(self) -> None:
+        """Complete the file."""
+        self.writer.close()
+
+
+def scalars(metrics: dict[str, Any]) -> dict[str, float]:
+    """The values that are numbers."""
+    found: dict[str, float] = {}
+    for key, value in metrics.items():
+        if isinstance(value, np.ndarray) and value.size == 1:
+            value = value.item()
+        if isinstance(value, int | float):
+            found[key] = float(value)
+    return found

@@ -1,0 +1,258 @@
+"""A logger that writes event files for TensorBoard."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+
+from composer.loggers import LoggerDestination, format_log_data_value
+from composer.loggers._sender import (
+    Sender,
+    check_on_error,
+    hold_metrics,
+    read_metrics,
+    report_failure,
+    start_copy,
+)
+from composer.loggers._tensorboard_writer import EventWriter, scalars
+from composer.utils import dist
+
+if TYPE_CHECKING:
+    from composer.core import State
+    from composer.loggers import Logger
+
+__all__ = ["TensorboardLogger"]
+
+
+class TensorboardLogger(LoggerDestination):
+    """Writes what is logged to event files, which `tensorboard --logdir tensorboard_logs` shows.
+
+    The files are in `<log_dir>/<run_name>`. The training puts what it logs into a queue, and a thread writes it: a step
+    waits neither for the disk nor for the device. Numbers become scalars, with the number of trained batches as their
+    step; NaN and infinity are written as they are. Other metrics (text, arrays) are not shown by TensorBoard and left
+    out. Hyperparameters are on its HPARAMS page, next to the results of the last evaluation.
+
+    If another logger stores files, the event file is handed to it every `flush_interval` batches and at the end, as
+    `tensorboard_logs/{run_name}/<event file>-<rank>`, and a new one is begun.
+
+    A run that is resumed from a checkpoint, under the same name and in the same folder, hides what was logged after
+    that checkpoint, so that every curve goes on where the checkpoint was.
+
+    Args:
+        log_dir: Where to write; None is "tensorboard_logs".
+        flush_interval: Batches between two flushes to the disk; also at the end of an epoch, evaluation and `fit`.
+        rank_zero_only: Whether only rank 0 writes.
+        on_error: What happens if writing fails: "warn" (once, and the run goes on) or "raise".
+        timeout: How long the end of `fit`, `close` and the end of the process wait for the thread, in seconds.
+
+    Raises:
+        ValueError: `flush_interval` or `timeout` is not positive, or `on_error` is unknown.
+
+    Differs: values of one call are one event; hyperparameters are in the file of the scalars, not in a folder of their
+    own; the file is only rolled if there is somebody to take it; a resumed run hides orphaned values.
+    """
+
+    accepts_deferred: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        log_dir: str | None = None,
+        flush_interval: int = 100,
+        rank_zero_only: bool = True,
+        *,
+        on_error: str = "warn",
+        timeout: float = 60.0,
+    ) -> None:
+        if flush_interval < 1:
+            raise ValueError(f"`flush_interval` must be at least 1, got {flush_interval!r}.")
+        if timeout <= 0:
+            raise ValueError(f"`timeout` must be positive, got {timeout!r}.")
+        check_on_error(on_error)
+        self.log_dir = log_dir
+        self.flush_interval = flush_interval
+        self.rank_zero_only = rank_zero_only
+        self.on_error, self.timeout = on_error, timeout
+        self.run_name: str | None = None
+        self.hyperparameters: dict[str, Any] = {}
+        self._hyperparameters_written = True
+        self._results: dict[str, Any] = {}  # of the evaluation that is going on
+        self._results_prefix: str | None = None
+        self._at_step: tuple[int, list[dict[str, Any]]] = (-1, [])  # what was logged at the newest step
+        self._resumed: dict[str, Any] | None = None
+        self._writer: EventWriter | None = None
+        self._sender: Sender | None = None
+
+    @property
+    def writer(self) -> Any:
+        """The `torch.utils.tensorboard.SummaryWriter` during a run, else None. The thread writes to it as well."""
+        return None if self._writer is None else self._writer.writer
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the thread and the file, for copies."""
+        return {**vars(self), "_sender": None, "_writer": None}
+
+    # ---- what is logged ----
+
+    def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
+        self.hyperparameters |= {
+            key: value if isinstance(value, int | float | str) else format_log_data_value(value)
+            for key, value in hyperparameters.items()
+        }
+        self._hyperparameters_written = False
+
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        sender = self._sender
+        if sender is None:
+            self._check_begun()
+            hold_metrics(metrics)
+            return
+        step = 0 if step is None else step
+        snapshot = sender.put_metrics(metrics, step)
+        if self._at_step[0] == step:
+            self._at_step[1].append(snapshot)
+        else:
+            self._at_step = (step, [snapshot])
+        if self._results_prefix is not None:
+            self._results |= {k: v for k, v in snapshot.items() if k.startswith(self._results_prefix)}
+
+    def log_table(
+        self, columns: list[str], rows: list[list[Any]], name: str = "Table", step: int | None = None
+    ) -> None:
+        self._check_begun()
+        if self._sender is not None and self._writer is not None:
+            text = _markdown(columns, rows)
+            self._sender.put(partial(self._writer.write_text, name, text, step), size=1 + len(text) // 1024)
+
+    def log_images(
+        self,
+        images: np.ndarray | torch.Tensor | Sequence[np.ndarray | torch.Tensor],
+        name: str = "Images",
+        channels_last: bool = False,
+        step: int | None = None,
+        masks: Mapping[str, Any] | None = None,
+        mask_class_labels: dict[int, str] | None = None,
+        use_table: bool = True,
+    ) -> None:
+        several = images if isinstance(images, Sequence) else [images]
+        for image in several:
+            if image.ndim not in (2, 3, 4):
+                raise ValueError(f"`images` must have 2 to 4 dimensions, got shape {tuple(image.shape)}.")
+        self._check_begun()
+        if self._sender is not None and self._writer is not None:
+            size = 1 + sum(math.prod(image.shape) for image in several) * 4 // 1024
+            copies = [start_copy(image) for image in several]
+            write = partial(self._writer.write_images, copies, name, channels_last, step)
+            self._sender.put(write, size=size, may_drop=True)
+
+    def _check_begun(self) -> None:
+        if self.run_name is None:
+            raise RuntimeError(
+                "`TensorboardLogger` can only log during a run, which names its folder. Log from an event, or call "
+                "`logger.init(state, ...)` first."
+            )
+
+    # ---- when ----
+
+    def init(self, state: State, logger: Logger) -> None:
+        self.run_name = state.run_name
+        if self.rank_zero_only and dist.get_global_rank() != 0:
+            return
+        try:
+            self._writer = EventWriter(Path(self.log_dir or "tensorboard_logs") / state.run_name)
+        except OSError as error:
+            report_failure("TensorboardLogger", error, self.on_error)
+            return
+        self._sender = Sender("TensorboardLogger", self._writer.send, on_error=self.on_error, timeout=self.timeout)
+
+    def after_load(self, state: State, logger: Logger) -> None:
+        resumed, self._resumed = self._resumed, None
+        if resumed is None or self._sender is None or self._writer is None or resumed["run_name"] != state.run_name:
+            return
+        self._sender.put(partial(self._writer.purge, state.timestamp.batch.value))
+        for metrics in resumed["metrics"]:
+            self.log_metrics(metrics, resumed["step"])
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        if state.timestamp.batch.value % self.flush_interval == 0:
+            self._flush(logger, roll=True)
+
+    def epoch_end(self, state: State, logger: Logger) -> None:
+        self._flush(logger)
+
+    def eval_start(self, state: State, logger: Logger) -> None:
+        self._results, self._results_prefix = {}, f"metrics/{state.dataloader_label}/"
+
+    def eval_end(self, state: State, logger: Logger) -> None:
+        self._results_prefix = None
+        self._write_hyperparameters(state)
+        self._flush(logger)
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        if not self._hyperparameters_written:  # there was no evaluation
+            self._write_hyperparameters(state)
+        self._flush(logger, roll=True, wait=True)
+
+    def close(self, state: State, logger: Logger) -> None:
+        self._flush(logger, roll=True, wait=True, check=False)
+
+    def post_close(self) -> None:
+        sender, writer, self._sender, self._writer = self._sender, self._writer, None, None
+        self.run_name, self._at_step, self._results = None, (-1, []), {}
+        if sender is not None and writer is not None:
+            sender.put(writer.close, check=False)
+            sender.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was logged at the newest step, because a resumed run hides it and logs only a part of it again."""
+        if self._sender is None:
+            return {}
+        self._sender.fetch()
+        step, logged = self._at_step
+        metrics = [scalars(read_metrics(snapshot)) for snapshot in logged]
+        return {"run_name": self.run_name, "step": step, "metrics": metrics}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._resumed = state or None
+
+    # ---- how ----
+
+    def _write_hyperparameters(self, state: State) -> None:
+        if self._sender is None or self._writer is None or not self.hyperparameters:
+            return
+        write = self._writer.write_hyperparameters
+        self._sender.fetch()
+        self._sender.put(partial(write, dict(self.hyperparameters), self._results, state.timestamp.batch.value))
+        self._hyperparameters_written = True
+
+    def _flush(self, logger: Logger, *, roll: bool = False, wait: bool = False, check: bool = True) -> None:
+        """Have everything brought to the disk, and the finished files to the loggers that store files."""
+        if self._sender is None or self._writer is None:
+            return
+        self._sender.fetch()
+        roll = roll and any(other is not self and other.can_upload_files() for other in logger.destinations)
+        self._sender.put(partial(self._writer.flush, roll=roll), check=check)
+        if wait:
+            self._sender.flush(check=check)
+        finished = self._writer.finished
+        while finished:
+            path = finished.pop(0)
+            name = f"tensorboard_logs/{{run_name}}/{path.name}-{dist.get_global_rank()}"
+            logger.upload_file(name, path, overwrite=True)
+
+
+def _markdown(columns: list[str], rows: list[list[Any]]) -> str:
+    """A table as Markdown."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    cells = [[_cell(cell) for cell in line] for line in lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+
+
+def _cell(value: Any) -> str:
+    text = value if isinstance(value, str) else format_log_data_value(value)
+    return text.replace("|", "\\|").replace("\n", "<br>")

@@ -1,0 +1,293 @@
+"""A logger for Weights & Biases."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+
+from composer.loggers import LoggerDestination
+from composer.loggers._held_files import hold_file
+from composer.loggers._sender import Sender, check_on_error, hold_metrics, report_failure, start_copy
+from composer.loggers._wandb_run import WandBRun, artifact_name
+from composer.utils import dist
+
+if TYPE_CHECKING:
+    from composer.core import State
+    from composer.loggers import Logger
+
+__all__ = ["WandBLogger"]
+
+
+class WandBLogger(LoggerDestination):
+    """Sends what is logged to Weights & Biases.
+
+    The training puts what it logs into a queue, and a thread hands it to W&B: a step waits neither for W&B nor for the
+    device. The step of a value is the number of trained batches.
+
+    A run that is resumed from a checkpoint under the same run name goes on in its W&B run.
+
+    Args:
+        project: The project.
+        group: The group; None is the name of the run if every rank has a W&B run, else no group.
+        name: The name of the W&B run; None is that of the run. Gets "-rank<rank>" if every rank has a W&B run.
+        entity: The user or team.
+        tags: Tags of the W&B run.
+        log_artifacts: Whether to store files, such as checkpoints, as artifacts.
+        rank_zero_only: Whether only rank 0 logs; else every rank has a W&B run.
+        init_kwargs: More arguments of `wandb.init`; they win over those above.
+        on_error: What happens if logging fails: "warn" (once, and the run goes on) or "raise".
+        timeout: How long the end of `fit`, `close` and the end of the process wait for the thread, in seconds.
+
+    Attributes:
+        run_dir: The folder of the W&B run, from INIT on.
+        run_url: Its page, from INIT on; None in offline mode.
+
+    Raises:
+        ValueError: `timeout` is not positive, or `on_error` is unknown.
+    """
+
+    accepts_deferred: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        project: str | None = None,
+        group: str | None = None,
+        name: str | None = None,
+        entity: str | None = None,
+        tags: list[str] | None = None,
+        log_artifacts: bool = False,
+        rank_zero_only: bool = True,
+        init_kwargs: dict[str, Any] | None = None,
+        *,
+        on_error: str = "warn",
+        timeout: float = 60.0,
+    ) -> None:
+        check_on_error(on_error)
+        if timeout <= 0:
+            raise ValueError(f"`timeout` must be positive, got {timeout!r}.")
+        if log_artifacts and rank_zero_only and dist.get_world_size() > 1:
+            warnings.warn(
+                "With `log_artifacts=True`, only the files of rank 0 are stored. To store those of all ranks, "
+                "`rank_zero_only` should be set to False.",
+                UserWarning,
+                stacklevel=2,
+            )
+        given = {"project": project, "group": group, "name": name, "entity": entity, "tags": tags}
+        self._init_kwargs = {key: value for key, value in given.items() if value is not None} | (init_kwargs or {})
+        self._log_artifacts, self._rank_zero_only = log_artifacts, rank_zero_only
+        self.on_error, self.timeout = on_error, timeout
+        self.entity, self.project = entity, project
+        self.run_dir: str | None = None
+        self.run_url: str | None = None
+        self._run_name: str | None = None
+        self._hyperparameters: dict[str, Any] = {}
+        self._resumed: dict[str, Any] | None = None
+        self._saved: dict[str, Any] = {}
+        self._training = False
+        self._run: WandBRun | None = None
+        self._sender: Sender | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the thread and the connection, for copies."""
+        return {**vars(self), "_run": None, "_sender": None}
+
+    # ---- what is logged ----
+
+    def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
+        self._hyperparameters |= hyperparameters
+        if self._sender is not None and self._run is not None:
+            self._sender.put(partial(self._run.send_config, dict(hyperparameters)))
+
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        if self._sender is None:
+            hold_metrics(metrics)
+        else:
+            self._sender.put_metrics(metrics, 0 if step is None else step)
+
+    def log_table(
+        self, columns: list[str], rows: list[list[Any]], name: str = "Table", step: int | None = None
+    ) -> None:
+        if self._sender is not None and self._run is not None:
+            size = 1 + sum(map(len, rows)) // 16
+            send = partial(self._run.send_table, list(columns), [list(row) for row in rows], name, step)
+            self._sender.put(send, size=size)
+
+    def log_images(
+        self,
+        images: np.ndarray | torch.Tensor | Sequence[np.ndarray | torch.Tensor],
+        name: str = "Images",
+        channels_last: bool = False,
+        step: int | None = None,
+        masks: Mapping[str, Any] | None = None,
+        mask_class_labels: dict[int, str] | None = None,
+        use_table: bool = True,
+    ) -> None:
+        pictures = _split(images, 3)
+        for picture in pictures:
+            if picture.ndim != 3:
+                raise ValueError(
+                    f"`images` must be images of 3 dimensions, got shape {tuple(picture.shape)}. Add a dimension for "
+                    f"the channels: `image.unsqueeze(0)`."
+                )
+        drawn = {key: _split(mask, 2) for key, mask in (masks or {}).items()}
+        for key, several in drawn.items():
+            if len(several) != len(pictures):
+                raise ValueError(f"`masks[{key!r}]` must hold {len(pictures)} masks, got {len(several)}.")
+        if self._sender is None or self._run is None:
+            return
+        size = 1 + sum(math.prod(picture.shape) for picture in pictures) * 4 // 1024
+        copies = [start_copy(picture) for picture in pictures]
+        mask_copies = {key: [start_copy(mask) for mask in several] for key, several in drawn.items()}
+        labels = dict(mask_class_labels or {})
+        send = partial(self._run.send_images, copies, name, channels_last, step, mask_copies, labels, use_table)
+        self._sender.put(send, size=size, may_drop=True)
+
+    # ---- files ----
+
+    def can_upload_files(self) -> bool:
+        return self._log_artifacts
+
+    def upload_file(self, state: State, remote_file_name: str, file_path: Path, *, overwrite: bool) -> None:
+        if not self._log_artifacts or self._sender is None or self._run is None:
+            return
+        name = artifact_name(remote_file_name)
+        if name != remote_file_name:
+            warnings.warn(
+                f"W&B permits only letters, digits, '.', '-' and '_' in the names of artifacts, so "
+                f"{remote_file_name!r} is stored as {name!r}.",
+                UserWarning,
+                stacklevel=3,
+            )
+        now = state.timestamp
+        aliases = ["latest", f"ep{int(now.epoch)}-ba{int(now.batch)}"]
+        metadata = {f"timestamp/{key}": _plain(value) for key, value in now.state_dict().items()}
+        held = hold_file(file_path, file_path.name)
+        self._sender.put(partial(self._run.send_file, name, held, aliases, metadata))
+
+    def download_file(
+        self, remote_file_name: str, destination: str, overwrite: bool = False, progress_bar: bool = True
+    ) -> None:
+        if os.path.exists(destination) and not overwrite:
+            raise FileExistsError(f"{destination!r} exists. Pass `overwrite=True` to replace it.")
+        import wandb
+
+        name, colon, version = remote_file_name.rpartition(":")
+        if not colon:
+            name, version = version, "latest"
+        parts = [part for part in (self.entity, self.project) if part]
+        path = "/".join([*parts, f"{artifact_name(name)}:{version}"])
+        folder = os.path.dirname(os.path.abspath(destination))
+        with tempfile.TemporaryDirectory(dir=folder) as temporary:
+            try:
+                artifact = wandb.Api().artifact(path)
+            except wandb.errors.CommError as error:
+                raise FileNotFoundError(f"There is no artifact {path!r} in W&B: {error}") from error
+            found = Path(artifact.download(root=temporary))
+            [file] = [file for file in found.rglob("*") if file.is_file()]
+            os.replace(file, destination)
+
+    # ---- when ----
+
+    def init(self, state: State, logger: Logger) -> None:
+        self._run_name, self._training = state.run_name, False
+        failure: Exception | None = None
+        if not self._rank_zero_only or dist.get_global_rank() == 0:
+            try:
+                self._open(self._take_resumed())
+            except Exception as error:  # noqa: BLE001 - reported below
+                failure = error
+        where = [self.entity, self.project]
+        dist.broadcast_object_list(where)  # before anything is raised, or the others would wait for ever
+        self.entity, self.project = where
+        if failure is not None:
+            report_failure("WandBLogger", failure, self.on_error)
+
+    def _take_resumed(self) -> dict[str, Any]:
+        """The arguments of `wandb.init` with which this run goes on."""
+        resumed, self._resumed = self._resumed, None
+        if resumed is None or resumed["run_name"] != self._run_name or resumed["rank"] != dist.get_global_rank():
+            return {}
+        return {"id": resumed["id"], "resume": "allow"}
+
+    def _open(self, extra: dict[str, Any]) -> None:
+        import wandb  # takes a second
+
+        arguments = {"name": self._run_name, **self._init_kwargs, **extra}
+        if not self._rank_zero_only:
+            arguments["group"] = arguments.get("group") or arguments["name"]
+            arguments["name"] = f"{arguments['name']}-rank{dist.get_global_rank()}"
+        run = wandb.init(**arguments)
+        self.run_dir, self.run_url = run.dir, None if run.offline else run.url
+        self.entity, self.project = run.entity, run.project
+        self._saved = {"run_name": self._run_name, "rank": dist.get_global_rank(), "id": run.id}
+        self._run = WandBRun(run)
+        self._sender = Sender("WandBLogger", self._run.send, on_error=self.on_error, timeout=self.timeout)
+
+    def after_load(self, state: State, logger: Logger) -> None:
+        extra = self._take_resumed()
+        if not extra or self._run is None or extra["id"] == self._saved["id"]:
+            return
+        try:
+            self._finish(exit_code=0)
+            self._open(extra)
+        except Exception as error:  # noqa: BLE001 - of whatever kind those of W&B are
+            report_failure("WandBLogger", error, self.on_error)
+        self.log_hyperparameters(self._hyperparameters)
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        self._training = True
+
+    def epoch_end(self, state: State, logger: Logger) -> None:
+        if self._sender is not None:
+            self._sender.fetch()  # nothing may be logged for a while
+
+    eval_start = eval_end = epoch_end
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        self._training = False
+        if self._sender is not None:
+            self._sender.flush()
+
+    def close(self, state: State, logger: Logger) -> None:
+        if self._sender is not None:
+            self._sender.flush(check=False)
+
+    def post_close(self) -> None:
+        self._finish(exit_code=int(self._training or sys.exc_info()[1] is not None))
+
+    def _finish(self, *, exit_code: int) -> None:
+        sender, run, self._sender, self._run = self._sender, self._run, None, None
+        if sender is None or run is None:
+            return
+        try:
+            sender.close()
+        finally:
+            run.finish(exit_code)  # waits as long as the upload takes
+
+    def state_dict(self) -> dict[str, Any]:
+        """Which W&B run a resumed run goes on in."""
+        return dict(self._saved)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._resumed = state or None
+
+
+def _split(images: Any, ndim: int) -> list[Any]:
+    """One image, several in one array, or a sequence of them, as a list."""
+    if isinstance(images, Sequence):
+        return list(images)
+    return list(images) if images.ndim == ndim + 1 else [images]
+
+
+def _plain(value: Any) -> Any:
+    return value.total_seconds() if hasattr(value, "total_seconds") else value
