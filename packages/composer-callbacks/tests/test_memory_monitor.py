@@ -24,6 +24,18 @@ STATS = {
 }
 
 
+def nested(stats: dict[str, int]) -> dict[str, Any]:
+    """As `torch.cuda.memory_stats_as_nested_dict` gives them."""
+    found: dict[str, Any] = {}
+    for key, value in stats.items():
+        *outer, last = key.split(".")
+        inner = found
+        for part in outer:
+            inner = inner.setdefault(part, {})
+        inner[last] = value
+    return found
+
+
 def gpu(batch: int = 0) -> Any:
     """A state that says its device is a GPU, with tensors on the CPU."""
     device = SimpleNamespace(name="gpu", _device=torch.device("cpu"))
@@ -42,6 +54,7 @@ class Log:
 def stats(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     stats = dict(STATS)
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda: stats)
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda: nested(stats))
     return stats
 
 
@@ -67,9 +80,10 @@ def test_other_keys_may_be_chosen(stats: dict[str, int]) -> None:
     assert _get_memory_report({"num_ooms": "ooms"}) == {"ooms": 0}
 
 
-def test_a_key_that_torch_does_not_know_is_refused(stats: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=r"keys of `torch.cuda.memory_stats`, got 'nothing'. It has allocated_bytes"):
-        _get_memory_report({"nothing": "x"})
+@pytest.mark.parametrize("key", ["nothing", "allocated_bytes.all", "allocated_bytes.all.current.more"])
+def test_a_key_that_torch_does_not_know_is_refused(stats: dict[str, int], key: str) -> None:
+    with pytest.raises(ValueError, match=rf"keys of `torch.cuda.memory_stats`, got '{key}'. It has allocated_bytes"):
+        _get_memory_report({key: "x"})
 
 
 @pytest.mark.parametrize("interval", [0, 1.5, True])
@@ -86,7 +100,7 @@ def test_without_cuda_it_warns_and_logs_nothing(run: Any) -> None:
 
 def on_a_rank() -> tuple[dict[str, float], set[str]]:
     rank = torch.distributed.get_rank()
-    torch.cuda.memory_stats = lambda: {**STATS, "num_alloc_retries": 10 * rank}  # type: ignore[assignment]
+    torch.cuda.memory_stats_as_nested_dict = lambda: {"num_alloc_retries": 10 * rank}  # type: ignore[assignment]
     log, monitor = Log(), MemoryMonitor({"num_alloc_retries": "retries"}, dist_aggregate_batch_interval=2)
     monitor.after_train_batch(gpu(1), log)  # type: ignore[arg-type]
     before = set(log.data)

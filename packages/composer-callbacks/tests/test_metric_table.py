@@ -68,7 +68,7 @@ def test_what_is_logged_is_declared(run: Any, make_model: Any, make: Any) -> Non
 def test_the_memory_monitor_declares_what_it_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     from composer.callbacks.memory_monitor import _get_memory_report
 
-    monkeypatch.setattr(torch.cuda, "memory_stats", dict)
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", dict)
     reported = {f"memory/{name}" for name in _get_memory_report()}
     assert reported == {key for key in MemoryMonitor.metrics if "<" not in key}
 

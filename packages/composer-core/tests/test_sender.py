@@ -229,18 +229,27 @@ def test_nothing_can_be_logged_after_the_end(service: Service) -> None:
     assert sender.flush()
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the platform does not fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_process_sends_nothing(service: Service) -> None:
     sender = Sender("Test", service.send)
     sender.put_metrics({"a": 1}, 0)
     sender.flush()
-    sender._process = -1  # as if this were the child
-
-    with pytest.raises(RuntimeError, match="belongs to the process this one was forked from"):
-        sender.put(print)
-    assert not sender.flush()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            with pytest.raises(RuntimeError, match="belongs to the process this one was forked from"):
+                sender.put(print)
+            assert not sender.flush()
+            sender.close()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    sender.put_metrics({"a": 2}, 1)
     sender.close()
-    sender._process = os.getpid()
-    sender.close()
+    assert service.received == [(0, {"a": 1}), (1, {"a": 2})]
 
 
 @pytest.mark.parametrize(

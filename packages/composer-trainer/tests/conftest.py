@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import signal
 import sys
 import urllib.request
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ from composer.trainer import Trainer
 from composer.utils.reproducibility import seed_context
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # for what several tests use
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun in the background by a shell; processes inherit that
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class MakeTrainer:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import atexit
 import copy
 import logging
-import os
 import threading
 import time
 import warnings
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -19,6 +16,7 @@ import numpy as np
 import torch
 
 from composer.loggers._deferred import _UNSET, DeferredValue, _Copy
+from composer.loggers._process import call_at_exit, this_process
 
 __all__ = ["Logged", "Sender", "check_on_error", "hold_metrics", "read_metrics", "report_failure", "start_copy"]
 
@@ -96,7 +94,7 @@ class Sender:
         self._wanted = self._closed = self._reported = self._drop_reported = False
         self._failure: Exception | None = None
         self._thread: threading.Thread | None = None
-        self._process = os.getpid()
+        self._process = this_process()
 
     @property
     def pending(self) -> int:
@@ -106,7 +104,7 @@ class Sender:
     def put_metrics(self, metrics: dict[str, Any], step: int) -> dict[str, Any]:
         """Queue a snapshot of metrics: numbers, tensors, `DeferredValue`, others by deep copy; and return it."""
         arriving: list[_Arriving] = []
-        snapshot = {key: _snapshot(value, arriving) for key, value in metrics.items()}
+        snapshot = {k: v if type(v) in _IMMUTABLE else _snapshot(v, arriving) for k, v in metrics.items()}
         self._append(_Record(None, Logged(snapshot, step, time.time()), tuple(arriving), 1), may_drop=True)
         if self._on_device and time.monotonic() >= self._fetch_due:
             self.fetch()
@@ -145,7 +143,7 @@ class Sender:
         Args:
             check: Whether to report a failure, as `check` does.
         """
-        if os.getpid() != self._process:
+        if self._process is not this_process():
             return False  # forked; nothing may be locked here, because the lock may have been held
         self.fetch()
         with self._changed:
@@ -172,7 +170,7 @@ class Sender:
 
     def close(self) -> None:
         """Send everything, as `flush`, and end the thread. A second call does nothing."""
-        if self._closed or os.getpid() != self._process:
+        if self._closed or self._process is not this_process():
             return
         arrived = self.flush(check=False)
         with self._changed:
@@ -188,7 +186,7 @@ class Sender:
     # ---- how ----
 
     def _append(self, record: _Record, *, may_drop: bool) -> None:
-        if self._closed or os.getpid() != self._process:
+        if self._closed or self._process is not this_process():
             raise RuntimeError(
                 f"`{self.name}` cannot log any more: it is closed, or belongs to the process this one was forked from."
             )
@@ -218,7 +216,7 @@ class Sender:
     def _start(self) -> None:
         thread = threading.Thread(target=self._work, name=f"composer-{self.name}", daemon=True)
         with suppress(RuntimeError):  # the interpreter is about to end: then `flush` does the work itself
-            _call_at_exit(self._finish_at_exit)
+            call_at_exit(self._finish_at_exit)
             thread.start()
             self._thread = thread
 
@@ -265,7 +263,7 @@ class Sender:
                 self._changed.notify_all()
 
     def _finish_at_exit(self) -> None:
-        if os.getpid() == self._process and not self._closed:
+        if self._process is this_process() and not self._closed:
             self.flush(check=False)
             if self._failure is not None and not self._reported:
                 log.error("`%s` failed: %s", self.name, self._failure)
@@ -314,10 +312,7 @@ class _Arriving:
 
 
 def _snapshot(value: Any, arriving: list[_Arriving]) -> Any:
-    kind = type(value)
-    if kind in _IMMUTABLE:
-        return value
-    if kind is not DeferredValue:
+    if type(value) is not DeferredValue:
         if not isinstance(value, torch.Tensor):
             return value.item() if isinstance(value, np.generic) else copy.deepcopy(value)
         if value.device.type == "cpu":
@@ -379,22 +374,3 @@ def report_failure(name: str, failure: Exception, on_error: str) -> None:
         UserWarning,
         stacklevel=5,
     )
-
-
-def _call_at_exit(method: Callable[[], None]) -> None:
-    """Call a method when the process ends, unless its object is gone by then.
-
-    A client, imported later, would close itself before a function of `atexit`, and all thread pools have ended by then.
-    What registers with `threading` runs before. It has no public name; where it is gone, `atexit` is the next best.
-    """
-    import concurrent.futures.thread  # noqa: F401 - so that it has registered before us
-
-    reference = weakref.WeakMethod(method)
-
-    def call() -> None:
-        found = reference()
-        if found is not None:
-            found()
-
-    register = getattr(threading, "_register_atexit", atexit.register)
-    register(call)

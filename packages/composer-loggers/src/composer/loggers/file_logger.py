@@ -148,13 +148,17 @@ class FileLogger(LoggerDestination):
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         prefix = f"[metric][batch={step}]: "
+        queue = self._queue.append
         for name, value in metrics.items():
-            if isinstance(value, torch.Tensor) and value.device.type != "cpu" and value.numel() == 1:
-                value = DeferredValue(value.detach)
-            if type(value) is DeferredValue:
-                self._queue.append(_Unread(f"{prefix}{name}: ", value.hold()))
-            elif type(value) in (int, float):
-                self._queue.append(f"{prefix}{name}: {format_log_data_value(value)} \n")
+            kind = type(value)
+            if kind is torch.Tensor and value.device.type != "cpu" and value.numel() == 1:
+                value, kind = DeferredValue(value.detach), DeferredValue
+            if kind is float:  # as `format_log_data_value` does, in half the time
+                queue(f"{prefix}{name}: {value:.4f} \n")
+            elif kind is int:
+                queue(f"{prefix}{name}: {value} \n")
+            elif kind is DeferredValue:
+                queue(_Unread(f"{prefix}{name}: ", value.hold()))
             else:
                 self.write(prefix, f"{name}: {format_log_data_value(value)} \n")
 

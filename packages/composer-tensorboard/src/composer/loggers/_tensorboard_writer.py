@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +25,25 @@ class EventWriter:
         # tensorboard takes seconds to import
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.compat.proto.summary_pb2 import Summary
-        from torch.utils.tensorboard import SummaryWriter
+
+        from composer.loggers._event_file import Writer
 
         self._event, self._session_log, self._summary = Event, SessionLog, Summary
-        self.writer: Any = SummaryWriter(str(folder), max_queue=1000)
+        self.writer: Any = Writer(str(folder))
         self.finished: list[Path] = []
         self._written = False
 
     def send(self, records: Sequence[Logged]) -> None:
-        """Write scalars: one event per call of `log_metrics`, because making events is what takes time."""
-        value, summary, add = self._summary.Value, self._summary, self.writer._get_file_writer().add_summary
-        for metrics, step, seconds in records:
-            values = [value(tag=key, simple_value=number) for key, number in scalars(metrics).items()]
-            if values:
-                add(summary(value=values), step, seconds)
+        """Write scalars, and let readers see them: one event per step, because making events is what takes time."""
+        value, add = self._summary.Value, self.writer._get_file_writer().add_summary
+        for step, group in groupby(records, key=lambda record: record.step):
+            logged = list(group)
+            numbers = [pair for record in logged for pair in scalars(record.metrics).items()]
+            if numbers:
+                values = [value(tag=key, simple_value=number) for key, number in numbers]
+                add(self._summary(value=values), step, logged[-1].seconds)
                 self._written = True
+        self.writer.flush()
 
     def write_text(self, name: str, text: str, step: int | None) -> None:
         """Write Markdown."""
@@ -78,7 +83,7 @@ class EventWriter:
     def flush(self, *, roll: bool) -> None:
         """Bring everything to the disk, and begin a new file if so wanted."""
         if roll and self._written:
-            self.finished.append(Path(self.writer._get_file_writer().event_writer._file_name))
+            self.finished.append(Path(self.writer._get_file_writer().event_writer.path))
             self.writer.close()  # opens a new file when it is next used
             self._written = False
         else:

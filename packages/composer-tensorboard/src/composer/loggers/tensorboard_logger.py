@@ -54,7 +54,7 @@ class TensorboardLogger(LoggerDestination):
     Raises:
         ValueError: `flush_interval` or `timeout` is not positive, or `on_error` is unknown.
 
-    Differs: values of one call are one event; hyperparameters are in the file of the scalars, not in a folder of their
+    Differs: values of one step are one event; hyperparameters are in the file of the scalars, not in a folder of their
     own; the file is only rolled if there is somebody to take it; a resumed run hides orphaned values.
     """
 

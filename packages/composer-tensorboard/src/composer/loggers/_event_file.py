@@ -1,0 +1,88 @@
+"""Event files of TensorBoard with checksums from C: those that tensorboard computes in Python take most of the time."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import struct
+import threading
+import time
+from typing import Any
+
+import google_crc32c
+from tensorboard.compat.proto.event_pb2 import Event
+from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.writer import FileWriter
+
+__all__ = ["EventFile", "Writer"]
+
+_MASK = 0xFFFFFFFF
+_numbers = itertools.count()  # two files of one second must not have one name
+
+
+class EventFile:
+    """One event file: records of the TFRecord format, each an `Event`.
+
+    It has the methods of `tensorboard.summary.writer.event_file_writer.EventFileWriter`, but writes in the thread that
+    calls. Threads may share one.
+
+    Args:
+        folder: Where to make the file; made if it does not exist.
+
+    Attributes:
+        path: The file.
+    """
+
+    def __init__(self, folder: str) -> None:
+        os.makedirs(folder, exist_ok=True)
+        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_numbers)}"
+        self.path = os.path.join(folder, name)
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._file = open(self.path, "xb", buffering=1 << 18)  # noqa: SIM115 - closed by `close`
+        self.add_event(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        self.flush()
+
+    def get_logdir(self) -> str:
+        """The folder."""
+        return self._folder
+
+    def add_event(self, event: Any) -> None:
+        """Append an event."""
+        data = event.SerializeToString()
+        length = struct.pack("<Q", len(data))
+        with self._lock:
+            self._file.write(b"".join((length, _checksum(length), data, _checksum(data))))
+
+    def flush(self) -> None:
+        """Hand everything to the operating system."""
+        with self._lock:
+            if not self._file.closed:
+                self._file.flush()
+
+    def close(self) -> None:
+        """Complete the file."""
+        with self._lock:
+            self._file.close()
+
+
+class _FileWriter(FileWriter):
+    def __init__(self, folder: str) -> None:
+        self.event_writer: Any = EventFile(folder)
+
+
+class Writer(SummaryWriter):
+    """A `SummaryWriter` that writes to an `EventFile`."""
+
+    def _get_file_writer(self) -> Any:
+        if self.all_writers is None or self.file_writer is None:
+            self.file_writer: Any = _FileWriter(self.log_dir)
+            self.all_writers: Any = {self.log_dir: self.file_writer}
+        return self.file_writer
+
+
+def _checksum(data: bytes) -> bytes:
+    """The masked CRC-32C of the TFRecord format."""
+    crc = google_crc32c.value(data)
+    return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & _MASK)
