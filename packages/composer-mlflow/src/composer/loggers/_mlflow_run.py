@@ -16,6 +16,7 @@ import numpy as np
 
 from composer.loggers import format_log_data_value
 from composer.loggers._held_files import release_file
+from composer.loggers._pixels import in_unit_range
 from composer.loggers._sender import Logged
 
 __all__ = ["MLFlowRun", "check_registry", "ended_as", "find_flavor", "matches", "open_run", "register"]
@@ -105,7 +106,7 @@ class MLFlowRun:
         self, images: Sequence[Callable[[], np.ndarray]], name: str, channels_last: bool, step: int | None
     ) -> None:
         """Send images as artifacts."""
-        pictures = [picture for image in images for picture in _pictures(image(), channels_last)]
+        pictures = [picture for image in images for picture in _pictures(in_unit_range(image()), channels_last)]
         for number, picture in enumerate(pictures):
             self.client.log_image(self.run_id, picture, artifact_file=f"{self.name(name)}_{step}_{number}.png")
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from composer.loggers._pixels import in_unit_range
 from composer.loggers._sender import Logged, read_metrics
 
 __all__ = ["EventWriter", "scalars"]
@@ -55,7 +56,7 @@ class EventWriter:
     ) -> None:
         """Write images of two to four dimensions, side by side."""
         for number, image in enumerate(images):
-            array = image()
+            array = in_unit_range(image())
             letters = "HW" if array.ndim == 2 else "N" * (array.ndim - 3) + ("HWC" if channels_last else "CHW")
             tag = name if len(images) == 1 else f"{name}_{number}"
             add = self.writer.add_images if array.ndim == 4 else self.writer.add_image

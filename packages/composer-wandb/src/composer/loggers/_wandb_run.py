@@ -12,6 +12,7 @@ import numpy as np
 
 from composer.loggers import format_log_data_value
 from composer.loggers._held_files import release_file
+from composer.loggers._pixels import in_unit_range
 from composer.loggers._sender import Logged
 
 __all__ = ["WandBRun", "artifact_name"]
@@ -68,7 +69,7 @@ class WandBRun:
 
         pictures = []
         for i, image in enumerate(images):
-            array = image()
+            array = in_unit_range(image())
             named: dict[str, Any] = {"class_labels": labels} if labels else {}
             drawn = {key: {"mask_data": several[i]().astype(np.int64), **named} for key, several in masks.items()}
             array = array if channels_last else np.moveaxis(array, 0, -1)

@@ -1,0 +1,98 @@
+"""Every callback runs with every logger, alone and all together: several fits, resumption, a close without a fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from observers import KEEPERS, WATCHERS, Keeper, make_trainer, names
+
+from composer.core import Callback
+
+pytestmark = [
+    pytest.mark.filterwarnings(f"ignore:{message}")
+    for message in (
+        ".* only works on CUDA devices:UserWarning",
+        "The ``noload`` loader strategy:DeprecationWarning",  # of MLflow's own
+        "For backward compatibility, 'str' dtypes",  # likewise
+    )
+]
+
+APART = {"FreeOutputs", "Generate", "LoadCheckpoint", "CheckpointSaver"}  # want a model, or a saver, of their own
+METRICS = [watcher.metric for name, watcher in WATCHERS.items() if name not in APART and watcher.metric is not None]
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_CONSOLE", "off")
+    for name in ("WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_CONFIG_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / "cache"))
+    for name in ("RUN_NAME", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_all_are_here() -> None:
+    assert names("composer.callbacks") == sorted(WATCHERS)
+    assert names("composer.loggers") == sorted(KEEPERS)
+
+
+@pytest.mark.parametrize("callback", WATCHERS)
+@pytest.mark.parametrize("logger", KEEPERS)
+def test_every_callback_runs_with_every_logger(callback: str, logger: str, tmp_path: Path) -> None:
+    watcher, keeper = WATCHERS[callback], KEEPERS[logger](tmp_path)
+    trainer = make_trainer(watcher.make(tmp_path), keeper.logger, model=watcher.model)
+    trainer.fit()
+    trainer.close()
+    assert trainer.state.timestamp.batch == "4ba"
+    if keeper.has is not None:
+        assert keeper.has("loss/train/total")
+        kept = {watcher.metric: True, watcher.image: keeper.images, watcher.table: keeper.tables}
+        assert all(keeper.has(name) for name, wanted in kept.items() if name is not None and wanted)
+
+
+def together(folder: Path) -> tuple[list[Callback], list[Keeper]]:
+    """All callbacks that go with each other, and all loggers."""
+    callbacks = [watcher.make(folder) for name, watcher in WATCHERS.items() if name not in APART]
+    return callbacks, [make(folder) for make in KEEPERS.values()]
+
+
+def test_all_of_them_together_over_several_fits_and_a_resumption(tmp_path: Path) -> None:
+    saved = {"save_folder": str(tmp_path / "saved"), "save_interval": "1ba"}
+    callbacks, keepers = together(tmp_path)
+    trainer = make_trainer(callbacks, [keeper.logger for keeper in keepers], **saved)
+    trainer.fit()
+    trainer.eval()
+    trainer.fit(duration="1ep")
+    trainer.close()
+    trainer.close()
+    assert trainer.state.timestamp.batch == "6ba"
+    first = set(log(tmp_path))
+
+    callbacks, keepers = together(tmp_path)
+    path = str(tmp_path / "saved" / "ep2-ba5-rank0.pt")
+    resumed = make_trainer(callbacks, [keeper.logger for keeper in keepers], max_duration="4ep", load_path=path)
+    resumed.fit()
+    resumed.close()
+    assert resumed.state.timestamp.batch == "8ba"
+    assert set(log(tmp_path)) > first
+    for keeper in keepers:
+        for name in METRICS:
+            assert keeper.has is None or keeper.has(name), (type(keeper.logger), name)
+
+
+def test_all_of_them_together_are_closed_without_a_fit(tmp_path: Path) -> None:
+    callbacks, keepers = together(tmp_path)
+    trainer = make_trainer(callbacks, [keeper.logger for keeper in keepers])
+    trainer.close()
+    trainer.close()
+
+
+@pytest.mark.parametrize("logger", KEEPERS)
+def test_a_logger_is_closed_without_a_fit(logger: str, tmp_path: Path) -> None:
+    make_trainer([], KEEPERS[logger](tmp_path).logger).close()
+
+
+def log(folder: Path) -> list[str]:
+    return (folder / "log.txt").read_text().splitlines()
