@@ -119,3 +119,23 @@ def test_kurtosis_of_known_distributions() -> None:
     assert compute_kurtosis(torch.rand(2, 400_000)).item() == pytest.approx(1.8, abs=0.05)
     assert compute_kurtosis(torch.zeros(2, 3)).isnan()
     assert compute_kurtosis(torch.tensor(1.0)).isnan()
+
+
+def test_what_a_failed_pass_has_left_is_not_logged_later() -> None:
+    """As when the first microbatch does not fit the memory, and another part of the model runs afterwards."""
+    monitor, memory = ActivationMonitor(), InMemoryLogger()
+    model = torch.nn.ModuleDict({"a": torch.nn.Linear(2, 2), "b": torch.nn.Linear(2, 2)})
+    state = State(model, max_duration="99ba", dataloader=[0], callbacks=[monitor, memory])
+    engine = Engine(state)
+    engine.run_event("init")
+    engine.run_event("before_forward")
+    model["a"](torch.ones(1, 2))
+    for _ in range(26):
+        engine.run_event("before_forward")  # the pass before never came to its end
+        if state.timestamp.batch.value == 25:
+            model["b"](torch.ones(1, 2))
+        engine.run_event("after_forward")
+        state.timestamp = state.timestamp.to_next_batch()
+    engine.close()
+
+    assert {key.split("/")[-1] for key in memory.data} == {"b_input.0", "b_output.0"}

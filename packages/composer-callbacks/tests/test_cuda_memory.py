@@ -100,6 +100,24 @@ def test_some_batches_are_recorded_and_shown(cuda: Any, gpu_run: Any) -> None:
     }
 
 
+def test_the_observer_records_on_when_the_snapshot_is_taken(cuda: Any, gpu_run: Any) -> None:
+    gpu_run(OOMObserver(max_entries=9), Store())
+    engine = gpu_run(MemorySnapshot(skip_batches=0, interval=1, max_entries=7), Store())
+    train(engine, 1)
+    assert list(Path("fast/torch_traces").glob("*.pickle"))
+    assert cuda.calls == [("all", {"max_entries": 9})] * 2
+
+
+def test_a_snapshot_that_cannot_be_written_stops_recording(cuda: Any, gpu_run: Any) -> None:
+    engine = gpu_run(MemorySnapshot(skip_batches=0, interval=2, overwrite=True), Store())
+    train(engine, 1)
+    Path("fast/torch_traces/rank0.2.memory_snapshot.pickle").mkdir()
+    with pytest.raises(IsADirectoryError):
+        train(engine, 1)
+    engine.close()
+    assert cuda.calls[1:] == [(None, {})]
+
+
 def test_a_run_that_ends_early_stops_recording(cuda: Any, gpu_run: Any) -> None:
     engine = gpu_run(MemorySnapshot(skip_batches=0), Store())
     train(engine, 1)

@@ -7,6 +7,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from composer.callbacks.image_visualizer import ImageVisualizer
+from composer.core import Engine, State
 from composer.loggers import LoggerDestination
 from composer.testing import RandomImageDataset, RandomSegmentationDataset, SimpleConvModel, SimpleSegmentationModel
 
@@ -107,3 +108,17 @@ def test_what_is_no_image_is_refused(run: Any) -> None:
 def test_outputs_that_are_no_scores_per_pixel_are_refused(run: Any) -> None:
     with pytest.raises(ValueError, match=r"`mode` must be 'input' for a model whose outputs are not scores"):
         run(ImageVisualizer(mode="segmentation")).fit()
+
+
+def test_no_step_waits_for_the_images() -> None:
+    """From the device "meta" nothing can be copied."""
+    visualizer, album = ImageVisualizer(mode="segmentation", num_images=2), Album()
+    state = State(torch.nn.Linear(1, 1), max_duration="1ba", dataloader=[0], callbacks=[visualizer, album])
+    engine = Engine(state)
+    state.batch = (torch.zeros(4, 3, 8, 8, device="meta"), torch.zeros(4, 8, 8, device="meta"))
+    state.outputs = torch.zeros(4, 5, 8, 8, device="meta")
+    engine.run_event("before_loss")
+
+    [page] = album.pages
+    assert page["images"].shape == (2, 3, 8, 8)
+    assert {mask.shape for mask in page["masks"].values()} == {(2, 8, 8)}

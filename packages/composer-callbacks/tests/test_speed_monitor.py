@@ -196,3 +196,10 @@ def test_two_ranks_share_the_work() -> None:
 
 def test_the_table_of_peaks_is_public() -> None:
     assert speed_monitor.GPU_AVAILABLE_FLOPS["a100"]["amp_bf16"] == 312e12
+
+
+def test_a_number_of_operations_that_is_no_method_is_refused(run: Any, make_model: Any) -> None:
+    model = make_model()
+    model.flops_per_batch = 1e9
+    with pytest.raises(TypeError, match=r"`flops_per_batch` of the model must be a method .* got float"):
+        run(SpeedMonitor(), model=model)

@@ -110,6 +110,12 @@ def test_other_loaders_are_not_looked_at() -> None:
     assert told(ThresholdStopper("A", "eval", 0.0), [0.1], "A") == 0
 
 
+@pytest.mark.parametrize("make", [lambda: EarlyStopper("A", "evl"), lambda: ThresholdStopper("A", "evl", 0.5)])
+def test_a_label_that_nothing_has_is_a_warning(run: Any, make_loader: Any, make: Any) -> None:
+    with pytest.warns(UserWarning, match="waits for metrics of 'evl', .* one of 'train', 'eval'"):
+        run(make(), eval_dataloader=make_loader(), max_duration="1ba").fit()
+
+
 def test_with_a_patience_in_epochs_batches_are_not_looked_at() -> None:
     assert told(EarlyStopper("A", "train"), [0.1, 0.1, 0.1], "A", "batch_end") == 0
     assert told(ThresholdStopper("A", "train", 0.0), [0.1], "A", "batch_end") == 0

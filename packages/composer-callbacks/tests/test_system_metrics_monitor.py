@@ -18,9 +18,10 @@ class Nvml:
     """Stands for NVML on a machine whose n-th GPU is n times as busy as the first."""
 
     NVML_TEMPERATURE_GPU = 0
+    NVMLError = OSError
 
     def __init__(self, rank: int = 0) -> None:
-        self.rank, self.calls = rank, Counter[str]()
+        self.rank, self.calls, self.tells_power = rank, Counter[str](), True
 
     def nvmlInit(self) -> None:
         self.calls["init"] += 1
@@ -39,6 +40,8 @@ class Nvml:
         return 50 - self.rank
 
     def nvmlDeviceGetPowerUsage(self, handle: str) -> int:
+        if not self.tells_power:
+            raise self.NVMLError("not supported")
         return 123_456
 
 
@@ -116,6 +119,15 @@ def test_all_gpus_can_be_logged(machine: None) -> None:
     assert not any(key.startswith(("min_", "max_")) for key in log.data)
 
 
+@pytest.mark.parametrize("log_all_data", [False, True])
+def test_what_a_gpu_does_not_tell_is_left_out(machine: None, log_all_data: bool) -> None:
+    monitor, log, nvml = begun(log_all_data)
+    nvml.tells_power = False
+    monitor.batch_start(gpu(), log)
+    assert any("gpu_temperature_C" in key for key in log.data)
+    assert not any("power" in key for key in log.data)
+
+
 def test_without_nvml_a_gpu_is_refused(machine: None) -> None:
     with pytest.raises(ImportError, match=r"Run `pip install 'composer-callbacks\[gpu\]'`"):
         SystemMetricsMonitor().init(gpu(), Log())  # type: ignore[arg-type]
@@ -134,10 +146,34 @@ def on_a_rank(log_all_data: bool) -> tuple[dict[str, Any], bool]:
 def test_ranks_exchange_what_they_see_a_batch_later(log_all_data: bool) -> None:
     for logged, waited in run_on_ranks(on_a_rank, 2, log_all_data):
         assert waited
+        # Under the step of then: W&B takes no step that is over.
         if log_all_data:
-            assert logged["gpu_percentage_rank_0"] == [(7, 10.0), (8, 10.0)]
-            assert logged["gpu_percentage_rank_1"] == [(7, 20.0), (8, 20.0)]
+            assert logged["gpu_percentage_rank_0"] == [(None, 10.0), (None, 10.0)]
+            assert logged["gpu_percentage_rank_1"] == [(None, 20.0), (None, 20.0)]
         else:
-            assert logged["min_gpu_percentage_rank_0"] == [(7, 10.0), (8, 10.0)]
-            assert logged["max_gpu_percentage_rank_1"] == [(7, 20.0), (8, 20.0)]
-            assert logged["min_gpu_temperature_C_rank_1"] == [(7, 49.0), (8, 49.0)]
+            assert logged["min_gpu_percentage_rank_0"] == [(None, 10.0), (None, 10.0)]
+            assert logged["max_gpu_percentage_rank_1"] == [(None, 20.0), (None, 20.0)]
+            assert logged["min_gpu_temperature_C_rank_1"] == [(None, 49.0), (None, 49.0)]
+
+
+def with_another_number_of_batches() -> tuple[list[Any], list[Any], int]:
+    rank = torch.distributed.get_rank()
+    monitor, log, _ = begun(log_all_data=True, rank=rank)
+    for _ in range(rank):
+        monitor.eval_batch_start(gpu(), log)
+    monitor.eval_end(gpu(), log)
+    monitor.eval_standalone_end(gpu(), log)
+    evaluated = list(log.data["gpu_percentage_rank_1"])
+    for _ in range(3 * rank):
+        monitor.predict_batch_start(gpu(), log)
+    monitor.predict_end(gpu(), log)
+    total = torch.tensor(rank)
+    torch.distributed.all_reduce(total)  # nothing else is in flight
+    return evaluated, log.data["gpu_percentage_rank_1"], int(total)
+
+
+def test_ranks_may_have_different_numbers_of_batches_to_evaluate() -> None:
+    for evaluated, both, total in run_on_ranks(with_another_number_of_batches, 2):
+        assert evaluated == [(None, 20.0)]
+        assert both == [(None, 20.0)] * 2
+        assert total == 1

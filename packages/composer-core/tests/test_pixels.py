@@ -23,7 +23,14 @@ def test_what_is_in_range_stays_and_what_is_not_is_scaled():
     assert in_unit_range(np.array([-1.0, np.nan, np.inf, -np.inf, 1.0])).tolist() == [0.0, 0.0, 1.0, 0.0, 1.0]
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.int64, np.bool_])
-def test_integers_stay(dtype):
+@pytest.mark.parametrize("dtype", [np.uint8, np.bool_])
+def test_bytes_and_booleans_stay(dtype):
     image = np.array([[0, 1]], dtype=dtype)
     assert in_unit_range(image) is image
+
+
+@pytest.mark.parametrize("dtype", [np.int16, np.int64, np.uint16])
+def test_integers_are_bytes(dtype):
+    shown = in_unit_range(np.array([[0, 1, 255, 300]], dtype=dtype))
+    assert shown.dtype == np.uint8
+    assert shown.tolist() == [[0, 1, 255, 255]]

@@ -178,6 +178,32 @@ def test_the_step_is_not_kept_waiting_by_a_dead_service(service: Service) -> Non
     assert [*((step, {"a": step}) for step in range(8)), "a file", "end"] == service.received
 
 
+@pytest.mark.parametrize("array", [np.zeros(2048), torch.zeros(2048), DeferredValue(lambda: torch.zeros(2048))])
+def test_arrays_fill_the_queue_by_their_size(service: Service, array: Any) -> None:
+    sender = Sender("Test", service.send, capacity=8)
+    with pytest.warns(UserWarning, match="its queue is full"):
+        sender.put_metrics({"matrix": array}, 0)
+    sender.close()
+
+    assert service.received == []
+
+
+def test_a_device_that_fails_costs_only_what_was_on_it(service: Service, caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing can be copied from the device "meta", as from a GPU after an illegal access."""
+    sender = Sender("Test", service.send)
+    sender.put_metrics({"a": 0}, 0)
+    sender.put_metrics({"a": DeferredValue.of_tensor(torch.zeros((), device="meta"))}, 1)
+    sender.put_metrics({"a": torch.zeros(3, device="meta")}, 2)
+    sender.put_metrics({"a": 3}, 3)
+    with pytest.warns(UserWarning, match="`Test` failed to log: NotImplementedError"):
+        sender.flush()
+    with caplog.at_level(logging.WARNING):
+        sender.close()
+
+    assert [(0, {"a": 0}), (3, {"a": 3})] == service.received
+    assert "`Test` did not deliver 2 of 4 records." in caplog.text
+
+
 def test_a_service_that_stays_dead_is_given_up(service: Service, caplog: pytest.LogCaptureFixture) -> None:
     service.gate.clear()
     sender = Sender("Test", service.send, timeout=0.05)
@@ -241,6 +267,7 @@ def test_a_forked_process_sends_nothing(service: Service) -> None:
         try:
             with pytest.raises(RuntimeError, match="belongs to the process this one was forked from"):
                 sender.put(print)
+            assert sender.forked
             assert not sender.flush()
             sender.close()
             code = 0

@@ -3,13 +3,16 @@ from __future__ import annotations
 import copy
 import json
 import math
+import os
 import pickle
 import subprocess
 import sys
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import mlflow
 import numpy as np
 import pytest
 import torch
@@ -20,6 +23,8 @@ from PIL import Image
 import composer.loggers
 from composer.core import Event
 from composer.loggers import DeferredValue
+from composer.loggers._mlflow_run import MLFlowRun
+from composer.loggers._sender import Logged
 from composer.loggers.mlflow_logger import MLFlowLogger
 
 
@@ -111,6 +116,37 @@ def test_names_that_mlflow_refuses_are_changed(
     run.close()
 
     assert [stored_key] == list(only_run(client, arguments).data.metrics)
+
+
+def test_one_bad_value_costs_nothing_else(start: Any, client: Any, arguments: Any) -> None:
+    run = start(MLFlowLogger(**arguments))
+    run.logger.log_metrics({"a": 10**400, 3: 4}, 0)
+    run.logger.log_metrics({"a": 1}, 1)
+    run.close()
+
+    run_id = only_run(client, arguments).info.run_id
+    assert [(0, sys.float_info.max), (1, 1)] == history(client, run_id, "a")
+    assert [(0, 4)] == history(client, run_id, "3")
+
+
+def test_a_request_that_fails_costs_no_other_and_its_values_are_sent_again() -> None:
+    sent: list[list[Any]] = []
+    busy = [OSError("busy"), None, None]
+
+    def log_batch(run_id: str, metrics: list[Any]) -> None:
+        error = busy.pop(0)
+        if error is not None:
+            raise error
+        sent.append([(metric.key, metric.step) for metric in metrics])
+
+    empty = SimpleNamespace(data=SimpleNamespace(params={}))
+    run = MLFlowRun(SimpleNamespace(log_batch=log_batch, get_run=lambda _: empty), "id", {}, repeat_after=100)
+    values = {f"m{i}": 1.0 for i in range(1001)}
+    with pytest.raises(OSError, match="busy"):
+        run.send([Logged(values, 0, 0.0)])
+    assert sent == [[("m1000", 0)]]
+    run.send([Logged(values, 1, 0.0)])
+    assert sent[1] == [(f"m{i}", 1) for i in range(1000)]
 
 
 def test_unchanged_values_are_sent_now_and_then(start: Any, client: Any, arguments: Any) -> None:
@@ -242,6 +278,37 @@ def test_a_resumed_run_goes_on_in_its_run(start: Any, client: Any, arguments: An
     assert [(n, n + 1) for n in range(5)] == history(client, stored.info.run_id, "loss")
     assert {"lr": "0.1", "new": "1"} == stored.data.params
     assert stored.info.status == "FINISHED"
+
+
+def test_rank_zero_alone_deletes_the_run_that_was_begun_in_vain(
+    start: Any, client: Any, arguments: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = MLFlowLogger(**arguments)
+    start(first).close()
+    loggers = {0: MLFlowLogger(**arguments), 1: MLFlowLogger(**arguments, rank_zero_only=False)}
+    runs = {0: start(loggers[0])}
+    begun = loggers[0]._run_id
+    monkeypatch.setattr("composer.utils.dist.get_global_rank", lambda: 1)
+    ids = [loggers[0]._experiment_id, begun, True]
+    monkeypatch.setattr("composer.utils.dist.broadcast_object_list", lambda given: given.__setitem__(slice(3), ids))
+    runs[1] = start(loggers[1])
+    for rank in (1, 0):
+        monkeypatch.setattr("composer.utils.dist.get_global_rank", lambda rank=rank: rank)
+        loggers[rank].load_state_dict(first.state_dict())
+        runs[rank].engine.run_event("after_load")
+        assert client.get_run(begun).info.lifecycle_stage == "active"  # another rank may still be sending to it
+        runs[rank].fit(1)
+        assert client.get_run(begun).info.lifecycle_stage == ("deleted" if rank == 0 else "active")
+
+    assert [(0, 1)] * 2 == history(client, first._run_id, "loss")
+
+
+def test_hyperparameters_may_come_first_and_stay_with_their_run(start: Any, client: Any, arguments: Any) -> None:
+    logger = MLFlowLogger(**arguments)
+    for name in ("first", "second"):
+        logger.log_hyperparameters({name: 1})
+        start(logger, name=name).close()
+        assert {name: "1"} == client.get_run(logger._run_id).data.params
 
 
 def test_another_run_begins_a_run_of_its_own(start: Any, arguments: Any) -> None:
@@ -385,6 +452,27 @@ def test_models_are_saved_by_flavor(start: Any, arguments: Any, tmp_path: Path) 
             method("entities")
         with pytest.raises(ValueError, match="got 'no_such_thing'"):
             method("no_such_thing")
+
+
+def test_a_model_is_logged_to_the_store_of_the_logger(
+    start: Any, client: Any, arguments: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged: list[Any] = []
+
+    def log_model(**kwargs: Any) -> str:
+        logged.append((mlflow.active_run().info.run_id, kwargs))
+        return "done"
+
+    monkeypatch.setitem(sys.modules, "mlflow.toy", SimpleNamespace(log_model=log_model))
+    before = mlflow.get_tracking_uri()
+    logger = MLFlowLogger(**arguments)
+    start(logger)
+
+    assert logger.log_model("toy", name="m") == "done"
+    assert logged == [(logger._run_id, {"name": "m"})]
+    assert only_run(client, arguments).info.status == "RUNNING"
+    assert mlflow.get_tracking_uri() == before
+    assert "MLFLOW_TRACKING_URI" not in os.environ
 
 
 def test_system_metrics_are_logged_by_mlflow(

@@ -15,6 +15,7 @@ import pytest
 import torch
 from PIL import Image
 from tensorboard.plugins.hparams import metadata
+from torchmetrics import MeanMetric
 
 import composer.loggers
 from composer.core import Event
@@ -67,6 +68,28 @@ def test_all_kinds_of_values(start: Any, curve: Any, events: Any) -> None:
     for key, (_, expected) in values.items():
         assert [(0, expected)] == curve(key)
     assert math.isnan(curve("nan")[0][1])
+
+
+def test_one_bad_value_costs_nothing_else(start: Any, curve: Any) -> None:
+    run = start(TensorboardLogger())
+    run.logger.log_metrics({"a": 1}, 0)
+    run.logger.log_metrics({"a": 10**400, 3: 4}, 1)
+    run.logger.log_metrics({"a": 2, "\ud800": 1}, 2)  # no UTF-8
+    run.logger.log_metrics({"a": 3}, 3)
+    with pytest.warns(UserWarning, match="`TensorboardLogger` failed to log: Unicode"):
+        run.close()
+
+    assert [(0, 1), (1, math.inf), (3, 3)] == curve("a")
+    assert [(1, 4)] == curve("3")
+
+
+def test_integers_are_shown_as_bytes(start: Any, events: Any) -> None:
+    run = start(TensorboardLogger())
+    run.logger.log_images(np.array([[0, 1], [128, 255]]), "bytes")
+    run.close()
+
+    [event] = events().Images("bytes")
+    assert [[0, 1], [128, 255]] == np.array(Image.open(io.BytesIO(event.encoded_image_string)))[..., 0].tolist()
 
 
 def test_a_table_is_read_back(start: Any, events: Any) -> None:
@@ -141,6 +164,39 @@ def test_hyperparameters_stand_next_to_the_results_of_the_evaluation(start: Any,
     assert {"lr": 0.1, "name": "a", "flag": True, "sizes": "[1, 2]", "nothing": "None"} == session(events)
     assert [(3, 0.25), (5, 0.75)] == curve("hparams/metrics/eval/accuracy")
     assert [(3, 0.25), (5, 0.75)] == curve("metrics/eval/accuracy")
+
+
+def test_the_results_of_all_evaluators_are_listed(start: Any, events: Any) -> None:
+    run = start(TensorboardLogger())
+    run.state.eval_metrics = {"eval": {"accuracy": MeanMetric()}, "other": {"loss": MeanMetric()}}
+    run.logger.log_hyperparameters({"lr": 0.1})
+    run.evaluate(0.25)
+    run.close()
+
+    found = events().summary_metadata[metadata.EXPERIMENT_TAG]
+    listed = metadata.parse_experiment_plugin_data(found.plugin_data.content).metric_infos
+    assert {"hparams/metrics/eval/accuracy", "hparams/metrics/other/loss"} == {info.name.tag for info in listed}
+
+
+def test_a_new_run_has_no_hyperparameters_of_the_old_one(start: Any, events: Any) -> None:
+    logger = TensorboardLogger()
+    for name in ("first", "second"):
+        run = start(logger, name=name)
+        run.logger.log_hyperparameters({name: 1})
+        run.fit()
+        run.close()
+
+    data = events("tensorboard_logs/second").summary_metadata[metadata.SESSION_START_INFO_TAG].plugin_data.content
+    assert ["second"] == list(metadata.parse_session_start_info_plugin_data(data).hparams)
+
+
+def test_what_is_saved_does_not_grow_while_the_step_stays(start: Any) -> None:
+    logger = TensorboardLogger()
+    run = start(logger)
+    for i in range(100):  # as in an evaluation
+        run.logger.log_metrics({"cpu": i})
+
+    assert {"cpu": 99.0} == logger.state_dict()["metrics"]
 
 
 def test_hyperparameters_are_written_without_an_evaluation(start: Any, events: Any) -> None:
@@ -250,7 +306,7 @@ def test_all_ranks_write_if_so_wanted(start: Any, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("WORLD_SIZE", "2")
     start(TensorboardLogger("elsewhere", rank_zero_only=False)).fit()
 
-    assert 5 == len(curve("loss", "elsewhere/my-run"))
+    assert 5 == len(curve("loss", "elsewhere/my-run/rank1"))  # TensorBoard follows one file of a folder at a time
 
 
 def test_a_failure_is_a_warning_and_the_run_goes_on(start: Any) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import wandb
 
 import composer.loggers
 from composer.core import Event
@@ -276,7 +277,17 @@ def test_a_run_whose_training_did_not_end_has_failed(start: Any, stored: Any, of
     assert [1] == stored()[0].exit_codes
 
 
-def test_a_crash_loses_nothing_and_importing_is_cheap(stored: Any, offline: Any) -> None:
+@pytest.mark.parametrize(
+    ("end", "exit_code"),
+    [
+        ("raise ValueError('a crash')", 1),
+        ("raise SystemExit(143)", 1),  # as after SIGTERM
+        ("engine.run_event('fit_end')", 0),
+    ],
+)
+def test_the_end_of_the_process_loses_nothing_and_importing_is_cheap(
+    stored: Any, offline: Any, end: str, exit_code: int
+) -> None:
     code = f"""
 import sys, torch
 from composer.core import Engine, State
@@ -289,15 +300,16 @@ engine.run_event("init")
 engine.run_event("fit_start")
 for step in range(50):
     engine.logger.log_metrics({{"loss": torch.tensor(float(step))}}, step)
-raise ValueError("a crash")
+{end}
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
     assert run.stdout == "False\n"
-    assert "ValueError: a crash" in run.stderr
+    assert "ValueError: a crash" in run.stderr or end != "raise ValueError('a crash')"
+    assert "Error running" not in run.stderr
     [found] = stored()
     assert [(n, n) for n in range(50)] == found.curve("loss")
-    assert [1] == found.exit_codes
+    assert [exit_code] == found.exit_codes
 
 
 @pytest.mark.parametrize(
@@ -336,6 +348,48 @@ def test_every_rank_can_have_a_run(start: Any, stored: Any, offline: Any, monkey
 
     [found] = stored()
     assert ("my-run-rank1", "my-run") == (found.run.display_name, found.run.run_group)
+
+
+def test_two_loggers_have_two_runs(start: Any, stored: Any, offline: Any) -> None:
+    first, second = WandBLogger(**offline), WandBLogger(**(offline | {"project": "others"}))
+    run = start(first, second)
+    run.fit(2)
+    first.log_metrics({"apart": 1}, 2)
+    run.close()
+
+    found = {one.run.project: one for one in stored()}
+    assert {"tests", "others"} == set(found)
+    assert [(0, 1), (1, 2)] == found["tests"].curve("loss") == found["others"].curve("loss")
+    assert [(2, 1)] == found["tests"].curve("apart")
+    assert [] == found["others"].curve("apart")
+
+
+def test_an_old_client_has_one_run_at_a_time(
+    start: Any, stored: Any, offline: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start(WandBLogger(**offline))
+    monkeypatch.setattr("wandb.Settings", lambda: None)
+    with pytest.warns(UserWarning, match="`WandBLogger` failed to log: .*keeps one run at a time"):
+        start(WandBLogger(**offline), name="second")
+
+
+def test_the_run_of_the_script_is_taken(start: Any, stored: Any, offline: Any) -> None:
+    own = wandb.init(project="sweep", **offline["init_kwargs"])
+    logger = WandBLogger(**offline)
+    run = start(logger)
+    run.close()
+
+    assert own.id == logger.state_dict()["id"]
+    assert 1 == len(stored())
+
+
+def test_hyperparameters_may_come_first_and_stay_with_their_run(start: Any, stored: Any, offline: Any) -> None:
+    logger = WandBLogger(**offline)
+    for name in ("first", "second"):
+        logger.log_hyperparameters({name: 1})
+        start(logger, name=name).close()
+
+    assert [["first"], ["second"]] == [[key for key in one.config if key != "_wandb"] for one in stored()]
 
 
 def test_it_survives_several_fits_and_a_new_run(start: Any, stored: Any, offline: Any) -> None:

@@ -29,14 +29,20 @@ def check_entries(max_entries: int) -> None:
         raise ValueError(f"`max_entries` must be at least 1 event, got {max_entries!r}. Use 100000.")
 
 
+_recording: list[int] = []  # how many entries each of those who record wants
+
+
 def record(max_entries: int) -> None:
-    """Record allocations from now on, with where they come from; the last `max_entries` are kept."""
-    torch.cuda.memory._record_memory_history("all", max_entries=max_entries)
+    """Record allocations from now on, with where they come from; at least the last `max_entries` are kept."""
+    _recording.append(max_entries)
+    torch.cuda.memory._record_memory_history("all", max_entries=max(_recording))
 
 
-def stop() -> None:
-    """Record no longer, and forget what was recorded."""
-    torch.cuda.memory._record_memory_history(None)
+def stop(max_entries: int) -> None:
+    """End what `record` began; once nobody else records, torch stops, and forgets what it recorded."""
+    _recording.remove(max_entries)
+    if not _recording:
+        torch.cuda.memory._record_memory_history(None)
 
 
 def take() -> Mapping[str, Any]:

@@ -78,7 +78,9 @@ class ActivationMonitor(Callback):
         self._due.reset()
 
     def before_forward(self, state: State, logger: Logger) -> None:
-        self._remove_hooks()  # left by a forward pass that failed
+        if self._hooks:  # left by a forward pass that failed, with what it had found
+            self._remove_hooks()
+            self._found.clear()
         if not self._due.begins(state):
             return
         for name, module in unwrapped_model(state.model).named_modules():
@@ -96,6 +98,7 @@ class ActivationMonitor(Callback):
 
     def close(self, state: State, logger: Logger) -> None:
         self._remove_hooks()
+        self._found.clear()
 
     def _hook(self, name: str) -> Any:
         def look(module: torch.nn.Module, inputs: tuple[Any, ...], output: Any) -> None:

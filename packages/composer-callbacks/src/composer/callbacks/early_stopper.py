@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from composer.callbacks._stopping import Comparison, comparison, metric_value
+from composer.callbacks._stopping import Comparison, comparison, metric_value, warn_of_unknown_label
 from composer.core import Callback, State, Time, Timestamp, TimeUnit
 from composer.loggers import Logger
 
@@ -19,8 +19,8 @@ class EarlyStopper(Callback):
     A value is an improvement if `comp(value, best)` holds and it differs from the best by more than `min_delta`. A
     value that is NaN never is, and any other improves on it.
 
-    **Events** EVAL_END, if that evaluator is watched; EPOCH_END, and with a patience in batches BATCH_END, if the
-    training loader is.
+    **Events** FIT_START, which warns if nothing is so labelled; EVAL_END, if that evaluator is watched; EPOCH_END, and
+    with a patience in batches BATCH_END, if the training loader is.
     **Reads** the metric from `state.eval_metrics` or `state.train_metrics`, at these events; its value is read from the
     device, so with a patience in batches and the training loader every step waits for it.
     **Saved** the best value, and when it was.
@@ -85,6 +85,9 @@ class EarlyStopper(Callback):
 
     def init(self, state: State, logger: Logger) -> None:
         self.best = self.best_occurred = None
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        warn_of_unknown_label(state, self.dataloader_label, "EarlyStopper")
 
     def eval_end(self, state: State, logger: Logger) -> None:
         self._look(state)

@@ -25,7 +25,7 @@ class ImageVisualizer(Callback):
 
     **Events** "input": BEFORE_FORWARD and EVAL_BEFORE_FORWARD; "segmentation": BEFORE_LOSS and EVAL_AFTER_FORWARD. And
     INIT, EVAL_START.
-    **Cost** in the batches it logs, the images are read from the device, for which that step waits.
+    **Cost** none but in the batches it logs; loggers are given tensors on the device, and copy them when it suits them.
 
     Args:
         interval: How far apart the training batches are, in batches or epochs. The first batch of the run is one.
@@ -94,7 +94,7 @@ class ImageVisualizer(Callback):
             )
         masks = self._masks(state) if self.mode == "segmentation" else None
         logger.log_images(
-            images[: self.num_images].detach().cpu(),
+            images[: self.num_images].detach(),
             name=name,
             channels_last=self.channels_last,
             masks=masks,
@@ -110,6 +110,6 @@ class ImageVisualizer(Callback):
             )
         few = slice(self.num_images)
         return {
-            "prediction": outputs[few].detach().argmax(dim=1).cpu(),
-            "ground_truth": targets[few].detach().clamp(min=0).cpu(),
+            "prediction": outputs[few].detach().argmax(dim=1),
+            "ground_truth": targets[few].detach().clamp(min=0),
         }

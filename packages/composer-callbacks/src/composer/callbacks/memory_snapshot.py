@@ -91,11 +91,10 @@ class MemorySnapshot(Callback):
     def batch_end(self, state: State, logger: Logger) -> None:
         if self._recording and state.timestamp._batch >= self._end:
             self._write(state, logger)
-            self._recording = self._enabled = False
 
     def close(self, state: State, logger: Logger) -> None:
         if self._recording:
-            _cuda_memory.stop()
+            _cuda_memory.stop(self.max_entries)
         self._recording = False
 
     def _path(self, state: State) -> Path:
@@ -108,7 +107,8 @@ class MemorySnapshot(Callback):
         from torch.cuda import _memory_viz
 
         snapshot = _cuda_memory.take()
-        _cuda_memory.stop()
+        _cuda_memory.stop(self.max_entries)
+        self._recording = self._enabled = False
         path = _cuda_memory.write_pickle(snapshot, self._path(state))
         page = _cuda_memory.write_page(snapshot, path.with_suffix(".html"), _memory_viz.trace_plot)
         for file in (path, page):

@@ -127,7 +127,7 @@ class OOMObserver(Callback):
     def close(self, state: State, logger: Logger) -> None:
         if self._run is not None:
             self._run = None
-            _cuda_memory.stop()
+            _cuda_memory.stop(self.max_entries)
 
     def _paths(self, state: State) -> list[Path]:
         folder = format_name_with_dist(self.folder, state.run_name)

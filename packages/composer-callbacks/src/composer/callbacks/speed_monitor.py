@@ -46,6 +46,7 @@ class SpeedMonitor(Callback):
 
     Raises:
         ValueError: An argument cannot work.
+        TypeError: At INIT: `flops_per_batch` of the model is no method.
 
     Example:
         >>> from composer.core import Engine, Timestamp
@@ -108,7 +109,13 @@ class SpeedMonitor(Callback):
         self._clear()
         self.total_eval_wct = 0.0
         self.gpu_flops_available = self._given_flops
-        if self._given_flops is None and hasattr(unwrapped_model(state.model), "flops_per_batch"):
+        flops_per_batch = getattr(unwrapped_model(state.model), "flops_per_batch", None)
+        if flops_per_batch is not None and not callable(flops_per_batch):
+            raise TypeError(
+                f"`flops_per_batch` of the model must be a method that takes a batch, got "
+                f"{type(flops_per_batch).__name__}. Define `def flops_per_batch(self, batch)`."
+            )
+        if self._given_flops is None and flops_per_batch is not None:
             self.gpu_flops_available = _looked_up(state)
 
     def batch_end(self, state: State, logger: Logger) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any, ClassVar
 
@@ -23,12 +25,13 @@ class SystemMetricsMonitor(Callback):
     """Logs how busy this machine and its GPUs are, at the start of every batch.
 
     What is said of processors, memory, disk (that of the working directory) and network is of the whole machine that
-    the rank runs on. GPUs are asked through NVML, which needs the package `nvidia-ml-py`; with several ranks, the
-    readings of all of them are exchanged on the device and logged one batch later, under the step they were taken at,
-    so that no step waits for them.
+    the rank runs on. GPUs are asked through NVML, which needs the package `nvidia-ml-py`; what one does not tell, as
+    some do not tell their power, is left out. With several ranks, the readings of all of them are exchanged on the
+    device and logged one batch later, so that no step waits for them; of an evaluation or prediction, in which ranks
+    may have different numbers of batches, those at its end.
 
-    **Events** INIT, BATCH_START, EVAL_BATCH_START, PREDICT_BATCH_START; FIT_END,
-    EVAL_STANDALONE_END, PREDICT_END (what is still on its way), CLOSE.
+    **Events** INIT, BATCH_START, EVAL_BATCH_START, PREDICT_BATCH_START; EVAL_END, FIT_END, EVAL_STANDALONE_END,
+    PREDICT_END, CLOSE.
     **Cost** some tenths of a millisecond of the host per batch; with several ranks on GPUs one small exchange.
 
     Args:
@@ -59,7 +62,7 @@ class SystemMetricsMonitor(Callback):
         self.log_all_data = log_all_data
         self._nvml: Any = None
         self._handle: Any = None
-        self._sent: tuple[int, list[DeferredValue]] | None = None  # step, and the readings of all ranks in a row
+        self._sent: list[DeferredValue] | None = None  # the readings of all ranks in a row
 
     def init(self, state: State, logger: Logger) -> None:
         psutil.cpu_percent()  # the first reading has nothing to compare with
@@ -71,13 +74,17 @@ class SystemMetricsMonitor(Callback):
             self._handle = self._nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
 
     def batch_start(self, state: State, logger: Logger) -> None:
-        self._log(state, logger)
+        self._log(logger)
+        self._exchange(state, logger)
 
     def eval_batch_start(self, state: State, logger: Logger) -> None:
-        self._log(state, logger)
+        self._log(logger)
 
     def predict_batch_start(self, state: State, logger: Logger) -> None:
-        self._log(state, logger)
+        self._log(logger)
+
+    def eval_end(self, state: State, logger: Logger) -> None:
+        self._exchange(state, logger)
 
     def fit_end(self, state: State, logger: Logger) -> None:
         self._receive(logger)
@@ -86,6 +93,7 @@ class SystemMetricsMonitor(Callback):
         self._receive(logger)
 
     def predict_end(self, state: State, logger: Logger) -> None:
+        self._exchange(state, logger)
         self._receive(logger)
 
     def close(self, state: State, logger: Logger) -> None:
@@ -93,37 +101,39 @@ class SystemMetricsMonitor(Callback):
         if nvml is not None:
             nvml.nvmlShutdown()
 
-    def _log(self, state: State, logger: Logger) -> None:
+    def _log(self, logger: Logger) -> None:
         logger.log_metrics(_machine())
-        if self._nvml is None:
-            return
-        readings = _readings(self._nvml, self._handle)
-        if dist.get_world_size() == 1:
-            logger.log_metrics(self._by_rank([readings]))
+        if self._nvml is not None and dist.get_world_size() == 1:
+            logger.log_metrics(self._by_rank([_readings(self._nvml, self._handle)]))
+
+    def _exchange(self, state: State, logger: Logger) -> None:
+        """Send readings to the other ranks. To be called on every rank as often as on the others."""
+        if self._nvml is None or dist.get_world_size() == 1:
             return
         self._receive(logger)
+        readings = _readings(self._nvml, self._handle)
         own = torch.tensor(readings, dtype=torch.float32).to(state.device._device, non_blocking=True)
         values = [DeferredValue.of_tensor(value) for value in torch.cat(dist.all_gather(own)).unbind()]
         DeferredValue.fetch(values)
-        self._sent = (state.timestamp._batch, values)
+        self._sent = values
 
     def _receive(self, logger: Logger) -> None:
         """Log what was sent a batch ago, which has arrived by now."""
         if self._sent is not None:
-            step, values = self._sent
-            self._sent = None
-            numbers = [value.value for value in values]
+            numbers, self._sent = [value.value for value in self._sent], None
             count = len(_GPU_KEYS)
-            logger.log_metrics(self._by_rank([numbers[i : i + count] for i in range(0, len(numbers), count)]), step)
+            # Under the step of now, because some services take no step that is over.
+            logger.log_metrics(self._by_rank([numbers[i : i + count] for i in range(0, len(numbers), count)]))
 
     def _by_rank(self, readings: list[list[float]]) -> dict[str, float]:
         found: dict[str, float] = {}
         for key, values in zip(_GPU_KEYS, zip(*readings, strict=True), strict=True):
+            told = {rank: value for rank, value in enumerate(values) if not math.isnan(value)}
             if self.log_all_data:
-                found.update({f"{key}_rank_{rank}": value for rank, value in enumerate(values)})
-            else:
-                for name, best in (("min", min(values)), ("max", max(values))):
-                    found[f"{name}_{key}_rank_{values.index(best)}"] = best
+                found.update({f"{key}_rank_{rank}": value for rank, value in told.items()})
+            elif told:
+                for name, rank in (("min", min(told, key=told.__getitem__)), ("max", max(told, key=told.__getitem__))):
+                    found[f"{name}_{key}_rank_{rank}"] = told[rank]
         return found
 
 
@@ -151,8 +161,20 @@ def _nvml() -> Any:
 
 
 def _readings(nvml: Any, handle: Any) -> list[float]:
-    """One number for each of `_GPU_KEYS`."""
-    use = nvml.nvmlDeviceGetUtilizationRates(handle)
-    temperature = nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
-    milliwatts = nvml.nvmlDeviceGetPowerUsage(handle)
-    return [float(use.gpu), float(use.memory), float(temperature), milliwatts / 1000]
+    """One number for each of `_GPU_KEYS`; NaN if the GPU does not tell."""
+
+    def ask(question: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return question(handle, *arguments)
+        except nvml.NVMLError:  # not supported, or not allowed here
+            return None
+
+    use = ask(nvml.nvmlDeviceGetUtilizationRates)
+    temperature = ask(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU)
+    milliwatts = ask(nvml.nvmlDeviceGetPowerUsage)
+    return [
+        math.nan if use is None else float(use.gpu),
+        math.nan if use is None else float(use.memory),
+        math.nan if temperature is None else float(temperature),
+        math.nan if milliwatts is None else milliwatts / 1000,
+    ]

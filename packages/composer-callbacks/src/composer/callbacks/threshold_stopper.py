@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from composer.callbacks._stopping import Comparison, comparison, metric_value
+from composer.callbacks._stopping import Comparison, comparison, metric_value, warn_of_unknown_label
 from composer.core import Callback, State
 from composer.loggers import Logger
 
@@ -14,8 +14,8 @@ __all__ = ["ThresholdStopper"]
 class ThresholdStopper(Callback):
     """Ends training when a metric is better than a threshold.
 
-    **Events** EVAL_END, if that evaluator is watched; EPOCH_END, and with `stop_on_batch` BATCH_END, if the training
-    loader is.
+    **Events** FIT_START, which warns if nothing is so labelled; EVAL_END, if that evaluator is watched; EPOCH_END, and
+    with `stop_on_batch` BATCH_END, if the training loader is.
     **Reads** the metric from `state.eval_metrics` or `state.train_metrics`, at these events; its value is read from the
     device, so with `stop_on_batch` and the training loader every step waits for it.
 
@@ -50,6 +50,9 @@ class ThresholdStopper(Callback):
         self.threshold = float(threshold)
         self.comp = comparison(comp, monitor)
         self.stop_on_batch = stop_on_batch
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        warn_of_unknown_label(state, self.dataloader_label, "ThresholdStopper")
 
     def eval_end(self, state: State, logger: Logger) -> None:
         self._look(state)

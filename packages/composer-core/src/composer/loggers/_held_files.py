@@ -18,6 +18,7 @@ def hold_file(path: Path, name: str) -> Path:
         name: The name of the file that is held, without folders.
     """
     held = Path(tempfile.mkdtemp(prefix=".held-", dir=path.parent)) / name
+    path = path.resolve()  # a link to a link would lead nowhere from another folder
     try:
         os.link(path, held)
     except OSError:

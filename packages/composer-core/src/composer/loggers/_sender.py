@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import threading
 import time
@@ -15,8 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from composer.loggers._deferred import _UNSET, DeferredValue, _Copy
+from composer.loggers._deferred import DeferredValue, _Copy
 from composer.loggers._process import call_at_exit, this_process
+from composer.loggers._snapshots import Arriving, read_metrics, snapshot
 
 __all__ = ["Logged", "Sender", "check_on_error", "hold_metrics", "read_metrics", "report_failure", "start_copy"]
 
@@ -38,7 +38,7 @@ class Logged(NamedTuple):
 class _Record(NamedTuple):
     call: Callable[[], None] | None  # None: metrics
     metrics: Logged
-    arriving: tuple[_Arriving, ...]
+    arriving: tuple[Arriving, ...]
     size: int
 
 
@@ -61,7 +61,7 @@ class Sender:
         send_metrics: Sends metrics; called in the thread.
         on_error: "warn" or "raise".
         interval: Seconds for which metrics gather before they are sent.
-        capacity: What the queue holds, in KiB, roughly; a call of `put_metrics` counts as one.
+        capacity: What the queue holds, in KiB, roughly: eight metrics count as one, arrays by their size.
         timeout: How long `flush`, `close` and the end of the process wait, in seconds.
 
     Raises:
@@ -88,7 +88,7 @@ class Sender:
         # Reentrant: a garbage collection while it is held may close an engine, and so come here again.
         self._changed = threading.Condition(threading.RLock())
         self._queue: deque[_Record] = deque()
-        self._on_device: list[_Arriving] = []
+        self._on_device: list[Arriving] = []
         self._fetch_due = 0.0
         self._size = self._put = self._done = self._dropped = self._failed = 0
         self._wanted = self._closed = self._reported = self._drop_reported = False
@@ -101,15 +101,22 @@ class Sender:
         """How many records wait."""
         return self._put - self._done
 
+    @property
+    def forked(self) -> bool:
+        """Whether this process was forked from that of the sender, which alone may send."""
+        return self._process is not this_process()
+
     def put_metrics(self, metrics: dict[str, Any], step: int) -> dict[str, Any]:
         """Queue a snapshot of metrics: numbers, tensors, `DeferredValue`, others by deep copy; and return it."""
-        arriving: list[_Arriving] = []
-        snapshot = {k: v if type(v) in _IMMUTABLE else _snapshot(v, arriving) for k, v in metrics.items()}
-        self._append(_Record(None, Logged(snapshot, step, time.time()), tuple(arriving), 1), may_drop=True)
+        arriving: list[Arriving] = []
+        arrays: list[Any] = []
+        taken = {k: v if type(v) in _IMMUTABLE else snapshot(v, arriving, arrays) for k, v in metrics.items()}
+        size = 1 + len(metrics) // 8 + (sum(getattr(a, "nbytes", 0) for a in arrays) // 1024 if arrays else 0)
+        self._append(_Record(None, Logged(taken, step, time.time()), tuple(arriving), size), may_drop=True)
         if self._on_device and time.monotonic() >= self._fetch_due:
             self.fetch()
         self.check()
-        return snapshot
+        return taken
 
     def put(self, call: Callable[[], None], *, size: int = 1, may_drop: bool = False, check: bool = True) -> None:
         """Queue a call.
@@ -133,7 +140,8 @@ class Sender:
         with self._changed:
             arriving, self._on_device = self._on_device, []
             self._fetch_due = time.monotonic() + _FETCH_SECONDS
-            DeferredValue.fetch(a.value for a in arriving if a.value is not None)
+            with suppress(Exception):  # the device has failed; `settle` meets that again, and what came before is sent
+                DeferredValue.fetch(a.value for a in arriving if a.value is not None)
             for a in arriving:
                 a.settle()
 
@@ -143,7 +151,7 @@ class Sender:
         Args:
             check: Whether to report a failure, as `check` does.
         """
-        if self._process is not this_process():
+        if self.forked:
             return False  # forked; nothing may be locked here, because the lock may have been held
         self.fetch()
         with self._changed:
@@ -170,7 +178,7 @@ class Sender:
 
     def close(self) -> None:
         """Send everything, as `flush`, and end the thread. A second call does nothing."""
-        if self._closed or self._process is not this_process():
+        if self._closed or self.forked:
             return
         arrived = self.flush(check=False)
         with self._changed:
@@ -247,14 +255,16 @@ class Sender:
 
     def _deliver(self, records: list[_Record]) -> None:
         """Carry out one call, or send metrics."""
+        count = len(records)
         try:
             call = records[0].call
             if call is not None:
                 call()
-            else:
-                self._send_metrics([r.metrics._replace(metrics=read_metrics(r.metrics.metrics)) for r in records])
+            elif arrived := self._arrived(records):
+                count = len(arrived)
+                self._send_metrics(arrived)
         except Exception as error:  # noqa: BLE001 - reported in the training thread
-            self._failed += len(records)
+            self._failed += count
             self._failure = self._failure or error
         finally:
             with self._changed:
@@ -262,74 +272,22 @@ class Sender:
                 self._size -= sum(record.size for record in records)
                 self._changed.notify_all()
 
+    def _arrived(self, records: Sequence[_Record]) -> list[Logged]:
+        """The metrics, but for those whose copies failed, as they do once the device has failed."""
+        arrived: list[Logged] = []
+        for record in records:
+            try:
+                arrived.append(record.metrics._replace(metrics=read_metrics(record.metrics.metrics)))
+            except Exception as error:  # noqa: BLE001 - reported in the training thread
+                self._failed += 1
+                self._failure = self._failure or error
+        return arrived
+
     def _finish_at_exit(self) -> None:
-        if self._process is this_process() and not self._closed:
+        if not (self.forked or self._closed):
             self.flush(check=False)
             if self._failure is not None and not self._reported:
                 log.error("`%s` failed: %s", self.name, self._failure)
-
-
-class _Arriving:
-    """A value on the device, or on its way to the host.
-
-    Others read the same `DeferredValue` in the training's thread, so the sending thread never touches one.
-    """
-
-    __slots__ = ("as_float", "copy", "index", "number", "value")
-
-    def __init__(self, value: DeferredValue) -> None:
-        self.value: DeferredValue | None = value
-        self.as_float = value._compute is None
-        self.copy: _Copy | None = None
-        self.index: int | None = None
-        self.number: Any = None
-        result = value._result
-        if value._copy is not None or (isinstance(result, torch.Tensor) and result.numel() != 1):
-            self.settle()
-
-    def settle(self) -> None:
-        """Note where the number will be."""
-        value = self.value
-        if value is None:
-            return
-        if value._number is not _UNSET:
-            self.number = value._number
-        elif value._copy is not None:
-            self.copy, self.index = value._copy
-        else:
-            self.copy = _Copy(value._result)
-        self.value = None
-
-    def read(self) -> Any:
-        """The number, or an array; waits for the copy."""
-        if self.copy is None:
-            number = self.number
-        elif self.index is None:
-            return np.array(self.copy.numbers)
-        else:
-            number = self.copy.numbers[self.index]
-        return float(number) if self.as_float else number
-
-
-def _snapshot(value: Any, arriving: list[_Arriving]) -> Any:
-    if type(value) is not DeferredValue:
-        if not isinstance(value, torch.Tensor):
-            return value.item() if isinstance(value, np.generic) else copy.deepcopy(value)
-        if value.device.type == "cpu":
-            return value.item() if value.numel() == 1 else value.detach().clone()
-        value = DeferredValue(value.detach)
-    value.hold()
-    if value.ready:
-        plain = value.plain
-        return plain.detach() if isinstance(plain, torch.Tensor) else plain
-    found = _Arriving(value)
-    arriving.append(found)
-    return found
-
-
-def read_metrics(metrics: dict[str, Any]) -> dict[str, Any]:
-    """A snapshot of `Sender.put_metrics` with all its values on the host; waits for their copies."""
-    return {key: value.read() if type(value) is _Arriving else value for key, value in metrics.items()}
 
 
 def start_copy(value: np.ndarray | torch.Tensor) -> Callable[[], np.ndarray]:

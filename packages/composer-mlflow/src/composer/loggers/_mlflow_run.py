@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import posixpath
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from importlib import import_module
 from pathlib import Path
@@ -16,14 +18,26 @@ import numpy as np
 
 from composer.loggers import format_log_data_value
 from composer.loggers._held_files import release_file
+from composer.loggers._numbers import as_number
 from composer.loggers._pixels import in_unit_range
 from composer.loggers._sender import Logged
 
-__all__ = ["MLFlowRun", "check_registry", "ended_as", "find_flavor", "matches", "open_run", "register"]
+__all__ = [
+    "MLFlowRun",
+    "check_registry",
+    "current_run",
+    "ended_as",
+    "find_flavor",
+    "matches",
+    "open_run",
+    "register",
+    "start_monitor",
+]
 
 log = logging.getLogger(__name__)
 
 _METRICS_PER_REQUEST, _PARAMS_PER_REQUEST, _LONGEST_KEY = 1000, 100, 250
+_URI = "MLFLOW_TRACKING_URI"
 _REFUSED = re.compile(r"[^\w/.: -]")
 
 
@@ -53,28 +67,36 @@ class MLFlowRun:
             for values, step, seconds in records
             for name, value in self._changed(values, step)
         ]
+        problem: Exception | None = None
         for start in range(0, len(metrics), _METRICS_PER_REQUEST):
-            self.client.log_batch(self.run_id, metrics=metrics[start : start + _METRICS_PER_REQUEST])
+            some = metrics[start : start + _METRICS_PER_REQUEST]
+            try:
+                self.client.log_batch(self.run_id, metrics=some)
+            except Exception as error:  # noqa: BLE001 - one request must not cost the others
+                problem = problem or error
+                for metric in some:  # or the same value would not be sent again
+                    self.metrics_cache.pop(metric.key, None)
+        if problem is not None:
+            raise problem
 
     def _changed(self, values: dict[str, Any], step: int) -> list[tuple[str, float]]:
         found: list[tuple[str, float]] = []
         for key, value in values.items():
-            if isinstance(value, np.ndarray) and value.size == 1:
-                value = value.item()
-            if not isinstance(value, int | float):
+            number = as_number(value)
+            if number is None:
                 continue
-            name, value = self.name(self._rename.get(key, key)), float(value)
+            name = self.name(self._rename.get(key, key))
             before = self.metrics_cache.get(name)
-            if before is None or before[0] != value or step >= before[1] + self._repeat_after:
-                self.metrics_cache[name] = (value, step)
-                found.append((name, value))
+            if before is None or before[0] != number or step >= before[1] + self._repeat_after:
+                self.metrics_cache[name] = (number, step)
+                found.append((name, number))
         return found
 
     def name(self, key: str) -> str:
         """A name that MLflow takes: of letters, digits and `_-. :/`, short, and not like `../a` or `a//b`."""
         name = self._names.get(key)
         if name is None:
-            name = posixpath.normpath(_REFUSED.sub(".", key).strip("/"))[:_LONGEST_KEY]
+            name = posixpath.normpath(_REFUSED.sub(".", str(key)).strip("/"))[:_LONGEST_KEY]
             name = self._names[key] = re.sub(r"^(\.\./)+|^\.\.?$", "_", name)
             if name != key:
                 log.warning("MLflow does not take the name %r; it is logged as %r.", key, name)
@@ -140,6 +162,16 @@ def open_run(client: Any, experiment: str, name: str, tags: dict[str, Any], *, r
     return experiment_id, run.info.run_id, True
 
 
+def start_monitor(run_id: str, uri: str | None, *, again: bool) -> Any:
+    """Have MLflow log what the machine does, from a thread of its own; `again`: it has done so for this run before."""
+    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+    make: Any = SystemMetricsMonitor
+    monitor = make(run_id, resume_logging=again, tracking_uri=uri)
+    monitor.start()
+    return monitor
+
+
 def check_registry(uri: str | None, prefix: str) -> None:
     """Refuse a prefix that the Unity Catalog does not take.
 
@@ -178,6 +210,24 @@ def find_flavor(name: str) -> Any:
     if not hasattr(module, "log_model"):
         raise ValueError(f"`flavor` must be a kind of model that MLflow knows, such as 'pytorch', got {name!r}.")
     return module
+
+
+@contextmanager
+def current_run(run_id: str | None, uri: str | None) -> Iterator[None]:
+    """Make a run the one that functions of the module `mlflow` log to."""
+    import mlflow
+
+    before, variable = mlflow.get_tracking_uri(), os.environ.get(_URI)
+    try:
+        if uri is not None:
+            mlflow.set_tracking_uri(uri)
+        with mlflow.start_run(run_id=run_id):
+            yield
+    finally:
+        if uri is not None:
+            mlflow.set_tracking_uri(before)  # and so the variable
+            os.environ.pop(_URI, None)
+            os.environ.update({} if variable is None else {_URI: variable})
 
 
 def ended_as(*, training: bool) -> str:

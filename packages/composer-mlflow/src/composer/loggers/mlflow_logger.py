@@ -18,11 +18,13 @@ from composer.loggers._held_files import hold_file
 from composer.loggers._mlflow_run import (
     MLFlowRun,
     check_registry,
+    current_run,
     ended_as,
     find_flavor,
     matches,
     open_run,
     register,
+    start_monitor,
 )
 from composer.loggers._sender import Sender, check_on_error, hold_metrics, report_failure, start_copy
 from composer.utils import dist
@@ -130,6 +132,7 @@ class MLFlowLogger(LoggerDestination):
         self._hyperparameters: dict[str, Any] = {}
         self._resumed: dict[str, Any] | None = None
         self._created = self._training = False
+        self._abandoned: str | None = None  # the run that was begun before the checkpoint told of another
         self._clear()
 
     def _clear(self) -> None:
@@ -152,8 +155,7 @@ class MLFlowLogger(LoggerDestination):
         kept = {k: v for k, v in hyperparameters.items() if not matches(k, self.ignore_hyperparameters)}
         self._hyperparameters |= kept
         if self._sender is not None and self._run is not None:
-            texts = {key: str(value) for key, value in kept.items()}
-            self._sender.put(partial(self._run.send_params, texts))
+            self._sender.put(partial(self._run.send_params, {key: str(value) for key, value in kept.items()}))
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         if self.ignore_metrics:
@@ -166,10 +168,9 @@ class MLFlowLogger(LoggerDestination):
             self._sender.flush()
 
     def _is_ignored(self, name: str) -> bool:
-        ignored = self._ignored.get(name)
-        if ignored is None:
-            ignored = self._ignored[name] = matches(name, self.ignore_metrics)
-        return ignored
+        if name not in self._ignored:
+            self._ignored[name] = matches(name, self.ignore_metrics)
+        return self._ignored[name]
 
     def log_table(
         self, columns: list[str], rows: list[list[Any]], name: str = "Table", step: int | None = None
@@ -274,10 +275,8 @@ class MLFlowLogger(LoggerDestination):
         """
         if self._run is None:
             return None
-        import mlflow
-
         module = find_flavor(flavor)
-        with mlflow.start_run(run_id=self._run_id):
+        with current_run(self._run_id, self.tracking_uri):
             logged = module.log_model(**kwargs)
         self._run.client.update_run(self._run_id, status="RUNNING")  # leaving the block has ended it
         return logged
@@ -291,8 +290,8 @@ class MLFlowLogger(LoggerDestination):
         failure: Exception | None = None
         if dist.get_global_rank() == 0:
             try:
-                tags = self.tags | {"run_name": os.environ.get("RUN_NAME") or self.run_name or state.run_name}
-                tags |= {} if self.run_group is None else {"run_group": self.run_group}
+                tags = self.tags | ({} if self.run_group is None else {"run_group": self.run_group})
+                tags["run_name"] = os.environ.get("RUN_NAME") or self.run_name or state.run_name
                 name = self.experiment_name or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "my-mlflow-experiment"
                 ids = [*open_run(self._client(), name, self.run_name or state.run_name, tags, resume=self.resume)]
             except Exception as error:  # noqa: BLE001 - reported below
@@ -324,38 +323,38 @@ class MLFlowLogger(LoggerDestination):
                 interval=self._interval,
                 timeout=self.timeout,
             )
+        self.log_hyperparameters(self._hyperparameters)  # those that came before there was a run
         if self.log_system_metrics:
-            from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
-
-            again = not self._created
-            monitor: Any = SystemMetricsMonitor
-            self._monitor = monitor(self._run_id, resume_logging=again, tracking_uri=self.tracking_uri)
-            self._monitor.start()
+            self._monitor = start_monitor(self._run_id, self.tracking_uri, again=not self._created)
 
     def after_load(self, state: State, logger: Logger) -> None:
         resumed, self._resumed = self._resumed, None
         if resumed is None or resumed["run_name"] != state.run_name or resumed["run_id"] == self._run_id:
             return
-        fresh, created = self._run_id, self._created
+        fresh = self._experiment_id, self._run_id, self._created
         self._experiment_id, self._run_id, self._created = resumed["experiment_id"], resumed["run_id"], False
         if self._run is None or self._sender is None:
             return
-        client = self._run.client
         try:
-            client.update_run(self._run_id, status="RUNNING")
+            self._run.client.update_run(self._run_id, status="RUNNING")
             self._sender.flush()
             self._stop_monitor()
             self._connect()
-            if created:
-                client.delete_run(fresh)
         except Exception as error:  # noqa: BLE001 - of whatever kind MLflow's are
             report_failure("MLFlowLogger", error, self.on_error)
-            self._run_id = fresh
+            self._experiment_id, self._run_id, self._created = fresh
             return
-        self.log_hyperparameters(self._hyperparameters)
+        if fresh[2] and dist.get_global_rank() == 0:
+            self._abandoned = fresh[1]  # other ranks may still be sending to it
 
     def fit_start(self, state: State, logger: Logger) -> None:
         self._training = True
+        self._delete_abandoned()
+
+    def _delete_abandoned(self) -> None:
+        abandoned, self._abandoned = self._abandoned, None
+        if abandoned is not None and self._run is not None and self._sender is not None:
+            self._sender.put(partial(self._run.client.delete_run, abandoned), check=False)
 
     def epoch_end(self, state: State, logger: Logger) -> None:
         if self._sender is not None:
@@ -377,6 +376,8 @@ class MLFlowLogger(LoggerDestination):
         if sender is None or run is None:
             return
         self._stop_monitor()
+        self._delete_abandoned()
+        self._hyperparameters = {}
         if dist.get_global_rank() == 0:
             sender.put(partial(run.end, ended_as(training=self._training)), check=False)
         try:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from composer.loggers._numbers import as_number
 from composer.loggers._pixels import in_unit_range
 from composer.loggers._sender import Logged, read_metrics
 
@@ -37,14 +38,21 @@ class EventWriter:
     def send(self, records: Sequence[Logged]) -> None:
         """Write scalars, and let readers see them: one event per step, because making events is what takes time."""
         value, add = self._summary.Value, self.writer._get_file_writer().add_summary
+        problem: Exception | None = None
         for step, group in groupby(records, key=lambda record: record.step):
             logged = list(group)
             numbers = [pair for record in logged for pair in scalars(record.metrics).items()]
-            if numbers:
+            if not numbers:
+                continue
+            try:
                 values = [value(tag=key, simple_value=number) for key, number in numbers]
                 add(self._summary(value=values), step, logged[-1].seconds)
                 self._written = True
+            except Exception as error:  # noqa: BLE001 - one bad value must not cost the other steps
+                problem = problem or error
         self.writer.flush()
+        if problem is not None:
+            raise problem
 
     def write_text(self, name: str, text: str, step: int | None) -> None:
         """Write Markdown."""
@@ -63,13 +71,23 @@ class EventWriter:
             add(tag, array, step, dataformats=letters)
         self._written = True
 
-    def write_hyperparameters(self, hyperparameters: dict[str, Any], results: dict[str, Any], step: int) -> None:
-        """Write hyperparameters and results for the HPARAMS page."""
+    def write_hyperparameters(
+        self, hyperparameters: dict[str, Any], results: dict[str, Any], expected: Sequence[str], step: int
+    ) -> None:
+        """Write hyperparameters and results for the HPARAMS page.
+
+        Args:
+            hyperparameters: Numbers and texts by name.
+            results: Metrics, as a snapshot holds them.
+            expected: All metrics there will be: TensorBoard keeps the first list of them that it reads.
+            step: The step of the results.
+        """
         from torch.utils.tensorboard.summary import hparams
 
         numbers = {f"hparams/{key}": number for key, number in scalars(read_metrics(results)).items()}
+        listed = dict.fromkeys([*(f"hparams/{key}" for key in expected), *numbers], 0.0)
         file = self.writer._get_file_writer()
-        for summary in hparams(hyperparameters, numbers):  # type: ignore[no-untyped-call]
+        for summary in hparams(hyperparameters, listed):  # type: ignore[no-untyped-call]
             file.add_summary(summary)
         for key, number in numbers.items():
             self.writer.add_scalar(key, number, step)
@@ -97,10 +115,5 @@ class EventWriter:
 
 def scalars(metrics: dict[str, Any]) -> dict[str, float]:
     """The values that are numbers."""
-    found: dict[str, float] = {}
-    for key, value in metrics.items():
-        if isinstance(value, np.ndarray) and value.size == 1:
-            value = value.item()
-        if isinstance(value, int | float):
-            found[key] = float(value)
-    return found
+    numbers = {str(key): as_number(value) for key, value in metrics.items()}
+    return {key: number for key, number in numbers.items() if number is not None}

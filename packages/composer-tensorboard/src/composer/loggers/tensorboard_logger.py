@@ -33,10 +33,11 @@ __all__ = ["TensorboardLogger"]
 class TensorboardLogger(LoggerDestination):
     """Writes what is logged to event files, which `tensorboard --logdir tensorboard_logs` shows.
 
-    The files are in `<log_dir>/<run_name>`. The training puts what it logs into a queue, and a thread writes it: a step
-    waits neither for the disk nor for the device. Numbers become scalars, with the number of trained batches as their
-    step; NaN and infinity are written as they are. Other metrics (text, arrays) are not shown by TensorBoard and left
-    out. Hyperparameters are on its HPARAMS page, next to the results of the last evaluation.
+    The files are in `<log_dir>/<run_name>`, those of other ranks than 0 in its folders `rank<rank>`. The training puts
+    what it logs into a queue, and a thread writes it: a step waits neither for the disk nor for the device. Numbers
+    become scalars, with the number of trained batches as their step; NaN and infinity are written as they are. Other
+    metrics (text, arrays) are not shown by TensorBoard and left out. Hyperparameters are on its HPARAMS page, next to
+    the results of the last evaluation.
 
     If another logger stores files, the event file is handed to it every `flush_interval` batches and at the end, as
     `tensorboard_logs/{run_name}/<event file>-<rank>`, and a new one is begun.
@@ -47,7 +48,7 @@ class TensorboardLogger(LoggerDestination):
     Args:
         log_dir: Where to write; None is "tensorboard_logs".
         flush_interval: Batches between two flushes to the disk; also at the end of an epoch, evaluation and `fit`.
-        rank_zero_only: Whether only rank 0 writes.
+        rank_zero_only: Whether only rank 0 writes; else every rank is a run of its own in TensorBoard.
         on_error: What happens if writing fails: "warn" (once, and the run goes on) or "raise".
         timeout: How long the end of `fit`, `close` and the end of the process wait for the thread, in seconds.
 
@@ -55,7 +56,8 @@ class TensorboardLogger(LoggerDestination):
         ValueError: `flush_interval` or `timeout` is not positive, or `on_error` is unknown.
 
     Differs: values of one step are one event; hyperparameters are in the file of the scalars, not in a folder of their
-    own; the file is only rolled if there is somebody to take it; a resumed run hides orphaned values.
+    own; the file is only rolled if there is somebody to take it; a resumed run hides orphaned values. Ranks do not
+    share a folder, of which TensorBoard follows only one file at a time. Masks of images are not drawn.
     """
 
     accepts_deferred: ClassVar[bool] = True
@@ -83,7 +85,7 @@ class TensorboardLogger(LoggerDestination):
         self._hyperparameters_written = True
         self._results: dict[str, Any] = {}  # of the evaluation that is going on
         self._results_prefix: str | None = None
-        self._at_step: tuple[int, list[dict[str, Any]]] = (-1, [])  # what was logged at the newest step
+        self._at_step: tuple[int, dict[str, Any]] = (-1, {})  # what was logged at the newest step
         self._resumed: dict[str, Any] | None = None
         self._writer: EventWriter | None = None
         self._sender: Sender | None = None
@@ -115,9 +117,9 @@ class TensorboardLogger(LoggerDestination):
         step = 0 if step is None else step
         snapshot = sender.put_metrics(metrics, step)
         if self._at_step[0] == step:
-            self._at_step[1].append(snapshot)
+            self._at_step[1].update(snapshot)
         else:
-            self._at_step = (step, [snapshot])
+            self._at_step = (step, snapshot.copy())
         if self._results_prefix is not None:
             self._results |= {k: v for k, v in snapshot.items() if k.startswith(self._results_prefix)}
 
@@ -164,7 +166,9 @@ class TensorboardLogger(LoggerDestination):
         if self.rank_zero_only and dist.get_global_rank() != 0:
             return
         try:
-            self._writer = EventWriter(Path(self.log_dir or "tensorboard_logs") / state.run_name)
+            rank = dist.get_global_rank()
+            folder = Path(self.log_dir or "tensorboard_logs", state.run_name)
+            self._writer = EventWriter(folder / f"rank{rank}" if rank else folder)
         except OSError as error:
             report_failure("TensorboardLogger", error, self.on_error)
             return
@@ -175,8 +179,7 @@ class TensorboardLogger(LoggerDestination):
         if resumed is None or self._sender is None or self._writer is None or resumed["run_name"] != state.run_name:
             return
         self._sender.put(partial(self._writer.purge, state.timestamp.batch.value))
-        for metrics in resumed["metrics"]:
-            self.log_metrics(metrics, resumed["step"])
+        self.log_metrics(resumed["metrics"], resumed["step"])
 
     def batch_end(self, state: State, logger: Logger) -> None:
         if state.timestamp.batch.value % self.flush_interval == 0:
@@ -203,7 +206,8 @@ class TensorboardLogger(LoggerDestination):
 
     def post_close(self) -> None:
         sender, writer, self._sender, self._writer = self._sender, self._writer, None, None
-        self.run_name, self._at_step, self._results = None, (-1, []), {}
+        self.run_name, self._at_step, self._results = None, (-1, {}), {}
+        self.hyperparameters = {}
         if sender is not None and writer is not None:
             sender.put(writer.close, check=False)
             sender.close()
@@ -214,8 +218,7 @@ class TensorboardLogger(LoggerDestination):
             return {}
         self._sender.fetch()
         step, logged = self._at_step
-        metrics = [scalars(read_metrics(snapshot)) for snapshot in logged]
-        return {"run_name": self.run_name, "step": step, "metrics": metrics}
+        return {"run_name": self.run_name, "step": step, "metrics": scalars(read_metrics(logged))}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._resumed = state or None
@@ -225,9 +228,10 @@ class TensorboardLogger(LoggerDestination):
     def _write_hyperparameters(self, state: State) -> None:
         if self._sender is None or self._writer is None or not self.hyperparameters:
             return
-        write = self._writer.write_hyperparameters
+        expected = [f"metrics/{label}/{name}" for label, found in state.eval_metrics.items() for name in found]
+        write = partial(self._writer.write_hyperparameters, dict(self.hyperparameters), self._results, expected)
         self._sender.fetch()
-        self._sender.put(partial(write, dict(self.hyperparameters), self._results, state.timestamp.batch.value))
+        self._sender.put(partial(write, state.timestamp.batch.value))
         self._hyperparameters_written = True
 
     def _flush(self, logger: Logger, *, roll: bool = False, wait: bool = False, check: bool = True) -> None:

@@ -17,6 +17,7 @@ import torch
 
 from composer.loggers import LoggerDestination
 from composer.loggers._held_files import hold_file
+from composer.loggers._process import call_at_exit
 from composer.loggers._sender import Sender, check_on_error, hold_metrics, report_failure, start_copy
 from composer.loggers._wandb_run import WandBRun, artifact_name
 from composer.utils import dist
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["WandBLogger"]
 
+_open_runs: set[str] = set()  # the ids of those that loggers have begun and not ended
+
 
 class WandBLogger(LoggerDestination):
     """Sends what is logged to Weights & Biases.
@@ -34,7 +37,8 @@ class WandBLogger(LoggerDestination):
     The training puts what it logs into a queue, and a thread hands it to W&B: a step waits neither for W&B nor for the
     device. The step of a value is the number of trained batches.
 
-    A run that is resumed from a checkpoint under the same run name goes on in its W&B run.
+    A run that is resumed from a checkpoint under the same run name goes on in its W&B run. A logger takes the W&B run
+    that your script has begun, but never that of another logger: two loggers have two.
 
     Args:
         project: The project.
@@ -226,12 +230,19 @@ class WandBLogger(LoggerDestination):
         if not self._rank_zero_only:
             arguments["group"] = arguments.get("group") or arguments["name"]
             arguments["name"] = f"{arguments['name']}-rank{dist.get_global_rank()}"
+        if _open_runs:  # by default `wandb.init` returns the last of them
+            _check_several_runs(wandb.Settings())
+            arguments.setdefault("reinit", "create_new")
         run = wandb.init(**arguments)
+        _open_runs.add(run.id)
+        call_at_exit(self._finish_at_exit)
         self.run_dir, self.run_url = run.dir, None if run.offline else run.url
         self.entity, self.project = run.entity, run.project
         self._saved = {"run_name": self._run_name, "rank": dist.get_global_rank(), "id": run.id}
         self._run = WandBRun(run)
         self._sender = Sender("WandBLogger", self._run.send, on_error=self.on_error, timeout=self.timeout)
+        if self._hyperparameters:
+            self._sender.put(partial(self._run.send_config, dict(self._hyperparameters)))
 
     def after_load(self, state: State, logger: Logger) -> None:
         extra = self._take_resumed()
@@ -242,7 +253,6 @@ class WandBLogger(LoggerDestination):
             self._open(extra)
         except Exception as error:  # noqa: BLE001 - of whatever kind those of W&B are
             report_failure("WandBLogger", error, self.on_error)
-        self.log_hyperparameters(self._hyperparameters)
 
     def fit_start(self, state: State, logger: Logger) -> None:
         self._training = True
@@ -264,14 +274,20 @@ class WandBLogger(LoggerDestination):
 
     def post_close(self) -> None:
         self._finish(exit_code=int(self._training or sys.exc_info()[1] is not None))
+        self._hyperparameters = {}
+
+    def _finish_at_exit(self) -> None:
+        """At the end of the process W&B's client goes away before engines are closed."""
+        self._finish(exit_code=int(self._training))
 
     def _finish(self, *, exit_code: int) -> None:
         sender, run, self._sender, self._run = self._sender, self._run, None, None
-        if sender is None or run is None:
+        if sender is None or run is None or sender.forked:
             return
         try:
             sender.close()
         finally:
+            _open_runs.discard(self._saved["id"])
             run.finish(exit_code)  # waits as long as the upload takes
 
     def state_dict(self) -> dict[str, Any]:
@@ -280,6 +296,19 @@ class WandBLogger(LoggerDestination):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._resumed = state or None
+
+
+def _check_several_runs(settings: Any) -> None:
+    """Refuse a second run at once where W&B knows only one.
+
+    Raises:
+        RuntimeError: It does.
+    """
+    if getattr(settings, "reinit", None) != "default":
+        raise RuntimeError(
+            "This version of W&B keeps one run at a time, and another `WandBLogger` has one. Close its trainer first, "
+            "leave one of the loggers out, or run `pip install -U wandb`."
+        )
 
 
 def _split(images: Any, ndim: int) -> list[Any]:
