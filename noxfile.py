@@ -80,8 +80,11 @@ def _pytest_of(session: nox.Session, package: str) -> None:
 
 @nox.session
 def quickstart(session: nox.Session) -> None:
-    """Train a small network on real digits, plain and with composed algorithms, and compare them (`-- --help`)."""
-    _install(session, ["composer-recipes"])
+    """Train a small network on real digits, plain and with composed algorithms, and compare them (`-- --help`).
+
+    `-- --profile` also writes a trace of some of it for https://ui.perfetto.dev.
+    """
+    _install(session, [n for n in ("composer-recipes", "composer-report", "composer-profiler") if n in NAMES])
     session.run("composer-train", "digits", *session.posargs)
 
 

@@ -133,6 +133,9 @@ def _watchers() -> dict[str, Watcher]:
         ),
         "CheckpointSaver": Watcher(lambda folder: c.CheckpointSaver(str(folder / "saved"))),
         "EarlyStopper": Watcher(lambda _: c.EarlyStopper(LABEL, "train", patience=99)),
+        "ExportForInferenceCallback": Watcher(
+            lambda folder: c.ExportForInferenceCallback("torch_export", str(folder / "model.pt2"))
+        ),
         "FreeOutputs": Watcher(lambda _: c.FreeOutputs(), model={"metrics": False}),
         "Generate": Watcher(
             lambda _: c.Generate(["a", "b"], "1ba", max_new_tokens=2), table="generations", model={"generates": True}
@@ -140,6 +143,7 @@ def _watchers() -> dict[str, Watcher]:
         "ImageVisualizer": Watcher(lambda _: c.ImageVisualizer("1ba"), image="Images/Train"),
         "LRMonitor": Watcher(lambda _: c.LRMonitor(), "lr-SGD/group0"),
         "LoadCheckpoint": Watcher(lambda folder: c.LoadCheckpoint(saved(folder), load_weights_only=True)),
+        "MLPerfCallback": Watcher(lambda folder: c.MLPerfCallback(folder / "mlperf", 0, metric_name=LABEL)),
         "MemoryMonitor": Watcher(lambda _: c.MemoryMonitor()),
         "MemorySnapshot": Watcher(lambda _: c.MemorySnapshot()),
         "NaNMonitor": Watcher(lambda _: c.NaNMonitor()),
@@ -178,6 +182,15 @@ def _in_memory(folder: Path) -> Keeper:
 
     logger = InMemoryLogger()
     return Keeper(logger, lambda name: name in logger.data or name in logger.tables)
+
+
+def _run_recorder(folder: Path) -> Keeper:
+    from composer.loggers import RunRecorder
+
+    def has(name: str) -> bool:
+        return f'"{name}"' in (folder / "run-rank0.jsonl").read_text()
+
+    return Keeper(RunRecorder(folder, on_error="raise"), has)
 
 
 def _tensorboard(folder: Path) -> Keeper:
@@ -245,6 +258,7 @@ KEEPERS: dict[str, Callable[[Path], Keeper]] = {
     "InMemoryLogger": _in_memory,
     "MLFlowLogger": _mlflow,
     "ProgressBarLogger": _progress_bar,
+    "RunRecorder": _run_recorder,
     "TensorboardLogger": _tensorboard,
     "WandBLogger": _wandb,
 }

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from observers import KEEPERS, WATCHERS, Keeper, make_trainer, names
 
 from composer.core import Callback
+from composer.profiler import JSONTraceHandler, Profiler, cyclic_schedule
 
 pytestmark = [
     pytest.mark.filterwarnings(f"ignore:{message}")
@@ -87,6 +89,22 @@ def test_all_of_them_together_are_closed_without_a_fit(tmp_path: Path) -> None:
     trainer = make_trainer(callbacks, [keeper.logger for keeper in keepers])
     trainer.close()
     trainer.close()
+
+
+@pytest.mark.parametrize("logger", KEEPERS)
+@pytest.mark.filterwarnings("ignore:The profiler is enabled:UserWarning")
+def test_a_run_is_profiled_with_every_logger(logger: str, tmp_path: Path) -> None:
+    keeper = KEEPERS[logger](tmp_path)
+    schedule = cyclic_schedule(warmup=0, active=2)
+    profiler = Profiler(
+        schedule, [JSONTraceHandler(str(tmp_path / "traces"))], torch_prof_folder=str(tmp_path / "torch")
+    )
+    trainer = make_trainer([], keeper.logger, profiler=profiler)
+    trainer.fit()
+    trainer.close()
+    begun = {event["name"] for event in json.loads((tmp_path / "traces" / "merged_trace.json").read_text())}
+    assert "event/batch" in begun
+    assert keeper.has is None or keeper.has("loss/train/total")
 
 
 @pytest.mark.parametrize("logger", KEEPERS)

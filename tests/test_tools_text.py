@@ -160,6 +160,16 @@ class TestReadmeBlocks:
             "line 11: no command named 'one-train'",
         ]
 
+    def test_modules_that_are_run_exist(self, tree: Tree) -> None:
+        tree.add_core()
+        tree.add_algorithm("one")
+        text = "```bash\npython -m composer.algorithms.one\npython -m composer.algorithms.two\n```\n"
+        (tree.workspace["composer-one"].source / "composer/algorithms/one/__main__.py").touch()
+
+        assert list(readme_blocks.command_problems(text, tree.workspace, set())) == [
+            "line 3: no module named 'composer.algorithms.two'"
+        ]
+
 
 class TestStyle:
     def test_letters_outside_ascii_and_long_files_are_found(self, tmp_path: Path) -> None:

@@ -95,6 +95,8 @@ def _problem(words: list[str], workspace: Workspace, scripts: set[str], sessions
     command, *rest = words
     if re.fullmatch(r"python[\d.]*", command) and rest[:1] == ["-m"] and rest[1:]:
         command, *rest = rest[1:]
+        if command.startswith("composer."):
+            return None if _has_module(workspace, command) else f"no module named {command!r}"
     if command == "pip" or (command == "uv" and rest[:1] == ["pip"]):
         named = [re.split(r"[\[<>=!~;]", word)[0] for word in rest if word.startswith(PREFIX)]
         unknown = [name for name in named if name not in workspace.packages]
@@ -128,3 +130,9 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+def _has_module(workspace: Workspace, name: str) -> bool:
+    path = Path(*name.split("."))
+    places = (path.with_suffix(".py"), path / "__main__.py")
+    return any((package.source / place).is_file() for package in workspace.packages.values() for place in places)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+import gc
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -301,3 +303,15 @@ def test_a_destination_is_a_callback_of_the_engine(state: State) -> None:
     engine.close()
 
     assert closing.calls == [("metrics", {"begun": 1}, 0), ("closed",)]
+
+
+def test_it_has_the_plan_of_the_engine_that_logs_there() -> None:
+    logger = Logger(State(model=torch.nn.Linear(1, 1), max_duration="1ep"))
+    assert logger.plan is None
+    logger._state.callbacks = Callback()
+    engine = Engine(logger._state, logger)
+    assert str(logger.plan) == str(engine.explain())
+    assert copy.deepcopy(logger).plan is None
+    del engine
+    gc.collect()
+    assert logger.plan is None

@@ -164,6 +164,25 @@ def test_helpers_return_parts_of_the_saved_state() -> None:
     assert saved["integrations"] == state._get_integrations_state_dict() == {}
 
 
+class Describing(torch.nn.Linear):
+    """As a language model does."""
+
+    def get_metadata(self) -> dict[str, Any]:
+        return {"size": self.in_features}
+
+
+def test_what_a_wrapped_model_says_of_itself_is_saved() -> None:
+    model = Describing(2, 1)
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        wrapped = [model, torch.nn.parallel.DistributedDataParallel(model), torch.compile(model)]
+        saved = [State(model=each, run_name="run").state_dict()["integrations"] for each in wrapped]
+    finally:
+        torch.distributed.destroy_process_group()
+
+    assert [{"huggingface": {"size": 2}}] * 3 == saved
+
+
 # ---- data sets ----
 
 

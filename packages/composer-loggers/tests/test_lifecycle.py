@@ -18,12 +18,14 @@ from composer.loggers.console_logger import ConsoleLogger
 from composer.loggers.file_logger import FileLogger
 from composer.loggers.in_memory_logger import InMemoryLogger
 from composer.loggers.progress_bar_logger import ProgressBarLogger
+from composer.loggers.run_recorder import RunRecorder
 
 MAKERS: dict[str, Callable[[], LoggerDestination]] = {
     "ConsoleLogger": lambda: ConsoleLogger(stream=io.StringIO()),
     "FileLogger": FileLogger,
     "InMemoryLogger": InMemoryLogger,
     "ProgressBarLogger": lambda: ProgressBarLogger(stream=io.StringIO()),
+    "RunRecorder": RunRecorder,
 }
 each = pytest.mark.parametrize("name", list(MAKERS))
 

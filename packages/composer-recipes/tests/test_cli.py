@@ -10,11 +10,12 @@ from contextlib import redirect_stdout
 from dataclasses import fields
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from composer.recipes import Data, Network, Runs, Training, digits
-from composer.recipes.cli import main
+from composer.recipes.cli import _write_page, main
 from composer.testing import run_on_ranks
 from composer.utils import dist
 
@@ -146,6 +147,23 @@ def test_a_comparison_is_printed_drawn_and_stored(capsys: pytest.CaptureFixture[
         assert (tmp_path / "first" / name).stat().st_size > 0
 
 
+def test_a_page_about_the_runs_is_written_or_said_how_to_get(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("composer.recipes.cli.find_spec", lambda name: None)
+    main([*QUICK, "--out", "out"])
+
+    assert "pip install composer-report, composer-report out/runs" in capsys.readouterr().out
+    assert len(list((tmp_path / "out/runs").glob("*/run-rank0.jsonl"))) == 4
+
+    written = SimpleNamespace(write_report=lambda folders, page: f"{page} about {len(folders)} runs")
+    monkeypatch.setattr("composer.recipes.cli.find_spec", lambda name: object())
+    monkeypatch.setattr("composer.recipes.cli.import_module", lambda name: written)
+
+    told = _write_page(SimpleNamespace(folders=[tmp_path] * 4), Path("out"))  # type: ignore[arg-type]
+    assert told == "A page about all runs, to open in a browser: out/report.html about 4 runs"
+
+
 def test_the_stored_configuration_repeats_the_run_bit_for_bit(tmp_path: Path) -> None:
     main([*QUICK, "--out", "first", "--seed", "3"])
     main(["digits", "--config", "first/config.yaml", "--out", "second"])
@@ -160,6 +178,29 @@ def test_without_algorithms_only_the_plain_recipe_is_trained(tmp_path: Path) -> 
         recipe["name"] for recipe in json.loads((tmp_path / "composer-digits/results.json").read_text())["recipes"]
     ]
     assert names == ["plain"]
+
+
+def test_a_profile_is_written_and_the_user_is_told_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "first/profile").mkdir(parents=True)
+    (tmp_path / "first/profile/merged_trace.json").write_text("of an earlier comparison")
+    main([*QUICK, "--profile", "--out", "first", "--batch_size", "10", "--seeds", "1", "--epochs", "1"])
+    text = capsys.readouterr().out
+
+    path = "first/profile/merged_trace.json"
+    assert f"Profile of 4 batches after 2 to warm up, and the evaluation: {path}\n" in text
+    assert "https://ui.perfetto.dev" in text
+    begun = [event["name"] for event in json.loads((tmp_path / path).read_text()) if event["ph"] == "B"]
+    assert [begun.count(f"event/{name}") for name in ("fit", "epoch", "batch", "eval")] == [1, 1, 6, 1]
+    assert begun.count("algorithm/MixUp/event/before_forward") == 6
+    assert "--profile" not in (tmp_path / "first/config.yaml").read_text()
+
+
+def test_a_profile_needs_the_profiler(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("composer.recipes._profile.find_spec", lambda name: None)
+    with pytest.raises(SystemExit):
+        main([*QUICK, "--profile"])
+
+    assert "`--profile` needs composer-profiler. Run `pip install composer-profiler`" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("layout", "name"), [("fashion", "Fashion-MNIST"), ("cifar", "CIFAR-10")])

@@ -19,8 +19,8 @@ def test_the_digits_are_split_at_both_ends_and_doubled_in_size() -> None:
 
     images = load_images(Data())
 
-    assert (500, 1, 16, 16) == tuple(images.train_images.shape)
-    assert (797, 1, 16, 16) == tuple(images.test_images.shape)
+    assert tuple(images.train_images.shape) == (500, 1, 16, 16)
+    assert tuple(images.test_images.shape) == (797, 1, 16, 16)
     assert labels[:500].tolist() == images.train_labels.tolist()
     assert labels[1000:].tolist() == images.test_labels.tolist()
     assert images.num_classes == 10
@@ -78,7 +78,7 @@ def test_cifar_is_found_in_its_root_and_by_its_own_folder(cifar: Path, inside: s
     assert (images.name, images.shape, len(images.train_images)) == ("CIFAR-10", (3, 32, 32), 30)
     assert images.shift == 4
     assert batch["data"].reshape(6, 3, 32, 32).tolist() == images.train_images[6:12].tolist()
-    assert [0, 1, 2, 3, 4, 5] == images.train_labels[6:12].tolist()
+    assert images.train_labels[6:12].tolist() == [0, 1, 2, 3, 4, 5]
 
 
 def test_samples_are_the_first_ones(fashion: Path) -> None:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,14 +39,14 @@ def test_a_run_does_not_depend_on_what_it_is_compared_with_or_which_seeds_came_b
 
     alone = run(tiny("mixed", (MixUp(),)), Runs(seeds=1, seed=1, device="cpu", progress=False))
 
-    assert ["plain", "mixed"] == [result.recipe.name for result in both]
+    assert [result.recipe.name for result in both] == ["plain", "mixed"]
     assert numbers(both[1])[1:] == numbers(alone)
 
 
 def test_seeds_are_counted_up_and_differ(tiny: Make) -> None:
     result = run(tiny(), Runs(seeds=2, seed=7, device="cpu", progress=False))
 
-    assert [7, 8] == [each.seed for each in result.runs]
+    assert [each.seed for each in result.runs] == [7, 8]
     assert result.runs[0].loss != result.runs[1].loss
 
 
@@ -52,7 +54,7 @@ def test_every_epoch_is_tested_and_every_image_counted(tiny: Make, quiet: Runs) 
     result = run(tiny(epochs=3), quiet)
 
     for each in result.runs:
-        assert (3, 3, 180) == (len(each.accuracy), len(each.loss), each.images)
+        assert (len(each.accuracy), len(each.loss), each.images) == (3, 3, 180)
         assert 0 < each.train_seconds < each.seconds
 
 
@@ -143,7 +145,7 @@ def test_a_bar_shows_recipe_seed_and_accuracy(tiny: Make, capsys: pytest.Capture
     compare([tiny("plain"), tiny("composed", (MixUp(),))], Runs(seeds=1, seed=4, device="cpu"))
     lines = capsys.readouterr().err.splitlines()
 
-    assert ["plain    seed 4", "composed seed 4"] == [line[:15] for line in lines]
+    assert [line[:15] for line in lines] == ["plain    seed 4", "composed seed 4"]
     assert all("6/6" in line and "loss/train/total=" in line and "Accuracy=" in line for line in lines)
 
 
@@ -169,3 +171,35 @@ def test_algorithms_that_exclude_each_other_are_refused_before_training(tiny: Ma
 
     with pytest.raises(ValueError, match="SAM"):
         Comparison([tiny(algorithms=(SAM(), Other()))], quiet)
+
+
+def test_each_run_is_recorded_in_a_folder_of_its_own(tiny: Make, quiet: Runs, tmp_path: Path) -> None:
+    recipes = [tiny("plain"), tiny("mixed", (MixUp(),))]
+    stale = tmp_path / "mixed-seed7" / "run-rank0.jsonl"
+    stale.parent.mkdir()
+    stale.write_text("of an earlier comparison")
+    comparison = Comparison(recipes, quiet, folder=tmp_path)
+    recorded = comparison.run()
+    silent = compare(recipes, quiet)
+
+    assert comparison.folders == [tmp_path / f"{name}-seed{seed}" for name in ("plain", "mixed") for seed in (0, 1)]
+    assert not stale.exists()
+    assert [numbers(result) for result in recorded] == [numbers(result) for result in silent]
+    for folder in comparison.folders:
+        records = [json.loads(line) for line in (folder / "run-rank0.jsonl").read_text().splitlines()]
+        of = {record["type"]: record for record in records}
+        assert (of["start"]["run_name"], of["start"]["group"]) == (folder.name, folder.name.partition("-")[0])
+        assert of["end"]["status"] == "finished"
+        hyperparameters = {k: v for r in records if r["type"] == "hyperparameters" for k, v in r["values"].items()}
+        assert (hyperparameters["data/batch_size"], hyperparameters["training/epochs"]) == (20, 2)
+        keys = {key for record in records if record["type"] == "metrics" for key in record["values"]}
+        assert {"loss/train/total", "metrics/test/MulticlassAccuracy", "lr-SGD/group0"} <= keys
+    assert of["table"]["rows"] == [["MixUp", "mixed the images of 6 batches in pairs"]]
+
+
+def test_nothing_is_recorded_unless_asked_for(tiny: Make, quiet: Runs, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert Comparison([tiny()], quiet).folders == []
+    run(tiny(), quiet)
+    assert list(tmp_path.iterdir()) == []

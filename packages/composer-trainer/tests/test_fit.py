@@ -10,6 +10,7 @@ import torch
 
 from composer.core import Algorithm, Callback, DataSpec, Event, State, Time, Timestamp
 from composer.loggers import InMemoryLogger, Logger, LoggerDestination
+from composer.models.base import of_outputs_alone
 from composer.optim import ConstantScheduler, LinearScheduler
 from composer.testing import EventCounterCallback, RandomClassificationDataset, SimpleModel, deep_compare
 
@@ -513,6 +514,30 @@ def test_a_model_with_its_own_eval_forward_is_measured_through_it(make_trainer: 
 
     assert [False] == modes
     assert model.training
+
+
+def test_an_eval_forward_that_can_wait_is_called_when_somebody_reads(make_trainer: MakeTrainer) -> None:
+    calls: list[str] = []
+
+    class Own(SimpleModel):
+        @of_outputs_alone
+        def eval_forward(self, batch: Any, outputs: Any = None) -> Any:
+            calls.append("waits")
+            return super().eval_forward(batch, outputs)
+
+    class Overridden(Own):
+        def eval_forward(self, batch: Any, outputs: Any = None) -> Any:
+            calls.append("is called at once")
+            return batch[1] + outputs.sum()
+
+    metrics = make_trainer.model().get_metrics(is_train=True)
+    trainer = make_trainer(model=Own(train_metrics=metrics), loggers=Quiet(), max_duration="1ep")
+    trainer.fit()
+    assert ["waits"] == calls  # of the last batch, at the end
+    right = trainer.state.outputs.argmax(1) == trainer.state.batch[1]
+    assert torch.equal(right.float().mean(), trainer.state.train_metric_values["Accuracy"])
+    make_trainer(model=Overridden(train_metrics=metrics), loggers=Quiet(), max_duration="3ba").fit()
+    assert ["is called at once"] * 3 == calls[1:]
 
 
 def test_hyperparameters_of_every_run_are_logged(make_trainer: MakeTrainer) -> None:

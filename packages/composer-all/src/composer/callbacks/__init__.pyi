@@ -2,6 +2,7 @@
 from composer.callbacks.activation_monitor import ActivationMonitor as ActivationMonitor
 from composer.callbacks.checkpoint_saver import CheckpointSaver as CheckpointSaver
 from composer.callbacks.early_stopper import EarlyStopper as EarlyStopper
+from composer.callbacks.export_for_inference import ExportForInferenceCallback as ExportForInferenceCallback
 from composer.callbacks.free_outputs import FreeOutputs as FreeOutputs
 from composer.callbacks.generate import Generate as Generate
 from composer.callbacks.image_visualizer import ImageVisualizer as ImageVisualizer
@@ -9,6 +10,7 @@ from composer.callbacks.load_checkpoint import LoadCheckpoint as LoadCheckpoint
 from composer.callbacks.lr_monitor import LRMonitor as LRMonitor
 from composer.callbacks.memory_monitor import MemoryMonitor as MemoryMonitor
 from composer.callbacks.memory_snapshot import MemorySnapshot as MemorySnapshot
+from composer.callbacks.mlperf import MLPerfCallback as MLPerfCallback
 from composer.callbacks.nan_monitor import NaNMonitor as NaNMonitor
 from composer.callbacks.oom_observer import OOMObserver as OOMObserver
 from composer.callbacks.optimizer_monitor import OptimizerMonitor as OptimizerMonitor
@@ -21,11 +23,13 @@ __all__ = [
     "ActivationMonitor",
     "CheckpointSaver",
     "EarlyStopper",
+    "ExportForInferenceCallback",
     "FreeOutputs",
     "Generate",
     "ImageVisualizer",
     "LRMonitor",
     "LoadCheckpoint",
+    "MLPerfCallback",
     "MemoryMonitor",
     "MemorySnapshot",
     "NaNMonitor",

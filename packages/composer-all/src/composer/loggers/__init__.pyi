@@ -8,6 +8,7 @@ from composer.loggers.logger import format_log_data_value as format_log_data_val
 from composer.loggers.logger_destination import LoggerDestination as LoggerDestination
 from composer.loggers.mlflow_logger import MLFlowLogger as MLFlowLogger
 from composer.loggers.progress_bar_logger import ProgressBarLogger as ProgressBarLogger
+from composer.loggers.run_recorder import RunRecorder as RunRecorder
 from composer.loggers.tensorboard_logger import TensorboardLogger as TensorboardLogger
 from composer.loggers.wandb_logger import WandBLogger as WandBLogger
 
@@ -20,6 +21,7 @@ __all__ = [
     "LoggerDestination",
     "MLFlowLogger",
     "ProgressBarLogger",
+    "RunRecorder",
     "TensorboardLogger",
     "WandBLogger",
     "format_log_data_value",

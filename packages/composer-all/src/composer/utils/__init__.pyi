@@ -11,6 +11,11 @@ from composer.checkpoint.object_store import ObjectStore as ObjectStore
 from composer.checkpoint.object_store import ObjectStoreTransientError as ObjectStoreTransientError
 from composer.checkpoint.object_store import S3ObjectStore as S3ObjectStore
 from composer.checkpoint.object_store import maybe_create_object_store_from_uri as maybe_create_object_store_from_uri
+from composer.inference import ExportFormat as ExportFormat
+from composer.inference import Transform as Transform
+from composer.inference import export_for_inference as export_for_inference
+from composer.inference import export_with_logger as export_with_logger
+from composer.inference import quantize_dynamic as quantize_dynamic
 from composer.utils import auto_log_hparams as auto_log_hparams
 from composer.utils import batch_helpers as batch_helpers
 from composer.utils import checkpoint as checkpoint
@@ -20,6 +25,7 @@ from composer.utils import device as device
 from composer.utils import dist as dist
 from composer.utils import file_helpers as file_helpers
 from composer.utils import import_helpers as import_helpers
+from composer.utils import inference as inference
 from composer.utils import iter_helpers as iter_helpers
 from composer.utils import misc as misc
 from composer.utils import module_surgery as module_surgery
@@ -86,6 +92,7 @@ from composer.utils.warnings import VersionedDeprecationWarning as VersionedDepr
 __all__ = [
     "CliCompressor",
     "CompressorNotFound",
+    "ExportFormat",
     "FORMAT_NAME_WITH_DIST_AND_TIME_TABLE",
     "FORMAT_NAME_WITH_DIST_TABLE",
     "FSDP2Config",
@@ -103,6 +110,7 @@ __all__ = [
     "STR_TO_DTYPE",
     "StringEnum",
     "TPConfig",
+    "Transform",
     "VersionedDeprecationWarning",
     "add_vision_dataset_transform",
     "auto_log_hparams",
@@ -124,6 +132,8 @@ __all__ = [
     "ensure_folder_has_no_conflicting_files",
     "ensure_folder_is_empty",
     "ensure_tuple",
+    "export_for_inference",
+    "export_with_logger",
     "extract_hparams",
     "extract_path_from_symlink",
     "file_helpers",
@@ -137,6 +147,7 @@ __all__ = [
     "get_save_filename",
     "import_helpers",
     "import_object",
+    "inference",
     "is_compressed_pt",
     "is_hpu_installed",
     "is_model_ddp",
@@ -158,6 +169,7 @@ __all__ = [
     "parse_uri",
     "partial_format",
     "print_env",
+    "quantize_dynamic",
     "reproducibility",
     "retry",
     "retrying",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from composer.core._ordering import Ordering, opener_of
 from composer.core.algorithm import always_matches, declared_events
@@ -44,6 +44,12 @@ class Trace:
 Traces = dict[str, Trace]
 
 
+class _Applied(Protocol):
+    """An algorithm, or what stands for it."""
+
+    def apply(self, event: Event, state: State, logger: Logger) -> int | None: ...
+
+
 class AlgorithmPlan:
     """Runs the algorithms of one event in their order.
 
@@ -53,6 +59,7 @@ class AlgorithmPlan:
         passes: Passes that replace the order (`replace`) or follow it.
         replace: Whether `passes` is the whole list of passes.
         acted: For each event, the indices of the algorithms that acted there last, in order; shared by all plans.
+        applied: What is applied instead of the run's algorithms, one each; None: they themselves.
     """
 
     def __init__(
@@ -62,11 +69,13 @@ class AlgorithmPlan:
         passes: Sequence[AlgorithmPass],
         replace: bool,
         acted: dict[Event, tuple[int, ...]],
+        applied: Sequence[_Applied] | None = None,
     ) -> None:
         self.event, self.ordering = event, ordering
         self._passes, self._replace, self._acted = tuple(passes), replace, acted
         self._opener = opener_of(event)
         algorithms = ordering.algorithms
+        self._applied: Sequence[_Applied] = algorithms if applied is None else applied
         self.candidates = tuple(i for i in ordering.forward if _may_act(algorithms[i], event))
         self._ascending = tuple(sorted(self.candidates))
         # Who acted at an opening event matters only where a declared order and an undoing one can meet.
@@ -117,10 +126,10 @@ class AlgorithmPlan:
         return tuple(self._index[id(algorithm)] for algorithm in algorithms)
 
     def _apply(self, order: Sequence[int], state: State, logger: Logger) -> Traces:
-        event, algorithms = self.event, self.ordering.algorithms
+        event, applied = self.event, self._applied
         traces: Traces = OrderedDict()
         for position, i in enumerate(order):
-            exit_code = algorithms[i].apply(event, state, logger)
+            exit_code = applied[i].apply(event, state, logger)
             traces[self._keys[i]] = Trace(self._names[i], event, exit_code, position, True)
         if logger.destinations:
             logger.log_traces({f"algorithm_traces/{self._names[i]}/{event}": 1 for i in order})

@@ -24,6 +24,7 @@ from composer.core._saved_metrics import load_metrics, metrics_state
 from composer.core._saved_optimizers import load_optimizers, named, numbered, optimizers_state
 from composer.core.passes import PassInput
 from composer.utils import dist
+from composer.utils.misc import unwrapped_model
 
 if TYPE_CHECKING:
     from composer.core.state import State
@@ -79,7 +80,8 @@ def _saved_attribute(state: State, name: str) -> Any:
 
 def integrations(state: State) -> dict[str, Any]:
     """What other libraries need to read the model."""
-    get_metadata = getattr(state.model, "get_metadata", None)  # language models carry their tokenizer and config
+    # Language models carry their tokenizer and config; DDP and a compiled model do not pass the question on.
+    get_metadata = getattr(unwrapped_model(state.model), "get_metadata", None)
     return {} if get_metadata is None else {"huggingface": get_metadata()}
 
 

@@ -11,6 +11,7 @@ from composer.core._observed import ObservedList, SteppingList
 from composer.utils.iter_helpers import ensure_tuple
 
 if TYPE_CHECKING:
+    from composer.core._profiled import RunProfiler
     from composer.core.algorithm import Algorithm
     from composer.core.callback import Callback
     from composer.core.evaluator import Evaluator
@@ -22,6 +23,7 @@ class StateLists:
     """The lists of a state. Setting one replaces its contents, and takes a single object too."""
 
     _observers: list[Callable[[], None]]
+    _profiler: RunProfiler | None = None
 
     def _set_lists(self, evaluators: Any, optimizers: Any, schedulers: Any, algorithms: Any, callbacks: Any) -> None:
         self._evaluators: ObservedList[Evaluator] = ObservedList(ensure_tuple(evaluators))
@@ -79,3 +81,13 @@ class StateLists:
     @callbacks.setter
     def callbacks(self, value: Callback | Sequence[Callback]) -> None:
         self._callbacks[:] = ensure_tuple(value)
+
+    @property
+    def profiler(self) -> RunProfiler | None:
+        """What records when events, algorithms and callbacks begin and end; None: nothing does."""
+        return self._profiler
+
+    @profiler.setter
+    def profiler(self, value: RunProfiler | None) -> None:
+        self._profiler = value
+        self._notify()

@@ -12,6 +12,7 @@ from composer.core._dispatch import AlgorithmPlan, Trace, Traces
 from composer.core._explain import Plan, PlanRow
 from composer.core._observed import ObservedList
 from composer.core._ordering import Ordering
+from composer.core._profiled import EventMarkers
 from composer.core.callback import Callback, dispatches_by_name, overridden_hooks
 from composer.core.event import Event
 from composer.core.passes import (
@@ -86,6 +87,7 @@ class Engine:
         from composer.loggers import Logger, LoggerDestination
 
         self._table: list[Callable[[], Traces] | None] | None = None
+        self._markers: EventMarkers | None = None
         self.state = state
         if logger is None:
             logger = Logger(state, [c for c in state.callbacks if isinstance(c, LoggerDestination)])
@@ -104,6 +106,7 @@ class Engine:
         self._ordering = Ordering(state.algorithms)
         self._ordering.warn_discouraged()
         self._compile()
+        self.logger._explain = _weak_explain(weakref.WeakMethod(self.explain))
 
     def register_pass(self, algorithm_pass: AlgorithmPass, index: int = -1) -> None:
         """Add a pass.
@@ -136,6 +139,19 @@ class Engine:
             event = _EVENTS.get(event) or Event(event)  # type: ignore[arg-type]
             run = (self._table or self._compile())[event.index]
         return {} if run is None else run()
+
+    def run_marker_only_event(self, event: Event | str) -> None:
+        """Tell the profiler of an event at which nothing runs: the loader was asked for a batch but had none left.
+
+        Args:
+            event: An `Event`, its name or its value.
+
+        Raises:
+            ValueError: The event is unknown.
+        """
+        event = Event(event)
+        if self.state.profiler is not None:
+            self._event_markers().marker_of(event)()
 
     def explain(self) -> Plan:
         """The compiled plan: event by event who acts, in which order and why. Prints as a table.
@@ -186,14 +202,24 @@ class Engine:
         self._table = table
         return table
 
+    def _event_markers(self) -> EventMarkers:
+        profiler = self.state.profiler
+        assert profiler is not None
+        if self._markers is None or self._markers.profiler is not profiler:
+            self._markers = EventMarkers(profiler)
+        return self._markers
+
     def _extra_passes(self) -> list[AlgorithmPass]:
         return [p for p in self.algorithm_passes if p not in _DEFAULT_PASSES]
 
-    def _algorithm_plan(self, event: Event, acted: dict[Event, tuple[int, ...]]) -> AlgorithmPlan:
+    def _algorithm_plan(
+        self, event: Event, acted: dict[Event, tuple[int, ...]], markers: EventMarkers | None = None
+    ) -> AlgorithmPlan:
         passes = tuple(self.algorithm_passes)
         appended = passes[: len(_DEFAULT_PASSES)] == _DEFAULT_PASSES
         chosen = passes[len(_DEFAULT_PASSES) :] if appended else passes
-        return AlgorithmPlan(event, self._ordering, chosen, not appended, acted)
+        applied = None if markers is None else markers.algorithms(self._ordering.algorithms, event)
+        return AlgorithmPlan(event, self._ordering, chosen, not appended, acted, applied)
 
     def _watchers(self, event: Event) -> list[Callback]:
         """The callbacks that listen to an event, in the order they are called."""
@@ -208,27 +234,43 @@ class Engine:
         problem = _missing(event, state)
         if problem is not None:
             return _raiser(event, problem)
-        algorithms: AlgorithmPlan | None = self._algorithm_plan(event, acted)
+        markers = None if state.profiler is None else self._event_markers()
+        algorithms: AlgorithmPlan | None = self._algorithm_plan(event, acted, markers)
         if algorithms is not None and not algorithms.candidates:
             algorithms = None
         hooks: list[Callable[[State, Logger], Any]] = [_hook(c, event) for c in self._watchers(event)]
+        if markers is not None:
+            hooks = [markers.hook(c, h, event) for c, h in zip(self._watchers(event), hooks, strict=True)]
         debug = "ENGINE_DEBUG" in os.environ
         if debug:
             hooks = [_logged(c, h, event) for c, h in zip(self._watchers(event), hooks, strict=True)]
             hooks.insert(0, lambda state, logger: log.debug("%s: Running event", _prefix(event, state)))
         if event is Event.INIT:
             return lambda: _run_init(algorithms, hooks, state, logger)
-        if algorithms is None and not hooks:
-            return None
-        plan = algorithms
+        run = None if algorithms is None and not hooks else _runner(algorithms, hooks, state, logger)
+        return run if markers is None else markers.around(event, run)
 
-        def run() -> Traces:
-            traces = plan.run(state, logger) if plan is not None else {}
-            for hook in hooks:
-                hook(state, logger)
-            return traces
 
-        return run
+def _runner(
+    plan: AlgorithmPlan | None, hooks: Sequence[Callable[[State, Logger], Any]], state: State, logger: Logger
+) -> Callable[[], Traces]:
+    def run() -> Traces:
+        traces = plan.run(state, logger) if plan is not None else {}
+        for hook in hooks:
+            hook(state, logger)
+        return traces
+
+    return run
+
+
+def _weak_explain(method: weakref.WeakMethod[Callable[[], Plan]]) -> Callable[[], Plan | None]:
+    """Ask an engine for its plan unless it is gone, without keeping it."""
+
+    def explain() -> Plan | None:
+        bound = method()
+        return None if bound is None else bound()
+
+    return explain
 
 
 def _weak_call(method: weakref.WeakMethod[Callable[[], None]]) -> Callable[[], None]:

@@ -80,7 +80,8 @@ class State(StateLists, StateSaving):
         metric_outputs: What `model.update_metric` returned last.
         eval_metrics: Evaluation metrics by evaluator label and name.
         load_path: What the Trainer loaded the run from; None: nothing.
-        profiler: None; runs are not profiled yet.
+        profiler: Records when events, algorithms and callbacks begin and end, such as a `composer.profiler.Profiler`;
+            None: nothing is recorded, at no cost.
         fsdp_enabled: Whether the model is divided among ranks; then `fsdp_config`, `tp_config` and `device_mesh` tell
             how, and `fsdp_state_dict_type` whether checkpoints are `"full"` or `"sharded"`.
         data_rank: Which part of each batch this rank trains on; None: the one of its number.
@@ -94,8 +95,6 @@ class State(StateLists, StateSaving):
     outputs: Any
     loss: Any
 
-    # Asked by callbacks of every run; none is profiled yet.
-    profiler: None = None
     load_path: str | None = None
     # Set by who divides the model.
     data_rank: int | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from composer.loggers.logger_destination import LoggerDestination
 from composer.utils.iter_helpers import ensure_tuple
 
 if TYPE_CHECKING:
+    from composer.core._explain import Plan
     from composer.core.state import State
 
 __all__ = ["Logger", "format_log_data_value"]
@@ -48,6 +49,16 @@ class Logger:
     ) -> None:
         self.destinations: tuple[LoggerDestination, ...] = ensure_tuple(destinations)
         self._state = state
+        self._explain: Callable[[], Plan | None] | None = None  # set by the engine that logs here
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the engine, which a copy does not have."""
+        return {**vars(self), "_explain": None}
+
+    @property
+    def plan(self) -> Plan | None:
+        """What `Engine.explain` says now of the engine that logs here: who acts at which event; None without one."""
+        return None if self._explain is None else self._explain()
 
     def log_traces(self, traces: dict[str, Any]) -> None:
         """Log which algorithms ran at which event.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -14,9 +14,35 @@ from composer.core.types import Batch
 if TYPE_CHECKING:
     from composer.loggers import Logger
 
-__all__ = ["ComposerModel"]
+__all__ = ["ComposerModel", "is_of_outputs_alone", "of_outputs_alone"]
 
 Model = TypeVar("Model", bound="ComposerModel")
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_ALONE = "_composer_of_outputs_alone"
+
+
+def of_outputs_alone(eval_forward: Function) -> Function:
+    """Mark an `eval_forward` that, when it is given outputs, depends on its arguments only.
+
+    It may then be called later, or not at all if nobody reads the training metrics. One that overrides it is not
+    marked.
+
+    Args:
+        eval_forward: The method.
+
+    Returns:
+        The method.
+    """
+    setattr(eval_forward, _ALONE, True)
+    return eval_forward
+
+
+def is_of_outputs_alone(eval_forward: Callable[..., Any]) -> bool:
+    """Whether a method is marked by `of_outputs_alone`."""
+    return getattr(eval_forward, _ALONE, False) is True
 
 
 class ComposerModel(torch.nn.Module, abc.ABC):

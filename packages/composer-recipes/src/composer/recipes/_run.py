@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import copy
+import glob
 import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from composer.core import Evaluator
+from composer.callbacks import LRMonitor, SpeedMonitor
+from composer.core import Callback, Evaluator
 from composer.loggers import InMemoryLogger
+from composer.loggers.run_recorder import RunRecorder
 from composer.optim import ComposerScheduler, CosineAnnealingScheduler, CosineAnnealingWithWarmupScheduler
 from composer.recipes._data import ImageData, load_images
 from composer.recipes._deeds import Evidence, describe_deeds
 from composer.recipes._hparams import Recipe, Runs, Training
 from composer.recipes._model import ResNet
+from composer.recipes._profile import profile_run
 from composer.recipes._watch import RunBar, Watch
-from composer.utils import get_device
+from composer.utils import dist, get_device
 from composer.utils.reproducibility import seed_context
 
 if TYPE_CHECKING:
@@ -126,12 +131,13 @@ def run(recipe: Recipe, runs: Runs | None = None) -> Result:
     return compare([recipe], runs)[0]
 
 
-def compare(recipes: Sequence[Recipe], runs: Runs | None = None) -> list[Result]:
+def compare(recipes: Sequence[Recipe], runs: Runs | None = None, *, folder: Path | None = None) -> list[Result]:
     """Train several recipes; see `Comparison`.
 
     Args:
         recipes: What to train.
         runs: How often and where. None: the defaults.
+        folder: Where to record each run, in a folder of its own. None: nowhere.
 
     Returns:
         The results, in the order of the recipes.
@@ -140,7 +146,7 @@ def compare(recipes: Sequence[Recipe], runs: Runs | None = None) -> list[Result]
         FileNotFoundError: The images are not there.
         ValueError: A hyperparameter does not fit the images or the device.
     """
-    return Comparison(recipes, runs).run()
+    return Comparison(recipes, runs, folder=folder).run()
 
 
 class Comparison:
@@ -151,16 +157,19 @@ class Comparison:
     Args:
         recipes: What to train.
         runs: How often and where. None: the defaults.
+        folder: Where to record each run, in a folder `<recipe>-seed<seed>` as `composer-report` shows it; older records
+            of these recipes there are removed. None: nowhere.
 
     Attributes:
         images: What each recipe trains on.
+        folders: The folders of the recorded runs.
 
     Raises:
         FileNotFoundError: The images are not there.
         ValueError: A hyperparameter does not fit the images or the device.
     """
 
-    def __init__(self, recipes: Sequence[Recipe], runs: Runs | None = None) -> None:
+    def __init__(self, recipes: Sequence[Recipe], runs: Runs | None = None, *, folder: Path | None = None) -> None:
         if not recipes:
             raise ValueError("`recipes` must hold at least one recipe, got none.")
         self._runs = Runs() if runs is None else runs
@@ -168,8 +177,11 @@ class Comparison:
         self.images = [loaded[recipe.data] for recipe in recipes]
         width = max(len(recipe.name) for recipe in recipes)
         self._sessions = [
-            _Session(recipe, images, self._runs, width) for recipe, images in zip(recipes, self.images, strict=True)
+            _Session(recipe, images, self._runs, width, folder)
+            for recipe, images in zip(recipes, self.images, strict=True)
         ]
+        self._seeds = range(self._runs.seed, self._runs.seed + self._runs.seeds)
+        self.folders = [each.folder_of(seed) for each in self._sessions for seed in self._seeds if folder is not None]
         with _deterministic(self._runs.threads):
             for session in self._sessions:
                 session.check()
@@ -180,21 +192,33 @@ class Comparison:
         Returns:
             The results, in the order of the recipes.
         """
-        seeds = range(self._runs.seed, self._runs.seed + self._runs.seeds)
         with _deterministic(self._runs.threads):
             for session in self._sessions:
                 session.warm_up()
-            rounds = [[session.train(seed) for session in self._sessions] for seed in seeds]
+                session.remove_records()
+            rounds = [[session.train(seed) for session in self._sessions] for seed in self._seeds]
         return [
             session.result(list(runs)) for session, runs in zip(self._sessions, zip(*rounds, strict=True), strict=True)
         ]
+
+    def profile(self, folder: Path) -> Path:
+        """Train one epoch of the last recipe with the profiler, which `composer-profiler` brings.
+
+        Args:
+            folder: The folder to write to; profiles in it are replaced.
+
+        Returns:
+            The trace, which https://ui.perfetto.dev opens.
+        """
+        with _deterministic(self._runs.threads):
+            return self._sessions[-1].profile(folder)
 
 
 class _Session:
     """Trains one recipe from any seed."""
 
-    def __init__(self, recipe: Recipe, images: ImageData, runs: Runs, width: int) -> None:
-        self.recipe, self.images, self.settings, self.width = recipe, images, runs, width
+    def __init__(self, recipe: Recipe, images: ImageData, runs: Runs, width: int, folder: Path | None) -> None:
+        self.recipe, self.images, self.settings, self.width, self.folder = recipe, images, runs, width, folder
         self.plan = self.device = ""
         self.num_parameters = 0
 
@@ -219,26 +243,59 @@ class _Session:
             trainer.fit()
             trainer.close()
 
+    def folder_of(self, seed: int) -> Path:
+        """Where the run from a seed is recorded."""
+        assert self.folder is not None
+        return self.folder / f"{self.recipe.name}-seed{seed}"
+
+    def remove_records(self) -> None:
+        """Remove what an earlier comparison recorded of this recipe."""
+        if self.folder is not None and dist.get_global_rank() == 0:
+            for record in self.folder.glob(f"{glob.escape(self.recipe.name)}-seed*/run-rank*.jsonl"):
+                record.unlink()
+
     def train(self, seed: int) -> Run:
         """Train from a seed."""
         memory, watch = InMemoryLogger(), Watch()
         loggers = [memory, watch, *([RunBar()] if self.settings.progress else [])]
+        monitors: list[Callback] = []
+        recorded = self.folder is not None
+        if recorded:
+            monitors = [LRMonitor(), SpeedMonitor(window_size=10, time_unit="seconds")]
+            loggers.append(RunRecorder(self.folder_of(seed), group=self.recipe.name))
         began = time.perf_counter()
         with seed_context(seed):
-            trainer = self._trainer(seed, self._num_batches(), loggers)
+            trainer = self._trainer(seed, self._num_batches(), loggers, monitors)
+            if recorded:
+                trainer.logger.log_hyperparameters(_hyperparameters(self.recipe))
             trainer.fit()
         seconds = time.perf_counter() - began
         evidence = Evidence(trainer.state, memory, watch)
         deeds = {type(each).__name__: describe_deeds(each, evidence) for each in trainer.state.algorithms}
+        if recorded and deeds:
+            trainer.logger.log_table(["algorithm", "deed"], [list(item) for item in deeds.items()], name="algorithms")
         trainer.close()
         accuracy, loss = (_series(memory, name) for name in ("MulticlassAccuracy", "CrossEntropy"))
         images = trainer.state.timestamp.sample.value
         return Run(seed, accuracy, loss, watch.train_seconds, seconds, images, deeds)
 
+    def profile(self, folder: Path) -> Path:
+        """Train an epoch with the profiler; returns the trace."""
+        seed, batches = self.settings.seed, self._num_batches() // self.recipe.training.epochs
+        with seed_context(seed):
+            return profile_run(lambda profiler: self._trainer(seed, batches, [], profiler=profiler), folder)
+
     def _num_batches(self) -> int:
         return self.recipe.training.epochs * (len(self.images.train_images) // self.images.batch_size)
 
-    def _trainer(self, seed: int, num_batches: int, loggers: list[Any]) -> Trainer:
+    def _trainer(
+        self,
+        seed: int,
+        num_batches: int,
+        loggers: list[Any],
+        monitors: Sequence[Callback] = (),
+        profiler: Any = None,
+    ) -> Trainer:
         """A Trainer whose every random choice is decided by the seed. To be called under its `seed_context`."""
         from composer.models import ComposerClassifier  # loads torchmetrics, which takes seconds
         from composer.trainer import Trainer
@@ -253,17 +310,27 @@ class _Session:
             train_dataloader=train,
             train_dataloader_label=f"{recipe.name:<{self.width}} seed {seed}",
             eval_dataloader=Evaluator(label=_TEST, dataloader=test),
+            run_name=f"{recipe.name}-seed{seed}",
             max_duration=f"{num_batches}ba",  # not in epochs, each of which would get a progress bar of its own
             algorithms=copy.deepcopy(list(recipe.algorithms)),
             optimizers=_optimizer(model, recipe.training),
             schedulers=_schedule(recipe.training, num_batches),
             loggers=loggers,
+            callbacks=list(monitors),
+            profiler=profiler,
             progress_bar=False,
             device=device,
             precision=settings.precision,
             seed=seed,
             deterministic_mode=True,
         )
+
+
+def _hyperparameters(recipe: Recipe) -> dict[str, Any]:
+    """What decides a training, for its record."""
+    groups = {"data": asdict(recipe.data), "network": asdict(recipe.network), "training": asdict(recipe.training)}
+    values = {f"{name}/{key}": value for name, group in groups.items() for key, value in group.items()}
+    return values | {"recipe": recipe.name}
 
 
 def _optimizer(model: torch.nn.Module, training: Training) -> torch.optim.Optimizer:

@@ -6,6 +6,8 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 
@@ -17,6 +19,7 @@ from composer.core import Algorithm
 from composer.recipes import digits
 from composer.recipes._hparams import Data, Network, Recipe, Runs, Training
 from composer.recipes._plot import save_curves
+from composer.recipes._profile import PROFILED, check_installed
 from composer.recipes._report import as_json, describe_data, print_report, write_json
 from composer.recipes._run import Comparison
 from composer.utils import dist
@@ -32,6 +35,7 @@ _DIGITS = (
     "algorithms, with the same budget, and compare. Without --data the images are the handwritten digits of "
     "scikit-learn: nothing is downloaded."
 )
+_OPEN = "To look at it, open https://ui.perfetto.dev and drop the file there; it does not leave your machine."
 _NOT_OPTIONS = {"input_key", "target_key", "resize_targets"}  # where things are in a batch is known here
 
 _PLAINER = ((r'Parser key "([\w.]+)"', r"`--\1`"), (r"<class '(\w+)'>", r"\1"), (r"\btyping\.", ""))  # of jsonargparse
@@ -78,6 +82,11 @@ def _digits_parser() -> _Parser:
         help="Show a progress bar for each training run.",
     )
     parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="Afterwards, profile an epoch of the last recipe, and write a trace for https://ui.perfetto.dev.",
+    )
+    parser.add_argument(
         "--algorithms",
         nargs="*",
         type=Literal[tuple(digits.ALGORITHMS)],
@@ -108,14 +117,17 @@ def _run_digits(parser: _Parser, options: Namespace) -> None:
     try:
         recipes = _recipes(parser, options)
         runs = _section(Runs, options)
+        if options.profile:
+            check_installed()
         out = Path(options.out)
         out.mkdir(parents=True, exist_ok=True)
-        comparison = Comparison(recipes, runs)
+        comparison = Comparison(recipes, runs, folder=out / "runs")
     except (OSError, TypeError, ValueError) as error:
         parser.error(str(error))
     images = comparison.images[0]
     console.print(describe_data(images), highlight=False, soft_wrap=True)
     results = comparison.run()
+    trace = comparison.profile(out / "profile") if options.profile else None
     if not first:
         return
     print_report(results, console)
@@ -125,10 +137,22 @@ def _run_digits(parser: _Parser, options: Namespace) -> None:
     write_json(values, as_json(results, images))
     config.write_text(parser.dump(options), encoding="utf-8")
     console.print(
-        f"\nLearning curves: {curves}\nAll results: {values}\nThis recipe, for --config: {config}",
+        f"\nLearning curves: {curves}\nAll results: {values}\nThis recipe, for --config: {config}\n"
+        f"{_write_page(comparison, out)}",
         highlight=False,
         soft_wrap=True,
     )
+    if trace is not None:
+        console.print(f"Profile of {PROFILED}: {trace}\n{_OPEN}", highlight=False, soft_wrap=True)
+
+
+def _write_page(comparison: Comparison, out: Path) -> str:
+    """Write the page about all runs, if the package for that is installed; returns what to tell of it."""
+    if find_spec("composer.report") is None:
+        folder = out / "runs"
+        return f"All runs: {folder}. For a page about them: pip install composer-report, composer-report {folder}"
+    page = import_module("composer.report").write_report(comparison.folders, out / "report.html")
+    return f"A page about all runs, to open in a browser: {page}"
 
 
 def _recipes(parser: _Parser, options: Namespace) -> list[Recipe]:

@@ -4,6 +4,7 @@ from composer.checkpoint._container import check_file
 from composer.checkpoint._filter import IgnoreKeys, glob_filter
 from composer.checkpoint._loading import download_checkpoint, load_checkpoint
 from composer.checkpoint._names import PartialFilePath, get_save_filename
+from composer.checkpoint._reading import read_checkpoint
 from composer.checkpoint._safe_load import UnsafeCheckpointError, safe_torch_load
 from composer.checkpoint._saving import save_checkpoint
 from composer.checkpoint._seal import CorruptCheckpointError
@@ -34,6 +35,7 @@ __all__ = [
     "glob_filter",
     "load_checkpoint",
     "load_safetensors",
+    "read_checkpoint",
     "safe_torch_load",
     "save_checkpoint",
     "upload_file",

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from composer.checkpoint._container import read_file
 from composer.checkpoint._get_file import get_file
 from composer.checkpoint._ranks import on_each_node, on_first_rank
+from composer.checkpoint._reading import fetch, read_checkpoint, read_local
 from composer.checkpoint._selection import Keys, Precision, check_precision, converted, selected
-from composer.checkpoint._sharded_run import download_run, fill_shards, is_sharded_run, read_run
 from composer.checkpoint._tensors import read_tensors, write_tensors
 from composer.checkpoint.state_dict import get_model_state_dict
 from composer.core import State
 from composer.utils import is_uri, unwrapped_model
 from composer.utils.collect_env import get_composer_env_dict
 
-__all__ = ["export_safetensors", "load_safetensors"]
+__all__ = ["export_safetensors", "load_safetensors", "read_weights"]
 
 _NEEDED = ("model", "timestamp", "is_model_ddp", "_is_model_ddp_wrapped")
 
@@ -122,6 +122,40 @@ def load_safetensors(
     return missing, list(unexpected)
 
 
+def read_weights(path: str | os.PathLike[str], object_store: Any = None) -> Mapping[str, Any]:
+    """The weights of a model in a checkpoint, onto the CPU. Not a collective operation.
+
+    Args:
+        path: The checkpoint of a run or of a model, in one file or in shards, or a file in the format of safetensors: a
+            local path, a URI, or a name in `object_store`.
+        object_store: An object store, or a logger that keeps files.
+
+    Returns:
+        Tensors by name, without the prefixes of DDP.
+
+    Raises:
+        FileNotFoundError: There is no such checkpoint.
+        CorruptCheckpointError: It is torn, truncated or altered.
+        ValueError: It has no model.
+    """
+    text = os.fspath(path)
+    if object_store is None and not is_uri(text):
+        return _weights_in(Path(text), text)
+    with tempfile.TemporaryDirectory(prefix="composer-checkpoint-") as folder:
+        file = Path(folder, Path(text).name)
+        if object_store is None:
+            fetch(text, file)
+        else:
+            get_file(text, file, object_store)
+        return _weights_in(file, text)
+
+
+def _weights_in(file: Path, name: str) -> Mapping[str, Any]:
+    if file.suffix == ".safetensors":
+        return read_tensors(file)[0]
+    return _weights_of(read_local(file, _NEEDED), name)[0]
+
+
 def _weights(source: Source) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
     """A model's state, and the time of the run."""
     if isinstance(source, State):
@@ -130,24 +164,7 @@ def _weights(source: Source) -> tuple[Mapping[str, Any], Mapping[str, Any] | Non
         return get_model_state_dict(source, precision=None), None
     if not isinstance(source, (str, os.PathLike)):
         raise TypeError(f"`source` must be a `State`, a module, or the path or URI of a checkpoint, got {source!r}.")
-    text = os.fspath(source)
-    if is_uri(text):
-        with on_each_node(lambda folder: _fetch(text, folder / Path(text).name)) as folder:
-            return _weights_of(_content(folder / Path(text).name), text)
-    return _weights_of(_content(Path(text)), text)
-
-
-def _fetch(uri: str, target: Path) -> None:
-    if not download_run(uri, target, progress_bar=False):
-        get_file(uri, target)
-
-
-def _content(path: Path) -> Any:
-    if not is_sharded_run(path):
-        return read_file(path)[0]
-    content, _ = read_run(path)
-    content["state"] = {key: content["state"][key] for key in _NEEDED if key in content["state"]}
-    return fill_shards(content, {})
+    return _weights_of(read_checkpoint(source, _NEEDED), os.fspath(source))
 
 
 def _weights_of(content: Any, name: str) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:

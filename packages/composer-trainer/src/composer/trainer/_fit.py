@@ -121,6 +121,7 @@ class FitLoop:
                 self._stop()
                 self._put_back(() if batch is _END else (batch,))
             if finished or self._told:
+                self.engine.run_marker_only_event(Event.AFTER_DATALOADER)
                 return
             yield batch
 

@@ -20,16 +20,18 @@ from composer.models import ComposerModel
 from composer.trainer import _construction as build
 from composer.trainer._checkpointing import LoadOptions, load_run
 from composer.trainer._evaluation import Evaluation
+from composer.trainer._exporting import Exports
 from composer.trainer._fit import FitLoop
 from composer.trainer._hparams import log_standard_hparams
 from composer.trainer._parallel import SingleProcess
+from composer.trainer._profiling import remote_files
 from composer.trainer._resumption import LoaderPosition
 from composer.trainer._run_position import RunPosition
 from composer.trainer._settings import RunSettings
 from composer.trainer._signals import Interruption
 from composer.trainer._train_batch import BatchTrainer
 from composer.trainer._train_metrics import TrainMetrics
-from composer.utils import dist, ensure_tuple
+from composer.utils import dist, ensure_tuple, reproducibility
 
 __all__ = ["TrainerParts"]
 
@@ -48,7 +50,7 @@ _REMOVED = {
 }
 
 
-class TrainerParts:
+class TrainerParts(Exports):
     """The parts of a Trainer; see there."""
 
     def __new__(cls, *args: Any, **arguments: Any) -> TrainerParts:
@@ -108,8 +110,9 @@ class TrainerParts:
         self, loggers: Sequence[LoggerDestination], callbacks: Sequence[Callback], passes: PassInput
     ) -> None:
         state = self.state
+        loggers = [*loggers, *remote_files(state.profiler, callbacks)]
         self.logger = Logger(state, loggers)
-        state.callbacks = [*loggers, *callbacks]
+        state.callbacks = [*loggers, *callbacks, *state.callbacks]  # there are those of the profiler already
         self.engine = Engine(state, self.logger, passes)
         self._model.logger = self.logger
         self.engine.run_event(Event.INIT)
@@ -142,6 +145,14 @@ class TrainerParts:
                 self._announce,
                 lambda: self._parallel.divide(state),
             )
+
+    def _settle_model(self, compile_config: dict[str, Any] | None) -> None:
+        """Make the model what the loop calls, once all surgery is done and everything is loaded."""
+        # Surgery drew random numbers; training starts from the seed whatever algorithms did.
+        reproducibility.seed_all(self.state.seed)
+        self.state.model = self._parallel.wrap(self.state.model, self.state.algorithms)
+        if compile_config is not None:
+            self.state.model.compile(**compile_config)
 
     def _loop(self) -> FitLoop:
         state, spec = self.state, self._settings.train_spec

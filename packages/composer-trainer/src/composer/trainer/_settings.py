@@ -14,6 +14,7 @@ from composer.models import ComposerModel
 from composer.trainer import _construction as build
 from composer.trainer._lockstep import check_whole
 from composer.trainer._parallel import SingleProcess
+from composer.trainer._profiling import check_not_profiled
 from composer.trainer._scaler import ClosureGradScaler
 from composer.trainer._train_batch import needs_closure
 from composer.utils import ensure_tuple
@@ -76,6 +77,7 @@ class RunSettings:
     def _set_microbatch_size(self, asked: Any) -> None:
         state = self.state
         if asked == "auto":
+            check_not_profiled(state.profiler, asked)
             check_whole("device_train_microbatch_size", state)
         size, auto = build.microbatch_size(asked, self.train_spec, state.device)
         state.device_train_microbatch_size, state.auto_microbatching = size, auto

@@ -2,7 +2,8 @@
 
 The metrics of a batch come from the outputs its loss was computed from. Nearly always nobody looks at them before the
 next batch replaces them, so the outputs are kept instead, and the metrics are updated when they are read. They are
-updated at once where that is not the same: with several microbatches, or a model with an `eval_forward` of its own.
+updated at once where that may not be the same: with several microbatches, or a model with an `eval_forward` of its own
+that does not say that it can wait (`composer.models.base.of_outputs_alone`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from composer.core import State
 from composer.loggers import DeferredValue
 from composer.models import ComposerModel
+from composer.models.base import is_of_outputs_alone
 from composer.utils import model_eval_mode
 
 __all__ = ["TrainMetrics"]
@@ -36,7 +38,7 @@ class TrainMetrics:
     ) -> None:
         self._state, self._model, self._measured = state, model, measured
         self._plain_forward = type(model).eval_forward is ComposerModel.eval_forward
-        self._defer = defer and self._plain_forward
+        self._defer = defer and (self._plain_forward or is_of_outputs_alone(type(model).eval_forward))
         self._batch: tuple[Any, Any] | None = None
         self._values: dict[str, DeferredValue] = {}
         self._reset = False

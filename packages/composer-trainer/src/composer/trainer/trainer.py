@@ -23,9 +23,10 @@ from composer.trainer._microbatch import adjust_device_train_microbatch_size as 
 from composer.trainer._microbatch import is_cuda_oom as _is_cuda_oom
 from composer.trainer._parts import TrainerParts, stream_of
 from composer.trainer._prediction import predict
+from composer.trainer._profiling import RunsProfiler, bind_profiler
 from composer.trainer._seeding import seed_run
 from composer.trainer._settings import RunSettings
-from composer.utils import extract_hparams, get_device, reproducibility
+from composer.utils import extract_hparams, get_device
 from composer.utils.parallelism import ParallelismConfig
 
 __all__ = ["Trainer", "_adjust_device_train_microbatch_size", "_is_cuda_oom"]
@@ -83,6 +84,8 @@ class Trainer(TrainerParts):
             parameters unused, else once per batch.
         parallelism_config: Divide the model among ranks: `{"fsdp": {...}, "tp": {...}}` with arguments of `FSDPConfig`
             and `TPConfig`, or a `ParallelismConfig`; None: every rank has a whole copy.
+        profiler: Profiles some batches, see `composer.profiler.Profiler`. It slows them down, and does not go with the
+            microbatch size `"auto"`.
         python_log_level: Show the library's log records from this level on (`"info"`, `"debug"`).
         compile_config: Arguments of `torch.compile`; `{}` compiles with its defaults, None does not compile.
         load_path: A checkpoint to load: a path or a URI; may hold `{run_name}` and `{rank}`.
@@ -173,6 +176,7 @@ class Trainer(TrainerParts):
         dist_timeout: float = 300.0,
         ddp_sync_strategy: str | DDPSyncStrategy | None = None,
         parallelism_config: dict[str, Any] | ParallelismConfig | None = None,
+        profiler: RunsProfiler | None = None,
         python_log_level: str | None = None,
         compile_config: dict[str, Any] | None = None,
         load_path: str | os.PathLike[str] | None = None,
@@ -218,6 +222,7 @@ class Trainer(TrainerParts):
             seed_run(seed, deterministic_mode, self._parallel),
             save_metrics,
         )
+        bind_profiler(profiler, self.state, device_train_microbatch_size)
         destinations, watchers = build.build_loggers(
             loggers,
             callbacks,
@@ -248,11 +253,7 @@ class Trainer(TrainerParts):
         if not self._load(loading, algorithm_passes):
             self._position.forget_fits()
         self.engine.run_event(Event.AFTER_LOAD)
-        # Surgery drew random numbers; training starts from the seed whatever algorithms did.
-        reproducibility.seed_all(self.state.seed)
-        self.state.model = self._parallel.wrap(self.state.model, self.state.algorithms)
-        if self._compile_config is not None:
-            self.state.model.compile(**self._compile_config)
+        self._settle_model(self._compile_config)
 
     def fit(
         self,

@@ -1,0 +1,273 @@
+"""Records a run as a result of the MLPerf Training benchmark."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import subprocess
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from composer.callbacks._arguments import is_count
+from composer.callbacks._mlperf_system import STATUS_NAMES, describe_system, system_name_of
+from composer.callbacks._stopping import metric_value
+from composer.core import Callback, State
+from composer.loggers import Logger
+from composer.utils import dist
+
+__all__ = ["MLPerfCallback"]
+
+log = logging.getLogger(__name__)
+
+
+class MLPerfCallback(Callback):
+    """Writes the log of a run that a submission to MLPerf Training asks for, and a description of the system.
+
+    ```
+    root_folder/results/<system_name>/<benchmark>/result_<index>.txt
+    root_folder/systems/<system_name>.json
+    ```
+
+    The log has the lines of the library `mlperf_logging`, which its `compliance_checker` reads. The run starts with the
+    first fit, and is over when the metric reaches its target (status "success") or that fit ends ("aborted"); what
+    comes later is not recorded. The description says what the machine tells; the rest is left empty, to be filled in by
+    hand. One that is there already stays as it is. An earlier log of this index is kept as `result_<index>.txt.old`.
+
+    **Events** INIT, FIT_START, EPOCH_START, EPOCH_END, EVAL_START, EVAL_END, FIT_END, CLOSE.
+    **Reads** `state.eval_metrics[metric_label][metric_name]`, computed after each evaluation. **Writes** the files, on
+    rank 0. **Needs** `pip install 'composer-callbacks[mlperf]'`.
+
+    Args:
+        root_folder: The folder of the submission.
+        index: The number of the run, from 0.
+        benchmark: The benchmark's name, such as "resnet" or "bert".
+        target: The value of the metric that ends the run; it is reached by a value that is not below it.
+        division: "open". The closed division asks for hyperparameters of each benchmark, which are not recorded here.
+        metric_name: The name of the metric.
+        metric_label: The label of the evaluator.
+        submitter: The organization that submits.
+        system_name: The system's name; None: such as "8xNVIDIA_H100_composer".
+        status: "onprem", "cloud", "preview" or "research".
+        cache_clear_cmd: A command that clears the caches of the system, as the rules ask for; it runs on each node, at
+            INIT. A string is run by the shell. None: the log says nothing of it, and is not compliant.
+        host_processors_per_node: Processors of each node; None: as many as the machine tells.
+        exit_at_target: Whether to end training when the target is reached.
+
+    Attributes:
+        filename: The path of the log; None before INIT.
+        success: Whether the target was reached.
+
+    Raises:
+        ValueError: An argument cannot work; at the end of an evaluation, if there is no such metric.
+        ModuleNotFoundError: `mlperf_logging` is not installed.
+        RuntimeError: At INIT, the command failed.
+
+    Differs: the system's status is written as rules from version 4 on ask for.
+    """
+
+    def __init__(
+        self,
+        root_folder: str | os.PathLike[str],
+        index: int,
+        benchmark: str = "resnet",
+        target: float = 0.759,
+        division: str = "open",
+        metric_name: str = "MulticlassAccuracy",
+        metric_label: str = "eval",
+        submitter: str = "MosaicML",
+        system_name: str | None = None,
+        status: str = "onprem",
+        cache_clear_cmd: str | Sequence[str] | None = None,
+        host_processors_per_node: int | None = None,
+        exit_at_target: bool = False,
+    ) -> None:
+        _check_arguments(index, benchmark, division, status, submitter, system_name)
+        try:
+            self._mllog: Any = import_module("mlperf_logging.mllog.mllog")
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "`MLPerfCallback` needs `mlperf_logging`. Run `pip install 'composer-callbacks[mlperf]'`.",
+                name=error.name,
+            ) from error
+        self.root_folder, self.index = Path(root_folder), index
+        self.benchmark, self.target, self.division = benchmark, float(target), division
+        self.metric_name, self.metric_label = metric_name, metric_label
+        self.submitter, self.system_name, self.status = submitter, system_name, status
+        self.cache_clear_cmd, self.exit_at_target = cache_clear_cmd, exit_at_target
+        self.host_processors_per_node = host_processors_per_node
+        self.filename: Path | None = None
+        self.success = False
+        self._writer: Any = None  # of rank 0
+        self._phase = "before"  # the run; then "in" it, then "after" it
+
+    def init(self, state: State, logger: Logger) -> None:
+        self._close()
+        self.success, self._phase = False, "before"
+        name = self.system_name or system_name_of(state)
+        self.filename = self.root_folder / "results" / name / self.benchmark / f"result_{self.index}.txt"
+        if self.cache_clear_cmd is not None:
+            if dist.get_local_rank() == 0:
+                _clear_caches(self.cache_clear_cmd)
+            dist.barrier()
+        if dist.get_global_rank() != 0:
+            return
+        self._open(self.filename)
+        self._describe(state, name)
+        if self.cache_clear_cmd is not None:
+            self._event("cache_clear", True)
+        self._event("init_start", kind="start")
+        self._event("submission_benchmark", self.benchmark)
+        self._event("submission_division", self.division)
+        self._event("submission_org", self.submitter)
+        self._event("submission_platform", name)
+        self._event("submission_status", self.status)
+        self._event("seed", state.rank_zero_seed)
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        if self._phase != "before":
+            log.warning("The run of MLPerf was the first fit. Nothing more is recorded in %s.", self.filename)
+            return
+        if state.timestamp._batch > 0:
+            log.warning("This run goes on from a checkpoint; %s tells nothing of what came before.", self.filename)
+        if self.metric_name not in state.eval_metrics.get(self.metric_label, {}):
+            log.warning(
+                "There is no metric %r of an evaluator %r at the start of training; without it the run of MLPerf "
+                "cannot succeed.",
+                self.metric_name,
+                self.metric_label,
+            )
+        batch_size = getattr(state.train_dataloader, "batch_size", None)
+        evaluated = [e.dataloader.dataloader for e in state.evaluators if e.label == self.metric_label]
+        counts = {
+            "train_samples": _num_samples(state.train_dataloader),
+            "eval_samples": _num_samples(evaluated[0]) if evaluated else None,
+            "global_batch_size": None if batch_size is None else batch_size * dist.get_world_size(),
+        }
+        for key, value in counts.items():
+            if value is not None:
+                self._event(key, value)
+        self._event("init_stop", kind="end")
+        self._event("run_start", kind="start")
+        self._phase = "in"
+
+    def epoch_start(self, state: State, logger: Logger) -> None:
+        self._within(state, "epoch_start", "start", epoch=state.timestamp._epoch + 1)
+
+    def epoch_end(self, state: State, logger: Logger) -> None:
+        self._within(state, "epoch_stop", "end", epoch=state.timestamp._epoch)
+
+    def eval_start(self, state: State, logger: Logger) -> None:
+        if state.dataloader_label == self.metric_label:
+            self._within(state, "eval_start", "start")
+
+    def eval_end(self, state: State, logger: Logger) -> None:
+        if state.dataloader_label != self.metric_label or self._phase != "in":
+            return
+        value = float(metric_value(state, self.metric_label, self.metric_name, "metric_name"))  # on every rank
+        self._within(state, "eval_accuracy", "event", value)
+        self._within(state, "eval_stop", "end")
+        if value >= self.target:
+            self.success = True
+            self._end(state)
+            if self.exit_at_target:
+                state.stop_training()
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        if self._phase == "in":
+            self._end(state)
+
+    def close(self, state: State, logger: Logger) -> None:
+        if self._phase == "in":  # training failed
+            self._end(state)
+        self._close()
+
+    def post_close(self) -> None:
+        self._close()
+
+    def _end(self, state: State) -> None:
+        self._within(state, "run_stop", "end", status="success" if self.success else "aborted")
+        self._phase = "after"
+        self._close()
+
+    def _open(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            os.replace(path, path.with_name(f"{path.name}.old"))
+            log.warning("An earlier %s is kept as %s.old.", path, path.name)
+        writer = logging.Logger("composer.mlperf", logging.INFO)  # noqa: LOG001 - nothing else may get into the file
+        writer.addHandler(logging.FileHandler(path, encoding="utf-8"))
+        here = re.escape(str(Path(__file__).parent))
+        self._writer = self._mllog.MLLogger(logger=writer, root_dir=here)
+
+    def _close(self) -> None:
+        if self._writer is not None:
+            for handler in list(self._writer.logger.handlers):
+                self._writer.logger.removeHandler(handler)
+                handler.close()
+            self._writer = None
+
+    def _describe(self, state: State, name: str) -> None:
+        path = self.root_folder / "systems" / f"{name}.json"
+        if path.exists():
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        known = {"submitter": self.submitter, "division": self.division, "status": STATUS_NAMES[self.status]}
+        system = describe_system(state, name, self.host_processors_per_node)
+        path.write_text(json.dumps({**known, **system}, indent=4) + "\n", encoding="utf-8")
+
+    def _within(
+        self, state: State, key: str, kind: str, value: Any = None, epoch: int | None = None, **metadata: Any
+    ) -> None:
+        """Record something of the run itself, with the time of training."""
+        if self._phase != "in":
+            return
+        time = state.timestamp
+        if epoch is None:  # the one that is trained, or that was completed just now
+            epoch = time._epoch + (time._batch_in_epoch > 0)
+        self._event(key, value, kind, {"epoch_num": epoch, "samples_count": time._sample, **metadata})
+
+    def _event(self, key: str, value: Any = None, kind: str = "event", metadata: dict[str, Any] | None = None) -> None:
+        if self._writer is not None:
+            getattr(self._writer, kind)(key=key, value=value, metadata=metadata)
+
+
+def _check_arguments(
+    index: int, benchmark: str, division: str, status: str, submitter: str, system_name: str | None
+) -> None:
+    if not is_count(index, least=0):
+        raise ValueError(f"`index` must be the number of the run, from 0, got {index!r}.")
+    if division != "open":
+        raise ValueError(
+            f"`division` must be 'open', got {division!r}. The closed division asks for hyperparameters of each "
+            f"benchmark, which are not recorded here."
+        )
+    if status not in STATUS_NAMES:
+        raise ValueError(f"`status` must be one of {', '.join(map(repr, STATUS_NAMES))}, got {status!r}.")
+    if not submitter:
+        raise ValueError("`submitter` must be the name of an organization, got ''.")
+    for argument, name in (("benchmark", benchmark), ("system_name", system_name)):
+        if name is not None and not re.fullmatch(r"[\w.+-]+", name):
+            raise ValueError(f"`{argument}` must be a name of a folder without spaces, got {name!r}.")
+
+
+def _clear_caches(command: str | Sequence[str]) -> None:
+    done = subprocess.run(command, shell=isinstance(command, str), capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(
+            f"`cache_clear_cmd` {command!r} failed with status {done.returncode}: "
+            f"{done.stderr.strip() or 'no message'}. The caches are not cleared. Correct it, or leave it out."
+        )
+
+
+def _num_samples(loader: Any) -> int | None:
+    """The samples in the data of a loader, if that can be told."""
+    data = getattr(loader, "dataset", None)
+    try:
+        return len(data)  # type: ignore[arg-type]
+    except TypeError:
+        log.warning("How many samples there are in %r cannot be told, so it is not recorded for MLPerf.", loader)
+        return None

@@ -1,0 +1,5 @@
+"""`python -m composer.report`."""
+
+from composer.report.cli import main
+
+main()

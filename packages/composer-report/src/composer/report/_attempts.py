@@ -1,0 +1,207 @@
+"""Reads the lines of a record into attempts, and finds out what of them counts."""
+
+from __future__ import annotations
+
+import json
+import math
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Attempt", "Column", "counting", "read_attempts"]
+
+SCHEMA = 1
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+@dataclass
+class Column:
+    """The values of one metric."""
+
+    steps: array[int] = field(default_factory=lambda: array("q"))
+    seconds: array[float] = field(default_factory=lambda: array("d"))
+    epochs: array[int] = field(default_factory=lambda: array("q"))
+    values: array[float] = field(default_factory=lambda: array("d"))
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def first(self, length: int) -> Column:
+        """A column with the first values."""
+        return Column(self.steps[:length], self.seconds[:length], self.epochs[:length], self.values[:length])
+
+    def before(self, batch: int) -> Column:
+        """A column with what was logged before a batch was trained."""
+        kept = [i for i, step in enumerate(self.steps) if step < batch]
+        parts = (self.steps, self.seconds, self.epochs, self.values)
+        return Column(*(array(part.typecode, (part[i] for i in kept)) for part in parts))  # type: ignore[arg-type]
+
+
+@dataclass
+class Attempt:
+    """What one process recorded, from "start" to "end" or to where it was killed.
+
+    Attributes:
+        start: The record "start".
+        columns: Metrics by name.
+        records: All other records, in order.
+        marks: For each checkpoint, by its mark: how much of columns and records came before it, and the seconds.
+        resume: The record "resume", if it went on from a checkpoint.
+        seconds: Of its last record.
+        offset: Seconds that the attempts before it took, as far as they count.
+        cut: Whether what came after a checkpoint was taken away.
+    """
+
+    start: dict[str, Any]
+    columns: dict[str, Column] = field(default_factory=dict)
+    records: list[dict[str, Any]] = field(default_factory=list)
+    marks: dict[str, tuple[dict[str, int], int, float]] = field(default_factory=dict)
+    resume: dict[str, Any] | None = None
+    seconds: float = 0.0
+    last_step: int = 0
+    offset: float = 0.0
+    cut: bool = False
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Take a record."""
+        kind = record["type"]
+        self.seconds = max(self.seconds, float(record.get("seconds", 0.0)))
+        if kind == "metrics":
+            self._add_metrics(record)
+            return
+        if kind == "mark":
+            lengths = {name: len(column) for name, column in self.columns.items()}
+            self.marks[record["mark"]] = (lengths, len(self.records), float(record["seconds"]))
+        elif kind == "resume":
+            self.resume = record
+        self.records.append(record)
+
+    def _add_metrics(self, record: dict[str, Any]) -> None:
+        step, epoch, seconds = record["step"], record["epoch"], record["seconds"]
+        self.last_step = max(self.last_step, step)
+        columns = self.columns
+        for name, value in record["values"].items():
+            column = columns.get(name)
+            if column is None:
+                column = columns[name] = Column()
+            column.steps.append(step)
+            column.epochs.append(epoch)
+            column.seconds.append(seconds)
+            column.values.append(_number(value))
+        if "texts" in record:
+            self.records.append({"type": "texts", "values": record["texts"], "step": step, "seconds": seconds})
+
+    def up_to_mark(self, mark: str) -> Attempt:
+        """What was recorded before a checkpoint."""
+        lengths, count, seconds = self.marks[mark]
+        columns = {name: self.columns[name].first(length) for name, length in lengths.items()}
+        records = self.records[:count]
+        return Attempt(self.start, columns, records, {}, self.resume, seconds, self.last_step, self.offset, True)
+
+    def up_to_batch(self, batch: int) -> Attempt:
+        """What was recorded before a batch; of evaluations also those after it."""
+        columns = {name: column.before(batch) for name, column in self.columns.items()}
+        kept = {name: column for name, column in columns.items() if len(column)}
+        records = [r for r in self.records if r.get("batch", r.get("step", 0)) <= batch and r["type"] != "acts"]
+        records += [_acts_before(r, batch) for r in self.records if r["type"] == "acts"]
+        seconds = max([c.seconds[-1] for c in kept.values()], default=0.0)
+        return Attempt(self.start, kept, records, {}, self.resume, seconds, self.last_step, self.offset, True)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, str):
+        return _NOT_FINITE[value]
+    try:
+        return float(value)
+    except OverflowError:  # an integer beyond what a float holds
+        return math.inf if value > 0 else -math.inf
+
+
+def _acts_before(record: dict[str, Any], batch: int) -> dict[str, Any]:
+    values = []
+    for act in record["values"]:
+        spans = [[first, min(last, batch), count] for first, last, count in act["spans"] if first < batch]
+        values.append({**act, "spans": spans, "count": sum(span[2] for span in spans)})
+    return {**record, "values": [act for act in values if act["spans"]]}
+
+
+def read_attempts(path: Path, notes: list[str]) -> list[Attempt]:
+    """The attempts in a file.
+
+    Args:
+        path: The file.
+        notes: Gets what a reader should know.
+
+    Raises:
+        ValueError: The file was written by a later release.
+    """
+    attempts: list[Attempt] = []
+    torn = unknown = 0
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                record = json.loads(line)
+                if record["type"] == "start":
+                    _check_schema(record, path)
+                    attempts.append(Attempt(record))
+                elif attempts:
+                    attempts[-1].add(record)
+                else:
+                    unknown += 1
+            except (ValueError, KeyError, TypeError) as error:
+                if isinstance(error, _TooNewError):
+                    raise
+                torn += 1
+    if torn:
+        what = "line was" if torn == 1 else "lines were"
+        notes.append(f"{torn} {what} cut off or damaged, as when a process is killed while it writes, and left out.")
+    if unknown:
+        notes.append(f"{unknown} lines before the start of the record were left out.")
+    return attempts
+
+
+class _TooNewError(ValueError):
+    """The file was written by a later release."""
+
+
+def _check_schema(record: dict[str, Any], path: Path) -> None:
+    if record.get("schema") != SCHEMA:
+        raise _TooNewError(
+            f"{str(path)!r} must be a record of schema {SCHEMA}, got {record.get('schema')!r}. It was written by "
+            f"another release of `composer-loggers`. Run `pip install --upgrade composer-report`."
+        )
+
+
+def counting(attempts: list[Attempt], notes: list[str]) -> Iterable[Attempt]:
+    """The attempts that led to where the run is, each without what was superseded.
+
+    The last attempt counts. If it went on from a checkpoint, so does what came before that checkpoint, and so on.
+
+    Args:
+        attempts: All attempts, oldest first; at least one.
+        notes: Gets what a reader should know.
+    """
+    index = len(attempts) - 1
+    chain = [attempts[index]]
+    while chain[0].resume is not None:
+        mark, batch = chain[0].resume.get("mark"), chain[0].resume["batch"]
+        found = [i for i in range(index) if mark in attempts[i].marks]
+        if mark is not None and found:
+            index = found[-1]
+            chain.insert(0, attempts[index].up_to_mark(mark))
+        elif index > 0:
+            index -= 1
+            chain.insert(0, attempts[index].up_to_batch(batch))
+        else:
+            notes.append(f"The run went on from batch {batch}; what came before was recorded elsewhere.")
+            break
+    if index > 0 and chain[0].resume is None:
+        what = "attempt that was" if index == 1 else "attempts that were"
+        notes.append(f"The folder also holds {index} earlier {what} not continued; the last one is shown.")
+    offset = 0.0
+    for attempt in chain:
+        attempt.offset = offset
+        offset += attempt.seconds
+    return chain

@@ -1,0 +1,197 @@
+"""The sections of the page of several runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from composer.report._charts import SLOTS, Chart, Charts, mean_line
+from composer.report._groups import Group, less_is_better, results, show_group
+from composer.report._html import Html, broken, count, duration, el, number, text, utc
+from composer.report._model import Run
+from composer.report._sections import environment_rows, flattened, search, section, show, status_badge, table
+from composer.report._select import Family
+
+__all__ = [
+    "algorithms_comparison",
+    "comparison_figures",
+    "environment_comparison",
+    "hyperparameters_comparison",
+    "results_comparison",
+    "runs_table",
+]
+
+
+def runs_table(groups: Sequence[Group]) -> Html:
+    """One row for each run: how it went."""
+    rows = []
+    for slot, group in enumerate(groups):
+        for run in group.runs:
+            name = el("span", group.name, class_=f"key c{slot % SLOTS}")
+            folder = el("code", run.folder.name, class_="nowrap")
+            cells: list[Any] = [name, folder, "" if run.seed is None else str(run.seed)]
+            ended = text(status_badge(run), el("div", run.error, class_="small") if run.error else None)
+            timed = run.source == "recorder"
+            started = el("span", utc(run.started), class_="nowrap")
+            cells += [ended, started, f"{run.batches:,}", duration(run.seconds) if timed else ""]
+            rows.append(cells)
+    return table(["run", "folder", "seed", "outcome", "started", "batches", "took"], rows, numeric=2)
+
+
+def results_comparison(groups: Sequence[Group], families: Sequence[Family]) -> Html | None:
+    """What each group reached, side by side, the best marked."""
+    names = [n for f in families if f.section == "learning" for n in f.members]
+    names.sort(key=lambda n: ("/train/" in n, n.startswith("loss"), n))
+    rows: list[list[Any]] = []
+    for name in names:
+        found = [results(group, name) for group in groups]
+        means = [math.nan if each is None else each.mean for each in found]
+        texts = [show_group(each) for each in found]
+        if "/train/" in name:  # what algorithms do to targets makes these numbers no longer the same thing
+            rows.append([el("code", broken(name)), *_unmarked(means, texts)])
+        else:
+            rows.append([el("code", broken(name)), *_marked(means, texts, less_is_better(name))])
+    took = [_mean([run.seconds for run in group.runs if run.source == "recorder"]) for group in groups]
+    if any(math.isfinite(each) for each in took):
+        rows.append(["duration", *_marked(took, [duration(t) if math.isfinite(t) else "" for t in took], True)])
+    rates = [_mean([rate for run in group.runs if (rate := run_rate(run))]) for group in groups]
+    if any(math.isfinite(each) for each in rates):
+        rows.append(["batches per second of training", *_marked(rates, [number(r, 3) for r in rates], False)])
+    heads = [el("span", group.name, class_=f"key c{slot % SLOTS}") for slot, group in enumerate(groups)]
+    several = [len(group.runs) for group in groups if len(group.runs) > 1]
+    how = f"At the end; mean and standard deviation over {several[0]} runs. " if several else "At the end of each run. "
+    if several and len(set(several)) > 1:
+        how = "At the end; mean and standard deviation over the runs of each. "
+    return text(
+        table(["", *heads], rows, numeric=len(groups), class_="results"),
+        el("p", how, "The best mean is set in bold; results of training are not ranked.", class_="small"),
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan
+
+
+def run_rate(run: Run) -> float | None:
+    """Batches per second of training time; None if it is not known."""
+    seconds = run.seconds - sum(evaluation.duration for evaluation in run.evaluations)
+    return run.batches / seconds if run.source == "recorder" and seconds > 0 and run.batches else None
+
+
+def _marked(values: Sequence[float], texts: Sequence[str], less: bool) -> list[Html]:
+    known = [value for value in values if math.isfinite(value)]
+    best = (min(known) if less else max(known)) if len(known) > 1 and len(set(texts)) > 1 else None
+    return [
+        el("strong", shown, class_="best") if value == best else cell
+        for value, shown, cell in zip(values, texts, _unmarked(values, texts), strict=True)
+    ]
+
+
+def _unmarked(values: Sequence[float], texts: Sequence[str]) -> list[Html]:
+    return [
+        el("span", shown, class_="bad" if shown and not math.isfinite(value) else None)
+        for value, shown in zip(values, texts, strict=True)
+    ]
+
+
+def comparison_figures(groups: Sequence[Group], families: Sequence[Family], charts: Charts) -> list[Html]:
+    """A chart for each metric, with one colour for each group."""
+    figures = []
+    for family in families:
+        for name in sorted(family.members, key=lambda n: ("/train/" in n, n)):
+            lines = [line for slot, group in enumerate(groups) for line in mean_line(group, name, slot)]
+            label = family.members[name]
+            title = family.title if len(family.members) == 1 else f"{family.title}, {label}"
+            figures.append(charts.draw(Chart(title, name, lines)))
+    return figures
+
+
+def algorithms_comparison(groups: Sequence[Group]) -> Html | None:
+    """What each algorithm did in each group, in its first run."""
+    names = dict.fromkeys(a.name for group in groups for run in group.runs for a in run.algorithms)
+    if not names:
+        return None
+    rows = []
+    for name in names:
+        cells: list[Any] = [el("strong", name)]
+        for group in groups:
+            found = [a for a in group.runs[0].algorithms if a.name == name]
+            if not found:
+                cells.append(el("span", "not used", class_="none"))
+                continue
+            told = found[0].told
+            acts = ", ".join(f"{act.count:,} at {act.event}" for act in found[0].acts)
+            cells.append(
+                text(
+                    el("div", f"{told[:1].upper()}{told[1:]}.") if told else None,
+                    el("div", f"Acted: {acts}" if acts else "Did not act", class_="small"),
+                )
+            )
+        rows.append(cells)
+    heads = [el("span", group.name, class_=f"key c{slot % SLOTS}") for slot, group in enumerate(groups)]
+    of = " (in the first run of each)" if any(len(group.runs) > 1 for group in groups) else ""
+    return section("algorithms", f"What the algorithms did{of}", table(["algorithm", *heads], rows))
+
+
+def _values(groups: Sequence[Group], of: Callable[[Run], dict[str, Any]]) -> dict[str, list[list[Any]]]:
+    """For each name, the different values that each group has."""
+    tables = [[of(run) for run in group.runs] for group in groups]
+    names = dict.fromkeys(name for runs in tables for values in runs for name in values)
+    found: dict[str, list[list[Any]]] = {}
+    for name in sorted(names):
+        cells = []
+        for runs in tables:
+            distinct: list[Any] = []
+            for values in runs:
+                if values.get(name, _ABSENT) not in distinct:
+                    distinct.append(values.get(name, _ABSENT))
+            cells.append(distinct)
+        found[name] = cells
+    return found
+
+
+_ABSENT = "\0"
+
+
+def _difference(groups: Sequence[Group], of: Callable[[Run], dict[str, Any]], what: str, name: str) -> Html | None:
+    """What differs, then what is the same everywhere."""
+    values = _values(groups, of)
+    if not values:
+        return None
+    same = {key: cells for key, cells in values.items() if all(cell == cells[0] and len(cell) == 1 for cell in cells)}
+    heads = [el("span", group.name, class_=f"key c{slot % SLOTS}") for slot, group in enumerate(groups)]
+    differing = [(key, cells) for key, cells in values.items() if key not in same]
+    differing.sort(key=lambda item: all(cell == item[1][0] for cell in item[1]))  # those within groups come last
+    rows = [[el("code", broken(key)), *map(_distinct, cells)] for key, cells in differing]
+    common = [[el("code", broken(key)), show(cells[0][0])] for key, cells in same.items()]
+    return text(
+        search(name) if len(values) > 12 else None,
+        table([what, *heads], rows) if rows else el("p", "No difference between the runs."),
+        el("details", el("summary", f"{count(len(common), what)} the same in all runs"), table([what, "value"], common))
+        if common
+        else None,
+    )
+
+
+def _distinct(values: list[Any]) -> Html:
+    shown = [el("span", "not set", class_="none") if value == _ABSENT else show(value) for value in values[:6]]
+    joined = [part for value in shown for part in (", ", value)][1:]
+    return text(joined, f" and {len(values) - 6} more" if len(values) > 6 else None)
+
+
+def hyperparameters_comparison(groups: Sequence[Group]) -> Html | None:
+    """Hyperparameters that differ, then the others."""
+    content = _difference(groups, lambda run: flattened(run.hyperparameters), "hyperparameter", "hyperparameters")
+    return section("hyperparameters", "Hyperparameters", content)
+
+
+def environment_comparison(groups: Sequence[Group]) -> Html | None:
+    """Machine and versions that differ, then the others."""
+    content = _difference(groups, _properties, "property", "environment")
+    return section("environment", "Environment", content)
+
+
+def _properties(run: Run) -> dict[str, Any]:
+    packages = run.environment.get("packages", {})
+    return environment_rows(run) | {f"{name} (package)": version for name, version in packages.items()}

@@ -1,0 +1,119 @@
+"""HTML of which nothing is taken for markup that is not."""
+
+from __future__ import annotations
+
+import datetime
+import html
+import json
+import math
+from typing import Any
+
+__all__ = ["Html", "broken", "count", "duration", "el", "json_script", "number", "size", "text", "utc"]
+
+_VOID = {"input", "meta", "br", "col"}
+
+
+class Html(str):
+    """Markup. Any other string is text, and is escaped where it is used."""
+
+    __slots__ = ()
+
+
+def el(tag: str, *children: Any, **attributes: Any) -> Html:
+    """An element. Children that are no `Html` are escaped; None is left out; lists are taken apart.
+
+    Args:
+        tag: Its name.
+        *children: What it holds.
+        **attributes: `class_` is `class`, `data_x` is `data-x`; None is left out, True is an attribute without value.
+    """
+    written = []
+    for name, value in attributes.items():
+        name = name.rstrip("_").replace("_", "-")
+        if value is True:
+            written.append(f" {name}")
+        elif value is not None and value is not False:
+            written.append(f' {name}="{html.escape(str(value))}"')
+    start = f"<{tag}{''.join(written)}>"
+    return Html(start if tag in _VOID else f"{start}{text(*children)}</{tag}>")
+
+
+def text(*children: Any) -> Html:
+    """Children without an element around them."""
+    parts: list[str] = []
+    for child in children:
+        if isinstance(child, Html):
+            parts.append(child)
+        elif isinstance(child, list | tuple):
+            parts.append(text(*child))
+        elif child is not None:
+            parts.append(html.escape(_visible(str(child))))
+    return Html("".join(parts))
+
+
+def broken(name: str) -> Html:
+    """A name in which lines may break after a slash."""
+    return Html(text(name).replace("/", "/<wbr>"))
+
+
+def _visible(value: str) -> str:
+    """Without characters that HTML does not allow."""
+    return "".join(c if c in "\n\t" or (ord(c) >= 32 and not 0xD800 <= ord(c) <= 0xDFFF) else "?" for c in value)
+
+
+def json_script(value: Any, name: str) -> Html:
+    """Data for scripts, in an element of this id."""
+    content = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    for letter in "<>&":
+        content = content.replace(letter, f"\\u{ord(letter):04x}")
+    return Html(f'<script type="application/json" id="{name}">{content}</script>')
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """A number, to some significant digits."""
+    if value is None:
+        return ""
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    if value == int(value) and abs(value) < 1e6:
+        return f"{int(value):,}"
+    rounded = f"{value:.{digits}g}"
+    if "e" in rounded and 1 <= abs(value) < 1e9:
+        return f"{value:,.0f}"
+    return rounded
+
+
+def count(amount: int, noun: str) -> str:
+    """A number of things."""
+    plural = f"{noun}es" if noun.endswith(("s", "tch", "x")) else f"{noun}s"
+    return f"{amount:,} {noun if amount == 1 else plural}"
+
+
+def duration(seconds: float) -> str:
+    """A time in words."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def size(num_bytes: int) -> str:
+    """A number of bytes in words."""
+    value = float(num_bytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} TB"
+
+
+def utc(time: datetime.datetime | None) -> str:
+    """A time of day, in UTC."""
+    return "unknown" if time is None else time.strftime("%Y-%m-%d %H:%M UTC")

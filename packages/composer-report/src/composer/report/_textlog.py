@@ -1,0 +1,165 @@
+"""Reads the text log of a `FileLogger`."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from composer.report._model import Act, Deeds, Run, Series, Table
+
+__all__ = ["read_log"]
+
+_LINE = re.compile(r"\[(metric\]\[batch=(?P<step>\d+)|hyperparameter|trace|table|stderr)\]: (?P<rest>.*)")
+_ERROR = re.compile(r"(?P<error>[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b.*)")
+
+
+def read_log(folder: Path, path: Path) -> Run:
+    """The run in a text log. It has no times, and numbers have four decimals.
+
+    Args:
+        folder: The run's folder.
+        path: The log.
+    """
+    reader = _LogReader()
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            match = _LINE.fullmatch(line.rstrip("\n"))
+            if match:
+                reader.take(match)
+    stat = path.stat()
+    error = reader.error
+    return Run(
+        folder=folder,
+        name=folder.resolve().name,
+        started=datetime.datetime.fromtimestamp(stat.st_mtime, datetime.timezone.utc),
+        status="crashed" if error else "unfinished",
+        error=error,
+        batches=max([int(s.steps[-1]) for s in reader.metrics().values()], default=0),
+        epochs=int(reader.last("time/epoch")),
+        hyperparameters=reader.hyperparameters,
+        metrics=reader.metrics(),
+        texts=reader.texts,
+        algorithms=reader.algorithms(),
+        tables=list(reader.tables.values()),
+        source="log",
+        notes=[
+            f"Read from the text log {path.name}: it tells no times, no environment and no end, and its numbers have "
+            f"four decimals. Record with `RunRecorder` to see more."
+        ],
+    )
+
+
+class _LogReader:
+    """Takes the lines of a log."""
+
+    def __init__(self) -> None:
+        self.hyperparameters: dict[str, Any] = {}
+        self.texts: dict[str, str] = {}
+        self.tables: dict[str, Table] = {}
+        self.error: str | None = None
+        self._columns: dict[str, tuple[list[int], list[float]]] = {}
+        self._acts: dict[tuple[str, str], list[list[int]]] = {}
+        self._step = 0
+        self._traceback = False
+
+    def take(self, match: re.Match[str]) -> None:
+        """Take a line."""
+        kind, rest = match[1], match["rest"]
+        name, _, value = rest.partition(": ")
+        if kind.startswith("metric"):
+            self._step = int(match["step"])
+            self._take_metric(name, value.strip())
+        elif kind == "hyperparameter":
+            self.hyperparameters[name] = _value(value.strip())
+        elif kind == "trace":
+            self._take_trace(rest.rpartition(":")[0])
+        elif kind == "table":
+            self._take_table(name, value)
+        else:
+            self._take_stderr(rest)
+
+    def _take_metric(self, name: str, text: str) -> None:
+        try:
+            number = float(text)
+        except ValueError:
+            self.texts[name] = text.strip('"')
+            return
+        steps, values = self._columns.setdefault(name, ([], []))
+        steps.append(self._step)
+        values.append(number)
+
+    def _take_trace(self, key: str) -> None:
+        parts = key.split("/")
+        if len(parts) == 3:
+            spans = self._acts.setdefault((parts[1], parts[2].removeprefix("Event.").lower()), [])
+            if spans and self._step - spans[-1][1] <= 1:
+                spans[-1][1], spans[-1][2] = self._step, spans[-1][2] + 1
+            else:
+                spans.append([self._step, self._step, 1])
+
+    def _take_table(self, name: str, text: str) -> None:
+        try:
+            content = json.loads(text)
+            rows = tuple(tuple(row) for row in content["data"])
+            self.tables[name] = Table(name, self._step, tuple(content["columns"]), rows, len(rows))
+        except (ValueError, KeyError, TypeError):
+            self.texts[name] = text  # cut off
+
+    def _take_stderr(self, text: str) -> None:
+        if text.startswith("Traceback (most recent call last)"):
+            self._traceback = True
+        elif self._traceback and (match := _ERROR.fullmatch(text)):
+            self.error, self._traceback = match["error"], False
+
+    def last(self, name: str) -> float:
+        """The last value of a metric; 0 if there is none."""
+        return self._columns[name][1][-1] if name in self._columns else 0.0
+
+    def metrics(self) -> dict[str, Series]:
+        """All metrics."""
+        return {
+            name: Series(
+                name,
+                np.array(steps, dtype=np.int64),
+                np.full(len(steps), np.nan),
+                np.zeros(len(steps), dtype=np.int64),
+                np.array(values, dtype=np.float64),
+            )
+            for name, (steps, values) in self._columns.items()
+        }
+
+    def algorithms(self) -> list[Deeds]:
+        """What was traced."""
+        names = dict.fromkeys(name for name, _ in self._acts)
+        return [
+            Deeds(
+                name,
+                "",
+                tuple(
+                    Act(event, sum(s[2] for s in spans), tuple((a, b, c) for a, b, c in spans))
+                    for (owner, event), spans in self._acts.items()
+                    if owner == name
+                ),
+                None,
+                {},
+            )
+            for name in names
+        ]
+
+
+def _value(text: str) -> Any:
+    if text.startswith('"') and text.endswith('"'):
+        return text[1:-1]
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        return {"True": True, "False": False, "None": None}.get(text, text)

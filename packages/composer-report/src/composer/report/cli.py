@@ -1,0 +1,39 @@
+"""The command `composer-report`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from composer.report._errors import RunNotFoundError
+from composer.report._find import find_runs
+from composer.report._html import count, size
+from composer.report._write import write_report
+
+__all__ = ["main"]
+
+_DESCRIPTION = (
+    "Write one HTML page about a recorded training run, or one that compares several. The page needs no network."
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command.
+
+    Args:
+        arguments: What follows the command's name; None is what this process was given.
+    """
+    parser = argparse.ArgumentParser(prog="composer-report", description=_DESCRIPTION)
+    parser.add_argument(
+        "folders", nargs="+", metavar="RUN_FOLDER", help="the folder of a run, or one that holds folders of runs"
+    )
+    parser.add_argument("-o", "--output", default="report.html", help="the page to write (default: %(default)s)")
+    chosen = parser.parse_args(arguments)
+    try:
+        runs = find_runs(chosen.folders)
+        path = write_report(runs, chosen.output)
+    except (RunNotFoundError, OSError, ValueError) as error:
+        print(f"composer-report: error: {error}", file=sys.stderr)
+        sys.exit(2)
+    print(f"{path} ({size(path.stat().st_size)}): {count(len(runs), 'run')}")

@@ -1,0 +1,146 @@
+"""The page in a browser: headless Chromium draws it, and reports what it finds there."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from composer.report import write_report
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
+pytestmark = pytest.mark.skipif(BROWSER is None, reason=f"needs a browser: {' or '.join(BROWSERS)} on the PATH")
+
+# Holds the page in a frame, uses it as a reader would, and leaves what it saw in its own text.
+WATCHER = """<!DOCTYPE html>
+<iframe id="frame" style="width:{width}px;height:900px;border:0"></iframe><pre id="seen"></pre>
+<script>
+const seen = {{errors: []}};
+const frame = document.getElementById("frame");
+const wait = async (condition) => {{
+  for (let i = 0; i < 400 && !condition(); i++) await new Promise((done) => setTimeout(done, 20));
+}};
+frame.onload = async () => {{
+  const view = frame.contentWindow, page = frame.contentDocument, all = (q) => [...page.querySelectorAll(q)];
+  view.alert = () => seen.errors.push("alert");
+  view.addEventListener("error", (event) => seen.errors.push(event.message));
+  await wait(() => page.documentElement.dataset.drawn !== undefined);
+  seen.drawn = Number(page.documentElement.dataset.drawn);
+  seen.charts = all(".chart").length;
+  seen.curves = all(".chart .scatterlayer path.js-line").filter((p) => p.getAttribute("d").length > 5).length;
+  seen.bars = all(".chart .barlayer .point path").length;
+  seen.ticks = all(".chart .ytick text").map((t) => t.textContent);
+  seen.crosses = all(".chart .scatterlayer .points path").length;
+  seen.heading = page.querySelector("h1").textContent;
+  seen.overflow = page.documentElement.scrollWidth > page.documentElement.clientWidth;
+  seen.resources = view.performance.getEntriesByType("resource").map((r) => r.name);
+  const titles = () => all(".chart .xtitle").map((t) => t.textContent);
+  seen.before = [...new Set(titles())];
+  for (const mode of ["epoch", "time"]) {{
+    const button = page.querySelector(`[data-x=${{mode}}]`);
+    if (button) {{ button.click(); await wait(() => !titles().every((t) => t === "batch")); seen[mode] = titles(); }}
+  }}
+  const log = page.querySelector(".log");
+  if (log) {{ log.click(); await wait(() => page.querySelector(`#${{log.dataset.chart}}`).layout.yaxis.type === "log");
+    seen.log = page.querySelector(`#${{log.dataset.chart}}`).layout.yaxis.type; }}
+  const field = page.querySelector("#hyperparameters input");
+  if (field) {{ field.value = "{search}"; field.dispatchEvent(new view.Event("input"));
+    seen.found = all("#hyperparameters tbody tr:not(.hidden) td:first-child").map((t) => t.textContent); }}
+  if (field) {{ field.value = ""; field.dispatchEvent(new view.Event("input")); }}
+  seen.height = page.body.scrollHeight;
+  const hidden = {{textContent: ".chart > * {{ display: none !important }}"}};
+  page.head.append(Object.assign(page.createElement("style"), hidden));
+  seen.undrawn = page.body.scrollHeight;
+  document.getElementById("seen").textContent = JSON.stringify(seen);
+}};
+frame.src = "{page}";
+</script>"""
+
+
+def visit(page: Path, width: int = 1200, search: str = "seed", dark: bool = False) -> dict[str, Any]:
+    """Open a page; what the watcher saw, with everything written to the console."""
+    watcher = page.with_name("watcher.html")
+    watcher.write_text(WATCHER.format(page=page.name, width=width, search=search))
+    switches = (
+        "headless no-sandbox disable-gpu disable-dev-shm-usage allow-file-access-from-files no-first-run dump-dom"
+    )
+    command = [str(BROWSER), *(f"--{switch}" for switch in switches.split())]
+    command += ["--enable-logging=stderr", "--virtual-time-budget=30000", f"--window-size={max(width, 500)},1000"]
+    command += [f"--user-data-dir={page.parent / 'profile'}", *(["--blink-settings=preferredColorScheme=0"] * dark)]
+    command.append(watcher.as_uri())
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    found = re.search(r'<pre id="seen">(.+?)</pre>', run.stdout, re.DOTALL)
+    assert found, f"the page was not drawn:\n{run.stderr[-3000:]}"
+    seen: dict[str, Any] = json.loads(html.unescape(found[1]))
+    seen["console"] = [line for line in run.stderr.splitlines() if "CONSOLE" in line]
+    return seen
+
+
+def check_quiet(seen: dict[str, Any]) -> None:
+    """Nothing went wrong, nothing was fetched, nothing moved."""
+    assert seen["errors"] == []
+    assert seen["console"] == []
+    assert seen["resources"] == []
+    assert seen["height"] == seen["undrawn"]  # drawing moves nothing
+    assert seen["overflow"] is False
+    assert seen["drawn"] == seen["charts"]
+
+
+def test_a_run_is_drawn(trained: Path, tmp_path: Path) -> None:
+    page = write_report(trained / "long-1", tmp_path / "report.html")
+    seen = visit(page)
+
+    check_quiet(seen)
+    assert seen["heading"] == "long-1"
+    assert seen["curves"] >= 3  # loss, accuracy, speed
+    assert seen["bars"] >= 10
+    assert {"EMA", "batch_end", "LabelSmoothing", "before_loss", "checkpoint"} <= set(seen["ticks"])
+    assert seen["before"] == ["batch"]
+    assert set(seen["epoch"]) == {"epoch"}
+    assert "seconds" in seen["time"]
+    assert seen["log"] == "log"
+    assert set(seen["found"]) == {"rank_zero_seed", "seed"}
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_comparison_fits_a_phone(trained: Path, tmp_path: Path, dark: bool) -> None:
+    page = write_report(trained, tmp_path / "report.html")
+    seen = visit(page, width=390, dark=dark)
+
+    check_quiet(seen)
+    assert seen["heading"] == "longshort"
+    assert seen["curves"] >= 6  # two groups in each of loss, accuracy, speed
+    assert set(seen["found"]) == {"rank_zero_seed", "seed"}
+
+
+def test_a_hostile_run_that_diverged_is_drawn_and_runs_nothing(record: Any, tmp_path: Path) -> None:
+    evil = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)><svg/onload=alert(3)>"
+    run = record("run", name=evil, group=evil)
+    run.logger.log_hyperparameters({evil: evil})
+    run.logger.log_traces({f"algorithm_traces/{evil.replace('/', '')}/Event.{evil}": 1})
+    run.fit([1.0, math.nan, 0.5, math.inf, -0.25], name=f"loss/train/{evil}")
+    run.evaluate(0.5, label=evil).close()
+    seen = visit(write_report(tmp_path / "run", tmp_path / "report.html"))
+
+    check_quiet(seen)
+    assert seen["heading"] == evil
+    assert seen["crosses"] >= 2
+    assert evil.replace("/", "") in seen["ticks"]
+
+
+def test_the_policy_of_the_page_stops_what_slips_in_and_we_would_see_it(trained: Path, tmp_path: Path) -> None:
+    page = write_report(trained / "long-1", tmp_path / "report.html")
+    slipped = '<img src="https://example.com/a.png" onerror="alert(1)"><script>alert(2)</script>'
+    page.write_text(page.read_text().replace("<header", f"{slipped}<header", 1))
+    seen = visit(page)
+
+    assert seen["errors"] == []
+    assert len([line for line in seen["console"] if "Content Security Policy" in line]) >= 3

@@ -1,0 +1,238 @@
+"""The page as text; what a browser makes of it is in test_browser.py."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import re
+import runpy
+import sys
+from html.parser import HTMLParser
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from composer.report import Run, Series, write_report
+from composer.report._page import render
+from composer.report.cli import main
+
+EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>&lt;"
+
+
+class Page(HTMLParser):
+    """What a browser would take for elements, attributes and scripts."""
+
+    def __init__(self, content: str) -> None:
+        super().__init__()
+        self.tags: dict[str, int] = {}
+        self.attributes: list[tuple[str, str, str | None]] = []
+        self.scripts: list[tuple[dict[str, str | None], str]] = []
+        self.text: list[str] = []
+        self._in_script = self._in_style = False
+        self.feed(content)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] = self.tags.get(tag, 0) + 1
+        self.attributes += [(tag, name, value) for name, value in attrs]
+        self._in_script, self._in_style = tag == "script", tag == "style"
+        if self._in_script:
+            self.scripts.append((dict(attrs), ""))
+
+    def handle_data(self, data: str) -> None:
+        if self._in_script:
+            attributes, content = self.scripts[-1]
+            self.scripts[-1] = attributes, content + data
+        elif not self._in_style:
+            self.text.append(data)
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in_script = self._in_style = False
+
+
+def page_of(folders: Any, tmp_path: Path) -> str:
+    return write_report(folders, tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+
+
+def sections(content: str) -> list[str]:
+    return re.findall(r'<section id="(\w+)"', content)
+
+
+def test_the_page_of_a_run_has_all_its_parts(trained: Path, tmp_path: Path) -> None:
+    content = page_of(trained / "long-1", tmp_path)
+
+    assert sections(content) == [
+        "results", "curves", "algorithms", "speed", "checkpoints", "hyperparameters", "environment",
+    ]  # fmt: skip
+    wanted = "long-1|finished|24 batches, 3 epochs|SimpleModel|ckpt/ep3-ba24-rank0.pt|rank_zero_seed"
+    assert [text for text in wanted.split("|") if text not in content] == []
+    assert "24 at before_loss" in content
+    assert "<td>LabelSmoothing</td>" in content  # in the plan
+
+
+def test_the_page_of_several_runs_compares_groups(trained: Path, tmp_path: Path) -> None:
+    content = page_of(trained, tmp_path)
+
+    assert sections(content)[:5] == ["results", "curves", "runs", "algorithms", "hyperparameters"]
+    assert "Comparison of 4 runs in 2 groups" in content
+    assert "mean and standard deviation over 2 runs" in content
+    rows = re.findall(r"<tr><td><code>metrics/<wbr>eval/<wbr>MulticlassAccuracy</code></td>(.*?)</tr>", content)
+    assert len(re.findall(r"\d \u00b1 \d", rows[0])) == 2
+
+
+def test_nothing_is_loaded_and_only_our_scripts_may_run(trained: Path, tmp_path: Path) -> None:
+    content = page_of([trained / "long-1", trained / "short-1"], tmp_path)
+    page = Page(content)
+
+    assert {"link", "iframe", "object", "embed", "base", "form", "img"} & page.tags.keys() == set()
+    loaded = [(tag, name, value) for tag, name, value in page.attributes if name in ("src", "href", "srcset", "action")]
+    assert {value[0] for _, _, value in loaded if value} == {"#"}
+    assert [name for _, name, _ in page.attributes if name.startswith("on")] == []
+    (policy,) = [value for tag, name, value in page.attributes if tag == "meta" and value and "default-src" in value]
+    assert "default-src 'none'" in policy
+    code = [text for attributes, text in page.scripts if attributes.get("type") != "application/json"]
+    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in code]
+    assert re.findall(r"sha256-([^']+)'", policy) == hashes
+    assert "unsafe-inline'; img" in policy  # of styles alone
+    assert "unsafe" not in policy.partition("script-src")[2]
+    style = content.partition("<style>")[2].partition("</style>")[0]
+    assert "@import" not in style
+    assert "url(" not in style
+
+
+def test_a_hostile_run_is_harmless(record: Any, tmp_path: Path) -> None:
+    plain = record("plain", name="plain")
+    plain.fit([1.0, 0.5]).close()
+    run = record("evil", name=EVIL, group=EVIL)
+    run.logger.log_hyperparameters({EVIL: EVIL, "nested": {EVIL: [EVIL]}})
+    run.logger.log_traces({f"algorithm_traces/{EVIL.replace('/', '')}/Event.{EVIL}": 1})
+    run.logger.log_table([EVIL, "b"], [[EVIL, 1]], name=EVIL)
+    run.logger.log_table(["algorithm", "deed"], [[EVIL.replace("/", ""), EVIL]], name="algorithms")
+    run.logger.log_metrics({"text": EVIL})
+    run.fit([1.0, 0.5], name=EVIL).evaluate(0.5, label=EVIL)
+    try:
+        raise ValueError(EVIL)
+    except ValueError:
+        run.close()
+    harmless = Page(page_of(tmp_path / "plain", tmp_path))
+
+    for folders in (tmp_path / "evil", [tmp_path / "plain", tmp_path / "evil"]):
+        page = Page(page_of(folders, tmp_path))
+        assert page.tags["script"] == harmless.tags["script"]
+        assert "img" not in page.tags
+        assert [name for _, name, _ in page.attributes if name.startswith("on")] == []
+        assert EVIL in "".join(page.text)
+        json.loads(page.scripts[0][1])
+
+
+def test_values_that_are_no_numbers_are_flagged(record: Any, tmp_path: Path) -> None:
+    run = record()
+    run.fit([1.0, math.nan, 0.5, math.inf, 0.25]).evaluate(math.nan).close()
+    content = page_of(tmp_path / "run", tmp_path)
+
+    assert "2 of 5 values are NaN or infinite, the first at batch 1." in content
+    assert '<strong class="bad">NaN</strong>' in content
+    data = json.loads(Page(content).scripts[0][1])
+    (line,) = data["charts"][0]["lines"]
+    values = np.frombuffer(base64.b64decode(line["y"]["bdata"]), "<f4")
+    np.testing.assert_array_equal(values, np.array([1, np.nan, 0.5, np.nan, 0.25], dtype="<f4"))
+    assert line["num_bad"] == 2
+
+
+def test_a_long_run_with_many_metrics_makes_a_small_page() -> None:
+    steps = np.arange(100_000)
+    values = np.random.default_rng(0).normal(size=len(steps))
+    names = ["loss/train/total", *(f"l2_norm/grad/layer{i}" for i in range(100))]
+    metrics = {name: Series(name, steps, steps / 1000, steps // 1000, values) for name in names}
+    content = render([Run(Path("long"), "long", batches=len(steps), seconds=1e3, metrics=metrics)])
+
+    assert len(content) < 9e6
+    assert "hours" not in content.partition("<nav>")[2].partition("</nav>")[0]
+    assert ">minutes<" in content
+
+
+def test_a_run_without_anything_still_has_a_page(record: Any, tmp_path: Path) -> None:
+    record().close()
+    content = page_of(tmp_path / "run", tmp_path)
+
+    assert "not trained" in content
+    assert sections(content) == ["environment"]
+
+
+def test_checkpoints_that_are_gone_are_flagged(run_trainer: Any, tmp_path: Path) -> None:
+    folder = run_trainer(tmp_path / "run", "1ep", save_folder=str(tmp_path / "run/ckpt"))
+    (folder / "ckpt/ep1-ba8-rank0.pt").unlink()
+
+    assert '<span class="bad">missing on disk</span>' in page_of(folder, tmp_path)
+
+
+def test_hyperparameters_that_differ_come_first(record: Any, tmp_path: Path) -> None:
+    for name, rate in (("a", 0.1), ("b", 0.2)):
+        run = record(name, name=name)
+        run.logger.log_hyperparameters({"optimizer": {"lr": rate, "momentum": 0.9}, "same": 1, f"only_{name}": 2})
+        run.close()
+    content = page_of(tmp_path, tmp_path).partition('id="hyperparameters"')[2].partition("</section>")[0]
+    first, _, rest = content.partition("<details>")
+
+    assert re.findall(r"<td><code>([\w.]+)</code>", first) == ["only_a", "only_b", "optimizer.lr"]
+    assert re.findall(r"<td><code>([\w.]+)</code>", rest) == ["optimizer.momentum", "same"]
+    assert "2 hyperparameters the same in all runs" in rest
+    assert first.count("not set") == 2
+
+
+def test_a_resumed_run_says_so(run_trainer: Any, tmp_path: Path) -> None:
+    options = {"save_folder": str(tmp_path / "run/ckpt"), "autoresume": True, "run_name": "again"}
+    for duration in ("1ep", "2ep"):
+        run_trainer(tmp_path / "run", duration, **options)
+
+    assert "Resumed at batch 8 (epoch 1)" in page_of(tmp_path / "run", tmp_path)
+
+
+def test_at_least_one_folder_is_needed() -> None:
+    with pytest.raises(ValueError, match="`folders` must name at least one folder of a run, got none"):
+        write_report([])
+
+
+# ---- the command ----
+
+
+def test_the_script_is_this_function() -> None:
+    (script,) = entry_points(group="console_scripts", name="composer-report")
+
+    assert script.load() is main
+
+
+def test_the_command_writes_the_page_and_says_where(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    main([str(trained)])
+    main([str(trained / "long-1"), str(trained / "short-1"), "-o", "deep/er/page.html"])
+
+    first, second = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"report\.html \(\d\.\d+ MB\): 4 runs", first)
+    assert re.fullmatch(r"deep/er/page\.html \(\d\.\d+ MB\): 2 runs", second)
+    assert (tmp_path / "deep/er/page.html").stat().st_size < 6e6
+
+
+def test_a_mistake_is_answered_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main([str(tmp_path)])
+    error = capsys.readouterr().err
+
+    assert exit_.value.code == 2
+    assert error.startswith("composer-report: error: ")
+    assert "RunRecorder" in error
+    assert error.count("\n") == 1
+
+
+def test_the_module_runs_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["composer-report", "--help"])
+    with pytest.raises(SystemExit):
+        runpy.run_module("composer.report", run_name="__main__")
+
+    assert "RUN_FOLDER" in capsys.readouterr().out

@@ -1,0 +1,82 @@
+"""Exports the model for inference at the end of training."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from composer.core import Callback, State
+from composer.inference import ExportFormat, Transform, export_with_logger
+from composer.inference._call import host_copy
+from composer.inference._destination import check_destination
+from composer.inference._formats import check_format
+from composer.inference._model import check_exportable
+from composer.loggers import Logger
+from composer.utils import dist
+
+__all__ = ["ExportForInferenceCallback"]
+
+
+class ExportForInferenceCallback(Callback):
+    """Exports the model for inference when training ends; see `composer.inference.export_for_inference`.
+
+    That the format and the store can be used is checked here, and that the model is whole when training starts.
+
+    **Events** FIT_START; AFTER_DATALOADER, once, without `sample_input`; FIT_END.
+    **Reads** the model, and the first batch. **Cost** a copy of that batch in host memory, without `sample_input`.
+
+    Args:
+        save_format: `"torch_export"`, `"onnx"` or `"torchscript"`.
+        save_path: Where to write: a local path, a URI, or a name in the object store. If a logger stores files, the
+            name for them. A later fit replaces the file.
+        save_object_store: An object store.
+        sample_input: A batch to call the model with; None: the first batch of the run.
+        transforms: Functions that take the model and return it, such as `composer.inference.quantize_dynamic`.
+        input_names: The names of the inputs.
+        output_names: The names of the outputs.
+
+    Raises:
+        ValueError: There is no such format, the path cannot be one of a file, or the model is divided among ranks.
+        ModuleNotFoundError: The format or the store needs a package that is not installed.
+        TypeError: `save_object_store` is none.
+
+    Differs: the first batch is kept for every format, not for ONNX alone.
+    """
+
+    def __init__(
+        self,
+        save_format: str | ExportFormat,
+        save_path: str | os.PathLike[str],
+        save_object_store: Any = None,
+        sample_input: Any = None,
+        transforms: Transform | Sequence[Transform] | None = None,
+        input_names: Sequence[str] | None = None,
+        output_names: Sequence[str] | None = None,
+    ) -> None:
+        check_destination(check_format(save_format), save_path, save_object_store)
+        self.save_format, self.save_path = save_format, save_path
+        self.save_object_store = save_object_store
+        self.sample_input = sample_input
+        self.transforms = transforms
+        self.input_names, self.output_names = input_names, output_names
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        check_exportable(state.model)
+
+    def after_dataloader(self, state: State, logger: Logger) -> None:
+        if self.sample_input is None and dist.get_global_rank() == 0:
+            self.sample_input = host_copy(state.batch)
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        export_with_logger(
+            model=state.model,
+            save_format=self.save_format,
+            save_path=self.save_path,
+            logger=logger,
+            save_object_store=self.save_object_store,
+            sample_input=(self.sample_input, {}),
+            transforms=self.transforms,
+            input_names=self.input_names,
+            output_names=self.output_names,
+        )

@@ -1,0 +1,11 @@
+"""The names of `composer.inference` under the path by which programs know them."""
+
+from __future__ import annotations
+
+from composer.inference import ExportFormat as ExportFormat
+from composer.inference import Transform as Transform
+from composer.inference import export_for_inference as export_for_inference
+from composer.inference import export_with_logger as export_with_logger
+from composer.inference import quantize_dynamic as quantize_dynamic
+
+__all__ = ["ExportFormat", "Transform", "export_for_inference", "export_with_logger", "quantize_dynamic"]
