@@ -31,7 +31,7 @@ TEST_TOOLS = ["pytest", "hypothesis"]
 TOOL_TOOLS = ["packaging", "tomli", "towncrier", "uv"]  # what tools/ imports or runs
 TYPE_TOOLS = ["mypy", "nox", "types-psutil", "types-PyYAML", "types-tqdm"]
 IMPORT_TOOLS = ["import-linter"]
-BENCH_TOOLS = ["timm"]  # the rival of one method
+BENCH_TOOLS = ["timm"]  # the rival of one method, and a source of models
 EVERY_TOOL = [*LINTERS, *TEST_TOOLS, *TOOL_TOOLS, *TYPE_TOOLS, *IMPORT_TOOLS, *BENCH_TOOLS, "coverage"]
 
 each_package = nox.parametrize("package", NAMES, ids=NAMES)
@@ -151,7 +151,7 @@ def newest(session: nox.Session, package: str) -> None:
 @nox.session(tags=["ci"])
 def together(session: nox.Session) -> None:
     """Run the tests that need several packages, with all of them installed."""
-    _install(session, NAMES, *TEST_TOOLS, *TOOL_TOOLS, *IMPORT_TOOLS)
+    _install(session, NAMES, *TEST_TOOLS, *TOOL_TOOLS, *IMPORT_TOOLS, *BENCH_TOOLS)
     _pytest(session, "tests", "--ignore=tests/test_docs.py")
 
 

@@ -10,31 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
-from torchmetrics.classification import (
-    MulticlassAccuracy,
-    MulticlassCalibrationError,
-    MulticlassConfusionMatrix,
-    MulticlassExactMatch,
-    MulticlassHingeLoss,
-    MulticlassPrecisionRecallCurve,
-    MulticlassStatScores,
-)
+from torchmetrics.classification import MulticlassAccuracy
 
 from composer.loss import soft_cross_entropy
 from composer.metrics import CrossEntropy
 from composer.models.base import ComposerModel
+from composer.models.tasks._targets import check_shapes, check_tensors, index_targets, takes_indices
 
 __all__ = ["ComposerClassifier"]
-
-# The bases of torchmetrics' metrics that take one class index per example.
-_INDEX_METRICS = (
-    MulticlassCalibrationError,
-    MulticlassConfusionMatrix,
-    MulticlassExactMatch,
-    MulticlassHingeLoss,
-    MulticlassPrecisionRecallCurve,
-    MulticlassStatScores,
-)
 
 
 class ComposerClassifier(ComposerModel):
@@ -129,8 +112,8 @@ class ComposerClassifier(ComposerModel):
         """
         _, targets = batch
         if self._loss_fn is soft_cross_entropy:
-            _check_tensors(outputs, targets)
-            _check_shapes(outputs, targets)
+            check_tensors(outputs, targets)
+            check_shapes(outputs, targets)
         return self._loss_fn(outputs, targets, *args, **kwargs)
 
     def get_metrics(self, is_train: bool) -> dict[str, Metric]:
@@ -158,8 +141,8 @@ class ComposerClassifier(ComposerModel):
             ValueError: The targets do not fit the outputs. Checked from the shapes, for multiclass metrics.
         """
         _, targets = batch
-        if isinstance(metric, _INDEX_METRICS):
-            targets = _index_targets(outputs, targets, metric)
+        if takes_indices(metric):
+            targets = index_targets(outputs, targets, metric)
         metric.update(outputs, targets)
 
 
@@ -199,38 +182,3 @@ def _as_metrics(name: str, value: Any) -> Metric | MetricCollection | None:
     if value is None or isinstance(value, Metric | MetricCollection):
         return value
     raise TypeError(f"`{name}` must be a `Metric`, a `MetricCollection` or a dict of metrics, got {value!r}.")
-
-
-def _check_tensors(outputs: Any, targets: Any) -> None:
-    for name, value in (("outputs", outputs), ("targets", targets)):
-        if not isinstance(value, Tensor):
-            raise TypeError(
-                f"The {name} must be a tensor for the default loss function, got {type(value).__name__}. "
-                "Pass a `loss_fn` that takes them."
-            )
-
-
-def _check_shapes(outputs: Tensor, targets: Tensor, num_classes: int | None = None) -> None:
-    """Require targets that fit the outputs; a broadcastable wrong shape would give a plausible wrong number."""
-    shape = tuple(outputs.shape)
-    if len(shape) < 2 or (num_classes is not None and shape[1] != num_classes):
-        raise ValueError(f"The outputs must have shape (N, {num_classes or 'C'}, ...), got {shape}.")
-    indices = (shape[0], *shape[2:])
-    if tuple(targets.shape) not in (indices, shape):
-        raise ValueError(
-            f"The targets must be class indices of shape {indices} or class probabilities of shape {shape} to fit "
-            f"outputs of shape {shape}, got {tuple(targets.shape)}."
-        )
-
-
-def _index_targets(outputs: Any, targets: Any, metric: Any) -> Any:
-    """The targets as class indices, if the outputs are class scores."""
-    if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor) and outputs.is_floating_point()):
-        return targets  # integers are predictions already; what else there may be is up to the metric
-    _check_shapes(outputs, targets, num_classes=metric.num_classes)
-    if targets.shape != outputs.shape:
-        return targets
-    indices = targets.argmax(dim=1)
-    if metric.ignore_index is None:
-        return indices
-    return torch.where(targets.any(dim=1), indices, metric.ignore_index)

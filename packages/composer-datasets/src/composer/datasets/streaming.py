@@ -1,0 +1,207 @@
+"""Data sets in object storage, through mosaicml-streaming where that is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from composer.core import DataSpec
+from composer.datasets._batching import per_rank
+from composer.datasets._optional import needed
+from composer.datasets.imagenet import IMAGENET_MEAN, IMAGENET_STD, _transform
+from composer.datasets.masking import TokenTransform
+from composer.datasets.utils import NormalizationFn, pil_image_collate
+
+__all__ = ["build_streaming_dataloader", "build_streaming_imagenet_dataloader", "build_streaming_text_dataloader"]
+
+
+def build_streaming_dataloader(
+    remote: str | None,
+    local: str,
+    global_batch_size: int,
+    *,
+    split: str | None = None,
+    sample_transform: Callable[[dict[str, Any]], Any] | None = None,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+    is_train: bool = True,
+    drop_last: bool | None = None,
+    shuffle: bool | None = None,
+    seed: int = 0,
+    streaming_kwargs: Mapping[str, Any] | None = None,
+    **dataloader_kwargs: Any,
+) -> DataSpec:
+    """A loader of a data set in the MDS format, which is fetched shard by shard while it is read.
+
+    Its place is kept by mosaicml-streaming: the Trainer saves it, and resumes at once. Random transforms draw from the
+    global generators of whichever process makes a batch.
+
+    Args:
+        remote: Where the shards are, such as `s3://bucket/folder`. None: they are all in `local`.
+        local: Where they are kept on this node.
+        global_batch_size: Samples per batch, of all ranks together.
+        split: A folder in both, such as "train", or None.
+        sample_transform: Makes a sample of the dict that is stored.
+        collate_fn: Makes a batch of a list of samples. None: torch's.
+        is_train: What `drop_last` and `shuffle` are by default.
+        drop_last: Whether the last, smaller batch is left out. None: only in training.
+        shuffle: Whether the order is a random one, another in every epoch. None: only in training.
+        seed: Of the order.
+        streaming_kwargs: More arguments of `streaming.StreamingDataset`, such as `cache_limit` or `predownload`.
+        **dataloader_kwargs: Of `torch.utils.data.DataLoader`, such as `num_workers`.
+
+    Raises:
+        ModuleNotFoundError: mosaicml-streaming is not installed.
+        ValueError: `global_batch_size` is not a positive multiple of the number of ranks.
+    """
+    streaming = needed("streaming", "A data set in object storage", "streaming")
+    batch_size = per_rank(global_batch_size)
+    dataset = streaming.StreamingDataset(
+        remote=remote,
+        local=local,
+        split=split,
+        batch_size=batch_size,
+        shuffle=is_train if shuffle is None else shuffle,
+        shuffle_seed=seed,
+        **(streaming_kwargs or {}),
+    )
+    drop_last = is_train if drop_last is None else drop_last
+    loader = streaming.StreamingDataLoader(
+        dataset,
+        batch_size=batch_size,
+        drop_last=drop_last,
+        collate_fn=_Collate(sample_transform, default_collate if collate_fn is None else collate_fn),
+        **dataloader_kwargs,
+    )
+    return DataSpec(loader, num_samples=dataset.size)
+
+
+def build_streaming_imagenet_dataloader(
+    remote: str | None,
+    local: str,
+    global_batch_size: int,
+    *,
+    is_train: bool = True,
+    resize_size: int = -1,
+    crop_size: int = 224,
+    image_key: str = "x",
+    target_key: str = "y",
+    **options: Any,
+) -> DataSpec:
+    """`build_imagenet_dataloader` from object storage.
+
+    Args:
+        remote: Where the shards are; see `build_streaming_dataloader`.
+        local: Where they are kept on this node.
+        global_batch_size: Images per batch, of all ranks together.
+        is_train: Whether to augment, shuffle and drop the last batch.
+        resize_size: As there.
+        crop_size: As there.
+        image_key: The column of the images, stored as "pil" or "jpeg".
+        target_key: The column of the labels, stored as "int".
+        **options: Others of `build_streaming_dataloader`; `split` is "train" or "val" by default.
+
+    Returns:
+        As there.
+    """
+    sample = _ImageSample(_transform(is_train, resize_size, crop_size), image_key, target_key)
+    options.setdefault("split", "train" if is_train else "val")
+    spec = build_streaming_dataloader(
+        remote,
+        local,
+        global_batch_size,
+        is_train=is_train,
+        sample_transform=sample,
+        collate_fn=pil_image_collate,
+        **options,
+    )
+    normalize = NormalizationFn(IMAGENET_MEAN, IMAGENET_STD)
+    return DataSpec(spec.dataloader, num_samples=spec.num_samples, batch_transforms=normalize)
+
+
+def build_streaming_text_dataloader(
+    remote: str | None,
+    local: str,
+    global_batch_size: int,
+    *,
+    max_seq_len: int,
+    tokenizer: Any = None,
+    masked: bool = False,
+    mlm_probability: float = 0.15,
+    tokens_key: str = "tokens",
+    is_train: bool = True,
+    **options: Any,
+) -> DataSpec:
+    """Packed tokens, such as C4's, from object storage.
+
+    Args:
+        remote: Where the shards are; see `build_streaming_dataloader`.
+        local: Where they are kept on this node.
+        global_batch_size: Sequences per batch, of all ranks together.
+        max_seq_len: Tokens per sequence; longer stored ones are cut.
+        tokenizer: Has the mask; needed only if `masked`.
+        masked: Whether tokens are hidden for masked language modelling; otherwise the labels are the tokens.
+        mlm_probability: Share of the tokens to predict, if `masked`.
+        tokens_key: The column of the tokens, stored as "ndarray" of integers, or as "bytes" of int64.
+        is_train: What `drop_last` and `shuffle` are by default.
+        **options: Others of `build_streaming_dataloader`.
+
+    Returns:
+        As of `build_text_dataloader`.
+
+    Raises:
+        ValueError: A stored sequence is shorter than `max_seq_len`, or `masked` and the tokenizer has no mask.
+    """
+    transform = TokenTransform.of(tokenizer, masked, mlm_probability)
+    return build_streaming_dataloader(
+        remote,
+        local,
+        global_batch_size,
+        is_train=is_train,
+        sample_transform=_TokenSample(tokens_key, max_seq_len),
+        collate_fn=transform.collate,
+        **options,
+    )
+
+
+@dataclass(frozen=True)
+class _Collate:
+    """In the worker processes, to which it is pickled."""
+
+    sample_transform: Callable[[dict[str, Any]], Any] | None
+    collate_fn: Callable[[list[Any]], Any]
+
+    def __call__(self, stored: list[dict[str, Any]]) -> Any:
+        transform = self.sample_transform
+        return self.collate_fn(stored if transform is None else [transform(sample) for sample in stored])
+
+
+@dataclass(frozen=True)
+class _ImageSample:
+    augment: Callable[[Any], Any]
+    image_key: str
+    target_key: str
+
+    def __call__(self, stored: dict[str, Any]) -> tuple[Any, int]:
+        return self.augment(stored[self.image_key].convert("RGB")), int(stored[self.target_key])
+
+
+@dataclass(frozen=True)
+class _TokenSample:
+    tokens_key: str
+    max_seq_len: int
+
+    def __call__(self, stored: dict[str, Any]) -> Tensor:
+        tokens: Any = stored[self.tokens_key]
+        tokens = np.frombuffer(tokens, dtype=np.int64) if isinstance(tokens, bytes) else np.asarray(tokens)
+        if len(tokens) < self.max_seq_len:
+            raise ValueError(
+                f"Stored sequences must have at least `max_seq_len` tokens, {self.max_seq_len}, got {len(tokens)}. Use "
+                f"a smaller `max_seq_len`."
+            )
+        return torch.from_numpy(tokens[: self.max_seq_len].astype(np.int64))

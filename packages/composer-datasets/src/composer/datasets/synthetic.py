@@ -1,0 +1,309 @@
+"""Made-up data of any shape, the same in every run: for tests, benchmarks and first steps without files.
+
+Each class has a pattern of its own, and a sample is its class's pattern with noise, so that a model can learn it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from composer.datasets._seeds import derived_seed
+
+__all__ = [
+    "SyntheticImageDataset",
+    "SyntheticSegmentationDataset",
+    "SyntheticTextDataset",
+    "SyntheticVolumeDataset",
+    "synthetic_images",
+    "synthetic_text",
+]
+
+_PATTERN, _NOISE = 0, 1  # what a seed is for
+
+
+def synthetic_images(
+    num_samples: int, shape: tuple[int, int, int], num_classes: int, *, is_train: bool = True, seed: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Images of bytes with a label each, all in memory.
+
+    Args:
+        num_samples: How many.
+        shape: Channels, height and width.
+        num_classes: Classes take turns: sample i is of class i modulo this.
+        is_train: Training images and test images have the same patterns and different noise.
+        seed: Of patterns and noise.
+
+    Returns:
+        Images of shape (num_samples, *shape), uint8, and labels of shape (num_samples,), int64.
+
+    Raises:
+        ValueError: `num_samples`, `num_classes` or a size is not positive.
+
+    Example:
+        >>> images, labels = synthetic_images(4, (3, 8, 8), num_classes=3)
+        >>> images.shape, images.dtype, labels
+        (torch.Size([4, 3, 8, 8]), torch.uint8, tensor([0, 1, 2, 0]))
+    """
+    _check(num_samples=num_samples, num_classes=num_classes, size=min(shape))
+    patterns = torch.randint(64, 192, (num_classes, *shape), generator=_generator(seed, _PATTERN), dtype=torch.uint8)
+    labels = torch.arange(num_samples) % num_classes
+    noise = torch.randint(
+        0, 64, (num_samples, *shape), generator=_generator(seed, _NOISE, int(is_train)), dtype=torch.uint8
+    )
+    return noise.add_(patterns[labels]), labels
+
+
+def synthetic_text(num_tokens: int, vocab_size: int, *, is_train: bool = True, seed: int = 0) -> Tensor:
+    """Tokens in which each is followed by its successor nine times out of ten, and else by any.
+
+    Args:
+        num_tokens: How many.
+        vocab_size: Tokens are from 0 to below this.
+        is_train: Training text and test text have different noise.
+        seed: Of the noise.
+
+    Returns:
+        Shape (num_tokens,), int64.
+
+    Raises:
+        ValueError: `num_tokens` or `vocab_size` is not positive.
+    """
+    _check(num_tokens=num_tokens, vocab_size=vocab_size)
+    generator = _generator(seed, _NOISE, int(is_train))
+    jumps = torch.randint(vocab_size, (num_tokens,), generator=generator)
+    steps = torch.where(torch.rand(num_tokens, generator=generator) < 0.9, 1, jumps)
+    return steps.cumsum(0) % vocab_size
+
+
+class SyntheticImageDataset(Dataset[tuple[Any, int]]):
+    """Images with a class each; see `synthetic_images`. Only `num_unique` different ones are kept.
+
+    Args:
+        size: Number of samples.
+        shape: Channels, height and width.
+        num_classes: Number of classes.
+        num_unique: Different samples to make; they repeat after that. None: as many as there are, at most 1000.
+        transform: Applied to each image, a tensor of bytes, or a Pillow image if `as_pil`.
+        as_pil: Whether to yield Pillow images.
+        is_train: Training images and test images have the same patterns and different noise.
+        seed: Of the samples.
+
+    Attributes:
+        transform: As above; may be replaced.
+
+    Raises:
+        ValueError: A number is not positive.
+
+    Example:
+        >>> dataset = SyntheticImageDataset(size=100, shape=(3, 16, 16), num_classes=10)
+        >>> image, label = dataset[42]
+        >>> image.shape, label
+        (torch.Size([3, 16, 16]), 2)
+    """
+
+    def __init__(
+        self,
+        size: int,
+        shape: tuple[int, int, int] = (3, 32, 32),
+        num_classes: int = 10,
+        *,
+        num_unique: int | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        as_pil: bool = False,
+        is_train: bool = True,
+        seed: int = 0,
+    ) -> None:
+        self._size, self.transform, self._as_pil = size, transform, as_pil
+        unique = _num_unique(size, num_unique)
+        self._images, self._labels = synthetic_images(unique, shape, num_classes, is_train=is_train, seed=seed)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        _check_index(index, self._size)
+        image: Any = self._images[index % len(self._images)]
+        if self._as_pil:
+            image = _pil(image)
+        return image if self.transform is None else self.transform(image), int(self._labels[index % len(self._labels)])
+
+
+class SyntheticSegmentationDataset(Dataset[tuple[Any, Any]]):
+    """Images with a class for each pixel: four rectangles, each with its class's colour.
+
+    Args:
+        size: Number of samples.
+        shape: Channels, height and width.
+        num_classes: Number of classes.
+        num_unique: Different samples to make; they repeat after that. None: as many as there are, at most 1000.
+        transforms: `(image, mask) -> (image, mask)`.
+        as_pil: Whether images and masks are given to it as Pillow images; otherwise as tensors.
+        is_train: Training and test samples have the same colours and different rectangles.
+        seed: Of the samples.
+
+    Raises:
+        ValueError: A number is not positive.
+
+    Example:
+        >>> image, mask = SyntheticSegmentationDataset(size=10, shape=(3, 16, 16), num_classes=4)[3]
+        >>> image.shape, mask.shape, mask.dtype
+        (torch.Size([3, 16, 16]), torch.Size([16, 16]), torch.uint8)
+    """
+
+    def __init__(
+        self,
+        size: int,
+        shape: tuple[int, int, int] = (3, 64, 64),
+        num_classes: int = 4,
+        *,
+        num_unique: int | None = None,
+        transforms: Callable[[Any, Any], tuple[Any, Any]] | None = None,
+        as_pil: bool = False,
+        is_train: bool = True,
+        seed: int = 0,
+    ) -> None:
+        self._size, self.transforms, self._as_pil = size, transforms, as_pil
+        unique, (channels, height, width) = _num_unique(size, num_unique), shape
+        _check(num_classes=num_classes, size=min(shape))
+        colours = torch.randint(64, 192, (num_classes, channels), generator=_generator(seed, _PATTERN))
+        generator = _generator(seed, _NOISE, int(is_train))
+        self._masks = torch.zeros(unique, height, width, dtype=torch.uint8)
+        for mask in self._masks:
+            for label in torch.randint(num_classes, (4,), generator=generator).tolist():
+                top, bottom = torch.randint(height + 1, (2,), generator=generator).sort().values.tolist()
+                left, right = torch.randint(width + 1, (2,), generator=generator).sort().values.tolist()
+                mask[top:bottom, left:right] = label
+        noise = torch.randint(64, (unique, *shape), generator=generator)
+        self._images = (colours[self._masks.long()].permute(0, 3, 1, 2) + noise).to(torch.uint8)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        _check_index(index, self._size)
+        place = index % len(self._images)
+        image: Any = self._images[place]
+        mask: Any = self._masks[place]
+        if self._as_pil:
+            image, mask = _pil(image), _pil(mask[None])
+        return (image, mask) if self.transforms is None else self.transforms(image, mask)
+
+
+class SyntheticVolumeDataset(Dataset[tuple[Tensor, Tensor]]):
+    """Volumes with a class for each voxel: a ball, brighter than the noise around it.
+
+    Args:
+        size: Number of samples.
+        shape: Channels, depth, height and width.
+        num_classes: Number of classes; 0 is what is around the balls.
+        num_unique: Different samples to make; they repeat after that. None: as many as there are, at most 8.
+        is_train: Training and test samples have different balls.
+        seed: Of the samples.
+
+    Raises:
+        ValueError: A number is not positive.
+
+    Example:
+        >>> volume, mask = SyntheticVolumeDataset(size=2, shape=(4, 8, 8, 8))[0]
+        >>> volume.shape, mask.shape
+        (torch.Size([4, 8, 8, 8]), torch.Size([8, 8, 8]))
+    """
+
+    def __init__(
+        self,
+        size: int,
+        shape: tuple[int, int, int, int] = (4, 32, 32, 32),
+        num_classes: int = 4,
+        *,
+        num_unique: int | None = None,
+        is_train: bool = True,
+        seed: int = 0,
+    ) -> None:
+        self._size = size
+        unique = _num_unique(size, num_unique, most=8)
+        _check(num_classes=num_classes, size=min(shape))
+        generator = _generator(seed, _NOISE, int(is_train))
+        grid = torch.stack(torch.meshgrid(*(torch.linspace(-1, 1, n) for n in shape[1:]), indexing="ij"))
+        centres = torch.rand(unique, 3, 1, 1, 1, generator=generator) - 0.5
+        inside = (grid - centres).square().sum(1) < 0.25
+        labels = torch.arange(unique).view(-1, 1, 1, 1) % max(num_classes - 1, 1) + 1
+        self._masks = torch.where(inside, labels, 0) % num_classes
+        self._volumes = torch.randn(unique, *shape, generator=generator) + self._masks[:, None]
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        _check_index(index, self._size)
+        place = index % len(self._volumes)
+        return self._volumes[place], self._masks[place]
+
+
+class SyntheticTextDataset(Dataset[Tensor]):
+    """Sequences of tokens; see `synthetic_text`.
+
+    Args:
+        size: Number of sequences.
+        max_seq_len: Tokens in each.
+        vocab_size: Tokens are from 0 to below this.
+        is_train: Training text and test text have different noise.
+        seed: Of the noise.
+
+    Attributes:
+        max_seq_len: As above.
+
+    Raises:
+        ValueError: A number is not positive.
+
+    Example:
+        >>> SyntheticTextDataset(size=3, max_seq_len=16)[2].shape
+        torch.Size([16])
+    """
+
+    def __init__(
+        self, size: int, max_seq_len: int = 128, vocab_size: int = 64, *, is_train: bool = True, seed: int = 0
+    ) -> None:
+        _check(size=size, max_seq_len=max_seq_len)
+        self.max_seq_len = max_seq_len
+        self.tokens = synthetic_text(size * max_seq_len, vocab_size, is_train=is_train, seed=seed).view(size, -1)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.tokens[index]
+
+
+def _generator(*parts: int) -> torch.Generator:
+    return torch.Generator().manual_seed(derived_seed(*parts))
+
+
+def _num_unique(size: int, num_unique: int | None, most: int = 1000) -> int:
+    _check(size=size)
+    if num_unique is None:
+        return min(size, most)
+    _check(num_unique=num_unique)
+    return min(size, num_unique)
+
+
+def _check(**numbers: int) -> None:
+    for name, number in numbers.items():
+        if number < 1:
+            raise ValueError(f"`{name}` must be positive, got {number!r}.")
+
+
+def _check_index(index: int, size: int) -> None:
+    if not 0 <= index < size:  # or a plain `for` over the samples would not end
+        raise IndexError(f"`index` must be from 0 to {size - 1}, got {index!r}.")
+
+
+def _pil(image: Tensor) -> Any:
+    from PIL import Image
+
+    pixels = image.permute(1, 2, 0).numpy()
+    return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)

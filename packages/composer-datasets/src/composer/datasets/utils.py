@@ -1,0 +1,151 @@
+"""Helpers for image data sets: normalising on the device, collating Pillow images, adding a transform."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from composer.utils import add_vision_dataset_transform as add_vision_dataset_transform
+
+__all__ = ["NormalizationFn", "add_vision_dataset_transform", "pil_image_collate"]
+
+
+class NormalizationFn:
+    """Turn a batch of images of bytes into normalised floats: `(image - mean) / std`, channel by channel.
+
+    To be the `batch_transforms` of a `DataSpec`, or its `microbatch_transforms`: then bytes move to the device, a
+    quarter of what floats are. It works wherever the images are, and keeps the constants there.
+
+    Args:
+        mean: Per channel, on the scale of the images: from 0 to 255 for bytes.
+        std: Per channel, likewise.
+        ignore_background: Whether to lower the targets by 1, so that class 0 becomes -1 and the loss can ignore it.
+        dtype: Of the result.
+
+    Raises:
+        ValueError: `mean` and `std` differ in length or are empty, or a `std` is not positive.
+
+    Example:
+        >>> normalize = NormalizationFn(mean=[100.0], std=[50.0])
+        >>> images, targets = normalize((torch.full((1, 1, 1, 2), 200, dtype=torch.uint8), torch.tensor([3])))
+        >>> images, targets
+        (tensor([[[[2., 2.]]]]), tensor([3]))
+    """
+
+    def __init__(
+        self,
+        mean: Sequence[float],
+        std: Sequence[float],
+        ignore_background: bool = False,
+        *,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        if len(mean) != len(std) or not mean:
+            raise ValueError(f"`mean` and `std` must have one value per channel each, got {mean!r} and {std!r}.")
+        if not all(value > 0 for value in std):
+            raise ValueError(f"`std` must be positive, got {std!r}. Use 1 for a channel that is constant.")
+        self.mean, self.std = tuple(map(float, mean)), tuple(map(float, std))
+        self.ignore_background, self.dtype = ignore_background, dtype
+        self._constants: dict[tuple[torch.device, int, int], tuple[Tensor, Tensor]] = {}
+
+    def __call__(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """The batch with its images normalised; the batch itself is left as it is.
+
+        Args:
+            batch: Images of shape (N, C, ...) and targets.
+        """
+        images, targets = batch
+        if self.ignore_background:
+            targets = targets - 1
+        return self.normalize(images), targets
+
+    def normalize(self, images: Tensor) -> Tensor:
+        """The images alone: shape (N, C, ...), in `dtype`, in the memory format they have.
+
+        Raises:
+            ValueError: They have another number of channels.
+        """
+        if images.shape[1] != len(self.mean):
+            raise ValueError(
+                f"The images must have {len(self.mean)} channels, as `mean` has, got shape {tuple(images.shape)}."
+            )
+        channels_last = images.dim() == 4 and not images.is_contiguous() and _is_channels_last(images)
+        values = images.permute(0, 2, 3, 1) if channels_last else images
+        mean, std = self._on(images.device, values.dim(), values.shape[2] if channels_last else 0)
+        # float32 in between: a 16-bit type would round twice.
+        values = values.to(torch.float32, copy=True)
+        lines = values.flatten(2) if channels_last else values  # many channels at a time, not one
+        lines.sub_(mean).div_(std)
+        values = values.to(self.dtype)
+        return values.permute(0, 3, 1, 2) if channels_last else values
+
+    def _on(self, device: torch.device, dims: int, repeats: int) -> tuple[Tensor, Tensor]:
+        """The constants on a device: to be broadcast over the dimensions after the channels, or repeated for a line."""
+        key = (device, dims, repeats)
+        if key not in self._constants:
+            constants = (_filled(self.mean, device), _filled(self.std, device))
+            shape = (-1, *[1] * (dims - 2))
+            mean, std = (each.repeat(repeats) if repeats else each.view(shape) for each in constants)
+            self._constants[key] = (mean, std)
+        return self._constants[key]
+
+    def __repr__(self) -> str:
+        return f"NormalizationFn(mean={self.mean}, std={self.std}, ignore_background={self.ignore_background})"
+
+
+def _is_channels_last(images: Tensor) -> bool:
+    return images.is_contiguous(memory_format=torch.channels_last)
+
+
+def _filled(values: Sequence[float], device: torch.device) -> Tensor:
+    """The values on a device, written there: a copy from the host would wait for the device."""
+    return torch.stack([torch.full((), value, device=device) for value in values])
+
+
+def pil_image_collate(
+    batch: Sequence[tuple[Any, Any]], memory_format: torch.memory_format = torch.contiguous_format
+) -> tuple[Tensor, Tensor]:
+    """Collate Pillow images and their targets into tensors of bytes and of class indices.
+
+    Cheaper than `ToTensor` for each image: the bytes are copied once and become floats later, by `NormalizationFn`.
+
+    Args:
+        batch: Pairs of an image and a target. All images have the same size and mode. The targets are numbers, or
+            images of class indices.
+        memory_format: Of the images.
+
+    Returns:
+        Images of shape (N, C, H, W), uint8, and targets of shape (N,) or (N, H, W), int64.
+
+    Raises:
+        ValueError: The batch is empty, or the images or targets differ in shape.
+
+    Example:
+        >>> from PIL import Image
+        >>> images, targets = pil_image_collate([(Image.new("RGB", (4, 3)), 7), (Image.new("RGB", (4, 3)), 1)])
+        >>> images.shape, targets
+        (torch.Size([2, 3, 3, 4]), tensor([7, 1]))
+    """
+    if not batch:
+        raise ValueError("`batch` must hold at least one pair of an image and a target, got none.")
+    arrays = [_array(image) for image, _ in batch]
+    targets = [np.asarray(target) for _, target in batch]
+    for name, found in (("images", arrays), ("targets", targets)):
+        shapes = sorted({array.shape for array in found})
+        if len(shapes) > 1:
+            raise ValueError(
+                f"The {name} of a batch must have the same shape, got {shapes}. Resize or crop them to one size, and "
+                f"convert them to one mode."
+            )
+    images = torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2).contiguous(memory_format=memory_format)
+    return images, torch.from_numpy(np.stack(targets).astype(np.int64))
+
+
+def _array(image: Any) -> np.ndarray:
+    """Shape (H, W, C), uint8."""
+    array = np.asarray(image, dtype=np.uint8)
+    return array[:, :, None] if array.ndim == 2 else array

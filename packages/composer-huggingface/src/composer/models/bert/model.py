@@ -1,0 +1,123 @@
+"""Makes BERT for masked language modelling and for classification."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import transformers
+from torchmetrics import MeanSquaredError
+from torchmetrics.classification import MulticlassAccuracy
+
+from composer.metrics import BinaryF1Score, LanguageCrossEntropy, MaskedAccuracy
+from composer.models.huggingface import HuggingFaceModel
+from composer.models.huggingface._factories import Plan, build
+
+__all__ = ["create_bert_classification", "create_bert_mlm"]
+
+_OWN_NAME = "bert-base-uncased"
+
+
+def create_bert_mlm(
+    use_pretrained: bool = False,
+    pretrained_model_name: str | None = None,
+    model_config: Mapping[str, Any] | None = None,
+    tokenizer_name: str | None = None,
+    gradient_checkpointing: bool = False,
+) -> HuggingFaceModel:
+    """Make a BERT that predicts masked tokens.
+
+    By default it is BERT-base with new weights, which needs no network. It measures `LanguageCrossEntropy` and
+    `MaskedAccuracy`, in training and evaluation.
+
+    Args:
+        use_pretrained: Whether to load weights.
+        pretrained_model_name: A local folder that `save_pretrained` wrote, or a name on the Hugging Face Hub, for the
+            configuration and the weights. None: `bert-base-uncased`.
+        model_config: What differs in the configuration, such as `{"num_hidden_layers": 4}`.
+        tokenizer_name: A local folder or a name on the Hub. None: no tokenizer.
+        gradient_checkpointing: Whether to compute activations again in the backward pass, to save memory.
+
+    Raises:
+        ValueError: The tokenizer has more tokens than `vocab_size`, or `model_config` has what BERT does not.
+        OSError: What is named is neither a folder nor on the Hub.
+
+    Example:
+        >>> small = {
+        ...     "hidden_size": 16,
+        ...     "num_hidden_layers": 1,
+        ...     "num_attention_heads": 2,
+        ...     "intermediate_size": 32,
+        ... }
+        >>> sorted(create_bert_mlm(model_config=small).get_metrics(is_train=True))
+        ['LanguageCrossEntropy', 'MaskedAccuracy']
+
+    Source: Devlin et al., "BERT: Pre-training of Deep Bidirectional Transformers for Language Understanding",
+        arXiv:1810.04805, section 3.1, task #1.
+    """
+    plan = Plan(_OWN_NAME, transformers.BertConfig, transformers.BertForMaskedLM)
+    model, tokenizer = build(
+        plan, use_pretrained, pretrained_model_name, model_config, tokenizer_name, gradient_checkpointing
+    )
+    metrics = [LanguageCrossEntropy(ignore_index=-100), MaskedAccuracy(ignore_index=-100)]
+    return HuggingFaceModel(model, tokenizer, use_logits=True, metrics=metrics)
+
+
+def create_bert_classification(
+    num_labels: int = 2,
+    use_pretrained: bool = False,
+    pretrained_model_name: str | None = None,
+    model_config: Mapping[str, Any] | None = None,
+    tokenizer_name: str | None = None,
+    gradient_checkpointing: bool = False,
+) -> HuggingFaceModel:
+    """Make a BERT that classifies sequences, or with `num_labels=1` predicts a number for each.
+
+    Batches have `labels` of shape (N,). It measures `MulticlassAccuracy`, for two classes also `BinaryF1Score`, and for
+    numbers `MeanSquaredError`, in training and evaluation. With weights of a pretrained BERT, the classifier is new.
+
+    Args:
+        num_labels: The number of classes; 1: labels are floating-point numbers.
+        use_pretrained: As in `create_bert_mlm`.
+        pretrained_model_name: As in `create_bert_mlm`.
+        model_config: As in `create_bert_mlm`.
+        tokenizer_name: As in `create_bert_mlm`.
+        gradient_checkpointing: As in `create_bert_mlm`.
+
+    Raises:
+        ValueError: As in `create_bert_mlm`; or `num_labels` is less than 1, or differs in `model_config`.
+        OSError: As in `create_bert_mlm`.
+
+    Example:
+        >>> small = {
+        ...     "hidden_size": 16,
+        ...     "num_hidden_layers": 1,
+        ...     "num_attention_heads": 2,
+        ...     "intermediate_size": 32,
+        ... }
+        >>> sorted(create_bert_classification(model_config=small).get_metrics(is_train=False))
+        ['BinaryF1Score', 'MulticlassAccuracy']
+
+    Source: Devlin et al., "BERT: Pre-training of Deep Bidirectional Transformers for Language Understanding",
+        arXiv:1810.04805, section 4.1.
+    """
+    if num_labels < 1:
+        raise ValueError(f"`num_labels` must be at least 1, got {num_labels!r}. Use 1 to predict a number.")
+    config = {"num_labels": num_labels, **(model_config or {})}
+    if config["num_labels"] != num_labels:
+        raise ValueError(
+            f"`num_labels` is {num_labels}, but {config['num_labels']!r} in `model_config`. Leave out the latter."
+        )
+    plan = Plan(_OWN_NAME, transformers.BertConfig, transformers.BertForSequenceClassification)
+    model, tokenizer = build(
+        plan, use_pretrained, pretrained_model_name, config, tokenizer_name, gradient_checkpointing
+    )
+    return HuggingFaceModel(model, tokenizer, use_logits=True, metrics=_metrics(num_labels))
+
+
+def _metrics(num_labels: int) -> list[Any]:
+    if num_labels == 1:
+        return [MeanSquaredError()]
+    # Validation would read the labels from the device in every step.
+    accuracy = MulticlassAccuracy(num_classes=num_labels, average="micro", validate_args=False)
+    return [accuracy, BinaryF1Score()] if num_labels == 2 else [accuracy]

@@ -1,0 +1,52 @@
+"""Makes GPT-2."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import transformers
+
+from composer.metrics import LanguageCrossEntropy, LanguagePerplexity
+from composer.models.huggingface import HuggingFaceModel
+from composer.models.huggingface._factories import Plan, build
+
+__all__ = ["create_gpt2"]
+
+
+def create_gpt2(
+    use_pretrained: bool = False,
+    pretrained_model_name: str | None = None,
+    model_config: Mapping[str, Any] | None = None,
+    tokenizer_name: str | None = None,
+    gradient_checkpointing: bool = False,
+) -> HuggingFaceModel:
+    """Make a GPT-2, which predicts the next token.
+
+    By default it is the smallest one of the paper, with new weights, which needs no network. It measures
+    `LanguageCrossEntropy` and `LanguagePerplexity`, in training and evaluation.
+
+    Args:
+        use_pretrained: Whether to load weights.
+        pretrained_model_name: A local folder that `save_pretrained` wrote, or a name on the Hugging Face Hub, for the
+            configuration and the weights. None: `gpt2`.
+        model_config: What differs in the configuration, such as `{"n_layer": 4}`.
+        tokenizer_name: A local folder or a name on the Hub. None: no tokenizer.
+        gradient_checkpointing: Whether to compute activations again in the backward pass, to save memory.
+
+    Raises:
+        ValueError: The tokenizer has more tokens than `vocab_size`, or `model_config` has what GPT-2 does not.
+        OSError: What is named is neither a folder nor on the Hub.
+
+    Example:
+        >>> model = create_gpt2(model_config={"n_embd": 16, "n_layer": 1, "n_head": 2})
+        >>> sorted(model.get_metrics(is_train=True))
+        ['LanguageCrossEntropy', 'LanguagePerplexity']
+
+    Source: Radford et al., "Language Models are Unsupervised Multitask Learners", 2019, section 2.3.
+    """
+    plan = Plan("gpt2", transformers.GPT2Config, transformers.GPT2LMHeadModel)
+    model, tokenizer = build(
+        plan, use_pretrained, pretrained_model_name, model_config, tokenizer_name, gradient_checkpointing
+    )
+    return HuggingFaceModel(model, tokenizer, use_logits=True, metrics=[LanguageCrossEntropy(), LanguagePerplexity()])

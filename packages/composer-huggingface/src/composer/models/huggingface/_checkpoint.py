@@ -1,0 +1,220 @@
+"""From a checkpoint of Composer to models, tokenizers and folders of `transformers`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import tempfile
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from composer.core import Precision, State
+from composer.core._registry import moved
+from composer.core._required_algorithms import add_required
+from composer.models.huggingface._files import write_files
+from composer.models.huggingface._metadata import config_of, hf_state_of, peft_config_of, saved_class
+from composer.models.huggingface._peft import filter_state_dict_peft, names_of_adapters
+from composer.utils import dist
+
+__all__ = ["load_weights", "read", "weights_of", "write_huggingface_pretrained_from_composer_checkpoint"]
+
+log = logging.getLogger(__name__)
+
+_NEEDED = ("model", "integrations", "algorithms", "metadata", "is_model_ddp", "_is_model_ddp_wrapped")
+_CHILD = "model."
+
+
+def read(path: str | os.PathLike[str], local_path: str | os.PathLike[str] | None = None) -> dict[str, Any]:
+    """Read what is needed of a checkpoint, running no code from it.
+
+    Args:
+        path: The checkpoint: a path or a URI.
+        local_path: Where to keep it; to a local checkpoint, a link is made. None: nowhere.
+
+    Raises:
+        ModuleNotFoundError: `composer-trainer`, which reads checkpoints, is not installed.
+        FileNotFoundError: There is no such checkpoint.
+        FileExistsError: `local_path` exists.
+        ValueError: It holds no model of `transformers`.
+    """
+    owner = "composer-trainer", "composer.checkpoint.read_checkpoint"
+    if local_path is not None:
+        if dist.get_local_rank() == 0:
+            moved("composer.checkpoint._get_file", "get_file", *owner)(path, local_path)
+        dist.barrier()
+        path = local_path
+    content = moved("composer.checkpoint", "read_checkpoint", *owner)(path, _NEEDED)
+    if not isinstance(content, dict):
+        raise ValueError(f"{os.fspath(path)!r} is no checkpoint of a run.")
+    hf_state_of(content)
+    return content
+
+
+def weights_of(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The weights in a checkpoint by their names in a `HuggingFaceModel`.
+
+    Raises:
+        ValueError: It has none.
+    """
+    saved = content["state"]
+    if not isinstance(saved.get("model"), Mapping):
+        raise ValueError("The checkpoint holds no weights (`state/model`). Was it saved without them?")
+    weights = dict(saved["model"])
+    if saved.get("is_model_ddp") or saved.get("_is_model_ddp_wrapped"):
+        weights = {name.removeprefix("module."): value for name, value in weights.items()}
+    return weights
+
+
+def load_weights(model: Any, content: Mapping[str, Any], strict: bool, adapter_only: bool = False) -> None:
+    """Load the weights of a checkpoint into a `HuggingFaceModel`, which is changed first as the saved one had been.
+
+    Args:
+        model: The model.
+        content: The checkpoint.
+        strict: Whether names and shapes must match. Otherwise what does not is left as it is, which is logged.
+        adapter_only: Whether the checkpoint has nothing but an adapter.
+
+    Raises:
+        RuntimeError: `strict`, and they do not match.
+        ModuleNotFoundError: An algorithm changed the saved model, and its package is not installed.
+    """
+    weights = weights_of(content)
+    _change_layers(model, content["state"])
+    kinds = {value.dtype for value in weights.values() if isinstance(value, torch.Tensor) and value.is_floating_point()}
+    if len(kinds) == 1:  # a configuration may ask for a lower precision than that of the saved weights
+        model.to(kinds.pop())
+    own = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
+    fitting = weights if strict else {k: v for k, v in weights.items() if k in own and own[k].shape == v.shape}
+    missing, unexpected = model.load_state_dict(fitting, strict=False)
+    if adapter_only:
+        missing = sorted(names_of_adapters(model.model, missing))
+    unexpected = unexpected if strict else sorted(weights.keys() - fitting.keys())
+    if strict and (missing or unexpected):
+        raise RuntimeError(
+            f"The weights of the checkpoint do not fit the model. Missing there: {missing}; unknown here: "
+            f"{unexpected}. A checkpoint saved with `weights_only` does not say which algorithms changed the layers."
+        )
+    if missing or unexpected:
+        log.warning("Not in the checkpoint, so new: %s. In the checkpoint, but not used: %s.", missing, unexpected)
+
+
+def _change_layers(model: Any, saved: Mapping[str, Any]) -> None:
+    """Apply the algorithms of the saved run without which its weights cannot be loaded."""
+    metadata = saved.get("metadata")
+    precision = metadata.get("precision") if isinstance(metadata, Mapping) else None  # some act in a lower one only
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Automatically adding required_on_load", category=UserWarning)
+        add_required(State(model=model, precision=precision or Precision.FP32), dict(saved), None, None, None)
+
+
+def write_huggingface_pretrained_from_composer_checkpoint(
+    checkpoint_path: str | os.PathLike[str],
+    output_folder: str | os.PathLike[str],
+    local_checkpoint_save_location: str | os.PathLike[str] | None = None,
+    *,
+    safe_serialization: bool = False,
+    trust_remote_code: bool = False,
+) -> None:
+    """Write a checkpoint of a `HuggingFaceModel` as a folder that `from_pretrained` of `transformers` reads.
+
+    The folder has the configuration, the weights (`pytorch_model.bin`) and the tokenizer, if the checkpoint does. Of
+    a model with a LoRA adapter, it has the adapter (`adapter_model.bin`, `adapter_config.json`) for
+    `PeftModel.from_pretrained`, instead of the weights. The model is not built. On several ranks, rank 0 writes.
+
+    Args:
+        checkpoint_path: The checkpoint: a path or a URI.
+        output_folder: The folder, made if need be; files of the same names are replaced.
+        local_checkpoint_save_location: Where to keep a checkpoint that is downloaded; None: nowhere.
+        safe_serialization: Whether to write weights as safetensors (`model.safetensors`) instead.
+        trust_remote_code: Whether code of the tokenizer's own is written, too.
+
+    Raises:
+        FileNotFoundError: There is no such checkpoint.
+        CorruptCheckpointError: It is torn, truncated or altered.
+        UnsafeCheckpointError: It holds types whose loading could run code.
+        ValueError: It holds no model of `transformers`, or a tokenizer that is not safe to write.
+        ModuleNotFoundError: `composer-trainer` is not installed.
+
+    Warns:
+        UserWarning: The run had changed the layers of the model, which `transformers` does not know.
+    """
+    content = read(checkpoint_path, local_checkpoint_save_location)
+    _warn_of_changes(content)
+    if dist.get_global_rank() == 0:
+        _write(content, Path(output_folder), safe_serialization, trust_remote_code)
+    dist.barrier()
+
+
+def _warn_of_changes(content: Mapping[str, Any]) -> None:
+    from composer.core import _registry
+
+    entries = content["state"].get("algorithms")
+    names = [entry[0] for entry in entries] if isinstance(entries, list) else []
+    changed = [name for name in names if name in _registry.required_on_load()]
+    if changed:
+        warnings.warn(
+            f"The run changed the layers of the model ({', '.join(changed)}), and `transformers` builds it without "
+            f"that. Load it with `HuggingFaceModel.from_composer_checkpoint`, or apply the same to what "
+            f"`from_pretrained` returns and load the weights again.",
+            stacklevel=3,
+        )
+
+
+def _write(content: Mapping[str, Any], folder: Path, as_safetensors: bool, trust_remote_code: bool) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    hf_state = hf_state_of(content)
+    config = config_of(hf_state)
+    config.architectures = [str(hf_state["model"]["config"].get("class")).rpartition(".")[2]]
+    write_files(hf_state.get("tokenizer") or {}, folder, trust_remote_code)
+    config.save_pretrained(folder)
+    weights = {
+        name.removeprefix(_CHILD): value for name, value in weights_of(content).items() if name.startswith(_CHILD)
+    }
+    weights = _without_tied(weights, hf_state, config)
+    adapter = peft_config_of(hf_state)
+    name = "model" if as_safetensors else "pytorch_model"
+    if adapter is not None:
+        adapter.save_pretrained(str(folder))
+        weights, name = filter_state_dict_peft(weights, adapter), "adapter_model"
+    _save(weights, folder / f"{name}{'.safetensors' if as_safetensors else '.bin'}", as_safetensors)
+
+
+def _without_tied(weights: dict[str, Any], hf_state: Mapping[str, Any], config: Any) -> dict[str, Any]:
+    """Leave out weights that the model's class ties to others: some releases do not tie what is in a file twice."""
+    patterns = list(getattr(saved_class(hf_state), "_tied_weights_keys", None) or ())
+    if not (patterns and getattr(config.get_text_config(), "tie_word_embeddings", True)):
+        return weights
+    kept: dict[str, Any] = {}
+    for name, value in weights.items():
+        if any(re.search(pattern, name) for pattern in patterns) and any(_same(value, own) for own in kept.values()):
+            continue
+        kept[name] = value
+    return kept
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)
+
+
+def _save(weights: dict[str, Any], path: Path, as_safetensors: bool) -> None:
+    """Write whole or not at all; an older file stays until then."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    os.close(handle)
+    try:
+        if as_safetensors:
+            from safetensors.torch import save_file
+
+            # The format knows no shared memory.
+            save_file({k: v.clone().contiguous() for k, v in weights.items()}, temporary, metadata={"format": "pt"})
+        else:
+            torch.save(weights, temporary)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

@@ -1,0 +1,93 @@
+"""What the factories share: checks of arguments, initial values, pretrained weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torchvision.models import WeightsEnum, get_model_weights
+
+from composer.models.initializers import Initializer
+
+__all__ = ["Initializers", "as_initializers", "check_count", "check_rate", "initialize", "load_all_but", "pretrained"]
+
+Initializers = Sequence[Initializer | str] | Initializer | str | None
+
+
+def check_count(name: str, value: int) -> None:
+    """Require a number of at least 1.
+
+    Raises:
+        ValueError: It is less.
+    """
+    if value < 1:
+        raise ValueError(f"`{name}` must be at least 1, got {value!r}.")
+
+
+def check_rate(name: str, value: float) -> None:
+    """Require a probability.
+
+    Raises:
+        ValueError: It is outside [0, 1].
+    """
+    if not 0 <= value <= 1:
+        raise ValueError(f"`{name}` must be in [0, 1], got {value!r}. Use 0 to switch it off.")
+
+
+def as_initializers(initializers: Initializers) -> tuple[Initializer, ...]:
+    """The initializers as a tuple; names become members."""
+    if initializers is None:
+        return ()
+    if isinstance(initializers, Initializer | str):
+        return (Initializer(initializers),)
+    return tuple(map(Initializer, initializers))
+
+
+def initialize(network: nn.Module, initializers: Initializers) -> None:
+    """Apply initializers to all layers, one after the other.
+
+    Args:
+        network: Changed in place.
+        initializers: Members or names; None for the values the layers have.
+    """
+    for initializer in as_initializers(initializers):
+        network.apply(initializer.get_initializer())
+
+
+def pretrained(model_name: str, weights: str | WeightsEnum) -> dict[str, Tensor]:
+    """Torchvision's weights of one of its models: from the cache of `torch.hub`, or downloaded into it.
+
+    Args:
+        model_name: torchvision's name of the model.
+        weights: The name of the weights, for example "IMAGENET1K_V2" or "DEFAULT".
+
+    Raises:
+        ValueError: There are no weights of that name.
+    """
+    choices = get_model_weights(model_name)
+    name = weights.name if isinstance(weights, WeightsEnum) else weights.removeprefix(f"{choices.__name__}.")
+    if (isinstance(weights, WeightsEnum) and not isinstance(weights, choices)) or name not in choices.__members__:
+        raise ValueError(
+            f"`weights` of {model_name} must be one of {list(choices.__members__)}, got {str(weights)!r}. "
+            f"Use 'DEFAULT' for the best ones."
+        )
+    # The file holds tensors only; it need not be able to run code, as torch.hub lets it by default.
+    state: dict[str, Tensor] = choices[name].get_state_dict(check_hash=True, weights_only=True, map_location="cpu")
+    return state
+
+
+def load_all_but(network: nn.Module, state: dict[str, Tensor], head: str) -> None:
+    """Load weights, without those of the last layer if it has another number of outputs.
+
+    Args:
+        network: Changed in place.
+        state: A state dict of the network with any number of classes.
+        head: The name of the last layer.
+    """
+    own: dict[str, Any] = network.state_dict()
+    other = {name for name in own if name.startswith(f"{head}.") and own[name].shape != state[name].shape}
+    if other:
+        kept = {name: value for name, value in own.items() if name.startswith(f"{head}.")}
+        state = {**state, **kept}
+    network.load_state_dict(state)

@@ -1,0 +1,45 @@
+"""EfficientNet-B0, torchvision's."""
+
+from __future__ import annotations
+
+from torchvision.models import WeightsEnum, efficientnet_b0
+
+from composer.models._building import check_count, check_rate, load_all_but, pretrained
+from composer.models.tasks import ComposerClassifier
+
+__all__ = ["composer_efficientnetb0"]
+
+
+def composer_efficientnetb0(
+    num_classes: int = 1000, drop_connect_rate: float = 0.2, *, weights: str | WeightsEnum | None = None
+) -> ComposerClassifier:
+    """EfficientNet-B0 of torchvision as a classifier of images of shape (N, 3, H, W).
+
+    The names of its weights are torchvision's, behind `module.`. With `weights` and another number of classes than
+    theirs, the last layer is new and the rest is loaded.
+
+    Args:
+        num_classes: Number of classes.
+        drop_connect_rate: Probability that a block of the last kind is skipped for an example; earlier blocks are
+            skipped less often, in proportion to their depth.
+        weights: Pretrained weights by name, for example "IMAGENET1K_V1", or as a member of torchvision's enum; None
+            for none.
+
+    Raises:
+        ValueError: `num_classes` is below 1, `drop_connect_rate` is outside [0, 1], or the weights are unknown.
+
+    Example:
+        >>> import torch
+        >>> model = composer_efficientnetb0(num_classes=10)
+        >>> model((torch.zeros(2, 3, 32, 32), None)).shape
+        torch.Size([2, 10])
+
+    Source: Tan, Le, "EfficientNet", arXiv:1905.11946, table 1.
+    Differs: from the paper, batch normalization averages with momentum 0.1 and has epsilon 1e-5, torch's defaults.
+    """
+    check_count("num_classes", num_classes)
+    check_rate("drop_connect_rate", drop_connect_rate)
+    network = efficientnet_b0(num_classes=num_classes, stochastic_depth_prob=drop_connect_rate)
+    if weights is not None:
+        load_all_but(network, pretrained("efficientnet_b0", weights), head="classifier.1")
+    return ComposerClassifier(network, num_classes=num_classes)

@@ -1,0 +1,221 @@
+"""U-Nets for images and for volumes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchmetrics import MetricCollection
+
+from composer.metrics import CrossEntropy, Dice
+from composer.models._building import check_count
+from composer.models._segmentation import SegmentationLoss
+from composer.models.tasks import ComposerClassifier
+
+__all__ = ["UNet", "UNet3D", "UNetModule"]
+
+_CONVS: dict[int, Any] = {2: nn.Conv2d, 3: nn.Conv3d}
+_UP_CONVS: dict[int, Any] = {2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
+_NORMS: dict[str, dict[int, Callable[[int], nn.Module]]] = {
+    "batch": {2: nn.BatchNorm2d, 3: nn.BatchNorm3d},
+    "instance": {
+        2: lambda channels: nn.InstanceNorm2d(channels, affine=True),
+        3: lambda channels: nn.InstanceNorm3d(channels, affine=True),
+    },
+    "group": {
+        dims: lambda channels: nn.GroupNorm(math.gcd(8, channels), channels)  # which must be a multiple
+        for dims in (2, 3)
+    },
+}
+
+
+class UNet(ComposerClassifier):
+    """A U-Net as a segmentation model of images, trained on the sum of the cross entropy and the Dice loss.
+
+    Images have shape (N, in_channels, H, W), of any size of at least 2 ** levels; targets are class indices of shape
+    (N, H, W), 0 for the background; scores have shape (N, num_classes + 1, H, W). The Dice loss is over the foreground.
+    Metrics are `Dice` in training, `CrossEntropy` and `Dice` in evaluation.
+
+    Args:
+        num_classes: Number of classes besides the background.
+        in_channels: Channels of the images; by default the four modalities of BraTS.
+        width: Channels at the full resolution; they double with each level.
+        levels: Number of resolutions, each half of the one before.
+        norm: "instance", "batch" or "group" normalization. Torch computes the first in the contiguous layout, so the
+            channels-last layout pays off with another.
+
+    Attributes:
+        num_classes: Number of classes with the background.
+
+    Raises:
+        ValueError: A number is below 1, or the normalization is unknown.
+
+    Example:
+        >>> model = UNet(num_classes=3, width=8)
+        >>> model((torch.zeros(1, 4, 64, 64), None)).shape
+        torch.Size([1, 4, 64, 64])
+
+    Source: Ronneberger et al., "U-Net", arXiv:1505.04597, section 2. Loss, normalization, strides and leaky ReLU:
+    Isensee et al., "nnU-Net", Nature Methods 18, 2021, methods.
+    Differs: from the first paper, convolutions keep the size, and halve it by their stride, not by pooling. The
+    reference implementation has more layers, so weights cannot be exchanged.
+    """
+
+    def __init__(
+        self,
+        num_classes: int = 3,
+        *,
+        in_channels: int = 4,
+        width: int = 64,
+        levels: int = 5,
+        norm: str = "instance",
+    ) -> None:
+        check_count("num_classes", num_classes)
+        module = UNetModule(2, in_channels, num_classes + 1, width, levels, norm)
+        super().__init__(module, num_classes + 1, *_metrics(num_classes), loss_fn=_loss())
+
+    def inference2d(self, image: Tensor) -> Tensor:
+        """Class scores of volumes, slice by slice: the slices of one volume are a batch.
+
+        Args:
+            image: Volumes, shape (N, in_channels, D, H, W).
+
+        Returns:
+            Shape (N, num_classes + 1, D, H, W).
+        """
+        return torch.stack([self.module(volume.transpose(0, 1)).transpose(0, 1) for volume in image])
+
+
+class UNet3D(ComposerClassifier):
+    """A U-Net as a segmentation model of volumes; like `UNet` otherwise.
+
+    Volumes have shape (N, in_channels, D, H, W), targets (N, D, H, W), scores (N, num_classes + 1, D, H, W).
+
+    Args:
+        num_classes: Number of classes besides the background.
+        in_channels: Channels of the volumes; by default the four modalities of BraTS.
+        width: Half of the channels at the full resolution; they double with each level.
+        levels: Number of resolutions, each half of the one before.
+        norm: "instance", "batch" or "group" normalization.
+
+    Attributes:
+        num_classes: Number of classes with the background.
+
+    Raises:
+        ValueError: A number is below 1, or the normalization is unknown.
+
+    Example:
+        >>> model = UNet3D(num_classes=3, width=4, levels=3)
+        >>> model((torch.zeros(1, 4, 16, 16, 16), None)).shape
+        torch.Size([1, 4, 16, 16, 16])
+
+    Source: Cicek et al., "3D U-Net", arXiv:1606.06650, section 2: the first convolution of a level on the way down has
+    half of its channels. The rest: see `UNet`.
+    Differs: as `UNet` does.
+    """
+
+    def __init__(
+        self,
+        num_classes: int = 3,
+        *,
+        in_channels: int = 4,
+        width: int = 32,
+        levels: int = 4,
+        norm: str = "instance",
+    ) -> None:
+        check_count("num_classes", num_classes)
+        module = UNetModule(3, in_channels, num_classes + 1, width, levels, norm)
+        super().__init__(module, num_classes + 1, *_metrics(num_classes), loss_fn=_loss())
+
+
+class UNetModule(nn.Module):
+    """The network of `UNet` (2 dimensions) and `UNet3D` (3 dimensions).
+
+    Every level has two convolutions of size 3 on the way down, the first with stride 2 except at the top. Its two on
+    the way up get the level below, doubled in size by a transposed convolution, and the features of the way down.
+
+    Args:
+        dims: 2 or 3.
+        in_channels: Channels of the inputs.
+        num_classes: Channels of the scores.
+        width: Channels of the first convolution.
+        levels: Number of resolutions.
+        norm: "instance", "batch" or "group".
+
+    Raises:
+        ValueError: A number is below 1, `dims` is another, or the normalization is unknown.
+    """
+
+    def __init__(
+        self, dims: int, in_channels: int, num_classes: int, width: int, levels: int, norm: str = "instance"
+    ) -> None:
+        super().__init__()
+        if dims not in _CONVS:
+            raise ValueError(f"`dims` must be 2 or 3, got {dims!r}.")
+        for name, value in (
+            ("in_channels", in_channels),
+            ("num_classes", num_classes),
+            ("width", width),
+            ("levels", levels),
+        ):
+            check_count(name, value)
+        if norm not in _NORMS:
+            raise ValueError(f"`norm` must be one of {sorted(_NORMS)}, got {norm!r}.")
+        self.dims = dims
+        self.num_classes = num_classes
+        firsts = [width * 2**level for level in range(levels)]
+        channels = [first * (dims - 1) for first in firsts]
+        self.down, self.enlarge, self.up = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
+        for before, first, after in zip([in_channels, *channels[:-1]], firsts, channels, strict=True):
+            stride = 2 if len(self.down) > 0 else 1
+            self.down.append(nn.Sequential(_conv(dims, before, first, norm, stride), _conv(dims, first, after, norm)))
+        for above, below in reversed(list(pairwise(channels))):
+            enlarged = above if dims == 2 else below
+            self.enlarge.append(_UP_CONVS[dims](below, enlarged, 2, stride=2, bias=dims == 2))
+            self.up.append(nn.Sequential(_conv(dims, enlarged + above, above, norm), _conv(dims, above, above, norm)))
+        self.classifier = _CONVS[dims](channels[0], num_classes, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Class scores.
+
+        Args:
+            x: Shape (N, in_channels, H, W), or (N, in_channels, D, H, W).
+
+        Returns:
+            Shape (N, num_classes, H, W), or (N, num_classes, D, H, W).
+        """
+        skipped = []
+        for level in self.down:
+            x = level(x)
+            skipped.append(x)
+        skipped.pop()
+        for enlarge, level in zip(self.enlarge, self.up, strict=True):
+            across = skipped.pop()
+            x = level(torch.cat((_cut(enlarge(x), across), across), dim=1))
+        scores: Tensor = self.classifier(x)
+        return scores
+
+
+def _cut(x: Tensor, like: Tensor) -> Tensor:
+    """Cut the surplus row that doubling gives where the size above is odd."""
+    surplus = [large - small for large, small in zip(x.shape[2:], like.shape[2:], strict=True)]
+    return x if not any(surplus) else F.pad(x, [pad for extra in reversed(surplus) for pad in (0, -extra)])
+
+
+def _conv(dims: int, in_channels: int, out_channels: int, norm: str, stride: int = 1) -> nn.Sequential:
+    conv = _CONVS[dims](in_channels, out_channels, 3, stride, padding=1, bias=False)
+    nn.init.kaiming_normal_(conv.weight, a=0.01)
+    return nn.Sequential(conv, _NORMS[norm][dims](out_channels), nn.LeakyReLU(0.01, inplace=True))
+
+
+def _loss() -> SegmentationLoss:
+    return SegmentationLoss(cross_entropy_weight=1.0, dice_weight=1.0, dice_of_background=False)
+
+
+def _metrics(num_classes: int) -> tuple[Dice, MetricCollection]:
+    return Dice(num_classes), MetricCollection([CrossEntropy(), Dice(num_classes)])

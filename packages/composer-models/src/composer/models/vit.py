@@ -1,0 +1,83 @@
+"""Vision transformers: ViT-S/16."""
+
+from __future__ import annotations
+
+import math
+
+from torch import nn
+from torchvision.models import VisionTransformer
+
+from composer.models._building import check_count, check_rate
+from composer.models.tasks import ComposerClassifier
+
+__all__ = ["vit_small_patch16"]
+
+_PATCH = 16
+_WIDTH = 384
+
+
+def vit_small_patch16(
+    num_classes: int = 1000,
+    image_size: int = 224,
+    channels: int = 3,
+    dropout: float = 0.0,
+    embedding_dropout: float = 0.0,
+    *,
+    num_layers: int = 12,
+) -> ComposerClassifier:
+    """ViT-S/16 as a classifier of images of shape (N, channels, image_size, image_size).
+
+    Patches of 16x16 pixels, 12 layers of width 384 with 6 heads; torchvision's `VisionTransformer` and its names of
+    weights, behind `module.`. Positions are learned for one size: methods that change the size of images, such as
+    progressive resizing, cannot be used.
+
+    Args:
+        num_classes: Number of classes.
+        image_size: Height and width of the images, a multiple of 16.
+        channels: Channels of the images.
+        dropout: Probability to drop an attention weight, or a feature behind an attention or feed-forward layer.
+        embedding_dropout: Probability to drop a feature of an embedded patch.
+        num_layers: Number of layers; fewer than 12 for small data.
+
+    Raises:
+        ValueError: `image_size` is not a multiple of 16, a number is below 1, or a probability is outside [0, 1].
+
+    Example:
+        >>> import torch
+        >>> model = vit_small_patch16(num_classes=10, image_size=32, num_layers=2)
+        >>> model((torch.zeros(2, 3, 32, 32), None)).shape
+        torch.Size([2, 10])
+
+    Source: Touvron et al., "Training data-efficient image transformers", arXiv:2012.12877, table 1 (DeiT-S);
+    Dosovitskiy et al., "An Image is Worth 16x16 Words", arXiv:2010.11929, section 3.1.
+    Differs: the last layer begins at 0, so in the first step only it has a gradient.
+    """
+    for name, value in (("num_classes", num_classes), ("channels", channels), ("num_layers", num_layers)):
+        check_count(name, value)
+    check_rate("dropout", dropout)
+    check_rate("embedding_dropout", embedding_dropout)
+    if image_size < _PATCH or image_size % _PATCH:
+        raise ValueError(f"`image_size` must be a multiple of {_PATCH}, got {image_size!r}. Resize the images.")
+    network = VisionTransformer(
+        image_size=image_size,
+        patch_size=_PATCH,
+        num_layers=num_layers,
+        num_heads=6,
+        hidden_dim=_WIDTH,
+        mlp_dim=4 * _WIDTH,
+        dropout=dropout,
+        attention_dropout=dropout,
+        num_classes=num_classes,
+    )
+    network.encoder.dropout.p = embedding_dropout
+    if channels != 3:
+        network.conv_proj = _patches(channels)
+    return ComposerClassifier(network, num_classes=num_classes)
+
+
+def _patches(channels: int) -> nn.Conv2d:
+    """The embedding of patches, with the initial values of torchvision's."""
+    layer = nn.Conv2d(channels, _WIDTH, _PATCH, stride=_PATCH)
+    nn.init.trunc_normal_(layer.weight, std=math.sqrt(1 / (channels * _PATCH**2)))
+    nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+    return layer
