@@ -1,4 +1,4 @@
-"""A training loop by hand, and a store on the local disk."""
+"""A run, and a store on the local disk."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from mlflow import MlflowClient
 
-from composer.core import Engine, State
-from composer.loggers import DeferredValue, Logger, LoggerDestination
+from composer.testing import LoggedRun
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -19,40 +17,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.filterwarnings("ignore:For backward compatibility, 'str' dtypes"))
 
 
-class Run:
-    """The loss of batch n, counted from 1, is n."""
-
-    def __init__(self, *loggers: LoggerDestination, name: str = "my-run") -> None:
-        self.state = State(model=torch.nn.Linear(1, 1), max_duration="5ba", run_name=name, dataloader=[None] * 5)
-        self.state.callbacks = list(loggers)
-        self.logger = Logger(self.state, loggers)
-        self.engine = Engine(self.state, self.logger)
-        self.engine.run_event("init")
-
-    def fit(self, batches: int = 5, *, end: bool = True) -> None:
-        self.engine.run_event("fit_start")
-        for _ in range(batches):
-            number = self.state.timestamp.batch.value + 1
-            metric = DeferredValue(lambda number=number: torch.tensor(number / 4))
-            self.logger.log_metrics({"loss": DeferredValue.of_tensor(torch.tensor(float(number))), "accuracy": metric})
-            self.state.timestamp = self.state.timestamp.to_next_batch(samples=2)
-            self.engine.run_event("batch_end")
-            metric.expire()
-        if end:
-            self.engine.run_event("epoch_end")
-            self.engine.run_event("fit_end")
-
-    def close(self) -> None:
-        self.engine.close()
-
-
 @pytest.fixture
 def start() -> Any:
     """Begins a run, which is closed at the end of the test."""
-    runs: list[Run] = []
+    runs: list[LoggedRun] = []
 
-    def begin(*args: Any, **kwargs: Any) -> Run:
-        runs.append(Run(*args, **kwargs))
+    def begin(*args: Any, **kwargs: Any) -> LoggedRun:
+        runs.append(LoggedRun(*args, **kwargs))
         return runs[-1]
 
     yield begin

@@ -1,4 +1,4 @@
-"""A training loop by hand, and what is in the file of an offline run."""
+"""A run, and what is in the file of an offline run."""
 
 from __future__ import annotations
 
@@ -10,41 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from wandb.proto.wandb_internal_pb2 import Record
 
-from composer.core import Engine, State
-from composer.loggers import DeferredValue, Logger, LoggerDestination
+from composer.testing import LoggedRun
 
 _BLOCK, _HEADER = 32768, 7
-
-
-class Run:
-    """The loss of batch n, counted from 1, is n."""
-
-    def __init__(self, *loggers: LoggerDestination, name: str = "my-run") -> None:
-        self.state = State(model=torch.nn.Linear(1, 1), max_duration="5ba", run_name=name, dataloader=[None] * 5)
-        self.state.callbacks = list(loggers)
-        self.logger = Logger(self.state, loggers)
-        self.engine = Engine(self.state, self.logger)
-        self.engine.run_event("init")
-
-    def fit(self, batches: int = 5, *, end: bool = True) -> None:
-        self.engine.run_event("fit_start")
-        for _ in range(batches):
-            number = self.state.timestamp.batch.value + 1
-            metric = DeferredValue(lambda number=number: torch.tensor(number / 4))
-            self.logger.log_metrics({"time/batch": number - 1})
-            self.logger.log_metrics({"loss": DeferredValue.of_tensor(torch.tensor(float(number))), "accuracy": metric})
-            self.state.timestamp = self.state.timestamp.to_next_batch(samples=2)
-            self.engine.run_event("batch_end")
-            metric.expire()
-        if end:
-            self.engine.run_event("epoch_end")
-            self.engine.run_event("fit_end")
-
-    def close(self) -> None:
-        self.engine.close()
 
 
 class Stored:
@@ -121,10 +91,10 @@ def stored(tmp_path: Path) -> Any:
 @pytest.fixture
 def start() -> Any:
     """Begins a run, which is closed at the end of the test."""
-    runs: list[Run] = []
+    runs: list[LoggedRun] = []
 
-    def begin(*args: Any, **kwargs: Any) -> Run:
-        runs.append(Run(*args, **kwargs))
+    def begin(*args: Any, **kwargs: Any) -> LoggedRun:
+        runs.append(LoggedRun(*args, **kwargs))
         return runs[-1]
 
     yield begin

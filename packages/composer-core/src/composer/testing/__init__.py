@@ -9,6 +9,7 @@ from composer.testing._data import RandomClassificationDataset as RandomClassifi
 from composer.testing._data import RandomImageDataset as RandomImageDataset
 from composer.testing._data import RandomSegmentationDataset as RandomSegmentationDataset
 from composer.testing._data import RandomTextDataset as RandomTextDataset
+from composer.testing._loggers import LoggedRun as LoggedRun
 from composer.testing._models import ConvModel as ConvModel
 from composer.testing._models import SimpleConvModel as SimpleConvModel
 from composer.testing._models import SimpleModel as SimpleModel
@@ -22,6 +23,7 @@ __all__ = [
     "ConvModel",
     "EventCounterCallback",
     "InfiniteClassificationDataset",
+    "LoggedRun",
     "RandomClassificationDataset",
     "RandomImageDataset",
     "RandomSegmentationDataset",

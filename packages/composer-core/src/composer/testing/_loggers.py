@@ -1,0 +1,87 @@
+"""A run for the tests of loggers."""
+
+from __future__ import annotations
+
+import torch
+
+from composer.core import Engine, State
+from composer.loggers import DeferredValue, Logger, LoggerDestination
+
+__all__ = ["LoggedRun"]
+
+
+class LoggedRun:
+    """A training loop by hand that logs what the Trainer would: the loss of batch n, counted from 1, is n.
+
+    Before that, `time/batch` is n - 1, and `accuracy`, n / 4, is computed on demand and expires with the batch.
+
+    Args:
+        *loggers: What it logs to.
+        name: The run's name.
+        duration: How long it may train.
+
+    Attributes:
+        state: The state; there are five batches.
+        logger: Logs to the loggers.
+        engine: Has announced INIT.
+
+    Example:
+        >>> class Printer(LoggerDestination):
+        ...     accepts_deferred = True
+        ...
+        ...     def log_metrics(self, metrics, step=None):
+        ...         print(step, {name: float(value) for name, value in metrics.items()})
+        >>> run = LoggedRun(Printer())
+        >>> run.fit(1)
+        0 {'time/batch': 0.0}
+        0 {'loss': 1.0, 'accuracy': 0.25}
+        >>> run.evaluate(0.5)
+        1 {'metrics/eval/accuracy': 0.5}
+        >>> run.close()
+    """
+
+    def __init__(self, *loggers: LoggerDestination, name: str = "my-run", duration: str = "5ba") -> None:
+        loader = [None] * 5
+        self.state = State(model=torch.nn.Linear(1, 1), max_duration=duration, run_name=name, dataloader=loader)
+        self.state.callbacks = list(loggers)
+        self.logger = Logger(self.state, loggers)
+        self.engine = Engine(self.state, self.logger)
+        self.engine.run_event("init")
+
+    def fit(self, batches: int = 5, *, end: bool = True) -> None:
+        """Train.
+
+        Args:
+            batches: How many.
+            end: Whether the fit comes to its end.
+        """
+        self.engine.run_event("fit_start")
+        for _ in range(batches):
+            done = self.state.timestamp.batch.value
+            accuracy = DeferredValue(lambda number=done + 1: torch.tensor(number / 4))  # type: ignore[misc]
+            self.logger.log_metrics({"time/batch": done})
+            loss = DeferredValue.of_tensor(torch.tensor(float(done + 1)))
+            self.logger.log_metrics({"loss": loss, "accuracy": accuracy})
+            self.state.timestamp = self.state.timestamp.to_next_batch(samples=2)
+            self.engine.run_event("batch_end")
+            accuracy.expire()
+        if end:
+            self.engine.run_event("epoch_end")
+            self.engine.run_event("fit_end")
+
+    def evaluate(self, result: float) -> None:
+        """Evaluate, under the label "eval".
+
+        Args:
+            result: What is logged as `metrics/eval/accuracy`.
+        """
+        loader, label = self.state.dataloader, self.state.dataloader_label
+        self.state.set_dataloader([None], "eval")
+        self.engine.run_event("eval_start")
+        self.logger.log_metrics({"metrics/eval/accuracy": DeferredValue(lambda: torch.tensor(result))})
+        self.engine.run_event("eval_end")
+        self.state.set_dataloader(loader, label)
+
+    def close(self) -> None:
+        """Close the engine, and with it the loggers."""
+        self.engine.close()
