@@ -20,8 +20,11 @@ from composer.trainer import Trainer
 from composer.utils.reproducibility import seed_context
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # for what several tests use
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun in the background by a shell; processes inherit that
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# Who begins the tests in the background, or with nohup, lets them ignore signals, and all processes inherit that.
+for name, handler in (("SIGINT", signal.default_int_handler), ("SIGHUP", signal.SIG_DFL)):
+    number = getattr(signal, name, None)  # Windows has no SIGHUP
+    if number is not None and signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 
 class MakeTrainer:
