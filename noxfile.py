@@ -84,7 +84,7 @@ def quickstart(session: nox.Session) -> None:
 
     `-- --profile` also writes a trace of some of it for https://ui.perfetto.dev.
     """
-    _install(session, [n for n in ("composer-recipes", "composer-report", "composer-profiler") if n in NAMES])
+    _install(session, ["composer-recipes", "composer-report"])
     session.run("composer-train", "digits", *session.posargs)
 
 

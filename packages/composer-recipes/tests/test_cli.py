@@ -195,14 +195,6 @@ def test_a_profile_is_written_and_the_user_is_told_where(tmp_path: Path, capsys:
     assert "--profile" not in (tmp_path / "first/config.yaml").read_text()
 
 
-def test_a_profile_needs_the_profiler(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("composer.recipes._profile.find_spec", lambda name: None)
-    with pytest.raises(SystemExit):
-        main([*QUICK, "--profile"])
-
-    assert "`--profile` needs composer-profiler. Run `pip install composer-profiler`" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(("layout", "name"), [("fashion", "Fashion-MNIST"), ("cifar", "CIFAR-10")])
 def test_other_data_decide_the_shape_of_the_network(
     layout: str, name: str, request: pytest.FixtureRequest, tmp_path: Path

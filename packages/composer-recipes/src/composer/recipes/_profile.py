@@ -4,24 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PROFILED", "check_installed", "profile_run"]
+__all__ = ["PROFILED", "profile_run"]
 
 _WARMUP, _ACTIVE = 2, 4
 PROFILED = f"{_ACTIVE} batches after {_WARMUP} to warm up, and the evaluation"
-
-
-def check_installed() -> None:
-    """Check that there is a profiler.
-
-    Raises:
-        ValueError: There is none.
-    """
-    if find_spec("composer.profiler") is None:
-        raise ValueError("`--profile` needs composer-profiler. Run `pip install composer-profiler`.")
 
 
 def profile_run(make_trainer: Callable[[Any], Any], folder: Path) -> Path:
@@ -33,7 +22,6 @@ def profile_run(make_trainer: Callable[[Any], Any], folder: Path) -> Path:
 
     Returns:
         The merged trace.
-
     """
     from composer.profiler import JSONTraceHandler, Profiler, cyclic_schedule
 

@@ -19,7 +19,7 @@ from composer.core import Algorithm
 from composer.recipes import digits
 from composer.recipes._hparams import Data, Network, Recipe, Runs, Training
 from composer.recipes._plot import save_curves
-from composer.recipes._profile import PROFILED, check_installed
+from composer.recipes._profile import PROFILED
 from composer.recipes._report import as_json, describe_data, print_report, write_json
 from composer.recipes._run import Comparison
 from composer.utils import dist
@@ -117,8 +117,6 @@ def _run_digits(parser: _Parser, options: Namespace) -> None:
     try:
         recipes = _recipes(parser, options)
         runs = _section(Runs, options)
-        if options.profile:
-            check_installed()
         out = Path(options.out)
         out.mkdir(parents=True, exist_ok=True)
         comparison = Comparison(recipes, runs, folder=out / "runs")
