@@ -69,7 +69,7 @@ def _watched(batches: Batches, make: Make) -> float:
 def main(arguments: list[str]) -> None:
     """Print the cost per step of each, the loop's taken off."""
     parser = argparse.ArgumentParser(prog="nox -s bench -- observers", description=__doc__)
-    parser.add_argument("--steps", type=int, default=1000, help="steps per round (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=2000, help="steps per round (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=9, help="rounds that count (default: %(default)s)")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)

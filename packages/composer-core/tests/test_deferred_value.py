@@ -165,3 +165,12 @@ def test_fetch_does_not_wait_for_the_device() -> None:
 
     assert all(value.ready for value in values)
     assert [matrix[0, 0].item(), 3.0] == expected
+
+
+def test_a_number_on_the_host_is_settled() -> None:
+    value = DeferredValue.of_tensor(torch.tensor(0.5))
+    assert value.settled() == 0.5
+    assert value.value == 0.5
+    assert value.settled() is None  # it has been read, and `value` has it
+    assert DeferredValue(lambda: torch.tensor(0.5)).settled() is None
+    assert DeferredValue.of_tensor(torch.empty((), device="meta")).settled() is None

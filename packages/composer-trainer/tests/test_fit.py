@@ -408,7 +408,7 @@ def test_metrics_are_logged_in_a_fixed_number_of_calls(make_trainer: MakeTrainer
     calls = Calls()
     make_trainer(loggers=calls, eval_dataloader=make_trainer.loader(4), max_duration="1ep").fit()
     time = ["time/batch", "time/batch_in_epoch", "time/sample", "time/sample_in_epoch"]
-    batch = [time, ["trainer/device_train_microbatch_size"], ["loss/train/total"], ["metrics/train/Accuracy"]]
+    batch = [time, ["loss/train/total", "trainer/device_train_microbatch_size"], ["metrics/train/Accuracy"]]
 
     assert [
         ["time/epoch"],

@@ -9,7 +9,7 @@ import torch
 
 from composer.utils import dist, local_part
 
-__all__ = ["local_norms", "root_of_sums", "sums_of_squares"]
+__all__ = ["joint_norm", "local_norms", "whole_norms"]
 
 
 def local_norms(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -30,39 +30,41 @@ def local_norms(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return norms
 
 
-def sums_of_squares(norms: Mapping[str, torch.Tensor], owners: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The squared norms of whole tensors, from the norms of parts.
+def whole_norms(norms: Mapping[str, torch.Tensor], owners: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The norms of whole tensors, from the norms of parts.
 
     Args:
         norms: By key; of this rank's part where the owner is sharded.
         owners: The parameter that each key is about. Sharded ones must be in the same order on all ranks.
     """
-    squares = {key: norm.double() if norm.dtype is torch.float64 else norm.float() for key, norm in norms.items()}
-    squares = {key: norm.square() for key, norm in squares.items()}
     shared: dict[tuple[Any, tuple[int, ...]], list[str]] = {}
-    for key in squares:
-        owner: Any = owners[key]
-        dims = tuple(i for i, place in enumerate(getattr(owner, "placements", ())) if not place.is_replicate())
+    for key in norms:
+        places = getattr(owners[key], "placements", None)
+        dims = () if places is None else tuple(i for i, place in enumerate(places) if not place.is_replicate())
         if dims:
+            owner: Any = owners[key]
             shared.setdefault((owner.device_mesh, dims), []).append(key)
+    whole = dict(norms)
     for (mesh, dims), keys in shared.items():
-        total = torch.stack([squares[key].float() for key in keys])
+        total = torch.stack([norms[key].float() for key in keys]).square()
         for dim in dims:
             dist.all_reduce(total, group=mesh.get_group(dim))
-        squares.update(zip(keys, total.unbind(), strict=True))
-    return squares
+        whole.update(zip(keys, total.sqrt().unbind(), strict=True))
+    return whole
 
 
-def root_of_sums(squares: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """The root of the sum of numbers that may be on several devices.
+def joint_norm(norms: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """The norm of several tensors together, from the norm of each; they may be on several devices.
 
     Args:
-        squares: The numbers; none are 0.
+        norms: The norms; none are 0.
         device: Of the result.
     """
-    if not squares:
+    if not norms:
         return torch.zeros((), device=device)
-    return torch.stack([square.to(device, non_blocking=True) for square in squares]).sum().sqrt()
+    if len({(norm.device, norm.dtype) for norm in norms}) > 1:
+        norms = [norm.to(device, torch.float32, non_blocking=True) for norm in norms]
+    return torch.linalg.vector_norm(torch.stack([*norms])).to(device)
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

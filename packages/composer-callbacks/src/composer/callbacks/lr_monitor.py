@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any, ClassVar
 
 import torch
@@ -45,13 +44,15 @@ class LRMonitor(Callback):
         if not logger.destinations:
             return
         rates: dict[str, Any] = {}
-        numbers: Counter[str] = Counter()
+        numbers: dict[str, int] = {}
         for optimizer in state.optimizers:
             name = type(optimizer).__name__
+            number = numbers.get(name, 0)
             for group in optimizer.param_groups:
                 rate = group["lr"]
                 if isinstance(rate, torch.Tensor):  # which its scheduler changes in place
                     rate = DeferredValue.of_tensor(rate.detach().clone())
-                rates[f"lr-{name}/group{numbers[name]}"] = rate
-                numbers[name] += 1
+                rates[f"lr-{name}/group{number}"] = rate
+                number += 1
+            numbers[name] = number
         logger.log_metrics(rates)

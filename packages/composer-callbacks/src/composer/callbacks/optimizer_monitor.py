@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from composer.callbacks._arguments import is_count
-from composer.callbacks._norms import local_norms, root_of_sums, sums_of_squares
+from composer.callbacks._norms import joint_norm, local_norms, whole_norms
 from composer.callbacks._units import Declared
 from composer.core import Callback, State
 from composer.loggers import DeferredValue, Logger
@@ -99,9 +99,8 @@ class OptimizerMonitor(Callback):
                     else:
                         own[key] = value
                 others |= _reduced(optimizer, own, [p for _, p in named])
-        squares = sums_of_squares(norms, owners)
-        whole = {key: square.sqrt() for key, square in squares.items()}
-        whole[f"{_L2}grad/global"] = root_of_sums([squares[key] for key in keys], state.device._device)
+        whole = whole_norms(norms, owners)
+        whole[f"{_L2}grad/global"] = joint_norm([whole[key] for key in keys], state.device._device)
         return whole | others
 
 

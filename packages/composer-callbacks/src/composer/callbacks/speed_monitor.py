@@ -29,7 +29,7 @@ class SpeedMonitor(Callback):
     If the model has a method `flops_per_batch(batch)`, which says how many floating-point operations training on this
     rank's batch takes, operations per second are logged too, and how much of the device's peak they are.
 
-    **Events** INIT, BATCH_END, EVAL_END.
+    **Events** INIT, FIT_START, BATCH_END, EVAL_END.
     **Cost** none on the device; with several ranks and `flops_per_batch`, one sum of a number over the ranks per batch.
 
     Args:
@@ -97,6 +97,12 @@ class SpeedMonitor(Callback):
         self.history_wct: deque[float] = deque(maxlen=window_size + 1)
         self.history_flops: deque[float] = deque(maxlen=window_size + 1)
         self.total_eval_wct = 0.0
+        self._flops_per_batch: Any = None
+        self._ranks = 1
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the model, for copies."""
+        return {**vars(self), "_flops_per_batch": None}
 
     def state_dict(self) -> dict[str, Any]:
         return {"total_eval_wct": self.total_eval_wct}
@@ -109,14 +115,23 @@ class SpeedMonitor(Callback):
         self._clear()
         self.total_eval_wct = 0.0
         self.gpu_flops_available = self._given_flops
-        flops_per_batch = getattr(unwrapped_model(state.model), "flops_per_batch", None)
-        if flops_per_batch is not None and not callable(flops_per_batch):
-            raise TypeError(
-                f"`flops_per_batch` of the model must be a method that takes a batch, got "
-                f"{type(flops_per_batch).__name__}. Define `def flops_per_batch(self, batch)`."
-            )
-        if self._given_flops is None and flops_per_batch is not None:
+        self._find_flops(state)
+        if self._given_flops is None and self._flops_per_batch is not None:
             self.gpu_flops_available = _looked_up(state)
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        self._find_flops(state)
+
+    def _find_flops(self, state: State) -> None:
+        """Ask once, not in every batch: a module takes microseconds to say that it has no such method."""
+        self._ranks = dist.get_world_size()
+        found = getattr(unwrapped_model(state.model), "flops_per_batch", None)
+        if found is not None and not callable(found):
+            raise TypeError(
+                f"`flops_per_batch` of the model must be a method that takes a batch, got {type(found).__name__}. "
+                f"Define `def flops_per_batch(self, batch)`."
+            )
+        self._flops_per_batch = found
 
     def batch_end(self, state: State, logger: Logger) -> None:
         now = state.timestamp
@@ -124,10 +139,9 @@ class SpeedMonitor(Callback):
         self.history_samples.append(now._sample)
         self.history_tokens.append(now._token)
         self.history_wct.append(seconds)
-        flops_per_batch = getattr(unwrapped_model(state.model), "flops_per_batch", None)
-        if flops_per_batch is not None:
-            self.history_flops.append(float(flops_per_batch(state.batch)))
-        if not logger.destinations and flops_per_batch is None:
+        if self._flops_per_batch is not None:
+            self.history_flops.append(float(self._flops_per_batch(state.batch)))
+        elif not logger.destinations:
             return
         divider = self._divider
         logged: dict[str, Any] = {
@@ -146,18 +160,21 @@ class SpeedMonitor(Callback):
         self.total_eval_wct += state.eval_timestamp.total_wct.total_seconds()
 
     def _add_throughput(self, logged: dict[str, Any], elapsed: float) -> None:
-        ranks = dist.get_world_size()
-        amounts = {"batches": self.window_size, "samples": self.history_samples[-1] - self.history_samples[0]}
+        ranks = self._ranks
+        batches = self.window_size / elapsed
+        samples = (self.history_samples[-1] - self.history_samples[0]) / elapsed
+        logged["throughput/batches_per_sec"] = batches
+        logged["throughput/samples_per_sec"] = samples
+        logged["throughput/device/batches_per_sec"] = batches / ranks
+        logged["throughput/device/samples_per_sec"] = samples / ranks
         tokens = self.history_tokens[-1] - self.history_tokens[0]
         if tokens > 0:
-            amounts["tokens"] = tokens
-        for name, amount in amounts.items():
-            logged[f"throughput/{name}_per_sec"] = amount / elapsed
-            logged[f"throughput/device/{name}_per_sec"] = amount / elapsed / ranks
+            logged["throughput/tokens_per_sec"] = tokens / elapsed
+            logged["throughput/device/tokens_per_sec"] = tokens / elapsed / ranks
 
     def _add_flops(self, logged: dict[str, Any], elapsed: float, state: State) -> None:
         speed = (sum(self.history_flops) - self.history_flops[0]) / elapsed
-        ranks = dist.get_world_size()
+        ranks = self._ranks
         peak = self.gpu_flops_available
         if ranks == 1:
             logged["throughput/flops_per_sec"] = logged["throughput/device/flops_per_sec"] = speed

@@ -7,8 +7,9 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,9 +38,11 @@ class Logged(NamedTuple):
 
 class _Record(NamedTuple):
     call: Callable[[], None] | None  # None: metrics
-    metrics: Logged
-    arriving: tuple[Arriving, ...]
     size: int
+    metrics: Mapping[str, Any] = MappingProxyType({})
+    step: int = 0
+    seconds: float = 0.0
+    arriving: Sequence[Arriving] = ()
 
 
 class Sender:
@@ -86,7 +89,8 @@ class Sender:
         self._send_metrics = send_metrics
         self._interval, self._capacity, self._timeout = interval, capacity, timeout
         # Reentrant: a garbage collection while it is held may close an engine, and so come here again.
-        self._changed = threading.Condition(threading.RLock())
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._queue: deque[_Record] = deque()
         self._on_device: list[Arriving] = []
         self._fetch_due = 0.0
@@ -111,11 +115,14 @@ class Sender:
         arriving: list[Arriving] = []
         arrays: list[Any] = []
         taken = {k: v if type(v) in _IMMUTABLE else snapshot(v, arriving, arrays) for k, v in metrics.items()}
-        size = 1 + len(metrics) // 8 + (sum(getattr(a, "nbytes", 0) for a in arrays) // 1024 if arrays else 0)
-        self._append(_Record(None, Logged(taken, step, time.time()), tuple(arriving), size), may_drop=True)
+        size = 1 + len(metrics) // 8
+        if arrays:
+            size += sum(getattr(a, "nbytes", 0) for a in arrays) // 1024
+        self._append(_Record(None, size, taken, step, time.time(), arriving), may_drop=True)
         if self._on_device and time.monotonic() >= self._fetch_due:
             self.fetch()
-        self.check()
+        if self._failure is not None:
+            self.check()
         return taken
 
     def put(self, call: Callable[[], None], *, size: int = 1, may_drop: bool = False, check: bool = True) -> None:
@@ -131,7 +138,7 @@ class Sender:
             RuntimeError: An earlier one failed and `on_error` is "raise"; or the sender is closed, or belongs to the
                 process this one was forked from.
         """
-        self._append(_Record(call, Logged({}, 0, 0.0), (), size), may_drop=may_drop)
+        self._append(_Record(call, size), may_drop=may_drop)
         if check:
             self.check()
 
@@ -198,21 +205,23 @@ class Sender:
             raise RuntimeError(
                 f"`{self.name}` cannot log any more: it is closed, or belongs to the process this one was forked from."
             )
-        with self._changed:
-            full = may_drop and self._size + record.size > self._capacity
-            if full:
+        with self._lock:  # that of the condition, whose own methods are in Python
+            size = self._size + record.size
+            if may_drop and size > self._capacity:
                 self._dropped += 1
             else:
                 self._queue.append(record)
                 self._put += 1
-                self._size += record.size
-                self._on_device.extend(record.arriving)
+                self._size = size
+                if record.arriving:
+                    self._on_device.extend(record.arriving)
                 if self._thread is None:
                     self._start()
-                if self._size > self._capacity // 2 and not self._wanted:
+                if size > self._capacity // 2 and not self._wanted:
                     self._wanted = True
                     self._changed.notify_all()
-        if full and not self._drop_reported:
+                return
+        if not self._drop_reported:
             self._drop_reported = True
             warnings.warn(
                 f"`{self.name}` does not get rid of what is logged: its queue is full, so metrics and images are "
@@ -248,7 +257,7 @@ class Sender:
         with self._changed:
             while self._queue and len(taken) < _MOST_AT_ONCE and not (taken and taken[0].call):
                 record = self._queue[0]
-                if (taken and record.call) or any(a.value is not None for a in record.arriving):
+                if (taken and record.call) or (record.arriving and any(a.value is not None for a in record.arriving)):
                     break
                 taken.append(self._queue.popleft())
         return taken
@@ -276,8 +285,11 @@ class Sender:
         """The metrics, but for those whose copies failed, as they do once the device has failed."""
         arrived: list[Logged] = []
         for record in records:
+            metrics = record.metrics
             try:
-                arrived.append(record.metrics._replace(metrics=read_metrics(record.metrics.metrics)))
+                if record.arriving:
+                    metrics = read_metrics(metrics)
+                arrived.append(Logged(metrics, record.step, record.seconds))
             except Exception as error:  # noqa: BLE001 - reported in the training thread
                 self._failed += 1
                 self._failure = self._failure or error

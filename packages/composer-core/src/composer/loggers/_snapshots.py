@@ -63,7 +63,11 @@ class Arriving:
 
 def snapshot(value: Any, arriving: list[Arriving], arrays: list[Any]) -> Any:
     """A value as it is now; what is not a number is put into `arrays` as well."""
-    if type(value) is not DeferredValue:
+    if type(value) is DeferredValue:
+        number = value.settled()
+        if number is not None:
+            return number
+    else:
         if isinstance(value, np.generic):
             return value.item()
         if not isinstance(value, torch.Tensor):

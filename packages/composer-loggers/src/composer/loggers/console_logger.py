@@ -102,7 +102,7 @@ class ConsoleLogger(LoggerDestination):
         self._print_config()
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        batch = state.timestamp.batch.value
+        batch = state.timestamp._batch
         if self.log_interval.unit is TimeUnit.BATCH and (batch == 1 or batch % self.log_interval.value == 0):
             self._print_training(state)
         elif state.max_duration is not None and state.timestamp >= state.max_duration:

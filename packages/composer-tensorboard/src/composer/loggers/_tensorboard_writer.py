@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from composer.loggers._pixels import in_unit_range
 from composer.loggers._sender import Logged, read_metrics
 
 __all__ = ["EventWriter", "scalars"]
+
+_step = attrgetter("step")
 
 
 class EventWriter:
@@ -26,27 +29,27 @@ class EventWriter:
     def __init__(self, folder: Path) -> None:
         # tensorboard takes seconds to import
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-        from tensorboard.compat.proto.summary_pb2 import Summary
 
         from composer.loggers._event_file import Writer
 
-        self._event, self._session_log, self._summary = Event, SessionLog, Summary
+        self._event, self._session_log = Event, SessionLog
         self.writer: Any = Writer(str(folder))
         self.finished: list[Path] = []
         self._written = False
 
     def send(self, records: Sequence[Logged]) -> None:
         """Write scalars, and let readers see them: one event per step, because making events is what takes time."""
-        value, add = self._summary.Value, self.writer._get_file_writer().add_summary
+        add = self.writer._get_file_writer().event_writer.add_scalars
         problem: Exception | None = None
-        for step, group in groupby(records, key=lambda record: record.step):
-            logged = list(group)
-            numbers = [pair for record in logged for pair in scalars(record.metrics).items()]
+        for step, group in groupby(records, key=_step):
+            numbers: list[tuple[str, float]] = []
+            seconds = 0.0
+            for metrics, _, seconds in group:  # noqa: B007 - the last one is wanted
+                numbers += scalars(metrics).items()
             if not numbers:
                 continue
             try:
-                values = [value(tag=key, simple_value=number) for key, number in numbers]
-                add(self._summary(value=values), step, logged[-1].seconds)
+                add(numbers, step, seconds)
                 self._written = True
             except Exception as error:  # noqa: BLE001 - one bad value must not cost the other steps
                 problem = problem or error
@@ -115,5 +118,5 @@ class EventWriter:
 
 def scalars(metrics: dict[str, Any]) -> dict[str, float]:
     """The values that are numbers."""
-    numbers = {str(key): as_number(value) for key, value in metrics.items()}
+    numbers = {str(k): v if type(v) is float else as_number(v) for k, v in metrics.items()}
     return {key: number for key, number in numbers.items() if number is not None}

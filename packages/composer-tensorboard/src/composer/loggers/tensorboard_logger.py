@@ -182,7 +182,7 @@ class TensorboardLogger(LoggerDestination):
         self.log_metrics(resumed["metrics"], resumed["step"])
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        if state.timestamp.batch.value % self.flush_interval == 0:
+        if state.timestamp._batch % self.flush_interval == 0:
             self._flush(logger, roll=True)
 
     def epoch_end(self, state: State, logger: Logger) -> None:
