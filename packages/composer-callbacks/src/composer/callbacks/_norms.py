@@ -64,7 +64,8 @@ def joint_norm(norms: Sequence[torch.Tensor], device: torch.device) -> torch.Ten
         return torch.zeros((), device=device)
     if len({(norm.device, norm.dtype) for norm in norms}) > 1:
         norms = [norm.to(device, torch.float32, non_blocking=True) for norm in norms]
-    return torch.linalg.vector_norm(torch.stack([*norms])).to(device)
+    joint: torch.Tensor = torch.linalg.vector_norm(torch.stack([*norms]))
+    return joint.to(device)
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

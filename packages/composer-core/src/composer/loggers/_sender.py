@@ -31,7 +31,7 @@ _MOST_AT_ONCE = 1024  # records given to the thread in one go
 class Logged(NamedTuple):
     """What one call of `log_metrics` logged, on the host."""
 
-    metrics: dict[str, Any]
+    metrics: Mapping[str, Any]
     step: int
     seconds: float  # since 1970, when it was logged
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,6 @@ def snapshot(value: Any, arriving: list[Arriving], arrays: list[Any]) -> Any:
     return found
 
 
-def read_metrics(metrics: dict[str, Any]) -> dict[str, Any]:
+def read_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """A snapshot of `Sender.put_metrics` with all its values on the host; waits for their copies."""
     return {key: value.read() if type(value) is Arriving else value for key, value in metrics.items()}

@@ -36,7 +36,7 @@ class _Unread(NamedTuple):
 
 
 class _Numbers(NamedTuple):
-    """Metrics that are all on the host. Their lines are made when they are written, which is faster than in the step."""
+    """Metrics that are all on the host. Their lines are made when they are written: faster than in the step."""
 
     step: int | None
     values: dict[str, float]

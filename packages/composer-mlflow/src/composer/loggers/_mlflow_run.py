@@ -79,7 +79,7 @@ class MLFlowRun:
         if problem is not None:
             raise problem
 
-    def _changed(self, values: dict[str, Any], step: int) -> list[tuple[str, float]]:
+    def _changed(self, values: Mapping[str, Any], step: int) -> list[tuple[str, float]]:
         found: list[tuple[str, float]] = []
         for key, value in values.items():
             number = as_number(value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
@@ -116,7 +116,7 @@ class EventWriter:
         self.writer.close()
 
 
-def scalars(metrics: dict[str, Any]) -> dict[str, float]:
+def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
     """The values that are numbers."""
     numbers = {str(k): v if type(v) is float else as_number(v) for k, v in metrics.items()}
     return {key: number for key, number in numbers.items() if number is not None}
