@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from composer import Trainer
 from composer.core import Callback, State
-from composer.loggers import Logger
+from composer.loggers import FileLogger, Logger
 from composer.testing import RandomClassificationDataset, SimpleModel
 from composer.trainer._profiling import RemoteFiles
 
@@ -169,3 +169,10 @@ def test_an_upload_that_fails_is_warned_of_and_training_goes_on(tmp_path: Path, 
 
     assert trainer.state.timestamp.epoch == "2ep"
     assert memory.cat("/bucket/run/file.txt") == b"epoch 1"
+
+
+def test_a_logger_among_the_callbacks_is_not_asked_for_its_name_too_early(tmp_path: Path) -> None:
+    trainer = make(None, callbacks=[FileLogger(str(tmp_path / "log.txt"))])
+    trainer.fit()
+    trainer.close()
+    assert (tmp_path / "log.txt").exists()

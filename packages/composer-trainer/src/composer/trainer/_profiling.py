@@ -66,7 +66,9 @@ def bind_profiler(profiler: Any, state: State, microbatch_size: Any) -> None:
 def remote_files(profiler: Any, callbacks: Iterable[Callback]) -> list[LoggerDestination]:
     """What uploads the files that a profiler and callbacks name by URIs; nothing if they name none."""
     names = [] if profiler is None else list(profiler.remote_filenames)
-    names += [getattr(callback, "remote_file_name", None) for callback in callbacks]
+    # A logger does not know its name before the run begins.
+    watchers = [callback for callback in callbacks if not isinstance(callback, LoggerDestination)]
+    names += [getattr(watcher, "remote_file_name", None) for watcher in watchers]
     uris = [name for name in names if isinstance(name, str) and is_uri(name)]
     return [RemoteFiles(uris)] if uris else []
 
