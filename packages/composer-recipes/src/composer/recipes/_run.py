@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from composer.callbacks import LRMonitor, SpeedMonitor
+from composer.callbacks import LRMonitor, MemoryMonitor, SpeedMonitor
 from composer.core import Callback, Evaluator
 from composer.loggers import InMemoryLogger
 from composer.loggers.run_recorder import RunRecorder
@@ -262,6 +262,8 @@ class _Session:
         recorded = self.folder is not None
         if recorded:
             monitors = [LRMonitor(), SpeedMonitor(window_size=10, time_unit="seconds")]
+            if get_device(self.settings.device).name == "gpu":  # it has nothing to say of others
+                monitors.append(MemoryMonitor())
             loggers.append(RunRecorder(self.folder_of(seed), group=self.recipe.name))
         began = time.perf_counter()
         with seed_context(seed):
