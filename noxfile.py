@@ -88,6 +88,13 @@ def quickstart(session: nox.Session) -> None:
     session.run("composer-train", "digits", *session.posargs)
 
 
+@nox.session
+def recipe(session: nox.Session) -> None:
+    """Train any built-in recipe: `nox -s recipe -- fashion_mnist --data FOLDER`; `-- --help` lists them."""
+    _install(session, ["composer-recipes", "composer-report"])
+    session.run("composer-train", *session.posargs)
+
+
 @nox.session(tags=["ci"])
 @each_package
 def tests(session: nox.Session, package: str) -> None:

@@ -25,8 +25,7 @@ from algorithm_runs import (
 from composer import Trainer
 from composer.algorithms.warnings import NoEffectWarning, NotIntendedUseWarning
 from composer.core import ConflictError, Precision
-from composer.recipes import Data
-from composer.recipes._data import load_images
+from composer.recipes import digits as recipe
 from composer.testing import deep_compare
 from tools.pairs import judge, pairs, text_of
 from tools.workspace import Workspace
@@ -84,9 +83,10 @@ def test_a_pair_trains_alike_in_both_orders_or_is_refused(pair: tuple[str, str])
 
 def test_all_vision_algorithms_run_together_for_an_epoch_of_the_digits() -> None:
     chosen = choose(sorted(CLASSES.keys() - LANGUAGE - {"NoOpModel"}))
-    digits = load_images(Data(train_samples=256))
-    pixels = digits.train_images.expand(-1, 3, -1, -1).permute(0, 2, 3, 1).numpy()
-    loader = torch.utils.data.DataLoader(Images(pixels, digits.train_labels), batch_size=64)
+    digits = recipe.Data(train_samples=256).load()
+    images, labels = digits.train
+    pixels = images.expand(-1, 3, -1, -1).permute(0, 2, 3, 1).numpy()
+    loader = torch.utils.data.DataLoader(Images(pixels, labels), batch_size=64)
     model = Classifier(digits.num_classes)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NotIntendedUseWarning)

@@ -1,28 +1,34 @@
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import os
 import re
-import subprocess
+import runpy
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import fields
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import yaml
+from recipe_runs import OPTIONS, QUIET, Commanded, task_of
 
-from composer.recipes import Data, Network, Runs, Training, digits
-from composer.recipes.cli import _write_page, main
+from composer.recipes import Comparison
+from composer.recipes.cli import RECIPES, _write_page, main
 from composer.testing import run_on_ranks
 from composer.utils import dist
 
-QUICK = (
-    "digits --no-progress --device cpu --epochs 2 --seeds 2 --train_samples 60 --test_samples 50 --batch_size 20 "
-    "--width 4 --algorithms mixup ema"
-).split()
+QUICK = [
+    *("digits", *QUIET.split()),
+    *"--epochs 1 --seeds 1 --train_samples 60 --test_samples 50 --batch_size 20 --width 4".split(),
+]
+Command = Callable[[str], Commanded]
 
 
 def text_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -33,8 +39,10 @@ def text_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
-def accuracies(path: Path) -> list[list[list[float]]]:
-    return [[run["accuracy"] for run in recipe["runs"]] for recipe in json.loads(path.read_text())["recipes"]]
+def numbers(path: Path) -> list[list[tuple[int, dict[str, list[float]], int]]]:
+    """What of the results must not depend on the clock."""
+    recipes = json.loads(path.read_text())["recipes"]
+    return [[(run["seed"], run["scores"], run["samples"]) for run in recipe["runs"]] for recipe in recipes]
 
 
 @pytest.fixture(autouse=True)
@@ -46,188 +54,319 @@ def in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_script_is_this_function() -> None:
     (script,) = entry_points(group="console_scripts", name="composer-train")
 
-    assert script.load() is main
+    assert main is script.load()
 
 
 def test_the_help_lists_the_recipes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "digits" in text_of(capsys, "--help")
+    text = text_of(capsys, "--help")
+
+    for name, summary in RECIPES.items():
+        assert re.search(rf"^  {name} +{re.escape(summary)}$", text, re.MULTILINE)
 
 
-def test_the_help_of_a_recipe_explains_every_option(capsys: pytest.CaptureFixture[str]) -> None:
-    text = text_of(capsys, "digits", "--help")
-    names = {field.name for group in (Data, Network, Training, Runs) for field in fields(group)}
-    names |= {"config", "out", "algorithms", "no-progress", "mixup.alpha", "ema.half_life", "sam.rho"}
-    names |= {"blurpool.blur_first", "label_smoothing.smoothing", "progressive_resizing.initial_scale"}
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_help_of_a_recipe_explains_every_option(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    task = task_of(recipe)
+    parts = (task.data, task.network, task.training, task.runs)
+    names = {field.name for part in parts for field in fields(part)} | {"config", "out", "profile", "algorithms"}
+    for name, algorithm in task.algorithms.items():
+        decided = {"input_key", "target_key", *task.fitted(task.data).get(name, {})}
+        keys = inspect.signature(algorithm).parameters.keys() - decided
+        names |= {f"{name}.{key}" for key in keys}
 
-    assert {name for name in names if f"--{name}" not in text} == set()
+    text = text_of(capsys, recipe, "--help")
+
+    # An option, what it takes, and then at least two words; type and default do not count.
     options = re.split(r"\n  (?=-)", text.partition("\noptions:")[2])[1:]
-    assert [option.split()[0] for option in options if len(option.split()) < 4] == []
-    assert "The weight that the average keeps in one update" in text
+    explained = {}
+    for option in options:
+        head, *words = re.sub(r"\((required, )?(type|default):[^()]*(\([^()]*\))?[^()]*\)", "", option).split()
+        explained[head.rstrip(",").removeprefix("--").removeprefix("[no-]")] = len(words)
+    assert set() == {name for name in names if f"--{name}" not in text and f"--no-{name}" not in text}
+    assert [] == [name for name, words in explained.items() if words < 3 and name not in ("-h", "print_config")]
     assert "_key" not in text
+    assert task.summary in " ".join(text.split())
 
 
-def test_the_printed_configuration_is_read_back(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    first = text_of(capsys, "digits", "--epochs", "7", "--mixup.alpha", "0.75", "--no-progress", "--print_config")
+def test_help_of_algorithms_comes_from_their_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "The weight that the average keeps in one update" in text_of(capsys, "digits", "--help")
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_printed_configuration_is_read_back(
+    recipe: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    options = "--epochs 7 --ema.half_life 9ba --algorithms ema --no-progress --print_config".split()
+    first = text_of(capsys, recipe, *options)
     (tmp_path / "recipe.yaml").write_text(first)
 
-    second = text_of(capsys, "digits", "--config", "recipe.yaml", "--lr", "0.01", "--print_config")
+    second = text_of(capsys, recipe, "--config", "recipe.yaml", "--lr", "0.0125", "--print_config")
 
-    assert {"epochs: 7", "  alpha: 0.75", "progress: false"} <= set(first.splitlines())
-    changed = set(second.splitlines()) - set(first.splitlines())
-    assert changed == {"lr: 0.01"}
+    before, after = yaml.safe_load(first), yaml.safe_load(second)
+    assert (7, "9ba", False, ["ema"]) == (
+        before["epochs"],
+        before["ema"]["half_life"],
+        before["progress"],
+        before["algorithms"],
+    )
+    assert {**before, "lr": 0.0125} == after
 
 
-def test_the_defaults_are_the_recipes_of_the_library(capsys: pytest.CaptureFixture[str]) -> None:
-    text = text_of(capsys, "digits", "--print_config")
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_defaults_are_those_of_the_task(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    task = task_of(recipe)
+    text = text_of(capsys, recipe, "--print_config").splitlines()
 
-    assert [f"- {name}" for name in digits.COMPOSED] == [line for line in text.splitlines() if line.startswith("-")]
-    for line in (f"epochs: {Training().epochs}", f"lr: {Training().lr}", f"batch_size: {Data().batch_size}"):
-        assert line in text.splitlines()
-    for arguments in digits.TUNED.values():
-        assert all(f"  {key}: {value}" in text.splitlines() for key, value in arguments.items())
+    assert [f"- {name}" for name in task.chosen] == [line for line in text if line.startswith("-")]
+    assert f"out: composer-{recipe}" in text
+    for part in (task.data, task.network, task.training, task.runs):
+        for key, value in vars(part).items():
+            assert f"{key}: {_yaml(value)}" in text
+    for name, arguments in task.tuned.items():
+        section = text[text.index(f"{name}:") + 1 :]
+        assert {f"  {key}: {_yaml(value)}" for key, value in arguments.items()} <= set(section)
+
+
+def _yaml(value: object) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("recipe", "arguments", "message"),
     [
-        ("--epochs abc", "`--epochs`: Expected a int. Got value: abc"),
-        ("--epochs 0", "`epochs` must be at least 1, got 0"),
-        ("--lr -1", "`lr` must be positive and finite, got -1.0"),
-        ("--mixup.alpha -2", "`--mixup`: `alpha` must not be negative"),
-        ("--algorithms mixup --ema.half_life 3ba", "`--ema.half_life` has no effect, because `ema` is not among"),
-        ("--algorithms --mixup.alpha 3", "because `mixup` is not among `--algorithms`, which are none"),
-        ("--algorithms mixup mixup", "`--algorithms` must name each algorithm once, got mixup mixup"),
-        ("--algorithms foo", "`--algorithms` element 1: Expected a Literal['blurpool', "),
-        ("--precision fp64", "`--precision`"),
-        ("--data nowhere", "there is neither 'nowhere/FashionMNIST/raw' nor 'nowhere/cifar-10-batches-py'"),
-        ("--train_samples 9999", "`train_samples` must be at most 500"),
-        ("--shift 16", "`shift` must be from 0 to below the size of the images, 16, got 16"),
-        ("--out a-file/inside", "Not a directory: 'a-file/inside'"),
-        ("--config nowhere.yaml", "File does not exist"),
-        ("--config a-file", "Problems parsing config"),
-        ("--nonsense 3", "nrecognized arguments: --nonsense 3"),
+        ("digits", "--epochs abc", "`--epochs`: Expected a float. Got value: abc"),
+        ("digits", "--epochs 0", "`epochs` must be positive and finite, got 0"),
+        ("digits", "--lr -1", "`lr` must be positive and finite, got -1.0"),
+        ("digits", "--mixup.alpha -2", "`--mixup`: `alpha` must not be negative"),
+        ("digits", "--algorithms mixup --ema.half_life 3ba", "`--ema.half_life` has no effect, because `ema` is not"),
+        ("digits", "--algorithms --mixup.alpha 3", "because `mixup` is not among `--algorithms`, which are none"),
+        ("digits", "--algorithms mixup mixup", "`--algorithms` must name each algorithm once, got mixup mixup"),
+        ("digits", "--algorithms foo", "`--algorithms` element 1: Expected a Literal['blurpool', "),
+        ("digits", "--precision fp64", "`--precision`"),
+        ("digits", "--train_samples 9999", "`train_samples` must be at most 500"),
+        ("digits", "--shift 16", "`shift` must be from 0 to below the size of the images, 16, got 16"),
+        ("digits", "--batch_size 501", "`batch_size` must not be above the number of training images, 500, got 501"),
+        ("digits", "--eval_interval 0ep", "`eval_interval` must be positive, got '0ep'"),
+        ("digits", "--eval_interval often", "often"),
+        ("digits", "--out a-file/inside", "Not a directory: 'a-file/inside'"),
+        ("digits", "--config nowhere.yaml", "File does not exist"),
+        ("digits", "--config a-file", "Problems parsing config"),
+        ("digits", "--nonsense 3", "nrecognized arguments: --nonsense 3"),
+        ("digits", "--data somewhere", "nrecognized arguments: --data somewhere"),
+        ("fashion_mnist", "", "`data` must name the folder that holds the data set, got none"),
+        ("fashion_mnist", "--data nowhere", "looked for 'nowhere/FashionMNIST/raw/train-images-idx3-ubyte'"),
+        ("fashion_mnist", "--data nowhere", "FashionMNIST('nowhere', download=True)"),
+        ("cifar10_resnet9", "--data nowhere", "CIFAR10('nowhere', download=True)"),
+        ("cifar10_resnet9", "--model resnet10", "`--model`"),
+        ("cifar10_resnet20", "--cutout_size -1", "`cutout_size` must be at least 0, got -1"),
+        (
+            "tiny_lm",
+            "--data nowhere",
+            "looked for 'nowhere/tinyshakespeare.txt' and 'nowhere/text/tinyshakespeare.txt'",
+        ),
+        ("tiny_lm", "--data a-file --batch_size 2", "The text must have a batch of 2 sequences of 128 characters"),
+        ("tiny_lm", "--width 10", "`width` must be a multiple of `heads`, got 10 and 4"),
+        ("segmentation", "--data nowhere", "FashionMNIST('nowhere', download=True)"),
+        ("segmentation", "--size 20", "`size` must be at least 28, got 20"),
+        ("segmentation", "--scale_schedule.ratio 0.3", "because `scale_schedule` is not among `--algorithms`"),
     ],
 )
 def test_a_mistake_is_answered_in_one_line(
-    arguments: str, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    recipe: str, arguments: str, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "a-file").write_text("this: [is no: configuration")
 
     with pytest.raises(SystemExit) as exit_:
-        main(["digits", *arguments.split()])
+        main([recipe, *arguments.split()])
 
     assert exit_.value.code == 2
     printed, error = capsys.readouterr()
     assert printed == ""
     assert error.count("\n") == 1
-    assert error.startswith("composer-train digits: error: ")
-    assert error.endswith(". See `composer-train digits --help`.\n")
+    assert error.startswith(f"composer-train {recipe}: error: ")
+    assert error.endswith(f". See `composer-train {recipe} --help`.\n")
     assert message in error
 
 
-def test_a_recipe_must_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("arguments", [[], ["mnist"]])
+def test_a_recipe_must_be_chosen(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
-        main([])
+        main(arguments)
 
     assert exit_.value.code == 2
-    assert "digits" in capsys.readouterr().err
+    assert "RECIPE" in capsys.readouterr().err
 
 
-def test_a_comparison_is_printed_drawn_and_stored(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    main([*QUICK, "--out", "first"])
-    text = capsys.readouterr().out
+def test_an_interrupted_run_is_not_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(self: Comparison) -> None:
+        raise KeyboardInterrupt
 
-    assert "60 images to train on, 50 to test" in text
-    assert re.search(r"plain\W+\d+\.\d\d \+- \d+\.\d\d%", text)
-    assert re.search(r"composed\W+\d+\.\d\d \+- \d+\.\d\d%", text)
-    assert "mixed the images of 6 batches in pairs" in text
-    assert "before_forward" in text
-    for name in ("curves.png", "results.json", "config.yaml"):
-        assert f"first/{name}" in text
-        assert (tmp_path / "first" / name).stat().st_size > 0
+    monkeypatch.setattr(Comparison, "run", interrupted)
+
+    with pytest.raises(SystemExit, match="composer-train: interrupted"):
+        main([*QUICK, "--algorithms"])
 
 
-def test_a_page_about_the_runs_is_written_or_said_how_to_get(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("recipe", OPTIONS)
+def test_every_recipe_trains_compares_draws_and_stores(recipe: str, command: Command) -> None:
+    task, ran = task_of(recipe), command(recipe)
+    stored = ran.results
+
+    assert ["plain", "composed"] == [each["name"] for each in stored["recipes"]]
+    for each in stored["recipes"]:
+        for run in each["runs"]:
+            count = len(run["tested_at"])
+            assert {metric.key: count for metric in task.metrics} == {
+                key: len(run["scores"][key]) for key in run["scores"]
+            }
+            assert sorted(run["tested_at"]) == run["tested_at"]
+            assert 0 < run["tested_at"][0] <= run["tested_at"][-1] <= run["train_seconds"] < run["seconds"]
+    composed = ran.composed
+    chosen = [kind.__name__ for kind in task.algorithms.values() if kind.__name__ in composed["runs"][0]["deeds"]]
+    assert len(chosen) == len(composed["algorithms"]) == len(composed["runs"][0]["deeds"])
+    assert "did nothing" not in composed["runs"][0]["deeds"].values()
+    found = stored["time_to_quality"]["composed"]
+    assert ran.plain["summary"][task.metrics[0].key]["mean"] == found["goal"]
+    assert len(composed["runs"]) == len(found["ratios"])
+    for name in ("curves.png", "results.json", "config.yaml", "report.html"):
+        assert f"{ran.folder}/{name}" in ran.text
+        assert (ran.folder / name).stat().st_size > 0
+
+
+@pytest.mark.parametrize("recipe", OPTIONS)
+def test_every_recipe_prints_table_verdict_and_deeds(recipe: str, command: Command) -> None:
+    task, ran = task_of(recipe), command(recipe)
+    metric = task.metrics[0]
+    plain, composed = (each["summary"][metric.key]["mean"] for each in ran.results["recipes"])
+    ratio = ran.composed["summary"]["train_seconds"] / ran.plain["summary"]["train_seconds"]
+
+    for each in ran.results["recipes"]:
+        row = next(line for line in ran.text.splitlines() if re.search(rf"\W{each['name']}\W", line))
+        for column in task.metrics:
+            assert column.show(each["summary"][column.key]["mean"]).removesuffix(column.unit) in row
+    verdict = (
+        f"plain -> composed: test {metric.title} {metric.show(plain)} -> {metric.show(composed)}, in {ratio:.2f} times"
+    )
+    assert verdict in ran.text
+    assert f"the {metric.show(plain)} that plain has at its end" in ran.text
+    for deed in ran.composed["runs"][0]["deeds"].values():
+        assert deed in ran.text
+
+
+@pytest.mark.parametrize(
+    ("recipe", "plain", "composed"),
+    [
+        ("digits", [240, 3], [240, 3]),
+        ("fashion_mnist", [48, 3], [24, 2]),  # tested after 5, 10 and 12 batches, and after 5 and 6
+        ("cifar10_resnet9", [16, 2], [12, 2]),  # three quarters of 4 batches
+        ("cifar10_resnet20", [16, 2], [12, 2]),
+        ("tiny_lm", [44, 1], [24, 1]),  # 45 sequences, of which a batch of 4 is not filled: 11 batches, and 6 of them
+        ("segmentation", [24, 2], [16, 2]),
+    ],
+)
+def test_runs_are_as_long_and_tested_as_often_as_they_are_told_to(
+    recipe: str, plain: list[int], composed: list[int], command: Command
 ) -> None:
-    monkeypatch.setattr("composer.recipes.cli.find_spec", lambda name: None)
-    main([*QUICK, "--out", "out"])
+    lengths = [
+        [[run["samples"], len(run["tested_at"])] for run in each["runs"]] for each in command(recipe).results["recipes"]
+    ]
 
-    assert "pip install composer-report, composer-report out/runs" in capsys.readouterr().out
-    assert len(list((tmp_path / "out/runs").glob("*/run-rank0.jsonl"))) == 4
+    seeds = 2 if recipe == "digits" else 1
+    assert [[plain] * seeds, [composed] * seeds] == lengths
+
+
+@pytest.mark.parametrize(
+    ("recipe", "line"),
+    [
+        (
+            "digits",
+            "the handwritten digits of scikit-learn: 80 images to train on, 20 to test, 1x16x16 pixels, 10 classes",
+        ),
+        ("fashion_mnist", "Fashion-MNIST: 24 images to train on, 10 to test, 1x28x28 pixels, 10 classes"),
+        ("cifar10_resnet9", "CIFAR-10: 8 images to train on, 4 to test, 3x32x32 pixels, 10 classes"),
+        ("cifar10_resnet20", "CIFAR-10: 8 images to train on, 4 to test, 3x32x32 pixels, 10 classes"),
+        ("tiny_lm", "tinyshakespeare.txt: 45 sequences to train on, 5 to test, of 16 characters, "),
+        ("segmentation", "scenes of Fashion-MNIST: 12 images to train on, 4 to test, 1x32x32 pixels, 11 classes"),
+    ],
+)
+def test_what_is_trained_on_is_said_first(recipe: str, line: str, command: Command) -> None:
+    assert command(recipe).text.startswith(line)
+
+
+@pytest.mark.parametrize(("recipe", "weights"), [("cifar10_resnet9", 4_000_000), ("cifar10_resnet20", 250_000)])
+def test_the_recipes_for_cifar_train_the_network_in_their_name(recipe: str, weights: int, command: Command) -> None:
+    assert command(recipe).plain["num_parameters"] > weights
+    assert {"model": recipe.removeprefix("cifar10_")}.items() <= command(recipe).plain["hyperparameters"].items()
+
+
+def test_a_page_about_the_runs_is_written_or_said_how_to_get(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    comparison: Any = SimpleNamespace(folders=[tmp_path] * 4)
+    monkeypatch.setattr("composer.recipes.cli.find_spec", lambda name: None)
+
+    expected = "All runs: out/runs. For a page about them: pip install composer-report, composer-report out/runs"
+    assert expected == _write_page(comparison, Path("out"))
 
     written = SimpleNamespace(write_report=lambda folders, page: f"{page} about {len(folders)} runs")
     monkeypatch.setattr("composer.recipes.cli.find_spec", lambda name: object())
     monkeypatch.setattr("composer.recipes.cli.import_module", lambda name: written)
 
-    told = _write_page(SimpleNamespace(folders=[tmp_path] * 4), Path("out"))  # type: ignore[arg-type]
-    assert told == "A page about all runs, to open in a browser: out/report.html about 4 runs"
+    expected = "A page about all runs, to open in a browser: out/report.html about 4 runs"
+    assert expected == _write_page(comparison, Path("out"))
 
 
-def test_the_stored_configuration_repeats_the_run_bit_for_bit(tmp_path: Path) -> None:
-    main([*QUICK, "--out", "first", "--seed", "3"])
-    main(["digits", "--config", "first/config.yaml", "--out", "second"])
-
-    assert accuracies(tmp_path / "first/results.json") == accuracies(tmp_path / "second/results.json")
-
-
-def test_without_algorithms_only_the_plain_recipe_is_trained(tmp_path: Path) -> None:
+def test_without_algorithms_only_the_plain_recipe_is_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     main([*QUICK, "--algorithms"])
 
-    names = [
-        recipe["name"] for recipe in json.loads((tmp_path / "composer-digits/results.json").read_text())["recipes"]
-    ]
-    assert names == ["plain"]
+    stored = json.loads((tmp_path / "composer-digits/results.json").read_text())
+    assert ["plain"] == [recipe["name"] for recipe in stored["recipes"]]
+    assert {} == stored["time_to_quality"]
+    assert "->" not in capsys.readouterr().out
 
 
 def test_a_profile_is_written_and_the_user_is_told_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "first/profile").mkdir(parents=True)
     (tmp_path / "first/profile/merged_trace.json").write_text("of an earlier comparison")
-    main([*QUICK, "--profile", "--out", "first", "--batch_size", "10", "--seeds", "1", "--epochs", "1"])
+    main([*QUICK, "--profile", "--out", "first", "--batch_size", "10", "--algorithms", "mixup"])
     text = capsys.readouterr().out
 
     path = "first/profile/merged_trace.json"
     assert f"Profile of 4 batches after 2 to warm up, and the evaluation: {path}\n" in text
     assert "https://ui.perfetto.dev" in text
     begun = [event["name"] for event in json.loads((tmp_path / path).read_text()) if event["ph"] == "B"]
-    assert [begun.count(f"event/{name}") for name in ("fit", "epoch", "batch", "eval")] == [1, 1, 6, 1]
-    assert begun.count("algorithm/MixUp/event/before_forward") == 6
+    assert [1, 1, 6, 1] == [begun.count(f"event/{name}") for name in ("fit", "epoch", "batch", "eval")]
+    assert 6 == begun.count("algorithm/MixUp/event/before_forward")
     assert "--profile" not in (tmp_path / "first/config.yaml").read_text()
 
 
-@pytest.mark.parametrize(("layout", "name"), [("fashion", "Fashion-MNIST"), ("cifar", "CIFAR-10")])
-def test_other_data_decide_the_shape_of_the_network(
-    layout: str, name: str, request: pytest.FixtureRequest, tmp_path: Path
+def _as_a_module(arguments: list[str]) -> str:
+    sys.argv[1:] = arguments
+    with redirect_stdout(io.StringIO()) as text:
+        runpy.run_module("composer.recipes", run_name="__main__")
+    return text.getvalue()
+
+
+def test_the_stored_configuration_repeats_the_run_bit_for_bit_in_another_process(
+    command: Command, tmp_path: Path
 ) -> None:
-    folder = request.getfixturevalue(layout)
+    first = command("digits")
+    arguments = ["digits", "--config", str(first.folder / "config.yaml"), "--out", str(tmp_path / "again")]
 
-    main(
-        f"digits --no-progress --device cpu --data {folder} --epochs 1 --seeds 1 --batch_size 15 --width 16 "
-        "--test_samples 10 --algorithms blurpool progressive_resizing".split()
-    )
+    (again,) = run_on_ranks(_as_a_module, 1, arguments, backend=None)
 
-    stored = json.loads((tmp_path / "composer-digits/results.json").read_text())
-    assert (stored["data"]["name"], stored["data"]["train_images"]) == (name, 30)
-
-
-def test_the_module_runs_too_and_two_processes_agree(tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "error", "-m", "composer.recipes", *QUICK]
-    environment = {**os.environ, "COLUMNS": "100"}
-    runs = [
-        subprocess.run([*command, "--out", out], env=environment, capture_output=True, text=True, check=True).stdout
-        for out in ("first", "second")
-    ]
-
-    rows = [[re.findall(r"\d+\.\d\d \+- \d+\.\d\d%", line) for line in run.splitlines()] for run in runs]
+    assert numbers(first.folder / "results.json") == numbers(tmp_path / "again/results.json")
+    rows = [re.findall(r"\d+\.\d\d \+- \d+\.\d\d%", text) for text in (first.text, again)]
+    assert 2 == len(rows[0])
     assert rows[0] == rows[1]
-    assert len([row for row in rows[0] if row]) == 2
-    assert accuracies(tmp_path / "first/results.json") == accuracies(tmp_path / "second/results.json")
 
 
 def _on_a_rank(folder: str) -> list[str]:
     os.chdir(folder)
     with redirect_stdout(io.StringIO()) as text:
-        main([*QUICK, "--out", f"out{dist.get_global_rank()}"])
+        main([*QUICK, "--out", f"out{dist.get_global_rank()}", "--algorithms", "ema", "mixup"])
     return text.getvalue().splitlines()
 
 
@@ -235,8 +374,8 @@ def test_several_processes_train_together_and_one_reports(tmp_path: Path) -> Non
     first, second = run_on_ranks(_on_a_rank, 2, str(tmp_path))
 
     assert any("composed" in line for line in first)
-    assert second == []
+    assert [] == second
     assert (tmp_path / "out0" / "results.json").exists()
     assert not (tmp_path / "out1" / "results.json").exists()
-    plain, composed = accuracies(tmp_path / "out0" / "results.json")
-    assert len(plain) == len(composed) == 2  # seeds
+    plain, composed = numbers(tmp_path / "out0" / "results.json")
+    assert [60, 60] == [plain[0][2], composed[0][2]]  # samples of both processes together

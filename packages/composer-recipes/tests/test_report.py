@@ -3,139 +3,203 @@ from __future__ import annotations
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 import pytest
 import torch
+from recipe_runs import task_of
 from rich.console import Console
 
 from composer.algorithms.mixup import MixUp
-from composer.recipes import Data, Recipe, Result, Run, Training, digits
-from composer.recipes._data import ImageData, load_images
+from composer.core import Algorithm, Event, State
+from composer.loggers import Logger
+from composer.recipes import SGD, Recipe, Result, Run, cli, digits, fashion_mnist, time_to_quality
+from composer.recipes._images import CLASSIFICATION, ImageSet
 from composer.recipes._plot import draw_curves, save_curves
-from composer.recipes._report import as_json, describe_data, print_report, write_json
+from composer.recipes._report import as_json, print_report, write_json
+
+METRIC, LOSS = CLASSIFICATION
 
 
 def made_up(name: str, accuracies: list[list[float]], seconds: float, algorithms: tuple[Any, ...] = ()) -> Result:
+    """One run for each curve, tested at even steps of its time, `seconds` and one more for each seed."""
     runs = [
-        Run(seed, accuracy, [1 - a for a in accuracy], seconds + seed, seconds + 1, 100, {"MixUp": "did things"})
+        Run(
+            seed,
+            {METRIC.key: accuracy, LOSS.key: [1 - a for a in accuracy]},
+            [(seconds + seed) * (i + 1) / len(accuracy) for i in range(len(accuracy))],
+            seconds + seed,
+            seconds + seed + 1,
+            100,
+            {"MixUp": "did things"},
+        )
         for seed, accuracy in enumerate(accuracies)
     ]
-    recipe = Recipe(name, algorithms, Data(data=Path("images")), training=Training(epochs=len(accuracies[0])))
+    data, training = fashion_mnist.Data(data=Path("images")), SGD(epochs=len(accuracies[0]))
+    recipe = Recipe(name, data, digits.Network(), training, CLASSIFICATION, algorithms)
     return Result(recipe, runs, "the plan", "cpu", 1234)
 
 
 PLAIN = made_up("plain", [[0.2, 0.5, 0.90], [0.1, 0.6, 0.92]], 2.0)
-COMPOSED = made_up("composed", [[0.3, 0.7, 0.94], [0.2, 0.8, 0.97]], 1.0, (MixUp(alpha=0.3),))
+COMPOSED = made_up("composed", [[0.3, 0.92, 0.94], [0.2, 0.8, 0.97]], 1.0, (MixUp(alpha=0.3),))
 
 
 @pytest.fixture(scope="module")
-def images() -> ImageData:
-    return load_images(Data(train_samples=60, test_samples=50))
+def images() -> ImageSet:
+    return digits.Data(train_samples=60, test_samples=50).load()
 
 
 def printed(results: list[Result]) -> str:
-    console = Console(file=io.StringIO(), width=100)
+    console = Console(file=io.StringIO(), width=120)
     print_report(results, console)
     text: str = console.file.getvalue()  # type: ignore[attr-defined]
     return text
 
 
-def test_the_numbers_of_the_table_can_be_computed_from_the_json(images: ImageData, tmp_path: Path) -> None:
+def test_the_numbers_of_the_table_can_be_computed_from_the_json(images: ImageSet, tmp_path: Path) -> None:
     write_json(tmp_path / "results.json", as_json([PLAIN, COMPOSED], images))
     stored = json.loads((tmp_path / "results.json").read_text())
     text = printed([PLAIN, COMPOSED])
 
     for recipe in stored["recipes"]:
-        last = [100 * run["accuracy"][-1] for run in recipe["runs"]]
+        accuracy = [run["scores"]["MulticlassAccuracy"][-1] for run in recipe["runs"]]
+        loss = [run["scores"]["CrossEntropy"][-1] for run in recipe["runs"]]
         seconds = [run["train_seconds"] for run in recipe["runs"]]
-        loss = fmean(run["loss"][-1] for run in recipe["runs"])
-        speed = sum(run["images"] for run in recipe["runs"]) / sum(seconds)
-        expected = [recipe["name"], f"{fmean(last):.2f} +- {stdev(last):.2f}%", f"{loss:.4f}"]
-        expected += [f"{fmean(seconds):.1f}", f"{speed:,.0f}"]
+        speed = sum(run["samples"] for run in recipe["runs"]) / sum(seconds)
+        expected = [recipe["name"], f"{100 * fmean(accuracy):.2f} +- {100 * stdev(accuracy):.2f}%"]
+        expected += [f"{fmean(loss):.4f} +- {stdev(loss):.4f}", f"{fmean(seconds):.1f}", f"{speed:,.0f}"]
         row = next(line for line in text.splitlines() if recipe["name"] in line)
         assert expected == [cell.strip() for cell in re.split(r"[^\w\s.,%+-]+", row) if cell.strip()]
-        assert recipe["summary"]["accuracy"] == pytest.approx(fmean(last) / 100)
-        assert recipe["summary"]["accuracy_spread"] == pytest.approx(stdev(last) / 100)
-        assert recipe["summary"]["images_per_second"] == pytest.approx(speed)
+        summary = recipe["summary"]
+        assert {"mean": fmean(accuracy), "spread": stdev(accuracy)} == summary["MulticlassAccuracy"]
+        assert {"mean": fmean(loss), "spread": stdev(loss)} == summary["CrossEntropy"]
+        assert (fmean(seconds), speed) == (summary["train_seconds"], summary["samples_per_second"])
 
 
-def test_the_json_says_what_was_trained_with_what(images: ImageData) -> None:
+def test_the_json_says_what_was_trained_with_what(images: ImageSet) -> None:
     stored = as_json([PLAIN, COMPOSED], images)
 
-    assert stored["data"] == {
-        "name": "digits", "train_images": 60, "test_images": 50, "shape": [1, 16, 16], "num_classes": 10,
-        "shift": 1, "flip": False,
-    }  # fmt: skip
-    assert stored["machine"]["torch"] == str(torch.__version__)
+    assert {
+        "name": "the handwritten digits of scikit-learn", "train_images": 60, "test_images": 50, "shape": [1, 16, 16],
+        "num_classes": 10, "shift": 1, "flip": False, "cutout": 0,
+    } == stored["data"]  # fmt: skip
+    assert str(torch.__version__) == stored["machine"]["torch"]
     composed = stored["recipes"][1]
-    assert composed["algorithms"] == ["MixUp(alpha=0.3,interpolate_loss=False,input_key=0,target_key=1)"]
-    assert (composed["hyperparameters"]["data"], composed["hyperparameters"]["epochs"]) == ("images", 3)
-    assert (composed["plan"], composed["num_parameters"]) == (["the plan"], 1234)
+    assert ["MixUp(alpha=0.3,interpolate_loss=False,input_key=0,target_key=1)"] == composed["algorithms"]
+    assert ("images", 3) == (composed["hyperparameters"]["data"], composed["hyperparameters"]["epochs"])
+    assert (["the plan"], 1234) == (composed["plan"], composed["num_parameters"])
+    assert [1 / 3, 2 / 3, 1.0] == composed["runs"][0]["tested_at"]
 
 
-def test_every_algorithm_can_be_written_down(images: ImageData) -> None:
-    algorithms = digits.make_algorithms(list(digits.ALGORITHMS))
-    result = made_up("all", [[0.5]], 1.0, tuple(algorithms))
+def test_the_json_says_how_soon_each_other_recipe_was_as_good_as_the_first(images: ImageSet) -> None:
+    never = made_up("never", [[0.5, 0.5], [0.5, 0.6]], 1.0)
+    stored = json.loads(json.dumps(as_json([PLAIN, COMPOSED, never], images)))["time_to_quality"]
+    found = time_to_quality(PLAIN, COMPOSED)
 
-    for text in as_json([result], images)["recipes"][0]["algorithms"]:
-        assert "0x" not in text
+    assert {"composed", "never"} == set(stored)
+    assert {
+        "goal": found.goal,
+        "mean": found.mean,
+        "spread": found.spread,
+        "ratios": found.ratios,
+    } == stored["composed"]
+    assert (None, [None, None]) == (stored["never"]["mean"], stored["never"]["ratios"])
+    assert {} == as_json([PLAIN], images)["time_to_quality"]
+
+
+@pytest.mark.parametrize("name", cli.RECIPES)
+def test_every_algorithm_can_be_written_down(name: str, images: ImageSet) -> None:
+    task = task_of(name)
+    result = made_up("all", [[0.5]], 1.0, tuple(task.make_algorithms(list(task.algorithms))))
+
+    texts = as_json([result], images)["recipes"][0]["algorithms"]
+    assert [kind.__name__ for kind in task.algorithms.values()] == [text.partition("(")[0] for text in texts]
+    assert not any("0x" in text for text in texts)
+
+
+def test_an_algorithm_that_does_not_say_how_it_is_written_is_called_by_its_name(images: ImageSet) -> None:
+    class Silent(Algorithm):
+        def __init__(self, hidden: int = 3) -> None:
+            pass
+
+        def apply(self, event: Event, state: State, logger: Logger) -> None:
+            pass
+
+    assert ["Silent"] == as_json([made_up("one", [[0.5]], 1.0, (Silent(),))], images)["recipes"][0]["algorithms"]
 
 
 def test_the_report_says_what_changed_and_what_the_algorithms_did() -> None:
     text = printed([PLAIN, COMPOSED])
 
-    assert "plain -> composed: 9.00% -> 4.50% test errors (50% fewer), in 0.60 times the training time." in text
-    assert "mean and standard deviation over 2 seeds" in text
+    # In the mean 0.91 is to be reached: after 2 of 3 parts of 1 second, of 2, and after all of 2 seconds, of 3.
+    assert "plain -> composed: test accuracy 91.00% -> 95.50%, in 0.60 times the training time." in text
+    assert "composed reached the 91.00% that plain has at its end, after 0.50 +- 0.24 of its time." in text
+    assert "At the end, mean and standard deviation over 2 seeds" in text
+    assert "Evaluations are left out of seconds and samples/s." in text
+    for heading in ("test accuracy", "test cross entropy", "seconds per run", "samples/s"):
+        assert heading in text
     assert "the plan" in text
     assert "MixUp  did things" in text
+    assert "`plain`" not in text  # it has no algorithms
 
 
 def test_what_got_worse_is_said_too() -> None:
-    assert "4.50% -> 9.00% test errors (100% more), in 1.67 times the training time." in printed([COMPOSED, PLAIN])
+    text = printed([COMPOSED, PLAIN])
+
+    assert "composed -> plain: test accuracy 95.50% -> 91.00%, in 1.67 times the training time." in text
+    assert "0 of 2 runs of plain reached the 95.50% that composed has at its end." in text
 
 
-def test_without_errors_there_is_no_share_of_them() -> None:
-    perfect = made_up("perfect", [[1.0], [1.0]], 1.0)
+def test_how_many_runs_were_as_good_is_said_if_not_all_were() -> None:
+    mixed = made_up("mixed", [[0.91], [0.90]], 1.0)
 
-    assert "0.00% -> 0.00% test errors, in" in printed([perfect, perfect])
+    assert "1 of 2 runs of mixed reached the 91.00% that plain has at its end." in printed([PLAIN, mixed])
+
+
+def test_a_metric_that_is_to_fall_is_compared_by_its_fall() -> None:
+    def by_loss(result: Result) -> Result:
+        return replace(result, recipe=replace(result.recipe, metrics=(LOSS,)))
+
+    text = printed([by_loss(PLAIN), by_loss(COMPOSED)])
+
+    assert "plain -> composed: test cross entropy 0.0900 -> 0.0450, in 0.60" in text
+    assert "composed reached the 0.0900 that plain has at its end, after" in text
 
 
 def test_one_run_is_shown_without_a_spread() -> None:
-    text = printed([made_up("plain", [[0.5]], 1.0)])
+    text = printed([made_up("plain", [[0.5]], 1.0), made_up("same", [[0.5]], 1.0)])
 
-    assert "one run over 1 seed" in text
-    assert "50.00%" in text
+    assert "At the end, one run over 1 seed" in text
+    assert "same reached the 50.00% that plain has at its end, after 1.00 of its time." in text
     assert "+-" not in text
-
-
-def test_the_data_are_described_in_a_line(images: ImageData) -> None:
-    expected = "the handwritten digits of scikit-learn: 60 images to train on, 50 to test, 1x16x16 pixels, 10 classes"
-
-    assert expected == describe_data(images)
 
 
 def test_the_plot_has_title_axes_and_legend() -> None:
     figure = draw_curves([PLAIN, COMPOSED], "A title")
     left, right = figure.axes
 
-    assert figure.get_suptitle() == "A title"
-    assert (left.get_title(), left.get_xlabel(), left.get_ylabel()) == ("Accuracy", "epoch", "test accuracy (%)")
-    assert (right.get_title(), right.get_xlabel(), right.get_ylabel()) == ("Loss", "epoch", "test cross entropy")
-    assert [text.get_text() for text in left.get_legend().get_texts()] == ["plain: 91.00%", "composed: 95.50%"]
-    assert [text.get_text() for text in right.get_legend().get_texts()] == ["plain: 0.0900", "composed: 0.0450"]
+    assert "A title" == figure.get_suptitle()
+    assert ("Accuracy", "seconds of training", "test accuracy (%)") == _texts(left)
+    assert ("Cross entropy", "seconds of training", "test cross entropy") == _texts(right)
+    assert ["plain: 91.00%", "composed: 95.50%"] == [text.get_text() for text in left.get_legend().get_texts()]
+    assert ["plain: 0.0900", "composed: 0.0450"] == [text.get_text() for text in right.get_legend().get_texts()]
     assert "mean of 2 seeds" in left.get_legend().get_title().get_text()
 
 
-def test_the_curves_are_the_means_and_the_bands_reach_from_the_lowest_to_the_highest() -> None:
+def _texts(panel: Any) -> tuple[str, str, str]:
+    return panel.get_title(), panel.get_xlabel(), panel.get_ylabel()
+
+
+def test_the_curves_are_the_means_over_time_and_the_bands_reach_from_the_lowest_to_the_highest() -> None:
     left, _ = draw_curves([PLAIN, COMPOSED], "A title").axes
 
-    assert left.lines[0].get_xdata().tolist() == [1, 2, 3]
-    assert left.lines[0].get_ydata() == pytest.approx([15, 55, 91])
+    assert pytest.approx([2.5 / 3, 5 / 3, 2.5]) == left.lines[0].get_xdata().tolist()  # of 2 and of 3 seconds
+    assert pytest.approx([15, 55, 91]) == left.lines[0].get_ydata()
     band = left.collections[1].get_paths()[0].vertices
-    assert sorted({round(float(y)) for x, y in band if x == 2}) == [70, 80]
+    assert [80, 92] == sorted({round(float(y)) for x, y in band if x == pytest.approx(1.0)})
 
 
 def test_the_end_of_every_curve_is_in_the_picture() -> None:
@@ -144,7 +208,17 @@ def test_the_end_of_every_curve_is_in_the_picture() -> None:
         assert all(low <= line.get_ydata()[-1] <= high for line in panel.lines)
 
 
-def test_a_single_epoch_of_a_single_run_can_be_drawn(tmp_path: Path) -> None:
-    save_curves([made_up("plain", [[0.5]], 1.0)], "A title", tmp_path / "curves.png")
+@pytest.mark.parametrize("count", [1, 2])
+def test_there_is_a_panel_for_each_metric(count: int) -> None:
+    result = replace(PLAIN, recipe=replace(PLAIN.recipe, metrics=CLASSIFICATION[:count]))
 
+    assert count == len(draw_curves([result], "A title").axes)
+
+
+def test_a_single_test_of_a_single_run_can_be_drawn(tmp_path: Path) -> None:
+    result = made_up("plain", [[0.5]], 1.0)
+    save_curves([result], "A title", tmp_path / "curves.png")
+
+    left, _ = draw_curves([result], "A title").axes
+    assert "o" == left.lines[0].get_marker()  # a line through one point could not be seen
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")

@@ -1,14 +1,31 @@
 """Built-in recipes: train the same network plainly and with composed algorithms, and compare."""
 
-from composer.recipes._hparams import Data as Data
-from composer.recipes._hparams import Network as Network
+from composer.recipes._hparams import SGD as SGD
+from composer.recipes._hparams import AdamW as AdamW
 from composer.recipes._hparams import Recipe as Recipe
 from composer.recipes._hparams import Runs as Runs
-from composer.recipes._hparams import Training as Training
+from composer.recipes._parts import Metric as Metric
+from composer.recipes._results import Result as Result
+from composer.recipes._results import Run as Run
+from composer.recipes._results import TimeToQuality as TimeToQuality
+from composer.recipes._results import time_to_quality as time_to_quality
 from composer.recipes._run import Comparison as Comparison
-from composer.recipes._run import Result as Result
-from composer.recipes._run import Run as Run
 from composer.recipes._run import compare as compare
 from composer.recipes._run import run as run
+from composer.recipes._task import Task as Task
 
-__all__ = ["Comparison", "Data", "Network", "Recipe", "Result", "Run", "Runs", "Training", "compare", "run"]
+__all__ = [
+    "SGD",
+    "AdamW",
+    "Comparison",
+    "Metric",
+    "Recipe",
+    "Result",
+    "Run",
+    "Runs",
+    "Task",
+    "TimeToQuality",
+    "compare",
+    "run",
+    "time_to_quality",
+]

@@ -85,14 +85,58 @@ def _looked_around(acts: Counter[Event], evidence: Evidence) -> str:
     return f"looked for the worst point nearby in {evidence.watch.passes - steps} of {_count(steps, 'step')}"
 
 
+def _clipped(acts: Counter[Event], evidence: Evidence) -> str:
+    return f"clipped the gradients of {_count(acts[Event.AFTER_TRAIN_BATCH], 'batch')}"
+
+
+def _cut(acts: Counter[Event], evidence: Evidence) -> str:
+    return f"cut squares out of the images of {_count(acts[Event.AFTER_DATALOADER], 'batch')}"
+
+
+def _mixed_by_cutting(acts: Counter[Event], evidence: Evidence) -> str:
+    return f"exchanged squares between the images of {_passes(acts[Event.BEFORE_FORWARD], evidence)}"
+
+
+def _shortened(acts: Counter[Event], evidence: Evidence) -> str:
+    return f"made the training {_count(evidence.state.timestamp.batch.value, 'batch')} long"
+
+
+def _selected(acts: Counter[Event], evidence: Evidence) -> str:
+    return f"trained on the samples that it chose of {_count(acts[Event.AFTER_DATALOADER], 'batch')}"
+
+
+def _excited(acts: Counter[Event], evidence: Evidence) -> str:
+    found = evidence.memory.hyperparameters.get("squeeze_excite/num_squeeze_excite_layers", 0)
+    return f"put a squeeze and excitation behind {_count(found, 'convolution')}"
+
+
+def _lengthened(acts: Counter[Event], evidence: Evidence) -> str:
+    lengths = [int(length) for _, length in evidence.memory.data.get("seq_length_warmup/curr_seq_len", [])]
+    if not lengths:
+        return "did nothing"
+    return f"trained on sequences of {lengths[0]} tokens first, and of {lengths[-1]} at the end"
+
+
+def _biased(acts: Counter[Event], evidence: Evidence) -> str:
+    return "replaced the position embeddings by biases of the attention" if acts[Event.INIT] else _acted(acts, evidence)
+
+
 _SENTENCES: dict[str, Callable[[Counter[Event], Evidence], str]] = {
+    "Alibi": _biased,
     "BlurPool": _blurred,
     "ChannelsLast": _laid_out,
+    "CutMix": _mixed_by_cutting,
+    "CutOut": _cut,
     "EMA": _averaged,
+    "GradientClipping": _clipped,
     "LabelSmoothing": _smoothed,
     "MixUp": _mixed,
     "ProgressiveResizing": _resized,
     "SAM": _looked_around,
+    "ScaleSchedule": _shortened,
+    "SelectiveBackprop": _selected,
+    "SeqLengthWarmup": _lengthened,
+    "SqueezeExcite": _excited,
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from composer.recipes._run import Result
+from composer.recipes._results import Result
 
 __all__ = ["draw_curves", "save_curves"]
 
@@ -28,7 +28,7 @@ def save_curves(results: Sequence[Result], title: str, path: Path) -> None:
 
 
 def draw_curves(results: Sequence[Result], title: str) -> Any:
-    """Accuracy and cross entropy of the test images after each epoch: the mean over the seeds, and their range.
+    """What each metric was over the time of training: the mean over the seeds, and their range.
 
     Args:
         results: What came out.
@@ -39,34 +39,33 @@ def draw_curves(results: Sequence[Result], title: str) -> Any:
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 4.6), layout="constrained")
+    metrics = results[0].recipe.metrics
+    figure = Figure(figsize=(5.5 * len(metrics), 4.6), layout="constrained")
     figure.suptitle(title, fontsize=13)
-    left, right = figure.subplots(1, 2)
-    accuracy = [100 * np.array([run.accuracy for run in result.runs]) for result in results]
-    loss = [np.array([run.loss for run in result.runs]) for result in results]
-    names = [result.recipe.name for result in results]
-    _draw(
-        left, accuracy, [f"{name}: {values[:, -1].mean():.2f}%" for name, values in zip(names, accuracy, strict=True)]
-    )
-    _draw(right, loss, [f"{name}: {values[:, -1].mean():.4f}" for name, values in zip(names, loss, strict=True)])
-    left.set(title="Accuracy", ylabel="test accuracy (%)", ylim=(_settled(accuracy, np.min), None))
-    right.set(title="Loss", ylabel="test cross entropy", ylim=(0, _settled(loss, np.max)))
     seeds = len(results[0].runs)
     heading = f"at the end, mean of {seeds} seeds\n(band: lowest to highest)" if seeds > 1 else "at the end, one seed"
-    left.legend(title=heading, loc="lower right", alignment="left")
-    right.legend(title=heading, loc="upper right", alignment="left")
+    for metric, panel in zip(metrics, figure.subplots(1, len(metrics), squeeze=False)[0], strict=True):
+        curves = [metric.scale * np.array([run.scores[metric.key] for run in result.runs]) for result in results]
+        times = [np.mean([run.tested_at for run in result.runs], axis=0) for result in results]
+        labels = [f"{result.recipe.name}: {metric.show(result.mean(metric))}" for result in results]
+        _draw(panel, times, curves, labels)
+        unit = f" ({metric.unit})" if metric.unit else ""
+        panel.set(title=metric.title.capitalize(), xlabel="seconds of training", ylabel=f"test {metric.title}{unit}")
+        if metric.higher_is_better:
+            panel.set(ylim=(_settled(curves, np.min), None))
+        else:
+            panel.set(ylim=(None, _settled(curves, np.max)))
+        place = "lower right" if metric.higher_is_better else "upper right"
+        panel.legend(title=heading, loc=place, alignment="left")
     return figure
 
 
-def _draw(panel: Any, curves: Sequence[np.ndarray], labels: Sequence[str]) -> None:
-    """Each of `curves`, shape (runs, epochs), as a line through the means and a band from lowest to highest."""
-    for values, label, color in zip(curves, labels, _COLORS, strict=False):
-        epochs = np.arange(1, values.shape[1] + 1)
-        marker = "o" if len(epochs) == 1 else None
-        panel.plot(epochs, values.mean(axis=0), color=color, label=label, linewidth=2, marker=marker)
-        panel.fill_between(epochs, values.min(axis=0), values.max(axis=0), color=color, alpha=0.2, linewidth=0)
-    panel.set_xlabel("epoch")
-    panel.xaxis.get_major_locator().set_params(integer=True)
+def _draw(panel: Any, times: Sequence[np.ndarray], curves: Sequence[np.ndarray], labels: Sequence[str]) -> None:
+    """Each of `curves`, shape (runs, evaluations), as a line through the means and a band from lowest to highest."""
+    for at, values, label, color in zip(times, curves, labels, _COLORS, strict=False):
+        marker = "o" if len(at) == 1 else None
+        panel.plot(at, values.mean(axis=0), color=color, label=label, linewidth=2, marker=marker)
+        panel.fill_between(at, values.min(axis=0), values.max(axis=0), color=color, alpha=0.2, linewidth=0)
     panel.grid(alpha=0.3)
     panel.spines[["top", "right"]].set_visible(False)
 

@@ -15,25 +15,10 @@ from rich.console import Console
 from rich.table import Table
 
 import composer
-from composer.recipes._data import ImageData
-from composer.recipes._run import Result
+from composer.recipes._parts import Dataset
+from composer.recipes._results import Result, TimeToQuality, time_to_quality
 
 __all__ = ["as_json", "print_report", "write_json"]
-
-_SOURCES = {
-    "digits": "the handwritten digits of scikit-learn",
-    "Fashion-MNIST": "Fashion-MNIST",
-    "CIFAR-10": "CIFAR-10",
-}
-
-
-def describe_data(images: ImageData) -> str:
-    """The data set and its split, in a line."""
-    channels, height, width = images.shape
-    return (
-        f"{_SOURCES.get(images.name, images.name)}: {len(images.train_images):,} images to train on, "
-        f"{len(images.test_images):,} to test, {channels}x{height}x{width} pixels, {images.num_classes} classes"
-    )
 
 
 def print_report(results: Sequence[Result], console: Console) -> None:
@@ -59,60 +44,54 @@ def print_report(results: Sequence[Result], console: Console) -> None:
 
 def _table(results: Sequence[Result]) -> Table:
     seeds = [run.seed for run in results[0].runs]
-    epochs = results[0].recipe.training.epochs
-    spread = "mean and standard deviation" if len(seeds) > 1 else "one run"
+    several = len(seeds) > 1
+    spread = "mean and standard deviation" if several else "one run"
     table = Table(
-        title=f"After {epochs} epochs, {spread} over {len(seeds)} seed{'s' if len(seeds) > 1 else ''}",
-        caption="Evaluations are left out of seconds and images/s.",
+        title=f"At the end, {spread} over {len(seeds)} seed{'s' if several else ''}",
+        caption="Evaluations are left out of seconds and samples/s.",
     )
     table.add_column("recipe")
-    for heading in ("test accuracy", "test cross entropy", "seconds per run", "images/s"):
+    metrics = results[0].recipe.metrics
+    for heading in (*(f"test {metric.title}" for metric in metrics), "seconds per run", "samples/s"):
         table.add_column(heading, justify="right")
     for result in results:
-        table.add_row(
-            result.recipe.name,
-            _percent(result.accuracy, result.accuracy_spread if len(seeds) > 1 else None),
-            f"{result.loss:.4f}",
-            f"{result.train_seconds:.1f}",
-            f"{result.images_per_second:,.0f}",
-        )
+        values = [metric.show(result.mean(metric), result.spread(metric) if several else None) for metric in metrics]
+        table.add_row(result.recipe.name, *values, f"{result.train_seconds:.1f}", f"{result.samples_per_second:,.0f}")
     return table
 
 
-def _percent(mean: float, spread: float | None) -> str:
-    return f"{100 * mean:.2f}%" if spread is None else f"{100 * mean:.2f} +- {100 * spread:.2f}%"
-
-
 def _verdict(base: Result, other: Result) -> str:
-    """How the errors and the time of two results compare."""
-    before, after = 1 - base.accuracy, 1 - other.accuracy
-    errors = f"{100 * before:.2f}% -> {100 * after:.2f}% test errors"
-    if before > 0:
-        change = (after - before) / before
-        errors += f" ({abs(change):.0%} {'fewer' if change <= 0 else 'more'})"
-    ratio = other.train_seconds / base.train_seconds
-    return f"{base.recipe.name} -> {other.recipe.name}: {errors}, in {ratio:.2f} times the training time."
+    """How two results compare: what they came to, in what time, and how soon the second was as good as the first."""
+    metric, ratio = base.metric, other.train_seconds / base.train_seconds
+    names = f"{base.recipe.name} -> {other.recipe.name}"
+    values = f"test {metric.title} {metric.show(base.mean())} -> {metric.show(other.mean())}"
+    soon = _soon(base, other, time_to_quality(base, other))
+    return f"{names}: {values}, in {ratio:.2f} times the training time.\n{soon}"
 
 
-def as_json(results: Sequence[Result], images: ImageData) -> dict[str, Any]:
+def _soon(base: Result, other: Result, found: TimeToQuality) -> str:
+    goal = f"the {base.metric.show(found.goal)} that {base.recipe.name} has at its end"
+    if found.mean is None:
+        return f"{len(found.reached)} of {len(found.ratios)} runs of {other.recipe.name} reached {goal}."
+    several = f" +- {found.spread:.2f}" if len(found.ratios) > 1 else ""
+    return f"{other.recipe.name} reached {goal}, after {found.mean:.2f}{several} of its time."
+
+
+def as_json(results: Sequence[Result], dataset: Dataset) -> dict[str, Any]:
     """All results as plain values.
 
     Args:
-        results: What came out.
-        images: What was trained on.
+        results: What came out; the first is what the others are compared with.
+        dataset: What was trained on.
     """
     return {
-        "data": {
-            "name": images.name,
-            "train_images": len(images.train_images),
-            "test_images": len(images.test_images),
-            "shape": list(images.shape),
-            "num_classes": images.num_classes,
-            "shift": images.shift,
-            "flip": images.flip,
-        },
+        "data": dataset.facts(),
         "machine": _machine(results[0].device),
         "recipes": [_result_as_json(result) for result in results],
+        "time_to_quality": {
+            result.recipe.name: {"goal": found.goal, "mean": found.mean, "spread": found.spread, "ratios": found.ratios}
+            for result, found in ((result, time_to_quality(results[0], result)) for result in results[1:])
+        },
     }
 
 
@@ -128,22 +107,17 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 def _result_as_json(result: Result) -> dict[str, Any]:
     recipe = result.recipe
+    parts: list[Any] = [recipe.data, recipe.network, recipe.training]
+    values = {key: value for part in parts for key, value in asdict(part).items()}
     return {
         "name": recipe.name,
         "algorithms": [_as_text(algorithm) for algorithm in recipe.algorithms],
-        "hyperparameters": {
-            **asdict(recipe.data),
-            "data": None if recipe.data.data is None else str(recipe.data.data),
-            **asdict(recipe.network),
-            **asdict(recipe.training),
-        },
+        "hyperparameters": {key: str(value) if isinstance(value, Path) else value for key, value in values.items()},
         "num_parameters": result.num_parameters,
         "summary": {
-            "accuracy": result.accuracy,
-            "accuracy_spread": result.accuracy_spread,
-            "loss": result.loss,
+            **{metric.key: {"mean": result.mean(metric), "spread": result.spread(metric)} for metric in recipe.metrics},
             "train_seconds": result.train_seconds,
-            "images_per_second": result.images_per_second,
+            "samples_per_second": result.samples_per_second,
         },
         "runs": [asdict(run) for run in result.runs],
         "plan": result.plan.splitlines(),

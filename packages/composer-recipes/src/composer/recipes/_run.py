@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import copy
 import glob
-import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,94 +17,22 @@ from composer.callbacks import LRMonitor, MemoryMonitor, SpeedMonitor
 from composer.core import Callback, Evaluator
 from composer.loggers import InMemoryLogger
 from composer.loggers.run_recorder import RunRecorder
-from composer.optim import ComposerScheduler, CosineAnnealingScheduler, CosineAnnealingWithWarmupScheduler
-from composer.recipes._data import ImageData, load_images
 from composer.recipes._deeds import Evidence, describe_deeds
-from composer.recipes._hparams import Recipe, Runs, Training
-from composer.recipes._model import ResNet
+from composer.recipes._hparams import Recipe, Runs
+from composer.recipes._parts import Dataset
 from composer.recipes._profile import profile_run
-from composer.recipes._watch import RunBar, Watch
+from composer.recipes._results import Result, Run
+from composer.recipes._watch import RunBar, StopAfter, Watch
 from composer.utils import dist, get_device
 from composer.utils.reproducibility import seed_context
 
 if TYPE_CHECKING:
     from composer.trainer import Trainer
 
-__all__ = ["Comparison", "Result", "Run", "compare", "run"]
+__all__ = ["Comparison", "compare", "run"]
 
 _TEST = "test"  # the label of the evaluation
-
-
-@dataclass(frozen=True)
-class Run:
-    """One training from one seed.
-
-    Attributes:
-        seed: The seed.
-        accuracy: On the test images after each epoch, in [0, 1].
-        loss: Mean cross entropy of the test images after each epoch.
-        train_seconds: Wall-clock time of the training, evaluations left out.
-        seconds: Wall-clock time of all of it.
-        images: How many times an image was trained on.
-        deeds: What each algorithm did, by its class name, in a sentence.
-    """
-
-    seed: int
-    accuracy: list[float]
-    loss: list[float]
-    train_seconds: float
-    seconds: float
-    images: int
-    deeds: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Result:
-    """What training a recipe gave.
-
-    Attributes:
-        recipe: The recipe.
-        runs: One per seed.
-        plan: `engine.explain()`, of algorithms.
-        device: What it ran on.
-        num_parameters: Of the network.
-    """
-
-    recipe: Recipe
-    runs: list[Run]
-    plan: str
-    device: str
-    num_parameters: int
-
-    @property
-    def accuracies(self) -> list[float]:
-        """The accuracy at the end of each run."""
-        return [run.accuracy[-1] for run in self.runs]
-
-    @property
-    def accuracy(self) -> float:
-        """The mean of the accuracies at the end."""
-        return statistics.fmean(self.accuracies)
-
-    @property
-    def accuracy_spread(self) -> float:
-        """The sample standard deviation of the accuracies at the end; 0 with a single run."""
-        return statistics.stdev(self.accuracies) if len(self.runs) > 1 else 0.0
-
-    @property
-    def loss(self) -> float:
-        """The mean of the cross entropies at the end."""
-        return statistics.fmean(run.loss[-1] for run in self.runs)
-
-    @property
-    def train_seconds(self) -> float:
-        """The mean training time of a run."""
-        return statistics.fmean(run.train_seconds for run in self.runs)
-
-    @property
-    def images_per_second(self) -> float:
-        """Training images per second of training time, over all runs."""
-        return sum(run.images for run in self.runs) / sum(run.train_seconds for run in self.runs)
+_WARMUP_BATCHES = 2
 
 
 def run(recipe: Recipe, runs: Runs | None = None) -> Result:
@@ -118,14 +45,14 @@ def run(recipe: Recipe, runs: Runs | None = None) -> Result:
         runs: How often and where. None: the defaults.
 
     Raises:
-        FileNotFoundError: The images are not there.
-        ValueError: A hyperparameter does not fit the images or the device.
+        FileNotFoundError: The data are not there.
+        ValueError: A hyperparameter does not fit the data or the device.
 
     Example:
-        >>> from composer.recipes import Data
-        >>> quick = Recipe("quick", data=Data(train_samples=100), training=Training(epochs=2))
-        >>> result = run(quick, Runs(seeds=1, device="cpu", progress=False))
-        >>> result.runs[0].images, len(result.runs[0].accuracy)
+        >>> from composer.recipes import SGD, digits
+        >>> quick = digits.plain(digits.Data(train_samples=100), training=SGD(epochs=2))
+        >>> result = run(quick, Runs(device="cpu", progress=False))
+        >>> result.runs[0].samples, len(result.runs[0].tested_at)
         (200, 2)
     """
     return compare([recipe], runs)[0]
@@ -143,8 +70,8 @@ def compare(recipes: Sequence[Recipe], runs: Runs | None = None, *, folder: Path
         The results, in the order of the recipes.
 
     Raises:
-        FileNotFoundError: The images are not there.
-        ValueError: A hyperparameter does not fit the images or the device.
+        FileNotFoundError: The data are not there.
+        ValueError: A hyperparameter does not fit the data or the device.
     """
     return Comparison(recipes, runs, folder=folder).run()
 
@@ -161,24 +88,25 @@ class Comparison:
             of these recipes there are removed. None: nowhere.
 
     Attributes:
-        images: What each recipe trains on.
+        datasets: What each recipe trains on.
         folders: The folders of the recorded runs.
 
     Raises:
-        FileNotFoundError: The images are not there.
-        ValueError: A hyperparameter does not fit the images or the device.
+        FileNotFoundError: The data are not there.
+        ValueError: A hyperparameter does not fit the data or the device.
     """
 
     def __init__(self, recipes: Sequence[Recipe], runs: Runs | None = None, *, folder: Path | None = None) -> None:
         if not recipes:
             raise ValueError("`recipes` must hold at least one recipe, got none.")
         self._runs = Runs() if runs is None else runs
-        loaded = {recipe.data: load_images(recipe.data) for recipe in recipes}
-        self.images = [loaded[recipe.data] for recipe in recipes]
+        sources = {recipe.data for recipe in recipes}
+        loaded = {source: source.load() for source in sources}
+        self.datasets = [loaded[recipe.data] for recipe in recipes]
         width = max(len(recipe.name) for recipe in recipes)
         self._sessions = [
-            _Session(recipe, images, self._runs, width, folder)
-            for recipe, images in zip(recipes, self.images, strict=True)
+            _Session(recipe, dataset, self._runs, width, folder)
+            for recipe, dataset in zip(recipes, self.datasets, strict=True)
         ]
         self._seeds = range(self._runs.seed, self._runs.seed + self._runs.seeds)
         self.folders = [each.folder_of(seed) for each in self._sessions for seed in self._seeds if folder is not None]
@@ -217,8 +145,8 @@ class Comparison:
 class _Session:
     """Trains one recipe from any seed."""
 
-    def __init__(self, recipe: Recipe, images: ImageData, runs: Runs, width: int, folder: Path | None) -> None:
-        self.recipe, self.images, self.settings, self.width, self.folder = recipe, images, runs, width, folder
+    def __init__(self, recipe: Recipe, dataset: Dataset, runs: Runs, width: int, folder: Path | None) -> None:
+        self.recipe, self.dataset, self.settings, self.width, self.folder = recipe, dataset, runs, width, folder
         self.plan = self.device = ""
         self.num_parameters = 0
 
@@ -229,7 +157,7 @@ class _Session:
     def check(self) -> None:
         """Build a Trainer, which checks its arguments and sees what the network looks like."""
         with seed_context(0):
-            trainer = self._trainer(0, 1, [])
+            trainer = self._trainer(0, self._num_batches(), [])
             plan = trainer.engine.explain()
             self.plan = str(type(plan)([row for row in plan if row.kind == "algorithm"]))
             self.device = trainer.state.device.name
@@ -237,9 +165,9 @@ class _Session:
             trainer.close()
 
     def warm_up(self) -> None:
-        """Train two batches that do not count: the first ones wait for libraries to load and kernels to be chosen."""
+        """Train a few batches that do not count: the first ones wait for libraries to load and kernels to be chosen."""
         with seed_context(0):
-            trainer = self._trainer(0, 2, [])
+            trainer = self._trainer(0, self._num_batches(), [], [StopAfter(_WARMUP_BATCHES)])
             trainer.fit()
             trainer.close()
 
@@ -257,7 +185,7 @@ class _Session:
     def train(self, seed: int) -> Run:
         """Train from a seed."""
         memory, watch = InMemoryLogger(), Watch()
-        loggers = [memory, watch, *([RunBar()] if self.settings.progress else [])]
+        loggers = [memory, watch, *([RunBar(self.recipe.metrics[0].key)] if self.settings.progress else [])]
         monitors: list[Callback] = []
         recorded = self.folder is not None
         if recorded:
@@ -277,18 +205,21 @@ class _Session:
         if recorded and deeds:
             trainer.logger.log_table(["algorithm", "deed"], [list(item) for item in deeds.items()], name="algorithms")
         trainer.close()
-        accuracy, loss = (_series(memory, name) for name in ("MulticlassAccuracy", "CrossEntropy"))
-        images = trainer.state.timestamp.sample.value
-        return Run(seed, accuracy, loss, watch.train_seconds, seconds, images, deeds)
+        scores = {metric.key: _series(memory, metric.key) for metric in self.recipe.metrics}
+        samples = trainer.state.timestamp.sample.value
+        return Run(seed, scores, watch.tested_at, watch.train_seconds, seconds, samples, deeds)
 
     def profile(self, folder: Path) -> Path:
         """Train an epoch with the profiler; returns the trace."""
-        seed, batches = self.settings.seed, self._num_batches() // self.recipe.training.epochs
+        seed, batches = self.settings.seed, self._batches_per_epoch()
         with seed_context(seed):
             return profile_run(lambda profiler: self._trainer(seed, batches, [], profiler=profiler), folder)
 
     def _num_batches(self) -> int:
-        return self.recipe.training.epochs * (len(self.images.train_images) // self.images.batch_size)
+        return max(1, round(self.recipe.training.epochs * self._batches_per_epoch()))
+
+    def _batches_per_epoch(self) -> int:
+        return self.dataset.num_train // self.dataset.batch_size
 
     def _trainer(
         self,
@@ -299,14 +230,12 @@ class _Session:
         profiler: Any = None,
     ) -> Trainer:
         """A Trainer whose every random choice is decided by the seed. To be called under its `seed_context`."""
-        from composer.models import ComposerClassifier  # loads torchmetrics, which takes seconds
-        from composer.trainer import Trainer
+        from composer.trainer import Trainer  # loads torchmetrics, which takes seconds
 
-        recipe, images, settings = self.recipe, self.images, self.settings
+        recipe, settings = self.recipe, self.settings
         device = get_device(settings.device)
-        network = ResNet(images.num_classes, images.shape[0], width=recipe.network.width, blocks=recipe.network.blocks)
-        model = ComposerClassifier(network, train_metrics={})  # against mixed images they would mislead
-        train, test = images.loaders(seed, device)
+        model = recipe.network.build(self.dataset)
+        train, test = self.dataset.loaders(seed, device)
         return Trainer(
             model=model,
             train_dataloader=train,
@@ -315,8 +244,9 @@ class _Session:
             run_name=f"{recipe.name}-seed{seed}",
             max_duration=f"{num_batches}ba",  # not in epochs, each of which would get a progress bar of its own
             algorithms=copy.deepcopy(list(recipe.algorithms)),
-            optimizers=_optimizer(model, recipe.training),
-            schedulers=_schedule(recipe.training, num_batches),
+            optimizers=recipe.training.optimizer(model),
+            schedulers=recipe.training.schedule(),
+            eval_interval=settings.eval_interval,
             loggers=loggers,
             callbacks=list(monitors),
             profiler=profiler,
@@ -324,32 +254,16 @@ class _Session:
             device=device,
             precision=settings.precision,
             seed=seed,
-            deterministic_mode=True,
+            deterministic_mode=settings.deterministic,
         )
 
 
 def _hyperparameters(recipe: Recipe) -> dict[str, Any]:
     """What decides a training, for its record."""
-    groups = {"data": asdict(recipe.data), "network": asdict(recipe.network), "training": asdict(recipe.training)}
+    parts: dict[str, Any] = {"data": recipe.data, "network": recipe.network, "training": recipe.training}
+    groups = {name: asdict(part) for name, part in parts.items()}
     values = {f"{name}/{key}": value for name, group in groups.items() for key, value in group.items()}
     return values | {"recipe": recipe.name}
-
-
-def _optimizer(model: torch.nn.Module, training: Training) -> torch.optim.Optimizer:
-    return torch.optim.SGD(
-        model.parameters(),
-        lr=training.lr,
-        momentum=training.momentum,
-        weight_decay=training.weight_decay,
-        nesterov=training.momentum > 0,
-    )
-
-
-def _schedule(training: Training, num_batches: int) -> ComposerScheduler:
-    warmup = round(training.warmup * num_batches)
-    if warmup == 0:
-        return CosineAnnealingScheduler()
-    return CosineAnnealingWithWarmupScheduler(t_warmup=f"{warmup}ba")
 
 
 def _series(memory: InMemoryLogger, metric: str) -> list[float]:

@@ -1,11 +1,11 @@
-"""The network of the built-in recipes: a small residual network for small images."""
+"""Small networks for small images: a residual one, and a plain one."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["ResNet"]
+__all__ = ["ConvNet", "ResNet"]
 
 
 class ResNet(nn.Module):
@@ -36,14 +36,7 @@ class ResNet(nn.Module):
 
     def __init__(self, num_classes: int, in_channels: int, *, width: int = 16, blocks: int = 1) -> None:
         super().__init__()
-        for name, value in (
-            ("num_classes", num_classes),
-            ("in_channels", in_channels),
-            ("width", width),
-            ("blocks", blocks),
-        ):
-            if value < 1:
-                raise ValueError(f"`{name}` must be at least 1, got {value!r}.")
+        _check_counts(num_classes=num_classes, in_channels=in_channels, width=width, blocks=blocks)
         self.num_classes = num_classes
         self.stem = nn.Sequential(*_conv(in_channels, width, 3), nn.ReLU())
         stages = []
@@ -70,6 +63,53 @@ class ResNet(nn.Module):
         return scores
 
 
+class ConvNet(nn.Module):
+    """A 3x3 convolution at the full resolution, two at half, two at a quarter of it, with max pooling in between.
+
+    Every convolution is followed by batch normalisation and ReLU. Those at half the resolution have twice, those at a
+    quarter four times the channels of the first. Then come the mean over all positions and a linear layer, so that
+    images may have any size from 4x4 on.
+
+    Args:
+        num_classes: Number of classes.
+        in_channels: Channels of the images.
+        width: Channels of the first convolution.
+
+    Raises:
+        ValueError: A number is below 1.
+
+    Example:
+        >>> network = ConvNet(num_classes=10, in_channels=1)
+        >>> network(torch.zeros(2, 1, 28, 28)).shape
+        torch.Size([2, 10])
+    """
+
+    def __init__(self, num_classes: int, in_channels: int, *, width: int = 16) -> None:
+        super().__init__()
+        _check_counts(num_classes=num_classes, in_channels=in_channels, width=width)
+        self.num_classes = num_classes
+        wide, widest = 2 * width, 4 * width
+        self.features = nn.Sequential(
+            *(*_conv(in_channels, width, 3), nn.ReLU(), nn.MaxPool2d(2)),
+            *(*_conv(width, wide, 3), nn.ReLU(), *_conv(wide, wide, 3), nn.ReLU(), nn.MaxPool2d(2)),
+            *(*_conv(wide, widest, 3), nn.ReLU(), *_conv(widest, widest, 3), nn.ReLU()),
+        )
+        self.classifier = nn.Linear(widest, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Class scores.
+
+        Args:
+            x: Images, shape (N, in_channels, H, W).
+
+        Returns:
+            Shape (N, num_classes).
+        """
+        features: Tensor = self.features(x)
+        scores: Tensor = self.classifier(features.mean(dim=(2, 3)))
+        return scores
+
+
 class _Block(nn.Module):
     def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
@@ -89,3 +129,9 @@ def _conv(in_channels: int, out_channels: int, size: int, stride: int = 1) -> tu
     conv = nn.Conv2d(in_channels, out_channels, size, stride, padding=size // 2, bias=False)
     nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
     return conv, nn.BatchNorm2d(out_channels)
+
+
+def _check_counts(**counts: int) -> None:
+    for name, value in counts.items():
+        if value < 1:
+            raise ValueError(f"`{name}` must be at least 1, got {value!r}.")

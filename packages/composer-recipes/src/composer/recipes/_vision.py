@@ -1,0 +1,134 @@
+"""What the recipes for Fashion-MNIST and CIFAR-10 share: where the images are, and what can be composed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from composer.algorithms.blurpool import BlurPool
+from composer.algorithms.channels_last import ChannelsLast
+from composer.algorithms.cutmix import CutMix
+from composer.algorithms.cutout import CutOut
+from composer.algorithms.ema import EMA
+from composer.algorithms.gradient_clipping import GradientClipping
+from composer.algorithms.label_smoothing import LabelSmoothing
+from composer.algorithms.mixup import MixUp
+from composer.algorithms.progressive_resizing import ProgressiveResizing
+from composer.algorithms.sam import SAM
+from composer.algorithms.scale_schedule import ScaleSchedule
+from composer.algorithms.selective_backprop import SelectiveBackprop
+from composer.algorithms.squeeze_excite import SqueezeExcite
+from composer.core import Algorithm
+from composer.datasets import load_cifar10, load_fashion_mnist
+from composer.recipes._hparams import check_at_least
+from composer.recipes._images import Augmentation, ImageSet, first
+from composer.recipes._parts import find_data
+
+__all__ = ["ALGORITHMS", "Cifar10", "FashionMNIST"]
+
+ALGORITHMS: Mapping[str, type[Algorithm]] = {
+    "blurpool": BlurPool,
+    "channels_last": ChannelsLast,
+    "cutmix": CutMix,
+    "cutout": CutOut,
+    "ema": EMA,
+    "gradient_clipping": GradientClipping,
+    "label_smoothing": LabelSmoothing,
+    "mixup": MixUp,
+    "progressive_resizing": ProgressiveResizing,
+    "sam": SAM,
+    "scale_schedule": ScaleSchedule,
+    "selective_backprop": SelectiveBackprop,
+    "squeeze_excite": SqueezeExcite,
+}
+
+
+@dataclass(frozen=True)
+class FashionMNIST:
+    """Fashion-MNIST: 60,000 images of clothes to train on, 10,000 to test, 28x28 pixels, 10 classes.
+
+    Args:
+        data: The folder that torchvision was given: it holds FashionMNIST/raw. None is that of the environment variable
+            COMPOSER_DATA.
+        train_samples: Train on the first images of the training set, so many. None is all.
+        test_samples: Test on the first images of the test set, so many. None is all.
+        batch_size: Images per training batch. What does not fill a batch is left out of an epoch.
+        shift: Move each training image by up to this many pixels in each direction, at random.
+        flip: Mirror every second training image, at random.
+    """
+
+    data: Path | None = None
+    train_samples: int | None = None
+    test_samples: int | None = None
+    batch_size: int = 128
+    shift: int = 2
+    flip: bool = True
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def load(self) -> ImageSet:
+        """Read the images.
+
+        Raises:
+            FileNotFoundError: They are not there; the message has the command that gets them.
+            ValueError: There are fewer than asked for, or a file is not what its name says.
+        """
+        return _load("Fashion-MNIST", load_fashion_mnist, self, Augmentation(self.shift, self.flip))
+
+
+@dataclass(frozen=True)
+class Cifar10:
+    """CIFAR-10: 50,000 photographs to train on, 10,000 to test, 3x32x32 pixels, 10 classes.
+
+    Args:
+        data: The folder that torchvision was given: it holds cifar-10-batches-py. None is that of the environment
+            variable COMPOSER_DATA.
+        train_samples: Train on the first images of the training set, so many. None is all.
+        test_samples: Test on the first images of the test set, so many. None is all.
+        batch_size: Images per training batch. What does not fill a batch is left out of an epoch.
+        shift: Move each training image by up to this many pixels in each direction, at random; its border is mirrored.
+        flip: Mirror every second training image, at random.
+        cutout_size: Cut a square of this many pixels' side out of each training image. 0 is none.
+    """
+
+    data: Path | None = None
+    train_samples: int | None = None
+    test_samples: int | None = None
+    batch_size: int = 128
+    shift: int = 4
+    flip: bool = True
+    cutout_size: int = 0
+
+    def __post_init__(self) -> None:
+        _check(self)
+        check_at_least("cutout_size", self.cutout_size, 0)
+
+    def load(self) -> ImageSet:
+        """Read the images.
+
+        Raises:
+            FileNotFoundError: They are not there; the message has the command that gets them.
+            ValueError: There are fewer than asked for, or a file is not what its name says.
+        """
+        return _load("CIFAR-10", load_cifar10, self, Augmentation(self.shift, self.flip, self.cutout_size, "reflect"))
+
+
+def _check(data: FashionMNIST | Cifar10) -> None:
+    for name, least in (("train_samples", 1), ("test_samples", 1), ("batch_size", 1), ("shift", 0)):
+        check_at_least(name, getattr(data, name), least)
+
+
+def _load(
+    name: str,
+    load: Callable[[Path, bool], tuple[Tensor, Tensor]],
+    data: FashionMNIST | Cifar10,
+    augmentation: Augmentation,
+) -> ImageSet:
+    root = find_data(data.data)
+    train = first("train_samples", data.train_samples, *load(root, True))
+    test = first("test_samples", data.test_samples, *load(root, False))
+    return ImageSet(name, train, test, 10, data.batch_size, augmentation)

@@ -1,0 +1,57 @@
+"""The recipes of `composer-train fashion_mnist`: a small convolutional network on Fashion-MNIST."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from composer.models import ComposerClassifier
+from composer.recipes._hparams import SGD, check_at_least
+from composer.recipes._images import CLASSIFICATION, ImageSet
+from composer.recipes._networks import ConvNet
+from composer.recipes._task import Task
+from composer.recipes._vision import ALGORITHMS
+from composer.recipes._vision import FashionMNIST as Data
+
+__all__ = ["TASK", "Data", "Network", "composed", "plain"]
+
+
+@dataclass(frozen=True)
+class Network:
+    """The convolutional network.
+
+    Args:
+        width: Channels of the first of its five convolutions; two have twice, two four times as many.
+    """
+
+    width: int = 16
+
+    def __post_init__(self) -> None:
+        check_at_least("width", self.width, 1)
+
+    def build(self, dataset: ImageSet) -> ComposerClassifier:
+        """A new network for images and classes such as these."""
+        network = ConvNet(dataset.num_classes, dataset.shape[0], width=self.width)
+        return ComposerClassifier(network, train_metrics={})
+
+
+TASK = Task(
+    name="fashion_mnist",
+    summary=(
+        "Train a network of five convolutions on Fashion-MNIST, first plainly and then with composed algorithms that "
+        "get to the same accuracy sooner, and compare."
+    ),
+    data=Data(batch_size=64),
+    network=Network(),
+    training=SGD(epochs=8, lr=0.1),
+    metrics=CLASSIFICATION,
+    algorithms=ALGORITHMS,
+    chosen=("blurpool", "channels_last", "ema", "scale_schedule"),
+    tuned={
+        "ema": {"half_life": "100ba"},
+        "gradient_clipping": {"clipping_type": "norm", "clipping_threshold": 1.0},
+        "label_smoothing": {"smoothing": 0.1},
+        "progressive_resizing": {"initial_scale": 0.7, "finetune_fraction": 0.5, "delay_fraction": 0.2},
+        "scale_schedule": {"ratio": 0.5},
+    },
+)
+plain, composed = TASK.plain, TASK.composed

@@ -1,0 +1,262 @@
+"""The recipes of `composer-train tiny_lm`: a small GPT-2 that reads Tiny Shakespeare, character by character."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from composer.algorithms.alibi import Alibi
+from composer.algorithms.ema import EMA
+from composer.algorithms.gradient_clipping import GradientClipping
+from composer.algorithms.scale_schedule import ScaleSchedule
+from composer.algorithms.seq_length_warmup import SeqLengthWarmup
+from composer.datasets import CharTokenizer, build_text_dataloader
+from composer.devices import Device
+from composer.models import ComposerModel
+from composer.recipes._hparams import AdamW, check_at_least
+from composer.recipes._images import per_process
+from composer.recipes._parts import Metric, find_data
+from composer.recipes._task import Task
+from composer.utils import dist
+
+__all__ = ["TASK", "Data", "Network", "Text", "composed", "plain"]
+
+_SOURCE = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+_NAMES = ("tinyshakespeare.txt", "text/tinyshakespeare.txt")
+_TRAIN = 0.9  # the part of the text that is trained on; the rest, its end, is for testing
+_EVAL_BATCH = 64
+
+
+@dataclass(frozen=True)
+class Data:
+    """Tiny Shakespeare, or any other text: its first nine tenths to train on, the rest to test.
+
+    Args:
+        data: A text file, in UTF-8, or a folder that holds tinyshakespeare.txt. None is that of the environment
+            variable COMPOSER_DATA.
+        characters: Use the first characters of the text, so many. None is all.
+        batch_size: Sequences per training batch. What does not fill a batch is left out of an epoch.
+        seq_length: Characters per sequence.
+    """
+
+    data: Path | None = None
+    characters: int | None = None
+    batch_size: int = 16
+    seq_length: int = 128
+
+    def __post_init__(self) -> None:
+        for name, least in (("characters", 1), ("batch_size", 1), ("seq_length", 2)):
+            check_at_least(name, getattr(self, name), least)
+
+    def load(self) -> Text:
+        """Read the text.
+
+        Raises:
+            FileNotFoundError: It is not there; the message has the command that gets it.
+            ValueError: It has fewer characters than asked for, or is shorter than a batch.
+        """
+        path = _find(find_data(self.data))
+        text = path.read_text(encoding="utf-8")
+        if self.characters is not None and self.characters > len(text):
+            raise ValueError(
+                f"`characters` must be at most {len(text):,}, the length of {str(path)!r}, got {self.characters}."
+            )
+        return Text(path, CharTokenizer.from_text(text), len(text), self)
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text that was read.
+
+    Attributes:
+        path: The file.
+        tokenizer: Of the characters in it.
+        length: How many characters it has.
+        options: Which of them to use, and how.
+    """
+
+    path: Path
+    tokenizer: CharTokenizer
+    length: int
+    options: Data
+
+    def __post_init__(self) -> None:
+        per_process(self.batch_size)
+        if self.num_train < self.batch_size or self.num_test < 1:
+            raise ValueError(
+                f"The text must have a batch of {self.batch_size} sequences of {self.options.seq_length} characters to "
+                f"train on, and one to test, got {self.num_train} and {self.num_test}. Use more text, or a smaller "
+                f"`batch_size` or `seq_length`."
+            )
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return self.path.name
+
+    @property
+    def batch_size(self) -> int:
+        """Sequences per training batch, of all processes together."""
+        return self.options.batch_size
+
+    @property
+    def num_train(self) -> int:
+        """Number of training sequences."""
+        return self._count(*self._parts[0])
+
+    @property
+    def num_test(self) -> int:
+        """Number of test sequences."""
+        return self._count(*self._parts[1])
+
+    @property
+    def _parts(self) -> tuple[tuple[float, float], tuple[float, float]]:
+        used = (self.options.characters or self.length) / self.length
+        return (0.0, _TRAIN * used), (_TRAIN * used, used)
+
+    def _count(self, begin: float, end: float) -> int:
+        return (round(end * self.length) - round(begin * self.length)) // self.options.seq_length
+
+    def describe(self) -> str:
+        """The text and its split, in a line."""
+        return (
+            f"{self.name}: {self.num_train:,} sequences to train on, {self.num_test:,} to test, of "
+            f"{self.options.seq_length} characters, {self.tokenizer.vocab_size} of them distinct"
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """The same as values that JSON can hold."""
+        return {
+            "name": self.name,
+            "train_sequences": self.num_train,
+            "test_sequences": self.num_test,
+            "seq_length": self.options.seq_length,
+            "vocab_size": self.tokenizer.vocab_size,
+        }
+
+    def loaders(self, seed: int, device: Device) -> tuple[Any, Any]:
+        """The batches for training and for testing, made on a device.
+
+        Args:
+            seed: Of the order of the training sequences.
+            device: Holds all tokens while the loaders exist.
+        """
+        shared: dict[str, Any] = {
+            "tokenizer": self.tokenizer,
+            "max_seq_len": self.options.seq_length,
+            "device": device,
+        }
+        train, test = self._parts
+        processes = dist.get_world_size()
+        eval_batch = max(1, _EVAL_BATCH // processes) * processes
+        return (
+            build_text_dataloader(self.path, self.batch_size, part=train, seed=seed, **shared),
+            build_text_dataloader(self.path, eval_batch, part=test, is_train=False, **shared),
+        )
+
+
+@dataclass(frozen=True)
+class Network:
+    """A GPT-2.
+
+    Args:
+        width: Size of the embeddings.
+        layers: Number of layers.
+        heads: Attention heads per layer; they divide the width.
+        dropout: Probability of every dropout, in [0, 1).
+    """
+
+    width: int = 128
+    layers: int = 4
+    heads: int = 4
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("width", "layers", "heads"):
+            check_at_least(name, getattr(self, name), 1)
+        if self.width % self.heads:
+            raise ValueError(f"`width` must be a multiple of `heads`, got {self.width} and {self.heads}.")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"`dropout` must be in [0, 1), got {self.dropout!r}.")
+
+    def build(self, dataset: Text) -> ComposerModel:
+        """A new network for the characters of a text."""
+        from composer.models import create_gpt2  # loads transformers, which takes seconds
+
+        config = {
+            "vocab_size": dataset.tokenizer.vocab_size,
+            "n_positions": dataset.options.seq_length,
+            "n_embd": self.width,
+            "n_layer": self.layers,
+            "n_head": self.heads,
+            **dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), self.dropout),
+            **dict.fromkeys(("bos_token_id", "eos_token_id")),
+        }
+        with _without_advice():
+            model = create_gpt2(model_config=config)
+        model.config.loss_type = "ForCausalLM"  # what it is without, but then with advice
+        model.train_metrics = {}  # of shortened sequences they would mislead
+        return model
+
+
+@contextmanager
+def _without_advice() -> Iterator[None]:
+    """Mute the advice to give the model a tokenizer: the one of characters is none of transformers."""
+    log = logging.getLogger("composer.models.huggingface")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+def _find(root: Path) -> Path:
+    if root.is_file():
+        return root
+    found = next((path for path in (root / name for name in _NAMES) if path.is_file()), None)
+    if found is None:
+        places = " and ".join(repr(str(root / name)) for name in _NAMES)
+        command = f"curl -Lo {root / _NAMES[0]} {_SOURCE}"
+        raise FileNotFoundError(f"Tiny Shakespeare is not here: looked for {places}. To get it, run `{command}`.")
+    return found
+
+
+TASK = Task(
+    name="tiny_lm",
+    summary=(
+        "Train a GPT-2 of 0.8 million weights on Tiny Shakespeare, character by character, first plainly and then with "
+        "composed algorithms that get to the same loss sooner, and compare."
+    ),
+    data=Data(),
+    network=Network(),
+    training=AdamW(epochs=3, lr=2e-3),
+    metrics=(
+        Metric("LanguageCrossEntropy", "nats per character", higher_is_better=False),
+        Metric("LanguagePerplexity", "perplexity", digits=3, higher_is_better=False),
+    ),
+    algorithms={
+        "alibi": Alibi,
+        "ema": EMA,
+        "gradient_clipping": GradientClipping,
+        "scale_schedule": ScaleSchedule,
+        "seq_length_warmup": SeqLengthWarmup,
+    },
+    chosen=("alibi", "scale_schedule", "seq_length_warmup"),
+    tuned={
+        "alibi": {"train_sequence_length_scaling": 1.0},
+        "ema": {"half_life": "20ba"},
+        "gradient_clipping": {"clipping_type": "norm", "clipping_threshold": 1.0},
+        "scale_schedule": {"ratio": 0.6},
+        "seq_length_warmup": {"duration": 0.3, "min_seq_length": 32},
+    },
+    fitted=lambda data: {
+        "alibi": {"max_sequence_length": data.seq_length},
+        "seq_length_warmup": {"max_seq_length": data.seq_length},
+    },
+)
+plain, composed = TASK.plain, TASK.composed

@@ -1,0 +1,75 @@
+"""What several tests use: quick runs of the command, and files like those of the data sets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from composer.recipes import Task
+
+RANDOM = np.random.default_rng(0)
+POEM = "Shall I compare thee to a summer's day?\nThou art more lovely and more temperate:\n"
+
+# With the fewest samples and the smallest network that lets every algorithm do something. Where not all of a recipe's
+# algorithms can be composed, some are left out: those that exclude each other, or that warn of each other.
+OPTIONS = {
+    "digits": (
+        "--train_samples 80 --test_samples 20 --batch_size 20 --width 4 --epochs 3 --seeds 2 --algorithms blurpool "
+        "channels_last ema label_smoothing mixup progressive_resizing sam --blurpool.min_channels 1 "
+        "--ema.half_life 4ba --ema.update_interval 2ba --sam.interval 3"
+    ),
+    "fashion_mnist": (
+        "--train_samples 24 --test_samples 10 --batch_size 4 --width 4 --epochs 2 --eval_interval 5ba --algorithms "
+        "cutmix cutout ema gradient_clipping scale_schedule selective_backprop squeeze_excite "
+        "--ema.half_life 4ba --squeeze_excite.min_channels 4 --squeeze_excite.latent_channels 2"
+    ),
+    "cifar10_resnet9": "--train_samples 8 --test_samples 4 --batch_size 4 --epochs 2",
+    "cifar10_resnet20": "--train_samples 8 --test_samples 4 --batch_size 4 --epochs 2",
+    "tiny_lm": (
+        "--characters 800 --batch_size 4 --seq_length 16 --width 8 --layers 1 --heads 2 --epochs 1 --algorithms alibi "
+        "ema gradient_clipping scale_schedule seq_length_warmup --ema.half_life 4ba "
+        "--seq_length_warmup.min_seq_length 8"
+    ),
+    "segmentation": (
+        "--train_samples 12 --test_samples 4 --batch_size 4 --size 32 --items 2 --width 4 --levels 2 --epochs 2 "
+        "--algorithms blurpool channels_last ema gradient_clipping progressive_resizing scale_schedule "
+        "--blurpool.min_channels 1 --ema.half_life 4ba"
+    ),
+}
+QUIET = "--no-progress --device cpu --threads 1"
+
+
+@dataclass(frozen=True)
+class Commanded:
+    """What `composer-train RECIPE` left: what it printed, the folder it wrote to, and what is in results.json."""
+
+    text: str
+    folder: Path
+    results: dict[str, Any]
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """The first recipe."""
+        recipe: dict[str, Any] = self.results["recipes"][0]
+        return recipe
+
+    @property
+    def composed(self) -> dict[str, Any]:
+        """The second one."""
+        recipe: dict[str, Any] = self.results["recipes"][1]
+        return recipe
+
+
+def task_of(name: str) -> Task:
+    task: Task = import_module(f"composer.recipes.{name}").TASK
+    return task
+
+
+def write_idx(path: Path, values: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    header = np.array([0x800 + values.ndim, *values.shape], dtype=">u4")
+    path.write_bytes(header.tobytes() + values.astype(np.uint8).tobytes())

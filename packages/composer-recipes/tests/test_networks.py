@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from composer.algorithms.blurpool import BlurConv2d, BlurMaxPool2d, apply_blurpool
+from composer.recipes._networks import ConvNet, ResNet
+from composer.utils.module_surgery import count_module_instances
+
+
+@pytest.mark.parametrize("kind", [ResNet, ConvNet])
+@pytest.mark.parametrize(("channels", "size"), [(1, 4), (1, 28), (3, 33)])
+def test_images_of_any_size_become_class_scores(kind: Any, channels: int, size: int) -> None:
+    network = kind(7, channels, width=4)
+
+    assert (7, (2, 7)) == (network.num_classes, tuple(network(torch.randn(2, channels, size, size)).shape))
+
+
+def test_the_later_stages_halve_the_resolution_and_double_the_channels() -> None:
+    network = ResNet(10, 1, width=4, blocks=2)
+    x = network.stem(torch.randn(1, 1, 16, 16))
+    shapes = []
+    for block in network.stages:
+        x = block(x)
+        shapes.append(tuple(x.shape[1:]))
+
+    assert [(4, 16, 16), (4, 16, 16), (8, 8, 8), (8, 8, 8), (16, 4, 4), (16, 4, 4)] == shapes
+
+
+def test_a_new_block_is_its_shortcut() -> None:
+    network = ResNet(10, 1, width=4)
+    x = torch.rand(2, 4, 8, 8)
+
+    assert torch.equal(x, network.stages[0](x))
+
+
+def test_a_strided_shortcut_is_a_normalised_1x1_convolution() -> None:
+    block = ResNet(10, 1, width=4).stages[1]
+    x = torch.randn(2, 4, 8, 8)
+    convolution, normalisation = block.shortcut
+
+    expected = torch.relu(normalisation(convolution(x)))
+
+    assert ((1, 1), (2, 2), None) == (convolution.kernel_size, convolution.stride, convolution.bias)
+    assert torch.equal(expected, block(x))
+
+
+def test_the_default_networks_have_something_for_blurpool() -> None:
+    residual, plain = ResNet(10, 1), ConvNet(10, 1)
+    apply_blurpool(residual)
+    apply_blurpool(plain)
+
+    assert 4 == count_module_instances(residual, BlurConv2d)
+    assert 2 == count_module_instances(plain, BlurMaxPool2d)
+
+
+def test_the_convolutions_of_the_plain_network_double_their_channels_and_two_poolings_follow() -> None:
+    network = ConvNet(10, 3, width=4)
+    convolutions = [layer for layer in network.features if isinstance(layer, nn.Conv2d)]
+    shapes = []
+    x = torch.randn(2, 3, 20, 20)
+    for layer in network.features:
+        x = layer(x)
+        if isinstance(layer, nn.Conv2d | nn.MaxPool2d):
+            shapes.append((x.shape[1], x.shape[2]))
+
+    assert [(3, 4), (4, 8), (8, 8), (8, 16), (16, 16)] == [
+        (layer.in_channels, layer.out_channels) for layer in convolutions
+    ]
+    assert [(4, 20), (4, 10), (8, 10), (8, 10), (8, 5), (16, 5), (16, 5)] == shapes
+
+
+def test_every_convolution_of_the_plain_network_is_normalised_and_rectified() -> None:
+    kinds = [type(layer) for layer in ConvNet(10, 1).features if not isinstance(layer, nn.MaxPool2d)]
+
+    assert 5 * [nn.Conv2d, nn.BatchNorm2d, nn.ReLU] == kinds
+
+
+def test_the_scores_are_a_linear_function_of_the_mean_over_all_positions() -> None:
+    network = ConvNet(10, 1, width=4).eval()
+    x = torch.randn(2, 1, 12, 12)
+    features = network.features(x)
+
+    means = torch.stack([torch.stack([channel.mean() for channel in image]) for image in features])
+
+    # float32: 9 positions are summed and 16 products
+    torch.testing.assert_close(means @ network.classifier.weight.T + network.classifier.bias, network(x))
+
+
+@pytest.mark.parametrize(
+    ("kind", "argument"),
+    [
+        *((ResNet, argument) for argument in ("num_classes", "in_channels", "width", "blocks")),
+        *((ConvNet, argument) for argument in ("num_classes", "in_channels", "width")),
+    ],
+)
+def test_numbers_below_one_are_refused(kind: Any, argument: str) -> None:
+    arguments: dict[str, Any] = {"num_classes": 10, "in_channels": 1, argument: 0}
+
+    with pytest.raises(ValueError, match=f"`{argument}` must be at least 1, got 0"):
+        kind(**arguments)
