@@ -100,9 +100,14 @@ def test_it_trains_on_the_threads_it_is_told_to(tiny: Make, one: Runs, monkeypat
     assert [3, given[1]] == given[2:]
 
 
+def torch_flags() -> tuple[bool | int, ...]:
+    cudnn = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
+    return *cudnn, torch.utils.deterministic.fill_uninitialized_memory, torch.get_num_threads()
+
+
 def test_nothing_outside_is_changed(tiny: Make, quiet: Runs) -> None:
     algorithm = MixUp()
-    flags = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic, torch.get_num_threads()
+    flags = torch_flags()
     torch.manual_seed(3)
     random.seed(3)
     state, drawn = torch.get_rng_state(), random.getstate()
@@ -112,7 +117,7 @@ def test_nothing_outside_is_changed(tiny: Make, quiet: Runs) -> None:
     assert torch.equal(state, torch.get_rng_state())
     assert drawn == random.getstate()
     assert not torch.are_deterministic_algorithms_enabled()
-    assert flags == (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic, torch.get_num_threads())
+    assert flags == torch_flags()
     assert algorithm.indices is None  # it was copied
 
 

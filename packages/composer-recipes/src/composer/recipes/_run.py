@@ -273,16 +273,23 @@ def _series(memory: InMemoryLogger, metric: str) -> list[float]:
 
 @contextmanager
 def _deterministic(threads: int | None) -> Iterator[None]:
-    """Leave torch's deterministic mode, which the Trainer switches on, and the number of threads as they were."""
+    """Leave torch's deterministic mode, which the Trainer switches on, and the number of threads as they were.
+
+    In this mode torch would fill all new memory, so that what reads it before it is written can be found: 6% of the time
+    of a small network, and nothing here is about finding that.
+    """
     threads_before = torch.get_num_threads()
     enabled = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     cudnn = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
+    filled = torch.utils.deterministic.fill_uninitialized_memory
     try:
+        torch.utils.deterministic.fill_uninitialized_memory = False
         if threads is not None:
             torch.set_num_threads(threads)
         yield
     finally:
+        torch.utils.deterministic.fill_uninitialized_memory = filled
         torch.set_num_threads(threads_before)
         torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
         torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = cudnn

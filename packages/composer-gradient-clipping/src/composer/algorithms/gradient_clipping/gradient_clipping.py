@@ -96,7 +96,8 @@ class GradientClipping(Algorithm):
 
     Args:
         clipping_type: "norm", "value" or "adaptive".
-        clipping_threshold: Not negative.
+        clipping_threshold: The limit: of the norm, of each element, or for "adaptive" of the norm as a part of that of
+            the weights. Not negative.
         eps: Smallest norm of a unit's weights that "adaptive" reckons with; the paper's is 1e-3.
 
     Raises:
