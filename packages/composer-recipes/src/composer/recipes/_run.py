@@ -275,8 +275,8 @@ def _series(memory: InMemoryLogger, metric: str) -> list[float]:
 def _deterministic(threads: int | None) -> Iterator[None]:
     """Leave torch's deterministic mode, which the Trainer switches on, and the number of threads as they were.
 
-    In this mode torch would fill all new memory, so that what reads it before it is written can be found: 6% of the time
-    of a small network, and nothing here is about finding that.
+    In this mode torch would fill all new memory, so that what reads it before it is written can be found: 6% of the
+    time of a small network, and nothing here is about finding that.
     """
     threads_before = torch.get_num_threads()
     enabled = torch.are_deterministic_algorithms_enabled()
