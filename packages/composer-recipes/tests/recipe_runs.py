@@ -24,20 +24,21 @@ OPTIONS = {
     ),
     "fashion_mnist": (
         "--train_samples 24 --test_samples 10 --batch_size 4 --width 4 --epochs 2 --eval_interval 5ba --algorithms "
-        "cutmix cutout ema gradient_clipping scale_schedule selective_backprop squeeze_excite "
-        "--ema.half_life 4ba --squeeze_excite.min_channels 4 --squeeze_excite.latent_channels 2"
+        "cutmix cutout ema gradient_clipping layer_freezing scale_schedule selective_backprop squeeze_excite "
+        "--ema.half_life 4ba --ema.update_interval 1ba --layer_freezing.freeze_start 0 --scale_schedule.ratio 0.5 "
+        "--squeeze_excite.min_channels 4 --squeeze_excite.latent_channels 2"
     ),
-    "cifar10_resnet9": "--train_samples 8 --test_samples 4 --batch_size 4 --epochs 2",
-    "cifar10_resnet20": "--train_samples 8 --test_samples 4 --batch_size 4 --epochs 2",
+    "cifar10_resnet9": "--train_samples 8 --test_samples 4 --batch_size 4 --epochs 2 --scale_schedule.ratio 0.75",
+    "cifar10_resnet20": "--train_samples 8 --test_samples 4 --batch_size 4 --epochs 2 --scale_schedule.ratio 0.75",
     "tiny_lm": (
         "--characters 800 --batch_size 4 --seq_length 16 --width 8 --layers 1 --heads 2 --epochs 1 --algorithms alibi "
         "ema gradient_clipping scale_schedule seq_length_warmup --ema.half_life 4ba "
-        "--seq_length_warmup.min_seq_length 8"
+        "--seq_length_warmup.min_seq_length 8 --scale_schedule.ratio 0.6"
     ),
     "segmentation": (
         "--train_samples 12 --test_samples 4 --batch_size 4 --size 32 --items 2 --width 4 --levels 2 --epochs 2 "
         "--algorithms blurpool channels_last ema gradient_clipping progressive_resizing scale_schedule "
-        "--blurpool.min_channels 1 --ema.half_life 4ba"
+        "--blurpool.min_channels 1 --ema.half_life 4ba --scale_schedule.ratio 0.8"
     ),
 }
 QUIET = "--no-progress --device cpu --threads 1"

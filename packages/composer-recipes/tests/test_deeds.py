@@ -45,6 +45,7 @@ class Idle(Counter):
                 "CutOut": "cut squares out of the images of 6 batches",
                 "EMA": "averaged the weights 6 times, tested the averages 2 times",
                 "GradientClipping": "clipped the gradients of 6 batches",
+                "LayerFreezing": "trained 9 layers no more at the end",  # half of all but the last of 5 + 5 + 2 * 4 + 1
                 "ScaleSchedule": "made the training 6 batches long",
                 "SelectiveBackprop": "trained on the samples that it chose of 1 batch",
                 "SqueezeExcite": "put a squeeze and excitation behind 4 convolutions",

@@ -97,6 +97,11 @@ def _mixed_by_cutting(acts: Counter[Event], evidence: Evidence) -> str:
     return f"exchanged squares between the images of {_passes(acts[Event.BEFORE_FORWARD], evidence)}"
 
 
+def _frozen(acts: Counter[Event], evidence: Evidence) -> str:
+    counts = [int(count) for _, count in evidence.memory.data.get("layer_freezing/layers_frozen", [])]
+    return f"trained {_count(counts[-1] if counts else 0, 'layer')} no more at the end"
+
+
 def _shortened(acts: Counter[Event], evidence: Evidence) -> str:
     return f"made the training {_count(evidence.state.timestamp.batch.value, 'batch')} long"
 
@@ -130,6 +135,7 @@ _SENTENCES: dict[str, Callable[[Counter[Event], Evidence], str]] = {
     "EMA": _averaged,
     "GradientClipping": _clipped,
     "LabelSmoothing": _smoothed,
+    "LayerFreezing": _frozen,
     "MixUp": _mixed,
     "ProgressiveResizing": _resized,
     "SAM": _looked_around,

@@ -15,6 +15,7 @@ from composer.algorithms.cutout import CutOut
 from composer.algorithms.ema import EMA
 from composer.algorithms.gradient_clipping import GradientClipping
 from composer.algorithms.label_smoothing import LabelSmoothing
+from composer.algorithms.layer_freezing import LayerFreezing
 from composer.algorithms.mixup import MixUp
 from composer.algorithms.progressive_resizing import ProgressiveResizing
 from composer.algorithms.sam import SAM
@@ -37,6 +38,7 @@ ALGORITHMS: Mapping[str, type[Algorithm]] = {
     "ema": EMA,
     "gradient_clipping": GradientClipping,
     "label_smoothing": LabelSmoothing,
+    "layer_freezing": LayerFreezing,
     "mixup": MixUp,
     "progressive_resizing": ProgressiveResizing,
     "sam": SAM,

@@ -40,18 +40,19 @@ TASK = Task(
         "Train a network of five convolutions on Fashion-MNIST, first plainly and then with composed algorithms that "
         "get to the same accuracy sooner, and compare."
     ),
-    data=Data(batch_size=64),
+    data=Data(batch_size=64, shift=0),
     network=Network(),
-    training=SGD(epochs=8, lr=0.1),
+    training=SGD(epochs=16, lr=0.1),
     metrics=CLASSIFICATION,
     algorithms=ALGORITHMS,
-    chosen=("blurpool", "channels_last", "ema", "scale_schedule"),
+    chosen=("channels_last", "ema", "label_smoothing", "layer_freezing", "scale_schedule"),
     tuned={
-        "ema": {"half_life": "100ba"},
+        "ema": {"half_life": "100ba", "update_interval": "5ba"},
         "gradient_clipping": {"clipping_type": "norm", "clipping_threshold": 1.0},
         "label_smoothing": {"smoothing": 0.1},
+        "layer_freezing": {"freeze_start": 0.2, "freeze_level": 0.5},
         "progressive_resizing": {"initial_scale": 0.7, "finetune_fraction": 0.5, "delay_fraction": 0.2},
-        "scale_schedule": {"ratio": 0.5},
+        "scale_schedule": {"ratio": 0.65},
     },
 )
 plain, composed = TASK.plain, TASK.composed
