@@ -166,7 +166,7 @@ def _yaml(value: object) -> str:
             "--data nowhere",
             "looked for 'nowhere/tinyshakespeare.txt' and 'nowhere/text/tinyshakespeare.txt'",
         ),
-        ("tiny_lm", "--data a-file --batch_size 2", "The text must have a batch of 2 sequences of 128 characters"),
+        ("tiny_lm", "--data a-file --batch_size 2", "The text must have a batch of 2 sequences of 256 characters"),
         ("tiny_lm", "--width 10", "`width` must be a multiple of `heads`, got 10 and 4"),
         ("segmentation", "--data nowhere", "FashionMNIST('nowhere', download=True)"),
         ("segmentation", "--size 20", "`size` must be at least 28, got 20"),

@@ -45,8 +45,8 @@ class Data:
 
     data: Path | None = None
     characters: int | None = None
-    batch_size: int = 16
-    seq_length: int = 128
+    batch_size: int = 8
+    seq_length: int = 256
 
     def __post_init__(self) -> None:
         for name, least in (("characters", 1), ("batch_size", 1), ("seq_length", 2)):
@@ -170,8 +170,8 @@ class Network:
         dropout: Probability of every dropout, in [0, 1).
     """
 
-    width: int = 128
-    layers: int = 4
+    width: int = 64
+    layers: int = 2
     heads: int = 4
     dropout: float = 0.0
 
@@ -229,12 +229,12 @@ def _find(root: Path) -> Path:
 TASK = Task(
     name="tiny_lm",
     summary=(
-        "Train a GPT-2 of 0.8 million weights on Tiny Shakespeare, character by character, first plainly and then with "
+        "Train a GPT-2 of 0.1 million weights on Tiny Shakespeare, character by character, first plainly and then with "
         "composed algorithms that get to the same loss sooner, and compare."
     ),
     data=Data(),
     network=Network(),
-    training=AdamW(epochs=3, lr=2e-3),
+    training=AdamW(epochs=8, lr=1.6e-2),
     metrics=(
         Metric("LanguageCrossEntropy", "nats per character", higher_is_better=False),
         Metric("LanguagePerplexity", "perplexity", digits=3, higher_is_better=False),
@@ -252,7 +252,7 @@ TASK = Task(
         "ema": {"half_life": "20ba"},
         "gradient_clipping": {"clipping_type": "norm", "clipping_threshold": 1.0},
         "scale_schedule": {"ratio": 0.6},
-        "seq_length_warmup": {"duration": 0.3, "min_seq_length": 32},
+        "seq_length_warmup": {"duration": 0.2, "min_seq_length": 64},
     },
     fitted=lambda data: {
         "alibi": {"max_sequence_length": data.seq_length},
