@@ -282,14 +282,15 @@ def _deterministic(threads: int | None) -> Iterator[None]:
     enabled = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     cudnn = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
-    filled = torch.utils.deterministic.fill_uninitialized_memory
+    memory: Any = torch.utils.deterministic  # whose attribute is made when it is loaded
+    filled = memory.fill_uninitialized_memory
     try:
-        torch.utils.deterministic.fill_uninitialized_memory = False
+        memory.fill_uninitialized_memory = False
         if threads is not None:
             torch.set_num_threads(threads)
         yield
     finally:
-        torch.utils.deterministic.fill_uninitialized_memory = filled
+        memory.fill_uninitialized_memory = filled
         torch.set_num_threads(threads_before)
         torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
         torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = cudnn
