@@ -171,3 +171,16 @@ def test_a_plan_is_what_its_class_describes() -> None:
     plan = _factories.Plan("own", transformers.GPT2Config, transformers.GPT2LMHeadModel)
     model, tokenizer = _factories.build(plan, False, "own", tiny.GPT2, None, False)
     assert (model.config.n_layer, tokenizer) == (2, None)
+
+
+def test_gpt2_names_its_loss_so_that_nobody_is_told_of_a_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(transformers.modeling_utils.logger, "warning_once", told.append)
+    model = create_gpt2(model_config=tiny.GPT2).eval()
+    ids = torch.arange(8)[None]
+
+    loss = model({"input_ids": ids, "labels": ids}).loss
+
+    logits = model({"input_ids": ids}).logits
+    torch.testing.assert_close(torch.nn.functional.cross_entropy(logits[0, :-1], ids[0, 1:]), loss)
+    assert told == []

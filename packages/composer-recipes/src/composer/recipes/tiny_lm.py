@@ -198,7 +198,6 @@ class Network:
         }
         with _without_advice():
             model = create_gpt2(model_config=config)
-        model.config.loss_type = "ForCausalLM"  # what it is without, but then with advice
         model.train_metrics = {}  # of shortened sequences they would mislead
         return model
 
@@ -234,7 +233,7 @@ TASK = Task(
     ),
     data=Data(),
     network=Network(),
-    training=AdamW(epochs=8, lr=1.6e-2),
+    training=AdamW(epochs=6, lr=1.6e-2),
     metrics=(
         Metric("LanguageCrossEntropy", "nats per character", higher_is_better=False),
         Metric("LanguagePerplexity", "perplexity", digits=3, higher_is_better=False),
@@ -251,7 +250,7 @@ TASK = Task(
         "alibi": {"train_sequence_length_scaling": 1.0},
         "ema": {"half_life": "20ba"},
         "gradient_clipping": {"clipping_type": "norm", "clipping_threshold": 1.0},
-        "scale_schedule": {"ratio": 0.6},
+        "scale_schedule": {"ratio": 0.7},
         "seq_length_warmup": {"duration": 0.2, "min_seq_length": 64},
     },
     fitted=lambda data: {

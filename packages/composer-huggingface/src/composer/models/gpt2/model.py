@@ -49,4 +49,5 @@ def create_gpt2(
     model, tokenizer = build(
         plan, use_pretrained, pretrained_model_name, model_config, tokenizer_name, gradient_checkpointing
     )
+    model.loss_type = "ForCausalLM"  # what transformers falls back to, telling everyone
     return HuggingFaceModel(model, tokenizer, use_logits=True, metrics=[LanguageCrossEntropy(), LanguagePerplexity()])
