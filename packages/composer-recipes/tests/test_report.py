@@ -40,7 +40,7 @@ def made_up(name: str, accuracies: list[list[float]], seconds: float, algorithms
     ]
     data, training = fashion_mnist.Data(data=Path("images")), SGD(epochs=len(accuracies[0]))
     recipe = Recipe(name, data, digits.Network(), training, CLASSIFICATION, algorithms)
-    return Result(recipe, runs, "the plan", "cpu", 1234)
+    return Result(recipe, runs, "the plan", "cpu", 3, 1234)
 
 
 PLAIN = made_up("plain", [[0.2, 0.5, 0.90], [0.1, 0.6, 0.92]], 2.0)
@@ -87,6 +87,7 @@ def test_the_json_says_what_was_trained_with_what(images: ImageSet) -> None:
         "num_classes": 10, "shift": 1, "flip": False, "cutout": 0,
     } == stored["data"]  # fmt: skip
     assert str(torch.__version__) == stored["machine"]["torch"]
+    assert 3 == stored["machine"]["threads"]
     composed = stored["recipes"][1]
     assert ["MixUp(alpha=0.3,interpolate_loss=False,input_key=0,target_key=1)"] == composed["algorithms"]
     assert ("images", 3) == (composed["hyperparameters"]["data"], composed["hyperparameters"]["epochs"])
@@ -136,7 +137,7 @@ def test_the_report_says_what_changed_and_what_the_algorithms_did() -> None:
 
     # In the mean 0.91 is to be reached: after 2 of 3 parts of 1 second, of 2, and after all of 2 seconds, of 3.
     assert "plain -> composed: test accuracy 91.00% -> 95.50%, in 0.60 times the training time." in text
-    assert "composed reached the 91.00% that plain has at its end, after 0.50 +- 0.24 of its time." in text
+    assert "composed reached the 91.00% that plain has at its end, after 0.50 +- 0.24 of the time of plain." in text
     assert "At the end, mean and standard deviation over 2 seeds" in text
     assert "Evaluations are left out of seconds and samples/s." in text
     for heading in ("test accuracy", "test cross entropy", "seconds per run", "samples/s"):
@@ -173,7 +174,7 @@ def test_one_run_is_shown_without_a_spread() -> None:
     text = printed([made_up("plain", [[0.5]], 1.0), made_up("same", [[0.5]], 1.0)])
 
     assert "At the end, one run over 1 seed" in text
-    assert "same reached the 50.00% that plain has at its end, after 1.00 of its time." in text
+    assert "same reached the 50.00% that plain has at its end, after 1.00 of the time of plain." in text
     assert "+-" not in text
 
 

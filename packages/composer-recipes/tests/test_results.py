@@ -17,7 +17,7 @@ def made_up(curves: list[list[float]], seconds: list[float], metric: Metric = UP
         Run(seed, {metric.key: curve}, [time * (i + 1) / len(curve) for i in range(len(curve))], time, time + 1, 100)
         for seed, (curve, time) in enumerate(zip(curves, seconds, strict=True))
     ]
-    return Result(Recipe("made up", digits.Data(), digits.Network(), SGD(), [metric]), runs, "", "cpu", 1)
+    return Result(Recipe("made up", digits.Data(), digits.Network(), SGD(), [metric]), runs, "", "cpu", 1, 1)
 
 
 def test_the_first_evaluation_that_is_as_good_as_the_mean_at_the_end_counts() -> None:

@@ -100,6 +100,15 @@ def test_it_trains_on_the_threads_it_is_told_to(tiny: Make, one: Runs, monkeypat
     assert [3, given[1]] == given[2:]
 
 
+def test_the_result_has_the_threads_of_the_runs(tiny: Make, one: Runs) -> None:
+    outside = torch.get_num_threads()
+
+    result = run(tiny(), replace(one, threads=outside + 1))
+
+    assert outside + 1 == result.threads
+    assert outside == torch.get_num_threads()
+
+
 def torch_flags() -> tuple[bool | int, ...]:
     cudnn = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
     return *cudnn, torch.utils.deterministic.fill_uninitialized_memory, torch.get_num_threads()

@@ -74,7 +74,7 @@ def _soon(base: Result, other: Result, found: TimeToQuality) -> str:
     if found.mean is None:
         return f"{len(found.reached)} of {len(found.ratios)} runs of {other.recipe.name} reached {goal}."
     several = f" +- {found.spread:.2f}" if len(found.ratios) > 1 else ""
-    return f"{other.recipe.name} reached {goal}, after {found.mean:.2f}{several} of its time."
+    return f"{other.recipe.name} reached {goal}, after {found.mean:.2f}{several} of the time of {base.recipe.name}."
 
 
 def as_json(results: Sequence[Result], dataset: Dataset) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def as_json(results: Sequence[Result], dataset: Dataset) -> dict[str, Any]:
     """
     return {
         "data": dataset.facts(),
-        "machine": _machine(results[0].device),
+        "machine": _machine(results[0]),
         "recipes": [_result_as_json(result) for result in results],
         "time_to_quality": {
             result.recipe.name: {"goal": found.goal, "mean": found.mean, "spread": found.spread, "ratios": found.ratios}
@@ -130,11 +130,11 @@ def _as_text(algorithm: Any) -> str:
     return type(algorithm).__name__ if " object at 0x" in text else text
 
 
-def _machine(device: str) -> dict[str, Any]:
+def _machine(result: Result) -> dict[str, Any]:
     return {
-        "device": torch.cuda.get_device_name() if device == "gpu" else device,
+        "device": torch.cuda.get_device_name() if result.device == "gpu" else result.device,
         "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
+        "threads": result.threads,
         "platform": platform.platform(),
         "python": platform.python_version(),
         "torch": str(torch.__version__),

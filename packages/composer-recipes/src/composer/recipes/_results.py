@@ -44,6 +44,7 @@ class Result:
         runs: One per seed.
         plan: `engine.explain()`, of algorithms.
         device: What it ran on.
+        threads: Threads of the CPU it ran on.
         num_parameters: Of the network.
     """
 
@@ -51,6 +52,7 @@ class Result:
     runs: list[Run]
     plan: str
     device: str
+    threads: int
     num_parameters: int
 
     @property

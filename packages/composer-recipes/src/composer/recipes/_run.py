@@ -148,11 +148,11 @@ class _Session:
     def __init__(self, recipe: Recipe, dataset: Dataset, runs: Runs, width: int, folder: Path | None) -> None:
         self.recipe, self.dataset, self.settings, self.width, self.folder = recipe, dataset, runs, width, folder
         self.plan = self.device = ""
-        self.num_parameters = 0
+        self.threads = self.num_parameters = 0
 
     def result(self, runs: list[Run]) -> Result:
         """What the runs gave, together with what `check` saw."""
-        return Result(self.recipe, runs, self.plan, self.device, self.num_parameters)
+        return Result(self.recipe, runs, self.plan, self.device, self.threads, self.num_parameters)
 
     def check(self) -> None:
         """Build a Trainer, which checks its arguments and sees what the network looks like."""
@@ -161,6 +161,7 @@ class _Session:
             plan = trainer.engine.explain()
             self.plan = str(type(plan)([row for row in plan if row.kind == "algorithm"]))
             self.device = trainer.state.device.name
+            self.threads = torch.get_num_threads()
             self.num_parameters = sum(parameter.numel() for parameter in trainer.state.model.parameters())
             trainer.close()
 
