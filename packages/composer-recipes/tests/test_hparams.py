@@ -26,6 +26,7 @@ from composer.recipes._images import CLASSIFICATION
         (fashion_mnist.Data, {"batch_size": 0}, "`batch_size` must be at least 1, got 0"),
         (fashion_mnist.Data, {"shift": -1}, "`shift` must be at least 0, got -1"),
         (fashion_mnist.Network, {"width": 0}, "`width` must be at least 1, got 0"),
+        (fashion_mnist.Network, {"grid": 0}, "`grid` must be at least 1, got 0"),
         (cifar10.Data, {"shift": -1}, "`shift` must be at least 0, got -1"),
         (cifar10.Data, {"cutout_size": -1}, "`cutout_size` must be at least 0, got -1"),
         (tiny_lm.Data, {"characters": 0}, "`characters` must be at least 1, got 0"),

@@ -79,14 +79,14 @@ def test_every_convolution_of_the_plain_network_is_normalised_and_rectified() ->
     assert 5 * [nn.Conv2d, nn.BatchNorm2d, nn.ReLU] == kinds
 
 
-def test_the_scores_are_a_linear_function_of_the_mean_over_all_positions() -> None:
-    network = ConvNet(10, 1, width=4).eval()
-    x = torch.randn(2, 1, 12, 12)
-    features = network.features(x)
+@pytest.mark.parametrize("grid", [1, 3])
+@pytest.mark.parametrize("size", [4, 12, 28, 33])  # 1, 3, 7 and 8 positions in each direction
+def test_the_scores_are_a_linear_function_of_the_means_over_the_cells_of_a_grid(grid: int, size: int) -> None:
+    network = ConvNet(10, 1, width=4, grid=grid).double().eval()
+    x = torch.randn(2, 1, size, size, dtype=torch.float64)
 
-    means = torch.stack([torch.stack([channel.mean() for channel in image]) for image in features])
+    means = nn.functional.adaptive_avg_pool2d(network.features(x), grid).flatten(1)
 
-    # float32: 9 positions are summed and 16 products
     torch.testing.assert_close(means @ network.classifier.weight.T + network.classifier.bias, network(x))
 
 
@@ -94,7 +94,7 @@ def test_the_scores_are_a_linear_function_of_the_mean_over_all_positions() -> No
     ("kind", "argument"),
     [
         *((ResNet, argument) for argument in ("num_classes", "in_channels", "width", "blocks")),
-        *((ConvNet, argument) for argument in ("num_classes", "in_channels", "width")),
+        *((ConvNet, argument) for argument in ("num_classes", "in_channels", "width", "grid")),
     ],
 )
 def test_numbers_below_one_are_refused(kind: Any, argument: str) -> None:

@@ -67,13 +67,14 @@ class ConvNet(nn.Module):
     """A 3x3 convolution at the full resolution, two at half, two at a quarter of it, with max pooling in between.
 
     Every convolution is followed by batch normalisation and ReLU. Those at half the resolution have twice, those at a
-    quarter four times the channels of the first. Then come the mean over all positions and a linear layer, so that
-    images may have any size from 4x4 on.
+    quarter four times the channels of the first. Then come the means over the cells of a grid and a linear layer, so
+    that images may have any size from 4x4 on.
 
     Args:
         num_classes: Number of classes.
         in_channels: Channels of the images.
         width: Channels of the first convolution.
+        grid: Rows and columns of the grid. More than 1 tell the linear layer where in the image something is.
 
     Raises:
         ValueError: A number is below 1.
@@ -84,17 +85,17 @@ class ConvNet(nn.Module):
         torch.Size([2, 10])
     """
 
-    def __init__(self, num_classes: int, in_channels: int, *, width: int = 16) -> None:
+    def __init__(self, num_classes: int, in_channels: int, *, width: int = 16, grid: int = 3) -> None:
         super().__init__()
-        _check_counts(num_classes=num_classes, in_channels=in_channels, width=width)
-        self.num_classes = num_classes
+        _check_counts(num_classes=num_classes, in_channels=in_channels, width=width, grid=grid)
+        self.num_classes, self.grid = num_classes, grid
         wide, widest = 2 * width, 4 * width
         self.features = nn.Sequential(
             *(*_conv(in_channels, width, 3), nn.ReLU(), nn.MaxPool2d(2)),
             *(*_conv(width, wide, 3), nn.ReLU(), *_conv(wide, wide, 3), nn.ReLU(), nn.MaxPool2d(2)),
             *(*_conv(wide, widest, 3), nn.ReLU(), *_conv(widest, widest, 3), nn.ReLU()),
         )
-        self.classifier = nn.Linear(widest, num_classes)
+        self.classifier = nn.Linear(widest * grid**2, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """Class scores.
@@ -105,8 +106,8 @@ class ConvNet(nn.Module):
         Returns:
             Shape (N, num_classes).
         """
-        features: Tensor = self.features(x)
-        scores: Tensor = self.classifier(features.mean(dim=(2, 3)))
+        means = _means_of_cells(self.features(x), self.grid)
+        scores: Tensor = self.classifier(means.flatten(1))
         return scores
 
 
@@ -129,6 +130,15 @@ def _conv(in_channels: int, out_channels: int, size: int, stride: int = 1) -> tu
     conv = nn.Conv2d(in_channels, out_channels, size, stride, padding=size // 2, bias=False)
     nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
     return conv, nn.BatchNorm2d(out_channels)
+
+
+def _means_of_cells(x: Tensor, grid: int) -> Tensor:
+    """What `adaptive_avg_pool2d` gives, whose gradient is not deterministic on CUDA; shape (N, C, grid, grid)."""
+    for dim in (2, 3):
+        size = x.shape[dim]
+        bounds = [(size * i // grid, -(-size * (i + 1) // grid)) for i in range(grid)]
+        x = torch.stack([x.narrow(dim, begin, end - begin).mean(dim) for begin, end in bounds], dim)
+    return x
 
 
 def _check_counts(**counts: int) -> None:

@@ -66,7 +66,7 @@ class FashionMNIST:
     train_samples: int | None = None
     test_samples: int | None = None
     batch_size: int = 128
-    shift: int = 2
+    shift: int = 0
     flip: bool = True
 
     def __post_init__(self) -> None:
