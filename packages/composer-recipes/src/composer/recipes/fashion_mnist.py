@@ -45,7 +45,7 @@ TASK = Task(
     ),
     data=Data(),
     network=Network(),
-    training=SGD(epochs=16, lr=0.1),
+    training=SGD(epochs=16, lr=0.2),
     metrics=CLASSIFICATION,
     algorithms=ALGORITHMS,
     chosen=("channels_last", "ema", "label_smoothing", "scale_schedule"),
