@@ -11,8 +11,10 @@ from composer.recipes._networks import ConvNet, ResNet
 from composer.utils.module_surgery import count_module_instances
 
 
-@pytest.mark.parametrize("kind", [ResNet, ConvNet])
-@pytest.mark.parametrize(("channels", "size"), [(1, 4), (1, 28), (3, 33)])
+@pytest.mark.parametrize(
+    ("kind", "channels", "size"),
+    [(ResNet, 1, 4), (ResNet, 1, 28), (ResNet, 3, 33), (ConvNet, 1, 12), (ConvNet, 1, 28), (ConvNet, 3, 33)],
+)
 def test_images_of_any_size_become_class_scores(kind: Any, channels: int, size: int) -> None:
     network = kind(7, channels, width=4)
 
@@ -79,15 +81,41 @@ def test_every_convolution_of_the_plain_network_is_normalised_and_rectified() ->
     assert 5 * [nn.Conv2d, nn.BatchNorm2d, nn.ReLU] == kinds
 
 
-@pytest.mark.parametrize("grid", [1, 3])
-@pytest.mark.parametrize("size", [4, 12, 28, 33])  # 1, 3, 7 and 8 positions in each direction
-def test_the_scores_are_a_linear_function_of_the_means_over_the_cells_of_a_grid(grid: int, size: int) -> None:
+@pytest.mark.parametrize(("grid", "size"), [(1, 4), (1, 28), (2, 12), (3, 12), (3, 27), (3, 28)])
+def test_the_scores_are_a_linear_function_of_the_means_over_the_windows_of_a_grid(grid: int, size: int) -> None:
     network = ConvNet(10, 1, width=4, grid=grid).double().eval()
     x = torch.randn(2, 1, size, size, dtype=torch.float64)
 
-    means = nn.functional.adaptive_avg_pool2d(network.features(x), grid).flatten(1)
+    features = network.features(x)  # 1, 7, 3, 3, 6 and 7 positions, for which torch's windows are of one size, too
+    means = nn.functional.adaptive_avg_pool2d(features, grid).flatten(1)
 
     torch.testing.assert_close(means @ network.classifier.weight.T + network.classifier.bias, network(x))
+
+
+@pytest.mark.parametrize(("height", "width"), [(12, 20), (20, 33), (16, 44)])
+def test_the_windows_of_a_grid_are_of_one_size_and_cover_the_image(height: int, width: int) -> None:
+    network = ConvNet(10, 1, width=4).double().eval()
+    x = torch.randn(1, 1, height, width, dtype=torch.float64)
+
+    features = network.features(x)[0].requires_grad_()
+    down, right = features.shape[1] // 3, features.shape[2] // 3
+    tall, wide = features.shape[1] - 2 * down, features.shape[2] - 2 * right
+    means = [
+        channel[down * row : down * row + tall, right * column : right * column + wide].mean()
+        for channel in features
+        for row in range(3)
+        for column in range(3)
+    ]
+    scores = network.classifier.weight @ torch.stack(means) + network.classifier.bias
+    (gradient,) = torch.autograd.grad(torch.stack(means).sum(), features)
+
+    torch.testing.assert_close(scores[None], network(x))
+    assert bool((gradient > 0).all())
+
+
+def test_an_image_too_small_for_the_grid_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 12 pixels in each direction for a `grid` of 3"):
+        ConvNet(10, 1)(torch.randn(2, 1, 28, 11))
 
 
 @pytest.mark.parametrize(

@@ -67,8 +67,8 @@ class ConvNet(nn.Module):
     """A 3x3 convolution at the full resolution, two at half, two at a quarter of it, with max pooling in between.
 
     Every convolution is followed by batch normalisation and ReLU. Those at half the resolution have twice, those at a
-    quarter four times the channels of the first. Then come the means over the cells of a grid and a linear layer, so
-    that images may have any size from 4x4 on.
+    quarter four times the channels of the first. Then come the means over the windows of a grid and a linear layer, so
+    that images may have any size that leaves a position for each window.
 
     Args:
         num_classes: Number of classes.
@@ -77,7 +77,7 @@ class ConvNet(nn.Module):
         grid: Rows and columns of the grid. More than 1 tell the linear layer where in the image something is.
 
     Raises:
-        ValueError: A number is below 1.
+        ValueError: A number is below 1, or an image has fewer than 4 * grid pixels in a direction.
 
     Example:
         >>> network = ConvNet(num_classes=10, in_channels=1)
@@ -106,7 +106,7 @@ class ConvNet(nn.Module):
         Returns:
             Shape (N, num_classes).
         """
-        means = _means_of_cells(self.features(x), self.grid)
+        means = _means_of_windows(self.features(x), self.grid)
         scores: Tensor = self.classifier(means.flatten(1))
         return scores
 
@@ -132,13 +132,17 @@ def _conv(in_channels: int, out_channels: int, size: int, stride: int = 1) -> tu
     return conv, nn.BatchNorm2d(out_channels)
 
 
-def _means_of_cells(x: Tensor, grid: int) -> Tensor:
-    """What `adaptive_avg_pool2d` gives, whose gradient is not deterministic on CUDA; shape (N, C, grid, grid)."""
-    for dim in (2, 3):
-        size = x.shape[dim]
-        bounds = [(size * i // grid, -(-size * (i + 1) // grid)) for i in range(grid)]
-        x = torch.stack([x.narrow(dim, begin, end - begin).mean(dim) for begin, end in bounds], dim)
-    return x
+def _means_of_windows(x: Tensor, grid: int) -> Tensor:
+    """Average pooling by `grid` windows in each direction, all of one size and at one distance.
+
+    Not `adaptive_avg_pool2d`, whose gradient is not deterministic on CUDA.
+    """
+    height, width = x.shape[2:]
+    if min(height, width) < grid:
+        raise ValueError(f"Images must have at least {4 * grid} pixels in each direction for a `grid` of {grid}.")
+    stride = height // grid, width // grid
+    window = height - (grid - 1) * stride[0], width - (grid - 1) * stride[1]
+    return nn.functional.avg_pool2d(x, window, stride)
 
 
 def _check_counts(**counts: int) -> None:

@@ -21,7 +21,7 @@ class Network:
 
     Args:
         width: Channels of the first of its five convolutions; two have twice, two four times as many.
-        grid: The linear layer gets the mean over each cell of a grid of so many rows and columns.
+        grid: The linear layer gets the means over a grid of windows, so many rows and columns of them.
     """
 
     width: int = 16
