@@ -77,6 +77,10 @@ class TestFormula:
             ((4, 3, 1, 1), torch.contiguous_format),
             ((4, 3, 3, 2), torch.channels_last),
             ((4, 3, 1, 1), torch.channels_last),
+            ((4, 1, 3, 3), torch.channels_last),  # images of one channel: the stride of a size of 1 is free
+            ((4, 1, 3, 3), torch.contiguous_format),
+            ((4, 1, 1, 3), torch.channels_last),
+            ((4, 1, 3, 1), torch.channels_last),
             ((4, 3, 3, 2, 2), torch.channels_last_3d),
         ],
     )

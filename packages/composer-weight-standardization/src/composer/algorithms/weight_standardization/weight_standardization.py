@@ -51,8 +51,9 @@ class WeightStandardizer(nn.Module):
         """Standardize a weight of shape (out channels, ...); dtype and strides are kept."""
         # A layer normalization without affine parameters: one kernel. It is given the dimensions in the order they have
         # in memory, so that the result has the layout of the weight, which decides the layout of feature maps.
-        strides = weight.stride()
-        order = [0, *sorted(range(1, weight.dim()), key=lambda dim: -strides[dim])]
+        # Of two equal strides, that of a dimension of size 1 is the inner one.
+        strides, shape = weight.stride(), weight.shape
+        order = [0, *sorted(range(1, weight.dim()), key=lambda dim: (-strides[dim], shape[dim] == 1))]
         filters = weight.permute(order)
         standardized = F.layer_norm(filters, filters.shape[1:], eps=1e-10)
         return standardized.permute([order.index(dim) for dim in range(weight.dim())])
