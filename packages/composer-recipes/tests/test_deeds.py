@@ -49,6 +49,7 @@ class Idle(Counter):
                 "ScaleSchedule": "made the training 6 batches long",
                 "SelectiveBackprop": "trained on the samples that it chose of 1 batch",
                 "SqueezeExcite": "put a squeeze and excitation behind 4 convolutions",
+                "WeightStandardization": "standardized the weights of 5 convolutions",
             },
         ),
         (

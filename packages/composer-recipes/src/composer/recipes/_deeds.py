@@ -115,6 +115,11 @@ def _excited(acts: Counter[Event], evidence: Evidence) -> str:
     return f"put a squeeze and excitation behind {_count(found, 'convolution')}"
 
 
+def _standardized(acts: Counter[Event], evidence: Evidence) -> str:
+    found = evidence.memory.hyperparameters.get("WeightStandardization/num_weights_standardized", 0)
+    return f"standardized the weights of {_count(found, 'convolution')}"
+
+
 def _lengthened(acts: Counter[Event], evidence: Evidence) -> str:
     lengths = [int(length) for _, length in evidence.memory.data.get("seq_length_warmup/curr_seq_len", [])]
     if not lengths:
@@ -143,6 +148,7 @@ _SENTENCES: dict[str, Callable[[Counter[Event], Evidence], str]] = {
     "SelectiveBackprop": _selected,
     "SeqLengthWarmup": _lengthened,
     "SqueezeExcite": _excited,
+    "WeightStandardization": _standardized,
 }
 
 

@@ -22,6 +22,7 @@ from composer.algorithms.sam import SAM
 from composer.algorithms.scale_schedule import ScaleSchedule
 from composer.algorithms.selective_backprop import SelectiveBackprop
 from composer.algorithms.squeeze_excite import SqueezeExcite
+from composer.algorithms.weight_standardization import WeightStandardization
 from composer.core import Algorithm
 from composer.datasets import load_cifar10, load_fashion_mnist
 from composer.recipes._hparams import check_at_least
@@ -45,6 +46,7 @@ ALGORITHMS: Mapping[str, type[Algorithm]] = {
     "scale_schedule": ScaleSchedule,
     "selective_backprop": SelectiveBackprop,
     "squeeze_excite": SqueezeExcite,
+    "weight_standardization": WeightStandardization,
 }
 
 

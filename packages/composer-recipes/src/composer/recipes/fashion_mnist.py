@@ -48,14 +48,14 @@ TASK = Task(
     training=SGD(epochs=16, lr=0.2),
     metrics=CLASSIFICATION,
     algorithms=ALGORITHMS,
-    chosen=("channels_last", "ema", "label_smoothing", "scale_schedule"),
+    chosen=("channels_last", "ema", "label_smoothing", "scale_schedule", "weight_standardization"),
     tuned={
         "ema": {"half_life": "100ba", "update_interval": "5ba"},
         "gradient_clipping": {"clipping_type": "norm", "clipping_threshold": 1.0},
         "label_smoothing": {"smoothing": 0.1},
         "layer_freezing": {"freeze_start": 0.2, "freeze_level": 0.5},
         "progressive_resizing": {"initial_scale": 0.7, "finetune_fraction": 0.5, "delay_fraction": 0.2},
-        "scale_schedule": {"ratio": 0.65},
+        "scale_schedule": {"ratio": 0.7},
     },
 )
 plain, composed = TASK.plain, TASK.composed
