@@ -7,6 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.utils import parametrizations
+from torch.nn.utils.parametrize import register_parametrization
 
 from composer import functional as cf
 from composer.algorithms.layer_freezing import freeze_layers
@@ -77,6 +79,30 @@ def test_a_module_with_several_names_is_one_layer() -> None:
     loss: torch.Tensor = model((torch.zeros(2, 3, 8, 8), None)).sum()
     loss.backward()  # type: ignore[no-untyped-call]
     assert 2 == len(held_by(optimizer))
+
+
+def test_a_module_with_parametrizations_is_one_layer() -> None:
+    class Scaled(nn.Module):
+        """A parametrization with a parameter and a part of its own."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale, self.part = nn.Parameter(torch.ones(1)), nn.Linear(1, 1)
+
+        def forward(self, weight: torch.Tensor) -> torch.Tensor:
+            return self.part(self.scale) * weight
+
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(4)))
+    parametrizations.weight_norm(model[0])
+    register_parametrization(model[1], "weight", Scaled())
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    count, _ = freeze_layers(model, optimizer, 1.0, freeze_start=0.0, freeze_level=0.7)
+
+    assert 2 == count  # int(0.7 * (4 - 1))
+    assert not any(parameter.requires_grad for parameter in model[:2].parameters())
+    assert all(parameter.requires_grad for parameter in model[2:].parameters())
 
 
 def test_a_parameter_shared_with_a_layer_that_trains_stays() -> None:

@@ -25,8 +25,8 @@ OPTIONS = {
     "fashion_mnist": (
         "--train_samples 24 --test_samples 10 --batch_size 4 --width 4 --epochs 2 --eval_interval 5ba --algorithms "
         "cutmix cutout ema gradient_clipping layer_freezing scale_schedule selective_backprop squeeze_excite "
-        "weight_standardization --ema.half_life 4ba --ema.update_interval 1ba --layer_freezing.freeze_start 0 --scale_schedule.ratio 0.5 "
-        "--squeeze_excite.min_channels 4 --squeeze_excite.latent_channels 2"
+        "weight_standardization --ema.half_life 4ba --ema.update_interval 1ba --layer_freezing.freeze_start 0 "
+        "--scale_schedule.ratio 0.5 --squeeze_excite.min_channels 4 --squeeze_excite.latent_channels 2"
     ),
     "cifar10_resnet9": "--train_samples 8 --test_samples 4 --batch_size 4 --epochs 2 --scale_schedule.ratio 0.75",
     "cifar10_resnet20": "--train_samples 8 --test_samples 4 --batch_size 4 --epochs 2 --scale_schedule.ratio 0.75",

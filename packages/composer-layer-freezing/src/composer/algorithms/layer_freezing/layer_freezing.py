@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.nn.utils.parametrize import is_parametrized
 
 from composer.algorithms.warnings import NoEffectWarning
 from composer.core import FREEZES_WEIGHTS, Algorithm, Event, Placement, State
@@ -33,8 +34,8 @@ def freeze_layers(
     parameters no longer require gradients, lose the ones they have, and leave the optimizers together with their state.
 
     Args:
-        model: The model. A module that is used in several places is one layer. A parameter that a layer shares with one
-            that still trains stays.
+        model: The model. A module that is used in several places is one layer, and so is one with parametrizations. A
+            parameter that a layer shares with one that still trains stays.
         optimizers: What trains the model.
         current_duration: The elapsed fraction of the run.
         freeze_start: The fraction of the run after which layers are frozen, in [0, 1].
@@ -167,8 +168,15 @@ def _check(name: str, value: float) -> None:
 
 
 def _layers(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """Each once, however many places hold it: `modules` sees to that."""
-    return [m for m in model.modules() if not m._modules and any(p is not None for p in m._parameters.values())]
+    """Each once, however many places hold it; what computes the parameters of a layer is part of it."""
+    layers: list[torch.nn.Module] = []
+    seen: set[int] = set()
+    for module in model.modules():  # what holds others comes before them
+        has_parts = len(module._modules) > is_parametrized(module)
+        if id(module) not in seen and not has_parts and next(module.parameters(), None) is not None:
+            layers.append(module)
+            seen.update(map(id, module.modules()))
+    return layers
 
 
 def _freeze(layers: Sequence[torch.nn.Module], count: int, optimizers: Optimizers) -> None:
