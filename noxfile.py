@@ -69,8 +69,10 @@ def _install_declared(session: nox.Session, package: str, *arguments: str) -> No
 
 def _pytest(session: nox.Session, *arguments: str) -> None:
     # Hypothesis draws the same examples in every run, and gives slow machines time. Several processes import torch:
-    # with bytecode, which some machines do not keep by default, all but the first do so in half the time.
-    command = ["python", "-m", "pytest", "--hypothesis-profile=ci", *arguments, *session.posargs]
+    # with bytecode, which some machines do not keep by default, all but the first do so in half the time. A test that
+    # hangs ends its session, with the stack of every thread.
+    limit = ["-o", "faulthandler_timeout=600", "-o", "faulthandler_exit_on_timeout=true"]
+    command = ["python", "-m", "pytest", "--hypothesis-profile=ci", *limit, *arguments, *session.posargs]
     session.run(*command, env={"PYTHONDONTWRITEBYTECODE": ""})
 
 
