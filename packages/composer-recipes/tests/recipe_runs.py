@@ -38,7 +38,8 @@ OPTIONS = {
     "segmentation": (
         "--train_samples 12 --test_samples 4 --batch_size 4 --size 32 --items 2 --width 4 --levels 2 --epochs 2 "
         "--algorithms blurpool channels_last ema gradient_clipping progressive_resizing scale_schedule "
-        "--blurpool.min_channels 1 --ema.half_life 4ba --scale_schedule.ratio 0.8"
+        "weight_standardization --blurpool.min_channels 1 --ema.half_life 4ba --ema.update_interval 1ba "
+        "--scale_schedule.ratio 0.8"
     ),
 }
 QUIET = "--no-progress --device cpu --threads 1"

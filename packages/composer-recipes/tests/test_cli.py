@@ -170,7 +170,7 @@ def _yaml(value: object) -> str:
         ("tiny_lm", "--width 10", "`width` must be a multiple of `heads`, got 10 and 4"),
         ("segmentation", "--data nowhere", "FashionMNIST('nowhere', download=True)"),
         ("segmentation", "--size 20", "`size` must be at least 28, got 20"),
-        ("segmentation", "--scale_schedule.ratio 0.3", "because `scale_schedule` is not among `--algorithms`"),
+        ("segmentation", "--blurpool.min_channels 1", "because `blurpool` is not among `--algorithms`"),
     ],
 )
 def test_a_mistake_is_answered_in_one_line(

@@ -71,6 +71,7 @@ class Idle(Counter):
                 "GradientClipping": "clipped the gradients of 4 batches",
                 "ProgressiveResizing": "trained 3 batches at 16x16, 1 batch at 28x28",
                 "ScaleSchedule": "made the training 4 batches long",
+                "WeightStandardization": "standardized the weights of 7 convolutions",
             },
         ),
     ],

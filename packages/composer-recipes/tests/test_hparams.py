@@ -45,6 +45,7 @@ from composer.recipes._images import CLASSIFICATION
         (segmentation.Data, {"noise": 257}, "`noise` must be from 1 to 256, got 257"),
         (segmentation.Network, {"width": 0}, "`width` must be at least 1, got 0"),
         (segmentation.Network, {"levels": 0}, "`levels` must be at least 1, got 0"),
+        (segmentation.Network, {"norm": "layer"}, "`norm` must be one of batch, group, instance, got 'layer'"),
         *(
             case
             for group in (SGD, AdamW)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from composer.algorithms.ema import EMA
 from composer.algorithms.gradient_clipping import GradientClipping
 from composer.algorithms.progressive_resizing import ProgressiveResizing
 from composer.algorithms.scale_schedule import ScaleSchedule
+from composer.algorithms.weight_standardization import WeightStandardization
 from composer.datasets import load_fashion_mnist
 from composer.models import ComposerModel
 from composer.recipes._hparams import AdamW, check_at_least
@@ -23,6 +25,8 @@ from composer.recipes._parts import Metric, find_data
 from composer.recipes._task import Task
 
 __all__ = ["TASK", "Data", "Network", "composed", "make_scenes", "plain"]
+
+Norm: TypeAlias = Literal["batch", "group", "instance"]
 
 _ITEM = 28  # pixels
 _CLASSES = 10
@@ -51,7 +55,7 @@ class Data:
     data: Path | None = None
     train_samples: int = 4000
     test_samples: int = 1000
-    batch_size: int = 32
+    batch_size: int = 16
     size: int = 64
     items: int = 4
     noise: int = 128
@@ -135,20 +139,30 @@ class Network:
     Args:
         width: Channels at the full resolution; they double with each level.
         levels: Number of resolutions, each half of the one before.
+        norm: The normalization after each convolution. Torch computes "instance" in the contiguous layout only.
     """
 
     width: int = 8
     levels: int = 4
+    norm: Norm = "batch"
 
     def __post_init__(self) -> None:
         check_at_least("width", self.width, 1)
         check_at_least("levels", self.levels, 1)
+        if self.norm not in (norms := get_args(Norm)):
+            raise ValueError(f"`norm` must be one of {', '.join(norms)}, got {self.norm!r}.")
 
     def build(self, dataset: ImageSet) -> ComposerModel:
         """A new network for scenes such as these."""
         from composer.models import UNet
 
-        return UNet(dataset.num_classes - 1, in_channels=dataset.shape[0], width=self.width, levels=self.levels)
+        return UNet(
+            dataset.num_classes - 1,
+            in_channels=dataset.shape[0],
+            width=self.width,
+            levels=self.levels,
+            norm=self.norm,
+        )
 
 
 TASK = Task(
@@ -159,7 +173,7 @@ TASK = Task(
     ),
     data=Data(),
     network=Network(),
-    training=AdamW(epochs=8, lr=4e-3, beta2=0.99, weight_decay=0.01),
+    training=AdamW(epochs=8, lr=1.2e-2, beta2=0.99, weight_decay=0.01),
     metrics=(
         Metric("Dice", "Dice coefficient", unit="%", digits=2),
         Metric("CrossEntropy", "cross entropy", higher_is_better=False),
@@ -171,13 +185,14 @@ TASK = Task(
         "gradient_clipping": GradientClipping,
         "progressive_resizing": ProgressiveResizing,
         "scale_schedule": ScaleSchedule,
+        "weight_standardization": WeightStandardization,
     },
-    chosen=("channels_last", "ema", "progressive_resizing"),
+    chosen=("ema", "scale_schedule", "weight_standardization"),
     tuned={
-        "ema": {"half_life": "20ba"},
+        "ema": {"half_life": "100ba", "update_interval": "5ba"},
         "gradient_clipping": {"clipping_type": "norm", "clipping_threshold": 1.0},
         "progressive_resizing": {"initial_scale": 0.5, "resize_targets": True},
-        "scale_schedule": {"ratio": 0.8},
+        "scale_schedule": {"ratio": 0.75},
     },
 )
 plain, composed = TASK.plain, TASK.composed
