@@ -187,12 +187,12 @@ TASK = Task(
         "scale_schedule": ScaleSchedule,
         "weight_standardization": WeightStandardization,
     },
-    chosen=("ema", "scale_schedule", "weight_standardization"),
+    chosen=("ema", "weight_standardization"),
     tuned={
         "ema": {"half_life": "100ba", "update_interval": "5ba"},
         "gradient_clipping": {"clipping_type": "norm", "clipping_threshold": 1.0},
         "progressive_resizing": {"initial_scale": 0.5, "resize_targets": True},
-        "scale_schedule": {"ratio": 0.75},
+        "scale_schedule": {"ratio": 0.8},
     },
 )
 plain, composed = TASK.plain, TASK.composed
