@@ -52,9 +52,9 @@ def make_task(title: str, network: Network, data: Cifar10, training: SGD) -> Tas
         training=training,
         metrics=CLASSIFICATION,
         algorithms=ALGORITHMS,
-        chosen=("channels_last", "ema", "label_smoothing", "progressive_resizing", "scale_schedule"),
+        chosen=("channels_last", "ema", "label_smoothing", "scale_schedule", "weight_standardization"),
         tuned={
-            "ema": {"half_life": "100ba"},
+            "ema": {"half_life": "100ba", "update_interval": "5ba"},
             "gradient_clipping": {"clipping_type": "norm", "clipping_threshold": 1.0},
             "label_smoothing": {"smoothing": 0.1},
             "progressive_resizing": {"initial_scale": 0.75, "finetune_fraction": 0.3, "delay_fraction": 0.3},
