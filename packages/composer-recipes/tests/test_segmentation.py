@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from composer.datasets import load_fashion_mnist
 from composer.devices import DeviceCPU
@@ -134,6 +135,19 @@ def test_the_network_has_a_score_for_each_class_and_pixel(data: Path) -> None:
 
     assert (2, 11, 32, 32) == tuple(scores.shape)
     assert torch.isfinite(model.loss(scores, (images, classes)))
+
+
+@pytest.mark.parametrize(
+    ("norm", "kind"), [("batch", nn.BatchNorm2d), ("group", nn.GroupNorm), ("instance", nn.InstanceNorm2d)]
+)
+def test_the_network_has_the_normalization_asked_for(
+    norm: Literal["batch", "group", "instance"], kind: type[nn.Module], data: Path
+) -> None:
+    dataset = Data(data=data, train_samples=4, test_samples=2, batch_size=2, size=32).load()
+    model = Network(width=4, levels=2, norm=norm).build(dataset)
+    kinds = {type(m) for m in model.modules() if isinstance(m, nn.BatchNorm2d | nn.GroupNorm | nn.InstanceNorm2d)}
+
+    assert {kind} == kinds
 
 
 def test_scenes_need_the_items(tmp_path: Path) -> None:
