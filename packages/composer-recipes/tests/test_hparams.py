@@ -17,6 +17,8 @@ from composer.recipes._images import CLASSIFICATION
     [
         (digits.Data, {"train_samples": 0}, "`train_samples` must be at least 1, got 0"),
         (digits.Data, {"test_samples": 0}, "`test_samples` must be at least 1, got 0"),
+        (digits.Data, {"validation_samples": 0}, "`validation_samples` must be at least 1, got 0"),
+        (digits.Data, {"validation_samples": 9, "test_samples": 9}, "`test_samples` is of the test set, which"),
         (digits.Data, {"batch_size": 0}, "`batch_size` must be at least 1, got 0"),
         (digits.Data, {"shift": -1}, "`shift` must be at least 0, got -1"),
         (digits.Network, {"width": 0}, "`width` must be at least 1, got 0"),
@@ -39,6 +41,7 @@ from composer.recipes._images import CLASSIFICATION
         (tiny_lm.Network, {"dropout": 1.0}, r"`dropout` must be in \[0, 1\), got 1.0"),
         (tiny_lm.Network, {"dropout": -0.1}, r"`dropout` must be in \[0, 1\), got -0.1"),
         (segmentation.Data, {"train_samples": 0}, "`train_samples` must be at least 1, got 0"),
+        (segmentation.Data, {"validation_samples": 0}, "`validation_samples` must be at least 1, got 0"),
         (segmentation.Data, {"size": 27}, "`size` must be at least 28, got 27"),
         (segmentation.Data, {"items": 0}, "`items` must be at least 1, got 0"),
         (segmentation.Data, {"noise": 0}, "`noise` must be from 1 to 256, got 0"),

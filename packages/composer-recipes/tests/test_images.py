@@ -11,7 +11,7 @@ from torch import Tensor
 
 from composer.datasets import load_cifar10, load_fashion_mnist
 from composer.devices import DeviceCPU
-from composer.recipes import cifar10_resnet9, digits, fashion_mnist
+from composer.recipes import cifar10_resnet9, digits, fashion_mnist, segmentation
 from composer.recipes._images import Augmentation, ImageSet, first, per_process, standardization
 
 
@@ -214,7 +214,7 @@ def test_the_data_are_described_in_a_line_and_as_values() -> None:
     assert expected == dataset.describe()
     assert {
         "name": "random", "train_images": 1200, "test_images": 1200, "shape": [3, 2, 2], "num_classes": 1200,
-        "shift": 1, "flip": True, "cutout": 1,
+        "shift": 1, "flip": True, "cutout": 1, "validation": False,
     } == dataset.facts()  # fmt: skip
 
 
@@ -239,6 +239,32 @@ def test_samples_are_the_first_ones_of_the_files(
         assert torch.equal(labels[:count], some[1])
     assert (name, shape, 10) == (part.name, part.shape, part.num_classes)
     assert augmentation == part.augmentation
+
+
+@pytest.mark.parametrize(
+    ("source", "load"), [(fashion_mnist.Data, load_fashion_mnist), (cifar10_resnet9.Data, load_cifar10)]
+)
+def test_the_last_training_images_can_be_held_out(source: Any, load: Any, data: Path) -> None:
+    dataset = source(data=data, batch_size=10, validation_samples=8, train_samples=12).load()
+    images, labels = load(data, True)
+
+    for split, part in ((dataset.train, slice(12)), (dataset.test, slice(-8, None))):
+        assert torch.equal(images[part], split[0])
+        assert torch.equal(labels[part], split[1])
+    assert dataset.validation
+    assert "12 images to train on, 8 to validate" in dataset.describe()
+    assert not source(data=data, batch_size=10).load().validation
+
+
+def test_digits_are_validated_on_images_of_neither_set() -> None:
+    splits = [digits.Data(validation_samples=count).load().test for count in (500, 20)]
+    train, test = (digits.Data().load().train, digits.Data().load().test)
+
+    assert torch.equal(splits[0][0][:20], splits[1][0])
+    assert torch.equal(splits[0][1][:20], splits[1][1])
+    whole = torch.cat([train[0], splits[0][0], test[0]])
+    assert (500, 500, 797, 1797) == (len(train[0]), len(splits[0][0]), len(test[0]), len(whole))
+    assert 1797 == len({image.numpy().tobytes() for image in whole})
 
 
 def test_cifar_is_cut_if_asked_for(data: Path) -> None:
@@ -276,6 +302,10 @@ def test_data_that_are_not_there_say_what_was_looked_for_and_how_to_get_them(
         (digits.Data, {"batch_size": 501}, "`batch_size` must not be above the number of training images, 500"),
         (fashion_mnist.Data, {"train_samples": 31}, "`train_samples` must be at most 30"),
         (cifar10_resnet9.Data, {"test_samples": 21}, "`test_samples` must be at most 20"),
+        (digits.Data, {"validation_samples": 501}, "`validation_samples` must be at most 500"),
+        (fashion_mnist.Data, {"validation_samples": 30}, "`validation_samples` must be below 30"),
+        (fashion_mnist.Data, {"validation_samples": 9, "train_samples": 22}, "`train_samples` must be at most 21"),
+        (segmentation.Data, {"validation_samples": 30}, "`validation_samples` must be below 30"),
     ],
 )
 def test_more_than_there_is_cannot_be_asked_for(

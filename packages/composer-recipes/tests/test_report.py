@@ -84,7 +84,7 @@ def test_the_json_says_what_was_trained_with_what(images: ImageSet) -> None:
 
     assert {
         "name": "the handwritten digits of scikit-learn", "train_images": 60, "test_images": 50, "shape": [1, 16, 16],
-        "num_classes": 10, "shift": 1, "flip": False, "cutout": 0,
+        "num_classes": 10, "shift": 1, "flip": False, "cutout": 0, "validation": False,
     } == stored["data"]  # fmt: skip
     assert str(torch.__version__) == stored["machine"]["torch"]
     assert 3 == stored["machine"]["threads"]

@@ -113,6 +113,17 @@ def test_training_and_test_scenes_are_made_of_their_own_images(data: Path) -> No
     assert "scenes of Fashion-MNIST: 6 images to train on, 5 to test, 1x30x30 pixels, 11 classes" == dataset.describe()
 
 
+def test_test_scenes_can_be_made_of_items_held_out(data: Path) -> None:
+    dataset = Data(data=data, train_samples=6, test_samples=5, batch_size=3, size=30, validation_samples=9).load()
+    images, labels = load_fashion_mnist(data, True)
+
+    for (scenes, classes), part, seed in ((dataset.train, slice(21), 1), (dataset.test, slice(21, 30), 2)):
+        expected = painted(images[part], labels[part], len(scenes), 30, 4, 128, seed)
+        assert torch.equal(expected[0], scenes)
+        assert torch.equal(expected[1], classes)
+    assert dataset.validation
+
+
 def test_classes_are_moved_with_their_pixels(data: Path) -> None:
     dataset = Data(data=data, train_samples=8, test_samples=2, batch_size=8, size=40, items=1, noise=1, shift=6).load()
     train, _ = dataset.loaders(0, DeviceCPU())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +11,20 @@ from torch import Tensor
 
 from composer.datasets import DeviceLoader, ImageTransform
 from composer.devices import Device
+from composer.recipes._hparams import check_at_least
 from composer.recipes._parts import Metric
 from composer.utils import dist
 
-__all__ = ["CLASSIFICATION", "Augmentation", "ImageSet", "first", "per_process", "standardization"]
+__all__ = [
+    "CLASSIFICATION",
+    "Augmentation",
+    "ImageSet",
+    "check_samples",
+    "first",
+    "hold_out",
+    "per_process",
+    "standardization",
+]
 
 CLASSIFICATION = (
     Metric("MulticlassAccuracy", "accuracy", scale=100, unit="%", digits=2),
@@ -50,6 +61,7 @@ class ImageSet:
         num_classes: Number of classes.
         batch_size: Images per training batch, of all processes together.
         augmentation: Of the training images.
+        validation: Whether `test` is not the test set, but images held out for choosing hyperparameters.
     """
 
     name: str
@@ -58,6 +70,7 @@ class ImageSet:
     num_classes: int
     batch_size: int
     augmentation: Augmentation
+    validation: bool = False
 
     def __post_init__(self) -> None:
         size = min(self.shape[1:])
@@ -91,8 +104,9 @@ class ImageSet:
     def describe(self) -> str:
         """The data set and its split, in a line."""
         channels, height, width = self.shape
+        purpose = "validate" if self.validation else "test"
         return (
-            f"{self.name}: {self.num_train:,} images to train on, {self.num_test:,} to test, "
+            f"{self.name}: {self.num_train:,} images to train on, {self.num_test:,} to {purpose}, "
             f"{channels}x{height}x{width} pixels, {self.num_classes} classes"
         )
 
@@ -103,6 +117,7 @@ class ImageSet:
             "name": self.name,
             "train_images": self.num_train,
             "test_images": self.num_test,
+            "validation": self.validation,
             "shape": list(self.shape),
             "num_classes": self.num_classes,
             "shift": how.shift,
@@ -126,6 +141,22 @@ class ImageSet:
         as_is = ImageTransform(mean=mean, std=std)
         batch = max(1, _EVAL_BATCH // dist.get_world_size())
         return train, DeviceLoader(*self.test, batch, transform=as_is, device=device, shuffle=False)
+
+
+def check_samples(options: Mapping[str, Any]) -> None:
+    """Refuse numbers of images, and shifts, that cannot be.
+
+    Args:
+        options: Values by name, with those of `Data` in `composer.recipes.digits`.
+
+    Raises:
+        ValueError: One cannot be, or two exclude each other.
+    """
+    least = {"train_samples": 1, "test_samples": 1, "validation_samples": 1, "batch_size": 1, "shift": 0}
+    for name, value in least.items():
+        check_at_least(name, options[name], value)
+    if options["test_samples"] is not None and options["validation_samples"] is not None:
+        raise ValueError("`test_samples` is of the test set, which `validation_samples` replaces: give one of them.")
 
 
 def per_process(batch_size: int) -> int:
@@ -155,6 +186,28 @@ def first(name: str, count: int | None, images: Tensor, targets: Tensor) -> tupl
     if count is not None and count > len(images):
         raise ValueError(f"`{name}` must be at most {len(images)}, the number of images there are, got {count}.")
     return images[:count], targets[:count]
+
+
+def hold_out(count: int, images: Tensor, targets: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Split a training set into images to train on and its last ones, to choose hyperparameters with.
+
+    Args:
+        count: How many to hold out.
+        images: All of them.
+        targets: Theirs.
+
+    Returns:
+        Images and targets to train on, and those held out.
+
+    Raises:
+        ValueError: None would be left to train on.
+    """
+    kept = len(images) - count
+    if kept < 1:
+        raise ValueError(
+            f"`validation_samples` must be below {len(images)}, the number of images there are, got {count}."
+        )
+    return (images[:kept], targets[:kept]), (images[kept:], targets[kept:])
 
 
 def standardization(images: Tensor) -> tuple[list[float], list[float]]:

@@ -26,7 +26,7 @@ from composer.algorithms.weight_standardization import WeightStandardization
 from composer.core import Algorithm
 from composer.datasets import load_cifar10, load_fashion_mnist
 from composer.recipes._hparams import check_at_least
-from composer.recipes._images import Augmentation, ImageSet, first
+from composer.recipes._images import Augmentation, ImageSet, check_samples, first, hold_out
 from composer.recipes._parts import find_data
 
 __all__ = ["ALGORITHMS", "Cifar10", "FashionMNIST"]
@@ -59,6 +59,8 @@ class FashionMNIST:
             COMPOSER_DATA.
         train_samples: Train on the first images of the training set, so many. None is all.
         test_samples: Test on the first images of the test set, so many. None is all.
+        validation_samples: Hold out the last images of the training set, so many, and test on them instead of on the
+            test set: for choosing hyperparameters. None is the test set.
         batch_size: Images per training batch. What does not fill a batch is left out of an epoch.
         shift: Move each training image by up to this many pixels in each direction, at random.
         flip: Mirror every second training image, at random.
@@ -67,12 +69,13 @@ class FashionMNIST:
     data: Path | None = None
     train_samples: int | None = None
     test_samples: int | None = None
+    validation_samples: int | None = None
     batch_size: int = 128
     shift: int = 0
     flip: bool = True
 
     def __post_init__(self) -> None:
-        _check(self)
+        check_samples(vars(self))
 
     def load(self) -> ImageSet:
         """Read the images.
@@ -93,6 +96,8 @@ class Cifar10:
             variable COMPOSER_DATA.
         train_samples: Train on the first images of the training set, so many. None is all.
         test_samples: Test on the first images of the test set, so many. None is all.
+        validation_samples: Hold out the last images of the training set, so many, and test on them instead of on the
+            test set: for choosing hyperparameters. None is the test set.
         batch_size: Images per training batch. What does not fill a batch is left out of an epoch.
         shift: Move each training image by up to this many pixels in each direction, at random; its border is mirrored.
         flip: Mirror every second training image, at random.
@@ -102,13 +107,14 @@ class Cifar10:
     data: Path | None = None
     train_samples: int | None = None
     test_samples: int | None = None
+    validation_samples: int | None = None
     batch_size: int = 128
     shift: int = 4
     flip: bool = True
     cutout_size: int = 0
 
     def __post_init__(self) -> None:
-        _check(self)
+        check_samples(vars(self))
         check_at_least("cutout_size", self.cutout_size, 0)
 
     def load(self) -> ImageSet:
@@ -121,11 +127,6 @@ class Cifar10:
         return _load("CIFAR-10", load_cifar10, self, Augmentation(self.shift, self.flip, self.cutout_size, "reflect"))
 
 
-def _check(data: FashionMNIST | Cifar10) -> None:
-    for name, least in (("train_samples", 1), ("test_samples", 1), ("batch_size", 1), ("shift", 0)):
-        check_at_least(name, getattr(data, name), least)
-
-
 def _load(
     name: str,
     load: Callable[[Path, bool], tuple[Tensor, Tensor]],
@@ -133,6 +134,10 @@ def _load(
     augmentation: Augmentation,
 ) -> ImageSet:
     root = find_data(data.data)
-    train = first("train_samples", data.train_samples, *load(root, True))
-    test = first("test_samples", data.test_samples, *load(root, False))
-    return ImageSet(name, train, test, 10, data.batch_size, augmentation)
+    held_out = data.validation_samples
+    if held_out is None:
+        train, test = load(root, True), first("test_samples", data.test_samples, *load(root, False))
+    else:
+        train, test = hold_out(held_out, *load(root, True))
+    train = first("train_samples", data.train_samples, *train)
+    return ImageSet(name, train, test, 10, data.batch_size, augmentation, validation=held_out is not None)

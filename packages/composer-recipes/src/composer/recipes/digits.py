@@ -16,13 +16,13 @@ from composer.algorithms.progressive_resizing import ProgressiveResizing
 from composer.algorithms.sam import SAM
 from composer.models import ComposerClassifier
 from composer.recipes._hparams import SGD, Runs, check_at_least
-from composer.recipes._images import CLASSIFICATION, Augmentation, ImageSet, first
+from composer.recipes._images import CLASSIFICATION, Augmentation, ImageSet, check_samples, first
 from composer.recipes._networks import ResNet
 from composer.recipes._task import Task
 
 __all__ = ["TASK", "Data", "Network", "composed", "plain"]
 
-_TRAIN, _TEST = 500, 797  # the first and the last images; hyperparameters were chosen on those between
+_TRAIN, _TEST = 500, 797  # the first and the last images; those between are for choosing hyperparameters
 
 
 @dataclass(frozen=True)
@@ -32,30 +32,37 @@ class Data:
     Args:
         train_samples: Train on the first images of the training set, so many. None is all.
         test_samples: Test on the first images of the test set, so many. None is all.
+        validation_samples: Test on the first of the images that are in neither set, so many, instead of on the test
+            set: for choosing hyperparameters. None is the test set.
         batch_size: Images per training batch. What does not fill a batch is left out of an epoch.
         shift: Move each training image by up to this many pixels in each direction, at random.
     """
 
     train_samples: int | None = None
     test_samples: int | None = None
+    validation_samples: int | None = None
     batch_size: int = 50
     shift: int = 1
 
     def __post_init__(self) -> None:
-        for name, least in (("train_samples", 1), ("test_samples", 1), ("batch_size", 1), ("shift", 0)):
-            check_at_least(name, getattr(self, name), least)
+        check_samples(vars(self))
 
     def load(self) -> ImageSet:
         """Read the digits."""
         images, labels = _read()
         # The images of a writer follow each other, so the ends do not mix.
+        if self.validation_samples is None:
+            test = first("test_samples", self.test_samples, images[-_TEST:], labels[-_TEST:])
+        else:
+            test = first("validation_samples", self.validation_samples, images[_TRAIN:-_TEST], labels[_TRAIN:-_TEST])
         return ImageSet(
             "the handwritten digits of scikit-learn",
             first("train_samples", self.train_samples, images[:_TRAIN], labels[:_TRAIN]),
-            first("test_samples", self.test_samples, images[-_TEST:], labels[-_TEST:]),
+            test,
             num_classes=10,
             batch_size=self.batch_size,
             augmentation=Augmentation(shift=self.shift),
+            validation=self.validation_samples is not None,
         )
 
 

@@ -20,7 +20,7 @@ from composer.algorithms.weight_standardization import WeightStandardization
 from composer.datasets import load_fashion_mnist
 from composer.models import ComposerModel
 from composer.recipes._hparams import AdamW, check_at_least
-from composer.recipes._images import Augmentation, ImageSet
+from composer.recipes._images import Augmentation, ImageSet, hold_out
 from composer.recipes._parts import Metric, find_data
 from composer.recipes._task import Task
 
@@ -45,6 +45,8 @@ class Data:
             COMPOSER_DATA.
         train_samples: Number of training scenes.
         test_samples: Number of test scenes.
+        validation_samples: Hold out the last items of the training set, so many, and make the test scenes of them
+            instead of the test set's: for choosing hyperparameters. None is the test set.
         batch_size: Scenes per training batch. What does not fill a batch is left out of an epoch.
         size: Height and width of a scene, in pixels.
         items: Items per scene.
@@ -55,6 +57,7 @@ class Data:
     data: Path | None = None
     train_samples: int = 4000
     test_samples: int = 1000
+    validation_samples: int | None = None
     batch_size: int = 16
     size: int = 64
     items: int = 4
@@ -62,8 +65,8 @@ class Data:
     shift: int = 4
 
     def __post_init__(self) -> None:
-        least = {"train_samples": 1, "test_samples": 1, "batch_size": 1, "size": _ITEM, "items": 1, "shift": 0}
-        for name, value in least.items():
+        least = {"train_samples": 1, "test_samples": 1, "validation_samples": 1, "batch_size": 1}
+        for name, value in (least | {"size": _ITEM, "items": 1, "shift": 0}).items():
             check_at_least(name, getattr(self, name), value)
         if not 1 <= self.noise <= 256:
             raise ValueError(f"`noise` must be from 1 to 256, got {self.noise!r}.")
@@ -73,17 +76,23 @@ class Data:
 
         Raises:
             FileNotFoundError: Fashion-MNIST is not there; the message has the command that gets it.
-            ValueError: A file is not what its name says.
+            ValueError: A file is not what its name says, or none of its items would be left to train on.
         """
         root = find_data(self.data)
         make = partial(make_scenes, size=self.size, items=self.items, noise=self.noise)
+        held_out = self.validation_samples
+        if held_out is None:
+            train, test = load_fashion_mnist(root, True), load_fashion_mnist(root, False)
+        else:
+            train, test = hold_out(held_out, *load_fashion_mnist(root, True))
         return ImageSet(
             "scenes of Fashion-MNIST",
-            make(*load_fashion_mnist(root, True), self.train_samples, seed=1),
-            make(*load_fashion_mnist(root, False), self.test_samples, seed=2),
+            make(*train, self.train_samples, seed=1),
+            make(*test, self.test_samples, seed=2),
             _CLASSES + 1,
             self.batch_size,
             Augmentation(self.shift, flip=True, border="reflect"),
+            validation=held_out is not None,
         )
 
 
