@@ -198,7 +198,7 @@ TASK = Task(
     },
     chosen=("ema", "weight_standardization"),
     tuned={
-        "ema": {"half_life": "100ba", "update_interval": "5ba"},
+        "ema": {"half_life": "20ba", "update_interval": "5ba"},
         "gradient_clipping": {"clipping_type": "norm", "clipping_threshold": 1.0},
         "progressive_resizing": {"initial_scale": 0.5, "resize_targets": True},
         "scale_schedule": {"ratio": 0.8},
