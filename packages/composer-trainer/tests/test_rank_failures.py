@@ -110,8 +110,11 @@ def test_a_rank_that_fails_ends_the_job(tmp_path: Path, what: str, status: int, 
 
     job.assert_ended(SECONDS_TO_END)
     assert left == status
-    last = rf"composer: rank 1 on host \S+ \(pid {job.pids()[1]}\) failed: {end}\. The other ranks were ended\."
-    assert re.fullmatch(last, lines[-1])
+    last = rf"composer: rank 1 on host \S+ \(pid {job.pids()[1]}\) failed: {end}\.( The other ranks were ended\.)?"
+    told = re.fullmatch(last, lines[-1])
+    assert told
+    # Rank 0 knows soon, too: on a busy machine it has failed by itself when the launcher looks, so none is left to end.
+    assert bool(told[1]) or lines[-2] == "composer: rank 0 failed too: exit code 1"
     title = next(i for i, line in enumerate(lines) if line.startswith("composer: the last lines that rank 1 wrote to"))
     tail = [line for line in lines[title + 1 :] if line.startswith("  | ")]
     assert ("  | ValueError: this rank cannot go on" in tail) == (what == "raise")
