@@ -319,10 +319,15 @@ def test_two_ranks_are_on_one_timeline(
         begun = names(own, "B")
         assert (begun["event/fit"], begun["event/epoch"], begun["event/batch"]) == (1, 2, 4)
         assert sum(event["ph"] == "X" and event["name"] == "aten::addmm" for event in own) >= 4
-    # The ranks train a batch at the same time: the exchange of gradients waits for both.
+    # The ranks train a batch at the same time: the exchange of gradients waits for both. Their clock is one, but each
+    # rank reads it late after the barrier, if something else runs on its core; it knows by how much at most.
+    late = max(e["args"]["value"] for e in merged if e["name"] == "clock_sync_error_bound")
+    shifts = [e["args"]["value"] for e in merged if e["name"] == "clock_shift_us"]
+    assert len(shifts) == 2
+    assert max(map(abs, shifts)) <= late
     spans = {(e["pid"], e["args"]["batch"], e["ph"]): e["ts"] for e in merged if e["name"] == "event/backward"}
     for batch in range(4):
-        assert max(spans[(r, batch, "B")] for r in (0, 1)) < min(spans[(r, batch, "E")] for r in (0, 1))
+        assert max(spans[(r, batch, "B")] for r in (0, 1)) < min(spans[(r, batch, "E")] for r in (0, 1)) + late
     assert sorted(path.name for path in (tmp_path / "traces").iterdir()) == [
         "ep2-ba4-rank0.json",
         "ep2-ba4-rank1.json",
