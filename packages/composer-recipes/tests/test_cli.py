@@ -139,7 +139,7 @@ def _yaml(value: object) -> str:
         ("digits", "--epochs abc", "`--epochs`: Expected a float. Got value: abc"),
         ("digits", "--epochs 0", "`epochs` must be positive and finite, got 0"),
         ("digits", "--lr -1", "`lr` must be positive and finite, got -1.0"),
-        ("digits", "--mixup.alpha -2", "`--mixup`: `alpha` must not be negative"),
+        ("digits", "--algorithms mixup --mixup.alpha -2", "`--mixup`: `alpha` must not be negative"),
         ("digits", "--algorithms mixup --ema.half_life 3ba", "`--ema.half_life` has no effect, because `ema` is not"),
         ("digits", "--algorithms --mixup.alpha 3", "because `mixup` is not among `--algorithms`, which are none"),
         ("digits", "--algorithms mixup mixup", "`--algorithms` must name each algorithm once, got mixup mixup"),
