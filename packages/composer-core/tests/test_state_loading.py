@@ -12,6 +12,7 @@ import torch
 
 from composer.core import Algorithm, Callback, Event, State
 from composer.loggers import Logger
+from composer.utils import dist
 
 
 class Counting(Callback):
@@ -178,7 +179,7 @@ def test_what_a_wrapped_model_says_of_itself_is_saved() -> None:
         wrapped = [model, torch.nn.parallel.DistributedDataParallel(model), torch.compile(model)]
         saved = [State(model=each, run_name="run").state_dict()["integrations"] for each in wrapped]
     finally:
-        torch.distributed.destroy_process_group()
+        dist.destroy_process_group()
 
     assert [{"huggingface": {"size": 2}}] * 3 == saved
 

@@ -25,6 +25,7 @@ GETTERS: dict[str, Callable[[], int]] = {
     "NODE_RANK": dist.get_node_rank,
 }
 DEFAULTS = {"WORLD_SIZE": 1, "RANK": 0, "LOCAL_WORLD_SIZE": 1, "LOCAL_RANK": 0, "NODE_RANK": 0}
+MEETINGS = 300  # on torch 2.6, `torch.distributed.destroy_process_group` hangs in one of some hundred
 NOT_READY = "the distributed package is not available or has not been initialized"
 
 
@@ -35,7 +36,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.delenv(name)
     yield
     if dist.is_initialized():
-        torch.distributed.destroy_process_group()
+        dist.destroy_process_group()
 
 
 @pytest.fixture
@@ -180,6 +181,31 @@ def test_collectives_do_nothing_in_a_single_process(is_initialized: bool) -> Non
     assert ["a"] == objects
     assert [[1.0, 2.0]] == [t.tolist() for t in dist.all_gather(tensor)]
     assert [{"b": 1}] == dist.all_gather_object({"b": 1})
+
+
+def _meet_and_leave() -> bool:
+    for _ in range(MEETINGS):
+        dist.initialize_dist("cpu")
+        assert [1] == dist.all_gather_object(1)
+        dist.destroy_process_group()
+    return dist.is_initialized()
+
+
+def test_leaving_does_not_wait_for_threads_that_wait_for_it() -> None:
+    assert [False] == run_on_ranks(_meet_and_leave, 1, backend=None, timeout=120)
+
+
+def test_a_group_of_some_is_left_alone() -> None:
+    dist.initialize_dist("cpu")
+    other = torch.distributed.new_group([0])
+
+    dist.destroy_process_group(other)
+    assert dist.is_initialized()
+    with pytest.raises((ValueError, TypeError)):  # the latter by torch 2.6
+        dist.barrier(other)
+
+    dist.destroy_process_group()
+    assert not dist.is_initialized()
 
 
 @pytest.mark.parametrize(

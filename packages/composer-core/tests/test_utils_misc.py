@@ -101,7 +101,7 @@ def process_group(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.delenv(name)
     dist.initialize_dist("cpu")
     yield
-    torch.distributed.destroy_process_group()
+    dist.destroy_process_group()
 
 
 @pytest.mark.usefixtures("process_group")

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from composer.utils import dist
 from composer.utils.misc import get_free_tcp_port
 
 __all__ = ["run_on_ranks"]
@@ -181,7 +182,7 @@ def _work(task: _Task, environment: dict[str, str], store: str, timeout: float, 
     pipe.send(message)
     if isinstance(message, bytes) and torch.distributed.is_initialized():
         torch.distributed.barrier()  # a rank that leaves early cuts off those still reading from it
-        torch.distributed.destroy_process_group()
+        dist.destroy_process_group()
 
 
 def _pickled(error: BaseException) -> bytes | None:

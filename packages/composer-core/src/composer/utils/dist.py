@@ -39,6 +39,7 @@ __all__ = [
     "broadcast",
     "broadcast_object_list",
     "busy_wait_for_local_rank_zero",
+    "destroy_process_group",
     "get_global_rank",
     "get_local_rank",
     "get_local_world_size",
@@ -59,6 +60,10 @@ T = TypeVar("T")
 _REDUCE_OPERATIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 _REGISTERS_BACKEND = {"xla": "torch_xla.distributed.xla_backend", "hccl": "habana_frameworks.torch.distributed.hccl"}
 _POLL_SECONDS = 0.1
+# Before 2.8 (pytorch/pytorch#154976) the destructor of a group waits, with the GIL, for its threads, of which one may
+# be waiting for the GIL to free a tensor of the last collective.
+_GROUPS_MAY_DIE = torch.__version__ >= "2.8"  # it compares as versions do, not as text
+_undead: list[ProcessGroup | None] = []
 
 
 # ---- who this process is
@@ -242,6 +247,21 @@ def _init_process_group(backend: str, timeout: timedelta) -> None:
         init(backend, store=HashStore(), world_size=1, rank=0, timeout=timeout)
     else:
         init(backend, timeout=timeout)
+
+
+def destroy_process_group(group: ProcessGroup | None = None) -> None:
+    """Leave a process group; to be called by all of its processes.
+
+    Unlike `torch.distributed.destroy_process_group` it does not now and then hang on torch 2.6 and 2.7, where it keeps
+    what the group has (two threads, its connections) until the process ends.
+
+    Args:
+        group: Which one. None is the default group, and all others with it.
+    """
+    if not _GROUPS_MAY_DIE:
+        every = torch.distributed.distributed_c10d._world.pg_map
+        _undead.extend(every if group is None or group is torch.distributed.group.WORLD else [group])
+    torch.distributed.destroy_process_group(group)
 
 
 def get_sampler(

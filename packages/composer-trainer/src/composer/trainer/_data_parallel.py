@@ -113,7 +113,7 @@ def _leave_group(group: Any) -> None:
     """
     failed = getattr(sys, "last_value", None) is not None
     if dist.is_initialized() and torch.distributed.group.WORLD is group and not failed:
-        torch.distributed.destroy_process_group()
+        dist.destroy_process_group()
 
 
 class DataParallel(SingleProcess):
@@ -276,7 +276,7 @@ class DataParallel(SingleProcess):
         with self.watched():
             dist.barrier(self._host)
         if self._own_group:
-            torch.distributed.destroy_process_group(self._host)
+            dist.destroy_process_group(self._host)
 
     def _sum(self, numbers: Sequence[float]) -> list[float]:
         tensor = torch.tensor(numbers, dtype=torch.float64)
