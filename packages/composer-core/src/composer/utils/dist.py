@@ -63,7 +63,7 @@ _POLL_SECONDS = 0.1
 # Before 2.8 (pytorch/pytorch#154976) the destructor of a group waits, with the GIL, for its threads, of which one may
 # be waiting for the GIL to free a tensor of the last collective.
 _GROUPS_MAY_DIE = torch.__version__ >= "2.8"  # it compares as versions do, not as text
-_undead: list[ProcessGroup | None] = []
+_undead: set[ProcessGroup | None] = set()
 
 
 # ---- who this process is
@@ -252,15 +252,14 @@ def _init_process_group(backend: str, timeout: timedelta) -> None:
 def destroy_process_group(group: ProcessGroup | None = None) -> None:
     """Leave a process group; to be called by all of its processes.
 
-    Unlike `torch.distributed.destroy_process_group` it does not now and then hang on torch 2.6 and 2.7, where it keeps
-    what the group has (two threads, its connections) until the process ends.
+    Unlike `torch.distributed.destroy_process_group` it does not now and then hang on torch 2.6 and 2.7, where the
+    threads and connections of all groups that there are stay until the process ends.
 
     Args:
         group: Which one. None is the default group, and all others with it.
     """
     if not _GROUPS_MAY_DIE:
-        every = torch.distributed.distributed_c10d._world.pg_map
-        _undead.extend(every if group is None or group is torch.distributed.group.WORLD else [group])
+        _undead.update(torch.distributed.distributed_c10d._world.pg_map)
     torch.distributed.destroy_process_group(group)
 
 
