@@ -93,6 +93,51 @@ def test_elapsed_duration() -> None:
     assert Time(0.4, "dur") == state.get_elapsed_duration()
 
 
+@pytest.mark.parametrize(
+    ("limit", "iteration", "timestamp", "expected"),
+    [
+        ("4ep", None, Timestamp(epoch=1, batch=8, batch_in_epoch=3), 8 / 20),
+        ("4ep", None, Timestamp(epoch=3, batch=20, batch_in_epoch=5), 1.0),  # before the last epoch is closed
+        ("4ep", None, Timestamp(epoch=4, batch=20), 1.0),
+        ("4ep", None, Timestamp(epoch=1, batch=12, batch_in_epoch=7), 10 / 20),  # more batches than the loader said
+        ("2iter", "2ep", Timestamp(iteration=1, epoch=3, epoch_in_iteration=1, batch=16, batch_in_epoch=1), 16 / 20),
+        ("2iter", "50tok", Timestamp(iteration=1, token_in_iteration=10), 0.6),
+        ("3iter", None, Timestamp(iteration=1), 1 / 3),
+        ("40sp", None, Timestamp(sample=10), 0.25),
+        ("40tok", None, Timestamp(token=10), 0.25),
+    ],
+)
+def test_the_elapsed_fraction_advances_with_batches(
+    limit: str, iteration: str | None, timestamp: Timestamp, expected: float
+) -> None:
+    state = make_state(max_duration=limit, dataloader=[0] * 5)
+    state._iteration_length = iteration  # type: ignore[assignment]
+    state.timestamp = timestamp
+
+    assert expected == state.get_elapsed_duration()
+
+
+def test_the_elapsed_fraction_does_not_depend_on_the_active_loader() -> None:
+    state = make_state(max_duration="2ep")
+    state.train_dataloader = training = [0] * 100
+    state.set_dataloader(training, "train", 4)
+    state.timestamp = Timestamp(batch=2, batch_in_epoch=2)
+    before = state.get_elapsed_duration()
+    state.set_dataloader([0] * 3, "eval")
+
+    assert 0.25 == before == state.get_elapsed_duration()
+
+
+def test_epochs_of_a_loader_without_a_length_are_taken_to_be_as_long_as_those_before() -> None:
+    state = make_state(max_duration="4ep", dataloader=iter([0]))
+    state.timestamp = Timestamp(batch=3, batch_in_epoch=3)
+    first = state.get_elapsed_duration()
+    state.timestamp = Timestamp(epoch=2, batch=11, batch_in_epoch=1)
+
+    assert 0.0 == first
+    assert 11 / 20 == state.get_elapsed_duration()
+
+
 def test_a_run_stopped_before_its_first_batch_is_done() -> None:
     state = make_state(max_duration="10ba")
     state.stop_training()

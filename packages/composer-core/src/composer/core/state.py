@@ -202,13 +202,40 @@ class State(StateLists, StateSaving):
             self._notify()
 
     def get_elapsed_duration(self) -> Time[float] | None:
-        """The fraction of the run that is done, as a `Time` in 'dur'; None if the run has no length."""
-        if self._max_duration is None:
-            return None
+        """Return the fraction of the run that is done, as a `Time` in 'dur'; None if the run has no length.
+
+        It advances with every batch, whatever the unit of `max_duration`. Within an epoch that needs the number of
+        batches per epoch: the length of the training loader, else the mean length of the epochs so far. While neither
+        is known, in the first epoch of a loader without a length, the fraction advances at the end of the epoch.
+        """
         limit = self._max_duration
+        if limit is None:
+            return None
         if not limit.value:  # training was stopped before its first batch
             return Time(1.0, TimeUnit.DURATION)
-        return Time(self.timestamp.get(limit.unit).value / limit.value, TimeUnit.DURATION)
+        now, length = self.timestamp, self.__iteration_length
+        if limit.unit is TimeUnit.EPOCH:
+            done, whole = self._count_epochs(now._epoch)
+        elif limit.unit is TimeUnit.ITERATION and length is not None and length.unit is TimeUnit.EPOCH:
+            done, whole = self._count_epochs(now._iteration * length.value + now._epoch_in_iteration)
+            whole *= length.value
+        elif limit.unit is TimeUnit.ITERATION and length is not None:
+            done, whole = now._iteration * length.value + min(now._token_in_iteration, length.value), length.value
+        elif limit.unit is TimeUnit.SECOND:
+            return Time(now._total_wct.total_seconds() / limit.value, TimeUnit.DURATION)
+        else:
+            done, whole = now._count(limit.unit), 1
+        # One division of whole numbers, so that 3 of 10 batches are exactly the float 0.3.
+        return Time(done / (limit.value * whole), TimeUnit.DURATION)
+
+    def _count_epochs(self, epochs: int) -> tuple[float, float]:
+        """Return the batches in a number of epochs and the current one, and the batches per epoch."""
+        now, length = self.timestamp, self._train_dataloader_len
+        if length is None and now._epoch:
+            length = (now._batch - now._batch_in_epoch) / now._epoch
+        if not length:
+            return epochs, 1
+        return epochs * length + min(now._batch_in_epoch, length), length
 
     def stop_training(self) -> None:
         """End the run after the current batch."""
@@ -239,6 +266,8 @@ class State(StateLists, StateSaving):
     @train_dataloader.setter
     def train_dataloader(self, value: Iterable[Any] | None) -> None:
         self._train_dataloader = value
+        # While an evaluation runs, another loader is the active one.
+        self._train_dataloader_len = None if value is None else length_of(value)
         hand_over_dataset_state(self)
 
     @property
@@ -262,7 +291,7 @@ class State(StateLists, StateSaving):
             raise RuntimeError("`dataloader_len` must be set together with a loader. Call `set_dataloader` first.")
         number, own = int(ensure_time(value, TimeUnit.BATCH)), length_of(self._dataloader)
         if number == -1:
-            self._dataloader_len = own
+            self._set_dataloader_len(own)
             return
         if own is not None and number > own:
             warnings.warn(
@@ -271,7 +300,12 @@ class State(StateLists, StateSaving):
                 stacklevel=2,
             )
             number = own
+        self._set_dataloader_len(number)
+
+    def _set_dataloader_len(self, number: int | None) -> None:
         self._dataloader_len = number
+        if self._dataloader is self._train_dataloader:
+            self._train_dataloader_len = number
 
     def set_dataloader(
         self,

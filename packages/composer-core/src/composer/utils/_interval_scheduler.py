@@ -77,8 +77,8 @@ def _regular_event(unit: Any, checkpoint_events: bool) -> Event:
 
 
 def _is_over(state: State) -> bool:
-    elapsed = state.get_elapsed_duration()
-    return elapsed is not None and elapsed.value >= 1.0
+    # Not by the elapsed fraction, which is 1 after the last batch of the last epoch, before that epoch is closed.
+    return state.max_duration is not None and state.timestamp >= state.max_duration
 
 
 def _has_passed(state: State, interval: Time[Any]) -> bool:
