@@ -229,26 +229,26 @@ def test_the_representation_is_the_constructor_call() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ema_start", "first"), [("0.0dur", 1), ("1ba", 1), ("3ba", 3), ("0.5dur", 4), ("1ep", 4), ("13sp", 4)]
+    ("ema_start", "first"), [("0.0dur", 1), ("1ba", 1), ("3ba", 3), ("0.5dur", 3), ("1ep", 4), ("13sp", 4)]
 )
 def test_the_average_starts_at_the_first_update_after_its_start(ema_start: str, first: int) -> None:
-    """Half of the run and the first epoch are over only after the EPOCH_END that follows batch 3."""
-    run = Run(ema := EMA(half_life="2ba", ema_start=ema_start)).fit()
+    """The first epoch is over only after the EPOCH_END that follows batch 3."""
+    run = Run(EMA(half_life="2ba", ema_start=ema_start)).fit()
 
-    torch.testing.assert_close(average_of(run.weights[first - 1 :], 2**-0.5), stored(ema))
+    torch.testing.assert_close(average_of(run.weights[first - 1 :], 2**-0.5), run.first_layer())
 
 
 def test_updates_are_made_every_interval() -> None:
-    run = Run(ema := EMA(half_life="2ba", update_interval="2ba")).fit()
+    run = Run(EMA(half_life="2ba", update_interval="2ba")).fit()
     seen = [run.weights[0], run.weights[1], run.weights[3], run.weights[5]]
 
-    torch.testing.assert_close(average_of(seen, 0.5), stored(ema))
+    torch.testing.assert_close(average_of(seen, 0.5), run.first_layer())
 
 
 def test_updates_can_be_made_every_epoch() -> None:
-    run = Run(ema := EMA(half_life="1ep")).fit()
+    run = Run(EMA(half_life="1ep")).fit()
 
-    torch.testing.assert_close(average_of([run.weights[2], run.weights[5]], 0.5), stored(ema))
+    torch.testing.assert_close(average_of([run.weights[2], run.weights[5]], 0.5), run.first_layer())
 
 
 def test_buffers_are_averaged_and_counters_copied() -> None:
@@ -269,7 +269,6 @@ def test_evaluations_see_the_averages() -> None:
 
     torch.testing.assert_close(average_of(run.weights, 2**-0.5), last_batch)
     assert torch.equal(last_batch, last_epoch)
-    assert torch.equal(run.weights[-1], run.first_layer())
 
 
 def test_evaluations_before_the_start_see_the_training_weights() -> None:
@@ -282,8 +281,11 @@ def test_evaluations_before_the_start_see_the_training_weights() -> None:
 @pytest.mark.parametrize("half_life", ["2ba", "1ep"])
 def test_training_is_not_changed_by_a_bit(half_life: str) -> None:
     plain = Run().fit()
-    averaged = Run(EMA(half_life=half_life), callbacks=[Saver(every_batch)]).fit()
+    averaged = Run(ema := EMA(half_life=half_life), callbacks=[Saver(every_batch)]).fit()
+    averages = copy.deepcopy(averaged.model.state_dict())
+    ema.get_training_model(averaged.model)
 
+    assert any(not torch.equal(averages[name], value) for name, value in averaged.model.state_dict().items())
     deep_compare(plain.state.state_dict()["optimizers"], averaged.state.state_dict()["optimizers"])
     deep_compare(plain.model.state_dict(), averaged.model.state_dict())
     deep_compare(plain.weights, averaged.weights)
@@ -305,8 +307,35 @@ def test_the_averages_are_in_the_model_only_where_they_belong() -> None:
     Run(ema, callbacks=[Saver(lambda state, event: event in ema.checkpoint_events), watcher]).fit()
     active = {event for event, with_averages in watcher.seen if with_averages}
 
-    assert {"eval_start", "batch_checkpoint", "epoch_checkpoint", "iteration_checkpoint"} == active
-    assert ("fit_end", False) == watcher.seen[-1]
+    assert {"eval_start", "batch_checkpoint", "epoch_checkpoint", "iteration_checkpoint", "fit_end"} == active
+
+
+def test_a_fit_ends_with_the_averages_and_another_goes_on_from_the_training_weights() -> None:
+    whole, run = Run(EMA(half_life="2ba")), Run(EMA(half_life="2ba"))
+    run.state.max_duration = f"{EPOCHS * BATCHES - 2}ba"
+    run.fit()
+    torch.testing.assert_close(average_of(run.weights, 2**-0.5), run.first_layer())
+    run._evaluate()
+    torch.testing.assert_close(average_of(run.weights, 2**-0.5), run.first_layer())
+    run.state.max_duration = f"{EPOCHS}ep"
+    run.fit()
+    whole.fit()
+
+    deep_compare(whole.weights, run.weights)
+    deep_compare(whole.model.state_dict(), run.model.state_dict())
+
+
+@pytest.mark.parametrize("event", ["before_dataloader", "batch_start", "epoch_start", "iteration_start", "fit_start"])
+def test_whatever_comes_after_a_checkpoint_finds_the_training_weights(event: str) -> None:
+    run = Run(ema := EMA(half_life="2ba"), callbacks=[Saver(every_batch)])
+    run.engine.run_event("fit_start")
+    for batch in run.batches[:2]:
+        run._batch(batch)
+    held = ema.ema_weights_active
+    run.engine.run_event(event)
+
+    assert held
+    assert torch.equal(run.weights[-1], run.first_layer())
 
 
 def test_the_averages_stay_out_where_nothing_is_saved() -> None:
@@ -314,25 +343,31 @@ def test_the_averages_stay_out_where_nothing_is_saved() -> None:
     watcher = Watcher(ema)
     Run(ema, callbacks=[Saver(lambda state, event: False), Saver("1ep"), watcher]).fit()
 
-    assert {"eval_start"} == {event for event, with_averages in watcher.seen if with_averages}
+    assert {"eval_start", "fit_end"} == {event for event, with_averages in watcher.seen if with_averages}
 
 
 def test_after_a_checkpoint_the_average_follows_the_training_weights() -> None:
     """The averages are in the model when EPOCH_END comes, at which they are updated."""
-    run = Run(ema := EMA(half_life="1ep"), callbacks=[Saver(every_batch)]).fit()
+    run = Run(EMA(half_life="1ep"), callbacks=[Saver(every_batch)]).fit()
 
-    torch.testing.assert_close(average_of([run.weights[2], run.weights[5]], 0.5), stored(ema))
+    torch.testing.assert_close(average_of([run.weights[2], run.weights[5]], 0.5), run.first_layer())
 
 
-def test_predictions_are_made_with_the_training_weights() -> None:
+def test_predictions_are_made_with_what_the_model_holds() -> None:
+    run = Run(EMA(half_life="2ba"))
+    run.engine.run_event("fit_start")
+    run._batch(run.batches[0])
+    run.engine.run_event("predict_start")
+    assert torch.equal(run.weights[-1], run.first_layer())
+
     run = Run(EMA(half_life="2ba")).fit()
     run.engine.run_event("predict_start")
-
-    assert torch.equal(run.weights[-1], run.first_layer())
+    torch.testing.assert_close(average_of(run.weights, 2**-0.5), run.first_layer())
 
 
 def test_either_set_of_weights_can_be_written_into_a_model() -> None:
     run, other = Run(ema := EMA(half_life="2ba")).fit(), SimpleConvModel(norm="batch")
+    run.engine.run_event("fit_start")
 
     assert other is ema.get_ema_model(other)
     assert torch.equal(stored(ema), other.conv1.weight)
@@ -390,7 +425,7 @@ def test_a_loaded_checkpoint_can_be_evaluated() -> None:
 
     assert torch.equal(expected.evaluated[-1], resumed.evaluated[0])
     assert torch.equal(expected.evaluated[-1], resumed.evaluated[1])
-    assert torch.equal(expected.weights[-1], resumed.first_layer())
+    assert torch.equal(expected.first_layer(), resumed.first_layer())
 
 
 def test_the_layout_of_the_saved_state() -> None:

@@ -37,6 +37,7 @@ from composer.utils import (
     ensure_folder_has_no_conflicting_files,
     format_name_with_dist,
     is_uri,
+    local_part,
     parse_uri,
 )
 
@@ -131,8 +132,11 @@ class CheckpointSaver(Callback):
         self.all_saved_checkpoints_to_timestamp: dict[str, Timestamp] = {}
         self.last_checkpoint_batch: Time[int] | None = None
         self.continues = False  # set by the Trainer: files left in the folder are this run's own
+        self.resumed_at: Time[int] | None = None  # set by the Trainer: the batch of the checkpoint the run goes on from
         self._last_path: str | None = None
         self._last_names: dict[str, str] = {}
+        self._last_fingerprint: tuple[Any, ...] = ()
+        self._evaluated = False  # since the last checkpoint
         self._writer = CheckpointWriter(asynchronous)
         self.remote_uploader: Any = None
         self._checked_types = False
@@ -227,7 +231,25 @@ class CheckpointSaver(Callback):
             self._save_checkpoint(state, logger)
         self._requested = False
 
+    def eval_end(self, state: State, logger: Logger) -> None:
+        self._evaluated = True
+
     def fit_end(self, state: State, logger: Logger) -> None:
+        self.flush()
+
+    def finalize(self, state: State, logger: Logger) -> None:
+        """Let the last checkpoint of a fit that has ended hold what the fit leaves in memory.
+
+        What happens after the last checkpoint event that saved, such as the end of an epoch, may still change the run.
+        The checkpoint is saved again then, under its name. To be called on every rank, when nothing changes any more.
+        """
+        now = state.timestamp.batch
+        if self.last_checkpoint_batch == now:
+            changed = self._last_fingerprint != _fingerprint(state) or (self._evaluated and state.save_metrics)
+            if any(dist.all_gather_object(changed)):
+                self._save_checkpoint(state, logger, again=True)
+        elif self.resumed_at == now:  # killed after its last checkpoint, the run has only repeated its end
+            self._save_checkpoint(state, logger)
         self.flush()
 
     def flush(self) -> None:
@@ -281,11 +303,14 @@ class CheckpointSaver(Callback):
             self._upload(path, self._last_names, logger, overwrite=True)
             self.flush()
 
-    def _save_checkpoint(self, state: State, logger: Logger) -> None:
-        """Save now. To be called on every rank."""
+    def _save_checkpoint(self, state: State, logger: Logger, again: bool = False) -> None:
+        """Save now; with `again` in place of the last checkpoint. To be called on every rank."""
         self._writer.wait()  # the one before is ranked and linked when it is there
         self.last_checkpoint_batch = state.timestamp.batch
-        path = self._last_path = pattern_of_run(state, self.filename).format(state)
+        self._last_fingerprint, self._evaluated = _fingerprint(state), False
+        if not again or self._last_path is None:
+            self._last_path = pattern_of_run(state, self.filename).format(state)
+        path = self._last_path
         # Registered first, so that the checkpoint lists itself, too.
         self.all_saved_checkpoints_to_timestamp[path] = state.timestamp
         self.best.consider(path, state)
@@ -296,11 +321,11 @@ class CheckpointSaver(Callback):
         if dist.get_global_rank() != 0:
             return
         self._warn_of_types(content)
-        names = self._last_names = self._names(state)
+        names = self._last_names = self._last_names if again else self._names(state)
         if sharded:
-            self._saved(path, names, logger)
+            self._saved(path, names, logger, again)
         else:
-            self._writer.write(content, path, lambda: self._saved(path, names, logger))
+            self._writer.write(content, path, lambda: self._saved(path, names, logger, again))
 
     def _names(self, state: State) -> dict[str, str]:
         """The names that belong to a checkpoint, as of now; it may be finished later."""
@@ -311,14 +336,14 @@ class CheckpointSaver(Callback):
         }
         return {key: part.format(state) for key, part in parts.items() if part is not None}
 
-    def _saved(self, path: str, names: dict[str, str], logger: Logger) -> None:
+    def _saved(self, path: str, names: dict[str, str], logger: Logger, again: bool) -> None:
         """Links, uploads and rotation, once the file is there."""
         if "latest" in names:
             point_link(Path(names["latest"]), Path(path))
             best = self.best.path
             if best is not None:
                 point_link(Path(names["latest"]).with_name(_best_name(Path(names["latest"]).name)), Path(best))
-        self._upload(path, names, logger, overwrite=self.overwrite or self.continues)
+        self._upload(path, names, logger, overwrite=again or self.overwrite or self.continues)
         if path not in self.saved_checkpoints:
             self.saved_checkpoints.append(path)
         self._rotate()
@@ -393,6 +418,14 @@ class CheckpointSaver(Callback):
 
 def _path(name: str | os.PathLike[str] | None, folder: str | None) -> PartialFilePath | None:
     return None if name is None else PartialFilePath(os.fspath(name), folder)
+
+
+def _fingerprint(state: State) -> tuple[Any, ...]:
+    """Return what tells, without reading them, whether time or weights have changed: torch counts writes to a tensor."""
+    now = state.timestamp
+    tensors = [local_part(tensor) for tensor in (*state.model.parameters(), *state.model.buffers())]
+    versions = tuple((id(tensor), tensor._version) for tensor in tensors if not tensor.is_inference())
+    return (now._iteration, now._epoch, now._batch, versions)
 
 
 def _best_name(latest: str) -> str:

@@ -202,6 +202,8 @@ def load_run(
         divide=divide,
     )
     state.run_name, state.load_path = name, options.path
+    if resumes and saver is not None:
+        saver.resumed_at = state.timestamp.batch
     now = state.timestamp
     what = "Weights" if options.weights_only else f"The run, at epoch {now._epoch} and batch {now._batch},"
     announce(f"{what} loaded from {options.path}.")

@@ -144,11 +144,19 @@ class RunPosition:
         self.state.timestamp = _timestamp(done["timestamp"])
         self.loader.load_state_dict(done["loader"], done["rng"])
         reproducibility.load_rng_state(done["rng"])
+        for label, values in done.get("metrics", {}).items():
+            _restore_computed(self.state.eval_metrics.get(label, {}), values)
         return True
 
     def complete(self, saver: CheckpointSaver | None, logger: Logger) -> None:
-        """Let the last checkpoint say that this call of `fit` has ended, so that a relaunch need not repeat its end."""
-        if saver is None or not saver.continues:
+        """Let the last checkpoint hold what this call of `fit` ends with.
+
+        In a run that is relaunched it also says that the call has ended, so that a relaunch need not repeat its end.
+        """
+        if saver is None:
+            return
+        saver.finalize(self.state, logger)
+        if not saver.continues:
             return
         state = self.state
         done = {
@@ -156,6 +164,7 @@ class RunPosition:
             "timestamp": state.timestamp.state_dict(),
             "loader": dist.all_gather_object(self.loader.state_dict()),
             "rng": reproducibility.get_rng_state(),
+            "metrics": {label: _computed(metrics) for label, metrics in state.eval_metrics.items()},
         }
         values = self._values()
 
@@ -173,6 +182,18 @@ def _timestamp(saved: dict[str, Any]) -> Timestamp:
     timestamp = Timestamp()
     timestamp.load_state_dict(saved)
     return timestamp
+
+
+def _computed(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Return the values that metrics of torchmetrics have computed, by name."""
+    return {name: m._computed for name, m in metrics.items() if getattr(m, "_computed", None) is not None}
+
+
+def _restore_computed(metrics: dict[str, Any], values: dict[str, Any]) -> None:
+    """Let metrics whose states were not saved answer `compute` with the saved value, until they are reset."""
+    for name in metrics.keys() & values.keys():
+        if not metrics[name].update_called:
+            metrics[name]._computed, metrics[name]._update_count = values[name], 1
 
 
 def _set_rate(group: dict[str, Any], rate: Any) -> None:

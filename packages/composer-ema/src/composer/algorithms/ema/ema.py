@@ -26,11 +26,11 @@ from composer.utils import unwrapped_model
 
 __all__ = ["EMA", "EMAParameters", "compute_ema"]
 
-# What may follow a checkpoint or ends an evaluation: whatever comes next must find the training weights.
+# Training goes on at these events, so whatever happens next must find the training weights.
 _RESTORING = frozenset(
     {
-        *(Event.BEFORE_DATALOADER, Event.BATCH_START, Event.EPOCH_START, Event.ITERATION_START),
-        *(Event.EVAL_END, Event.EPOCH_END, Event.ITERATION_END, Event.FIT_END),
+        *(Event.FIT_START, Event.ITERATION_START, Event.EPOCH_START, Event.BEFORE_DATALOADER, Event.BATCH_START),
+        *(Event.EPOCH_END, Event.ITERATION_END),
     }
 )
 
@@ -76,16 +76,19 @@ def compute_ema(model: torch.nn.Module, ema_model: torch.nn.Module | EMAParamete
 
 
 class EMA(Algorithm):
-    """Keeps an exponential moving average of the weights, and evaluates and saves that instead of the last weights.
+    """Keeps an exponential moving average of the weights, and evaluates, saves and ends with that.
 
-    After every `update_interval` the averages move towards the weights. They are swapped into the model at EVAL_START,
-    and at a checkpoint event if a checkpoint is saved then, and out again before anything else happens. The parameters
-    stay the same objects at the same addresses, and training is not changed by a bit.
+    After every `update_interval` the averages move towards the weights. They are swapped into the model for each
+    evaluation and each checkpoint, and out again before training goes on, which is not changed by a bit. When `fit` has
+    ended they stay in the model, as they are in its last checkpoint: `fit(); torch.save(model.state_dict())` saves the
+    averages. Another `fit` goes on from the training weights. The parameters stay the same objects at the same
+    addresses.
 
     **Events** INIT, FIT_START, PREDICT_START (storage); BATCH_END or EPOCH_END (update); EVAL_START, BATCH_CHECKPOINT,
-    EPOCH_CHECKPOINT, ITERATION_CHECKPOINT (averages in); EVAL_END and the first of ITERATION_START, EPOCH_START,
-    BEFORE_DATALOADER, BATCH_START, EPOCH_END, ITERATION_END, FIT_END (training weights back). **Reads** the model, the
-    timestamp, and the `save_interval(state, event)` of callbacks. **Writes** the model's weights, between the swaps.
+    EPOCH_CHECKPOINT, ITERATION_CHECKPOINT, FIT_END (averages in); EVAL_END after an evaluation that swapped them in, and
+    the first of FIT_START, ITERATION_START, EPOCH_START, BEFORE_DATALOADER, BATCH_START, EPOCH_END, ITERATION_END
+    (training weights back). **Reads** the model, the timestamp, and the `save_interval(state, event)` of callbacks.
+    **Writes** the model's weights, between the swaps and at the end.
     **Cost** memory for another set of trainable weights and buffers; one pass over them per update. **When not to use
     it** together with another method that averages weights.
 
@@ -114,8 +117,9 @@ class EMA(Algorithm):
         weights.
     Differs: no bias correction; averaging starts from the weights at the first update. Averages of bfloat16 and
         float16 weights are float32. Integer buffers are copied, not averaged. `smoothing` alone updates every batch; a
-        half-life of 0 averages nothing; `state_dict` works before INIT. The model never keeps the averages after a
-        fit, nor between two batches. Names do not depend on wrappers such as `DistributedDataParallel`.
+        half-life of 0 averages nothing; `state_dict` works before INIT. The model always holds the averages after a
+        fit that has come to its end, and never between two batches. Names do not depend on wrappers such as
+        `DistributedDataParallel`.
     """
 
     placement = Placement(
@@ -140,8 +144,11 @@ class EMA(Algorithm):
         self.serialized_attributes = ["ema_model", "ema_weights_active", "ema_started"]
         self.checkpoint_events = [Event.BATCH_CHECKPOINT, Event.EPOCH_CHECKPOINT, Event.ITERATION_CHECKPOINT]
         self.move_device_events = [Event.FIT_START, Event.EVAL_START, Event.PREDICT_START]
-        self.move_param_events = [Event.EVAL_START, *_RESTORING]
-        self.events = _RESTORING | {Event.INIT, self.update_event, *self.checkpoint_events, *self.move_device_events}
+        self.move_param_events = [Event.EVAL_START, Event.EVAL_END, Event.FIT_END, *_RESTORING]
+        self.events = frozenset(
+            {Event.INIT, self.update_event, *self.checkpoint_events, *self.move_device_events, *self.move_param_events}
+        )
+        self._swapped_for_evaluation = False
 
     @property
     def ema_weights_active(self) -> bool:
@@ -161,11 +168,13 @@ class EMA(Algorithm):
                 self.ema_model, self.ema_started = EMAParameters(state.model), True
             if self.ema_started and is_due(self.update_interval, state):
                 return True
-        if event in _RESTORING:
-            return self.ema_weights_active
+        if event is Event.EVAL_END:
+            return self._swapped_for_evaluation
         if event in self.checkpoint_events:
             return self.ema_started and _saves(event, state)
-        return self.ema_started and event in self.move_device_events
+        if event in self.move_device_events or event is Event.FIT_END:
+            return self.ema_started
+        return event in _RESTORING and self.ema_weights_active
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Store, update or swap."""
@@ -173,12 +182,16 @@ class EMA(Algorithm):
             self.ema_model, self.ema_started = EMAParameters(state.model), False
             return
         assert self.ema_model is not None, "INIT comes first"
-        if event in _RESTORING and self.ema_weights_active:
-            self.ema_model.swap_params(state.model)
         if event in self.move_device_events:
             self.ema_model.move_params_to_device(state.model)
-        if (event is Event.EVAL_START or event in self.checkpoint_events) and not self.ema_weights_active:
+        if event is Event.EVAL_END or (event in _RESTORING and self.ema_weights_active):
             self.ema_model.swap_params(state.model)
+            self._swapped_for_evaluation = False
+        swaps_in = event in (Event.EVAL_START, Event.FIT_END) or event in self.checkpoint_events
+        if swaps_in and not self.ema_weights_active:
+            self.ema_model.swap_params(state.model)
+            # After `fit`, an evaluation finds the averages in the model and leaves them there.
+            self._swapped_for_evaluation = event is Event.EVAL_START
         if event is self.update_event and is_due(self.update_interval, state):
             compute_ema(state.model, self.ema_model, self.smoothing)
 

@@ -18,6 +18,7 @@ from composer.core import (
     Event,
     Placement,
     State,
+    Time,
     TimeUnit,
 )
 from composer.loggers import Logger
@@ -26,20 +27,23 @@ __all__ = ["SWA"]
 
 _log = logging.getLogger(__name__)
 
+_WHOLE_RUN = Time(1.0, TimeUnit.DURATION)
+
 
 class SWA(Algorithm):
     """Averages the weights of late epochs, which lie around a better point than the last of them.
 
     From `swa_start` on, after every `update_interval`, the weights enter an equal average:
     `average <- average + (weights - average) / (n + 1)`. At the first such moment from `swa_end` on the average becomes
-    the model's weights, and training goes on from there, so that batch norm statistics follow. Whole batches are over
-    at these moments, so microbatches equal one batch.
+    the model's weights, and training goes on from there, so that batch norm statistics follow. If there is no such moment
+    before the end of the run, it becomes them at FIT_END. Whole batches are over at these moments, so microbatches equal
+    one batch.
 
     With `schedule_swa_lr` the learning rate goes from what it is to `swa_lr` in `anneal_steps` updates and stays there
     until `swa_end`, whatever the run's scheduler says.
 
-    **Events** INIT, FIT_START (checks), BATCH_END or EPOCH_END, with `schedule_swa_lr` both. **Reads** the weights, the
-    timestamp. **Writes** the weights, once; learning rates with `schedule_swa_lr`. **Cost** memory for another set of
+    **Events** INIT, FIT_START (checks), BATCH_END or EPOCH_END, with `schedule_swa_lr` both, FIT_END. **Reads** the
+    weights, the timestamp. **Writes** the weights, once; learning rates with `schedule_swa_lr`. **Cost** memory for another set of
     weights; one fused pass over them per update. **Compilation** static; nothing waits for the device. **When not to
     use it** together with another method that averages weights.
 
@@ -104,7 +108,7 @@ class SWA(Algorithm):
         self.match_event = Event.BATCH_END if self.update_interval.unit is TimeUnit.BATCH else Event.EPOCH_END
         # Schedulers of the run step before either event, and must not have the last word.
         self._acting = {Event.BATCH_END, Event.EPOCH_END} if schedule_swa_lr else {self.match_event}
-        self.events = frozenset({Event.INIT, Event.FIT_START, *self._acting})
+        self.events = frozenset({Event.INIT, Event.FIT_START, Event.FIT_END, *self._acting})
         self._reset()
 
     def _reset(self) -> None:
@@ -121,9 +125,11 @@ class SWA(Algorithm):
         )
 
     def match(self, event: Event, state: State) -> bool:
-        """At INIT and FIT_START, and from `swa_start` on until the average is in the model."""
+        """At INIT, FIT_START and FIT_END, and from `swa_start` on until the average is in the model."""
         if event in (Event.INIT, Event.FIT_START):
             return True
+        if event is Event.FIT_END:
+            return not self.swa_completed
         if event not in self._acting or self.swa_completed:
             return False
         return self.swa_started or (event is self.match_event and has_passed(self.swa_start, state))
@@ -135,6 +141,8 @@ class SWA(Algorithm):
         elif event is Event.FIT_START:
             if self.schedule_swa_lr and not self.swa_started:
                 check_run(state)
+        elif event is Event.FIT_END:
+            self._end_fit(state)
         else:
             if event is self.match_event:
                 self._advance(state)
@@ -154,6 +162,25 @@ class SWA(Algorithm):
         self.step_counter += 1
         if has_passed(self.swa_end, state):
             self._finish(state)
+
+    def _end_fit(self, state: State) -> None:
+        """Finish a run that had no update after `swa_end`; say so if that leaves the last weights in the model."""
+        is_over = has_passed(_WHOLE_RUN, state) or has_passed(self.swa_end, state)
+        if self.swa_started and is_over and self.swa_end.unit is TimeUnit.DURATION:
+            self._finish(state)
+        elif self.swa_started:
+            _log.warning(
+                "`fit` ended before `swa_end`, which is '%s': the model holds the last weights, not their average. Train "
+                "on, or make `swa_end` earlier.",
+                self.swa_end,
+            )
+        elif is_over and self.swa_end.unit is TimeUnit.DURATION:
+            _log.warning(
+                "`SWA` averaged nothing: no `update_interval` (%s) ended between `swa_start` (%s) and the end of the run. "
+                "Make either shorter.",
+                self.update_interval,
+                self.swa_start,
+            )
 
     def _annealing_from(self, lr: float) -> Annealing:
         return Annealing(lr, self.swa_lr, self.anneal_steps, self.anneal_strategy)

@@ -1,0 +1,179 @@
+"""What a run ends with: the weights in memory, in the newest checkpoint, and after a relaunch are the same.
+
+So are the metrics. Whatever algorithm acts, whenever checkpoints are saved, and whether or not the run was killed.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from algorithm_runs import (
+    ARGUMENTS,
+    CLASSES,
+    LANGUAGE,
+    LOWER_PRECISION,
+    Captioned,
+    Classifier,
+    captioned,
+    make,
+    noise,
+)
+from torch.utils.data import DataLoader
+from torchmetrics import MeanMetric
+from torchvision.transforms import ToTensor
+
+from composer import Trainer
+from composer.algorithms.warnings import NoEffectWarning, NotIntendedUseWarning
+from composer.checkpoint import read_checkpoint
+from composer.core import Callback, Precision, State
+from composer.loggers import Logger
+from composer.testing import deep_compare
+
+LENGTH = 3  # batches in an epoch
+INTERVALS = ["1ba", "4ba", "1ep", "1dur"]  # every batch, every few batches, every epoch, at the end only
+# Those whose last act comes with the end of an epoch or of the run, in a run of some length.
+LATE: dict[str, tuple[str, dict[str, Any], str]] = {
+    "EMA by epochs": ("EMA", {"half_life": "1ep"}, "2ep"),
+    "EMA, ending in mid-epoch": ("EMA", {"half_life": "2ba"}, "5ba"),
+    "SWA of batches": ("SWA", {"update_interval": "1ba"}, "4ep"),
+    "SWA of epochs": ("SWA", {"swa_start": "0.2dur"}, "3ep"),
+    "SWA, ending in mid-epoch": ("SWA", {"swa_start": "0.2dur"}, "5ba"),
+    "LayerFreezing": ("LayerFreezing", {"freeze_start": 0.0, "freeze_level": 1.0}, "2ep"),
+}
+CASES = {name: (name, ARGUMENTS.get(name, {}), "2ep") for name in sorted(CLASSES)} | LATE
+
+
+class Killed(Exception):
+    """The process is lost."""
+
+
+class Kill(Callback):
+    """Ends the process at the start of a batch."""
+
+    def __init__(self, batch: int | None) -> None:
+        self.batch = batch
+
+    def batch_start(self, state: State, logger: Logger) -> None:
+        if state.timestamp.batch == self.batch:
+            raise Killed
+
+
+class Measured(Classifier):
+    """With a metric that shows the slightest difference."""
+
+    def get_metrics(self, is_train: bool) -> dict[str, Any]:
+        return {"Mean": MeanMetric(nan_strategy=0.0)}
+
+    def update_metric(self, batch: Any, outputs: Any, metric: Any) -> None:
+        metric.update(outputs.float())
+
+
+class MeasuredCaptioned(Measured, Captioned):
+    """Both."""
+
+
+def launch(
+    case: str, folder: Path, interval: str, kill: int | None = None, callback: Callback | None = None, **options: Any
+) -> dict[str, Any]:
+    """Launch a run's program, and return what it ends with in memory and in its newest checkpoint."""
+    name, arguments, duration = CASES[case]
+    has_text = name in LANGUAGE
+    model = MeasuredCaptioned() if has_text else Measured()
+    keys = {"input_key": "image", "target_key": "label"} if has_text else {}
+    images, collate = noise(2 * LENGTH, ToTensor()), captioned if has_text else None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NoEffectWarning)
+        warnings.simplefilter("ignore", NotIntendedUseWarning)
+        trainer = Trainer(
+            model=model,
+            train_dataloader=DataLoader(images, batch_size=2, shuffle=True, collate_fn=collate),
+            eval_dataloader=DataLoader(images, batch_size=6, collate_fn=collate),
+            max_duration=duration,
+            optimizers=torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
+            algorithms=make(name, keys, arguments),
+            callbacks=Kill(kill) if callback is None else callback,
+            precision=Precision.AMP_BF16 if name in LOWER_PRECISION else Precision.FP32,
+            progress_bar=False,
+            device="cpu",
+            seed=1,
+            run_name="run",
+            save_folder=folder,
+            save_interval=interval,
+            **{"autoresume": True, **options},
+        )
+        trainer.fit()
+    state = trainer.state
+    found = {
+        "weights": {key: value.clone() for key, value in state.model.state_dict().items()},
+        "metrics": dict(state.eval_metric_values),
+        "computed": {key: metric.compute() for key, metric in state.eval_metrics["eval"].items()},
+        "batch": state.timestamp.batch.value,
+        "epoch": state.timestamp.epoch.value,
+        "algorithms": state.state_dict()["algorithms"],
+    }
+    trainer.close()
+    return found
+
+
+def weights_of(folder: Path) -> Any:
+    return read_checkpoint(folder / "latest-rank0.pt")["state"]["model"]
+
+
+@pytest.mark.parametrize("interval", INTERVALS)
+@pytest.mark.parametrize("case", CASES)
+def test_memory_file_and_relaunch_agree(case: str, interval: str, tmp_path: Path) -> None:
+    whole = launch(case, tmp_path / "whole", interval)
+    with pytest.raises(Killed):
+        launch(case, tmp_path / "killed", interval, kill=4)
+    resumed = launch(case, tmp_path / "killed", interval)
+
+    deep_compare(whole, resumed)
+    for folder in (tmp_path / "whole", tmp_path / "killed"):
+        deep_compare(whole["weights"], weights_of(folder))
+        deep_compare(whole, launch(case, folder, interval))
+
+
+@pytest.mark.parametrize("case", LATE)
+def test_a_run_killed_in_its_last_moments_ends_like_any_other(case: str, tmp_path: Path) -> None:
+    """After its last checkpoint is saved, but before what follows has happened."""
+    whole = launch(case, tmp_path / "whole", "1ba")
+    with pytest.raises(Killed):
+        launch(case, tmp_path / "killed", "1ba", callback=KillAtTheEnd(whole["batch"]))
+    resumed = launch(case, tmp_path / "killed", "1ba")
+
+    deep_compare(whole, resumed)
+    deep_compare(whole["weights"], weights_of(tmp_path / "killed"))
+    deep_compare(whole, launch(case, tmp_path / "killed", "1ba"))
+
+
+class KillAtTheEnd(Callback):
+    """Ends the process when the last batch was saved: at whatever comes next."""
+
+    def __init__(self, last: int) -> None:
+        self.last = last
+
+    def epoch_end(self, state: State, logger: Logger) -> None:
+        if state.timestamp.batch == self.last:
+            raise Killed
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        raise Killed
+
+
+@pytest.mark.parametrize("interval", INTERVALS)
+@pytest.mark.parametrize("case", LATE)
+def test_it_does_not_need_autoresume(case: str, interval: str, tmp_path: Path) -> None:
+    ended = launch(case, tmp_path, interval, autoresume=False)
+
+    deep_compare(ended["weights"], weights_of(tmp_path))
+
+
+@pytest.mark.parametrize("case", ["SWA of batches", "SWA, ending in mid-epoch"])
+def test_the_average_becomes_the_weights_of_the_model(case: str, tmp_path: Path) -> None:
+    (_, swa) = launch(case, tmp_path, "1dur")["algorithms"][0]
+
+    assert swa["swa_completed"]
