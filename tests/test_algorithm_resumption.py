@@ -116,6 +116,13 @@ def together(names: Sequence[str], **options: Any) -> Case:
 CASES = {name: together([name]) for name in sorted(CLASSES)}
 CASES |= {label: Case.of((name, {**ARGUMENTS.get(name, {}), **more})) for label, (name, more) in OTHERWISE.items()}
 CASES |= {
+    # It runs the model before BATCH_START, with whatever the others have set by then.
+    f"SelectiveBackprop of every batch and {name}": Case.of(
+        ("SelectiveBackprop", {"start": 0.0, "end": 1.0, "interrupt": 0}), (name, arguments_of(name))
+    )
+    for name in ("EMA", "GyroDropout", "StochasticDepth")
+}
+CASES |= {
     "all of vision": together(sorted(CLASSES.keys() - LANGUAGE - {"NoOpModel"})),
     "all that remember": together(STATEFUL),
     "microbatches": together(STATEFUL, device_train_microbatch_size=3),

@@ -202,6 +202,7 @@ def _steps(
     engine.run_event("fit_start")
     engine.run_event("epoch_start")
     for batch in batches:
+        engine.run_event("before_dataloader")
         state.batch = batch
         engine.run_event("after_dataloader")
         engine.run_event("batch_start")
