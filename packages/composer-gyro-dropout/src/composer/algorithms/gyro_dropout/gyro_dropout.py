@@ -86,10 +86,10 @@ class GyroDropout(Algorithm):
     at BATCH_START, the masks are selected that the progress of the run asks for, whatever the unit of its duration.
     Each microbatch is shared out among all selected masks, so microbatches do not equal one batch.
 
-    **Events** FIT_START, BEFORE_DATALOADER, BATCH_START. **Reads** `state.max_duration`, `state.timestamp`, `state.dataloader_len`.
-    **Writes** modules of `state.model`. **Cost** that of dropout, less the draw and the mask kept for the backward
-    pass. `tau` masks of the size of an example are in memory. **Compilation** static: new masks are drawn between
-    batches.
+    **Events** FIT_START, BEFORE_DATALOADER, BATCH_START. **Reads** `state.max_duration`, `state.timestamp`,
+    `state.dataloader_len`. **Writes** modules of `state.model`. **Cost** that of dropout, less the draw and the mask
+    kept for the backward pass. `tau` masks of the size of an example are in memory. **Compilation** static: new masks
+    are drawn between batches.
 
     Args:
         p: The probability to drop an element. None: that of each layer.
@@ -108,7 +108,7 @@ class GyroDropout(Algorithm):
         any size and runs any length.
     """
 
-    # Another algorithm may run the model between BEFORE_DATALOADER and BATCH_START; some loops announce only the latter.
+    # Others may run the model between BEFORE_DATALOADER and BATCH_START; some loops announce only the latter.
     events = frozenset({Event.FIT_START, Event.BEFORE_DATALOADER, Event.BATCH_START})
     placement = Placement(provides={REPLACES_DROPOUT})
 

@@ -98,7 +98,8 @@ class StochasticDepth(Algorithm):
     `min(elapsed / drop_warmup, 1)` of their final values. Each microbatch has draws of its own, so microbatches do not
     equal one batch.
 
-    **Events** INIT; BEFORE_DATALOADER and BATCH_START with a warm-up. **Reads** the elapsed time. **Writes** blocks of `state.model`.
+    **Events** INIT; BEFORE_DATALOADER and BATCH_START with a warm-up. **Reads** the elapsed time. **Writes** blocks of
+    `state.model`.
     **Cost** "block" saves the time of skipped blocks, on average half of `drop_rate` of them if it grows linearly;
     "sample" adds a multiplication per block. `DistributedDataParallel` must look for unused parameters with "block",
     as ranks skip different blocks. **Compilation** "sample" is static; "block" breaks the graph at each block, where it
@@ -128,7 +129,7 @@ class StochasticDepth(Algorithm):
         their final values when the warm-up ends.
     """
 
-    # Another algorithm may run the model between BEFORE_DATALOADER and BATCH_START; some loops announce only the latter.
+    # Others may run the model between BEFORE_DATALOADER and BATCH_START; some loops announce only the latter.
     events = frozenset({Event.INIT, Event.BEFORE_DATALOADER, Event.BATCH_START})
     placement = Placement(provides={REPLACES_BLOCKS})
 
