@@ -17,6 +17,8 @@ from composer.testing._models import SimpleModelWithDropout as SimpleModelWithDr
 from composer.testing._models import SimpleSegmentationModel as SimpleSegmentationModel
 from composer.testing._models import SimpleTransformerModel as SimpleTransformerModel
 from composer.testing._processes import run_on_ranks as run_on_ranks
+from composer.testing._resumption import ResumptionReport as ResumptionReport
+from composer.testing._resumption import assert_resumes_exactly as assert_resumes_exactly
 
 __all__ = [
     "AlgorithmContract",
@@ -28,11 +30,13 @@ __all__ = [
     "RandomImageDataset",
     "RandomSegmentationDataset",
     "RandomTextDataset",
+    "ResumptionReport",
     "SimpleConvModel",
     "SimpleModel",
     "SimpleModelWithDropout",
     "SimpleSegmentationModel",
     "SimpleTransformerModel",
+    "assert_resumes_exactly",
     "deep_compare",
     "run_on_ranks",
     "train_by_hand",

@@ -4,7 +4,7 @@ An epoch's order comes from generators, so a place is their states at the moment
 how much has been drawn since. To return, the states are set, the loader is iterated up to the place, and all
 generators get the states they had there. Nothing is done per batch.
 
-What a data set draws when it is first accessed, and keeps, is drawn again from the same generators; see `_first_access`.
+What a data set draws when it is first accessed, and keeps, is drawn again from the same states; see `_first_access`.
 
 Exact for loaders that draw the order of the data from generators nobody else draws from in mid-epoch; torch's samplers
 do. A data set that shuffles through the global generators while the model draws from the same ones is not.
