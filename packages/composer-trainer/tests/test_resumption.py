@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import random
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +29,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from composer.checkpoint._safe_load import _allowed
 from composer.core import Callback, DataSpec, Event, State, Timestamp
 from composer.loggers import Logger, LoggerDestination
+from composer.optim import ExponentialScheduler
 from composer.testing import SimpleModelWithDropout, deep_compare, run_on_ranks
 from composer.trainer import Trainer
 from composer.trainer._generators import generators_of, set_states, states_of
@@ -382,6 +385,61 @@ def test_what_a_run_is_evaluated_on_is_the_same_when_it_is_resumed(name: str) ->
         assert_same_end(whole, run().load(snapshot).fit())
     logged = [value for _, key, value in whole.journal.metrics if key == "metrics/eval/Mean"]
     assert 4 == len(logged)
+
+
+class Lost(BaseException):
+    """The process is lost."""
+
+
+class Loses(Callback):
+    """Loses the process at an event after the last batch."""
+
+    def __init__(self, event: Event | None) -> None:
+        self.event = event
+
+    def run_event(self, event: Event, state: State, logger: Logger) -> None:
+        if event is self.event and state.timestamp.batch == 12:
+            raise Lost
+
+
+@pytest.mark.parametrize("eval_interval", ["1ep", "6ba"])
+@pytest.mark.parametrize("save_interval", ["1ep", "1ba"])
+@pytest.mark.parametrize("event", [Event.EPOCH_END, Event.FIT_END])
+def test_a_run_killed_after_its_last_batch_still_ends_its_epoch_and_evaluates_once(
+    event: Event, save_interval: str, eval_interval: str, tmp_path: Path
+) -> None:
+    """A run in batches is over before its last epoch has ended."""
+
+    def end(folder: str, event: Event | None, seed: int) -> dict[str, Any]:
+        reproducibility.seed_all(seed)  # `Run` takes what is drawn before it begins
+        loaders = [DataLoader(Samples(all_globals), 4, shuffle=True) for _ in range(2)]
+        run = Run(
+            loaders[0],
+            schedulers=ExponentialScheduler(0.5),
+            step_schedulers_every_batch=False,
+            eval_dataloader=loaders[1],
+            eval_interval=eval_interval,
+            max_duration="12ba",
+            callbacks=[Loses(event)],
+            save_folder=tmp_path / folder,
+            save_interval=save_interval,
+            run_name="run",
+            autoresume=True,
+        )
+        with pytest.raises(Lost) if event is not None else nullcontext():
+            run.fit()
+        run.trainer.close()
+        return {
+            "model": run.state.model.state_dict(),
+            "rates": [group["lr"] for group in run.state.optimizers[0].param_groups],
+            "time": [getattr(run.state.timestamp, unit).value for unit in ("batch", "epoch", "sample")],
+            "rng": reproducibility.get_rng_state(),
+        }
+
+    whole = end("whole", None, 1)
+    end("killed", event, 1)
+
+    deep_compare(whole, end("killed", None, 2))
 
 
 @pytest.mark.parametrize("name", WITH_WORKERS)
