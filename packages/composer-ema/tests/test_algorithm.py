@@ -309,6 +309,48 @@ def test_the_averages_are_in_the_model_only_where_they_belong() -> None:
     assert ("fit_end", False) == watcher.seen[-1]
 
 
+@pytest.mark.parametrize(
+    "event",
+    [
+        Event.BEFORE_DATALOADER,
+        Event.BATCH_START,
+        Event.EPOCH_START,
+        Event.ITERATION_START,
+        Event.EPOCH_END,
+        Event.ITERATION_END,
+    ],
+)
+@pytest.mark.parametrize("checkpoint", [Event.BATCH_CHECKPOINT, Event.EPOCH_CHECKPOINT, Event.ITERATION_CHECKPOINT])
+def test_whatever_event_follows_a_checkpoint_finds_the_training_weights(checkpoint: Event, event: Event) -> None:
+    """A loop of one's own need not announce all of them."""
+    ema, model = EMA(half_life="1ba"), SimpleConvModel()
+    state = State(
+        model=model,
+        max_duration="2ep",
+        dataloader=[0],
+        algorithms=ema,
+        callbacks=Saver(lambda state, event: True),
+    )
+    engine = Engine(state)
+    for each in (Event.INIT, Event.FIT_START, Event.BATCH_START):
+        engine.run_event(each)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1)
+    state.timestamp = state.timestamp.to_next_batch(samples=4)
+    engine.run_event(Event.BATCH_END)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1)
+    expected = copy.deepcopy(model.state_dict())
+    engine.run_event(checkpoint)
+
+    assert ema.ema_weights_active
+    engine.run_event(event)
+    assert not ema.ema_weights_active
+    deep_compare(expected, model.state_dict())
+
+
 def test_the_averages_stay_out_where_nothing_is_saved() -> None:
     ema = EMA(half_life="2ba")
     watcher = Watcher(ema)

@@ -1,5 +1,10 @@
 """Helpers for the tests of algorithms, callbacks and training loops."""
 
+import sys as _sys
+
+if "pytest" in _sys.modules:
+    _sys.modules["pytest"].register_assert_rewrite("composer.testing._contract")
+
 from composer.testing._callbacks import EventCounterCallback as EventCounterCallback
 from composer.testing._compare import deep_compare as deep_compare
 from composer.testing._contract import AlgorithmContract as AlgorithmContract
