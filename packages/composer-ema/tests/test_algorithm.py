@@ -351,6 +351,19 @@ def test_whatever_event_follows_a_checkpoint_finds_the_training_weights(checkpoi
     deep_compare(expected, model.state_dict())
 
 
+def test_bringing_the_training_weights_back_between_two_updates_averages_nothing() -> None:
+    found = []
+    for save_interval in (every_batch, ""):
+        ema = EMA(half_life="2ep", update_interval="2ep")
+        torch.manual_seed(0)
+        run = Run(ema, callbacks=Saver(save_interval))
+        run.state.max_duration = Time.from_timestring("3ep")  # the last of which is no second one
+        run.fit()
+        found.append(stored(ema))
+
+    assert torch.equal(*found)
+
+
 def test_the_averages_stay_out_where_nothing_is_saved() -> None:
     ema = EMA(half_life="2ba")
     watcher = Watcher(ema)
