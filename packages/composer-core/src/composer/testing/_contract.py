@@ -97,7 +97,7 @@ class AlgorithmContract:
             f"`{name}.events` must be a set of the events it acts at, got {named!r}. Write for example "
             f"`events = frozenset({{Event.BATCH_END}})`, so that it is not asked at all others."
         )
-        others = [event for event in Event if event not in named and algorithm.match(event, state)]
+        others = [event for event in Event if event not in (named or ()) and algorithm.match(event, state)]
         assert not others, (
             f"`{name}.match` must be False at events that `events` does not name, but is True at {others}."
         )
