@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -163,6 +164,14 @@ def together(session: nox.Session) -> None:
     callbacks = WORKSPACE.outside(WORKSPACE["composer-callbacks"].test_dependencies)  # one needs more than it declares
     _install(session, NAMES, *TEST_TOOLS, *TOOL_TOOLS, *IMPORT_TOOLS, *BENCH_TOOLS, *callbacks)
     _pytest(session, "tests", "--ignore=tests/test_docs.py")
+
+
+@nox.session
+def chaos(session: nox.Session) -> None:
+    """Kill and resume runs with all pairs of algorithms, 200 triples and 40 SIGKILLs, and compare (`-- --help`)."""
+    _install(session, NAMES, *TOOL_TOOLS)
+    paths = os.pathsep.join(("tests", "."))
+    session.run("python", "-m", "chaos", *session.posargs, env={"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"})
 
 
 @nox.session(tags=["ci"])

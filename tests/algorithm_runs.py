@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from torchmetrics import MeanMetric
+from torchmetrics.classification import MulticlassAccuracy
 from torchvision.datasets import VisionDataset
 from torchvision.models.resnet import Bottleneck
 from torchvision.transforms import ToTensor
@@ -36,6 +38,23 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "SeqLengthWarmup": {"duration": 0.5, "min_seq_length": 8, "max_seq_length": 16},
     "SqueezeExcite": {"min_channels": 4},
     "StochasticDepth": {"target_layer_name": "ResNetBottleneck", "drop_rate": 0.5},
+}
+# What differs from the arguments of a run of three batches, so that an algorithm acts before, at and after each death.
+LONGER: dict[str, dict[str, Any]] = {
+    "EMA": {"half_life": "4ba", "ema_start": "2ba"},
+    "GyroDropout": {"p": 0.25, "sigma": 16, "tau": 4},  # other masks every three batches
+    "LayerFreezing": {"freeze_start": 0.0, "freeze_level": 1.0},
+    "ProgressiveResizing": {"mode": "crop", "delay_fraction": 0.1, "finetune_fraction": 0.1, "size_increment": 2},
+    "SWA": {
+        "swa_start": "0.1dur",
+        "swa_end": "0.8dur",
+        "update_interval": "1ba",
+        "schedule_swa_lr": True,
+        "swa_lr": 0.5,
+    },
+    "SelectiveBackprop": {"start": 0.0, "end": 0.9, "interrupt": 3},
+    "SeqLengthWarmup": {"duration": 0.9, "min_seq_length": 4, "max_seq_length": 16, "step_size": 3},
+    "StochasticDepth": {"target_layer_name": "ResNetBottleneck", "drop_rate": 0.9, "drop_warmup": "9ba"},
 }
 LANGUAGE = {"Alibi", "GatedLinearUnits", "SeqLengthWarmup"}
 Norm = Callable[[int], torch.nn.Module]
@@ -138,12 +157,35 @@ class Captioned(Classifier):
         return soft_cross_entropy(outputs, batch["label"], *args, **kwargs)
 
 
+class Measured(Classifier):
+    """With metrics, one of which shows the slightest difference."""
+
+    def get_metrics(self, is_train: bool) -> dict[str, Any]:
+        return {
+            "Accuracy": MulticlassAccuracy(num_classes=4, average="micro", validate_args=False),
+            "Mean": MeanMetric(nan_strategy=0.0),
+        }
+
+    def update_metric(self, batch: Any, outputs: Any, metric: Any) -> None:
+        target = batch["label"].argmax(1) if isinstance(batch, dict) else batch[1]
+        metric.update(*((outputs.float(),) if isinstance(metric, MeanMetric) else (outputs, target)))
+
+
+class MeasuredCaptioned(Measured, Captioned):
+    """Both."""
+
+
 def captioned(examples: list[tuple[torch.Tensor, int]]) -> dict[str, torch.Tensor]:
     images, labels = torch.utils.data.default_collate(examples)
     text = torch.arange(16).repeat(len(labels), 1).add(labels[:, None]).remainder(32)
     dense = torch.nn.functional.one_hot(labels, 4).float()
     # The text is first: its length is that of the batch.
     return {"input_ids": text, "attention_mask": torch.ones_like(text), "image": images, "label": dense}
+
+
+def arguments_of(name: str) -> dict[str, Any]:
+    """Return the arguments of an algorithm for a run of about nine batches."""
+    return LONGER.get(name, ARGUMENTS.get(name, {}))
 
 
 def make(name: str, keys: dict[str, str], arguments: dict[str, Any] | None = None) -> Algorithm:

@@ -21,16 +21,15 @@ from algorithm_runs import (
     CLASSES,
     LANGUAGE,
     LOWER_PRECISION,
-    Captioned,
-    Classifier,
+    Measured,
+    MeasuredCaptioned,
+    arguments_of,
     captioned,
     choose,
     make,
     noise,
 )
 from torch.utils.data import DataLoader
-from torchmetrics import MeanMetric
-from torchmetrics.classification import MulticlassAccuracy
 from torchvision.transforms import Compose, RandomCrop, RandomHorizontalFlip, ToTensor
 
 from composer import Trainer
@@ -47,23 +46,6 @@ DEATHS = (3, 6)  # in mid-epoch: at the start of the batch of this number, count
 WHOLE = -1
 # Wall-clock times and paths.
 OF_THIS_RUN = ["total_wct", "iteration_wct", "epoch_wct", "batch_wct", "all_saved_checkpoints_to_timestamp"]
-# What differs from the arguments of a run of three batches, so that an algorithm acts before, at and after each death.
-LONGER: dict[str, dict[str, Any]] = {
-    "EMA": {"half_life": "4ba", "ema_start": "2ba"},
-    "GyroDropout": {"p": 0.25, "sigma": 16, "tau": 4},  # other masks every three batches
-    "LayerFreezing": {"freeze_start": 0.0, "freeze_level": 1.0},
-    "ProgressiveResizing": {"mode": "crop", "delay_fraction": 0.1, "finetune_fraction": 0.1, "size_increment": 2},
-    "SWA": {
-        "swa_start": "0.1dur",
-        "swa_end": "0.8dur",
-        "update_interval": "1ba",
-        "schedule_swa_lr": True,
-        "swa_lr": 0.5,
-    },
-    "SelectiveBackprop": {"start": 0.0, "end": 0.9, "interrupt": 3},
-    "SeqLengthWarmup": {"duration": 0.9, "min_seq_length": 4, "max_seq_length": 16, "step_size": 3},
-    "StochasticDepth": {"target_layer_name": "ResNetBottleneck", "drop_rate": 0.9, "drop_warmup": "9ba"},
-}
 OTHERWISE: dict[str, tuple[str, dict[str, Any]]] = {
     "ColOut of the data set": ("ColOut", {"batch": False}),
     "EMA by epochs": ("EMA", {"smoothing": 0.5, "half_life": None, "update_interval": "1ep"}),
@@ -105,16 +87,19 @@ class Case:
         return {name for name, _ in self.algorithms}
 
 
-def arguments_of(name: str) -> dict[str, Any]:
-    return LONGER.get(name, ARGUMENTS.get(name, {}))
-
-
 def together(names: Sequence[str], **options: Any) -> Case:
     return Case.of(*((name, arguments_of(name)) for name in choose(names)), **options)
 
 
 CASES = {name: together([name]) for name in sorted(CLASSES)}
 CASES |= {label: Case.of((name, {**ARGUMENTS.get(name, {}), **more})) for label, (name, more) in OTHERWISE.items()}
+CASES |= {
+    # It runs the model before BATCH_START, with whatever the others have set by then.
+    f"SelectiveBackprop of every batch and {name}": Case.of(
+        ("SelectiveBackprop", {"start": 0.0, "end": 1.0, "interrupt": 0}), (name, arguments_of(name))
+    )
+    for name in ("EMA", "GyroDropout", "StochasticDepth")
+}
 CASES |= {
     "all of vision": together(sorted(CLASSES.keys() - LANGUAGE - {"NoOpModel"})),
     "all that remember": together(STATEFUL),
@@ -146,24 +131,6 @@ class Journal(LoggerDestination):
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         self.logged |= {(step, name): torch.as_tensor(value).clone() for name, value in metrics.items()}
-
-
-class Measured(Classifier):
-    """With metrics, one of which shows the slightest difference."""
-
-    def get_metrics(self, is_train: bool) -> dict[str, Any]:
-        return {
-            "Accuracy": MulticlassAccuracy(num_classes=4, average="micro", validate_args=False),
-            "Mean": MeanMetric(nan_strategy=0.0),
-        }
-
-    def update_metric(self, batch: Any, outputs: Any, metric: Any) -> None:
-        target = batch["label"].argmax(1) if isinstance(batch, dict) else batch[1]
-        metric.update(*((outputs.float(),) if isinstance(metric, MeanMetric) else (outputs, target)))
-
-
-class MeasuredCaptioned(Measured, Captioned):
-    """Both."""
 
 
 def train(case: Case, folder: Path, logged: dict[Any, Any], death: int | None, number: int) -> Trainer:
@@ -371,6 +338,13 @@ def test_what_the_model_needs_is_applied_though_it_is_not_listed(tmp_path: Path)
         ends = go_on(["BlurPool", "GyroDropout", "SAM"], ["SAM"], tmp_path)
 
     assert {"BlurPool", "GyroDropout"} == {str(warning.message).split("`")[1].partition("(")[0] for warning in seen}
+    assert_same(*ends, "files")
+
+
+def test_what_should_have_come_before_a_listed_one_is_applied_before_it(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="^Automatically adding required_on_load algorithm `BlurPool"):
+        ends = go_on(["BlurPool", "EMA"], ["EMA"], tmp_path)
+
     assert_same(*ends, "files")
 
 

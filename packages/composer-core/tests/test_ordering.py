@@ -154,6 +154,30 @@ def test_an_algorithm_that_did_not_act_at_before_keeps_its_declared_order_at_aft
     assert run(algorithms, *LOSS) == ["pruner", "mixer"]
 
 
+def test_what_no_declaration_orders_is_reversed_beside_a_declared_order() -> None:
+    """The first in is the last out, except for the two whose order is declared."""
+    algorithms = [
+        Acting("prunes", [Event.AFTER_LOSS], PRUNER),
+        Acting("mixes", [Event.AFTER_LOSS], MIXER),
+        *(Acting(name, [Event.AFTER_LOSS]) for name in "AB"),
+    ]
+
+    assert ["B", "A", "prunes", "mixes"] == run(algorithms, Event.AFTER_LOSS)
+    assert ["B", "A", "prunes", "mixes"] == run(algorithms, Event.FIT_END, Event.AFTER_LOSS)
+
+
+def test_what_passes_of_the_user_reversed_at_before_is_undone_in_the_reverse_of_that() -> None:
+    algorithms = [
+        Acting("prunes", [Event.AFTER_LOSS], PRUNER),
+        Acting("mixes", [Event.AFTER_LOSS], MIXER),
+        *(Acting(name, LOSS) for name in "AB"),
+    ]
+    ordering = Ordering(algorithms)
+
+    assert (3, 2, 0, 1) == ordering.backward((0, 1, 2, 3), (2, 3))
+    assert (2, 3, 0, 1) == ordering.backward((0, 1, 2, 3), (3, 2))
+
+
 def test_ties_keep_the_users_order() -> None:
     later = Placement(after={ADDS_NORMS})
     algorithms = [

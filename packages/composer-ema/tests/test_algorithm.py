@@ -338,6 +338,61 @@ def test_whatever_comes_after_a_checkpoint_finds_the_training_weights(event: str
     assert torch.equal(run.weights[-1], run.first_layer())
 
 
+@pytest.mark.parametrize(
+    "event",
+    [
+        Event.BEFORE_DATALOADER,
+        Event.BATCH_START,
+        Event.EPOCH_START,
+        Event.ITERATION_START,
+        Event.EPOCH_END,
+        Event.ITERATION_END,
+    ],
+)
+@pytest.mark.parametrize("checkpoint", [Event.BATCH_CHECKPOINT, Event.EPOCH_CHECKPOINT, Event.ITERATION_CHECKPOINT])
+def test_whatever_event_follows_a_checkpoint_finds_the_training_weights(checkpoint: Event, event: Event) -> None:
+    """A loop of one's own need not announce all of them."""
+    ema, model = EMA(half_life="1ba"), SimpleConvModel()
+    state = State(
+        model=model,
+        max_duration="2ep",
+        dataloader=[0],
+        algorithms=ema,
+        callbacks=Saver(lambda state, event: True),
+    )
+    engine = Engine(state)
+    for each in (Event.INIT, Event.FIT_START, Event.BATCH_START):
+        engine.run_event(each)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1)
+    state.timestamp = state.timestamp.to_next_batch(samples=4)
+    engine.run_event(Event.BATCH_END)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1)
+    expected = copy.deepcopy(model.state_dict())
+    engine.run_event(checkpoint)
+
+    assert ema.ema_weights_active
+    engine.run_event(event)
+    assert not ema.ema_weights_active
+    deep_compare(expected, model.state_dict())
+
+
+def test_bringing_the_training_weights_back_between_two_updates_averages_nothing() -> None:
+    found = []
+    for save_interval in (every_batch, ""):
+        ema = EMA(half_life="2ep", update_interval="2ep")
+        torch.manual_seed(0)
+        run = Run(ema, callbacks=Saver(save_interval))
+        run.state.max_duration = Time.from_timestring("3ep")  # the last of which is no second one
+        run.fit()
+        found.append(stored(ema))
+
+    assert torch.equal(*found)
+
+
 def test_the_averages_stay_out_where_nothing_is_saved() -> None:
     ema = EMA(half_life="2ba")
     watcher = Watcher(ema)

@@ -293,3 +293,20 @@ def test_strategies_have_several_names() -> None:
     assert ["linear", "linear", "cos", "cos"] == [
         SWA(anneal_strategy=name).anneal_strategy for name in ("LINEAR", "lin", "cos", "cosine")
     ]
+
+
+def test_once_the_average_is_in_the_model_training_goes_on_undisturbed() -> None:
+    model = torch.nn.Linear(1, 1, bias=False)
+    swa = SWA(swa_start="0.1dur", swa_end="0.5dur", update_interval="1ba")
+    state = State(model=model, max_duration="8ba", dataloader=[0] * 8, algorithms=swa)
+    engine = Engine(state)
+    engine.run_event("init")
+    engine.run_event("fit_start")
+    found = []
+    for batch in range(1, 9):
+        torch.nn.init.constant_(model.weight, batch)
+        state.timestamp = state.timestamp.to_next_batch(samples=1)
+        engine.run_event("batch_end")
+        found.append(model.weight.item())
+
+    assert [1.0, 2.0, 3.0, 2.5, 5.0, 6.0, 7.0, 8.0] == found

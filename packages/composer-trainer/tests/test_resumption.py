@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import random
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,11 +23,13 @@ from torch.utils.data import (
     RandomSampler,
     WeightedRandomSampler,
 )
+from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 
 from composer.checkpoint._safe_load import _allowed
 from composer.core import Callback, DataSpec, Event, State, Timestamp
 from composer.loggers import Logger, LoggerDestination
+from composer.optim import ExponentialScheduler
 from composer.testing import SimpleModelWithDropout, deep_compare, run_on_ranks
 from composer.trainer import Trainer
 from composer.trainer._generators import generators_of, set_states, states_of
@@ -131,6 +135,77 @@ def batches() -> list[Any]:
     return list(DataLoader(Samples(), 4))
 
 
+class DrawnAtFirst(Samples):
+    """Keeps what it draws when it is first accessed, and a generator that is seeded then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: float | None = None
+        self.generator: Any = None
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.kept is None:
+            self.kept, self.generator = all_globals(), np.random.default_rng(np.random.randint(99))  # noqa: NPY002
+        x, y = super().__getitem__(index)
+        return x + torch.tensor([0.0, self.kept + self.generator.random()]), y
+
+
+class LengthDrawnAtFirst(Samples):
+    """Has between 13 and 16 samples, which is drawn when it is first asked for."""
+
+    def __len__(self) -> int:
+        if self.size == 16:
+            self.size -= int(torch.randint(1, 4, ()))
+        return self.size
+
+
+class OrderDrawnAtFirst:
+    """A sampler with one random order for all epochs."""
+
+    def __init__(self) -> None:
+        self.order: list[int] = []
+
+    def __len__(self) -> int:
+        return 16
+
+    def __iter__(self) -> Iterator[int]:
+        self.order = self.order or torch.randperm(16).tolist()
+        return iter(self.order)
+
+
+class StreamDrawnAtFirst(Stream):
+    """A stream that keeps what it draws when it is first iterated."""
+
+    kept: float | None = None
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        if self.kept is None:
+            self.kept = all_globals()
+        for x, y in super().__iter__():
+            yield x + torch.tensor([0.0, self.kept]), y
+
+
+class LoaderDrawnAtFirst:
+    """A loader of one's own with batches that are drawn when it is first iterated."""
+
+    kept: torch.Tensor | None = None
+
+    def __len__(self) -> int:
+        return 4
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.kept is None:
+            self.kept = torch.rand(4, 4, 2) + all_globals()
+        for x in self.kept:
+            yield x, torch.tensor([0, 1, 0, 1])
+
+
+def seeded_length() -> Any:
+    """Whoever makes a loader accesses its length before there is a run: the program seeds that."""
+    torch.manual_seed(6)
+    return DataLoader(LengthDrawnAtFirst(), 4, shuffle=True)
+
+
 LOADERS: dict[str, Callable[[], Any]] = {
     "shuffle": lambda: DataLoader(Samples(), 4, shuffle=True),
     "own generator": lambda: DataLoader(Samples(), 4, shuffle=True, generator=generator()),
@@ -148,6 +223,11 @@ LOADERS: dict[str, Callable[[], Any]] = {
     "stream": lambda: DataLoader(Stream(), 4),
     "list": batches,
     "own state": KeepsItsPlace,
+    "drawn at first": lambda: DataLoader(DrawnAtFirst(), 4, shuffle=True),
+    "length drawn at first": seeded_length,
+    "order drawn at first": lambda: DataLoader(Samples(all_globals), 4, sampler=OrderDrawnAtFirst()),
+    "stream drawn at first": lambda: DataLoader(StreamDrawnAtFirst(), 4),
+    "loader drawn at first": LoaderDrawnAtFirst,
 }
 WITH_WORKERS: dict[str, Callable[[], Any]] = {
     "workers": lambda: DataLoader(Samples(all_globals), 4, shuffle=True, num_workers=2),
@@ -285,6 +365,83 @@ def test_a_resumed_run_equals_the_uninterrupted_one(name: str) -> None:
         deep_compare(ends, reproducibility.get_rng_state())
 
 
+EVALUATED: dict[str, Callable[[], Any]] = {
+    name: LOADERS[name] for name in ("drawn at first", "own generator", "own transform", "loader drawn at first")
+}
+
+
+@pytest.mark.parametrize("name", EVALUATED)
+def test_what_a_run_is_evaluated_on_is_the_same_when_it_is_resumed(name: str) -> None:
+    def run(*when: str) -> Run:
+        loader = DataLoader(Samples(), 4, shuffle=True)
+        options: dict[str, Any] = {"eval_dataloader": EVALUATED[name](), "eval_interval": "3ba"}
+        made = Run(loader, *when, seed=0 if when else 99, **options)
+        made.state.train_metrics, made.state.eval_metrics["eval"] = {}, {"Mean": MeanMetric()}
+        made.trainer._model.update_metric = lambda batch, outputs, metric: metric.update(batch[0])  # type: ignore[method-assign]
+        return made
+
+    whole = run("2ba", "4ba", "1ep", "7ba").fit()
+    for snapshot in whole.snapshots.taken:
+        assert_same_end(whole, run().load(snapshot).fit())
+    logged = [value for _, key, value in whole.journal.metrics if key == "metrics/eval/Mean"]
+    assert 4 == len(logged)
+
+
+class Lost(BaseException):
+    """The process is lost."""
+
+
+class Loses(Callback):
+    """Loses the process at an event after the last batch."""
+
+    def __init__(self, event: Event | None) -> None:
+        self.event = event
+
+    def run_event(self, event: Event, state: State, logger: Logger) -> None:
+        if event is self.event and state.timestamp.batch == 12:
+            raise Lost
+
+
+@pytest.mark.parametrize("eval_interval", ["1ep", "6ba"])
+@pytest.mark.parametrize("save_interval", ["1ep", "1ba"])
+@pytest.mark.parametrize("event", [Event.EPOCH_END, Event.FIT_END])
+def test_a_run_killed_after_its_last_batch_still_ends_its_epoch_and_evaluates_once(
+    event: Event, save_interval: str, eval_interval: str, tmp_path: Path
+) -> None:
+    """A run in batches is over before its last epoch has ended."""
+
+    def end(folder: str, event: Event | None, seed: int) -> dict[str, Any]:
+        reproducibility.seed_all(seed)  # `Run` takes what is drawn before it begins
+        loaders = [DataLoader(Samples(all_globals), 4, shuffle=True) for _ in range(2)]
+        run = Run(
+            loaders[0],
+            schedulers=ExponentialScheduler(0.5),
+            step_schedulers_every_batch=False,
+            eval_dataloader=loaders[1],
+            eval_interval=eval_interval,
+            max_duration="12ba",
+            callbacks=[Loses(event)],
+            save_folder=tmp_path / folder,
+            save_interval=save_interval,
+            run_name="run",
+            autoresume=True,
+        )
+        with pytest.raises(Lost) if event is not None else nullcontext():
+            run.fit()
+        run.trainer.close()
+        return {
+            "model": run.state.model.state_dict(),
+            "rates": [group["lr"] for group in run.state.optimizers[0].param_groups],
+            "time": [getattr(run.state.timestamp, unit).value for unit in ("batch", "epoch", "sample")],
+            "rng": reproducibility.get_rng_state(),
+        }
+
+    whole = end("whole", None, 1)
+    end("killed", event, 1)
+
+    deep_compare(whole, end("killed", None, 2))
+
+
 @pytest.mark.parametrize("name", WITH_WORKERS)
 def test_augmentation_in_worker_processes_goes_on_where_it_was(name: str) -> None:
     whole = Run(WITH_WORKERS[name](), "2ba", "1ep", max_duration="2ep").fit()
@@ -340,7 +497,7 @@ def test_skipped_samples_are_neither_loaded_nor_transformed(caplog: pytest.LogCa
     data = Samples()
     Run(DataLoader(data, 4, shuffle=True)).load(whole.snapshots.taken[0]).fit()
 
-    assert 5 * 4 == data.calls
+    assert (5 + 1) * 4 == data.calls  # the run's first batch again, as the data set may keep what it draws then
     assert "once more" not in caplog.text
 
 

@@ -40,6 +40,9 @@ def add_required(
 ) -> None:
     """Add what the saved run needed and this one lacks to `state.algorithms`, and apply what acts at INIT.
 
+    If the declared order puts one of them before an algorithm that has acted at INIT, the model gets its structure of
+    before INIT again, and all of them act in that order.
+
     Args:
         state: The state that is being loaded into.
         saved: The saved state. An `algorithms` that is no list, as in very old files, is ignored.
@@ -49,8 +52,8 @@ def add_required(
 
     Raises:
         ModuleNotFoundError: The package of such an algorithm is not installed.
-        ValueError: It cannot be added: it should have acted before one that has acted already, contradicts one, or
-            fails when it is applied; or the model is wrapped already.
+        ValueError: It cannot be added: it contradicts one, or fails when it is applied; the model is wrapped already;
+            or it should have acted before one that has acted already, and training has begun or the model is sharded.
     """
     entries = saved.get("algorithms")
     if not isinstance(entries, list):
@@ -60,13 +63,17 @@ def add_required(
     added = [algorithm for algorithm in missing if algorithm is not None]
     if not added:
         return
-    acting = _order(state, live, added, passes)
+    order = _order(state, live, added, passes)
+    acting = [algorithm for algorithm in order if _is_among(algorithm, added)]
     if acting and state.is_model_ddp:
         raise ValueError(
             f"{_listed(acting)} of the checkpoint cannot be applied to a model that is wrapped in "
             f"`DistributedDataParallel`, which would not exchange the gradients of new parameters. "
             f"Load before wrapping."
         )
+    out_of_order = order[len(order) - len(acting) :] != acting
+    if out_of_order:
+        _check_restorable(state, order, added)
     for algorithm in added:
         warnings.warn(
             f"Automatically adding required_on_load algorithm `{algorithm!r}`: the checkpoint was saved with it. List "
@@ -74,7 +81,27 @@ def add_required(
             f"`load_exclude_algorithms=['{type(algorithm).__name__}']`.",
             stacklevel=5,
         )
-    _apply(state, added, acting, logger)
+    if out_of_order:
+        assert state._before_init is not None
+        state._before_init.restore(state)
+    _apply(state, added, order if out_of_order else acting, logger)
+    state._before_init = None
+
+
+def _is_among(algorithm: Algorithm, others: Sequence[Algorithm]) -> bool:
+    return any(algorithm is other for other in others)
+
+
+def _check_restorable(state: State, order: Sequence[Algorithm], added: Sequence[Algorithm]) -> None:
+    """Raise ValueError unless what the run's algorithms did to the model at INIT can be undone."""
+    if state._before_init is not None and state._before_init.can_restore(state):
+        return
+    first = next(i for i, algorithm in enumerate(order) if _is_among(algorithm, added))
+    late = [algorithm for algorithm in order[first:] if not _is_among(algorithm, added)]
+    raise ValueError(
+        f"{_listed([order[first]])} of the checkpoint must act before {_listed(late)}, which has acted already. "
+        f"{_way_out(added)}"
+    )
 
 
 def _missing(name: str, own: dict[str, Any], live: Sequence[Algorithm]) -> Algorithm | None:
@@ -126,10 +153,8 @@ def _installed(name: str) -> type[Algorithm] | None:
     )
 
 
-def _order(
-    state: State, live: Sequence[Algorithm], added: Sequence[Algorithm], extra: PassInput
-) -> Sequence[Algorithm]:
-    """What is added and acts at INIT, in order; it must come after what has acted."""
+def _order(state: State, live: Sequence[Algorithm], added: Sequence[Algorithm], extra: PassInput) -> list[Algorithm]:
+    """Return all algorithms that act at INIT, in order."""
     everyone = [*live, *added]
     try:
         placed = [everyone[i] for i in Ordering(everyone).forward]
@@ -144,15 +169,7 @@ def _order(
     for algorithm_pass in passes:
         if algorithm_pass is not warn_on_discouraged:  # the engine warns when it sees what was added
             order = algorithm_pass(order, Event.INIT)
-    new = {id(algorithm) for algorithm in added}
-    for i, algorithm in enumerate(order):
-        late = [other for other in order[i + 1 :] if id(other) not in new]
-        if id(algorithm) in new and late:
-            raise ValueError(
-                f"{_listed([algorithm])} of the checkpoint must act before {_listed(late)}, which has acted already. "
-                f"{_way_out(added)}"
-            )
-    return [algorithm for algorithm in order if id(algorithm) in new]
+    return list(order)
 
 
 def _acts(algorithm: Algorithm, state: State) -> bool:

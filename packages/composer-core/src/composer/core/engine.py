@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from composer.core._dispatch import AlgorithmPlan, Trace, Traces
 from composer.core._explain import Plan, PlanRow
+from composer.core._model_snapshot import ModelSnapshot
 from composer.core._observed import ObservedList
 from composer.core._ordering import Ordering
 from composer.core._profiled import EventMarkers
@@ -247,6 +248,8 @@ class Engine:
             hooks.insert(0, lambda state, logger: log.debug("%s: Running event", _prefix(event, state)))
         if event is Event.INIT:
             return lambda: _run_init(algorithms, hooks, state, logger)
+        if event is Event.FIT_START and self._algorithm_plan(Event.INIT, {}).candidates:
+            hooks.insert(0, _forget_structure)
         run = None if algorithms is None and not hooks else _runner(algorithms, hooks, state, logger)
         return run if markers is None else markers.around(event, run)
 
@@ -317,7 +320,14 @@ def _run_init(
     _OPEN_CALLBACKS.update(state.callbacks)
     for hook in hooks:
         hook(state, logger)
-    return algorithms.run(state, logger) if algorithms is not None else {}
+    if algorithms is None:
+        return {}
+    state._before_init = ModelSnapshot(state)
+    return algorithms.run(state, logger)
+
+
+def _forget_structure(state: State, logger: Logger) -> None:
+    state._before_init = None
 
 
 def _prefix(event: Event, state: State) -> str:

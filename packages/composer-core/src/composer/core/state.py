@@ -23,6 +23,7 @@ from composer.utils.device import get_device
 from composer.utils.misc import is_model_ddp
 
 if TYPE_CHECKING:
+    from composer.core._model_snapshot import ModelSnapshot
     from composer.core.algorithm import Algorithm
     from composer.core.callback import Callback
     from composer.core.evaluator import Evaluator
@@ -134,6 +135,7 @@ class State(StateLists, StateSaving):
         if not isinstance(model, torch.nn.Module):
             raise TypeError(f"`model` must be a `torch.nn.Module`, got {type(model).__name__}.")
         self._observers: list[Callable[[], None]] = []
+        self._before_init: ModelSnapshot | None = None  # until training starts
         self.model = model
         self.rank_zero_seed = rank_zero_seed
         self.run_name = run_name if run_name is not None else f"run-{time.strftime('%Y%m%d-%H%M%S')}"

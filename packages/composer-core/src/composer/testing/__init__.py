@@ -1,5 +1,10 @@
 """Helpers for the tests of algorithms, callbacks and training loops."""
 
+import sys as _sys
+
+if "pytest" in _sys.modules:
+    _sys.modules["pytest"].register_assert_rewrite("composer.testing._contract")
+
 from composer.testing._callbacks import EventCounterCallback as EventCounterCallback
 from composer.testing._compare import deep_compare as deep_compare
 from composer.testing._contract import AlgorithmContract as AlgorithmContract
@@ -17,6 +22,8 @@ from composer.testing._models import SimpleModelWithDropout as SimpleModelWithDr
 from composer.testing._models import SimpleSegmentationModel as SimpleSegmentationModel
 from composer.testing._models import SimpleTransformerModel as SimpleTransformerModel
 from composer.testing._processes import run_on_ranks as run_on_ranks
+from composer.testing._resumption import ResumptionReport as ResumptionReport
+from composer.testing._resumption import assert_resumes_exactly as assert_resumes_exactly
 
 __all__ = [
     "AlgorithmContract",
@@ -28,11 +35,13 @@ __all__ = [
     "RandomImageDataset",
     "RandomSegmentationDataset",
     "RandomTextDataset",
+    "ResumptionReport",
     "SimpleConvModel",
     "SimpleModel",
     "SimpleModelWithDropout",
     "SimpleSegmentationModel",
     "SimpleTransformerModel",
+    "assert_resumes_exactly",
     "deep_compare",
     "run_on_ranks",
     "train_by_hand",

@@ -76,29 +76,53 @@ class AlgorithmContract:
 
     def test_the_entry_point_is_this_class(self) -> None:
         cls = type(self.make())
+        registered = points("composer.algorithms").get(cls.__name__)
+        found = None if registered is None else registered.load()
 
-        assert points("composer.algorithms")[cls.__name__].load() is cls
+        assert found is cls, (
+            f"`{cls.__name__}` must be registered by its package. Add to its pyproject.toml "
+            f'[project.entry-points."composer.algorithms"] {cls.__name__} = "{cls.__module__}:{cls.__name__}" and '
+            f"install it. If it is to stay in your project, override this test with one that is marked "
+            f"`@pytest.mark.xfail(reason=..., strict=True)`."
+        )
 
     def test_it_acts_only_at_the_events_it_names(self) -> None:
         algorithm = self.make()
         state = self._state(algorithm, torch.float64)
         named = algorithm.events
 
-        assert named is not None, "an algorithm must declare its `events`"
-        assert all(isinstance(event, Event) for event in named)
-        assert not [event for event in Event if event not in named and algorithm.match(event, state)]
+        name = type(algorithm).__name__
+        are_events = isinstance(named, (set, frozenset)) and all(isinstance(event, Event) for event in named)
+        assert are_events, (
+            f"`{name}.events` must be a set of the events it acts at, got {named!r}. Write for example "
+            f"`events = frozenset({{Event.BATCH_END}})`, so that it is not asked at all others."
+        )
+        others = [event for event in Event if event not in (named or ()) and algorithm.match(event, state)]
+        assert not others, (
+            f"`{name}.match` must be False at events that `events` does not name, but is True at {others}."
+        )
 
     def test_its_placement_is_declared(self) -> None:
-        assert isinstance(self.make().placement, Placement)
+        placement = self.make().placement
+
+        assert isinstance(placement, Placement), f"`placement` must be a `Placement`, got {placement!r}."
 
     def test_its_repr_is_its_constructor_call(self) -> None:
         algorithm = self.make()
-        parameters = list(inspect.signature(type(algorithm)).parameters)
+        cls, text = type(algorithm), repr(algorithm)
+        parameters = inspect.signature(cls).parameters.values()
+        named = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        missing = [name for name in named if f"{name}=" not in text]
+        is_call = "0x" not in text and text.startswith((f"{cls.__name__}(", f"{cls.__qualname__}("))
 
-        assert repr(algorithm).startswith(f"{type(algorithm).__name__}(")
-        assert [name for name in parameters if f"{name}=" not in repr(algorithm)] == []
-        assert "0x" not in repr(algorithm)
-        assert repr(self.make()) == repr(algorithm)
+        assert (is_call, missing) == (True, []), (
+            f"`repr` of `{cls.__name__}` must be its constructor call with all of {named}, got {text!r}. Keep each "
+            f"argument in an attribute of its name (`self.x = x`), from which `Algorithm` makes it, or write a "
+            f"`__repr__`. A checkpoint is loaded by it."
+        )
+        assert repr(self.make()) == text, (
+            f"`repr` of `{cls.__name__}` must be the same for equal arguments, got {text!r} and {self.make()!r}."
+        )
 
     def test_it_does_not_write_into_the_batches_it_is_given(self) -> None:
         batches = self.make_batches()
@@ -115,9 +139,10 @@ class AlgorithmContract:
 
             train_by_hand(state, _cast(self.make_batches(), dtype), seen)
 
-            assert {tensor.dtype for tensor in seen} <= {dtype}
-            assert {tensor.device.type for tensor in seen} <= {"cpu"}
-            assert all(torch.isfinite(p).all() for p in state.model.parameters())
+            assert {tensor.dtype for tensor in seen} <= {dtype}, f"a batch of {dtype} must keep its dtype"
+            assert {tensor.device.type for tensor in seen} <= {"cpu"}, "a batch must stay on its device"
+            bad = [name for name, p in state.model.named_parameters() if not torch.isfinite(p).all()]
+            assert not bad, f"training in {dtype} must keep parameters finite, but these are not: {bad}"
 
     def test_the_same_seed_gives_the_same_result(self) -> None:
         first, second = (self._trained(self.make_batches()) for _ in range(2))
@@ -142,7 +167,10 @@ class AlgorithmContract:
     def test_microbatches_equal_one_batch_or_the_docs_say_why_not(self) -> None:
         if self.microbatch_reason:
             doc = " ".join((type(self.make()).__doc__ or "").split())
-            assert " ".join(self.microbatch_reason.split()) in doc
+            assert " ".join(self.microbatch_reason.split()) in doc, (
+                f"`microbatch_reason` must stand in the docstring of `{type(self.make()).__name__}`, where users look "
+                f"for it, got {self.microbatch_reason!r}."
+            )
             return
         whole = self._trained(self.make_batches())
         split = self._trained(self.make_batches(), microbatches=2)
@@ -202,6 +230,7 @@ def _steps(
     engine.run_event("fit_start")
     engine.run_event("epoch_start")
     for batch in batches:
+        engine.run_event("before_dataloader")
         state.batch = batch
         engine.run_event("after_dataloader")
         engine.run_event("batch_start")

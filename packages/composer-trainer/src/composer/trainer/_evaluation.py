@@ -14,6 +14,7 @@ from composer.loggers import Logger
 from composer.models import ComposerModel
 from composer.trainer._clock import StepTimer
 from composer.trainer._context import active_dataloader, set_epoch
+from composer.trainer._first_access import FirstAccesses
 from composer.trainer._lockstep import evaluating_together
 from composer.trainer._microbatch import adjust_device_eval_microbatch_size, is_cuda_oom
 from composer.trainer._padding import PaddedTail
@@ -33,6 +34,9 @@ class Evaluation:
         logger: Takes the metrics.
         model: The user's model, unwrapped.
         parallel: What other processes do.
+
+    Attributes:
+        accesses: When the loaders of the run were first iterated.
     """
 
     def __init__(
@@ -40,6 +44,7 @@ class Evaluation:
     ) -> None:
         self.state, self.engine, self.logger, self.model, self.parallel = state, engine, logger, model, parallel
         self._turns = Turns(self._outputs_of, state, parallel, fp8=False)
+        self.accesses = FirstAccesses()
 
     def run_due(self, event: Event) -> bool:
         """Run the evaluators whose interval says so.
@@ -125,6 +130,7 @@ class Evaluation:
             timer, tail = StepTimer(), PaddedTail(spec.dataloader)
             searches = evaluator.auto_microbatching
             with evaluating_together(evaluator, state, self.parallel) if searches else self._turns:
+                self.accesses.note(evaluator.label, spec.dataloader, state.timestamp._batch)
                 for batch in self._batches(spec):
                     self._eval_batch(evaluator, batch, metrics, timer, tail)
             if not state.eval_timestamp._batch and not tail.found:

@@ -71,12 +71,15 @@ class FitLoop:
         for algorithm in state.algorithms:
             self.logger.log_hyperparameters({f"enabled_algorithms/{type(algorithm).__name__}": True})
         run_event(Event.FIT_START)
-        if self.position.begin():  # the checkpoint may be of the moment before an iteration was closed
+        resumed = self.position.begin()
+        if resumed:  # the checkpoint may be of the moment before an iteration was closed
             self._iteration_is_over(Event.BATCH_END if state.timestamp._batch_in_epoch else Event.EPOCH_END)
         self.batches.prepare(self.data_spec)
         state.model.train()
         self.timer.restart()
         try:
+            if resumed and is_over(state):
+                self._finish_last_epoch()
             while not self._is_over():
                 self._epoch()
         finally:
@@ -85,6 +88,18 @@ class FitLoop:
         run_event(Event.FIT_END)
         self.evaluation.run_due(Event.FIT_END)
         self.metrics.finish()
+
+    def _finish_last_epoch(self) -> None:
+        """Do what a process had left to do that was killed after the last checkpoint, before `fit` returned."""
+        at = self.state.timestamp._batch_in_epoch
+        # What was due then had been evaluated before the checkpoint was written; the intervals remember being asked.
+        for evaluator in self.state.evaluators:
+            if evaluator.eval_interval is not None:
+                evaluator.eval_interval(self.state, Event.BATCH_END if at else Event.EPOCH_END)
+        if at:
+            self.position.resume()
+            if self.position.ends_at == at:
+                self._end_epoch()
 
     def _epoch(self) -> None:
         state, run_event = self.state, self.engine.run_event

@@ -128,7 +128,7 @@ class TrainerParts(Exports):
 
     def _keep_position(self, spin_dataloaders: bool) -> None:
         """From here on, checkpoints hold and restore how far the run is."""
-        loader = LoaderPosition(self.state, self._metrics, spin=spin_dataloaders)
+        loader = LoaderPosition(self.state, self._metrics, spin_dataloaders, self._evaluation.accesses)
         self._position = RunPosition(self.state, self._settings, loader, self._announce)
         attach(self.state, self._position)
 

@@ -4,6 +4,8 @@ An epoch's order comes from generators, so a place is their states at the moment
 how much has been drawn since. To return, the states are set, the loader is iterated up to the place, and all
 generators get the states they had there. Nothing is done per batch.
 
+What a data set draws when it is first accessed, and keeps, is drawn again from the same states; see `_first_access`.
+
 Exact for loaders that draw the order of the data from generators nobody else draws from in mid-epoch; torch's samplers
 do. A data set that shuffles through the global generators while the model draws from the same ones is not.
 """
@@ -22,6 +24,7 @@ from torch.utils.data import DataLoader
 from composer.core import State, Timestamp
 from composer.trainer import _skip
 from composer.trainer._context import num_shares, set_epoch
+from composer.trainer._first_access import FirstAccesses
 from composer.trainer._generators import generators_of, global_states, set_global_states, set_states, states_of
 from composer.trainer._train_metrics import TrainMetrics
 from composer.utils import dist, reproducibility
@@ -62,15 +65,19 @@ class LoaderPosition:
         metrics: The training metrics, whose last values an epoch logs once more at its end.
         spin: Whether a loader without a state of its own is iterated up to its place; otherwise it starts from the
             beginning, for as many batches as the epoch has left.
+        accesses: Takes when the loaders of the run were first iterated. None: makes one.
 
     Attributes:
         spin: As above; may be changed between fits.
         ends_at: The epoch's number of batches; None if only the loader knows.
     """
 
-    def __init__(self, state: State, metrics: TrainMetrics, spin: bool = True) -> None:
+    def __init__(
+        self, state: State, metrics: TrainMetrics, spin: bool = True, accesses: FirstAccesses | None = None
+    ) -> None:
         self.spin = spin
         self.ends_at: int | None = None
+        self._accesses = FirstAccesses() if accesses is None else accesses
         self._state, self._metrics = state, metrics
         self._loaded: tuple[dict[str, Any] | None, list[dict[str, Any]] | None] | None = None
         self._forget()
@@ -109,6 +116,7 @@ class LoaderPosition:
             "generators": states_of(generators_of(loader)) if generators is None else generators,
             "loader": own,
             "train_metrics": self._metrics.last_values() if at > 0 else {},
+            **self._accesses.state_dict(self._state),
         }
 
     def load_state_dict(self, saved: list[dict[str, Any]] | None, rng: list[dict[str, Any]] | None) -> None:
@@ -133,6 +141,7 @@ class LoaderPosition:
             rank = dist.get_global_rank()
             own = saved[rank if rank < len(saved) else 0]
             self._metrics.restore(own.get("train_metrics", {}))
+            self._accesses.load_state_dict(own)
         self._loaded = (own, rng)
 
     # ---- the loop ----
@@ -149,6 +158,7 @@ class LoaderPosition:
         (saved, rng), self._loaded = self._loaded, None
         loader, now = self._state.dataloader, self._state.timestamp
         before = global_states()
+        self._repeat_first_accesses(saved)
         if _is_of(saved, now):
             self._adopt(saved)
         else:
@@ -164,6 +174,20 @@ class LoaderPosition:
                 stacklevel=3,
             )
         return True
+
+    def _repeat_first_accesses(self, saved: dict[str, Any] | None) -> None:
+        if saved is None or not self.spin:
+            return
+        loader, now = self._state.dataloader, self._state.timestamp
+        # An epoch that is loaded again from its beginning makes the first access by itself; some can do so only once.
+        at, length = now._batch_in_epoch, self._state.dataloader_len
+        loaded_again = (
+            at > 0 and (length is None or at < length.value) and now._epoch == self._accesses.epoch_of("train")
+        )
+        if not self._resumes_itself() and not (loaded_again and not _skip.can_advance_sampler(loader)):
+            self._accesses.repeat("train", loader)
+            set_epoch(loader, now._epoch)
+        self._accesses.repeat_evaluators(self._state, saved.get("evaluators", {}))
 
     def _adopt(self, saved: dict[str, Any]) -> None:
         """Take over the place of a checkpoint."""
@@ -300,6 +324,8 @@ class LoaderPosition:
 
     def _begin_place(self, loader: Any, drawn: int, left_out: int = 0) -> None:
         now, size = self._state.timestamp, _skip.batch_size_of(loader)
+        if drawn == 0:
+            self._accesses.note("train", loader, now._epoch)
         self._loader = loader
         self._place = _Place(
             epoch=now._epoch,

@@ -82,14 +82,14 @@ def _replace(model: nn.Module, options: tuple[Any, ...]) -> list[GyroDropoutLaye
 class GyroDropout(Algorithm):
     """Trains a fixed set of subnetworks, a few at a time, instead of ever new ones.
 
-    At FIT_START each dropout layer of the model is replaced; see `apply_gyro_dropout`. At each BATCH_START the masks
-    are selected that the progress of the run asks for, whatever the unit of its duration. Each microbatch is shared out
-    among all selected masks, so microbatches do not equal one batch.
+    At FIT_START each dropout layer of the model is replaced; see `apply_gyro_dropout`. Before each batch is loaded, and
+    at BATCH_START, the masks are selected that the progress of the run asks for, whatever the unit of its duration.
+    Each microbatch is shared out among all selected masks, so microbatches do not equal one batch.
 
-    **Events** FIT_START, BATCH_START. **Reads** `state.max_duration`, `state.timestamp`, `state.dataloader_len`.
-    **Writes** modules of `state.model`. **Cost** that of dropout, less the draw and the mask kept for the backward
-    pass. `tau` masks of the size of an example are in memory. **Compilation** static: new masks are drawn between
-    batches.
+    **Events** FIT_START, BEFORE_DATALOADER, BATCH_START. **Reads** `state.max_duration`, `state.timestamp`,
+    `state.dataloader_len`. **Writes** modules of `state.model`. **Cost** that of dropout, less the draw and the mask
+    kept for the backward pass. `tau` masks of the size of an example are in memory. **Compilation** static: new masks
+    are drawn between batches.
 
     Args:
         p: The probability to drop an element. None: that of each layer.
@@ -108,7 +108,8 @@ class GyroDropout(Algorithm):
         any size and runs any length.
     """
 
-    events = frozenset({Event.FIT_START, Event.BATCH_START})
+    # Others may run the model between BEFORE_DATALOADER and BATCH_START; some loops announce only the latter.
+    events = frozenset({Event.FIT_START, Event.BEFORE_DATALOADER, Event.BATCH_START})
     placement = Placement(provides={REPLACES_DROPOUT})
 
     def __init__(self, p: float | None = None, sigma: int = 256, tau: int = 16) -> None:

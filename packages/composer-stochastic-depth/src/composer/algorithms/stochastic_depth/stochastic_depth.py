@@ -94,10 +94,12 @@ class StochasticDepth(Algorithm):
     """Skips blocks of a residual network at random, more of the later ones.
 
     At INIT the blocks are made stochastic; see `apply_stochastic_depth`. With a warm-up the drop rates then grow in
-    proportion to the time: at each BATCH_START they are `min(elapsed / drop_warmup, 1)` of their final values. Each
-    microbatch has draws of its own, so microbatches do not equal one batch.
+    proportion to the time: before each batch is loaded, and at BATCH_START, they are set to
+    `min(elapsed / drop_warmup, 1)` of their final values. Each microbatch has draws of its own, so microbatches do not
+    equal one batch.
 
-    **Events** INIT; BATCH_START with a warm-up. **Reads** the elapsed time. **Writes** blocks of `state.model`.
+    **Events** INIT; BEFORE_DATALOADER and BATCH_START with a warm-up. **Reads** the elapsed time. **Writes** blocks of
+    `state.model`.
     **Cost** "block" saves the time of skipped blocks, on average half of `drop_rate` of them if it grows linearly;
     "sample" adds a multiplication per block. `DistributedDataParallel` must look for unused parameters with "block",
     as ranks skip different blocks. **Compilation** "sample" is static; "block" breaks the graph at each block, where it
@@ -127,7 +129,8 @@ class StochasticDepth(Algorithm):
         their final values when the warm-up ends.
     """
 
-    events = frozenset({Event.INIT, Event.BATCH_START})
+    # Others may run the model between BEFORE_DATALOADER and BATCH_START; some loops announce only the latter.
+    events = frozenset({Event.INIT, Event.BEFORE_DATALOADER, Event.BATCH_START})
     placement = Placement(provides={REPLACES_BLOCKS})
 
     def __init__(
@@ -167,8 +170,8 @@ class StochasticDepth(Algorithm):
         return True
 
     def match(self, event: Event, state: State) -> bool:
-        """At INIT, and at BATCH_START if there is a warm-up."""
-        return event is Event.INIT or (event is Event.BATCH_START and self.drop_warmup.value > 0)
+        """At INIT, and before each batch if there is a warm-up."""
+        return event is Event.INIT or (event in self.events and self.drop_warmup.value > 0)
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Make the blocks stochastic, or set their drop rates."""
@@ -185,7 +188,8 @@ class StochasticDepth(Algorithm):
             logger.log_metrics({"stochastic_depth/num_stochastic_layers": self.num_stochastic_layers})
             return
         self._set_rates(min(_share(self.drop_warmup, state), 1.0) * self.drop_rate)
-        logger.log_metrics({"stochastic_depth/drop_rate": self._rate})
+        if event is Event.BATCH_START:
+            logger.log_metrics({"stochastic_depth/drop_rate": self._rate})
 
     def _set_rates(self, drop_rate: float) -> None:
         if drop_rate == self._rate:

@@ -1,0 +1,352 @@
+"""Proves that a job which is killed and relaunched ends bit for bit like one that is not."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from composer.core._saved_optimizers import optimizers_state
+from composer.core.callback import Callback
+from composer.core.state import State
+from composer.loggers import Logger
+from composer.testing._compare import deep_compare
+from composer.testing._processes import run_on_ranks
+from composer.utils.misc import unwrapped_model
+
+__all__ = ["ResumptionReport", "assert_resumes_exactly"]
+
+_WALL_CLOCK = ("total_wct", "iteration_wct", "epoch_wct", "batch_wct")
+_OF_LAST_BATCH = frozenset({"losses", "train_metrics"})
+_END = "end"
+
+
+class _Job(Protocol):
+    """What a user's function makes: usually a `Trainer`."""
+
+    @property
+    def state(self) -> State: ...
+
+    def fit(self) -> Any: ...
+
+    def close(self) -> Any: ...
+
+
+@dataclass(frozen=True)
+class ResumptionReport:
+    """What `assert_resumes_exactly` has compared.
+
+    Attributes:
+        batches: The number of batches of the uninterrupted run.
+        kills: Where the other run was killed.
+        resumed_from: The batch that each relaunch went on with; 0 if it found no checkpoint.
+    """
+
+    batches: int
+    kills: tuple[float, ...]
+    resumed_from: tuple[int, ...]
+
+
+def assert_resumes_exactly(
+    make: Callable[[Path], _Job],
+    kills: Sequence[float] | None = None,
+    *,
+    sigkill: bool = False,
+    folder: str | os.PathLike[str] | None = None,
+    ignore: Collection[str] = (),
+    timeout: float = 600.0,
+) -> ResumptionReport:
+    """Assert that a job which is killed and relaunched trains bit for bit like one that is not.
+
+    The job runs once without interruption. Then it runs in another folder, is killed at each of the given batches in
+    turn, and is made anew after each kill, with other states of the global generators, as in a new process. At the
+    start of every batch and after `fit` these are compared: the batch, the model, optimizers, schedulers, algorithms,
+    scaler, timestamp (without wall-clock times), the generators of Python, NumPy, torch and CUDA, losses and metrics.
+
+    Args:
+        make: Makes the job in a folder that is its own: a `Trainer`, or anything with `state`, `fit()` and `close()`.
+            It must save there and go on from there by itself (`save_folder=folder, save_interval="1ba",
+            autoresume=True, run_name=...`). What it draws before it seeds itself differs between launches.
+        kills: Numbers of batches, from 0, ascending: the run is killed when the batch begins. With `sigkill` 3.5 means
+            about half a batch later. None: after a third and two thirds of the run.
+        sigkill: Kill real processes by SIGKILL, instead of raising an exception in this one. `make` must then be a
+            function at the top level of a module or script; each launch takes seconds to start.
+        folder: Where both runs save. None: a temporary folder that is removed afterwards.
+        ignore: Keys, at any depth, that may differ.
+        timeout: Seconds until a process counts as hanging; only with `sigkill`.
+
+    Returns:
+        What was compared.
+
+    Raises:
+        AssertionError: Something differs. The message names the batch, the first entry that differs, and by how much;
+            or that no relaunch went on from a checkpoint.
+        ValueError: `kills` are not ascending numbers of batches of the run.
+
+    Example:
+        ::
+
+            def make(folder):
+                model = Classifier()
+                return Trainer(
+                    model=model,
+                    train_dataloader=DataLoader(data, batch_size=8, shuffle=True),
+                    max_duration="6ba",
+                    optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+                    seed=1,
+                    run_name="proof",
+                    save_folder=folder,
+                    save_interval="1ba",
+                    autoresume=True,
+                )
+
+
+            def test_my_job_resumes_exactly():
+                assert_resumes_exactly(make, kills=[2, 4])
+    """
+    _check_kills(kills, None)
+    with _folder(folder) as where, _generators_kept():
+        launcher = _Launcher(make, where, frozenset(ignore), timeout if sigkill else None)
+        launcher.launch("whole", 0, None)
+        batches = int((where / "records" / _END).read_text())
+        kills = sorted({batches // 3, 2 * batches // 3}) if kills is None else kills
+        _check_kills(kills, batches)
+        begun = [launcher.launch("killed", number, kill) for number, kill in enumerate([*kills, None])]
+        resumed_from = tuple(begun[1:])
+        if kills and max(kills) >= 1 and not any(resumed_from):
+            raise AssertionError(
+                f"The job was killed at batches {list(kills)} and began anew each time: it did not save in its folder, "
+                f'or did not look there. Pass `save_folder=folder, save_interval="1ba", autoresume=True, run_name=...` '
+                f"to the `Trainer`, and kill it after its first checkpoint."
+            )
+        return ResumptionReport(batches, tuple(kills), resumed_from)
+
+
+def _check_kills(kills: Sequence[float] | None, batches: int | None) -> None:
+    if kills is None:
+        return
+    wrong = any(kill < 0 or (batches is not None and kill >= batches) for kill in kills)
+    if wrong or any(a >= b for a, b in zip(kills, list(kills)[1:], strict=False)):
+        limit = "" if batches is None else f" below {batches}, the length of the run"
+        raise ValueError(
+            f"`kills` must be ascending numbers of batches{limit}, got {list(kills)!r}. The first batch is 0."
+        )
+
+
+@contextmanager
+def _folder(given: str | os.PathLike[str] | None) -> Iterator[Path]:
+    if given is not None:
+        yield Path(given)
+        return
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as made:
+        yield Path(made)
+
+
+# ---- launches ----
+
+
+@dataclass(frozen=True)
+class _Launcher:
+    """Runs the job, in this process or in a new one if there is a `timeout`."""
+
+    make: Callable[[Path], _Job]
+    folder: Path
+    ignore: frozenset[str]
+    timeout: float | None
+
+    def launch(self, name: str, number: int, kill: float | None) -> int:
+        """Run the job until it is killed or ends; return the batch that it began with."""
+        arguments = (self.make, self.folder, self.ignore, name, number, kill, self.timeout is not None)
+        if self.timeout is None:
+            return _run(*arguments)
+        try:
+            run_on_ranks(_run, 1, *arguments, timeout=self.timeout, backend=None)
+        except RuntimeError as error:
+            if isinstance(error.__cause__, AssertionError):
+                raise error.__cause__ from None
+            if not (self.folder / f"killed-{number}").exists():
+                raise
+        return int((self.folder / f"begun-{name}-{number}").read_text())
+
+
+class _Killed(BaseException):
+    """Stands for the end of the process; nothing that catches exceptions catches it."""
+
+
+def _run(
+    make: Callable[[Path], _Job],
+    folder: Path,
+    ignore: frozenset[str],
+    name: str,
+    number: int,
+    kill: float | None,
+    in_process: bool,
+) -> int:
+    _seed_generators(1000 + number)  # a new process has other generators
+    own = folder / name
+    own.mkdir(parents=True, exist_ok=True)
+    job = make(own)
+    journal = _Journal(folder, name, number, ignore)
+    job.state.callbacks.append(journal)
+    if kill is not None:
+        job.state.callbacks.append(_Kill(kill, folder / f"killed-{number}" if in_process else None))
+    try:
+        job.fit()
+        journal.end(job.state)
+    except _Killed:
+        pass
+    finally:
+        with suppress(_Killed):
+            job.close()
+    return journal.began_with
+
+
+class _Kill(Callback):
+    """Ends the run when a batch begins, or a part of a batch later."""
+
+    def __init__(self, when: float, note: Path | None) -> None:
+        self.batch, self.delay = int(when), when - int(when)
+        self.note = note
+        self._last = time.monotonic()
+
+    def batch_start(self, state: State, logger: Logger) -> None:
+        now = time.monotonic()
+        lap, self._last = now - self._last, now
+        if state.timestamp.batch != self.batch:
+            return
+        if self.note is None:
+            raise _Killed
+        if self.delay:
+            threading.Timer(self.delay * lap, self._die).start()
+        else:
+            self._die()
+
+    def _die(self) -> None:
+        assert self.note is not None
+        self.note.write_text("")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+# ---- records ----
+
+
+class _Journal(Callback):
+    """Writes what the uninterrupted run is at each batch, or compares another run with it.
+
+    Attributes:
+        began_with: The first batch that this launch trained.
+    """
+
+    def __init__(self, folder: Path, name: str, launch: int, ignore: frozenset[str]) -> None:
+        self.folder, self.ignore, self.expects, self.launch = folder / "records", ignore, name != "whole", launch
+        self.began_with = 0
+        self._note = folder / f"begun-{name}-{launch}"  # read by the process that started this one
+        self._begun = False
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def _begin(self, state: State) -> None:
+        if not self._begun:
+            self._begun, self.began_with = True, state.timestamp.batch.value
+            self._note.write_text(str(self.began_with))
+
+    def batch_start(self, state: State, logger: Logger) -> None:
+        before = _OF_LAST_BATCH if not self._begun else frozenset()  # a relaunched run need not know them
+        self._begin(state)
+        self._visit(str(state.timestamp.batch.value), {"batch": _plain(state.batch), **_record(state)}, before)
+
+    def end(self, state: State) -> None:
+        """Visit the end of `fit`."""
+        self._begin(state)
+        self._visit("after", _record(state) | {"eval_metrics": _plain(dict(state.eval_metric_values))})
+        if not self.expects:
+            (self.folder / _END).write_text(str(state.timestamp.batch.value))
+
+    def _visit(self, name: str, record: dict[str, Any], ignore: frozenset[str] = frozenset()) -> None:
+        path = self.folder / f"{name}.pt"
+        if not self.expects:
+            torch.save(record, path)
+            return
+        where = "After `fit`" if name == "after" else f"At the start of batch {name}"
+        if not path.exists():
+            raise AssertionError(f"{where}: the uninterrupted run had ended before.")
+        try:
+            deep_compare(torch.load(path, weights_only=False), record, ignore_keys=self.ignore | ignore)
+        except AssertionError as error:
+            raise AssertionError(f"{where}, {self._whose()}: {error}") from None
+
+    def _whose(self) -> str:
+        if self.launch == 0:
+            return (
+                "a second run differs from the first although it was not killed yet. Make the job deterministic "
+                "(`seed=`, `deterministic_mode=True`), or name in `ignore` what may differ. The first difference"
+            )
+        return f"the run that was relaunched at batch {self.began_with} differs from the uninterrupted one"
+
+
+def _record(state: State) -> dict[str, Any]:
+    """Everything that decides how the run goes on, in the order in which differences are easiest to understand."""
+    timestamp = {key: value for key, value in state.timestamp.state_dict().items() if key not in _WALL_CLOCK}
+    return {
+        "rank_zero_seed": state.rank_zero_seed,
+        "timestamp": timestamp,
+        "model": _plain(unwrapped_model(state.model).state_dict()),
+        "optimizers": optimizers_state(state),
+        "schedulers": [_plain(scheduler.state_dict()) for scheduler in state.schedulers],
+        "algorithms": [{type(a).__name__: _plain(a.state_dict())} for a in state.algorithms],
+        "scaler": None if state.scaler is None else state.scaler.state_dict(),
+        "generators": _generators(),
+        "losses": _plain(dict(state.total_loss_dict)),
+        "train_metrics": _plain(dict(state.train_metric_values)),
+    }
+
+
+def _plain(value: Any) -> Any:
+    """The value, with what is no tensor, array, number, text or container of these left out."""
+    if isinstance(value, Mapping):
+        return {key: _plain(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    if isinstance(value, (torch.Tensor, np.ndarray, int, float, str, bytes, bool, type(None))):
+        return value
+    return float(value) if hasattr(value, "__float__") else type(value).__name__  # such as `DeferredValue`
+
+
+def _generators() -> dict[str, Any]:
+    states: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "numpy": np.random.get_state(),  # noqa: NPY002
+        "python": random.getstate(),
+    }
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        states["cuda"] = torch.cuda.get_rng_state_all()
+    return states
+
+
+def _seed_generators(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    torch.manual_seed(seed)
+
+
+@contextmanager
+def _generators_kept() -> Iterator[None]:
+    states = _generators()
+    try:
+        yield
+    finally:
+        random.setstate(states["python"])
+        np.random.set_state(states["numpy"])  # noqa: NPY002
+        torch.set_rng_state(states["torch"])
+        if "cuda" in states:
+            torch.cuda.set_rng_state_all(states["cuda"])
