@@ -60,6 +60,7 @@ class FitLoop:
         self.timer = StepTimer()
         self._limit = state.max_duration  # that all ranks have
         self._told = False  # whether another rank was told to stop training
+        self._first_batch = state.timestamp._batch  # of this call of `fit`
 
     def run(self) -> None:
         """Train until `state.max_duration`."""
@@ -265,15 +266,16 @@ class FitLoop:
             self.logger.log_metrics({"time/token_in_epoch": now._token_in_epoch})
 
     def _nothing_trained(self) -> None:
-        limit = self.state.max_duration
+        """Tell that an epoch had no batches; end the run if its length then cannot be reached."""
+        limit, now = self.state.max_duration, self.state.timestamp
+        yielded = now._batch - self._first_batch
+        before = f", although it had yielded {yielded} before: it can be iterated only once" if yielded else ""
+        text = f"The training loader yielded no batch in epoch {now._epoch}{before}"
+        advice = "Pass a `DataLoader`, a list, or another loader whose `__iter__` begins anew."
         if limit is not None and limit.unit is not TimeUnit.EPOCH:
-            raise RuntimeError(
-                f"The training loader yielded no batch, so `max_duration` {str(limit)!r} would never be reached. "
-                f"Pass a loader that can be iterated again for every epoch and is not empty."
-            )
+            raise RuntimeError(f"{text}, so `max_duration` {str(limit)!r} would never be reached. {advice}")
         warnings.warn(
-            f"No batches were trained for global rank {dist.get_global_rank()}: the training loader yielded nothing "
-            "in this epoch. A generator can be iterated only once; pass a `DataLoader` or a list.",
+            f"{text}. No batches were trained for global rank {dist.get_global_rank()} in this epoch. {advice}",
             stacklevel=2,
         )
 
