@@ -90,7 +90,7 @@ class Evaluator:
     ) -> None:
         if isinstance(eval_interval, (int, str, Time)):
             _check_interval(eval_interval)
-            self._eval_interval = create_interval_scheduler(
+            self._eval_interval: Callable[[State, Event], bool] | None = create_interval_scheduler(
                 eval_interval, checkpoint_events=False, final_events={Event.FIT_END}
             )
         else:
