@@ -94,7 +94,7 @@ class ComposerClassifier(ComposerModel):
         super().__setattr__(name, value)
 
     def forward(self, batch: tuple[Tensor, Any]) -> Tensor:
-        if not torch.jit.is_scripting():
+        if not torch.jit.is_scripting():  # type: ignore[attr-defined]
             check_pair(batch, "ComposerClassifier")
         inputs, _ = batch
         outputs: Tensor = self.module(inputs)
