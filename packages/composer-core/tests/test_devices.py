@@ -206,13 +206,26 @@ def test_the_default_is_the_cpu_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -
     assert isinstance(get_device(), DeviceCPU)
 
 
+@pytest.mark.parametrize("name", ["cuda", "CUDA"])
+def test_cuda_is_another_name_of_the_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    with pytest.raises(ValueError, match=r"`DeviceGPU` needs a GPU, and CUDA is not available here"):
+        get_device(name)
+
+
+def test_a_number_after_the_name_is_answered_with_the_class_that_takes_one() -> None:
+    with pytest.raises(ValueError, match=r"got 'cuda:1'. Pass `DeviceGPU\(device_id=...\)`"):
+        get_device("cuda:1")
+
+
 def test_an_unknown_name_is_refused() -> None:
     with pytest.raises(ValueError, match=r"`device` must be one of 'cpu', 'gpu', .*, got 'magic'"):
         get_device("magic")
 
 
 def test_a_torch_device_is_refused() -> None:
-    with pytest.raises(TypeError, match="must be a `Device`, a string or None, got device"):
+    with pytest.raises(TypeError, match=r"must be a `Device`, one of .*, or None, got device"):
         get_device(torch.device("cpu"))  # type: ignore[arg-type]
 
 

@@ -177,3 +177,22 @@ class TestMicrobatchSize:
 
         with pytest.raises(ValueError, match="must be a number for a dataloader with `seq_parallel_world_size`"):
             evaluator(dataloader=spec, device_eval_microbatch_size="auto")
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "message"),
+    [
+        ("label", 3, r"`label` must be a name such as 'eval', got 3"),
+        ("dataloader", "data/test", r"`dataloader` must be an iterable of batches, got 'data/test'"),
+        ("subset_num_batches", 0, r"`subset_num_batches` must be a positive number of batches, -1 .* got 0"),
+        ("subset_num_batches", 1.5, r"`subset_num_batches` must be a positive number of batches, -1 .* got 1.5"),
+        ("eval_interval", "-1ba", r"`eval_interval` must be positive, or 0 to never evaluate .* got '-1ba'"),
+        ("eval_interval", "often", r"`eval_interval` must be a time, got 'often'. A time string must be"),
+        ("eval_interval", [1], r"`eval_interval` must be a time such as '1ep'.* got \[1\]"),
+        ("eval_interval", True, r"`eval_interval` must be a time such as '1ep'.* got True"),
+        ("eval_interval", float("nan"), r"`eval_interval` must be a time such as '1ep'.* got nan"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_answered_at_construction(argument: str, value: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        Evaluator(**{"label": "eval", "dataloader": [torch.zeros(2, 1)], argument: value})

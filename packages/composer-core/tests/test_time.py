@@ -195,3 +195,14 @@ def test_older_saved_timestamps_load() -> None:
 def test_counters_refuse_times_of_another_unit() -> None:
     with pytest.raises(ValueError, match=r"`batch` must be counted in 'ba'"):
         Timestamp(batch=Time(1, "ep"))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "1e999dur"])
+def test_a_duration_that_is_no_number_is_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"`value` must be finite, got"):
+        Time.from_input(value, "dur")
+
+
+def test_the_argument_whose_time_is_wrong_is_named() -> None:
+    with pytest.raises(ValueError, match=r"`wait` must be a time, got 'soon'. A time string must be a number"):
+        ensure_time("soon", "ep", argument="wait")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
+from collections import UserDict, namedtuple
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from composer.utils import batch_get, batch_set
+from composer.utils import batch_get, batch_set, check_pair
 
 Pair = namedtuple("Pair", ["x", "y"])
 
@@ -169,8 +169,8 @@ def test_set_of_several_elements_of_a_vector_takes_one_value_each() -> None:
 @pytest.mark.parametrize(
     ("batch", "key", "error", "match"),
     [
-        ((1, 2), 2, IndexError, "range"),
-        ([1, 2], 2, IndexError, "range"),
+        ((1, 2), 2, IndexError, "of 2 parts, and has no 2"),
+        ([1, 2], 2, IndexError, "of 2 parts, and has no 2"),
         ({"a": 1}, "b", KeyError, "b"),
         (Attributed(a=1), "b", KeyError, "b"),
         ((1, 2), "count", RuntimeError, "must name an item or an attribute"),
@@ -208,3 +208,38 @@ def test_set_of_several_parts_needs_a_collection(value: Any) -> None:
 def test_set_of_several_parts_needs_as_many_values(value: Any) -> None:
     with pytest.raises(ValueError, match=f"for each of the 2 keys, got {len(value)}"):
         batch_set({"a": 1, "b": 2}, ("a", "b"), value)
+
+
+@pytest.mark.parametrize("batch", [{"image": 1, "label": 2}, UserDict({"image": 1, "label": 2})])
+def test_a_missing_key_is_answered_with_those_that_there_are(batch: Any) -> None:
+    for use in (lambda: batch_get(batch, 0), lambda: batch_set(batch, 0, 3)):
+        with pytest.raises(KeyError) as caught:
+            use()
+
+        assert str(caught.value) == (
+            f"The batch is a {type(batch).__name__} with the keys 'image', 'label', and has no 0. Say which of them to "
+            f"use where the batch is read, for example `input_key='image'` and `target_key='label'`."
+        )
+
+
+@pytest.mark.parametrize(("key", "error"), [(2, IndexError), ("image", TypeError)])
+def test_a_missing_part_is_answered_with_how_many_there_are(key: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match=rf"The batch is a tuple of 2 parts, and has no {key!r}. .* `input_key=0` and"):
+        batch_get((1, 2), key)
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ({"x": 1, "y": 2}, r"got a dict with the keys 'x', 'y'.*=lambda batch: \(batch\['x'\], batch\['y'\]\)\)`"),
+        (
+            (1, 2, 3),
+            r"got a tuple of 3 parts. Make pairs of them: `DataSpec\(.*batch\[0\]",
+        ),
+    ],
+)
+def test_what_is_no_pair_is_not_unpacked(batch: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=rf"`batch` must be a pair of inputs and targets for `Model`, {message}"):
+        check_pair(batch, "Model")
+
+    check_pair((1, 2), "Model")

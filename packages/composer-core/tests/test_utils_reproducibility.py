@@ -227,3 +227,17 @@ def take_and_restore() -> tuple[int, bool]:
 
 def test_every_rank_restores_its_own_state() -> None:
     assert [(2, True), (2, True)] == run_on_ranks(take_and_restore)
+
+
+@pytest.mark.parametrize("seed", [1.5, True, "1", float("nan")])
+def test_a_seed_that_is_no_integer_is_refused(seed: Any) -> None:
+    with pytest.raises(TypeError, match=r"`seed` must be an integer, got"):
+        reproducibility.seed_all(seed)
+
+
+def test_an_integer_of_numpy_is_a_seed() -> None:
+    reproducibility.seed_all(np.int64(7))
+    first = torch.rand(1)
+    reproducibility.seed_all(7)
+
+    assert torch.equal(first, torch.rand(1))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import io
+import itertools
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +18,7 @@ from composer.loggers import InMemoryLogger, Logger
 from composer.loggers.console_logger import ConsoleLogger
 from composer.loggers.progress_bar_logger import ProgressBarLogger
 from composer.optim import DecoupledSGDW
-from composer.testing import SimpleModel, deep_compare
+from composer.testing import RandomClassificationDataset, SimpleModel, deep_compare
 from composer.trainer.trainer import _generate_run_name
 from composer.utils import reproducibility
 
@@ -37,12 +40,12 @@ def never(**kwargs: Any) -> Trainer:
         ({"max_duration": 0}, ValueError, r"`max_duration` must be positive, got '0ep'"),
         ({"max_duration": 1.5}, TypeError, r"`max_duration` must be a number of epochs, a time string or a `Time`"),
         ({"device": "toaster"}, ValueError, r"toaster"),
-        ({"precision": "fp12"}, ValueError, r"`Precision` must be one of"),
+        ({"precision": "fp12"}, ValueError, r"`precision` must be one of 'fp32', .*, got 'fp12'"),
         ({"seed": -1}, ValueError, r"seed"),
         ({"train_dataloader": 3}, TypeError, r"`train_dataloader` must be an iterable of batches, got int"),
         ({"train_dataloader": []}, ValueError, r"`train_dataloader` must not be empty"),
         ({"eval_dataloader": []}, ValueError, r"`eval_dataloader` must not be empty"),
-        ({"device_train_microbatch_size": 0}, ValueError, r"must be positive, got 0"),
+        ({"device_train_microbatch_size": 0}, ValueError, r"must be positive and finite, got 0"),
         ({"device_train_microbatch_size": "big"}, ValueError, r"must be a number, 'auto' or None, got 'big'"),
         ({"device_train_microbatch_size": "auto"}, ValueError, r"needs a GPU"),
         ({"device_train_microbatch_size": [1]}, TypeError, r"must be a number, 'auto' or None, got \[1\]"),
@@ -68,16 +71,165 @@ def test_a_batch_larger_than_the_data_is_explained(make_trainer: MakeTrainer) ->
         make_trainer(train_dataloader=make_trainer.loader(3, batch_size=4, drop_last=True))
 
 
-def test_epochs_of_an_endless_loader_are_refused_at_construction(make_trainer: MakeTrainer) -> None:
+class Stream(torch.utils.data.IterableDataset[Any]):
+    """Yields samples without telling how many."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(RandomClassificationDataset(size=12)[i] for i in range(12))
+
+
+def test_the_end_of_a_loader_without_a_length_is_the_end_of_the_epoch(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(train_dataloader=torch.utils.data.DataLoader(Stream(), batch_size=4), max_duration="2ep")
+    trainer.fit()
+
+    assert (2, 6, 24) == tuple(trainer.state.timestamp.get(unit).value for unit in ("ep", "ba", "sp"))
+
+
+def test_an_endless_loader_trains_epochs_of_a_given_length(make_trainer: MakeTrainer) -> None:
     class Endless(torch.utils.data.IterableDataset[Any]):
-        def __iter__(self) -> Any:
-            return iter(int, 1)
+        def __iter__(self) -> Iterator[Any]:
+            return itertools.cycle(Stream())
 
     loader = torch.utils.data.DataLoader(Endless(), batch_size=4)
-    with pytest.raises(ValueError, match=r"max_duration cannot be specified in epochs \('2ep'\)"):
-        make_trainer(train_dataloader=loader)
+    trainer = make_trainer(train_dataloader=loader, train_subset_num_batches=2, max_duration="3ep")
+    trainer.fit()
+
+    assert (3, 6) == tuple(trainer.state.timestamp.get(unit).value for unit in ("ep", "ba"))
     with pytest.raises(ValueError, match=r"`eval_subset_num_batches` must be given for the evaluator 'eval'"):
         make_trainer(eval_dataloader=loader)
+
+
+def generated(loader: Any) -> Iterator[Any]:
+    yield from loader
+
+
+@pytest.mark.parametrize(
+    "once", [generated, iter, lambda loader: map(list, loader), lambda loader: (b for b in loader)]
+)
+def test_several_epochs_of_a_generator_are_refused_at_construction(make_trainer: MakeTrainer, once: Any) -> None:
+    batches = list(make_trainer.loader())
+    with pytest.raises(ValueError, match=r"`train_dataloader` must be .* iterated 2 times for `max_duration` '2ep'"):
+        make_trainer(train_dataloader=once(batches))
+    with pytest.raises(ValueError, match=r"`train_dataloader` must be .* iterated 3 times for `max_duration` '3ep'"):
+        make_trainer(train_dataloader=once(batches), max_duration=None).fit(duration="3ep")
+    with pytest.raises(ValueError, match=r"`eval_dataloader` must be .* can be iterated only once. Pass a"):
+        make_trainer(eval_dataloader=once(batches), eval_subset_num_batches=2)
+
+
+def test_a_generator_may_be_trained_for_one_epoch_or_less(make_trainer: MakeTrainer) -> None:
+    for duration in ("1ep", "3ba"):
+        trainer = make_trainer(train_dataloader=generated(make_trainer.loader()), max_duration=duration)
+        trainer.fit()
+
+        assert trainer.state.max_duration == trainer.state.timestamp.get(duration[-2:])
+
+
+def test_a_generator_that_ends_before_the_run_is_told_from_an_empty_one(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(train_dataloader=generated(make_trainer.loader()), max_duration="9ba")
+    with pytest.raises(RuntimeError, match=r"no batch in epoch 1, although it had yielded 4 before: it can"):
+        trainer.fit()
+    trainer = make_trainer(train_dataloader=generated([]), max_duration="9ba")
+    with pytest.raises(RuntimeError, match=r"no batch in epoch 0, so `max_duration` '9ba' would never be reached"):
+        trainer.fit()
+
+
+# ---- optimizers and models that train nothing ----
+
+
+def test_an_optimizer_of_another_model_is_refused(make_trainer: MakeTrainer) -> None:
+    other = torch.optim.SGD(make_trainer.model().parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=r"`optimizers` must hold parameters of `model`, got SGD with 4 parameters"):
+        make_trainer(optimizers=other)
+    model = make_trainer.model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=r"none of which belongs to SimpleModel: it was built from another model"):
+        make_trainer(model=copy.deepcopy(model), optimizers=optimizer)
+
+
+def test_a_layer_that_was_replaced_after_the_optimizer_was_built_is_named(make_trainer: MakeTrainer) -> None:
+    model = make_trainer.model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.module[4] = model.fc2 = torch.nn.Linear(5, 2)
+    with pytest.warns(UserWarning, match=r"2 parameters that do not belong .* so they stay: 'module.4.weight'"):
+        make_trainer(model=model, optimizers=optimizer)
+
+
+def test_a_loss_with_parameters_outside_the_model_trains_with_a_warning(make_trainer: MakeTrainer) -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    model = make_trainer.model()
+    optimizer = torch.optim.SGD([*model.parameters(), weight], lr=0.1)
+    with pytest.warns(UserWarning, match=r"hold 1 parameters that do not belong to `model`: .* nor saved. Build"):
+        make_trainer(model=model, optimizers=optimizer)
+
+
+def test_a_part_of_the_model_may_be_left_out_of_the_optimizer(make_trainer: MakeTrainer) -> None:
+    model = make_trainer.model()
+    make_trainer(model=model, optimizers=torch.optim.SGD(model.fc2.parameters(), lr=0.1)).fit()
+
+
+def test_surgery_that_leaves_the_optimizer_behind_is_refused(make_trainer: MakeTrainer) -> None:
+    class Rebuilds(Algorithm):
+        events = frozenset({Event.INIT})
+
+        def apply(self, event: Event, state: State, logger: Logger) -> None:
+            state.model = make_trainer.model()
+
+    with pytest.raises(ValueError, match=r"`optimizers` must hold parameters of `model`.* an algorithm replaced them"):
+        make_trainer(algorithms=Rebuilds())
+
+
+def test_a_model_all_of_whose_parameters_are_frozen_can_only_be_evaluated(make_trainer: MakeTrainer) -> None:
+    model = make_trainer.model().requires_grad_(False)
+    with pytest.raises(ValueError, match=r"`model` must have parameters that require gradients, got SimpleModel, all"):
+        make_trainer(model=model)
+    trainer = make_trainer(model=model, train_dataloader=None, eval_dataloader=make_trainer.loader())
+    trainer.eval()
+    with pytest.raises(ValueError, match=r"`model` must have parameters that require gradients"):
+        trainer.fit(train_dataloader=make_trainer.loader())
+
+
+@pytest.mark.parametrize("key", ["lr", "momentum", "weight_decay"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), torch.tensor(float("nan"))])
+def test_a_setting_of_an_optimizer_that_is_no_number_is_refused(
+    make_trainer: MakeTrainer, key: str, value: Any
+) -> None:
+    model = make_trainer.model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.param_groups[-1][key] = value
+    with pytest.raises(ValueError, match=rf"`optimizers` must have finite settings, got {key}=.* in SGD"):
+        make_trainer(model=model, optimizers=optimizer)
+
+
+# ---- what is no loader ----
+
+
+class HubDataset:
+    """A data set of Hugging Face's library, which is none of torch's."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"text": "a"}
+
+
+HubDataset.__module__ = "datasets.arrow_dataset"
+
+
+@pytest.mark.parametrize("argument", ["train_dataloader", "eval_dataloader"])
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (HubDataset(), r"got a HubDataset, whose items are samples. Wrap a data set: `torch.utils.data.DataLoader\("),
+        (RandomClassificationDataset(size=4), r"got a RandomClassificationDataset, whose items are samples. Wrap"),
+        (torch.zeros(4, 3), r"got a Tensor, whose items are samples.* `torch.utils.data.TensorDataset\("),
+        ("data/train", r"got 'data/train'. Load the data it names"),
+        ({"train": HubDataset()}, r"or a dict of its arguments with 'dataloader', got a dict with the keys 'train'"),
+        (torch.utils.data.DataLoader, r"got the class `DataLoader`. Pass `DataLoader\(...\)`"),
+    ],
+)
+def test_what_yields_no_batches_is_no_loader(
+    make_trainer: MakeTrainer, argument: str, value: Any, message: str
+) -> None:
+    with pytest.raises(TypeError, match=rf"`{argument}` must be an iterable of batches.* {message}"):
+        make_trainer(**{argument: value})
 
 
 def test_two_algorithms_that_exclude_each_other_are_refused_at_construction(make_trainer: MakeTrainer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -610,3 +611,53 @@ def test_the_timestamp_before_the_step_is_kept(make_trainer: MakeTrainer) -> Non
 
     assert isinstance(trainer.state.previous_timestamp, Timestamp)
     assert Time(1, "ba") == trainer.state.previous_timestamp.batch
+
+
+# ---- losses that are no numbers ----
+
+
+class Broken(SimpleModel):
+    """Has a loss of NaN in some batches."""
+
+    def __init__(self, broken: Callable[[int], bool]) -> None:
+        super().__init__()
+        self.broken, self.batch = broken, -1
+
+    def loss(self, outputs: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        self.batch += 1
+        return super().loss(outputs, batch) * (float("nan") if self.broken(self.batch) else 1.0)
+
+
+def warnings_of(make_trainer: MakeTrainer, broken: Callable[[int], bool], **arguments: Any) -> list[str]:
+    trainer = make_trainer(model=Broken(broken), **arguments)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.fit()
+    return [str(warning.message) for warning in caught if "NaN or infinite" in str(warning.message)]
+
+
+@pytest.mark.parametrize("duration", ["1ba", "3ba", "1ep", "5ep", "40ba"])
+def test_losses_that_stay_nan_warn_once(make_trainer: MakeTrainer, duration: str) -> None:
+    (told,) = warnings_of(make_trainer, lambda batch: True, max_duration=duration)
+
+    number = min(4, int(duration[:-2]) if duration.endswith("ba") else 4)
+    assert f"in all of the last {number} batches, up to batch {number - 1}, counted from 0" in told
+    assert "`NaNMonitor`" in told
+
+
+def test_losses_that_become_nan_are_told_within_a_long_epoch(make_trainer: MakeTrainer) -> None:
+    batches = list(make_trainer.loader()) * 20
+    (told,) = warnings_of(make_trainer, lambda batch: batch > 3, train_dataloader=batches, max_duration="1ep")
+
+    assert "in all of the last 8 batches, up to batch 15, counted from 0" in told
+
+
+def test_single_losses_of_nan_are_not_told(make_trainer: MakeTrainer) -> None:
+    class Harmless(Broken):
+        def loss(self, outputs: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+            return super().loss(outputs, batch).detach() + 0 * outputs.sum()
+
+    trainer = make_trainer(model=Harmless(lambda batch: batch in (3, 7)), max_duration="2ep")
+    trainer.fit()
+
+    assert trainer.state.timestamp.batch == 8

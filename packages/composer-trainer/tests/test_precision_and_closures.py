@@ -109,15 +109,26 @@ def test_which_optimizers_need_closures() -> None:
     assert [True] * 3 == [needs_closure(cls(parameters, lr=0.1)) for cls in several]
 
     class OptionalClosure(torch.optim.Optimizer):
-        def step(self, closure: Any = None) -> Any:  # might call it as often as it likes
+        def step(self, closure: Any = None) -> Any:
             return closure()
 
     class NoClosure(torch.optim.Optimizer):
         def step(self) -> None:  # type: ignore[override]
             pass
 
-    assert needs_closure(OptionalClosure(parameters, {}))
+    assert not needs_closure(OptionalClosure(parameters, {}))
     assert not needs_closure(NoClosure(parameters, {}))
+
+
+def test_an_optimizer_may_ask_for_a_closure_by_declaration() -> None:
+    class Declares(torch.optim.SGD):
+        needs_closure = True
+
+    parameters = [torch.nn.Parameter(torch.zeros(1))]
+    asked = torch.optim.SGD(parameters, lr=0.1)
+    asked.needs_closure = True  # type: ignore[attr-defined]
+
+    assert [True, True] == [needs_closure(Declares(parameters, lr=0.1)), needs_closure(asked)]
 
 
 def test_a_scheduler_around_the_step_does_not_hide_what_it_needs() -> None:
@@ -180,6 +191,31 @@ def test_a_closure_returns_nothing_when_gradients_overflow(make_trainer: MakeTra
     assert [None] * 3 == optimizer.losses
     deep_compare(before, {name: p.detach() for name, p in model.named_parameters()})
     assert scale / 8 == trainer.state.scaler.get_scale()
+
+
+@pytest.mark.parametrize("pass_", [0, 1, 2])
+def test_the_step_of_an_optimizer_that_does_not_know_overflows_is_broken_off(
+    make_trainer: MakeTrainer, pass_: int
+) -> None:
+    passes: list[int] = []
+
+    class Explodes(SimpleModel):
+        def loss(self, outputs: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+            passes.append(len(passes))
+            return super().loss(outputs, batch).float() * (1e30 if passes[-1] == pass_ else 1.0)
+
+    model = Explodes()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    trainer = make_trainer(
+        model=model, optimizers=torch.optim.LBFGS(model.parameters(), lr=0.1), precision="amp_fp16", max_duration="1ba"
+    )
+    assert trainer.state.scaler is not None
+    scale = trainer.state.scaler.get_scale()
+    trainer.fit()
+
+    assert pass_ + 1 == len(passes)
+    assert scale / 2 == trainer.state.scaler.get_scale()
+    deep_compare(before, {name: p.detach() for name, p in model.named_parameters()})
 
 
 def test_a_closure_scaler_steps_like_torchs_where_nothing_overflows(make_trainer: MakeTrainer) -> None:

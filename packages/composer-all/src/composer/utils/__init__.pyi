@@ -38,6 +38,7 @@ from composer.utils.auto_log_hparams import convert_nested_dict_to_flat_dict as 
 from composer.utils.auto_log_hparams import extract_hparams as extract_hparams
 from composer.utils.batch_helpers import batch_get as batch_get
 from composer.utils.batch_helpers import batch_set as batch_set
+from composer.utils.batch_helpers import check_pair as check_pair
 from composer.utils.collect_env import configure_excepthook as configure_excepthook
 from composer.utils.collect_env import disable_env_report as disable_env_report
 from composer.utils.collect_env import enable_env_report as enable_env_report
@@ -70,6 +71,7 @@ from composer.utils.iter_helpers import map_collection as map_collection
 from composer.utils.misc import ParallelismType as ParallelismType
 from composer.utils.misc import STR_TO_DTYPE as STR_TO_DTYPE
 from composer.utils.misc import add_vision_dataset_transform as add_vision_dataset_transform
+from composer.utils.misc import check_finite as check_finite
 from composer.utils.misc import create_interval_scheduler as create_interval_scheduler
 from composer.utils.misc import get_free_tcp_port as get_free_tcp_port
 from composer.utils.misc import is_model_ddp as is_model_ddp
@@ -117,6 +119,8 @@ __all__ = [
     "batch_get",
     "batch_helpers",
     "batch_set",
+    "check_finite",
+    "check_pair",
     "checkpoint",
     "collect_env",
     "compression",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from composer.core import State, Time, TimeUnit
+from composer.core import State, Time, TimeUnit, ensure_time
 
 __all__ = ["FirstOfInterval", "in_batches_or_epochs"]
 
@@ -19,7 +19,7 @@ def in_batches_or_epochs(interval: int | str | Time[Any], int_unit: TimeUnit = T
     Raises:
         ValueError: It is in another unit, or not positive.
     """
-    time = Time.from_input(interval, int_unit)
+    time = ensure_time(interval, int_unit, argument="interval")
     if time.unit not in (TimeUnit.BATCH, TimeUnit.EPOCH) or time.value < 1:
         raise ValueError(
             f"`interval` must be a time in batches or epochs, at least 1, got {interval!r}. Use '100ba' or '1ep'."

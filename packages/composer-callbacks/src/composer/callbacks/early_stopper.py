@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from composer.callbacks._stopping import Comparison, comparison, metric_value, warn_of_unknown_label
-from composer.core import Callback, State, Time, Timestamp, TimeUnit
+from composer.core import Callback, State, Time, Timestamp, TimeUnit, ensure_time
 from composer.loggers import Logger
+from composer.utils import check_finite
 
 __all__ = ["EarlyStopper"]
 
@@ -57,12 +58,13 @@ class EarlyStopper(Callback):
         min_delta: float = 0.0,
         patience: int | str | Time[Any] = 1,
     ) -> None:
+        check_finite(min_delta=min_delta)
         if not min_delta >= 0:
             raise ValueError(f"`min_delta` must not be negative, got {min_delta!r}. Choose the direction with `comp`.")
         self.monitor, self.dataloader_label = monitor, dataloader_label
         self.comp = comparison(comp, monitor)
         self.min_delta = min_delta
-        self.patience: Time[Any] = Time.from_input(patience, TimeUnit.EPOCH)
+        self.patience: Time[Any] = ensure_time(patience, TimeUnit.EPOCH, argument="patience")
         if self.patience.unit not in (TimeUnit.EPOCH, TimeUnit.BATCH) or self.patience.value < 0:
             raise ValueError(
                 f"`patience` must be a time in epochs or batches, at least 0, got {patience!r}. Use '1ep' or '100ba'."

@@ -9,7 +9,7 @@ from typing import Any
 
 from composer.callbacks import _cuda_memory
 from composer.callbacks._arguments import is_count
-from composer.core import Callback, State, Time, TimeUnit
+from composer.core import Callback, State, Time, TimeUnit, ensure_time
 from composer.loggers import Logger
 from composer.utils import format_name_with_dist, format_name_with_dist_and_time
 
@@ -51,7 +51,7 @@ class MemorySnapshot(Callback):
     ) -> None:
         if not is_count(skip_batches, least=0):
             raise ValueError(f"`skip_batches` must be a number of batches, at least 0, got {skip_batches!r}. Use 1.")
-        self.interval: Time[Any] = Time.from_input(interval, TimeUnit.BATCH)
+        self.interval: Time[Any] = ensure_time(interval, TimeUnit.BATCH, argument="interval")
         if self.interval.unit is not TimeUnit.BATCH or self.interval.value < 1:
             raise ValueError(f"`interval` must be a number of batches, at least 1, got {interval!r}. Use '3ba'.")
         _cuda_memory.check_entries(max_entries)

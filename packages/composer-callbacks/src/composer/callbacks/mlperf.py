@@ -17,7 +17,7 @@ from composer.callbacks._mlperf_system import STATUS_NAMES, describe_system, sys
 from composer.callbacks._stopping import metric_value
 from composer.core import Callback, State
 from composer.loggers import Logger
-from composer.utils import dist
+from composer.utils import check_finite, dist
 
 __all__ = ["MLPerfCallback"]
 
@@ -85,6 +85,7 @@ class MLPerfCallback(Callback):
         host_processors_per_node: int | None = None,
         exit_at_target: bool = False,
     ) -> None:
+        check_finite(target=target, host_processors_per_node=host_processors_per_node)
         _check_arguments(index, benchmark, division, status, submitter, system_name)
         try:
             self._mllog: Any = import_module("mlperf_logging.mllog.mllog")

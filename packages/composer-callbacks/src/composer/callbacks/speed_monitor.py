@@ -14,7 +14,7 @@ from composer.callbacks._flops import peak_flops
 from composer.callbacks._units import Declared, seconds_in
 from composer.core import Callback, State
 from composer.loggers import DeferredValue, Logger
-from composer.utils import dist, unwrapped_model
+from composer.utils import check_finite, dist, unwrapped_model
 
 __all__ = ["GPU_AVAILABLE_FLOPS", "SpeedMonitor"]
 
@@ -84,6 +84,7 @@ class SpeedMonitor(Callback):
     ) -> None:
         if not is_count(window_size):
             raise ValueError(f"`window_size` must be at least 1 batch, got {window_size!r}. Use 100.")
+        check_finite(gpu_flops_available=gpu_flops_available)
         if gpu_flops_available is not None and not gpu_flops_available > 0:
             raise ValueError(
                 f"`gpu_flops_available` must be positive, got {gpu_flops_available!r}. Leave it out to look it up."

@@ -7,6 +7,7 @@ import torch
 from composer.callbacks._stopping import Comparison, comparison, metric_value, warn_of_unknown_label
 from composer.core import Callback, State
 from composer.loggers import Logger
+from composer.utils import check_finite
 
 __all__ = ["ThresholdStopper"]
 
@@ -47,6 +48,7 @@ class ThresholdStopper(Callback):
         stop_on_batch: bool = False,
     ) -> None:
         self.monitor, self.dataloader_label = monitor, dataloader_label
+        check_finite(threshold=threshold)
         self.threshold = float(threshold)
         self.comp = comparison(comp, monitor)
         self.stop_on_batch = stop_on_batch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any, Generic, TypeVar, Union
 
@@ -42,7 +43,7 @@ class Time(Serializable, Generic[TValue]):
 
     Raises:
         TypeError: `value` is not an int although the unit counts whole things.
-        ValueError: The unit is unknown.
+        ValueError: The unit is unknown, or `value` is NaN or infinite.
 
     Example:
         >>> Time(2, "ep") + "3ep" == "5ep"
@@ -57,6 +58,8 @@ class Time(Serializable, Generic[TValue]):
         unit = TimeUnit(unit)
         if unit is TimeUnit.DURATION:
             value = float(value)  # type: ignore[assignment]
+            if not math.isfinite(value):
+                raise ValueError(f"`value` must be finite, got {value!r}. Use for example '0.5dur'.")
         elif not isinstance(value, int):
             raise TypeError(
                 f"`value` must be an int for the unit {unit.value!r}, got {value!r} of type {type(value).__name__}. "
@@ -290,12 +293,22 @@ def _exact_int(text: str, number: float) -> int:
     return int(text) if digits.isdigit() and "__" not in text and text[-1] != "_" else int(number)
 
 
-def ensure_time(maybe_time: TimeInput, int_unit: TimeUnit | str) -> Time[Any]:
-    """A `Time` from a `Time`, a time string, or a plain number of `int_unit`.
+def ensure_time(maybe_time: TimeInput, int_unit: TimeUnit | str, *, argument: str = "") -> Time[Any]:
+    """Return a `Time` from a `Time`, a time string, or a plain number of `int_unit`.
+
+    Args:
+        maybe_time: Any of the three.
+        int_unit: The unit of plain numbers.
+        argument: Whose value it is, for the messages of errors.
 
     Raises:
         ValueError: The string does not parse.
         TypeError: The number is a fraction and the unit counts whole things.
         RuntimeError: `maybe_time` is something else.
     """
-    return Time.from_input(maybe_time, int_unit)
+    try:
+        return Time.from_input(maybe_time, int_unit)
+    except (ValueError, TypeError, RuntimeError) as error:
+        if not argument:
+            raise
+        raise type(error)(f"`{argument}` must be a time, got {maybe_time!r}. {error}") from None

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from composer.core._split import _check_list_is_primitives as _check_list_is_primitives
@@ -38,7 +42,8 @@ class DataSpec:
             else takes the dataset's `max_seq_len` per sample, else 0.
 
     Raises:
-        TypeError: One of the functions can not be called.
+        TypeError: One of the functions can not be called, or `dataloader` yields no batches: it is a text, a class, a
+            tensor, or a data set, whose items are samples.
         ValueError: `dataloader` is being iterated already, or several ranks would read the same samples of it.
 
     Example:
@@ -60,6 +65,7 @@ class DataSpec:
         get_num_samples_in_batch: Callable[[Batch], int | float] | None = None,
         get_num_tokens_in_batch: Callable[[Batch], int | dict[str, int]] | None = None,
     ) -> None:
+        _check_yields_batches("dataloader", dataloader)
         _check_callable("batch_transforms", batch_transforms)
         _check_callable("microbatch_transforms", microbatch_transforms)
         _check_callable("split_batch", split_batch)
@@ -116,17 +122,61 @@ class DataSpec:
         return int(self._max_seq_len * self.get_num_samples_in_batch(batch))
 
 
-def ensure_data_spec(dataloader: DataSpec | Iterable[Batch] | dict[str, Any]) -> DataSpec:
+def ensure_data_spec(dataloader: DataSpec | Iterable[Batch] | dict[str, Any], argument: str = "dataloader") -> DataSpec:
     """Make a `DataSpec` of a dataloader or of a dict of `DataSpec` arguments; a `DataSpec` stays as it is.
 
     Args:
         dataloader: Any of the three.
+        argument: Whose value it is, for the messages of errors.
+
+    Raises:
+        TypeError: It is none of them.
+        ValueError: As `DataSpec`.
     """
-    if isinstance(dataloader, dict):
-        return DataSpec(**dataloader)
     if isinstance(dataloader, DataSpec):
         return dataloader
-    return DataSpec(dataloader)
+    if not isinstance(dataloader, dict):
+        _check_yields_batches(argument, dataloader)
+        return DataSpec(dataloader)
+    known = inspect.signature(DataSpec).parameters
+    unknown = [key for key in dataloader if key not in known]
+    if unknown or "dataloader" not in dataloader:
+        keys = ", ".join(map(repr, dataloader)) or "none"
+        raise TypeError(
+            f"`{argument}` must be an iterable of batches, a `DataSpec`, or a dict of its arguments with 'dataloader', "
+            f"got a dict with the keys {keys}. {_WRAP}"
+        )
+    _check_yields_batches(argument, dataloader["dataloader"])
+    return DataSpec(**dataloader)
+
+
+_WRAP = (
+    "Wrap a data set: `torch.utils.data.DataLoader(dataset, batch_size=...)`, with `batch_size=None` if its items are "
+    "batches already. Tensors make a data set: `torch.utils.data.TensorDataset(inputs, targets)`."
+)
+
+
+def _check_yields_batches(argument: str, dataloader: Any) -> None:
+    """Raise unless what is given can be iterated, and its items may be batches."""
+    kind = type(dataloader)
+    if isinstance(dataloader, type):
+        what, hint = f"the class `{dataloader.__name__}`", f"Pass `{dataloader.__name__}(...)`."
+    elif isinstance(dataloader, (str, bytes, os.PathLike)):
+        what, hint = repr(dataloader), f"Load the data it names. {_WRAP}"
+    elif _has_samples(dataloader):
+        what, hint = f"a {kind.__name__}, whose items are samples", _WRAP
+    elif not isinstance(dataloader, Iterable) and not hasattr(dataloader, "__getitem__"):
+        what, hint = kind.__name__, _WRAP
+    else:
+        return
+    raise TypeError(f"`{argument}` must be an iterable of batches, got {what}. {hint}")
+
+
+def _has_samples(dataloader: Any) -> bool:
+    # Data sets of Hugging Face are none of torch's.
+    if isinstance(dataloader, (torch.Tensor, np.ndarray)) or type(dataloader).__module__.split(".")[0] == "datasets":
+        return True
+    return isinstance(dataloader, Dataset) and not isinstance(dataloader, IterableDataset)
 
 
 def _unchanged(batch: Batch) -> Batch:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from composer.core.data_spec import DataSpec, ensure_data_spec
 from composer.core.event import Event
-from composer.core.time import Time
+from composer.core.time import Time, TimeUnit, ensure_time
 from composer.utils.misc import create_interval_scheduler
 
 if TYPE_CHECKING:
@@ -39,7 +39,9 @@ class Evaluator:
             that and is halved by the Trainer whenever the GPU runs out of memory.
 
     Raises:
-        ValueError: `metric_names` is not a list of regular expressions, `device_eval_microbatch_size` is neither "auto"
+        TypeError: `label` is no name, `dataloader` yields no batches, or `eval_interval` is no time.
+        ValueError: `eval_interval` is negative, `subset_num_batches` is no number of batches, `metric_names` is
+            not a list of regular expressions, `device_eval_microbatch_size` is neither "auto"
             nor a positive number, or "auto" is asked for with a sequence-parallel dataloader.
         AttributeError: "auto" is to start with the dataloader's `batch_size`, but it has none.
 
@@ -61,10 +63,12 @@ class Evaluator:
         eval_interval: int | str | Time[int] | Time[float] | Callable[[State, Event], bool] | None = None,
         device_eval_microbatch_size: int | float | str | None = None,
     ) -> None:
+        _check_label(label)
         self.label = label
         self.dataloader = ensure_data_spec(dataloader)
         _check_metric_names(metric_names)
         self.metric_names = metric_names
+        _check_subset(subset_num_batches)
         self.subset_num_batches = subset_num_batches
         self.eval_interval = eval_interval
         self.auto_microbatching = device_eval_microbatch_size == "auto"
@@ -84,12 +88,14 @@ class Evaluator:
     def eval_interval(
         self, eval_interval: int | str | Time[int] | Time[float] | Callable[[State, Event], bool] | None
     ) -> None:
-        if eval_interval is None or callable(eval_interval):
-            self._eval_interval = eval_interval
-        else:
-            self._eval_interval = create_interval_scheduler(
+        if isinstance(eval_interval, (int, str, Time)):
+            _check_interval(eval_interval)
+            self._eval_interval: Callable[[State, Event], bool] | None = create_interval_scheduler(
                 eval_interval, checkpoint_events=False, final_events={Event.FIT_END}
             )
+        else:
+            _check_function(eval_interval)
+            self._eval_interval = eval_interval
 
     def select_metrics(self, metrics: Mapping[str, T]) -> dict[str, T]:
         """The metrics that this evaluator measures.
@@ -125,6 +131,39 @@ def ensure_evaluator(
     if isinstance(evaluator, Evaluator):
         return evaluator
     return Evaluator(label="eval", dataloader=evaluator, metric_names=default_metric_names)
+
+
+def _check_label(label: Any) -> None:
+    if not isinstance(label, str) or not label:
+        raise TypeError(f"`label` must be a name such as 'eval', got {label!r}.")
+
+
+def _check_function(interval: Any) -> None:
+    if isinstance(interval, (bool, type)) or not (interval is None or callable(interval)):
+        raise TypeError(
+            f"`eval_interval` must be a time such as '1ep' or '100ba', a number of epochs or a function, got "
+            f"{interval!r}."
+        )
+
+
+def _check_interval(interval: int | str | Time[Any]) -> None:
+    if isinstance(interval, bool):
+        _check_function(interval)
+    if ensure_time(interval, TimeUnit.EPOCH, argument="eval_interval").value < 0:
+        raise ValueError(
+            f"`eval_interval` must be positive, or 0 to never evaluate during training, got {str(interval)!r}. Use for "
+            f"example '1ep'."
+        )
+
+
+def _check_subset(subset: Any) -> None:
+    if subset is None:
+        return
+    if isinstance(subset, bool) or not isinstance(subset, int) or subset < -1 or subset == 0:
+        raise ValueError(
+            f"`subset_num_batches` must be a positive number of batches, -1 for all, or None for the Trainer's number, "
+            f"got {subset!r}."
+        )
 
 
 def _check_metric_names(names: object) -> None:

@@ -40,11 +40,12 @@ def create_interval_scheduler(
     Differs: fractions are taken as written, so "0.1dur" of 30 batches is every 3 batches, although the nearest float is
         a little more than 0.1.
     """
-    from composer.core import Event, Time, TimeUnit  # core imports utils
+    from composer.core import Event, TimeUnit, ensure_time  # core imports utils
 
     finals = frozenset((Event.BATCH_CHECKPOINT, Event.EPOCH_CHECKPOINT) if final_events is None else final_events)
     last_batch, last_event = -1, None
-    time_interval = Time.from_input(interval, TimeUnit.EPOCH)  # `__closure__[-1]` is read by others: sorts last
+    # `__closure__[-1]` is read by others: this name sorts last.
+    time_interval = ensure_time(interval, TimeUnit.EPOCH, argument="interval")
     regular = _regular_event(time_interval.unit, checkpoint_events)
 
     def check_interval(state: State, event: Event) -> bool:

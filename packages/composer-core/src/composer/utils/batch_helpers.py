@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-__all__ = ["batch_get", "batch_set"]
+__all__ = ["batch_get", "batch_set", "check_pair"]
 
 _BUILTIN = (dict, list, tuple)  # exactly these have no attributes but their methods
 _MISS = (KeyError, IndexError, TypeError)
@@ -38,7 +38,10 @@ def batch_get(batch: Any, key: Any) -> Any:
     """
     if type(key) in (int, str):
         if type(batch) in _BUILTIN:
-            return batch[key]
+            try:
+                return batch[key]
+            except _MISS as error:
+                raise _missing(batch, key, error) from None
     elif callable(key):
         return key(batch)
     elif _is_pair(key):
@@ -52,7 +55,7 @@ def batch_get(batch: Any, key: Any) -> Any:
             return getattr(batch, key)
         if isinstance(key, str) and isinstance(error, TypeError) and type(batch) not in _BUILTIN:
             return getattr(batch, key)  # raises the AttributeError that names both
-        raise
+        raise _missing(batch, key, error) from None
 
 
 def batch_set(batch: Any, key: Any, value: Any) -> Any:
@@ -86,11 +89,12 @@ def batch_set(batch: Any, key: Any, value: Any) -> Any:
     if type(key) in (int, str):
         kind = type(batch)
         if kind is tuple and type(key) is int:
+            _check_settable(batch, key)
             parts = list(batch)
             parts[key] = value
             return tuple(parts)
         if kind is dict or (kind is list and type(key) is int):
-            batch[key]  # must exist
+            _check_settable(batch, key)
             batch[key] = value
             return batch
     elif callable(key):
@@ -100,6 +104,59 @@ def batch_set(batch: Any, key: Any, value: Any) -> Any:
     elif _is_many(key) and not _has_item(batch, key):
         return _set_each(batch, key, value)
     return _set_one(batch, key, value)
+
+
+def check_pair(batch: Any, owner: str) -> None:
+    """Check that a batch can be unpacked into inputs and targets.
+
+    Args:
+        batch: The batch.
+        owner: Who unpacks it, for the message.
+
+    Raises:
+        TypeError: It is a mapping, whose keys would be unpacked, or a sequence of another length.
+    """
+    if type(batch) in (tuple, list) and len(batch) == 2:  # nearly always, and in every forward pass
+        return
+    if isinstance(batch, Mapping):
+        keys = list(batch)
+        what, first, last = f"a {type(batch).__name__} with the keys {_listed(batch)}", keys[:1], keys[-1:]
+    elif isinstance(batch, (tuple, list)) and len(batch) != 2:
+        what, first, last = f"a {type(batch).__name__} of {len(batch)} parts", [0], [1]
+    else:
+        return
+    parts = f"(batch[{(first or [0])[0]!r}], batch[{(last or [1])[0]!r}])"
+    raise TypeError(
+        f"`batch` must be a pair of inputs and targets for `{owner}`, got {what}. Make pairs of them: "
+        f"`DataSpec(dataloader, batch_transforms=lambda batch: {parts})`, or override `forward` and `loss`."
+    )
+
+
+class _BatchKeyError(KeyError):
+    """A KeyError whose message is shown as it is, not as the text of a key."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def _missing(batch: Any, key: Any, error: Exception) -> Exception:
+    """The error for a key that the batch does not have, which says what it has."""
+    if isinstance(batch, Mapping):
+        keys = list(batch) or ["x", "y"]
+        return _BatchKeyError(
+            f"The batch is a {type(batch).__name__} with the keys {_listed(batch)}, and has no {key!r}. Say which of "
+            f"them to use where the batch is read, for example `input_key={keys[0]!r}` and `target_key={keys[-1]!r}`."
+        )
+    if isinstance(batch, (tuple, list)):
+        return type(error)(
+            f"The batch is a {type(batch).__name__} of {len(batch)} parts, and has no {key!r}. Say which part to use "
+            f"where the batch is read, for example `input_key=0` and `target_key={max(len(batch) - 1, 0)}`."
+        )
+    return error
+
+
+def _listed(batch: Mapping[Any, Any]) -> str:
+    return ", ".join(map(repr, batch)) or "(none)"
 
 
 def _is_many(key: Any) -> bool:
@@ -153,7 +210,7 @@ def _check_settable(batch: Any, key: Any) -> bool:
                 f"`key` must name an item or an attribute of the batch, got {key!r} for a {type(batch).__name__}. "
                 f"Pass a (getter, setter) pair for batches of your own type."
             ) from error
-        raise
+        raise _missing(batch, key, error) from None
     return False
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["get_device", "is_hpu_installed", "is_xla_installed"]
 
+_ALIASES = {"cuda": "gpu"}  # torch's name of it
 _CLASSES = {
     "cpu": "DeviceCPU",
     "gpu": "DeviceGPU",
@@ -26,8 +27,8 @@ def get_device(device: str | Device | None = None) -> Device:
     """The device of a name.
 
     Args:
-        device: "cpu", "gpu", "mps", "tpu", "neuron" or "hpu" in any case; a `Device` is returned as it is; None is the
-            GPU if CUDA is available, otherwise the CPU.
+        device: "cpu", "gpu" (or "cuda"), "mps", "tpu", "neuron" or "hpu" in any case; a `Device` is returned as it is;
+            None is the GPU if CUDA is available, otherwise the CPU.
 
     Raises:
         ValueError: The name is unknown, or there is no such device here.
@@ -43,12 +44,14 @@ def get_device(device: str | Device | None = None) -> Device:
         return device
     if device is None:
         device = "gpu" if torch.cuda.is_available() else "cpu"
+    known = ", ".join(map(repr, _CLASSES))
     if not isinstance(device, str):
-        raise TypeError(f"`device` must be a `Device`, a string or None, got {device!r}.")
-    if device.lower() not in _CLASSES:
-        known = ", ".join(map(repr, _CLASSES))
-        raise ValueError(f"`device` must be one of {known}, got {device!r}.")
-    made: Device = getattr(devices, _CLASSES[device.lower()])()
+        raise TypeError(f"`device` must be a `Device`, one of {known}, or None, got {device!r}.")
+    name = _ALIASES.get(device.lower(), device.lower())
+    if name not in _CLASSES:
+        hint = " Pass `DeviceGPU(device_id=...)` for one of several." if name.startswith(("cuda:", "gpu:")) else ""
+        raise ValueError(f"`device` must be one of {known}, got {device!r}.{hint}")
+    made: Device = getattr(devices, _CLASSES[name])()
     return made
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import builtins
+import math
 import re
 import socket
 import string
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from numbers import Real
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ __all__ = [
     "STR_TO_DTYPE",
     "ParallelismType",
     "add_vision_dataset_transform",
+    "check_finite",
     "create_interval_scheduler",
     "get_free_tcp_port",
     "is_model_ddp",
@@ -46,6 +49,29 @@ class ParallelismType(StringEnum):
     DATA_PARALLEL_SHARD = "data_parallel_shard"
     DATA_PARALLEL_REPLICATE = "data_parallel_replicate"
     TENSOR_PARALLEL = "tensor_parallel"
+
+
+def check_finite(**numbers: Any) -> None:
+    """Check arguments of a constructor: numbers, tensors of one number, or sequences of numbers.
+
+    Args:
+        **numbers: Values by the name of the argument. None and what is no number pass.
+
+    Raises:
+        ValueError: A number is NaN or infinite.
+
+    Example:
+        >>> check_finite(lr=0.1, betas=(0.9, 0.99), clipping=None)
+        >>> check_finite(lr=float("nan"))
+        Traceback (most recent call last):
+        ...
+        ValueError: `lr` must be finite, got nan. Check how it was computed.
+    """
+    for name, value in numbers.items():
+        for number in value if isinstance(value, (tuple, list)) else (value,):
+            is_number = isinstance(number, Real) or (isinstance(number, torch.Tensor) and number.numel() == 1)
+            if is_number and not math.isfinite(number):
+                raise ValueError(f"`{name}` must be finite, got {value!r}. Check how it was computed.")
 
 
 def is_model_ddp(model: torch.nn.Module) -> bool:

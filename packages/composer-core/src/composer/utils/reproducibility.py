@@ -13,6 +13,7 @@ import secrets
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -62,9 +63,14 @@ def seed_all(seed: int) -> None:
 
     Raises:
         ValueError: `seed` is outside.
+        TypeError: `seed` is no integer.
     """
+    given: Any = seed
+    if isinstance(given, bool) or not isinstance(given, Integral):
+        raise TypeError(f"`seed` must be an integer, got {seed!r}.")
     if not 0 <= seed <= MAX_SEED:
         raise ValueError(f"`seed` must be from 0 to 2**32 - 1, got {seed!r}.")
+    seed = int(seed)  # Python's own generator takes no integer of numpy
     _log.info("Seeding the random number generators with %d.", seed)
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002

@@ -13,6 +13,7 @@ from torch.optim.optimizer import ParamsT
 
 from composer.optim._decoupled import KeepsInitialLR, call, decay_, dense_grads, initial_lr_of, log_if_large
 from composer.optim._norms import METRIC_FUNCTIONS, Metric, adamw_update, root_of_sum_over_ranks
+from composer.utils import check_finite
 
 __all__ = ["DecoupledAdamW"]
 
@@ -85,6 +86,7 @@ class DecoupledAdamW(KeepsInitialLR, AdamW):
         foreach: bool | None = None,
         fused: bool | None = None,
     ) -> None:
+        check_finite(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
         log_if_large(weight_decay)
         super().__init__(params, lr, betas, eps, weight_decay, amsgrad, foreach=foreach, fused=fused)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from composer.core import Time
 from composer.optim._compile import Schedule
-from composer.optim._time import _convert_time, check_covers_run, elapsed, fraction, parse, positive
+from composer.optim._time import _convert_time, check_covers_run, elapsed, finite, fraction, parse, positive
 
 if TYPE_CHECKING:
     from composer.core import State
@@ -80,7 +80,7 @@ class StepScheduler(Schedule):
 
     def __init__(self, step_size: str | Time[Any], gamma: float = 0.1) -> None:
         self.step_size = parse(step_size, "step_size")
-        self.gamma = gamma
+        self.gamma = finite(gamma, "gamma")
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         step_size = _convert_time(self.step_size, state, ssr)
@@ -97,7 +97,7 @@ class MultiStepScheduler(Schedule):
 
     def __init__(self, milestones: Sequence[str | Time[Any]], gamma: float = 0.1) -> None:
         self.milestones = parse_milestones(milestones)
-        self.gamma = gamma
+        self.gamma = finite(gamma, "gamma")
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         return steps_down(self.milestones, self.gamma, state, ssr)
@@ -112,7 +112,7 @@ class ConstantScheduler(Schedule):
     """
 
     def __init__(self, alpha: float = 1.0, t_max: str | Time[Any] = "1dur") -> None:
-        self.alpha = alpha
+        self.alpha = finite(alpha, "alpha")
         self.t_max = parse(t_max, "t_max")
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
@@ -133,8 +133,8 @@ class LinearScheduler(Schedule):
     """
 
     def __init__(self, alpha_i: float = 1.0, alpha_f: float = 0.0, t_max: str | Time[Any] = "1dur") -> None:
-        self.alpha_i = alpha_i
-        self.alpha_f = alpha_f
+        self.alpha_i = finite(alpha_i, "alpha_i")
+        self.alpha_f = finite(alpha_f, "alpha_f")
         self.t_max = parse(t_max, "t_max")
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
@@ -155,7 +155,7 @@ class ExponentialScheduler(Schedule):
     def __init__(self, gamma: float, decay_period: str | Time[Any] = "1ep") -> None:
         if gamma < 0:
             raise ValueError(f"`gamma` must not be negative, got {gamma!r}: its fractional powers are complex.")
-        self.gamma = gamma
+        self.gamma = finite(gamma, "gamma")
         self.decay_period = parse(decay_period, "decay_period")
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
@@ -179,7 +179,7 @@ class CosineAnnealingScheduler(Schedule):
 
     def __init__(self, t_max: str | Time[Any] = "1dur", alpha_f: float = 0.0) -> None:
         self.t_max = parse(t_max, "t_max")
-        self.alpha_f = alpha_f
+        self.alpha_f = finite(alpha_f, "alpha_f")
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         return cosine(done(self.t_max, state, ssr), self.alpha_f)
@@ -205,8 +205,8 @@ class CosineAnnealingWarmRestartsScheduler(Schedule):
 
     def __init__(self, t_0: str | Time[Any], t_mult: float = 1.0, alpha_f: float = 0.0) -> None:
         self.t_0 = parse(t_0, "t_0")
-        self.t_mult = t_mult
-        self.alpha_f = alpha_f
+        self.t_mult = finite(t_mult, "t_mult")
+        self.alpha_f = finite(alpha_f, "alpha_f")
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         t_0 = _convert_time(self.t_0, state, ssr)
@@ -235,9 +235,9 @@ class PolynomialScheduler(Schedule):
     """
 
     def __init__(self, power: float, t_max: str | Time[Any] = "1dur", alpha_f: float = 0.0) -> None:
-        self.power = power
+        self.power = finite(power, "power")
         self.t_max = parse(t_max, "t_max")
-        self.alpha_f = alpha_f
+        self.alpha_f = finite(alpha_f, "alpha_f")
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         return polynomial(done(self.t_max, state, ssr), self.power, self.alpha_f)

@@ -22,6 +22,7 @@ from composer.optim._decoupled import (
     log_if_large,
 )
 from composer.optim._sgdw_kernel import Numbers, update_
+from composer.utils import check_finite
 
 __all__ = ["DecoupledSGDW"]
 
@@ -93,6 +94,7 @@ class DecoupledSGDW(KeepsInitialLR, SGD):
         foreach: bool | None = None,
         fused: bool | None = None,
     ) -> None:
+        check_finite(lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay)
         log_if_large(weight_decay)
         super().__init__(params, lr, momentum, dampening, weight_decay, nesterov, foreach=foreach, fused=fused)
 

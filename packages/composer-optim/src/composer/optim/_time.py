@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from composer.core import Time, TimeUnit
+from composer.core import Time, TimeUnit, ensure_time
+from composer.utils import check_finite
 
 if TYPE_CHECKING:
     from composer.core import State
 
-__all__ = ["_convert_time", "check_covers_run", "elapsed", "fraction", "parse", "positive"]
+__all__ = ["_convert_time", "check_covers_run", "elapsed", "finite", "fraction", "parse", "positive"]
 
 log = logging.getLogger("composer.optim.scheduler")
 
@@ -24,7 +25,17 @@ def parse(time: str | Time[Any], name: str) -> Time[Any]:
     """
     if not isinstance(time, (str, Time)):
         raise TypeError(f"`{name}` must be a `Time` or a time string, got {time!r}. Name the unit, for example '10ep'.")
-    return Time.from_input(time)
+    return ensure_time(time, TimeUnit.EPOCH, argument=name)
+
+
+def finite(number: float, name: str) -> float:
+    """Return the number.
+
+    Raises:
+        ValueError: It is NaN or infinite.
+    """
+    check_finite(**{name: number})
+    return number
 
 
 def _convert_time(time: str | Time[Any], state: State, ssr: float = 1.0) -> Time[int]:

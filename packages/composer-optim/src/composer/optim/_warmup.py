@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from composer.core import Time
 from composer.optim._compile import Schedule
 from composer.optim._schedules import cosine, parse_milestones, polynomial, steps_down
-from composer.optim._time import _convert_time, check_covers_run, elapsed, fraction, parse
+from composer.optim._time import _convert_time, check_covers_run, elapsed, finite, fraction, parse
 
 if TYPE_CHECKING:
     from composer.core import State
@@ -89,7 +89,7 @@ class MultiStepWithWarmupScheduler(Schedule):
     ) -> None:
         self.t_warmup = parse(t_warmup, "t_warmup")
         self.milestones = parse_milestones(milestones)
-        self.gamma = gamma
+        self.gamma = finite(gamma, "gamma")
         self.scale_warmup = scale_warmup
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
@@ -123,8 +123,8 @@ class LinearWithWarmupScheduler(_WithWarmup):
         scale_warmup: bool = False,
     ) -> None:
         self.t_warmup = parse(t_warmup, "t_warmup")
-        self.alpha_i = alpha_i
-        self.alpha_f = alpha_f
+        self.alpha_i = finite(alpha_i, "alpha_i")
+        self.alpha_f = finite(alpha_f, "alpha_f")
         self.t_max = parse(t_max, "t_max")
         self.scale_warmup = scale_warmup
 
@@ -157,7 +157,7 @@ class ConstantWithWarmupScheduler(_WithWarmup):
         scale_warmup: bool = False,
     ) -> None:
         self.t_warmup = parse(t_warmup, "t_warmup")
-        self.alpha = alpha
+        self.alpha = finite(alpha, "alpha")
         self.t_max = parse(t_max, "t_max")
         self.scale_warmup = scale_warmup
 
@@ -190,7 +190,7 @@ class CosineAnnealingWithWarmupScheduler(_WithWarmup):
     ) -> None:
         self.t_warmup = parse(t_warmup, "t_warmup")
         self.t_max = parse(t_max, "t_max")
-        self.alpha_f = alpha_f
+        self.alpha_f = finite(alpha_f, "alpha_f")
         self.scale_warmup = scale_warmup
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
@@ -224,9 +224,9 @@ class PolynomialWithWarmupScheduler(_WithWarmup):
         scale_warmup: bool = False,
     ) -> None:
         self.t_warmup = parse(t_warmup, "t_warmup")
-        self.power = power
+        self.power = finite(power, "power")
         self.t_max = parse(t_max, "t_max")
-        self.alpha_f = alpha_f
+        self.alpha_f = finite(alpha_f, "alpha_f")
         self.scale_warmup = scale_warmup
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:

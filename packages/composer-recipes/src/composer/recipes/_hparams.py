@@ -102,7 +102,7 @@ class Runs:
     Args:
         seeds: Train this often, each time from another seed.
         seed: The first seed; the others follow it.
-        device: Where to train. None is a GPU if there is one.
+        device: Where to train; "cuda" is another name of "gpu". None is a GPU if there is one.
         precision: The numerical precision. None is fp16 on a GPU and fp32 elsewhere.
         threads: Threads of the CPU. None is torch's number: as many as there are cores. The numbers of a run depend on
             it in their last digits.
@@ -113,7 +113,7 @@ class Runs:
 
     seeds: int = 1
     seed: int = 0
-    device: Literal["cpu", "gpu", "mps"] | None = None
+    device: Literal["cpu", "gpu", "cuda", "mps"] | None = None
     precision: Literal["fp32", "amp_fp16", "amp_bf16"] | None = None
     threads: int | None = None
     eval_interval: str = "1ep"

@@ -6,7 +6,8 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass
-from typing import Any, Literal, NoReturn, TypeVar, cast
+from types import UnionType
+from typing import Any, Literal, NoReturn, TypeVar, Union, cast, get_args, get_origin
 
 from docstring_parser import parse as parse_docstring
 from jsonargparse import ActionYesNo, ArgumentParser, Namespace
@@ -29,10 +30,31 @@ class _Parser(ArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         text = " ".join(message.split())
+        text = self._choices(text) or text
         for pattern, plain in _PLAINER:
             text = re.sub(pattern, plain, text)
         print(f"{self.prog}: error: {text.removesuffix('.')}. See `{self.prog} --help`.", file=sys.stderr)
         sys.exit(2)
+
+    def _choices(self, text: str) -> str | None:
+        """What an option may be, instead of what each type of its union had expected; None: it has no such type."""
+        key, value = re.search(r'Parser key "([\w.]+)"', text), re.search(r"(?:Given|Got) value: (.*)$", text)
+        found = [action for action in self._actions if key is not None and action.dest == key[1]]
+        if key is None or value is None or not found:
+            return None
+        allowed = _allowed(getattr(found[0], "_typehint", None))
+        if len(allowed) < 2:
+            return None
+        return f"`--{key[1]}` must be {', '.join(allowed[:-1])} or {allowed[-1]}, got {value[1]}"
+
+
+def _allowed(hint: Any) -> list[str]:
+    """The words of a `Literal`, and the names of other types of a union."""
+    if get_origin(hint) is Literal:
+        return [str(word) for word in get_args(hint)]
+    if get_origin(hint) in (Union, UnionType):
+        return [word for part in get_args(hint) for word in _allowed(part)]
+    return ["null"] if hint is type(None) else [getattr(hint, "__name__", str(hint))]
 
 
 def make_parser(task: Task) -> ArgumentParser:

@@ -31,6 +31,7 @@ from composer.checkpoint._writer import CheckpointWriter
 from composer.core import Callback, Event, State, Time, Timestamp
 from composer.loggers import Logger
 from composer.utils import (
+    check_finite,
     create_interval_scheduler,
     create_symlink_file,
     dist,
@@ -145,6 +146,7 @@ class CheckpointSaver(Callback):
     def _check(keep: int, uploads: int, timeout: float) -> None:
         if not is_count(keep, least=-1):
             raise ValueError(f"`num_checkpoints_to_keep` must be a number of checkpoints, or -1 for all, got {keep!r}.")
+        check_finite(num_concurrent_uploads=uploads, upload_timeout_in_seconds=timeout)
         if uploads < 1:
             raise ValueError(f"`num_concurrent_uploads` must be at least 1, got {uploads!r}.")
         if timeout <= 0:

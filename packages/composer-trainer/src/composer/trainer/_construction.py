@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import random
 import time
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from composer.loggers.console_logger import ConsoleLogger
 from composer.loggers.progress_bar_logger import ProgressBarLogger
 from composer.models import ComposerModel
 from composer.optim import DecoupledSGDW, compile_composer_scheduler
+from composer.trainer._arguments import as_precision, described
 from composer.trainer._scale_schedule import scale_pytorch_scheduler
 from composer.utils import ensure_tuple
 
@@ -42,11 +44,13 @@ __all__ = [
     "build_schedulers",
     "check_duration",
     "check_model",
+    "check_optimizers",
     "check_schedulers",
     "check_subset",
+    "check_trainable",
     "data_spec_of",
-    "described",
     "generate_run_name",
+    "is_used_up_by_iterating",
     "microbatch_size",
     "precision_of",
     "set_python_log_level",
@@ -87,7 +91,7 @@ def precision_of(precision: str | Precision | None, device: Device) -> Precision
     """
     if precision is None:
         precision = Precision.AMP_FP16 if device.name == "gpu" else Precision.FP32
-    precision = Precision(precision)
+    precision = as_precision(precision)
     _validate_precision(precision, device)
     return precision
 
@@ -98,6 +102,7 @@ def build_optimizer(model: ComposerModel, optimizers: Any) -> torch.optim.Optimi
     Raises:
         NotImplementedError: There is more than one.
         TypeError: It is no optimizer.
+        ValueError: It holds no parameter of the model, or a setting that is no number.
     """
     given = ensure_tuple(optimizers)
     if len(given) > 1:
@@ -107,7 +112,9 @@ def build_optimizer(model: ComposerModel, optimizers: Any) -> torch.optim.Optimi
         )
     if given:
         if not isinstance(given[0], torch.optim.Optimizer):
-            raise TypeError(f"`optimizers` must be a `torch.optim.Optimizer`, got {type(given[0]).__name__}.")
+            raise TypeError(f"`optimizers` must be a `torch.optim.Optimizer`, got {_described_optimizer(given[0])}.")
+        _check_settings(given[0])
+        check_optimizers(given, model)
         return given[0]
     parameters = list(model.parameters())
     if not parameters:
@@ -118,6 +125,90 @@ def build_optimizer(model: ComposerModel, optimizers: Any) -> torch.optim.Optimi
         return None
     warnings.warn("No optimizer was specified. `DecoupledSGDW(lr=0.1)` is used.", stacklevel=3)
     return DecoupledSGDW(parameters, lr=0.1)
+
+
+def _described_optimizer(value: Any) -> str:
+    if isinstance(value, type) and issubclass(value, torch.optim.Optimizer):
+        return f"the class `{value.__name__}`; pass `{value.__name__}(model.parameters(), lr=...)`"
+    return described(value)
+
+
+_FINITE = ("lr", "initial_lr", "weight_decay", "momentum", "dampening", "betas", "eps", "alpha", "rho")
+
+
+def _check_settings(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse what would make all weights NaN with the first step."""
+    for group in optimizer.param_groups:
+        for key, value in group.items():
+            for number in value if isinstance(value, (tuple, list)) else (value,):
+                is_number = isinstance(number, float) or (isinstance(number, torch.Tensor) and number.numel() == 1)
+                if key == "params" or not is_number:
+                    continue
+                number = float(number)
+                # Others may mean it: Prodigy's default growth rate is infinite.
+                if math.isnan(number) or (math.isinf(number) and key in _FINITE):
+                    raise ValueError(
+                        f"`optimizers` must have finite settings, got {key}={value!r} in {type(optimizer).__name__}. "
+                        f"Every weight would be NaN after the first step; give a finite `{key}`."
+                    )
+                if key == "lr" and number < 0:
+                    raise ValueError(
+                        f"`optimizers` must have learning rates that are not negative, got lr={value!r} in "
+                        f"{type(optimizer).__name__}. Use `maximize=True` to maximize."
+                    )
+
+
+def check_optimizers(optimizers: Iterable[torch.optim.Optimizer], model: torch.nn.Module, changed_by: str = "") -> None:
+    """Refuse optimizers that train nothing of the model.
+
+    Args:
+        optimizers: The run's optimizers.
+        model: The model that is trained.
+        changed_by: What may have changed the model since it was given; "": nothing.
+
+    Raises:
+        ValueError: An optimizer holds no parameter of the model.
+    """
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    held: set[int] = set()
+    foreign = 0
+    for optimizer in optimizers:
+        own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        kind, what = type(optimizer).__name__, type(model).__name__
+        if own and own.isdisjoint(names):
+            by = f"{changed_by} replaced them all" if changed_by else "it was built from another model, or from a copy"
+            raise ValueError(
+                f"`optimizers` must hold parameters of `model`, got {kind} with {len(own)} parameters, none of which "
+                f"belongs to {what}: {by}. Nothing would be trained. Build it last: "
+                f"`{kind}(model.parameters(), ...)`, with the very model that is passed to the `Trainer`."
+            )
+        held |= own
+        foreign += len(own - names.keys())
+    if foreign and not changed_by:
+        missing = [names[id(p)] for p in model.parameters() if p.requires_grad and id(p) not in held]
+        some = ", ".join(map(repr, missing[:3])) + (", ..." if len(missing) > 3 else "")
+        told = f" No optimizer holds {len(missing)} parameters of the model, so they stay: {some}." if some else ""
+        warnings.warn(
+            f"`optimizers` hold {foreign} parameters that do not belong to `model`: they are neither moved to the "
+            f"device nor saved.{told} Build the optimizer after the model is complete, and make a loss that has "
+            f"parameters an attribute of the model.",
+            stacklevel=4,
+        )
+
+
+def check_trainable(model: torch.nn.Module) -> None:
+    """Refuse to train a model all of whose parameters are frozen.
+
+    Raises:
+        ValueError: None of its parameters requires a gradient.
+    """
+    parameters = list(model.parameters())
+    if parameters and not any(parameter.requires_grad for parameter in parameters):
+        raise ValueError(
+            f"`model` must have parameters that require gradients, got {type(model).__name__}, all of whose "
+            f"{len(parameters)} parameters are frozen: there is nothing to train. Call `requires_grad_(True)` on the "
+            f"part to train, or leave `train_dataloader` out to evaluate only."
+        )
 
 
 def generate_run_name() -> str:
@@ -174,13 +265,10 @@ def data_spec_of(dataloader: Any, argument: str) -> DataSpec:
     """The data of an argument.
 
     Raises:
-        TypeError: It cannot be iterated.
+        TypeError: It yields no batches: a data set, a text, tensors, a class.
         ValueError: It is empty.
     """
-    spec = ensure_data_spec(dataloader)
-    loader: Any = spec.dataloader
-    if not isinstance(loader, Iterable) and not hasattr(loader, "__getitem__"):
-        raise TypeError(f"`{argument}` must be an iterable of batches, got {type(spec.dataloader).__name__}.")
+    spec = ensure_data_spec(dataloader, argument)
     if _length(spec.dataloader) == 0:
         dataset = getattr(spec.dataloader, "dataset", None)
         samples = None if dataset is None else _length(dataset)
@@ -189,6 +277,14 @@ def data_spec_of(dataloader: Any, argument: str) -> DataSpec:
         )
         raise ValueError(f"`{argument}` must not be empty, got a loader of 0 batches.{why}")
     return spec
+
+
+def is_used_up_by_iterating(dataloader: Any) -> bool:
+    """Return whether a loader is a generator or another of Python's own iterators, which can be iterated only once.
+
+    Iterators of libraries are not meant: they often begin anew.
+    """
+    return isinstance(dataloader, Iterator) and type(dataloader).__module__ in ("builtins", "itertools")
 
 
 def build_evaluators(eval_dataloader: Any, eval_interval: Any, eval_subset_num_batches: int) -> list[Evaluator]:
@@ -209,7 +305,10 @@ def build_evaluators(eval_dataloader: Any, eval_interval: Any, eval_subset_num_b
             warnings.warn("`eval_interval` has no effect without `eval_dataloader`.", stacklevel=5)
         if eval_subset_num_batches != -1:
             warnings.warn("`eval_subset_num_batches` has no effect without `eval_dataloader`.", stacklevel=5)
-    evaluators = [ensure_evaluator(item, None) for item in given]
+    evaluators = [
+        ensure_evaluator(item if isinstance(item, Evaluator) else ensure_data_spec(item, "eval_dataloader"), None)
+        for item in given
+    ]
     labels = [evaluator.label for evaluator in evaluators]
     for label in labels:
         if labels.count(label) > 1:
@@ -221,7 +320,7 @@ def build_evaluators(eval_dataloader: Any, eval_interval: Any, eval_subset_num_b
         if evaluator.eval_interval is None:
             evaluator.eval_interval = eval_interval
         if evaluator.subset_num_batches is None:
-            evaluator.subset_num_batches = eval_subset_num_batches
+            evaluator.subset_num_batches = check_subset("eval_subset_num_batches", eval_subset_num_batches)
         data_spec_of(evaluator.dataloader, "eval_dataloader")
         if evaluator.subset_num_batches == -1 and _length(evaluator.dataloader.dataloader) is None:
             raise ValueError(
@@ -246,8 +345,8 @@ def microbatch_size(size: Any, spec: DataSpec | None, device: Device) -> tuple[f
         return own, True
     if isinstance(size, bool) or not isinstance(size, (int, float)):
         raise TypeError(f"`device_train_microbatch_size` must be a number, 'auto' or None, got {size!r}.")
-    if size <= 0:
-        raise ValueError(f"`device_train_microbatch_size` must be positive, got {size!r}.")
+    if not 0 < size < math.inf:
+        raise ValueError(f"`device_train_microbatch_size` must be positive and finite, got {size!r}.")
     return size, False
 
 
@@ -277,7 +376,7 @@ def check_duration(duration: Any, argument: str) -> Time[Any]:
     """
     if not isinstance(duration, (int, str, Time)) or isinstance(duration, bool):
         raise TypeError(f"`{argument}` must be a number of epochs, a time string or a `Time`, got {duration!r}.")
-    parsed = ensure_time(duration, TimeUnit.EPOCH)
+    parsed = ensure_time(duration, TimeUnit.EPOCH, argument=argument)
     if parsed.unit in (TimeUnit.SECOND, TimeUnit.DURATION):
         raise ValueError(
             f"`{argument}` must be in 'ep', 'ba', 'sp', 'tok' or 'iter', got {str(parsed)!r}. Use for example '10ep'."
@@ -294,9 +393,9 @@ def check_schedulers(schedulers: Sequence[Any]) -> None:
         TypeError: One is neither a torch scheduler nor a function.
     """
     for scheduler in schedulers:
-        if not isinstance(scheduler, LRScheduler) and not callable(scheduler):
+        if isinstance(scheduler, type) or not (isinstance(scheduler, LRScheduler) or callable(scheduler)):
             raise TypeError(
-                f"`schedulers` must hold torch schedulers or functions `f(state, ssr)`, got {type(scheduler).__name__}."
+                f"`schedulers` must hold torch schedulers or functions `f(state, ssr)`, got {described(scheduler)}."
             )
 
 
@@ -316,13 +415,6 @@ def build_schedulers(schedulers: Sequence[Any], state: State, ssr: float) -> lis
         else:
             raise ValueError("`schedulers` need an optimizer, but the run has none. Pass `optimizers`.")
     return built
-
-
-def described(value: Any) -> str:
-    """What was given instead of an object, for a message; a class is told apart from its objects."""
-    if isinstance(value, type):
-        return f"the class `{value.__name__}`; pass `{value.__name__}(...)`"
-    return type(value).__name__
 
 
 def check_subset(argument: str, subset: Any) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +22,52 @@ from composer.trainer._train_batch import BatchTrainer
 from composer.utils import dist
 
 __all__ = ["FitLoop"]
+
+
+class _LossWatch:
+    """Warns once when the losses stay NaN or infinite, without waiting for the device in a step.
+
+    It keeps the last losses, and looks at them at the ends of epochs, at evaluations and, so that nobody waits long for
+    the first of these, after 16, 32, 64, ... batches. The answer travels to the host in the background.
+    """
+
+    def __init__(self) -> None:
+        self._last: deque[torch.Tensor] = deque(maxlen=8)
+        self._answer: tuple[int, int, DeferredValue] | None = None  # about so many losses, up to a batch
+        self._count, self._warned = 0, False
+
+    def add(self, losses: Mapping[str, torch.Tensor], batch: int) -> None:
+        """Take the losses of a batch."""
+        if "loss/train/total" not in losses:  # an optimizer that never called its closure
+            return
+        self._last.append(losses["loss/train/total"])
+        self._count += 1
+        if self._count >= 16 and self._count & (self._count - 1) == 0:
+            self.look(batch)
+
+    def look(self, batch: int, wait: bool = False) -> None:
+        """Look at the last losses, up to those of `batch`; what is found is told now if there is time to `wait`."""
+        self._tell(wait)
+        if self._last and self._answer is None and not self._warned:
+            answer = DeferredValue.of_tensor(torch.stack([loss.isfinite() for loss in self._last]).any())
+            DeferredValue.fetch([answer])
+            self._answer = (len(self._last), batch, answer)
+        self._tell(wait)
+
+    def _tell(self, wait: bool) -> None:
+        if self._answer is None or not (wait or self._answer[2].ready):
+            return
+        (number, batch, answer), self._answer = self._answer, None
+        if answer.value or self._warned or dist.get_global_rank() != 0:
+            return
+        self._warned = True
+        warnings.warn(
+            f"The training loss was NaN or infinite in all of the last {number} batches, up to batch {batch}, counted "
+            f"from 0: nothing useful is being trained. Lower the learning rate or warm it up, clip gradients "
+            f"with `GradientClipping`, use `precision='amp_bf16'` instead of 'amp_fp16', or look for bad data. The "
+            f"callback `NaNMonitor` ends a run at the first such batch.",
+            stacklevel=2,
+        )
 
 
 class FitLoop:
@@ -60,6 +107,8 @@ class FitLoop:
         self.timer = StepTimer()
         self._limit = state.max_duration  # that all ranks have
         self._told = False  # whether another rank was told to stop training
+        self._losses = _LossWatch()
+        self._first_batch = state.timestamp._batch  # of this call of `fit`
 
     def run(self) -> None:
         """Train until `state.max_duration`."""
@@ -85,6 +134,7 @@ class FitLoop:
         finally:
             self.position.rest()
         self._log_final_time()
+        self._losses.look(state.timestamp._batch - 1, wait=True)
         run_event(Event.FIT_END)
         self.evaluation.run_due(Event.FIT_END)
         self.metrics.finish()
@@ -200,6 +250,7 @@ class FitLoop:
 
     def _publish(self, losses: dict[str, torch.Tensor], microbatch_size: float, logged: bool) -> None:
         losses = self.parallel.mean_losses(losses)
+        self._losses.add(losses, self.state.timestamp._batch)
         if not logged:
             self.state.total_loss_dict = losses
             return
@@ -218,6 +269,7 @@ class FitLoop:
 
     def _evaluate(self, event: Event) -> None:
         if self.evaluation.run_due(event):
+            self._losses.look(self.state.timestamp._batch - 1)
             self.timer.restart()  # evaluation is not training time
 
     def _end_epoch(self) -> None:
@@ -230,6 +282,7 @@ class FitLoop:
         state.timestamp = state.timestamp.to_next_epoch()
         self.position.rest(ended=True)
         run_event(Event.EPOCH_END)
+        self._losses.look(state.timestamp._batch - 1)
         self._evaluate(Event.EPOCH_END)
         run_event(Event.EPOCH_CHECKPOINT)
         self._iteration_is_over(Event.EPOCH_END)
@@ -280,15 +333,16 @@ class FitLoop:
             self.logger.log_metrics({"time/token_in_epoch": now._token_in_epoch})
 
     def _nothing_trained(self) -> None:
-        limit = self.state.max_duration
+        """Tell that an epoch had no batches; end the run if its length then cannot be reached."""
+        limit, now = self.state.max_duration, self.state.timestamp
+        yielded = now._batch - self._first_batch
+        before = f", although it had yielded {yielded} before: it can be iterated only once" if yielded else ""
+        text = f"The training loader yielded no batch in epoch {now._epoch}{before}"
+        advice = "Pass a `DataLoader`, a list, or another loader whose `__iter__` begins anew."
         if limit is not None and limit.unit is not TimeUnit.EPOCH:
-            raise RuntimeError(
-                f"The training loader yielded no batch, so `max_duration` {str(limit)!r} would never be reached. "
-                f"Pass a loader that can be iterated again for every epoch and is not empty."
-            )
+            raise RuntimeError(f"{text}, so `max_duration` {str(limit)!r} would never be reached. {advice}")
         warnings.warn(
-            f"No batches were trained for global rank {dist.get_global_rank()}: the training loader yielded nothing "
-            "in this epoch. A generator can be iterated only once; pass a `DataLoader` or a list.",
+            f"{text}. No batches were trained for global rank {dist.get_global_rank()} in this epoch. {advice}",
             stacklevel=2,
         )
 

@@ -18,6 +18,7 @@ from composer.devices import Device
 from composer.loggers import Logger, LoggerDestination
 from composer.models import ComposerModel
 from composer.trainer import _construction as build
+from composer.trainer._arguments import described
 from composer.trainer._checkpointing import LoadOptions, load_run
 from composer.trainer._evaluation import Evaluation
 from composer.trainer._exporting import Exports
@@ -92,7 +93,7 @@ class TrainerParts(Exports):
             device.optimizer_to_device(optimizer)
         for algorithm in ensure_tuple(algorithms):
             if not isinstance(algorithm, Algorithm):
-                raise TypeError(f"`algorithms` must hold `Algorithm` objects, got {build.described(algorithm)}.")
+                raise TypeError(f"`algorithms` must hold `Algorithm` objects, got {described(algorithm)}.")
         self.state = State(
             model=model,
             rank_zero_seed=seed,
@@ -119,6 +120,7 @@ class TrainerParts(Exports):
         # An algorithm may have replaced the model.
         self._model, _ = build.check_model(state.model)
         self._model.logger = self.logger
+        build.check_optimizers(state.optimizers, self._model, changed_by="an algorithm")
         log_standard_hparams(state, self.logger, self.local_hparams)
         state.train_metrics = dict(copy.deepcopy(self._model.get_metrics(is_train=True)))
         self._parallel.adopt_metrics(state.train_metrics.values())
@@ -148,6 +150,8 @@ class TrainerParts(Exports):
 
     def _settle_model(self, compile_config: dict[str, Any] | None) -> None:
         """Make the model what the loop calls, once all surgery is done and everything is loaded."""
+        if not self.state.fsdp_enabled:  # the parts of a divided model are other tensors
+            build.check_optimizers(self.state.optimizers, self.state.model, changed_by="an algorithm")
         # Surgery drew random numbers; training starts from the seed whatever algorithms did.
         reproducibility.seed_all(self.state.seed)
         self.state.model = self._parallel.wrap(self.state.model, self.state.algorithms)

@@ -17,8 +17,9 @@ class ClosureGradScaler(torch.amp.GradScaler):
     """`torch.amp.GradScaler` for optimizers whose `step` takes a closure.
 
     `step(optimizer, closure)` hands the optimizer a closure that clears the gradients, runs the given one, unscales
-    the gradients and looks for infinities. It returns the loss, or None if any gradient overflowed on any rank: the
-    optimizer must then skip what it wanted to do with the gradients.
+    the gradients and looks for infinities. It returns the loss. If any gradient overflowed on any rank, it returns None
+    to an optimizer that declares `_step_supports_amp_closure = True`, which then skips the step itself. The step of any
+    other optimizer is broken off, and its weights are set back to what they were.
     """
 
     def step(
@@ -33,10 +34,11 @@ class ClosureGradScaler(torch.amp.GradScaler):
             **kwargs: As in torch's scaler, when there is no closure.
 
         Returns:
-            What the optimizer's `step` returned.
+            What the optimizer's `step` returned; None if it was broken off.
         """
         if closure is None:
             return super().step(optimizer, *args, **kwargs)
+        knows_none = getattr(optimizer, "_step_supports_amp_closure", False)
 
         def unscaled_closure(**closure_kwargs: Any) -> Any:
             state = self._per_optimizer_states[id(optimizer)]
@@ -46,9 +48,24 @@ class ClosureGradScaler(torch.amp.GradScaler):
             loss = closure(**closure_kwargs)
             if state["stage"] is OptState.READY:  # the closure may have unscaled already
                 self.unscale_(optimizer)
-            return None if self._overflowed(state["found_inf_per_device"]) else loss
+            if not self._overflowed(state["found_inf_per_device"]):
+                return loss
+            if knows_none:
+                return None
+            raise _OverflowError
 
-        return optimizer.step(closure=unscaled_closure)
+        if knows_none:
+            return optimizer.step(closure=unscaled_closure)
+        # It may move the weights between two passes, as LBFGS does in its line search.
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        weights = [parameter.detach().clone() for parameter in parameters]
+        try:
+            return optimizer.step(closure=unscaled_closure)
+        except _OverflowError:
+            with torch.no_grad():
+                for parameter, weight in zip(parameters, weights, strict=True):
+                    parameter.copy_(weight)
+            return None
 
     def _overflowed(self, found_inf: dict[torch.device, torch.Tensor]) -> bool:
         """Whether a gradient of any rank overflowed; `update` then shrinks the scale on all of them."""
@@ -61,3 +78,7 @@ class ClosureGradScaler(torch.amp.GradScaler):
             found.fill_(worst)
         # The one host read that gradient scaling needs; torch's own `step` does the same.
         return bool(worst.item())
+
+
+class _OverflowError(Exception):
+    """Breaks off the step of an optimizer that would not notice an overflow."""

@@ -26,7 +26,7 @@ def seed_run(seed: int | None, deterministic_mode: bool, parallel: SingleProcess
         reproducibility.configure_deterministic_mode()
     largest = reproducibility.MAX_SEED - (parallel.world_size - 1)
     drawn = reproducibility.get_random_seed() % (largest + 1) if seed is None else seed
-    chosen = parallel.agreed(drawn)
+    chosen = parallel.agreed(int(drawn))
     if not 0 <= chosen <= largest:
         raise ValueError(f"`seed` must be from 0 to {largest}, so that every rank gets one, got {chosen!r}.")
     reproducibility.seed_all(chosen)

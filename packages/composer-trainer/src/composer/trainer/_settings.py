@@ -53,6 +53,7 @@ class RunSettings:
         self._set_microbatch_size(microbatch_size)
         if self.train_spec is not None:
             self.parallel.check_loader(self.train_spec.dataloader, "train_dataloader")
+            build.check_trainable(self.model)
             state.train_dataloader = self.train_spec.dataloader
             subset = build.check_subset("train_subset_num_batches", subset)
             self._activate(self.train_spec.dataloader, subset)
@@ -93,7 +94,16 @@ class RunSettings:
 
     def set_evaluators(self, eval_dataloader: Any, interval: Any, subset: int) -> None:
         """Replace what is evaluated."""
-        self.state.evaluators = self.evaluators_of(eval_dataloader, interval, subset)
+        evaluators = self.evaluators_of(eval_dataloader, interval, subset)
+        for evaluator in evaluators:
+            loader = evaluator.dataloader.dataloader
+            if build.is_used_up_by_iterating(loader):
+                raise ValueError(
+                    f"`eval_dataloader` must be a loader that can be iterated in every evaluation, got a "
+                    f"{type(loader).__name__} for {evaluator.label!r}, which can be iterated only once. Pass a "
+                    f"`DataLoader`, a list, or an object whose `__iter__` begins anew."
+                )
+        self.state.evaluators = evaluators
 
     def evaluators_of(self, eval_dataloader: Any, interval: Any, subset: int) -> list[Evaluator]:
         """Evaluators of an argument, with fresh metrics on the state."""
@@ -109,7 +119,7 @@ class RunSettings:
         """Set the length of the run; None leaves it open."""
         if max_duration is not None:
             self.state.max_duration = build.check_duration(max_duration, "max_duration")
-            self._check_epochs_end()
+            self._check_epochs()
 
     def set_duration(self, duration: Any, begun: Timestamp | None = None) -> None:
         """Train `duration` more from here on; None: until `max_duration`.
@@ -134,7 +144,7 @@ class RunSettings:
                 f"The run is already at its `max_duration` of {str(limit)!r}. Please provide the `duration` or specify "
                 f"`reset_time=True` to `fit`, or raise `trainer.state.max_duration`."
             )
-        self._check_epochs_end()
+        self._check_epochs()
 
     def set_schedulers(self, schedulers: Any, ratio: float, every_batch: bool | None) -> None:
         """Replace the schedules and scale them, and the length of the run, by `ratio`; None leaves them.
@@ -183,12 +193,15 @@ class RunSettings:
             kind = ClosureGradScaler if closure else torch.amp.GradScaler
             state.scaler = kind("cuda" if state.device.name == "gpu" else state.device.name)
 
-    def _check_epochs_end(self) -> None:
-        state = self.state
-        limit = state.max_duration
-        in_epochs = limit is not None and limit.unit is TimeUnit.EPOCH
-        if in_epochs and self.train_spec is not None and state.dataloader_len is None:
+    def _check_epochs(self) -> None:
+        """Refuse several epochs over what can be iterated only once."""
+        state, limit = self.state, self.state.max_duration
+        if limit is None or limit.unit is not TimeUnit.EPOCH or self.train_spec is None:
+            return
+        loader, epochs = self.train_spec.dataloader, limit.value - state.timestamp.epoch.value
+        if epochs > 1 and build.is_used_up_by_iterating(loader):
             raise ValueError(
-                f"max_duration cannot be specified in epochs ({str(limit)!r}) when the training loader has no length: "
-                f"an epoch would not end. Use batches, for example '1000ba', or pass `train_subset_num_batches`."
+                f"`train_dataloader` must be a loader that can be iterated {epochs} times for `max_duration` "
+                f"{str(limit)!r}, got a {type(loader).__name__}, which can be iterated only once. Pass a `DataLoader`, "
+                f"a list, or an object whose `__iter__` begins anew."
             )

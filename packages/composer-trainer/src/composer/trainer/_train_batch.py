@@ -224,20 +224,23 @@ class BatchTrainer:
 
 
 def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether an optimizer must run the forward and backward pass itself.
+    """Return whether an optimizer must run the forward and backward pass itself.
 
-    Torch's own optimizers, but for those whose `step` requires a closure (LBFGS), call it once and first, which is the
-    same as stepping after the pass. Others say so with a class attribute `single_pass = True`; the rest get a closure.
+    It must if its `step` requires a closure (LBFGS), or if it declares so: with an attribute `needs_closure = True`, or
+    with `_step_supports_amp_closure = True`, which also promises to skip the step if the closure returns None. A `step`
+    that merely allows a closure calls it first and once, which is the same as stepping after the pass, except that it
+    does not know None, the sign of an overflow in fp16. So it gets none.
+
+    Args:
+        optimizer: The optimizer as it is stepped, with all wrappers.
     """
-    step = inspect.unwrap(type(optimizer).step)
-    if getattr(optimizer, "_step_supports_amp_closure", False):
-        return True
-    if getattr(type(optimizer), "single_pass", False):
+    for declared in ("_step_supports_amp_closure", "needs_closure"):
+        if getattr(optimizer, declared, False):
+            return True
+    if getattr(optimizer, "single_pass", False):
         return False
-    closure = inspect.signature(step).parameters.get("closure")
-    if closure is None:
-        return False
-    return closure.default is inspect.Parameter.empty or not step.__module__.startswith("torch.optim.")
+    closure = inspect.signature(inspect.unwrap(type(optimizer).step)).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
 
 
 def _drop_gradients(optimizer: torch.optim.Optimizer) -> None:

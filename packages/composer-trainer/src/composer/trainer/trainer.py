@@ -16,6 +16,7 @@ from composer.distributed import DDPSyncStrategy
 from composer.loggers import LoggerDestination
 from composer.models import ComposerModel
 from composer.trainer import _construction as build
+from composer.trainer._arguments import check_arguments
 from composer.trainer._checkpointing import LoadOptions, build_saver, check_autoresume, continue_logs, with_prefix
 from composer.trainer._construction import generate_run_name as _generate_run_name
 from composer.trainer._data_parallel import parallel_of_this_process
@@ -48,7 +49,8 @@ class Trainer(TrainerParts):
         train_dataloader: The training data: an iterable of batches, a `DataSpec` or a dict of its arguments. May be
             given to `fit` instead.
         train_dataloader_label: The label of the training data.
-        train_subset_num_batches: End each epoch after this many batches; -1: at the loader's end.
+        train_subset_num_batches: End each epoch after this many batches; -1: at the loader's end. An endless loader
+            needs it if `max_duration` is in epochs: otherwise its first epoch does not end.
         max_duration: How long to train.
         algorithms: The methods to compose, in your order.
         algorithm_passes: Passes that reorder algorithms; see `Engine`.
@@ -203,6 +205,7 @@ class Trainer(TrainerParts):
         spin_dataloaders: bool = True,
     ) -> None:
         arguments = locals()
+        check_arguments(arguments)
         loading = LoadOptions(autoresume, **with_prefix(arguments, "load_"))
         build.set_python_log_level(python_log_level)
         self.auto_log_hparams, self.python_log_level = auto_log_hparams, python_log_level
@@ -300,6 +303,16 @@ class Trainer(TrainerParts):
             KeyboardInterrupt: After SIGINT, likewise.
         """
         state, settings = self.state, self._settings
+        check_arguments(
+            {
+                "train_dataloader_label": train_dataloader_label,
+                "reset_time": reset_time,
+                "scale_schedule_ratio": scale_schedule_ratio,
+                "step_schedulers_every_batch": step_schedulers_every_batch,
+                "eval_interval": eval_interval,
+                "spin_dataloaders": spin_dataloaders is None or spin_dataloaders,
+            }
+        )
         if not state.optimizers:
             raise ValueError(
                 "No optimizer was specified when constructing the Trainer, and the model had no parameters then. "

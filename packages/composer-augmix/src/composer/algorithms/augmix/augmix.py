@@ -20,6 +20,7 @@ from composer.algorithms.utils import (
 from composer.algorithms.utils.augmentation_common import map_pillow_function
 from composer.core import AUGMENTS_IMAGES, MIXES_AUGMENTATIONS, Algorithm, Event, Placement, State
 from composer.loggers import Logger
+from composer.utils import check_finite
 
 __all__ = ["AugMix", "AugmentAndMixTransform", "augment_and_mix", "augmix_image"]
 
@@ -66,7 +67,7 @@ def augmix_image(
         arXiv:1912.02781, section 3, algorithm 1.
     Differs: no consistency loss; the strength is drawn up to `severity`; the default set is the largest one.
     """
-    _check(severity, width, alpha)
+    _check(severity, depth, width, alpha)
     augmentations = as_augmentation_set(augmentation_set)
 
     def mix(image: Image.Image) -> Image.Image:
@@ -121,7 +122,7 @@ class AugmentAndMixTransform(torch.nn.Module):
         augmentation_set: str | Sequence[AugmentationFn] = "all",
     ) -> None:
         super().__init__()
-        _check(severity, width, alpha)
+        _check(severity, depth, width, alpha)
         as_augmentation_set(augmentation_set)
         self.severity, self.depth, self.width = severity, depth, width
         self.alpha = alpha
@@ -195,9 +196,10 @@ class AugMix(Algorithm):
         add_dataset_transform(state.train_dataloader, self._transform)
 
 
-def _check(severity: float, width: int, alpha: float) -> None:
+def _check(severity: float, depth: int, width: int, alpha: float) -> None:
     if not 0 <= severity <= 10:
         raise ValueError(f"`severity` must be in [0, 10], got {severity!r}. 10 is the strongest.")
+    check_finite(depth=depth, width=width)
     if width < 1:
         raise ValueError(f"`width` must be at least 1, got {width!r}. The paper uses 3 chains.")
     if not 0 < alpha < math.inf:

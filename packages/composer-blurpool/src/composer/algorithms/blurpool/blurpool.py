@@ -12,7 +12,7 @@ from composer.algorithms.blurpool.blurpool_layers import BlurConv2d, BlurMaxPool
 from composer.algorithms.warnings import NoEffectWarning
 from composer.core import REPLACES_BLOCKS, REPLACES_CONVS, WRAPS_CONVS, Algorithm, Event, Placement, State
 from composer.loggers import Logger
-from composer.utils import module_surgery
+from composer.utils import check_finite, module_surgery
 
 __all__ = ["BlurPool", "apply_blurpool"]
 
@@ -121,6 +121,7 @@ class BlurPool(Algorithm):
             raise ValueError(
                 "`replace_convs` or `replace_maxpools` must be True, got False for both. Leave `BlurPool` out instead."
             )
+        check_finite(min_channels=min_channels)
         self.replace_convs, self.replace_maxpools = replace_convs, replace_maxpools
         self.blur_first = blur_first
         self.min_channels = min_channels

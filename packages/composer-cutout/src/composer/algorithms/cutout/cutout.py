@@ -18,6 +18,7 @@ from composer.core import (
     State,
 )
 from composer.loggers import Logger
+from composer.utils import check_finite
 
 __all__ = ["CutOut", "cutout_batch"]
 
@@ -138,6 +139,7 @@ class CutOut(Algorithm):
 
 
 def _check_arguments(num_holes: int, length: float) -> None:
+    check_finite(num_holes=num_holes)
     if num_holes < 0:
         raise ValueError(f"`num_holes` must not be negative, got {num_holes!r}. Use 0 for no holes.")
     if not 0 <= length <= 1:

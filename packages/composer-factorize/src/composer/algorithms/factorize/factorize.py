@@ -28,7 +28,7 @@ from composer.core import (
     State,
 )
 from composer.loggers import Logger
-from composer.utils import module_surgery
+from composer.utils import check_finite, module_surgery
 
 __all__ = [
     "LOG_NUM_CONV2D_REPLACEMENTS_KEY",
@@ -166,6 +166,7 @@ class Factorize(Algorithm):
         min_features: int = 256,
         latent_features: int | float = 128,
     ) -> None:
+        check_finite(min_channels=min_channels, min_features=min_features)
         _check_latent("latent_channels", latent_channels)
         _check_latent("latent_features", latent_features)
         self.factorize_convs, self.factorize_linears = factorize_convs, factorize_linears
@@ -198,6 +199,7 @@ class Factorize(Algorithm):
 
 
 def _check_latent(name: str, latent_size: int | float) -> None:
+    check_finite(**{name: latent_size})
     if latent_size <= 0:
         raise ValueError(
             f"`{name}` must be positive, got {latent_size!r}. A fraction such as 0.25 is of the smaller size."

@@ -13,6 +13,7 @@ import torch
 from composer.algorithms.warnings import NotIntendedUseWarning
 from composer.core import CLIPS_GRADIENTS, Algorithm, Event, Placement, State
 from composer.loggers import Logger
+from composer.utils import check_finite
 
 __all__ = ["GradientClipping", "apply_agc", "apply_gradient_clipping"]
 
@@ -147,6 +148,7 @@ def _check(clipping_type: str, clipping_threshold: float, eps: float) -> None:
         raise ValueError(
             f"`clipping_threshold` must not be negative, got {clipping_threshold!r}. Use for example 1.0 for 'norm'."
         )
+    check_finite(eps=eps)
     if not eps >= 0:
         raise ValueError(f"`eps` must not be negative, got {eps!r}. Use `eps=1e-3`, as the paper does.")
 

@@ -16,6 +16,7 @@ from composer.loss import soft_cross_entropy
 from composer.metrics import CrossEntropy
 from composer.models.base import ComposerModel
 from composer.models.tasks._targets import check_shapes, check_tensors, index_targets, takes_indices
+from composer.utils import check_pair
 
 __all__ = ["ComposerClassifier"]
 
@@ -93,6 +94,8 @@ class ComposerClassifier(ComposerModel):
         super().__setattr__(name, value)
 
     def forward(self, batch: tuple[Tensor, Any]) -> Tensor:
+        if not torch.jit.is_scripting():  # type: ignore[attr-defined]
+            check_pair(batch, "ComposerClassifier")
         inputs, _ = batch
         outputs: Tensor = self.module(inputs)
         return outputs

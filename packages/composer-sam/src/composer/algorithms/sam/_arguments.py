@@ -7,11 +7,14 @@ from typing import Any
 
 import torch
 
+from composer.utils import check_finite
+
 __all__ = ["check_arguments", "check_base"]
 
 
 def check_arguments(rho: float, epsilon: float, interval: int) -> None:
     """Raise ValueError unless the arguments of `SAM` are in range."""
+    check_finite(rho=rho, epsilon=epsilon, interval=interval)
     if rho < 0:
         raise ValueError(f"`rho` must not be negative, got {rho!r}. Use 0.05, or more with a larger `interval`.")
     if epsilon <= 0:
@@ -26,9 +29,10 @@ def check_base(base_optimizer: Any) -> None:
     """Raise unless it is an optimizer that steps without a closure."""
     if not isinstance(base_optimizer, torch.optim.Optimizer):
         raise TypeError(f"`base_optimizer` must be a `torch.optim.Optimizer`, got {type(base_optimizer).__name__}.")
-    closure = inspect.signature(type(base_optimizer).step).parameters.get("closure")
+    closure = inspect.signature(inspect.unwrap(type(base_optimizer).step)).parameters.get("closure")
     required = closure is not None and closure.default is inspect.Parameter.empty
-    if required or getattr(base_optimizer, "_step_supports_amp_closure", False):
+    declared = any(getattr(base_optimizer, name, False) for name in ("_step_supports_amp_closure", "needs_closure"))
+    if required or declared:
         raise ValueError(
             f"`base_optimizer` must step without a closure, got {type(base_optimizer).__name__}, which runs the "
             f"forward and backward pass itself. Use one such as `torch.optim.SGD`."

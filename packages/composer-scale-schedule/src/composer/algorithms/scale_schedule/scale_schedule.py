@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import (
 
 from composer.core import SCALES_SCHEDULE, Algorithm, Event, Placement, State
 from composer.loggers import Logger
+from composer.utils import check_finite
 
 __all__ = ["ScaleSchedule", "scale_scheduler"]
 
@@ -156,6 +157,7 @@ def _nothing() -> None:
 
 
 def _check_ratio(name: str, ratio: float) -> None:
+    check_finite(**{name: ratio})
     if not ratio > 0:
         raise ValueError(f"`{name}` must be positive, got {ratio!r}. Use 0.5 for half the time.")
 

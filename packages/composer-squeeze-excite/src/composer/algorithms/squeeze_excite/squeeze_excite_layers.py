@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from composer.utils import check_finite
+
 __all__ = ["SqueezeExcite2d", "SqueezeExciteConv2d"]
 
 
@@ -34,6 +36,7 @@ class SqueezeExcite2d(nn.Module):
 
     def __init__(self, num_features: int, latent_channels: float = 0.125) -> None:
         super().__init__()
+        check_finite(num_features=num_features)
         check_latent_channels(latent_channels)
         latent = max(int(latent_channels if latent_channels >= 1 else latent_channels * num_features), 1)
         self.pool_and_mlp = nn.Sequential(
@@ -99,6 +102,7 @@ class SqueezeExciteConv2d(nn.Module):
 
 
 def check_latent_channels(latent_channels: float) -> None:
+    check_finite(latent_channels=latent_channels)
     if latent_channels <= 0:
         raise ValueError(
             f"`latent_channels` must be positive, got {latent_channels!r}. Use for example 64, or 0.125 for an eighth "

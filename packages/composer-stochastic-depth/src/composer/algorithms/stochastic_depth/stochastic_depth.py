@@ -18,7 +18,7 @@ from composer.algorithms.stochastic_depth.stochastic_layers import (
 from composer.algorithms.warnings import NoEffectWarning
 from composer.core import REPLACES_BLOCKS, Algorithm, Event, Placement, State, Time, TimeUnit
 from composer.loggers import Logger
-from composer.utils import module_surgery
+from composer.utils import check_finite, module_surgery
 
 __all__ = ["StochasticDepth", "apply_stochastic_depth"]
 
@@ -141,6 +141,8 @@ class StochasticDepth(Algorithm):
         drop_distribution: str = "linear",
         drop_warmup: float | Time[Any] | str = 0.0,
     ) -> None:
+        if isinstance(drop_warmup, (int, float)):
+            check_finite(drop_warmup=drop_warmup)
         _validate(target_layer_name, stochastic_method, drop_rate, drop_distribution)
         self.target_layer_name = target_layer_name
         self.stochastic_method = stochastic_method

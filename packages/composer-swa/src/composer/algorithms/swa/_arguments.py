@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from composer.core import State, Time, TimeUnit
+from composer.utils import check_finite
 
 __all__ = ["check_run", "check_steps", "has_passed", "parse", "parse_strategy"]
 
@@ -47,6 +48,7 @@ def parse_strategy(strategy: str) -> str:
 
 def check_steps(anneal_steps: int, swa_lr: float | None) -> None:
     """Raise ValueError unless both are in range."""
+    check_finite(anneal_steps=anneal_steps, swa_lr=swa_lr)
     if anneal_steps <= 0:
         raise ValueError(f"`anneal_steps` must be positive, got {anneal_steps!r}. Use 1 to jump to `swa_lr`.")
     if swa_lr is not None and swa_lr < 0:
