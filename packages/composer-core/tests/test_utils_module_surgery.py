@@ -472,6 +472,16 @@ def test_parameters_of_a_wrapper_join_those_of_their_kind() -> None:
     assert [0, 0, 1] == group_of(optimizer, *model[0].parameters())
 
 
+def test_a_new_bias_joins_the_only_group_of_biases_whatever_its_options() -> None:
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.LayerNorm(2))
+    weights, biases = by_kind(model)
+    optimizer = torch.optim.SGD([weights, {**biases, "lr": 6.4}], lr=0.1)
+
+    replace_module_classes(model, {nn.Linear: lambda m, i: nn.Linear(2, 2)}, optimizer)
+
+    assert [0, 1] == group_of(optimizer, *model[0].parameters())
+
+
 def test_with_a_group_for_each_layer_new_parameters_join_that_of_their_layer() -> None:
     first, last = nn.Linear(2, 2, bias=False), nn.Linear(2, 2)
     model = nn.Sequential(first, last)

@@ -207,7 +207,8 @@ def update_params_in_optimizer(
     1. the group of the removed parameters of its kind, or else of the kept ones of its kind. A kind is either weights
        (more than one dimension) or biases and scales of norms;
     2. if `old_params` has none of its kind: their group, if that holds its kind as well;
-    3. otherwise the group that holds its kind and differs from theirs in the weight decay alone;
+    3. otherwise the group that holds its kind and differs from theirs in the weight decay alone; or the only group of
+       its kind, if no group mixes kinds;
     4. otherwise their group.
 
     Args:
@@ -256,14 +257,14 @@ def _group_of_new_param(
             break
     if not candidates:
         near = _groups_of([*removed, *kept], optimizer)
-        alike = {
-            index
-            for index, group in enumerate(groups)
-            if any(_is_weight(p) is _is_weight(new) for p in group["params"])
-        }
+        kinds = [{_is_weight(p) for p in group["params"]} for group in groups]
+        alike = {index for index, held in enumerate(kinds) if _is_weight(new) in held}
         candidates = near & alike
         if not candidates and near:
-            candidates = {i for i in alike if any(_differ_in_decay_only(groups[i], groups[j]) for j in near)} or near
+            candidates = {i for i in alike if any(_differ_in_decay_only(groups[i], groups[j]) for j in near)}
+        if not candidates and near:
+            split_by_kind = all(len(held) <= 1 for held in kinds)
+            candidates = alike if len(alike) == 1 and split_by_kind else near
         if not candidates:
             candidates = alike
     if len(candidates) != 1:
