@@ -13,6 +13,7 @@ from composer.utils.module_surgery import (
     _find_param_in_optimizer,
     _tensor_in,
     count_module_instances,
+    find_adapter_layers,
     overrides_forward,
     replace_module_classes,
     update_params_in_optimizer,
@@ -564,6 +565,13 @@ def test_a_ddp_model_inside_the_model_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("composer.utils.module_surgery.DistributedDataParallel", Wrapped)
     with pytest.raises(TypeError, match="must not be wrapped"):
         replace_module_classes(nn.Sequential(Wrapped(nn.ReLU())), {nn.ReLU: lambda m, i: nn.GELU()})
+
+
+def test_layers_inside_adapters_are_found_and_other_base_layers_are_none() -> None:
+    adapter = nn.ModuleDict({"base_layer": nn.Linear(2, 2), "lora_A": nn.Linear(2, 1)})
+    network = nn.ModuleDict({"base_layer": nn.Linear(2, 2), "level0": nn.Linear(2, 2)})
+
+    assert set(adapter.values()) == find_adapter_layers(nn.Sequential(adapter, network))
 
 
 def test_a_forward_of_its_own_is_told_from_torch_s() -> None:

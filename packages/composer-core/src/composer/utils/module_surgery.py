@@ -163,13 +163,20 @@ def find_adapter_layers(model: torch.nn.Module) -> set[torch.nn.Module]:
     """Return the layers inside low-rank adapters such as LoRA: the adapted layer and those of the adapter.
 
     An adapter reads the weight and the sizes of the layer that it adapts, so the two must change together or not at
-    all. It is recognised by how peft calls the adapted layer: `base_layer`.
+    all. It is recognised by the names that peft uses: the adapted layer is its `base_layer`, and it has
+    `adapter_layer_names`, or children whose names start with `lora_`.
 
     Args:
         model: The model; may be an adapter itself.
     """
-    adapters = [module for module in model.modules() if isinstance(module._modules.get("base_layer"), torch.nn.Module)]
+    adapters = [module for module in model.modules() if _is_adapter(module)]
     return {part for adapter in adapters for part in adapter.modules() if part is not adapter}
+
+
+def _is_adapter(module: torch.nn.Module) -> bool:
+    if module._modules.get("base_layer") is None:  # some networks call their first layer so
+        return False
+    return hasattr(module, "adapter_layer_names") or any(name.startswith("lora_") for name in module._modules)
 
 
 def warn_about_kept_modules(function: str, model: torch.nn.Module, kept: Mapping[torch.nn.Module, str]) -> None:
@@ -193,7 +200,8 @@ def warn_about_kept_modules(function: str, model: torch.nn.Module, kept: Mapping
         f"\n  `{first}`{f' and {len(others)} more' if others else ''} ({kind}): {reason}"
         for (kind, reason), (first, *others) in lines.items()
     )
-    warnings.warn(f"`{function}` left {len(kept)} modules as they are:{text}", stacklevel=3)
+    count = "1 module as it is" if len(kept) == 1 else f"{len(kept)} modules as they are"
+    warnings.warn(f"`{function}` left {count}:{text}", stacklevel=3)
 
 
 def update_params_in_optimizer(
