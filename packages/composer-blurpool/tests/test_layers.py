@@ -140,6 +140,7 @@ class TestFromConv:
         layer = BlurConv2d.from_conv2d(conv, blur_first=blur_first)
 
         assert conv is layer.conv
+        assert conv.weight is layer.weight
         assert ["blur_filter", "conv.weight", "conv.bias"] == list(layer.state_dict())
 
     def test_a_constant_input_sees_the_convolution_alone(self) -> None:

@@ -156,6 +156,11 @@ class BlurConv2d(nn.Module):
             return output
         return blur(output, self.blur_filter, self.blur_stride, (1, 1), self.channels)
 
+    @property
+    def weight(self) -> torch.Tensor:
+        """The weight of the convolution, for networks that read its device or dtype."""
+        return self.conv.weight
+
     @staticmethod
     def from_conv2d(module: nn.Conv2d, module_index: int = -1, blur_first: bool = True) -> BlurConv2d:
         """Put a convolution inside a layer that blurs its input or output.
