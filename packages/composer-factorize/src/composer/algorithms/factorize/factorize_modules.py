@@ -192,7 +192,7 @@ class FactorizedConv2d(_FactorizedModule):
         return torch.einsum("ok,kihw->oihw", self.module1.weight[:, :, 0, 0], self.module0.weight)
 
     @property
-    def bias(self) -> nn.Parameter | None:
+    def bias(self) -> torch.Tensor | None:
         """The bias of the second convolution, which is that of both."""
         return self.module1.bias
 
