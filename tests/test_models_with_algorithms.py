@@ -103,7 +103,6 @@ KINDS = {
         data=lambda: masked(1, 8, 8, 8),
         idle=NEVER - {"LowPrecisionGroupNorm"} | OF_IMAGES | {"GhostBatchNorm"},
         refused={
-            "ChannelsLast": (RuntimeError, "rank 4"),
             "CutMix": (ValueError, "."),
             "ProgressiveResizing": (ValueError, r"must have shape \(N, C, H, W\) to be resized"),
         },

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from composer import functional as cf
-from composer.algorithms.blurpool import BlurConv2d, BlurMaxPool2d, BlurPool, apply_blurpool
+from composer.algorithms.blurpool import BlurConv2d, BlurMaxPool2d, BlurPool, apply_blurpool, blur_2d
 from composer.algorithms.warnings import NoEffectWarning
 from composer.core import CHANGES_LAYERS, Algorithm, Engine, Event, Placement, State
 from composer.loggers import Logger, LoggerDestination
@@ -59,14 +59,103 @@ def test_what_subsamples_is_replaced_at_init(replace_convs: bool, replace_maxpoo
     assert [counts] == state.callbacks[0].calls  # type: ignore[attr-defined]
 
 
-def test_the_optimizer_trains_the_new_weight_instead_of_the_old_one() -> None:
+def test_parameters_stay_in_their_groups_with_their_state() -> None:
     model = ConvModel()
-    old = model.conv1.weight
-    state = start(BlurPool(), model)
-    trained = {id(parameter) for parameter in state.optimizers[0].param_groups[0]["params"]}
+    params = list(model.parameters())
+    weights, biases = [p for p in params if p.dim() > 1], [p for p in params if p.dim() <= 1]
+    optimizer = torch.optim.AdamW([{"params": weights, "weight_decay": 0.1}, {"params": biases}], weight_decay=0.0)
+    model((torch.randn(2, 32, 16, 16), None)).sum().backward()
+    optimizer.step()
+    state = dict(optimizer.state)
+    apply_blurpool(model, optimizers=optimizer)
 
-    assert id(old) not in trained
-    assert {id(parameter) for parameter in model.parameters()} == trained
+    assert isinstance(model.conv1, BlurConv2d)
+    assert {id(p) for p in params} == {id(p) for p in model.parameters()}
+    groups = [[id(p) for p in group["params"]] for group in optimizer.param_groups]
+    assert [[id(p) for p in weights], [id(p) for p in biases]] == groups
+    assert all(optimizer.state[p] is state[p] for p in params)
+
+
+class Standardized(nn.Conv2d):
+    """Convolves with another weight than its parameter, as networks without normalization do."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        weight = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
+        return nn.functional.conv2d(input, weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+
+
+class Same(nn.Conv2d):
+    """Pads by itself, as much as the size of the image needs."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(nn.functional.pad(input, [1, 1, 1, 1]))
+
+
+class PoolSame(nn.MaxPool2d):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(nn.functional.pad(input, [0, 1, 0, 1]))
+
+
+@pytest.mark.parametrize("kind", [Standardized, Same])
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_a_convolution_of_a_subclass_computes_as_before_on_the_blurred_input(
+    kind: type[nn.Conv2d], kernel: int
+) -> None:
+    conv, x = kind(16, 16, kernel, stride=2), torch.randn(2, 16, 9, 8)
+    expected = conv(blur_2d(x))
+    model = nn.Sequential(conv)
+    apply_blurpool(model)
+
+    assert isinstance(model[0], BlurConv2d)
+    assert conv is model[0].conv
+    torch.testing.assert_close(expected, model(x))
+
+
+def test_layers_of_subclasses_that_cannot_be_blurred_stay_with_one_warning() -> None:
+    model = nn.Sequential(Same(16, 16, 3, 2), PoolSame(2), Same(16, 16, 3, 2), nn.Conv2d(16, 16, 3, 2))
+    before = list(model)
+    with pytest.warns(UserWarning, match=r"(?s)left 3 modules.*`0` and 1 more \(Same\): .*`1` \(PoolSame\)") as caught:
+        apply_blurpool(model, blur_first=False)
+
+    assert 1 == len(caught)
+    assert before[:3] == list(model)[:3]
+    assert isinstance(model[3], BlurConv2d)
+
+
+def test_hooks_and_norms_of_the_weight_survive() -> None:
+    calls: list[str] = []
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Conv2d(16, 16, 3, 2)), nn.MaxPool2d(2))
+    model[0].register_forward_hook(lambda *_: calls.append("conv"))
+    model[1].register_forward_hook(lambda *_: calls.append("pool"))
+    expected = model[0](blur_2d(x := torch.randn(1, 16, 9, 9)))
+    calls.clear()
+    apply_blurpool(model)
+    model(x)
+
+    assert ["conv", "pool"] == calls
+    torch.testing.assert_close(expected, model[0](x))
+
+
+def test_convolutions_inside_adapters_stay_with_a_warning() -> None:
+    class Adapter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.base_layer, self.lora_A = nn.Conv2d(16, 16, 3, 2), nn.Conv2d(16, 16, 3, 2)
+
+    model = nn.Sequential(Adapter(), nn.Conv2d(16, 16, 3, 2))
+    with pytest.warns(UserWarning, match=r"`0.base_layer` and 1 more \(Conv2d\): an adapter reads its weight"):
+        apply_blurpool(model)
+
+    assert [nn.Conv2d, nn.Conv2d, BlurConv2d] == [type(m) for m in (*model[0].children(), model[1])]
+
+
+def test_a_shared_convolution_stays_shared() -> None:
+    conv = nn.Conv2d(16, 16, 3, 2)
+    model = nn.Sequential(conv, nn.ReLU(), conv)
+    apply_blurpool(model)
+
+    assert model[0] is model[2]
+    assert model[0].conv is conv
 
 
 def test_outputs_keep_their_shape_and_training_works() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from typing import Any
 
@@ -134,23 +135,22 @@ class TestFromMaxPool:
 
 class TestFromConv:
     @pytest.mark.parametrize("blur_first", [False, True])
-    def test_it_takes_over_values_in_parameters_of_its_own(self, blur_first: bool) -> None:
+    def test_it_holds_the_convolution_itself(self, blur_first: bool) -> None:
         conv = nn.Conv2d(4, 6, 3, 2, 1, groups=2)
         layer = BlurConv2d.from_conv2d(conv, blur_first=blur_first)
 
-        for mine, theirs in ((layer.conv.weight, conv.weight), (layer.conv.bias, conv.bias)):
-            assert mine is not None
-            assert theirs is not None
-            assert torch.equal(theirs, mine)
-            assert mine.data_ptr() != theirs.data_ptr()
+        assert conv is layer.conv
+        assert conv.weight is layer.weight
+        assert ["blur_filter", "conv.weight", "conv.bias"] == list(layer.state_dict())
 
     def test_a_constant_input_sees_the_convolution_alone(self) -> None:
         """Away from the edges a blur does not change it."""
         conv = nn.Conv2d(4, 6, 3, 2, 1)
         x = torch.ones(1, 4, 12, 12)
         for blur_first in (False, True):
-            actual = BlurConv2d.from_conv2d(conv, blur_first=blur_first)(x)
-            torch.testing.assert_close(conv(x)[..., 1:-1, 1:-1], actual[..., 1:-1, 1:-1])
+            expected = conv(x)
+            actual = BlurConv2d.from_conv2d(copy.deepcopy(conv), blur_first=blur_first)(x)
+            torch.testing.assert_close(expected[..., 1:-1, 1:-1], actual[..., 1:-1, 1:-1])
 
     def test_the_border_is_treated_as_before(self) -> None:
         conv = nn.Conv2d(2, 2, 3, 2, 1, padding_mode="circular", bias=False)
@@ -175,6 +175,20 @@ class TestFromConv:
 
         assert torch.equal(conv.weight, layer.conv.weight)
         assert layer.conv.parametrizations.weight.original is conv.parametrizations.weight.original
+
+    def test_subclasses_with_a_forward_of_their_own_are_refused_where_it_must_change(self) -> None:
+        class Conv(nn.Conv2d):
+            def forward(self, input: torch.Tensor) -> torch.Tensor:
+                return super().forward(input)
+
+        class Pool(nn.MaxPool2d):
+            def forward(self, input: torch.Tensor) -> torch.Tensor:
+                return super().forward(input)
+
+        with pytest.raises(ValueError, match=r"`module` must not have a `forward` of its own if its output is blurred"):
+            BlurConv2d.from_conv2d(Conv(4, 6, 3, 2), blur_first=False)
+        with pytest.raises(ValueError, match=r"`module` must not have a `forward` of its own, got Pool"):
+            BlurMaxPool2d.from_maxpool2d(Pool(2))
 
     def test_a_blur_of_the_input_needs_a_stride(self) -> None:
         with pytest.raises(ValueError, match=r"`stride` must be given with `blur_first`, got None"):

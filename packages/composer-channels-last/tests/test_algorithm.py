@@ -88,11 +88,6 @@ def test_checkpoints_load_into_either_layout() -> None:
     assert other.conv1.weight.is_contiguous()
 
 
-def test_three_dimensional_convolutions_are_refused_by_torch() -> None:
-    with pytest.raises(RuntimeError, match=r"required rank 4 tensor to use channels_last format"):
-        apply_channels_last(nn.Conv3d(2, 2, 3))
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_weights_on_the_gpu_change_their_strides() -> None:
@@ -121,3 +116,28 @@ def test_new_convolutions_are_stored_channels_last_whatever_the_order_of_the_lis
     start(model, *(reversed(algorithms) if reverse else algorithms))
 
     assert nhwc(model.conv1.weight.shape) == model.conv1.weight.stride()
+
+
+def test_each_weight_gets_the_format_of_its_number_of_dimensions() -> None:
+    model = nn.ModuleList([nn.Conv1d(2, 4, 3), nn.Conv2d(2, 4, 3), nn.Conv3d(2, 4, 3), nn.BatchNorm3d(4)])
+    inputs = [torch.randn(2, 2, 5), torch.randn(2, 2, 5, 5), torch.randn(2, 2, 5, 5, 5)]
+    expected = [conv(x) for conv, x in zip(model, inputs, strict=False)]
+    parameters = list(model.parameters())
+    apply_channels_last(model)
+
+    assert model[0].weight.is_contiguous()
+    assert model[1].weight.is_contiguous(memory_format=torch.channels_last)
+    assert model[2].weight.is_contiguous(memory_format=torch.channels_last_3d)
+    assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
+    for conv, x, output in zip(model, inputs, expected, strict=False):
+        torch.testing.assert_close(output, conv(x))
+    assert model[2](inputs[2]).is_contiguous(memory_format=torch.channels_last_3d)
+
+
+def test_lazy_layers_stay_with_a_warning() -> None:
+    model = nn.Sequential(nn.LazyConv2d(4, 3), nn.Conv2d(4, 4, 3))
+    with pytest.warns(UserWarning, match=r"`0` \(LazyConv2d\): its shape is not known yet"):
+        apply_channels_last(model)
+
+    assert nhwc(model[1].weight.shape) == model[1].weight.stride()
+    assert (1, 4, 1, 1) == model(torch.randn(1, 2, 5, 5)).shape

@@ -13,6 +13,8 @@ from composer.utils.module_surgery import (
     _find_param_in_optimizer,
     _tensor_in,
     count_module_instances,
+    find_adapter_layers,
+    overrides_forward,
     replace_module_classes,
     update_params_in_optimizer,
 )
@@ -413,23 +415,179 @@ def test_parameters_may_leave_several_groups_if_none_is_added() -> None:
     assert [[], [c]] == [group["params"] for group in optimizer.param_groups]
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "match"),
-    [
-        ([], [3], "no parameter is removed"),
-        ([2], [3], "a removed parameter is in none of them"),
-        ([0, 1], [3], r"the removed parameters are in several of them, \[0, 1\]"),
-    ],
-)
-def test_a_group_that_cannot_be_told_is_an_error_and_changes_nothing(
-    old: list[int], new: list[int], match: str
-) -> None:
+@pytest.mark.parametrize(("old", "new"), [([], [3]), ([2], [3]), ([0, 1], [3])])
+def test_a_group_that_cannot_be_told_is_an_error_and_changes_nothing(old: list[int], new: list[int]) -> None:
     params = make_params(4)
     optimizer = torch.optim.SGD([{"params": [params[0]]}, {"params": [params[1]]}], lr=0.1)
 
-    with pytest.raises(RuntimeError, match=match):
+    with pytest.raises(RuntimeError, match=r"got \[0, 1\] of its 2 groups. Replace the modules before you make"):
         update_params_in_optimizer([params[i] for i in old], [params[i] for i in new], optimizer)
     assert [[params[0]], [params[1]]] == [group["params"] for group in optimizer.param_groups]
+
+
+def by_kind(*models: nn.Module, **options: Any) -> list[dict[str, Any]]:
+    """Two groups, as usual: weights are decayed, biases and norms are not."""
+    params = [p for model in models for p in model.parameters()]
+    return [
+        {"params": [p for p in params if p.dim() > 1], "weight_decay": 0.1, **options},
+        {"params": [p for p in params if p.dim() <= 1], "weight_decay": 0.0, **options},
+    ]
+
+
+def group_of(optimizer: torch.optim.Optimizer, *params: Any) -> list[int]:
+    return [_find_param_in_optimizer(p, optimizer) for p in params]
+
+
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}])
+def test_weights_and_biases_join_the_groups_of_the_weights_and_biases_they_replace(options: dict[str, Any]) -> None:
+    model = Model()
+    optimizer = torch.optim.AdamW(by_kind(model), lr=0.1, **options)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    lists = [group["params"] for group in optimizer.param_groups]
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    kept = optimizer.state[model.last.weight]
+
+    replace_module_classes(model, {nn.Linear: lambda m, i: nn.Linear(2, 3) if i == 0 else None}, optimizer)
+
+    assert [0, 1] == group_of(optimizer, model.first.weight, model.first.bias)
+    assert all(a is b["params"] for a, b in zip(lists, optimizer.param_groups, strict=True))
+    assert set(model.parameters()) == {p for group in optimizer.param_groups for p in group["params"]}
+    assert set(optimizer.state) < set(model.parameters())
+    assert kept is optimizer.state[model.last.weight]
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    scheduler.step()
+    assert [0.05, 0.05] == [group["lr"] for group in optimizer.param_groups]
+
+
+def test_parameters_of_a_wrapper_join_those_of_their_kind() -> None:
+    """Nothing is removed; the bias of the new layer has no sibling in the one that is wrapped."""
+    model = nn.Sequential(nn.Conv2d(2, 2, 1, bias=False), nn.BatchNorm2d(2))
+    optimizer = torch.optim.AdamW(by_kind(model), lr=0.1)
+
+    replace_module_classes(model, {nn.Conv2d: lambda m, i: nn.Sequential(m, nn.Conv2d(2, 2, 1))}, optimizer)
+
+    assert [0, 0, 1] == group_of(optimizer, *model[0].parameters())
+
+
+def test_a_new_bias_joins_the_only_group_of_biases_whatever_its_options() -> None:
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.LayerNorm(2))
+    weights, biases = by_kind(model)
+    optimizer = torch.optim.SGD([weights, {**biases, "lr": 6.4}], lr=0.1)
+
+    replace_module_classes(model, {nn.Linear: lambda m, i: nn.Linear(2, 2)}, optimizer)
+
+    assert [0, 1] == group_of(optimizer, *model[0].parameters())
+
+
+def test_with_a_group_for_each_layer_new_parameters_join_that_of_their_layer() -> None:
+    first, last = nn.Linear(2, 2, bias=False), nn.Linear(2, 2)
+    model = nn.Sequential(first, last)
+    optimizer = torch.optim.SGD([{"params": layer.parameters()} for layer in model], lr=0.1)
+
+    replace_module_classes(model, {nn.Linear: lambda m, i: nn.Linear(2, 2)}, optimizer)
+
+    assert [0, 0, 1, 1] == group_of(optimizer, *model.parameters())
+
+
+def test_with_a_learning_rate_for_each_layer_and_kind_a_new_bias_joins_the_biases_of_its_layer() -> None:
+    blocks = [nn.Sequential(nn.Linear(2, 2, bias=False), nn.LayerNorm(2)) for _ in range(3)]
+    groups = [group for i, block in enumerate(blocks) for group in by_kind(block, lr=0.1 * 0.5**i)]
+    optimizer = torch.optim.AdamW(groups)
+
+    replace_module_classes(nn.ModuleList(blocks), {nn.Linear: lambda m, i: nn.Linear(2, 2)}, optimizer)
+
+    assert [0, 1, 1, 1] == group_of(optimizer, *blocks[0].parameters())
+    assert [2, 3, 3, 3] == group_of(optimizer, *blocks[1].parameters())
+    assert [4, 5, 5, 5] == group_of(optimizer, *blocks[2].parameters())
+
+
+def test_new_parameters_in_place_of_untrained_ones_join_their_kind() -> None:
+    model = Model()
+    optimizer = torch.optim.AdamW(by_kind(model.block, model.last), lr=0.1)
+
+    replace_module_classes(model, {nn.Linear: lambda m, i: nn.Linear(2, 3) if i == 0 else None}, optimizer)
+
+    assert [0, 1] == group_of(optimizer, *model.first.parameters())
+
+
+def test_hooks_move_to_the_replacement_and_can_still_be_removed() -> None:
+    model, calls = nn.Sequential(nn.ReLU()), []
+    handles = [
+        model[0].register_forward_hook(lambda *_: calls.append("after")),
+        model[0].register_forward_pre_hook(lambda *_: calls.append("before")),
+    ]
+    replace_module_classes(model, {nn.ReLU: lambda m, i: nn.GELU()})
+
+    model(torch.zeros(1))
+    assert ["before", "after"] == calls
+    for handle in handles:
+        handle.remove()
+    model(torch.zeros(1))
+    assert ["before", "after"] == calls
+
+
+def test_hooks_of_a_wrapped_module_are_called_once() -> None:
+    model, calls = nn.Sequential(nn.ReLU()), []
+    model[0].register_forward_hook(lambda *_: calls.append("after"))
+    replace_module_classes(model, {nn.ReLU: lambda m, i: nn.Sequential(m)})
+
+    model(torch.zeros(1))
+    assert ["after"] == calls
+
+
+def test_lazy_modules_stay_with_one_warning() -> None:
+    model = nn.Sequential(nn.LazyLinear(2), nn.ReLU(), nn.LazyLinear(3), nn.Linear(3, 3))
+    with pytest.warns(UserWarning, match=r"`0` and 1 more \(LazyLinear\): its shape is not known yet. Run") as caught:
+        replaced = replace_module_classes(model, {nn.Linear: lambda m, i: nn.Linear(3, 4)})
+
+    assert 1 == len(caught)
+    assert [model[3]] == list(replaced.values())
+
+
+def test_a_module_that_is_compiled_by_itself_stays_and_one_inside_a_compiled_model_does_not() -> None:
+    model = nn.Sequential(torch.compile(nn.ReLU(), backend="eager"), nn.ReLU())
+    with pytest.warns(UserWarning, match=r"`0._orig_mod` \(ReLU\): it is compiled by itself"):
+        replaced = replace_module_classes(model, {nn.ReLU: lambda m, i: nn.Identity()})
+    assert [model[1]] == list(replaced.values())
+
+    compiled: Any = torch.compile(nn.Sequential(nn.ReLU()), backend="eager")
+    x = -torch.ones(2)
+    assert torch.equal(torch.zeros(2), compiled(x))
+    replace_module_classes(compiled, {nn.ReLU: lambda m, i: nn.Identity()})
+    assert torch.equal(x, compiled(x))
+
+
+def test_a_ddp_model_inside_the_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("composer.utils.module_surgery.DistributedDataParallel", Wrapped)
+    with pytest.raises(TypeError, match="must not be wrapped"):
+        replace_module_classes(nn.Sequential(Wrapped(nn.ReLU())), {nn.ReLU: lambda m, i: nn.GELU()})
+
+
+def test_layers_inside_adapters_are_found_and_other_base_layers_are_none() -> None:
+    adapter = nn.ModuleDict({"base_layer": nn.Linear(2, 2), "lora_A": nn.Linear(2, 1)})
+    network = nn.ModuleDict({"base_layer": nn.Linear(2, 2), "level0": nn.Linear(2, 2)})
+
+    assert set(adapter.values()) == find_adapter_layers(nn.Sequential(adapter, network))
+
+
+def test_a_forward_of_its_own_is_told_from_torch_s() -> None:
+    class Renamed(nn.Conv2d):
+        pass
+
+    class Padded(nn.Conv2d):
+        def _conv_forward(self, *args: Any) -> torch.Tensor:
+            return super()._conv_forward(*args)
+
+    patched = nn.Conv2d(1, 1, 1)
+    patched.forward = lambda input: input  # type: ignore[method-assign,assignment]
+    layers = [nn.Conv2d(1, 1, 1), Renamed(1, 1, 1), nn.utils.parametrizations.spectral_norm(nn.Conv2d(1, 1, 1))]
+
+    assert [False] * 3 == [overrides_forward(layer, nn.Conv2d) for layer in layers]
+    assert [True] * 2 == [overrides_forward(layer, nn.Conv2d) for layer in (Padded(1, 1, 1), patched)]
 
 
 def test_several_optimizers_are_refused() -> None:

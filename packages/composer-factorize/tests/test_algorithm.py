@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from composer import functional as cf
 from composer.algorithms.factorize import Factorize, FactorizedConv2d, FactorizedLinear, apply_factorization
@@ -120,6 +122,84 @@ def test_transformers_of_torch_still_work(training: bool) -> None:
 def test_a_model_that_has_nothing_to_replace_is_warned_of(model: nn.Module) -> None:
     with pytest.warns(NoEffectWarning, match=r"`apply_factorization` changed nothing.*at least 512 channels"):
         apply_factorization(model)
+
+
+class Doubled(nn.Linear):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(input)
+
+
+class Standardized(nn.Conv2d):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return nn.functional.conv2d(input, self.weight - self.weight.mean(), self.bias)
+
+
+class Adapter(nn.Module):
+    """As peft wraps a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base_layer, self.lora_A = nn.Linear(16, 16), nn.Linear(16, 16)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(16, 16), nn.Linear(16, 16, bias=False)
+        self.head.weight = self.embedding.weight
+
+
+def frozen() -> nn.Module:
+    return nn.Linear(16, 16).requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    ("make", "names", "reason"),
+    [
+        (lambda: Doubled(16, 16), "`0` (Doubled)", "its `forward` is not that of `Linear`"),
+        (lambda: Standardized(16, 16, 1), "`0` (Standardized)", "its `forward` is not that of `Conv2d`"),
+        (lambda: weight_norm(nn.Linear(16, 16)), "`0` (ParametrizedLinear)", "its weight is computed from other"),
+        (frozen, "`0` (Linear)", "it is frozen"),
+        (Tied, "`0.head` (Linear)", "another layer has the same parameter"),
+        (Adapter, "`0.base_layer` and 1 more (Linear)", "an adapter reads its weight"),
+    ],
+)
+def test_layers_whose_weights_must_not_be_lost_stay_with_one_warning(make: Any, names: str, reason: str) -> None:
+    model = nn.Sequential(make(), nn.Linear(16, 16))
+    before = list(model[0].modules())
+    with pytest.warns(UserWarning, match=re.escape(f"{names}: {reason}")) as caught:
+        apply_factorization(model, min_channels=8, min_features=8)
+
+    assert 1 == len(caught)
+    assert before == list(model[0].modules())
+    assert isinstance(model[1], FactorizedLinear)
+
+
+def test_layers_adapted_by_peft_stay() -> None:
+    peft = pytest.importorskip("peft")
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=8, target_modules=["0"]))
+    model[1].requires_grad_()  # peft freezes what it does not adapt
+    x = torch.randn(2, 16)
+    with pytest.warns(UserWarning, match="an adapter reads its weight"):
+        apply_factorization(adapted, min_features=8, latent_features=2)
+
+    assert ["base_layer"] == [n for n, m in adapted.base_model.model[0].named_children() if type(m) is nn.Linear]
+    expected = adapted(x)
+    torch.testing.assert_close(expected, adapted.merge_and_unload()(x))
+
+
+def test_factors_join_the_groups_of_the_weights_and_biases_they_replace() -> None:
+    model = ConvModel()
+    params = list(model.parameters())
+    groups = [{"params": [p for p in params if p.dim() > 1]}, {"params": [p for p in params if p.dim() <= 1]}]
+    optimizer = torch.optim.AdamW(groups, lr=0.1)
+    optimizer.param_groups[1]["weight_decay"] = 0.0
+    apply_factorization(model, optimizers=optimizer, **SMALL)
+
+    for kind, group in zip((True, False), optimizer.param_groups, strict=True):
+        expected = {id(p) for p in model.parameters() if (p.dim() > 1) is kind}
+        assert expected == {id(p) for p in group["params"]}
 
 
 @pytest.mark.parametrize("name", ["latent_channels", "latent_features"])

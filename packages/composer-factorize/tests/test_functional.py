@@ -214,6 +214,8 @@ class TestLayers:
         assert layer.module0.bias is None
         assert layer.module1.bias is not None
         assert conv(x[0]).shape == layer(x[0]).shape
+        conv.weight.data, conv.bias.data = layer.weight.detach(), layer.bias.detach()  # type: ignore[union-attr]
+        torch.testing.assert_close(conv(x), layer(x))
 
     @pytest.mark.parametrize("bias", [False, True])
     def test_a_linear_layer_is_a_product(self, bias: bool) -> None:

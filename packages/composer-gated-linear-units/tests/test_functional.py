@@ -260,3 +260,17 @@ class TestRefusals:
         monkeypatch.setattr("composer.algorithms.gated_linear_units.gated_linear_units.import_module", fail)
         with pytest.raises(ModuleNotFoundError, match="No module named 'regex'"):
             apply_gated_linear_units(nn.Identity(), optimizers=None)
+
+
+def test_frozen_layers_and_layers_with_adapters_stay_with_one_warning() -> None:
+    model = bert(num_hidden_layers=3)
+    first, second, third = model.bert.encoder.layer
+    first.intermediate.requires_grad_(False)
+    second.output.dense = nn.ModuleDict({"base_layer": second.output.dense, "lora_A": nn.Linear(36, 2)})
+    before = [first.intermediate, first.output, second.intermediate, second.output]
+    with pytest.warns(UserWarning, match=r"(?s)left 4 modules.*it is frozen.*it has adapters") as caught:
+        apply_gated_linear_units(model, optimizers=None)
+
+    assert 1 == len(caught)
+    assert before == [first.intermediate, first.output, second.intermediate, second.output]
+    assert [third.output] == gated_layers(model)

@@ -160,3 +160,9 @@ def test_new_convolutions_are_wrapped_whatever_the_order_of_the_list(reverse: bo
     start(model, *(reversed(algorithms) if reverse else algorithms))
 
     assert isinstance(model.conv1, SqueezeExciteConv2d)
+
+
+def test_networks_that_read_the_weight_of_a_convolution_find_it() -> None:
+    conv = nn.Conv2d(8, 8, 3)
+
+    assert conv.weight is SqueezeExciteConv2d(conv=conv).weight

@@ -170,6 +170,31 @@ def test_without_a_trace_the_last_layers_are_those_defined_last(caplog: pytest.L
     assert [True, True, True, False] == standardized(model)
     assert ["WARNING"] == [record.levelname for record in caplog.records]
     assert "could not trace the model" in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+class Branching(nn.Module):
+    """Cannot be traced, but has no convolution either."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if x.sum() > 0 else -x
+
+
+def test_only_modules_with_convolutions_must_be_traceable(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 3, 3), Branching(), nn.Conv2d(3, 3, 3))
+
+    assert 1 == apply_weight_standardization(model, 1)
+    assert [True, False] == standardized(model)
+    assert [] == caplog.records
+
+
+def test_lazy_and_adapted_convolutions_stay_with_a_warning() -> None:
+    adapter = nn.ModuleDict({"base_layer": nn.Conv2d(3, 3, 3), "lora_A": nn.Conv2d(3, 1, 3)})
+    model = nn.Sequential(adapter, nn.LazyConv2d(3, 3), nn.Conv2d(3, 3, 3))
+    with pytest.warns(UserWarning, match=r"(?s)an adapter changes its weight.*\(LazyConv2d\): its shape is not known"):
+        assert 1 == apply_weight_standardization(model)
+
+    assert [False, False, False, True] == standardized(model)
 
 
 def test_nothing_is_traced_when_all_layers_count(caplog: pytest.LogCaptureFixture) -> None:

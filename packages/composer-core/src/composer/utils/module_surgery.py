@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parallel import DistributedDataParallel
 
 from composer.utils.iter_helpers import ensure_tuple
@@ -14,8 +16,11 @@ from composer.utils.iter_helpers import ensure_tuple
 __all__ = [
     "ReplacementFunction",
     "count_module_instances",
+    "find_adapter_layers",
+    "overrides_forward",
     "replace_module_classes",
     "update_params_in_optimizer",
+    "warn_about_kept_modules",
 ]
 
 _log = logging.getLogger(__name__)
@@ -38,8 +43,10 @@ def replace_module_classes(
 
     The descendants (not `module` itself) are visited depth first, parents before children, each once. Every policy
     whose class a descendant is an instance of is asked, in order. A replacement takes all places where the old module
-    was held, and gets the old module's device and training flag. Its weights are its own: copying them is the policy's
-    business.
+    was held, and gets the old module's device, training flag and, unless it wraps the old module, its hooks. Copying
+    weights is up to the policy.
+
+    A lazy module whose shape is not known yet, and one that was passed to `torch.compile` itself, stay, with a warning.
 
     Args:
         module: The model.
@@ -55,8 +62,13 @@ def replace_module_classes(
         The replacement of each replaced module.
 
     Raises:
-        TypeError: `module` is wrapped in `DistributedDataParallel`.
+        TypeError: `module` is, or contains, a `DistributedDataParallel`.
         AssertionError: Two policies replace the same module.
+        RuntimeError: The optimizer has several parameter groups, and new parameters may belong to more than one of
+            them; see `update_params_in_optimizer`.
+
+    Warns:
+        UserWarning: A module that a policy is for is lazy, or compiled by itself.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
@@ -70,7 +82,7 @@ def replace_module_classes(
     Differs: a descendant that has left the model, because what held it was replaced, is not visited; a parameter that
         the rest of the model still uses stays in the optimizer.
     """
-    if isinstance(module, DistributedDataParallel):
+    if any(isinstance(part, DistributedDataParallel) for part in module.modules()):
         raise TypeError(
             "`module` must not be wrapped in `DistributedDataParallel`, which would not see the new parameters. "
             "Replace first, then wrap."
@@ -80,9 +92,14 @@ def replace_module_classes(
     seen = {module}
     queue = deque(_find_places(module, places, seen))
     replaced: dict[torch.nn.Module, torch.nn.Module] = {}
+    kept: dict[torch.nn.Module, str] = {}
     while queue:
         old = queue.popleft()
         if not _is_held(old, module, places):
+            continue
+        reason = _reason_to_keep(old, places) if isinstance(old, tuple(policies)) else None
+        if reason is not None:
+            kept[old] = reason
             continue
         for policy_class, policy in policies.items():
             if not isinstance(old, policy_class):
@@ -102,6 +119,7 @@ def replace_module_classes(
                 queue.extend(fresh)
             if optimizers:
                 _update_optimizer(old, new, module, optimizers)
+    warn_about_kept_modules("replace_module_classes", module, kept)
     if replaced and not optimizers:
         _log.info("%d modules were replaced without an optimizer to update. Make it afterwards.", len(replaced))
     return replaced
@@ -119,13 +137,87 @@ def count_module_instances(
     return sum(isinstance(child, module_class) for child in module.modules() if child is not module)
 
 
+def overrides_forward(module: torch.nn.Module, base: type[torch.nn.Module]) -> bool:
+    """Return whether a module computes its output by other code than the `forward` of `base`.
+
+    Hooks and parametrizations do not count: they change what that code reads and returns, not the code.
+
+    Args:
+        module: An instance of `base`.
+        base: A layer of torch, such as `torch.nn.Conv2d`.
+
+    Example:
+        >>> class Doubled(torch.nn.Linear):
+        ...     def forward(self, input):
+        ...         return 2 * super().forward(input)
+        >>> [overrides_forward(layer, torch.nn.Linear) for layer in (torch.nn.Linear(2, 2), Doubled(2, 2))]
+        [False, True]
+    """
+    return any(
+        name in vars(module) or getattr(type(module), name, None) is not getattr(base, name, None)
+        for name in ("forward", "_conv_forward")
+    )
+
+
+def find_adapter_layers(model: torch.nn.Module) -> set[torch.nn.Module]:
+    """Return the layers inside low-rank adapters such as LoRA: the adapted layer and those of the adapter.
+
+    An adapter reads the weight and the sizes of the layer that it adapts, so the two must change together or not at
+    all. It is recognised by the names that peft uses: the adapted layer is its `base_layer`, and it has
+    `adapter_layer_names`, or children whose names start with `lora_`.
+
+    Args:
+        model: The model; may be an adapter itself.
+    """
+    adapters = [module for module in model.modules() if _is_adapter(module)]
+    return {part for adapter in adapters for part in adapter.modules() if part is not adapter}
+
+
+def _is_adapter(module: torch.nn.Module) -> bool:
+    if module._modules.get("base_layer") is None:  # some networks call their first layer so
+        return False
+    return hasattr(module, "adapter_layer_names") or any(name.startswith("lora_") for name in module._modules)
+
+
+def warn_about_kept_modules(function: str, model: torch.nn.Module, kept: Mapping[torch.nn.Module, str]) -> None:
+    """Warn, once for all, about modules that a function left as they are although it is made for their kind.
+
+    Args:
+        function: The name of the function.
+        model: The model that holds the modules.
+        kept: For each module why it was left. Empty: there is no warning.
+
+    Warns:
+        UserWarning: `kept` is not empty. Modules of one type with one reason share a line, which names the first.
+    """
+    if not kept:
+        return
+    names = {module: name for name, module in model.named_modules()}
+    lines: dict[tuple[str, str], list[str]] = {}
+    for module, reason in kept.items():
+        lines.setdefault((type(module).__name__, reason), []).append(names.get(module, "?"))
+    text = "".join(
+        f"\n  `{first}`{f' and {len(others)} more' if others else ''} ({kind}): {reason}"
+        for (kind, reason), (first, *others) in lines.items()
+    )
+    count = "1 module as it is" if len(kept) == 1 else f"{len(kept)} modules as they are"
+    warnings.warn(f"`{function}` left {count}:{text}", stacklevel=3)
+
+
 def update_params_in_optimizer(
     old_params: Iterable[torch.nn.Parameter], new_params: Iterable[torch.nn.Parameter], optimizers: Optimizers
 ) -> None:
     """Replace parameters in an optimizer, in place, with their optimizer state.
 
-    Parameters in both lists keep their place and state. The others of `old_params` leave, and the others of
-    `new_params` are appended, in order, to the group that the removed ones were in.
+    Parameters in both lists keep their place and state. The others of `old_params` leave, with their state. The others
+    of `new_params` are appended, in order. In an optimizer with several groups, each of them joins
+
+    1. the group of the removed parameters of its kind, or else of the kept ones of its kind. A kind is either weights
+       (more than one dimension) or biases and scales of norms;
+    2. if `old_params` has none of its kind: their group, if that holds its kind as well;
+    3. otherwise the group that holds its kind and differs from theirs in the weight decay alone; or the only group of
+       its kind, if no group mixes kinds;
+    4. otherwise their group.
 
     Args:
         old_params: Parameters of the modules before the change.
@@ -134,8 +226,7 @@ def update_params_in_optimizer(
 
     Raises:
         NotImplementedError: There is more than one optimizer.
-        RuntimeError: The optimizer has several groups, and the removed parameters do not tell to which the new ones
-            belong: none is removed, one is in no group, or they are in different groups.
+        RuntimeError: A new parameter may belong to more than one group. Nothing is changed then.
     """
     optimizers = ensure_tuple(optimizers)
     if len(optimizers) != 1:
@@ -143,38 +234,68 @@ def update_params_in_optimizer(
     optimizer = optimizers[0]
     old, new = list(old_params), list(new_params)
     removed = [p for p in old if not _tensor_in(p, new)]
-    added = [p for p in new if not _tensor_in(p, old)]
+    added = [p for p in new if not _tensor_in(p, old) and _find_param_in_optimizer(p, optimizer) < 0]
     if not removed and not added:
         return
-    groups = optimizer.param_groups
-    target = _group_of_new_params(removed, added, optimizer)
+    kept = [p for p in old if _tensor_in(p, new)]
+    targets = [_group_of_new_param(p, removed, kept, optimizer) for p in added]
     for parameter in removed:
         optimizer.state.pop(parameter, None)
-    for group in groups:
-        group["params"] = [p for p in group["params"] if not _tensor_in(p, removed)]
+    for group in optimizer.param_groups:
+        group["params"][:] = [p for p in group["params"] if not _tensor_in(p, removed)]
         group.pop("param_names", None)  # the new ones have none, and an optimizer names all or none
-    groups[target]["params"].extend(p for p in added if _find_param_in_optimizer(p, optimizer) < 0)
+    for parameter, target in zip(added, targets, strict=True):
+        optimizer.param_groups[target]["params"].append(parameter)
 
 
-def _group_of_new_params(
-    removed: list[torch.nn.Parameter], added: list[torch.nn.Parameter], optimizer: torch.optim.Optimizer
+def _group_of_new_param(
+    new: torch.nn.Parameter,
+    removed: list[torch.nn.Parameter],
+    kept: list[torch.nn.Parameter],
+    optimizer: torch.optim.Optimizer,
 ) -> int:
-    if len(optimizer.param_groups) == 1:
+    """The index of the group that a new parameter joins; the rules are those of `update_params_in_optimizer`."""
+    groups = optimizer.param_groups
+    if len(groups) == 1:
         return 0
-    where = {_find_param_in_optimizer(p, optimizer) for p in removed}
-    problem = None
-    if not removed:
-        problem = "no parameter is removed"
-    elif -1 in where:
-        problem = "a removed parameter is in none of them"
-    elif added and len(where) > 1:
-        problem = f"the removed parameters are in several of them, {sorted(where)}"
-    if problem is not None:
+    candidates: set[int] = set()
+    for relatives in (removed, kept):
+        candidates = _groups_of([p for p in relatives if _is_weight(p) is _is_weight(new)], optimizer)
+        if candidates:
+            break
+    if not candidates:
+        near = _groups_of([*removed, *kept], optimizer)
+        kinds = [{_is_weight(p) for p in group["params"]} for group in groups]
+        alike = {index for index, held in enumerate(kinds) if _is_weight(new) in held}
+        candidates = near & alike
+        if not candidates and near:
+            candidates = {i for i in alike if any(_differ_in_decay_only(groups[i], groups[j]) for j in near)}
+        if not candidates and near:
+            split_by_kind = all(len(held) <= 1 for held in kinds)
+            candidates = alike if len(alike) == 1 and split_by_kind else near
+        if not candidates:
+            candidates = alike
+    if len(candidates) != 1:
         raise RuntimeError(
-            f"`optimizers` has {len(optimizer.param_groups)} parameter groups, and {problem}, so the group of the "
-            f"{len(added)} new parameters cannot be told. Replace the modules before you make the optimizer."
+            f"`optimizers` must have one parameter group to which a new parameter of shape {tuple(new.shape)} belongs, "
+            f"got {sorted(candidates)} of its {len(groups)} groups. Replace the modules before you make the optimizer."
         )
-    return min(where)
+    return candidates.pop()
+
+
+def _is_weight(parameter: torch.Tensor) -> bool:
+    """Whether a parameter is a weight, which is usually decayed, and not a bias or a scale."""
+    return parameter.dim() > 1
+
+
+def _groups_of(params: Iterable[torch.nn.Parameter], optimizer: torch.optim.Optimizer) -> set[int]:
+    return {_find_param_in_optimizer(p, optimizer) for p in params} - {-1}
+
+
+def _differ_in_decay_only(one: Mapping[str, object], other: Mapping[str, object]) -> bool:
+    """Whether weight decay is the one option that two groups do not share; names of groups are no options."""
+    names = {"params", "param_names", "name", "group_name"}
+    return {"weight_decay"} == {key for key in {*one, *other} - names if one.get(key) != other.get(key)}
 
 
 def _tensor_in(tensor: torch.Tensor, iterable: Iterable[torch.Tensor]) -> bool:
@@ -220,6 +341,33 @@ def _is_held(module: torch.nn.Module, root: torch.nn.Module, places: _Places) ->
     )
 
 
+def _reason_to_keep(module: torch.nn.Module, places: _Places) -> str | None:
+    """Why no policy is asked about a module that has one: replacing it now would go wrong without an error."""
+    if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
+        return "its shape is not known yet. Run the model on one batch first"
+    if any(name == "_orig_mod" for _, name in places[module]):
+        return "it is compiled by itself, and would still run as it was compiled. Compile after replacing modules"
+    return None
+
+
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+
+
+def _move_hooks(old: torch.nn.Module, new: torch.nn.Module) -> None:
+    """Hand over the hooks of `old`, in the same dictionaries, so that their handles can still remove them."""
+    if any(vars(old)[name] for name in _HOOKS):
+        vars(new).update({name: vars(old)[name] for name in _HOOKS})
+        vars(new)["_is_full_backward_hook"] = vars(old)["_is_full_backward_hook"]
+
+
 def _put_in_place(old: torch.nn.Module, new: torch.nn.Module, root: torch.nn.Module, places: _Places) -> None:
     if new is old:
         return
@@ -227,6 +375,8 @@ def _put_in_place(old: torch.nn.Module, new: torch.nn.Module, root: torch.nn.Mod
     if device is not None:
         new.to(device)
     kept = set(old.modules())
+    if old not in set(new.modules()):
+        _move_hooks(old, new)
     for part in new.modules():
         if part not in kept:
             part.training = old.training

@@ -27,17 +27,21 @@ def apply_blurpool(
 ) -> None:
     """Replace strided convolutions and max pooling in a model, in place, by layers that blur where they subsample.
 
+    Convolutions are put inside the new layers: they, their parameters and hooks stay the same objects, and those of a
+    subclass still compute as that does.
+
     Args:
         model: The model. A convolution that is the model itself is not replaced.
         replace_convs: Whether to replace each `torch.nn.Conv2d` with a stride above 1 by a `BlurConv2d`.
         replace_maxpools: Whether to replace each `torch.nn.MaxPool2d` by a `BlurMaxPool2d`, unless it returns indices.
         blur_first: Whether convolutions blur their input instead of their output.
         min_channels: Convolutions of fewer input channels stay. Blurring the image itself would lose detail.
-        optimizers: The optimizer of the model, in which new parameters take the place of the old ones. Needed unless
-            it is made afterwards.
+        optimizers: The optimizer of the model, if it has one. It keeps all parameters and their state.
 
     Warns:
         NoEffectWarning: The model has no blurring layer afterwards.
+        UserWarning: A layer that subsamples stays, because it has a `forward` of its own: pooling of a subclass, and a
+            convolution of a subclass with `blur_first=False`. Convolutions inside LoRA adapters stay as well.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(16, 32, kernel_size=3, stride=2), nn.MaxPool2d(2))
@@ -48,6 +52,8 @@ def apply_blurpool(
     Source: Zhang, "Making Convolutional Networks Shift-Invariant Again", arXiv:1904.11486, section 3.2.
     Differs: the blur of a convolution comes right before or after it, not after the nonlinearity that follows.
     """
+    adapters = module_surgery.find_adapter_layers(model)
+    kept: dict[nn.Module, str] = {}
 
     def blurred_conv(module: nn.Module, index: int) -> nn.Module | None:
         assert isinstance(module, nn.Conv2d)
@@ -57,11 +63,22 @@ def apply_blurpool(
             or getattr(module, "_already_blurpooled", False)
         ):
             return None
-        return BlurConv2d.from_conv2d(module, index, blur_first)
+        if module in adapters:
+            kept[module] = "an adapter reads its weight. Blur before you add adapters"
+        elif not blur_first and module_surgery.overrides_forward(module, nn.Conv2d):
+            kept[module] = "it has a `forward` of its own. Use `blur_first=True`"
+        else:
+            return BlurConv2d.from_conv2d(module, index, blur_first)
+        return None
 
     def blurred_maxpool(module: nn.Module, index: int) -> nn.Module | None:
         assert isinstance(module, nn.MaxPool2d)
-        return None if module.return_indices else BlurMaxPool2d.from_maxpool2d(module, index)
+        if module.return_indices:
+            return None
+        if module_surgery.overrides_forward(module, nn.MaxPool2d):
+            kept[module] = "it has a `forward` of its own"
+            return None
+        return BlurMaxPool2d.from_maxpool2d(module, index)
 
     policies: dict[type[nn.Module], module_surgery.ReplacementFunction] = {}
     if replace_maxpools:
@@ -69,6 +86,7 @@ def apply_blurpool(
     if replace_convs:
         policies[nn.Conv2d] = blurred_conv
     module_surgery.replace_module_classes(model, policies, optimizers=optimizers)
+    module_surgery.warn_about_kept_modules("apply_blurpool", model, kept)
     if not module_surgery.count_module_instances(model, (BlurConv2d, BlurMaxPool2d)):
         warnings.warn(
             f"`apply_blurpool` changed nothing: the model has no `MaxPool2d`, and no `Conv2d` with a stride above 1 "
@@ -84,7 +102,7 @@ class BlurPool(Algorithm):
     At INIT strided convolutions and max-pooling layers of the model are replaced; see `apply_blurpool`. The layers work
     on examples one by one, so microbatches equal one batch.
 
-    **Events** INIT. **Reads** nothing. **Writes** modules of `state.model`, parameters of `state.optimizers`.
+    **Events** INIT. **Reads** nothing. **Writes** modules of `state.model`.
     **Cost** one depthwise 3 by 3 convolution for each layer replaced; with `blur_first=False` also as many times the
     convolution as its stride has positions, 4 for 2 by 2. **Compilation** static: no shape depends on time or data.
 

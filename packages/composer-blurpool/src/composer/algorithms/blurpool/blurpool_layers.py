@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.nn.utils.parametrize import transfer_parametrizations_and_params
 
 from composer.algorithms.blurpool._blur import Size, blur, blurmax, check_padding, pair
 from composer.algorithms.blurpool._blur import _default_2d_filter as _default_2d_filter
 from composer.algorithms.blurpool._blur import blur_2d as blur_2d
 from composer.algorithms.blurpool._blur import blurmax_pool2d as blurmax_pool2d
+from composer.utils.module_surgery import overrides_forward
 
 __all__ = ["BlurConv2d", "BlurMaxPool2d", "BlurPool2d", "blur_2d", "blurmax_pool2d"]
 
@@ -68,8 +68,12 @@ class BlurMaxPool2d(nn.Module):
             module_index: Its number among the layers replaced. The replacement does not depend on it.
 
         Raises:
-            ValueError: The layer returns indices.
+            ValueError: The layer returns indices, or has a `forward` of its own, such as one that pads by itself.
         """
+        if overrides_forward(module, nn.MaxPool2d):
+            raise ValueError(
+                f"`module` must not have a `forward` of its own, got {type(module).__name__}. Leave this layer alone."
+            )
         if module.return_indices:
             raise ValueError("`module` must not return indices: blurred maxima have none. Leave this layer as it is.")
         return BlurMaxPool2d(module.kernel_size, module.stride, module.padding, module.dilation, module.ceil_mode)
@@ -152,15 +156,33 @@ class BlurConv2d(nn.Module):
             return output
         return blur(output, self.blur_filter, self.blur_stride, (1, 1), self.channels)
 
+    @property
+    def weight(self) -> torch.Tensor:
+        """The weight of the convolution, for networks that read its device or dtype."""
+        return self.conv.weight
+
     @staticmethod
     def from_conv2d(module: nn.Conv2d, module_index: int = -1, blur_first: bool = True) -> BlurConv2d:
-        """Make the replacement of a convolution, with parameters of its own that hold the same values.
+        """Put a convolution inside a layer that blurs its input or output.
+
+        The convolution stays the same object, with its parameters, parametrizations and hooks. It may be of a subclass;
+        one with a `forward` of its own is then called as it is, with its stride.
 
         Args:
-            module: The layer to replace.
+            module: The convolution. Its stride becomes 1 where the blur subsamples instead.
             module_index: Its number among the layers replaced. The replacement does not depend on it.
             blur_first: Whether to blur the input instead of the output.
+
+        Raises:
+            ValueError: The output is to be blurred, and `module` has a `forward` of its own, of which nobody knows
+                where it reads the stride.
         """
+        own_forward = overrides_forward(module, nn.Conv2d)
+        if own_forward and not blur_first:
+            raise ValueError(
+                f"`module` must not have a `forward` of its own if its output is blurred, got {type(module).__name__}. "
+                f"Use `blur_first=True`, or leave this layer as it is."
+            )
         with torch.device("meta"):  # weights drawn here would be thrown away, but shift the random numbers of others
             new = BlurConv2d(
                 module.in_channels,
@@ -168,18 +190,16 @@ class BlurConv2d(nn.Module):
                 module.kernel_size,  # type: ignore[arg-type]  # torch types pairs as tuples of any length
                 module.stride,  # type: ignore[arg-type]
                 module.padding,  # type: ignore[arg-type]
-                module.dilation,  # type: ignore[arg-type]
-                module.groups,
-                module.bias is not None,
-                blur_first,
-                padding_mode=module.padding_mode,
+                blur_first=blur_first,
             )
+        stride = new.conv.stride
+        new.conv = module
+        if own_forward:
+            new.blur_stride = (1, 1)
+        else:
+            module.stride = stride
+        module._already_blurpooled = True  # type: ignore[assignment]
         new.blur_filter = _default_2d_filter().to(module.weight).repeat(new.channels, 1, 1, 1)
-        for name in ("weight", "bias"):
-            old = getattr(module, name)
-            if old is not None:
-                setattr(new.conv, name, nn.Parameter(old.detach().clone(), requires_grad=old.requires_grad))
-        transfer_parametrizations_and_params(module, new.conv)  # spectral norm and the like
         return new
 
 

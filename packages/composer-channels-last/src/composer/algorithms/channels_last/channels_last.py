@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import torch
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parameter import is_lazy
 
 from composer.core import CHANGES_LAYERS, CHANGES_MEMORY_FORMAT, REPLACES_MODEL, Algorithm, Event, Placement, State
 from composer.loggers import Logger
+from composer.utils import module_surgery
 
 __all__ = ["ChannelsLast", "apply_channels_last"]
 
 
+_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
 def apply_channels_last(model: torch.nn.Module) -> None:
-    """Store the four-dimensional weights and buffers of a model channels last (NHWC), in place.
+    """Store the weights and buffers of a model channels last, in place: NHWC with four dimensions, NDHWC with five.
 
     Values, shapes and the parameters themselves stay: optimizers and checkpoints see no change. Convolutions then
-    produce channels-last feature maps whatever the layout of the input, and layers that follow keep the layout.
+    produce channels-last feature maps whatever the layout of the input, and layers that follow keep the layout. Tensors
+    with another number of dimensions, such as the weights of 1-D convolutions, stay as they are.
 
     Args:
         model: The model.
 
-    Raises:
-        RuntimeError: The model has five-dimensional weights (3-D convolutions), for which torch has another layout.
+    Warns:
+        UserWarning: The model has lazy modules, whose shapes are not known yet; they stay as they are.
 
     Example:
         >>> conv = torch.nn.Conv2d(2, 4, kernel_size=3)
@@ -30,7 +37,17 @@ def apply_channels_last(model: torch.nn.Module) -> None:
 
     Source: the PyTorch tutorial "Channels Last Memory Format in PyTorch". Differs: none.
     """
-    model.to(memory_format=torch.channels_last)
+    lazy = [m for m in model.modules() if isinstance(m, LazyModuleMixin) and m.has_uninitialized_params()]
+    reason = "its shape is not known yet. Run the model on one batch first"
+    module_surgery.warn_about_kept_modules("apply_channels_last", model, dict.fromkeys(lazy, reason))
+    model._apply(_channels_last)  # type: ignore[no-untyped-call]
+
+
+def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
+    """Restride one tensor; `Module.to` would apply one format to tensors of four and of five dimensions alike."""
+    if is_lazy(tensor) or tensor.dim() not in _FORMATS:
+        return tensor
+    return tensor.to(memory_format=_FORMATS[tensor.dim()])
 
 
 class ChannelsLast(Algorithm):

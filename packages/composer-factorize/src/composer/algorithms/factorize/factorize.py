@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -71,6 +72,9 @@ def apply_factorization(
 
     Warns:
         NoEffectWarning: The model has no factorized layer afterwards, although one of the flags is on.
+        UserWarning: Large layers stay whose weights mean something that new factors would lose: frozen ones, those that
+            share a parameter with another layer (such as tied embeddings), those inside LoRA adapters, those with a
+            parametrized weight, and those of a subclass with a `forward` of its own.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(512, 512, 3), nn.ReLU(), nn.Linear(512, 10))
@@ -86,11 +90,26 @@ def apply_factorization(
     _check_latent("latent_features", latent_features)
     products = [module for module in model.modules() if isinstance(module, _FactorizedModule)]
     factors = {factor for product in products for factor in product.children()}
+    adapters = module_surgery.find_adapter_layers(model)
+    holders = _count_holders(model)
+    kept: dict[nn.Module, str] = {}
+
+    def must_stay(module: nn.Module, base: type[nn.Module]) -> bool:
+        reason = (
+            "an adapter reads its weight. Factorize before you add adapters"
+            if module in adapters
+            else _reason_to_keep(module, base, holders)
+        )
+        if reason is not None:
+            kept[module] = reason
+        return reason is not None
 
     def factorized_conv(module: nn.Module, index: int) -> nn.Module | None:
         assert isinstance(module, nn.Conv2d)
         wide_enough = min(module.in_channels, module.out_channels) >= min_channels
         if module in factors or not (wide_enough and factorizing_could_speedup(module, latent_channels)):
+            return None
+        if must_stay(module, nn.Conv2d):
             return None
         return FactorizedConv2d.from_conv2d(module, index, latent_channels=latent_channels)
 
@@ -101,6 +120,8 @@ def apply_factorization(
             return None
         if isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear):
             return None  # multi-head attention reads its weight
+        if must_stay(module, nn.Linear):
+            return None
         return FactorizedLinear.from_linear(module, index, latent_features=latent_features)
 
     policies: dict[type[nn.Module], module_surgery.ReplacementFunction] = {}
@@ -109,6 +130,7 @@ def apply_factorization(
     if factorize_linears:
         policies[nn.Linear] = factorized_linear
     module_surgery.replace_module_classes(model, policies, optimizers=optimizers)
+    module_surgery.warn_about_kept_modules("apply_factorization", model, kept)
     if policies and not module_surgery.count_module_instances(model, _FactorizedModule):
         warnings.warn(
             f"`apply_factorization` changed nothing: the model has no `Conv2d` of at least {min_channels} channels, "
@@ -196,6 +218,25 @@ class Factorize(Algorithm):
         if self.factorize_linears:
             number = module_surgery.count_module_instances(state.model, FactorizedLinear)
             logger.log_hyperparameters({LOG_NUM_LINEAR_REPLACEMENTS_KEY: number})
+
+
+def _count_holders(model: nn.Module) -> Counter[nn.Parameter]:
+    """In how many modules of a model each parameter is."""
+    return Counter(p for module in model.modules() for p in module._parameters.values() if p is not None)
+
+
+def _reason_to_keep(layer: nn.Module, base: type[nn.Module], holders: Counter[nn.Parameter]) -> str | None:
+    """Why two factors with new weights cannot stand for a layer."""
+    own = [p for p in layer._parameters.values() if p is not None]
+    if module_surgery.overrides_forward(layer, base):
+        return f"its `forward` is not that of `{base.__name__}`"
+    if "weight" not in layer._parameters:
+        return "its weight is computed from other parameters"
+    if not all(p.requires_grad for p in own):
+        return "it is frozen, and new weights would never be trained"
+    if any(holders[p] > 1 for p in own):
+        return "another layer has the same parameter"
+    return None
 
 
 def _check_latent(name: str, latent_size: int | float) -> None:

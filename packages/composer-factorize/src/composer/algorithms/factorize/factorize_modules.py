@@ -186,6 +186,16 @@ class FactorizedConv2d(_FactorizedModule):
         """Channels between the two convolutions."""
         return self.latent_size
 
+    @property
+    def weight(self) -> torch.Tensor:
+        """The product, shape (out, in, h, w), for code that reads the weight of a convolution, or its device."""
+        return torch.einsum("ok,kihw->oihw", self.module1.weight[:, :, 0, 0], self.module0.weight)
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        """The bias of the second convolution, which is that of both."""
+        return self.module1.bias
+
     @staticmethod
     def max_allowed_latent_features(in_channels: int, out_channels: int, kernel_size: Size) -> int:
         """The most channels between the two convolutions that still save multiplications."""

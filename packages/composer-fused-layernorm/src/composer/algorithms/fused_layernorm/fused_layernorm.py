@@ -62,9 +62,10 @@ class MixedLayerNorm(nn.LayerNorm):
             module: The layer to replace.
             module_index: Its number among the layers replaced. The replacement does not depend on it.
         """
-        new = MixedLayerNorm(module.normalized_shape, module.eps, elementwise_affine=False)
-        new.elementwise_affine = module.elementwise_affine
-        new.weight, new.bias = module.weight, module.bias
+        new = MixedLayerNorm.__new__(MixedLayerNorm)
+        vars(new).update(vars(module))  # all that it has: parameters, hooks, training flag, attributes of a subclass
+        new._parameters = module._parameters.copy()
+        new._compiled_call_impl = None
         return new
 
 
@@ -127,7 +128,7 @@ def apply_fused_layernorm(
 
     def mixed(module: nn.Module, index: int) -> nn.Module | None:
         assert isinstance(module, nn.LayerNorm)
-        if type(module).forward is not nn.LayerNorm.forward or is_parametrized(module):
+        if module_surgery.overrides_forward(module, nn.LayerNorm) or is_parametrized(module):
             return None
         return MixedLayerNorm.from_layernorm(module, index)
 

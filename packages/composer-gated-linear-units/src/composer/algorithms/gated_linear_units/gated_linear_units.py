@@ -88,6 +88,8 @@ def apply_gated_linear_units(
 
     Warns:
         NoEffectWarning: The model has no gated layer afterwards.
+        UserWarning: Layers stay that are frozen, that have LoRA adapters, or that are of a subclass with a `forward` of
+            its own.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -107,17 +109,25 @@ def apply_gated_linear_units(
             f"`model` must be or contain a `BertPreTrainedModel` of `transformers`, got {type(model).__name__}. Leave "
             f"gated linear units out: the layers of other models are not known."
         )
-    if any(isinstance(module, bert.BertIntermediate) for module in model.modules()):
-        activation = _common_activation(model, bert.BertIntermediate) if act_fn is None else act_fn
+    kept = _find_layers_to_keep(model, bert)
+    layers = [m for m in model.modules() if isinstance(m, bert.BertIntermediate) and m not in kept]
+    if layers:
+        activation = _common_activation(layers) if act_fn is None else act_fn
 
-        def gated(module: nn.Module, index: int) -> nn.Module:
+        def gated(module: nn.Module, index: int) -> nn.Module | None:
+            if module in kept:
+                return None
             return from_BertOutput(module, index, activation, gated_layer_bias, non_gated_layer_bias)
+
+        def emptied(module: nn.Module, index: int) -> nn.Module | None:
+            return None if module in kept else from_BertIntermediate(module, index)
 
         policies: dict[type[nn.Module], module_surgery.ReplacementFunction] = {
             bert.BertOutput: gated,
-            bert.BertIntermediate: from_BertIntermediate,
+            bert.BertIntermediate: emptied,
         }
         module_surgery.replace_module_classes(model, policies, optimizers=optimizers)
+    module_surgery.warn_about_kept_modules("apply_gated_linear_units", model, kept)
     if not module_surgery.count_module_instances(model, BERTGatedFFOutput):
         warnings.warn(
             "`apply_gated_linear_units` changed nothing: the model has no `BertIntermediate` and `BertOutput`.",
@@ -136,9 +146,33 @@ def _import_bert() -> Any:
         raise MissingConditionalImportError(extra_deps_group="nlp", conda_package="transformers") from error
 
 
-def _common_activation(model: nn.Module, intermediate: type[nn.Module]) -> Activation:
+def _find_layers_to_keep(model: nn.Module, bert: Any) -> dict[nn.Module, str]:
+    """Find the halves of feed-forward layers whose weights mean something that new ones would lose, and say why.
+
+    Both halves stay if one must.
+    """
+    kept: dict[nn.Module, str] = {}
+    for layer in model.modules():
+        halves = [half for half in layer.children() if isinstance(half, bert.BertIntermediate | bert.BertOutput)]
+        reasons = {_reason_to_keep(half, bert) for half in halves} - {None}
+        if reasons:
+            kept |= dict.fromkeys(halves, str(min(map(str, reasons))))
+    return kept
+
+
+def _reason_to_keep(half: nn.Module, bert: Any) -> str | None:
+    base = bert.BertOutput if isinstance(half, bert.BertOutput) else bert.BertIntermediate
+    if module_surgery.overrides_forward(half, base):
+        return f"its `forward` is not that of `{base.__name__}`"
+    if module_surgery.find_adapter_layers(half):
+        return "it has adapters. Gate the layers before you add adapters"
+    if not all(p.requires_grad for p in half.parameters()):
+        return "it is frozen"
+    return None
+
+
+def _common_activation(layers: list[Any]) -> Activation:
     """The one activation of all layers. Modules are the same if their types are, functions if they are."""
-    layers: list[Any] = [module for module in model.modules() if isinstance(module, intermediate)]
     found = {_kind(layer.intermediate_act_fn): layer.intermediate_act_fn for layer in layers}
     if len(found) != 1 or None in found:
         names = sorted(getattr(kind, "__name__", repr(kind)) for kind in found)

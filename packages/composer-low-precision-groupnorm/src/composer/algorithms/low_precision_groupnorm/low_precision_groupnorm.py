@@ -83,9 +83,10 @@ class LPGroupNorm(nn.GroupNorm):
         """
         if not isinstance(module, nn.GroupNorm):
             raise TypeError(f"`module` must be a `torch.nn.GroupNorm`, got {type(module).__name__}. Leave it as it is.")
-        new = LPGroupNorm(module.num_groups, module.num_channels, module.eps, affine=False)
-        new.affine = module.affine
-        new.weight, new.bias = module.weight, module.bias
+        new = LPGroupNorm.__new__(LPGroupNorm)
+        vars(new).update(vars(module))  # all that it has: parameters, hooks, training flag, attributes of a subclass
+        new._parameters = module._parameters.copy()
+        new._compiled_call_impl = None
         return new
 
 
@@ -133,7 +134,7 @@ def apply_low_precision_groupnorm(
 
     def lowered(module: nn.Module, index: int) -> nn.Module | None:
         assert isinstance(module, nn.GroupNorm)
-        if type(module).forward is not nn.GroupNorm.forward or is_parametrized(module):
+        if module_surgery.overrides_forward(module, nn.GroupNorm) or is_parametrized(module):
             return None
         return LPGroupNorm.from_groupnorm(module, index)
 

@@ -86,9 +86,10 @@ class LPLayerNorm(nn.LayerNorm):
         """
         if not isinstance(module, nn.LayerNorm):
             raise TypeError(f"`module` must be a `torch.nn.LayerNorm`, got {type(module).__name__}. Leave it as it is.")
-        new = LPLayerNorm(module.normalized_shape, module.eps, elementwise_affine=False)
-        new.elementwise_affine = module.elementwise_affine
-        new.weight, new.bias = module.weight, module.bias
+        new = LPLayerNorm.__new__(LPLayerNorm)
+        vars(new).update(vars(module))  # all that it has: parameters, hooks, training flag, attributes of a subclass
+        new._parameters = module._parameters.copy()
+        new._compiled_call_impl = None
         return new
 
 
@@ -136,7 +137,7 @@ def apply_low_precision_layernorm(
 
     def lowered(module: nn.Module, index: int) -> nn.Module | None:
         assert isinstance(module, nn.LayerNorm)
-        if type(module).forward is not nn.LayerNorm.forward or is_parametrized(module):
+        if module_surgery.overrides_forward(module, nn.LayerNorm) or is_parametrized(module):
             return None
         return LPLayerNorm.from_layernorm(module, index)
 

@@ -43,6 +43,7 @@ def apply_squeeze_excite(
 
     Warns:
         NoEffectWarning: The model has no such layer afterwards.
+        UserWarning: A convolution inside a LoRA adapter stays as it is.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(16, 32, kernel_size=3), nn.Conv2d(32, 8, kernel_size=3))
@@ -57,6 +58,8 @@ def apply_squeeze_excite(
     # A method that came later may have put a convolution of its own inside a wrapper.
     wrappers = [module for module in model.modules() if isinstance(module, SqueezeExciteConv2d)]
     wrapped = {module for wrapper in wrappers for module in wrapper.modules()}
+    adapters = module_surgery.find_adapter_layers(model)
+    kept: dict[nn.Module, str] = {}
 
     def excited(module: nn.Module, index: int) -> nn.Module | None:
         assert isinstance(module, nn.Conv2d)
@@ -66,9 +69,13 @@ def apply_squeeze_excite(
             or getattr(module, "_already_squeeze_excited", False)
         ):
             return None
+        if module in adapters:
+            kept[module] = "an adapter reads its weight. Wrap convolutions before you add adapters"
+            return None
         return SqueezeExciteConv2d.from_conv2d(module, index, latent_channels)
 
     module_surgery.replace_module_classes(model, {nn.Conv2d: excited}, optimizers=optimizers)
+    module_surgery.warn_about_kept_modules("apply_squeeze_excite", model, kept)
     if not module_surgery.count_module_instances(model, SqueezeExciteConv2d):
         warnings.warn(
             f"`apply_squeeze_excite` changed nothing: the model has no `Conv2d` with at least {min_channels} input and "

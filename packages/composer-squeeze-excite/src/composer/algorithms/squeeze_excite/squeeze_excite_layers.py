@@ -89,6 +89,11 @@ class SqueezeExciteConv2d(nn.Module):
         output: torch.Tensor = self.se(self.conv(input))
         return output
 
+    @property
+    def weight(self) -> torch.Tensor:
+        """The weight of the convolution, for networks that read its device or dtype."""
+        return self.conv.weight
+
     @staticmethod
     def from_conv2d(module: nn.Conv2d, module_index: int = -1, latent_channels: float = 0.125) -> SqueezeExciteConv2d:
         """Put a convolution inside a layer that weighs its channels.

@@ -9,6 +9,7 @@ import warnings
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
 from composer.algorithms.warnings import NoEffectWarning
@@ -24,7 +25,7 @@ from composer.core import (
     State,
 )
 from composer.loggers import Logger
-from composer.utils import check_finite
+from composer.utils import check_finite, module_surgery
 
 __all__ = ["WeightStandardization", "WeightStandardizer", "apply_weight_standardization"]
 
@@ -80,6 +81,8 @@ def apply_weight_standardization(module: nn.Module, n_last_layers_ignore: int = 
 
     Warns:
         NoEffectWarning: The model has no such convolution.
+        UserWarning: The model has convolutions that stay as they are: lazy ones, whose shapes are not known yet, and
+            those inside LoRA adapters.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, kernel_size=3), nn.ReLU(), nn.Conv2d(8, 8, kernel_size=1))
@@ -93,7 +96,10 @@ def apply_weight_standardization(module: nn.Module, n_last_layers_ignore: int = 
     Differs: the small constant is 1e-10, under the root.
     """
     _check_number(n_last_layers_ignore)
-    convs = [m for m in module.modules() if isinstance(m, _CONVS) and _has_filters(m)]
+    every = [m for m in module.modules() if isinstance(m, _CONVS)]
+    kept = _find_convs_to_keep(module, every)
+    module_surgery.warn_about_kept_modules("apply_weight_standardization", module, kept)
+    convs = [m for m in every if m not in kept and _has_filters(m)]
     if not convs:
         warnings.warn(
             "`apply_weight_standardization` changed nothing: the model has no `Conv1d`, `Conv2d` or `Conv3d` with "
@@ -161,6 +167,18 @@ def _check_number(n_last_layers_ignore: int) -> None:
         raise ValueError(f"`n_last_layers_ignore` must not be negative, got {n_last_layers_ignore!r}. Use 0 for none.")
 
 
+def _find_convs_to_keep(module: nn.Module, convs: list[Conv]) -> dict[nn.Module, str]:
+    """Find convolutions whose weights cannot be standardized, and say why."""
+    adapters = module_surgery.find_adapter_layers(module)
+    kept: dict[nn.Module, str] = {}
+    for conv in convs:
+        if isinstance(conv, LazyModuleMixin) and conv.has_uninitialized_params():
+            kept[conv] = "its shape is not known yet. Run the model on one batch first"
+        elif conv in adapters:
+            kept[conv] = "an adapter changes its weight. Standardize weights before you add adapters"
+    return kept
+
+
 def _has_filters(conv: Conv) -> bool:
     """Whether filters have more than one element; one alone would become 0."""
     return conv.in_channels // conv.groups * math.prod(conv.kernel_size) > 1
@@ -173,23 +191,35 @@ def _is_standardized(conv: Conv) -> bool:
 
 
 class _ConvTracer(fx.Tracer):
-    """Follows a model down to its convolutions, also those of subclasses."""
+    """Follows a model down to its convolutions, also those of subclasses.
+
+    It does not look inside modules without convolutions, whose code need not be traceable, nor inside the layers that
+    other methods put around convolutions.
+    """
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, _CONVS) or super().is_leaf_module(m, module_qualified_name)
+        return (
+            isinstance(m, _CONVS)
+            or type(m).__module__.startswith("composer.algorithms.")
+            or not any(isinstance(part, _CONVS) for part in m.modules())
+            or super().is_leaf_module(m, module_qualified_name)
+        )
 
 
 def _in_execution_order(module: nn.Module, convs: list[Conv]) -> list[Conv]:
     """Sort convolutions by their last call. Those that are not called come first: no end of the model is theirs."""
     try:
         nodes = _ConvTracer().trace(module).nodes
-    except Exception:  # noqa: BLE001  # tracing runs the model, which may raise anything
+    except Exception as error:  # noqa: BLE001  # tracing runs the model, which may raise anything
         _log.warning(
-            "`apply_weight_standardization` could not trace the model to see which convolutions run last, and leaves "
-            "out those that are defined last.",
-            exc_info=True,
+            "`apply_weight_standardization` could not trace the model to see which convolutions run last (%s: %s), and "
+            "leaves out those that are defined last.",
+            type(error).__name__,
+            str(error).partition("\n")[0],
         )
         return convs
-    called = [module.get_submodule(str(node.target)) for node in nodes if node.op == "call_module"]
-    last_call = {conv: position for position, conv in enumerate(called)}
+    called = [
+        part for node in nodes if node.op == "call_module" for part in module.get_submodule(str(node.target)).modules()
+    ]
+    last_call = {part: position for position, part in enumerate(called)}
     return sorted(convs, key=lambda conv: last_call.get(conv, -1))
