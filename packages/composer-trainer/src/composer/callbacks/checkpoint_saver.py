@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import tempfile
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -16,7 +17,8 @@ from typing import Any
 from composer.checkpoint._best import BestCheckpoints, is_count
 from composer.checkpoint._durable import point_link, remove_leftovers
 from composer.checkpoint._filter import IgnoreKeys
-from composer.checkpoint._names import PartialFilePath, check_file_name
+from composer.checkpoint._lease import FolderInUseError, Lease, folder_lease, live_patterns, remote_lease
+from composer.checkpoint._names import PartialFilePath, check_file_name, counts_of_name
 from composer.checkpoint._saving import collect, unloadable
 from composer.checkpoint._sharded_run import (
     amend_run,
@@ -53,6 +55,19 @@ class CheckpointSaver(Callback):
     Each file is written under a temporary name, brought to the disk, sealed with a checksum and renamed, so that there
     is never a part of a checkpoint under its name. Then the link to the latest one moves; remotely, too, the link comes
     after the file it names. Rank 0 writes; ranks meet to gather what each of them has to save.
+
+    No other launch writes the same files meanwhile: from the making of the Trainer to the end of `fit` a hidden file
+    in the folder, a lease, says which process saves there, and another launch is refused with a `FolderInUseError`
+    that names it. Runs of other names are no obstacle if `filename` holds `{run_name}`. A lease never stays in the way:
+
+    - If its process has ended (killed or not), on the same host, it is taken over at once.
+    - A process on another host, in another container, or suspended is given 60 seconds from its last heartbeat (every
+      10 seconds; on remote stores 120 and 20). A launch waits for that, and says so. Should the process go on later, it
+      saves nothing more, with a `FolderInUseError`.
+    - In one process, only a Trainer that is training is an obstacle.
+
+    Remote stores without conditional writes, and takeovers on any of them, rely on a second of waiting and reading who
+    wrote last; two launches in the same moment may both begin there, and one stops at its next heartbeat.
 
     File names are format strings with the variables of `composer.utils.FORMAT_NAME_WITH_DIST_AND_TIME_TABLE`.
 
@@ -135,6 +150,8 @@ class CheckpointSaver(Callback):
         self._last_names: dict[str, str] = {}
         self._writer = CheckpointWriter(asynchronous)
         self.remote_uploader: Any = None
+        self._lease: Lease | None = None
+        self._reserved = False  # on every rank; rank 0 has the lease
         self._checked_types = False
 
     @staticmethod
@@ -164,17 +181,98 @@ class CheckpointSaver(Callback):
         """Save at the next BATCH_CHECKPOINT, whatever the interval says. To be called on every rank."""
         self._requested = True
 
+    def reserve(self, state: State) -> None:
+        """Take the lease on the save folder: no other run may write the same files. To be called on every rank.
+
+        A lease that another host took lately is watched for a while; see `composer.checkpoint._lease`.
+
+        Raises:
+            FolderInUseError: Another run saves to the folder.
+            OSError: The remote store cannot be written.
+        """
+        while True:
+            outcome: list[Any] = [False]
+            problem: Exception | None = None
+            if dist.get_global_rank() == 0:
+                try:
+                    outcome = [self._try_reserve(state)]
+                except Exception as error:  # noqa: BLE001 - raised on every rank
+                    problem, outcome = error, [(isinstance(error, FolderInUseError), f"{error}")]
+            dist.broadcast_object_list(outcome, src=0)
+            if problem is not None:
+                raise problem
+            if outcome[0] is True:
+                self._reserved = True
+                return
+            if outcome[0]:
+                in_use, text = outcome[0]
+                raise FolderInUseError(text) if in_use else RuntimeError(f"Rank 0 cannot save: {text}")
+
+    def _try_reserve(self, state: State) -> bool:
+        """Try for some seconds to take the lease."""
+        if self._lease is None:
+            self._lease = self._lease_of(state)
+        for _ in range(5):
+            try:
+                if self._lease.try_take():
+                    return True
+            except FolderInUseError:
+                raise
+            except OSError as error:  # whoever cannot write a lease cannot save either, which the save explains
+                log.warning("No lease on %s could be taken, so another run is not kept from it: %s", self.folder, error)
+                return True
+            time.sleep(1.0)
+        return False
+
+    def _lease_of(self, state: State) -> Lease:
+        for callback in state.callbacks:  # another saver of this run may save to the same folder
+            other = callback._lease if isinstance(callback, CheckpointSaver) else None
+            if other is not None and callback._folder_of(state) == self._folder_of(state):
+                return other
+        files = pattern_of_run(state, self.remote_file_name if self._uri else self.filename).filename
+        if self._uri is None:
+            return folder_lease(self._folder_of(state), state.run_name, files)
+        from composer.checkpoint._storage import storage_of
+
+        # Refused credentials must not be found out after hours of training.
+        storage_of(format_name_with_dist(self._uri, state.run_name)).check_writable()
+        where = self._folder_of(state)
+        return remote_lease(storage_of(where), where, state.run_name, files.rpartition("/")[2])
+
+    def _folder_of(self, state: State) -> str:
+        """Where checkpoints are kept: the local folder, or the URI of the folder they are uploaded to."""
+        if self._uri is None or self.remote_file_name is None:
+            return format_name_with_dist(self._uri or self.folder, state.run_name)
+        name = format_name_with_dist(self.remote_file_name.filename, state.run_name)
+        return f"{self.remote_root}{name.partition('{')[0].rpartition('/')[0]}"
+
+    @contextmanager
+    def training(self, state: State) -> Iterator[None]:
+        """Hold the lease while the run trains, and release it when that has ended well. To be called on every rank."""
+        self.reserve(state)
+        lease = self._lease
+        if lease is None:
+            yield
+            return
+        before, lease.active = lease.active, True
+        try:
+            yield
+        finally:
+            lease.active = before
+        if not before:
+            lease.give_back()
+
     def init(self, state: State, logger: Logger) -> None:
         if state.fsdp_sharded_state_dict_enabled:
             check_saves_shards(self._writer.asynchronous, self._uri)
+        if not self._reserved:
+            self.reserve(state)
         root = self.remote_root
         if self._uri is None or root is None or dist.get_global_rank() != 0:
             return
         from composer.checkpoint._storage import storage_of
         from composer.checkpoint._uploads import Uploader
 
-        # Refused credentials must not be found out after hours of training.
-        storage_of(format_name_with_dist(self._uri, state.run_name)).check_writable()
         self.remote_uploader = Uploader(
             storage_of(root), concurrent=self.num_concurrent_uploads, timeout=self.upload_timeout_in_seconds
         )
@@ -193,11 +291,10 @@ class CheckpointSaver(Callback):
         folder = format_name_with_dist(self.folder, state.run_name)
         if dist.get_global_rank() == 0:
             Path(folder).mkdir(parents=True, exist_ok=True)
-            for name in remove_leftovers(Path(folder)):
-                log.info("Removed %s, which a process that was killed while saving left in %s.", name, folder)
         if not self.overwrite and not self.continues:
             try:
-                ensure_folder_has_no_conflicting_files(folder, proof_of_run(state, self.filename), state.timestamp)
+                own = proof_of_run(state, self.filename).replace("{run_name}", state.run_name)
+                ensure_folder_has_no_conflicting_files(folder, own, state.timestamp)
             except FileExistsError as error:
                 problem = error
         # Nobody goes on alone: the others would wait for ever where ranks meet next.
@@ -208,9 +305,21 @@ class CheckpointSaver(Callback):
                     f"{text} It was left by another run, or by an earlier one of this name. To continue that run, pass "
                     f"`autoresume=True`; to start anew and replace its files, pass `save_overwrite=True`."
                 )
+        if dist.get_global_rank() == 0:
+            for name in remove_leftovers(Path(folder), self._is_left_over(Path(folder), state)):
+                log.info("Removed %s, which a process that was killed while saving left in %s.", name, folder)
+
+    def _is_left_over(self, folder: Path, state: State) -> Callable[[str], bool]:
+        """Tell whether nobody is writing a file, of the name that it is to get."""
+        if not live_patterns(folder, self._lease if self._uri is None else None):
+            return lambda name: True
+        own = pattern_of_run(state, self.filename).filename.replace("{run_name}", state.run_name)
+        return lambda name: counts_of_name(name, own) is not None
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
         self._writer.check()
+        if self._lease is not None:
+            self._lease.check_lost()
         if self.remote_uploader is not None:
             with self._kept_if_not_uploaded():
                 self.remote_uploader.check()
@@ -257,11 +366,33 @@ class CheckpointSaver(Callback):
 
     def post_close(self) -> None:
         uploader, self.remote_uploader = self.remote_uploader, None
-        if uploader is not None:
-            with self._kept_if_not_uploaded():
-                uploader.close()
+        lease, self._lease, self._reserved = self._lease, None, False
+        try:
+            if uploader is not None:
+                with self._kept_if_not_uploaded():
+                    uploader.close()
+        finally:
+            if lease is not None:
+                lease.give_back()
 
     # ---- saving ----
+
+    def save_now(self, state: State, logger: Logger) -> None:
+        """Save like at the interval, during `fit` or at another time. To be called on every rank.
+
+        Raises:
+            FolderInUseError: Another run saves to the folder.
+        """
+        self.reserve(state)
+        self._save_checkpoint(state, logger)
+        if self._lease is not None and not self._lease.active and not self._is_writing:
+            self._lease.give_back()
+
+    @property
+    def _is_writing(self) -> bool:
+        """Whether something is being saved or uploaded in the background."""
+        uploading = self.remote_uploader is not None and bool(self.remote_uploader.pending)
+        return uploading or self._writer.busy
 
     def amend(self, state: State, logger: Logger, change: Callable[[dict[str, Any]], None]) -> None:
         """Change what the checkpoint of this very batch says of how to go on; nothing if it is not there (any more).
@@ -284,6 +415,8 @@ class CheckpointSaver(Callback):
     def _save_checkpoint(self, state: State, logger: Logger) -> None:
         """Save now. To be called on every rank."""
         self._writer.wait()  # the one before is ranked and linked when it is there
+        if self._lease is not None:
+            self._lease.check()
         self.last_checkpoint_batch = state.timestamp.batch
         path = self._last_path = pattern_of_run(state, self.filename).format(state)
         # Registered first, so that the checkpoint lists itself, too.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import inspect
 import os
 import re
 import secrets
@@ -138,6 +139,50 @@ class Storage:
         """
         data = text.encode("utf-8")
         self._put(name, lambda filesystem, path: filesystem.pipe_file(path, data), len(data))
+
+    def write_new_text(self, name: str, text: str) -> bool | None:
+        """Write a small file unless there is one, in one step.
+
+        Returns:
+            Whether it was written; None if this store's client offers no such step, or refuses it.
+
+        Raises:
+            StorageError: It cannot be written.
+        """
+        filesystem, _ = self._filesystem()
+        writer = getattr(filesystem, "_pipe_file", filesystem.pipe_file)
+        if "mode" not in inspect.signature(writer).parameters:
+            return None
+
+        def write(filesystem: Any, path: str) -> bool:
+            if self._scheme not in _PUTS_WHOLE:
+                filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
+            try:
+                filesystem.pipe_file(path, text.encode("utf-8"), mode="create")
+            except FileExistsError:
+                return False
+            return True
+
+        try:
+            return self._do("write", name, write)
+        except (NotImplementedError, ValueError, StorageError):
+            return None  # a plain write tells what is wrong
+
+    def seconds_since_written(self, name: str) -> float | None:
+        """The age of a file by the clock of the store; None if it does not tell."""
+        probe = f".composer-probe-{secrets.token_hex(4)}"
+
+        def modified(filesystem: Any, path: str) -> float:
+            found: float = filesystem.modified(path).timestamp()
+            return found
+
+        try:
+            self.write_text(probe, "")
+            now = self._do("look up", probe, modified)
+            self.delete(probe)
+            return now - self._do("look up", name, modified)
+        except (OSError, NotImplementedError, AttributeError, KeyError, TypeError):
+            return None
 
     def delete(self, name: str) -> None:
         """Remove a file. One that is not there is no error: the reply to an earlier attempt may have been lost.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from composer.callbacks.checkpoint_saver import CheckpointSaver
@@ -15,7 +16,7 @@ from composer.loggers.file_logger import FileLogger
 from composer.trainer._autoresume import find_checkpoint
 from composer.utils import is_uri, parse_uri
 
-__all__ = ["LoadOptions", "build_saver", "check_autoresume", "continue_logs", "load_run", "with_prefix"]
+__all__ = ["LoadOptions", "build_saver", "check_autoresume", "continue_logs", "load_run", "training", "with_prefix"]
 
 _SAVER_DEFAULTS = {
     "save_filename": "ep{epoch}-ba{batch}-rank{rank}.pt",
@@ -98,6 +99,16 @@ def _saver(folder: str, options: dict[str, Any]) -> CheckpointSaver:
         monitor_mode=options["save_monitor_mode"],
         asynchronous=options["save_async"],
     )
+
+
+@contextmanager
+def training(state: State) -> Iterator[None]:
+    """Hold the leases on the folders that a run saves to while it trains."""
+    with ExitStack() as held:
+        for callback in state.callbacks:
+            if isinstance(callback, CheckpointSaver):
+                held.enter_context(callback.training(state))
+        yield
 
 
 def check_autoresume(saver: CheckpointSaver | None, run_name: str | None) -> None:

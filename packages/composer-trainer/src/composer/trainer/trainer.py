@@ -16,7 +16,14 @@ from composer.distributed import DDPSyncStrategy
 from composer.loggers import LoggerDestination
 from composer.models import ComposerModel
 from composer.trainer import _construction as build
-from composer.trainer._checkpointing import LoadOptions, build_saver, check_autoresume, continue_logs, with_prefix
+from composer.trainer._checkpointing import (
+    LoadOptions,
+    build_saver,
+    check_autoresume,
+    continue_logs,
+    training,
+    with_prefix,
+)
 from composer.trainer._construction import generate_run_name as _generate_run_name
 from composer.trainer._data_parallel import parallel_of_this_process
 from composer.trainer._microbatch import adjust_device_train_microbatch_size as _adjust_device_train_microbatch_size
@@ -123,6 +130,7 @@ class Trainer(TrainerParts):
     Raises:
         ValueError: An argument has a value that cannot work; the message says what to do.
         TypeError: An argument is of a type that cannot work.
+        FolderInUseError: Another launch saves the same files to `save_folder`; see `CheckpointSaver`.
 
     Example:
         >>> from composer.testing import RandomClassificationDataset, SimpleModel
@@ -236,6 +244,8 @@ class Trainer(TrainerParts):
         if autoresume:
             check_autoresume(self._checkpoint_saver, run_name)
             continue_logs(destinations)
+        if self._checkpoint_saver is not None:
+            self._checkpoint_saver.reserve(self.state)
         self._stream = stream_of(console_stream, shown=progress_bar or log_to_console)
         self.local_hparams = extract_hparams(arguments) if auto_log_hparams else {}
         self._start_engine(destinations, watchers, algorithm_passes)
@@ -323,8 +333,9 @@ class Trainer(TrainerParts):
         if spin_dataloaders is not None:
             self._position.loader.spin = spin_dataloaders
         self._position.settle()
-        self._loop().run()
-        self._position.complete(self._checkpoint_saver, self.logger)
+        with training(state):
+            self._loop().run()
+            self._position.complete(self._checkpoint_saver, self.logger)
         for optimizer in state.optimizers:
             optimizer.zero_grad(set_to_none=True)
 
@@ -353,7 +364,7 @@ class Trainer(TrainerParts):
             raise ValueError(
                 "In order to use save_checkpoint_to_save_folder you must pass a save_folder to the Trainer."
             )
-        self._checkpoint_saver._save_checkpoint(self.state, self.logger)
+        self._checkpoint_saver.save_now(self.state, self.logger)
 
     @property
     def saved_checkpoints(self) -> list[str]:
