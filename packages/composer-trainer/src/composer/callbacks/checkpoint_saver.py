@@ -86,7 +86,13 @@ class CheckpointSaver(Callback):
         weights_only: Whether to save the model only.
         ignore_keys: What to leave out; see `composer.checkpoint.glob_filter`.
         num_concurrent_uploads: Uploads at a time.
-        upload_timeout_in_seconds: How long the end of training waits for uploads.
+        upload_timeout_in_seconds: How long the end of training waits for uploads even if they make progress; None: as
+            long as that takes.
+        delivery_timeout: How many seconds the end of the run waits in all for what is still to be uploaded, once the
+            store fails or hangs. It fails from the first upload that failed, after three attempts, until another one
+            succeeds; it hangs when nothing was sent since the end of the run or the last progress. Clients send blocks
+            of 8 MiB (those of S3 files below 16 MiB whole), and a block that has arrived is progress. What is given
+            up is kept in the local folder that the last line of the log names.
         num_best_checkpoints_to_keep: Best checkpoints by `monitor` to keep besides the newest. A link `best-...` to
             the best one stands next to that to the latest. With `num_checkpoints_to_keep=-1` all are kept anyway.
         monitor: The metric to keep the best by: `"eval/MulticlassAccuracy"` is that metric of the evaluator `eval`;
@@ -119,13 +125,17 @@ class CheckpointSaver(Callback):
         weights_only: bool = False,
         ignore_keys: IgnoreKeys | None = None,
         num_concurrent_uploads: int = 1,
-        upload_timeout_in_seconds: float = 3600,
+        upload_timeout_in_seconds: float | None = None,
         num_best_checkpoints_to_keep: int = 0,
         monitor: str | None = None,
         monitor_mode: str = "max",
         asynchronous: bool = False,
+        delivery_timeout: float = 60.0,
     ) -> None:
         self._check(num_checkpoints_to_keep, num_concurrent_uploads, upload_timeout_in_seconds)
+        if delivery_timeout <= 0:
+            raise ValueError(f"`delivery_timeout` must be positive, got {delivery_timeout!r}.")
+        self.delivery_timeout = delivery_timeout
         check_file_name(os.fspath(filename))
         self._uri = os.fspath(folder) if is_uri(os.fspath(folder)) else None
         self._staging: str | None = None
@@ -155,12 +165,12 @@ class CheckpointSaver(Callback):
         self._checked_types = False
 
     @staticmethod
-    def _check(keep: int, uploads: int, timeout: float) -> None:
+    def _check(keep: int, uploads: int, timeout: float | None) -> None:
         if not is_count(keep, least=-1):
             raise ValueError(f"`num_checkpoints_to_keep` must be a number of checkpoints, or -1 for all, got {keep!r}.")
         if uploads < 1:
             raise ValueError(f"`num_concurrent_uploads` must be at least 1, got {uploads!r}.")
-        if timeout <= 0:
+        if timeout is not None and timeout <= 0:
             raise ValueError(f"`upload_timeout_in_seconds` must be positive, got {timeout!r}.")
 
     def _local_folder(self, folder: str) -> str:
@@ -274,7 +284,10 @@ class CheckpointSaver(Callback):
         from composer.checkpoint._uploads import Uploader
 
         self.remote_uploader = Uploader(
-            storage_of(root), concurrent=self.num_concurrent_uploads, timeout=self.upload_timeout_in_seconds
+            storage_of(root),
+            concurrent=self.num_concurrent_uploads,
+            timeout=self.delivery_timeout,
+            limit=self.upload_timeout_in_seconds,
         )
 
     @property

@@ -31,6 +31,7 @@ _PACKAGES = {
 # Stores in which an object appears when its last byte is there; elsewhere a file is written under another name first.
 _PUTS_WHOLE = frozenset("abfs abfss az gcs gs memory oci ocilake oss s3 s3a".split())
 _BACKOFF_SECONDS = 1.0
+_BLOCK = 8 << 20
 
 
 class _Again(Exception):
@@ -246,7 +247,7 @@ class Storage:
         def put(filesystem: Any, path: str) -> None:
             with showing_progress(progress, name) as callback:
                 callback.set_size(size)
-                filesystem.put_file(os.fspath(source), path, callback=callback)
+                filesystem.put_file(os.fspath(source), path, callback=callback, **_block_size(filesystem, size))
                 callback.absolute_update(size)
 
         self._put(name, put, size)
@@ -385,6 +386,14 @@ def _options_of_environment(scheme: str) -> dict[str, Any]:
             if value := os.environ.get(variable):
                 found[option] = value
     return found
+
+
+def _block_size(filesystem: Any, size: int) -> dict[str, int]:
+    """Have a client send small blocks if it sends any, so that progress can be seen: 8 MiB, or 1/5000 of the file."""
+    put = getattr(filesystem, "_put_file", filesystem.put_file)
+    if "chunksize" not in inspect.signature(put).parameters:
+        return {}
+    return {"chunksize": _BLOCK * max(1, -(-size // (5000 * _BLOCK)))}
 
 
 def _check_installed(scheme: str, uri: str) -> None:

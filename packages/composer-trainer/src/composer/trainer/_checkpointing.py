@@ -46,7 +46,12 @@ def continue_logs(destinations: Iterable[LoggerDestination]) -> None:
 
 
 def build_saver(
-    callbacks: Sequence[Callback], *, save_folder: Any, save_metrics: bool, **options: Any
+    callbacks: Sequence[Callback],
+    *,
+    save_folder: Any,
+    save_metrics: bool,
+    delivery_timeout: float = 60.0,
+    **options: Any,
 ) -> tuple[CheckpointSaver | None, list[Callback]]:
     """The saver of a run, which is among the callbacks or built of the Trainer's arguments, and all callbacks.
 
@@ -54,6 +59,7 @@ def build_saver(
         callbacks: The user's callbacks.
         save_folder: As in the Trainer.
         save_metrics: As in the Trainer; what is saved of the state, so it does not concern the saver.
+        delivery_timeout: As in the Trainer.
         **options: The Trainer's other `save_...` arguments.
 
     Raises:
@@ -76,7 +82,7 @@ def build_saver(
                 stacklevel=4,
             )
         return None, list(callbacks)
-    saver = _saver(os.fspath(save_folder), options)
+    saver = _saver(os.fspath(save_folder), options | {"delivery_timeout": delivery_timeout})
     return saver, [*callbacks, saver]  # the last, so that it saves what the others make of a batch
 
 
@@ -98,6 +104,7 @@ def _saver(folder: str, options: dict[str, Any]) -> CheckpointSaver:
         monitor=options["save_monitor"],
         monitor_mode=options["save_monitor_mode"],
         asynchronous=options["save_async"],
+        delivery_timeout=options["delivery_timeout"],
     )
 
 

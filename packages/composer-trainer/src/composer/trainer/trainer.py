@@ -117,6 +117,8 @@ class Trainer(TrainerParts):
         save_monitor: The metric that tells the best: `"eval/MulticlassAccuracy"`.
         save_monitor_mode: `"max"` or `"min"`.
         save_async: Write checkpoints in the background, from a copy in host memory.
+        delivery_timeout: How many seconds the end of the run waits in all for what is still to be uploaded, once the
+            remote store fails or hangs; see `CheckpointSaver`. Loggers of services have an argument of this name.
         autoresume: Go on from the newest intact checkpoint in `save_folder`, if there is one: the same command starts,
             continues and, once the run is complete, ends at once.
         spin_dataloaders: When resuming in mid-epoch, bring the loader to where it was.
@@ -207,6 +209,7 @@ class Trainer(TrainerParts):
         save_monitor: str | None = None,
         save_monitor_mode: str = "max",
         save_async: bool = False,
+        delivery_timeout: float = 60.0,
         autoresume: bool = False,
         spin_dataloaders: bool = True,
     ) -> None:
@@ -240,7 +243,9 @@ class Trainer(TrainerParts):
             console_log_interval=console_log_interval,
             log_traces=log_traces,
         )
-        self._checkpoint_saver, watchers = build_saver(watchers, **with_prefix(arguments, "save_"))
+        self._checkpoint_saver, watchers = build_saver(
+            watchers, delivery_timeout=delivery_timeout, **with_prefix(arguments, "save_")
+        )
         if autoresume:
             check_autoresume(self._checkpoint_saver, run_name)
             continue_logs(destinations)
