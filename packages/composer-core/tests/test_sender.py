@@ -172,7 +172,7 @@ def test_the_step_is_not_kept_waiting_by_a_dead_service(service: Service) -> Non
     assert not sender.flush()
     assert sender.pending == 9
     service.gate.set()
-    sender._timeout = 30
+    sender._deadline.timeout = 30
     sender.put(service.note("end"))
     sender.close()
     assert [*((step, {"a": step}) for step in range(8)), "a file", "end"] == service.received

@@ -221,7 +221,7 @@ def test_tables_and_images_are_artifacts(start: Any, client: Any, arguments: Any
 def test_images_of_another_shape_are_refused(start: Any, arguments: Any) -> None:
     run = start(MLFlowLogger(**arguments))
     with pytest.raises(ValueError, match=r"`images` must have 2 to 4 dimensions, got shape \(3,\)"):
-        run.logger.log_images(torch.zeros(3))
+        run.logger.destinations[0].log_images(torch.zeros(3))
 
 
 def test_files_are_stored_and_fetched(start: Any, arguments: Any, tmp_path: Path) -> None:
@@ -413,7 +413,7 @@ def test_a_failure_while_logging_is_a_warning(start: Any, client: Any, arguments
         ({"flush_interval": 0}, "`flush_interval` must be positive, got 0"),
         ({"logging_buffer_seconds": -1}, "`logging_buffer_seconds` must be positive, got -1"),
         ({"log_duplicated_metric_every_n_steps": 0}, "`log_duplicated_metric_every_n_steps` must be positive, got 0"),
-        ({"timeout": 0}, "`timeout` must be positive, got 0"),
+        ({"delivery_timeout": 0}, "`delivery_timeout` must be positive, got 0"),
         ({"on_error": "ignore"}, "`on_error` must be 'warn' or 'raise', got 'ignore'"),
         (
             {"model_registry_uri": "databricks-uc", "model_registry_prefix": "catalog"},

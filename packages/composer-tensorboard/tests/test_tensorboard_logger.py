@@ -142,7 +142,7 @@ def test_an_image_is_a_snapshot(start: Any, events: Any) -> None:
 def test_images_of_another_shape_are_refused(start: Any) -> None:
     run = start(TensorboardLogger())
     with pytest.raises(ValueError, match=r"`images` must have 2 to 4 dimensions, got shape \(3,\)"):
-        run.logger.log_images(torch.zeros(3))
+        run.logger.destinations[0].log_images(torch.zeros(3))
 
 
 def session(events: Any) -> dict[str, Any]:
@@ -344,7 +344,7 @@ def test_a_failure_while_writing(start: Any, on_error: Any, curve: Any) -> None:
     ("arguments", "message"),
     [
         ({"flush_interval": 0}, "`flush_interval` must be at least 1, got 0"),
-        ({"timeout": 0}, "`timeout` must be positive, got 0"),
+        ({"delivery_timeout": 0}, "`delivery_timeout` must be positive, got 0"),
         ({"on_error": "ignore"}, "`on_error` must be 'warn' or 'raise', got 'ignore'"),
     ],
 )

@@ -280,10 +280,11 @@ def test_waiting_ends(storage: GatedStorage, file: Callable[[str], Path]) -> Non
     gate = storage.gates["a"] = threading.Event()
     uploader = Uploader(storage, timeout=0.05)
     uploader.upload(file("a"), "a", overwrite=True)
-    with pytest.raises(TimeoutError, match=r"have not ended in 0\.05 seconds: a\. Check the network"):
+    with pytest.raises(
+        TimeoutError, match=r"have not ended in 0\.05 seconds .*: a\. They are kept: .*a\.pt\. Check the network"
+    ):
         uploader.wait()
-    with pytest.raises(TimeoutError, match="have not ended"):
-        uploader.close()
+    uploader.close()  # which neither waits nor raises again
     gate.set()
     for thread in uploader._threads:
         thread.join(20)

@@ -178,9 +178,9 @@ def found_labels(found: Any) -> dict[str, str]:
 def test_images_of_another_shape_are_refused(start: Any, offline: Any) -> None:
     run = start(WandBLogger(**offline))
     with pytest.raises(ValueError, match=r"`images` must be images of 3 dimensions, got shape \(4, 6\)"):
-        run.logger.log_images(torch.zeros(4, 6))
+        run.logger.destinations[0].log_images(torch.zeros(4, 6))
     with pytest.raises(ValueError, match=r"`masks\['m'\]` must hold 2 masks, got 1"):
-        run.logger.log_images(torch.zeros(2, 3, 4, 6), masks={"m": torch.zeros(4, 6)})
+        run.logger.destinations[0].log_images(torch.zeros(2, 3, 4, 6), masks={"m": torch.zeros(4, 6)})
 
 
 def test_files_become_artifacts(start: Any, stored: Any, offline: Any, tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ for step in range(50):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"timeout": 0}, "`timeout` must be positive, got 0"),
+        ({"delivery_timeout": 0}, "`delivery_timeout` must be positive, got 0"),
         ({"on_error": "ignore"}, "`on_error` must be 'warn' or 'raise', got 'ignore'"),
     ],
 )

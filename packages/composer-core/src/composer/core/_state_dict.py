@@ -72,7 +72,7 @@ def _saved_attribute(state: State, name: str) -> Any:
     if name == "algorithms":
         return [(type(a).__qualname__, a.state_dict()) for a in value]
     if name in _COLLECTIONS:
-        return {k: o.state_dict() for k, o in named(value)}
+        return {k: _saved(o) for k, o in named(value)}
     if name in ("scaler", "timestamp") and value is not None:
         return {type(value).__qualname__: value.state_dict()}
     return value
@@ -180,6 +180,25 @@ def _load_single(target: Any, saved: dict[str, Any]) -> None:
         target.load_state_dict(next(iter(saved.values())))
 
 
+def _saved(target: Any) -> Any:
+    from composer.loggers import LoggerDestination
+    from composer.loggers._failures import call_logger
+
+    if isinstance(target, LoggerDestination):
+        return call_logger(target, "state_dict") or {}
+    return target.state_dict()
+
+
+def _restore(target: Any, saved: Any) -> None:
+    from composer.loggers import LoggerDestination
+    from composer.loggers._failures import call_logger
+
+    if isinstance(target, LoggerDestination):
+        call_logger(target, "load_state_dict", saved)
+    else:
+        target.load_state_dict(saved)
+
+
 def _misses_a_state(target: Any) -> bool:
     from composer.loggers import LoggerDestination  # core.callback is imported there
 
@@ -190,7 +209,7 @@ def _misses_a_state(target: Any) -> bool:
 def _load_named(attribute: str, objects: Iterable[tuple[str, Any]], saved: dict[str, Any]) -> None:
     for name, target in objects:
         if name in saved:
-            target.load_state_dict(saved[name])
+            _restore(target, saved[name])
         elif _misses_a_state(target):
             warnings.warn(
                 f"{name} of `{attribute}` is not in the state_dict that is being loaded; its own state is kept.",

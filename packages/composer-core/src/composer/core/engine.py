@@ -239,7 +239,7 @@ class Engine:
         algorithms: AlgorithmPlan | None = self._algorithm_plan(event, acted, markers)
         if algorithms is not None and not algorithms.candidates:
             algorithms = None
-        hooks: list[Callable[[State, Logger], Any]] = [_hook(c, event) for c in self._watchers(event)]
+        hooks: list[Callable[[State, Logger], Any]] = [_forgiving(c, event) for c in self._watchers(event)]
         if markers is not None:
             hooks = [markers.hook(c, h, event) for c, h in zip(self._watchers(event), hooks, strict=True)]
         debug = "ENGINE_DEBUG" in os.environ
@@ -290,6 +290,26 @@ def _hook(callback: Callback, event: Event) -> Callable[[State, Logger], Any]:
         hook: Callable[[State, Logger], Any] = getattr(callback, event.value)
         return hook
     return lambda state, logger: callback.run_event(event, state, logger)
+
+
+def _forgiving(callback: Callback, event: Event) -> Callable[[State, Logger], Any]:
+    """The method of a callback for an event; if it is a logger's, a failure of it does not end the run."""
+    from composer.loggers import LoggerDestination
+    from composer.loggers._failures import note_failure
+
+    hook = _hook(callback, event)
+    if not isinstance(callback, LoggerDestination):
+        return hook
+    # A wrong argument must be found out when the run is set up; a service that is down may come back.
+    caught = (ConnectionError, TimeoutError) if event is Event.INIT else Exception
+
+    def run(state: State, logger: Logger) -> None:
+        try:
+            hook(state, logger)
+        except caught as error:
+            note_failure(callback, event.value, error)
+
+    return run
 
 
 def _missing(event: Event, state: State) -> str | None:
@@ -349,6 +369,8 @@ def _logged(callback: Callback, hook: Callable[[State, Logger], Any], event: Eve
 
 def _close(state: State, logger: Logger) -> None:
     """Close all callbacks; one that fails is logged, and the others still close."""
+    from composer.loggers._failures import tell_failures
+
     log.debug("Closing the engine.")
     failed = set()
     for callback in state.callbacks:
@@ -367,6 +389,8 @@ def _close(state: State, logger: Logger) -> None:
             _OPEN_CALLBACKS.discard(callback)
         except Exception:
             log.exception("Error running %s.post_close().", type(callback).__name__)
+    for destination in logger.destinations:
+        tell_failures(destination)
     _shut_down_workers(state.train_dataloader)
     log.debug("Engine closed.")
 

@@ -7,8 +7,11 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from typing import TypeVar
 
-__all__ = ["call_at_exit", "this_process"]
+__all__ = ["call_at_exit", "call_in_time", "this_process"]
+
+T = TypeVar("T")
 
 _process = [object()]
 
@@ -35,6 +38,40 @@ def call_at_exit(method: Callable[[], None]) -> None:
 
     register = getattr(threading, "_register_atexit", atexit.register)
     register(call)
+
+
+def call_in_time(call: Callable[[], T], timeout: float, what: str) -> T:
+    """Call a function of a service in a thread, and leave it alone if it takes too long.
+
+    Args:
+        call: The function.
+        timeout: In seconds.
+        what: What it does, for the message.
+
+    Raises:
+        TimeoutError: It took too long.
+        Exception: What the function raised.
+    """
+    results: list[T] = []
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except Exception as error:  # noqa: BLE001 - raised below
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="composer-call", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # the interpreter is about to end
+        return call()
+    thread.join(timeout)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise TimeoutError(f"{what} has not ended in {timeout:g} seconds. Is the service reachable?")
+    return results[0]
 
 
 def _notice_fork() -> None:

@@ -18,6 +18,7 @@ import torch
 from composer.loggers._deferred import DeferredValue, _Copy
 from composer.loggers._process import call_at_exit, this_process
 from composer.loggers._snapshots import Arriving, read_metrics, snapshot
+from composer.utils.retrying import DeliveryDeadline
 
 __all__ = ["Logged", "Sender", "check_on_error", "hold_metrics", "read_metrics", "report_failure", "start_copy"]
 
@@ -65,7 +66,9 @@ class Sender:
         on_error: "warn" or "raise".
         interval: Seconds for which metrics gather before they are sent.
         capacity: What the queue holds, in KiB, roughly: eight metrics count as one, arrays by their size.
-        timeout: How long `flush`, `close` and the end of the process wait, in seconds.
+        timeout: How long `flush`, `close` and the end of the process wait in all for a service that fails or hangs, in
+            seconds; see `composer.utils.retrying.DeliveryDeadline`. Each record that arrives is progress.
+        kept: Where what is not delivered is kept, a sentence.
 
     Raises:
         ValueError: `on_error` is unknown, or a number is not positive.
@@ -80,14 +83,17 @@ class Sender:
         interval: float = 0.5,
         capacity: int = 65536,
         timeout: float = 60.0,
+        kept: str = "They are not kept.",
     ) -> None:
         check_on_error(on_error)
+        self.kept = kept
         for argument, value in (("interval", interval), ("capacity", capacity), ("timeout", timeout)):
             if value <= 0:
                 raise ValueError(f"`{argument}` must be positive, got {value!r}.")
         self.name, self.on_error = name, on_error
         self._send_metrics = send_metrics
-        self._interval, self._capacity, self._timeout = interval, capacity, timeout
+        self._interval, self._capacity = interval, capacity
+        self._deadline = DeliveryDeadline(timeout)
         # Reentrant: a garbage collection while it is held may close an engine, and so come here again.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -168,11 +174,16 @@ class Sender:
             if self._thread is None:
                 self._work_off()
             elif threading.current_thread() is not self._thread:  # as when it collects the garbage of an engine
-                self._changed.wait_for(lambda: self._done >= target, self._timeout)
+                since = time.monotonic()
+                while self._done < target and (left := self._deadline.left(since)) > 0:
+                    done = self._done
+                    self._changed.wait_for(lambda: self._done > done, left)  # noqa: B023 - called before it changes
+                if self._done < target:
+                    self._deadline.failed(since)  # later calls do not wait once more
             arrived = self._done >= target
         if not arrived:
             late = "`%s` could not send everything in %g seconds: %d records wait."
-            log.warning(late, self.name, self._timeout, self.pending)
+            log.warning(late, self.name, self._deadline.timeout, self.pending)
         if check:
             self.check()
         return arrived
@@ -192,10 +203,11 @@ class Sender:
             self._closed = True
             self._changed.notify_all()
         if self._thread is not None and arrived and threading.current_thread() is not self._thread:
-            self._thread.join(self._timeout)
+            self._thread.join(self._deadline.timeout)
         lost = self._dropped + self._failed + self.pending
         if lost:
-            log.warning("`%s` did not deliver %d of %d records.", self.name, lost, self._put + self._dropped)
+            text = "`%s` did not deliver %d of %d records. %s"
+            log.warning(text, self.name, lost, self._put + self._dropped, self.kept)
         self.check()
 
     # ---- how ----
@@ -265,6 +277,7 @@ class Sender:
     def _deliver(self, records: list[_Record]) -> None:
         """Carry out one call, or send metrics."""
         count = len(records)
+        failed = self._failed
         try:
             call = records[0].call
             if call is not None:
@@ -277,6 +290,10 @@ class Sender:
             self._failure = self._failure or error
         finally:
             with self._changed:
+                if self._failed > failed:
+                    self._deadline.failed()
+                else:
+                    self._deadline.delivered()
                 self._done += len(records)
                 self._size -= sum(record.size for record in records)
                 self._changed.notify_all()

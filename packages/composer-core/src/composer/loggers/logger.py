@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from composer.loggers._deferred import DeferredValue
+from composer.loggers._failures import call_logger
 from composer.loggers.logger_destination import LoggerDestination
 from composer.utils.iter_helpers import ensure_tuple
 
@@ -24,6 +25,9 @@ _TAKES_NONE = LoggerDestination.log_metrics
 
 class Logger:
     """Hands what is logged to every destination, in order. Callbacks and algorithms are given one to log with.
+
+    A destination that raises an exception does not end the run, unless its `on_error` is "raise": the first one becomes
+    a warning, and the others get what is logged as ever.
 
     `step` is the number of trained batches everywhere; None means `state.timestamp.batch`.
 
@@ -67,7 +71,7 @@ class Logger:
             traces: Values by name.
         """
         for destination in self.destinations:
-            destination.log_traces(traces)
+            call_logger(destination, "log_traces", traces)
 
     def log_hyperparameters(self, parameters: dict[str, Any]) -> None:
         """Log hyperparameters.
@@ -76,7 +80,7 @@ class Logger:
             parameters: Values by name.
         """
         for destination in self.destinations:
-            destination.log_hyperparameters(parameters)
+            call_logger(destination, "log_hyperparameters", parameters)
 
     def log_table(
         self, columns: list[str], rows: list[list[Any]], name: str = "Table", step: int | None = None
@@ -91,7 +95,7 @@ class Logger:
         """
         step = self._step(step)
         for destination in self.destinations:
-            destination.log_table(columns, rows, name, step)
+            call_logger(destination, "log_table", columns, rows, name, step)
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         """Log metrics.
@@ -111,11 +115,11 @@ class Logger:
         plain = None
         for destination in destinations:
             if destination.accepts_deferred is True:
-                destination.log_metrics(metrics, step)
+                call_logger(destination, "log_metrics", metrics, step)
             elif getattr(destination.log_metrics, "__func__", None) is not _TAKES_NONE:  # read for those who look
                 if plain is None:
                     plain = _read(metrics)
-                destination.log_metrics(plain, step)
+                call_logger(destination, "log_metrics", plain, step)
 
     def log_images(
         self,
@@ -140,7 +144,9 @@ class Logger:
         """
         step = self._step(step)
         for destination in self.destinations:
-            destination.log_images(images, name, channels_last, step, masks, mask_class_labels, use_table)
+            call_logger(
+                destination, "log_images", images, name, channels_last, step, masks, mask_class_labels, use_table
+            )
 
     def upload_file(self, remote_file_name: str, file_path: str | Path, *, overwrite: bool = False) -> None:
         """Hand a file to every destination that stores files.
@@ -157,7 +163,7 @@ class Logger:
         remote_file_name = format_name_with_dist(remote_file_name, run_name)
         path = Path(format_name_with_dist(str(file_path), run_name))
         for destination in self.destinations:
-            destination.upload_file(self._state, remote_file_name, path, overwrite=overwrite)
+            call_logger(destination, "upload_file", self._state, remote_file_name, path, overwrite=overwrite)
 
     def has_file_upload_destination(self) -> bool:
         """Whether any destination stores files."""

@@ -27,6 +27,11 @@ class LoggerDestination(Callback, ABC):
     Attributes:
         accepts_deferred: Whether `log_metrics` is given values that are still on the device, as
             `composer.loggers.DeferredValue`. With False it sees plain values, and its calls wait for the device.
+        on_error: What happens when a method of it raises an exception during a run. "warn": the first one is a warning
+            that names logger, method and error, with the traceback in the log record; later ones are counted and told
+            at the end; the run goes on. "raise": the run ends. While a run is set up (`init`), only a lost connection
+            or a timeout (`ConnectionError`, `TimeoutError`) is treated so: anything else is a mistake to mend, and
+            raised.
 
     Example:
         >>> class Printer(LoggerDestination):
@@ -37,6 +42,7 @@ class LoggerDestination(Callback, ABC):
     """
 
     accepts_deferred: ClassVar[bool] = False
+    on_error: str = "warn"
 
     def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
         """Take hyperparameters.

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
-__all__ = ["retry"]
+__all__ = ["DeliveryDeadline", "retry"]
 
 TCallable = TypeVar("TCallable", bound=Callable[..., Any])
 ExceptionTypes = type[Exception] | tuple[type[Exception], ...]
@@ -78,3 +78,49 @@ def retry(
         return attempt
 
     return decorate if is_configured else decorate(exc_class)
+
+
+class DeliveryDeadline:
+    """How long to wait for what is still queued for a service, so that one that fails does not hold up a finished run.
+
+    There is one deadline for all of it, `timeout` seconds after the service began to fail: after the first failure that
+    was not followed by a success, or, while nothing fails, after the later of the last progress and the begin of the
+    waiting. So a service that works is waited for, however slow it is.
+
+    Args:
+        timeout: In seconds.
+
+    Example:
+        >>> deadline = DeliveryDeadline(60.0)
+        >>> deadline.failed()
+        >>> 59 < deadline.left(waiting_since=time.monotonic()) <= 60
+        True
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self.timeout = timeout
+        self._failing_since: float | None = None
+        self._progress = float("-inf")
+
+    def failed(self, since: float | None = None) -> None:
+        """Something was not delivered; `since` is when that began (monotonic), now if None."""
+        if self._failing_since is None:
+            self._failing_since = time.monotonic() if since is None else since
+
+    def progressed(self) -> None:
+        """A part of something was delivered."""
+        self._progress = time.monotonic()
+
+    def delivered(self) -> None:
+        """Something was delivered whole: the service does not fail any more."""
+        self._failing_since, self._progress = None, time.monotonic()
+
+    def left(self, waiting_since: float) -> float:
+        """The seconds left to wait, negative if none.
+
+        Args:
+            waiting_since: When the waiting began (monotonic).
+        """
+        failing = self._failing_since
+        begin = max(waiting_since, self._progress) if failing is None else failing
+        return begin + self.timeout - time.monotonic()

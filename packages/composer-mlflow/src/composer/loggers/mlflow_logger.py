@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import tempfile
@@ -26,6 +27,7 @@ from composer.loggers._mlflow_run import (
     register,
     start_monitor,
 )
+from composer.loggers._process import call_in_time
 from composer.loggers._sender import Sender, check_on_error, hold_metrics, report_failure, start_copy
 from composer.utils import dist
 
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from composer.loggers import Logger
 
 __all__ = ["MLFlowLogger"]
+
+log = logging.getLogger(__name__)
 
 
 class MLFlowLogger(LoggerDestination):
@@ -66,7 +70,9 @@ class MLFlowLogger(LoggerDestination):
         log_duplicated_metric_every_n_steps: After how many steps an unchanged value is sent again.
         on_error: What happens if logging fails: "warn" (once, and the run goes on) or "raise".
         log_artifacts: Whether to store files, such as checkpoints, as artifacts.
-        timeout: How long the end of `fit`, `close` and the end of the process wait for the thread, in seconds.
+        delivery_timeout: How many seconds the end of the run waits in all for what is still queued, once the service
+            fails or hangs: counted from the first failure, or from the last delivery if it hangs. While it takes
+            anything, however slowly, it is waited for.
 
     Raises:
         ValueError: A number is not positive, `on_error` is unknown, or `model_registry_prefix` does not suit the Unity
@@ -100,7 +106,7 @@ class MLFlowLogger(LoggerDestination):
         *,
         on_error: str = "warn",
         log_artifacts: bool = False,
-        timeout: float = 60.0,
+        delivery_timeout: float = 60.0,
     ) -> None:
         check_on_error(on_error)
         interval = max(flush_interval, logging_buffer_seconds or 0.0)
@@ -108,7 +114,7 @@ class MLFlowLogger(LoggerDestination):
             ("flush_interval", flush_interval),
             ("logging_buffer_seconds", logging_buffer_seconds or interval),
             ("log_duplicated_metric_every_n_steps", log_duplicated_metric_every_n_steps),
-            ("timeout", timeout),
+            ("delivery_timeout", delivery_timeout),
         ):
             if value <= 0:
                 raise ValueError(f"`{argument}` must be positive, got {value!r}.")
@@ -124,7 +130,7 @@ class MLFlowLogger(LoggerDestination):
         self.ignore_hyperparameters = list(ignore_hyperparameters or [])
         self.run_group = run_group
         self.log_duplicated_metric_every_n_steps = log_duplicated_metric_every_n_steps
-        self.on_error, self.log_artifacts, self.timeout = on_error, log_artifacts, timeout
+        self.on_error, self.log_artifacts, self.delivery_timeout = on_error, log_artifacts, delivery_timeout
         self._interval = interval
         self._experiment_id: str | None = None
         self._run_id: str | None = None
@@ -293,7 +299,9 @@ class MLFlowLogger(LoggerDestination):
                 tags = self.tags | ({} if self.run_group is None else {"run_group": self.run_group})
                 tags["run_name"] = os.environ.get("RUN_NAME") or self.run_name or state.run_name
                 name = self.experiment_name or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "my-mlflow-experiment"
-                ids = [*open_run(self._client(), name, self.run_name or state.run_name, tags, resume=self.resume)]
+                open_ = partial(open_run, name=self.run_name or state.run_name, tags=tags, resume=self.resume)
+                # A server that is down is tried for minutes by the client.
+                ids = [*call_in_time(lambda: open_(self._client(), name), self.delivery_timeout, "Opening a run")]
             except Exception as error:  # noqa: BLE001 - reported below
                 failure = error
         dist.broadcast_object_list(ids)  # before anything is raised, or the others would wait for ever
@@ -321,7 +329,7 @@ class MLFlowLogger(LoggerDestination):
                 lambda records: None if self._run is None else self._run.send(records),
                 on_error=self.on_error,
                 interval=self._interval,
-                timeout=self.timeout,
+                timeout=self.delivery_timeout,
             )
         self.log_hyperparameters(self._hyperparameters)  # those that came before there was a run
         if self.log_system_metrics:
@@ -388,7 +396,10 @@ class MLFlowLogger(LoggerDestination):
     def _stop_monitor(self) -> None:
         monitor, self._monitor = self._monitor, None
         if monitor is not None:
-            monitor.finish()
+            try:
+                call_in_time(monitor.finish, 5.0, "Ending the system metrics")  # its thread may wait for the server
+            except TimeoutError as error:
+                log.info("%s", error)
 
     def state_dict(self) -> dict[str, Any]:
         """Which MLflow run a resumed run goes on in."""

@@ -50,10 +50,12 @@ class TensorboardLogger(LoggerDestination):
         flush_interval: Batches between two flushes to the disk; also at the end of an epoch, evaluation and `fit`.
         rank_zero_only: Whether only rank 0 writes; else every rank is a run of its own in TensorBoard.
         on_error: What happens if writing fails: "warn" (once, and the run goes on) or "raise".
-        timeout: How long the end of `fit`, `close` and the end of the process wait for the thread, in seconds.
+        delivery_timeout: How many seconds the end of the run waits in all for what is still queued, once the service
+            fails or hangs: counted from the first failure, or from the last delivery if it hangs. While it takes
+            anything, however slowly, it is waited for.
 
     Raises:
-        ValueError: `flush_interval` or `timeout` is not positive, or `on_error` is unknown.
+        ValueError: `flush_interval` or `delivery_timeout` is not positive, or `on_error` is unknown.
 
     Differs: values of one step are one event; hyperparameters are in the file of the scalars, not in a folder of their
     own; the file is only rolled if there is somebody to take it; a resumed run hides orphaned values. Ranks do not
@@ -69,17 +71,17 @@ class TensorboardLogger(LoggerDestination):
         rank_zero_only: bool = True,
         *,
         on_error: str = "warn",
-        timeout: float = 60.0,
+        delivery_timeout: float = 60.0,
     ) -> None:
         if flush_interval < 1:
             raise ValueError(f"`flush_interval` must be at least 1, got {flush_interval!r}.")
-        if timeout <= 0:
-            raise ValueError(f"`timeout` must be positive, got {timeout!r}.")
+        if delivery_timeout <= 0:
+            raise ValueError(f"`delivery_timeout` must be positive, got {delivery_timeout!r}.")
         check_on_error(on_error)
         self.log_dir = log_dir
         self.flush_interval = flush_interval
         self.rank_zero_only = rank_zero_only
-        self.on_error, self.timeout = on_error, timeout
+        self.on_error, self.delivery_timeout = on_error, delivery_timeout
         self.run_name: str | None = None
         self.hyperparameters: dict[str, Any] = {}
         self._hyperparameters_written = True
@@ -172,7 +174,9 @@ class TensorboardLogger(LoggerDestination):
         except OSError as error:
             report_failure("TensorboardLogger", error, self.on_error)
             return
-        self._sender = Sender("TensorboardLogger", self._writer.send, on_error=self.on_error, timeout=self.timeout)
+        self._sender = Sender(
+            "TensorboardLogger", self._writer.send, on_error=self.on_error, timeout=self.delivery_timeout
+        )
 
     def after_load(self, state: State, logger: Logger) -> None:
         resumed, self._resumed = self._resumed, None

@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import tempfile
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -16,7 +17,8 @@ from typing import Any
 from composer.checkpoint._best import BestCheckpoints, is_count
 from composer.checkpoint._durable import point_link, remove_leftovers
 from composer.checkpoint._filter import IgnoreKeys
-from composer.checkpoint._names import PartialFilePath, check_file_name
+from composer.checkpoint._lease import FolderInUseError, Lease, folder_lease, live_patterns, remote_lease
+from composer.checkpoint._names import PartialFilePath, check_file_name, counts_of_name
 from composer.checkpoint._saving import collect, unloadable
 from composer.checkpoint._sharded_run import (
     amend_run,
@@ -56,6 +58,19 @@ class CheckpointSaver(Callback):
     is never a part of a checkpoint under its name. Then the link to the latest one moves; remotely, too, the link comes
     after the file it names. Rank 0 writes; ranks meet to gather what each of them has to save.
 
+    No other launch writes the same files meanwhile: from the making of the Trainer to the end of `fit` a hidden file
+    in the folder, a lease, says which process saves there, and another launch is refused with a `FolderInUseError`
+    that names it. Runs of other names are no obstacle if `filename` holds `{run_name}`. A lease never stays in the way:
+
+    - If its process has ended (killed or not), on the same host, it is taken over at once.
+    - A process on another host, in another container, or suspended is given 60 seconds from its last heartbeat (every
+      10 seconds; on remote stores 120 and 20). A launch waits for that, and says so. Should the process go on later, it
+      saves nothing more, with a `FolderInUseError`.
+    - In one process, only a Trainer that is training is an obstacle.
+
+    Remote stores without conditional writes, and takeovers on any of them, rely on a second of waiting and reading who
+    wrote last; two launches in the same moment may both begin there, and one stops at its next heartbeat.
+
     File names are format strings with the variables of `composer.utils.FORMAT_NAME_WITH_DIST_AND_TIME_TABLE`.
 
     Args:
@@ -73,7 +88,13 @@ class CheckpointSaver(Callback):
         weights_only: Whether to save the model only.
         ignore_keys: What to leave out; see `composer.checkpoint.glob_filter`.
         num_concurrent_uploads: Uploads at a time.
-        upload_timeout_in_seconds: How long the end of training waits for uploads.
+        upload_timeout_in_seconds: How long the end of training waits for uploads even if they make progress; None: as
+            long as that takes.
+        delivery_timeout: How many seconds the end of the run waits in all for what is still to be uploaded, once the
+            store fails or hangs. It fails from the first upload that failed, after three attempts, until another one
+            succeeds; it hangs when nothing was sent since the end of the run or the last progress. Clients send blocks
+            of 8 MiB (those of S3 files below 16 MiB whole), and a block that has arrived is progress. What is given
+            up is kept in the local folder that the last line of the log names.
         num_best_checkpoints_to_keep: Best checkpoints by `monitor` to keep besides the newest. A link `best-...` to
             the best one stands next to that to the latest. With `num_checkpoints_to_keep=-1` all are kept anyway.
         monitor: The metric to keep the best by: `"eval/MulticlassAccuracy"` is that metric of the evaluator `eval`;
@@ -106,13 +127,17 @@ class CheckpointSaver(Callback):
         weights_only: bool = False,
         ignore_keys: IgnoreKeys | None = None,
         num_concurrent_uploads: int = 1,
-        upload_timeout_in_seconds: float = 3600,
+        upload_timeout_in_seconds: float | None = None,
         num_best_checkpoints_to_keep: int = 0,
         monitor: str | None = None,
         monitor_mode: str = "max",
         asynchronous: bool = False,
+        delivery_timeout: float = 60.0,
     ) -> None:
         self._check(num_checkpoints_to_keep, num_concurrent_uploads, upload_timeout_in_seconds)
+        if delivery_timeout <= 0:
+            raise ValueError(f"`delivery_timeout` must be positive, got {delivery_timeout!r}.")
+        self.delivery_timeout = delivery_timeout
         check_file_name(os.fspath(filename))
         self._uri = os.fspath(folder) if is_uri(os.fspath(folder)) else None
         self._staging: str | None = None
@@ -140,16 +165,18 @@ class CheckpointSaver(Callback):
         self._evaluated = False  # since the last checkpoint
         self._writer = CheckpointWriter(asynchronous)
         self.remote_uploader: Any = None
+        self._lease: Lease | None = None
+        self._reserved = False  # on every rank; rank 0 has the lease
         self._checked_types = False
 
     @staticmethod
-    def _check(keep: int, uploads: int, timeout: float) -> None:
+    def _check(keep: int, uploads: int, timeout: float | None) -> None:
         if not is_count(keep, least=-1):
             raise ValueError(f"`num_checkpoints_to_keep` must be a number of checkpoints, or -1 for all, got {keep!r}.")
         check_finite(num_concurrent_uploads=uploads, upload_timeout_in_seconds=timeout)
         if uploads < 1:
             raise ValueError(f"`num_concurrent_uploads` must be at least 1, got {uploads!r}.")
-        if timeout <= 0:
+        if timeout is not None and timeout <= 0:
             raise ValueError(f"`upload_timeout_in_seconds` must be positive, got {timeout!r}.")
 
     def _local_folder(self, folder: str) -> str:
@@ -170,19 +197,103 @@ class CheckpointSaver(Callback):
         """Save at the next BATCH_CHECKPOINT, whatever the interval says. To be called on every rank."""
         self._requested = True
 
+    def reserve(self, state: State) -> None:
+        """Take the lease on the save folder: no other run may write the same files. To be called on every rank.
+
+        A lease that another host took lately is watched for a while; see `composer.checkpoint._lease`.
+
+        Raises:
+            FolderInUseError: Another run saves to the folder.
+            OSError: The remote store cannot be written.
+        """
+        while True:
+            outcome: list[Any] = [False]
+            problem: Exception | None = None
+            if dist.get_global_rank() == 0:
+                try:
+                    outcome = [self._try_reserve(state)]
+                except Exception as error:  # noqa: BLE001 - raised on every rank
+                    problem, outcome = error, [(isinstance(error, FolderInUseError), f"{error}")]
+            dist.broadcast_object_list(outcome, src=0)
+            if problem is not None:
+                raise problem
+            if outcome[0] is True:
+                self._reserved = True
+                return
+            if outcome[0]:
+                in_use, text = outcome[0]
+                raise FolderInUseError(text) if in_use else RuntimeError(f"Rank 0 cannot save: {text}")
+
+    def _try_reserve(self, state: State) -> bool:
+        """Try for some seconds to take the lease."""
+        if self._lease is None:
+            self._lease = self._lease_of(state)
+        for _ in range(5):
+            try:
+                if self._lease.try_take():
+                    return True
+            except FolderInUseError:
+                raise
+            except OSError as error:  # whoever cannot write a lease cannot save either, which the save explains
+                log.warning("No lease on %s could be taken, so another run is not kept from it: %s", self.folder, error)
+                return True
+            time.sleep(1.0)
+        return False
+
+    def _lease_of(self, state: State) -> Lease:
+        for callback in state.callbacks:  # another saver of this run may save to the same folder
+            other = callback._lease if isinstance(callback, CheckpointSaver) else None
+            if other is not None and callback._folder_of(state) == self._folder_of(state):
+                return other
+        files = pattern_of_run(state, self.remote_file_name if self._uri else self.filename).filename
+        if self._uri is None:
+            return folder_lease(self._folder_of(state), state.run_name, files)
+        from composer.checkpoint._storage import storage_of
+
+        # Refused credentials must not be found out after hours of training.
+        storage_of(format_name_with_dist(self._uri, state.run_name)).check_writable()
+        where = self._folder_of(state)
+        return remote_lease(storage_of(where), where, state.run_name, files.rpartition("/")[2])
+
+    def _folder_of(self, state: State) -> str:
+        """Where checkpoints are kept: the local folder, or the URI of the folder they are uploaded to."""
+        if self._uri is None or self.remote_file_name is None:
+            return format_name_with_dist(self._uri or self.folder, state.run_name)
+        name = format_name_with_dist(self.remote_file_name.filename, state.run_name)
+        return f"{self.remote_root}{name.partition('{')[0].rpartition('/')[0]}"
+
+    @contextmanager
+    def training(self, state: State) -> Iterator[None]:
+        """Hold the lease while the run trains, and release it when that has ended well. To be called on every rank."""
+        self.reserve(state)
+        lease = self._lease
+        if lease is None:
+            yield
+            return
+        before, lease.active = lease.active, True
+        try:
+            yield
+        finally:
+            lease.active = before
+        if not before:
+            lease.give_back()
+
     def init(self, state: State, logger: Logger) -> None:
         if state.fsdp_sharded_state_dict_enabled:
             check_saves_shards(self._writer.asynchronous, self._uri)
+        if not self._reserved:
+            self.reserve(state)
         root = self.remote_root
         if self._uri is None or root is None or dist.get_global_rank() != 0:
             return
         from composer.checkpoint._storage import storage_of
         from composer.checkpoint._uploads import Uploader
 
-        # Refused credentials must not be found out after hours of training.
-        storage_of(format_name_with_dist(self._uri, state.run_name)).check_writable()
         self.remote_uploader = Uploader(
-            storage_of(root), concurrent=self.num_concurrent_uploads, timeout=self.upload_timeout_in_seconds
+            storage_of(root),
+            concurrent=self.num_concurrent_uploads,
+            timeout=self.delivery_timeout,
+            limit=self.upload_timeout_in_seconds,
         )
 
     @property
@@ -199,11 +310,10 @@ class CheckpointSaver(Callback):
         folder = format_name_with_dist(self.folder, state.run_name)
         if dist.get_global_rank() == 0:
             Path(folder).mkdir(parents=True, exist_ok=True)
-            for name in remove_leftovers(Path(folder)):
-                log.info("Removed %s, which a process that was killed while saving left in %s.", name, folder)
         if not self.overwrite and not self.continues:
             try:
-                ensure_folder_has_no_conflicting_files(folder, proof_of_run(state, self.filename), state.timestamp)
+                own = proof_of_run(state, self.filename).replace("{run_name}", state.run_name)
+                ensure_folder_has_no_conflicting_files(folder, own, state.timestamp)
             except FileExistsError as error:
                 problem = error
         # Nobody goes on alone: the others would wait for ever where ranks meet next.
@@ -214,9 +324,21 @@ class CheckpointSaver(Callback):
                     f"{text} It was left by another run, or by an earlier one of this name. To continue that run, pass "
                     f"`autoresume=True`; to start anew and replace its files, pass `save_overwrite=True`."
                 )
+        if dist.get_global_rank() == 0:
+            for name in remove_leftovers(Path(folder), self._is_left_over(Path(folder), state)):
+                log.info("Removed %s, which a process that was killed while saving left in %s.", name, folder)
+
+    def _is_left_over(self, folder: Path, state: State) -> Callable[[str], bool]:
+        """Tell whether nobody is writing a file, of the name that it is to get."""
+        if not live_patterns(folder, self._lease if self._uri is None else None):
+            return lambda name: True
+        own = pattern_of_run(state, self.filename).filename.replace("{run_name}", state.run_name)
+        return lambda name: counts_of_name(name, own) is not None
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
         self._writer.check()
+        if self._lease is not None:
+            self._lease.check_lost()
         if self.remote_uploader is not None:
             with self._kept_if_not_uploaded():
                 self.remote_uploader.check()
@@ -281,11 +403,33 @@ class CheckpointSaver(Callback):
 
     def post_close(self) -> None:
         uploader, self.remote_uploader = self.remote_uploader, None
-        if uploader is not None:
-            with self._kept_if_not_uploaded():
-                uploader.close()
+        lease, self._lease, self._reserved = self._lease, None, False
+        try:
+            if uploader is not None:
+                with self._kept_if_not_uploaded():
+                    uploader.close()
+        finally:
+            if lease is not None:
+                lease.give_back()
 
     # ---- saving ----
+
+    def save_now(self, state: State, logger: Logger) -> None:
+        """Save like at the interval, during `fit` or at another time. To be called on every rank.
+
+        Raises:
+            FolderInUseError: Another run saves to the folder.
+        """
+        self.reserve(state)
+        self._save_checkpoint(state, logger)
+        if self._lease is not None and not self._lease.active and not self._is_writing:
+            self._lease.give_back()
+
+    @property
+    def _is_writing(self) -> bool:
+        """Whether something is being saved or uploaded in the background."""
+        uploading = self.remote_uploader is not None and bool(self.remote_uploader.pending)
+        return uploading or self._writer.busy
 
     def amend(self, state: State, logger: Logger, change: Callable[[dict[str, Any]], None]) -> None:
         """Change what the checkpoint of this very batch says of how to go on; nothing if it is not there (any more).
@@ -308,6 +452,8 @@ class CheckpointSaver(Callback):
     def _save_checkpoint(self, state: State, logger: Logger, again: bool = False) -> None:
         """Save now; with `again` in place of the last checkpoint. To be called on every rank."""
         self._writer.wait()  # the one before is ranked and linked when it is there
+        if self._lease is not None:
+            self._lease.check()
         self.last_checkpoint_batch = state.timestamp.batch
         self._last_fingerprint, self._evaluated = _fingerprint(state), False
         if not again or self._last_path is None:

@@ -2,6 +2,7 @@
 
 from composer.checkpoint._container import check_file
 from composer.checkpoint._filter import IgnoreKeys, glob_filter
+from composer.checkpoint._lease import FolderInUseError
 from composer.checkpoint._loading import download_checkpoint, load_checkpoint
 from composer.checkpoint._names import PartialFilePath, get_save_filename
 from composer.checkpoint._reading import read_checkpoint
@@ -20,6 +21,7 @@ from composer.checkpoint.upload import upload_file
 
 __all__ = [
     "CorruptCheckpointError",
+    "FolderInUseError",
     "IgnoreKeys",
     "PartialFilePath",
     "UnsafeCheckpointError",

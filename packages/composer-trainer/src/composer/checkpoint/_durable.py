@@ -7,13 +7,13 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 __all__ = ["point_link", "remove_leftovers", "replacing", "sync_folder", "temporary_path"]
 
-_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.saving")
+_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.saving")
 _WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 
@@ -92,11 +92,20 @@ def point_link(link: Path, target: Path) -> None:
     sync_folder(link.parent)
 
 
-def remove_leftovers(folder: Path) -> list[str]:
-    """Remove the temporary files that a killed process left in a folder, and return their names."""
+def remove_leftovers(folder: Path, is_left_over: Callable[[str], bool] = lambda name: True) -> list[str]:
+    """Remove the temporary files that a killed process left in a folder.
+
+    Args:
+        folder: The folder.
+        is_left_over: Tells, of the name that a file was to get, whether nobody is writing it now.
+
+    Returns:
+        The names of the removed files.
+    """
     if not folder.is_dir():
         return []
-    names = sorted(entry.name for entry in folder.iterdir() if _TEMPORARY.fullmatch(entry.name))
+    found = ((entry.name, _TEMPORARY.fullmatch(entry.name)) for entry in folder.iterdir())
+    names = sorted(name for name, match in found if match is not None and is_left_over(match[1]))
     for name in names:
         if (folder / name).is_dir() and not (folder / name).is_symlink():
             shutil.rmtree(folder / name, ignore_errors=True)

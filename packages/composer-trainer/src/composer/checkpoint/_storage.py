@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import inspect
 import os
 import re
 import secrets
@@ -30,6 +31,7 @@ _PACKAGES = {
 # Stores in which an object appears when its last byte is there; elsewhere a file is written under another name first.
 _PUTS_WHOLE = frozenset("abfs abfss az gcs gs memory oci ocilake oss s3 s3a".split())
 _BACKOFF_SECONDS = 1.0
+_BLOCK = 8 << 20
 
 
 class _Again(Exception):
@@ -139,6 +141,50 @@ class Storage:
         data = text.encode("utf-8")
         self._put(name, lambda filesystem, path: filesystem.pipe_file(path, data), len(data))
 
+    def write_new_text(self, name: str, text: str) -> bool | None:
+        """Write a small file unless there is one, in one step.
+
+        Returns:
+            Whether it was written; None if this store's client offers no such step, or refuses it.
+
+        Raises:
+            StorageError: It cannot be written.
+        """
+        filesystem, _ = self._filesystem()
+        writer = getattr(filesystem, "_pipe_file", filesystem.pipe_file)
+        if "mode" not in inspect.signature(writer).parameters:
+            return None
+
+        def write(filesystem: Any, path: str) -> bool:
+            if self._scheme not in _PUTS_WHOLE:
+                filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
+            try:
+                filesystem.pipe_file(path, text.encode("utf-8"), mode="create")
+            except FileExistsError:
+                return False
+            return True
+
+        try:
+            return self._do("write", name, write)
+        except (NotImplementedError, ValueError, StorageError):
+            return None  # a plain write tells what is wrong
+
+    def seconds_since_written(self, name: str) -> float | None:
+        """The age of a file by the clock of the store; None if it does not tell."""
+        probe = f".composer-probe-{secrets.token_hex(4)}"
+
+        def modified(filesystem: Any, path: str) -> float:
+            found: float = filesystem.modified(path).timestamp()
+            return found
+
+        try:
+            self.write_text(probe, "")
+            now = self._do("look up", probe, modified)
+            self.delete(probe)
+            return now - self._do("look up", name, modified)
+        except (OSError, NotImplementedError, AttributeError, KeyError, TypeError):
+            return None
+
     def delete(self, name: str) -> None:
         """Remove a file. One that is not there is no error: the reply to an earlier attempt may have been lost.
 
@@ -201,7 +247,7 @@ class Storage:
         def put(filesystem: Any, path: str) -> None:
             with showing_progress(progress, name) as callback:
                 callback.set_size(size)
-                filesystem.put_file(os.fspath(source), path, callback=callback)
+                filesystem.put_file(os.fspath(source), path, callback=callback, **_block_size(filesystem, size))
                 callback.absolute_update(size)
 
         self._put(name, put, size)
@@ -340,6 +386,14 @@ def _options_of_environment(scheme: str) -> dict[str, Any]:
             if value := os.environ.get(variable):
                 found[option] = value
     return found
+
+
+def _block_size(filesystem: Any, size: int) -> dict[str, int]:
+    """Have a client send small blocks if it sends any, so that progress can be seen: 8 MiB, or 1/5000 of the file."""
+    put = getattr(filesystem, "_put_file", filesystem.put_file)
+    if "chunksize" not in inspect.signature(put).parameters:
+        return {}
+    return {"chunksize": _BLOCK * max(1, -(-size // (5000 * _BLOCK)))}
 
 
 def _check_installed(scheme: str, uri: str) -> None:

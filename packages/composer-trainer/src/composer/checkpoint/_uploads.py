@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import os
 import shutil
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -15,6 +17,7 @@ from pathlib import Path
 
 from composer.checkpoint._durable import temporary_path
 from composer.checkpoint._storage import Storage
+from composer.utils.retrying import DeliveryDeadline
 
 __all__ = ["Uploader"]
 
@@ -50,19 +53,32 @@ class Uploader:
         storage: Where to upload to.
         concurrent: Uploads at a time.
         attempts: How often a request is tried at most.
-        timeout: How long `wait`, `close` and the end of the process wait, in seconds.
+        timeout: How long `wait`, `close` and the end of the process wait in all for a store that fails or hangs, in
+            seconds; see `composer.utils.retrying.DeliveryDeadline`. A part that the store's client reports as sent is
+            progress. Then what is queued is given up, and the last line of the log says where it is kept.
+        limit: How long `wait` waits even for a store that works, in seconds; None: as long as it takes.
 
     Raises:
         ValueError: A number is too small.
     """
 
-    def __init__(self, storage: Storage, *, concurrent: int = 1, attempts: int = 3, timeout: float = 3600.0) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        *,
+        concurrent: int = 1,
+        attempts: int = 3,
+        timeout: float = 60.0,
+        limit: float | None = None,
+    ) -> None:
         if concurrent < 1:
             raise ValueError(f"`concurrent` must be at least 1, got {concurrent!r}.")
         if timeout <= 0:
             raise ValueError(f"`timeout` must be positive, got {timeout!r}.")
         self.storage = storage.with_attempts(attempts)
-        self._concurrent, self._timeout = concurrent, timeout
+        self._concurrent, self._limit = concurrent, math.inf if limit is None else limit
+        self._deadline = DeliveryDeadline(timeout)
+        self._given_up = False
         self._changed = threading.Condition()
         self._waiting: list[_Upload] = []
         self._active: dict[str, _Upload] = {}
@@ -149,8 +165,8 @@ class Uploader:
             with self._changed:
                 self._closed = True
                 self._changed.notify_all()
-        for thread in self._threads:
-            thread.join(self._timeout)
+        for thread in self._threads if not self._given_up else ():
+            thread.join(self._deadline.timeout)
         if not self._reported:
             self.check()
 
@@ -165,12 +181,42 @@ class Uploader:
     def _join(self) -> None:
         if os.getpid() != self._process:
             self._check_usable()
+        if self._given_up:
+            return
+        since = time.monotonic()
         with self._changed:
-            if not self._changed.wait_for(lambda: not self._pending(), self._timeout):
-                raise TimeoutError(
-                    f"Uploads to {self.storage!r} have not ended in {self._timeout:g} seconds: "
-                    f"{', '.join(self._pending())}. Check the network and that the store runs, or wait longer."
-                )
+            while self._pending():
+                left = min(self._deadline.left(since), since + self._limit - time.monotonic())
+                if left <= 0:
+                    break
+                pending = len(self._pending())
+                self._changed.wait_for(lambda: len(self._pending()) < pending, left)  # noqa: B023 - called at once
+            names = self._pending()
+            if not names:
+                return
+            kept = self._give_up()
+        text = (
+            f"Uploads to {self.storage!r} have not ended in {self._deadline.timeout:g} seconds without progress: "
+            f"{', '.join(names)}. They are kept: {', '.join(kept)}. Check the network and that the store runs, or pass "
+            f"a larger `delivery_timeout`."
+        )
+        log.error("%s", text)
+        self._reported = True
+        raise TimeoutError(text) from (self._failures[0] if self._failures else None)
+
+    def _give_up(self) -> list[str]:
+        """Drop what is queued, but keep the files."""
+        self._given_up = True
+        uploads = sorted([*self._waiting, *self._active.values()], key=lambda upload: upload.number)
+        kept: list[str] = []
+        for upload in uploads:
+            for held, source in ((upload.held, upload.source), *((held, held) for held, _ in upload.before)):
+                if not source.exists():  # rotated out meanwhile
+                    with suppress(OSError):
+                        os.link(held, source)
+                kept.append(str(source))
+        self._waiting.clear()
+        return kept
 
     def _start_threads(self) -> None:
         if not self._threads:
@@ -196,6 +242,9 @@ class Uploader:
             except Exception as error:  # noqa: BLE001 - raised in the thread that asks
                 log.warning("The upload of %s to %r failed: %s", upload.source, self.storage, error)
                 self._failures.append(error)
+                self._deadline.failed()
+            else:
+                self._deadline.delivered()
             finally:
                 for held in (upload.held, *(file for file, _ in upload.before)):
                     held.unlink(missing_ok=True)
@@ -214,14 +263,20 @@ class Uploader:
                 f"`save_overwrite=True` to replace it, or use another `save_folder` or run name."
             )
         for file, name in upload.before:
-            self.storage.upload(file, name)
-        self.storage.upload(upload.held, upload.name)  # ends when the file is there in full
+            self.storage.upload(file, name, self._progressed)
+        self.storage.upload(upload.held, upload.name, self._progressed)  # ends when the file is there in full
         if upload.link is not None:
             self._write_link(upload.number, *upload.link)
         if upload.remove is not None:
             with suppress(FileNotFoundError):
                 if _identity(upload.source) == upload.remove:
                     upload.source.unlink()
+
+    def _progressed(self, done: int, size: int) -> None:
+        if done > 0:
+            self._deadline.progressed()
+            with self._changed:
+                self._changed.notify_all()
 
     def _write_link(self, number: int, name: str, text: str) -> None:
         with self._changed:

@@ -52,6 +52,11 @@ class CheckpointWriter:
         # Pickling runs Python and would slow the next step; all that follows it releases the interpreter.
         described.wait()
 
+    @property
+    def busy(self) -> bool:
+        """Whether a write in the background has not ended."""
+        return self._running is not None and not self._running.done()
+
     def check(self) -> None:
         """Raise what a write in the background ended with, if it has ended."""
         if self._running is not None and self._running.done():

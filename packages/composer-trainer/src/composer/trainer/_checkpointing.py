@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from composer.callbacks.checkpoint_saver import CheckpointSaver
@@ -15,7 +16,7 @@ from composer.loggers.file_logger import FileLogger
 from composer.trainer._autoresume import find_checkpoint
 from composer.utils import is_uri, parse_uri
 
-__all__ = ["LoadOptions", "build_saver", "check_autoresume", "continue_logs", "load_run", "with_prefix"]
+__all__ = ["LoadOptions", "build_saver", "check_autoresume", "continue_logs", "load_run", "training", "with_prefix"]
 
 _SAVER_DEFAULTS = {
     "save_filename": "ep{epoch}-ba{batch}-rank{rank}.pt",
@@ -45,7 +46,12 @@ def continue_logs(destinations: Iterable[LoggerDestination]) -> None:
 
 
 def build_saver(
-    callbacks: Sequence[Callback], *, save_folder: Any, save_metrics: bool, **options: Any
+    callbacks: Sequence[Callback],
+    *,
+    save_folder: Any,
+    save_metrics: bool,
+    delivery_timeout: float = 60.0,
+    **options: Any,
 ) -> tuple[CheckpointSaver | None, list[Callback]]:
     """The saver of a run, which is among the callbacks or built of the Trainer's arguments, and all callbacks.
 
@@ -53,6 +59,7 @@ def build_saver(
         callbacks: The user's callbacks.
         save_folder: As in the Trainer.
         save_metrics: As in the Trainer; what is saved of the state, so it does not concern the saver.
+        delivery_timeout: As in the Trainer.
         **options: The Trainer's other `save_...` arguments.
 
     Raises:
@@ -75,7 +82,7 @@ def build_saver(
                 stacklevel=4,
             )
         return None, list(callbacks)
-    saver = _saver(os.fspath(save_folder), options)
+    saver = _saver(os.fspath(save_folder), options | {"delivery_timeout": delivery_timeout})
     return saver, [*callbacks, saver]  # the last, so that it saves what the others make of a batch
 
 
@@ -97,7 +104,18 @@ def _saver(folder: str, options: dict[str, Any]) -> CheckpointSaver:
         monitor=options["save_monitor"],
         monitor_mode=options["save_monitor_mode"],
         asynchronous=options["save_async"],
+        delivery_timeout=options["delivery_timeout"],
     )
+
+
+@contextmanager
+def training(state: State) -> Iterator[None]:
+    """Hold the leases on the folders that a run saves to while it trains."""
+    with ExitStack() as held:
+        for callback in state.callbacks:
+            if isinstance(callback, CheckpointSaver):
+                held.enter_context(callback.training(state))
+        yield
 
 
 def check_autoresume(saver: CheckpointSaver | None, run_name: str | None) -> None:

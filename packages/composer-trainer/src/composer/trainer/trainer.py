@@ -17,7 +17,14 @@ from composer.loggers import LoggerDestination
 from composer.models import ComposerModel
 from composer.trainer import _construction as build
 from composer.trainer._arguments import check_arguments
-from composer.trainer._checkpointing import LoadOptions, build_saver, check_autoresume, continue_logs, with_prefix
+from composer.trainer._checkpointing import (
+    LoadOptions,
+    build_saver,
+    check_autoresume,
+    continue_logs,
+    training,
+    with_prefix,
+)
 from composer.trainer._construction import generate_run_name as _generate_run_name
 from composer.trainer._data_parallel import parallel_of_this_process
 from composer.trainer._microbatch import adjust_device_train_microbatch_size as _adjust_device_train_microbatch_size
@@ -112,6 +119,8 @@ class Trainer(TrainerParts):
         save_monitor: The metric that tells the best: `"eval/MulticlassAccuracy"`.
         save_monitor_mode: `"max"` or `"min"`.
         save_async: Write checkpoints in the background, from a copy in host memory.
+        delivery_timeout: How many seconds the end of the run waits in all for what is still to be uploaded, once the
+            remote store fails or hangs; see `CheckpointSaver`. Loggers of services have an argument of this name.
         autoresume: Go on from the newest intact checkpoint in `save_folder`, if there is one: the same command starts,
             continues and, once the run is complete, ends at once.
         spin_dataloaders: When resuming in mid-epoch, bring the loader to where it was.
@@ -125,6 +134,7 @@ class Trainer(TrainerParts):
     Raises:
         ValueError: An argument has a value that cannot work; the message says what to do.
         TypeError: An argument is of a type that cannot work.
+        FolderInUseError: Another launch saves the same files to `save_folder`; see `CheckpointSaver`.
 
     Example:
         >>> from composer.testing import RandomClassificationDataset, SimpleModel
@@ -201,6 +211,7 @@ class Trainer(TrainerParts):
         save_monitor: str | None = None,
         save_monitor_mode: str = "max",
         save_async: bool = False,
+        delivery_timeout: float = 60.0,
         autoresume: bool = False,
         spin_dataloaders: bool = True,
     ) -> None:
@@ -235,10 +246,14 @@ class Trainer(TrainerParts):
             console_log_interval=console_log_interval,
             log_traces=log_traces,
         )
-        self._checkpoint_saver, watchers = build_saver(watchers, **with_prefix(arguments, "save_"))
+        self._checkpoint_saver, watchers = build_saver(
+            watchers, delivery_timeout=delivery_timeout, **with_prefix(arguments, "save_")
+        )
         if autoresume:
             check_autoresume(self._checkpoint_saver, run_name)
             continue_logs(destinations)
+        if self._checkpoint_saver is not None:
+            self._checkpoint_saver.reserve(self.state)
         self._stream = stream_of(console_stream, shown=progress_bar or log_to_console)
         self.local_hparams = extract_hparams(arguments) if auto_log_hparams else {}
         self._start_engine(destinations, watchers, algorithm_passes)
@@ -336,8 +351,9 @@ class Trainer(TrainerParts):
         if spin_dataloaders is not None:
             self._position.loader.spin = spin_dataloaders
         self._position.settle()
-        self._loop().run()
-        self._position.complete(self._checkpoint_saver, self.logger)
+        with training(state):
+            self._loop().run()
+            self._position.complete(self._checkpoint_saver, self.logger)
         for optimizer in state.optimizers:
             optimizer.zero_grad(set_to_none=True)
 
@@ -366,7 +382,7 @@ class Trainer(TrainerParts):
             raise ValueError(
                 "In order to use save_checkpoint_to_save_folder you must pass a save_folder to the Trainer."
             )
-        self._checkpoint_saver._save_checkpoint(self.state, self.logger)
+        self._checkpoint_saver.save_now(self.state, self.logger)
 
     @property
     def saved_checkpoints(self) -> list[str]:

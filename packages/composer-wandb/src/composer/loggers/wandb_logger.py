@@ -17,7 +17,7 @@ import torch
 
 from composer.loggers import LoggerDestination
 from composer.loggers._held_files import hold_file
-from composer.loggers._process import call_at_exit
+from composer.loggers._process import call_at_exit, call_in_time
 from composer.loggers._sender import Sender, check_on_error, hold_metrics, report_failure, start_copy
 from composer.loggers._wandb_run import WandBRun, artifact_name
 from composer.utils import dist
@@ -50,14 +50,16 @@ class WandBLogger(LoggerDestination):
         rank_zero_only: Whether only rank 0 logs; else every rank has a W&B run.
         init_kwargs: More arguments of `wandb.init`; they win over those above.
         on_error: What happens if logging fails: "warn" (once, and the run goes on) or "raise".
-        timeout: How long the end of `fit`, `close` and the end of the process wait for the thread, in seconds.
+        delivery_timeout: How many seconds the end of the run waits in all for what is still queued, once the service
+            fails or hangs: counted from the first failure, or from the last delivery if it hangs. While it takes
+            anything, however slowly, it is waited for.
 
     Attributes:
         run_dir: The folder of the W&B run, from INIT on.
         run_url: Its page, from INIT on; None in offline mode.
 
     Raises:
-        ValueError: `timeout` is not positive, or `on_error` is unknown.
+        ValueError: `delivery_timeout` is not positive, or `on_error` is unknown.
     """
 
     accepts_deferred: ClassVar[bool] = True
@@ -74,11 +76,11 @@ class WandBLogger(LoggerDestination):
         init_kwargs: dict[str, Any] | None = None,
         *,
         on_error: str = "warn",
-        timeout: float = 60.0,
+        delivery_timeout: float = 60.0,
     ) -> None:
         check_on_error(on_error)
-        if timeout <= 0:
-            raise ValueError(f"`timeout` must be positive, got {timeout!r}.")
+        if delivery_timeout <= 0:
+            raise ValueError(f"`delivery_timeout` must be positive, got {delivery_timeout!r}.")
         if log_artifacts and rank_zero_only and dist.get_world_size() > 1:
             warnings.warn(
                 "With `log_artifacts=True`, only the files of rank 0 are stored. To store those of all ranks, "
@@ -89,7 +91,7 @@ class WandBLogger(LoggerDestination):
         given = {"project": project, "group": group, "name": name, "entity": entity, "tags": tags}
         self._init_kwargs = {key: value for key, value in given.items() if value is not None} | (init_kwargs or {})
         self._log_artifacts, self._rank_zero_only = log_artifacts, rank_zero_only
-        self.on_error, self.timeout = on_error, timeout
+        self.on_error, self.delivery_timeout = on_error, delivery_timeout
         self.entity, self.project = entity, project
         self.run_dir: str | None = None
         self.run_url: str | None = None
@@ -240,7 +242,7 @@ class WandBLogger(LoggerDestination):
         self.entity, self.project = run.entity, run.project
         self._saved = {"run_name": self._run_name, "rank": dist.get_global_rank(), "id": run.id}
         self._run = WandBRun(run)
-        self._sender = Sender("WandBLogger", self._run.send, on_error=self.on_error, timeout=self.timeout)
+        self._sender = Sender("WandBLogger", self._run.send, on_error=self.on_error, timeout=self.delivery_timeout)
         if self._hyperparameters:
             self._sender.put(partial(self._run.send_config, dict(self._hyperparameters)))
 
@@ -288,7 +290,8 @@ class WandBLogger(LoggerDestination):
             sender.close()
         finally:
             _open_runs.discard(self._saved["id"])
-            run.finish(exit_code)  # waits as long as the upload takes
+            what = f"The upload to W&B; it is kept in {self.run_dir} for `wandb sync`, and"
+            call_in_time(lambda: run.finish(exit_code), self.delivery_timeout, what)
 
     def state_dict(self) -> dict[str, Any]:
         """Which W&B run a resumed run goes on in."""

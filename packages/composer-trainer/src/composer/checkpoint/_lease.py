@@ -1,0 +1,528 @@
+"""A lease on a save folder, so that two launches never write the same files.
+
+The lease is a small file in the folder that says which process saves there: its host, process id, when that process
+started, and the run's name. It is made by `os.link`, which either makes the file or fails, on NFS too. Every few
+seconds a thread of its owner renews the modification time.
+
+Whoever finds a lease asks whether its owner is gone:
+
+- A process of the same host that has ended, was started later than the lease says (a recycled process id), or ran
+  before the machine was rebooted: the lease is taken over at once.
+- A process of the same host that runs: the folder is in use.
+- A process of another host, of another container, or one that is stopped (SIGSTOP): only its heartbeat can tell. If the
+  last one is older than `STALE_SECONDS` the lease is taken over; otherwise the launch waits until it is, or until the
+  next heartbeat shows that the folder is in use. Ages are differences of times of the file server, not of clocks of
+  several machines.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from composer.checkpoint._durable import temporary_path
+from composer.core import ComposerError
+
+if TYPE_CHECKING:
+    from composer.checkpoint._storage import Storage
+
+__all__ = ["FolderInUseError", "Lease", "folder_lease", "live_patterns", "remote_lease"]
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_SECONDS, STALE_SECONDS = 10.0, 60.0
+REMOTE_HEARTBEAT_SECONDS, REMOTE_STALE_SECONDS = 20.0, 120.0
+_SETTLE_SECONDS = 1.0  # a store without conditional writes: until a competitor's write can be seen
+_RELEASE_SECONDS = 5.0  # how long to wait for a store that hangs
+_NAME = ".composer{}.lease"
+
+
+class FolderInUseError(ComposerError, RuntimeError):
+    """Another run saves to the folder, or has taken it over from this one."""
+
+
+class Found(NamedTuple):
+    """A lease that was read."""
+
+    token: str
+    owner: dict[str, Any]
+    heartbeat: Any  # differs after each heartbeat
+
+
+class _Place(Protocol):
+    """Where a lease is kept."""
+
+    heartbeat_seconds: float
+    stale_seconds: float
+
+    def read(self) -> Found | None: ...
+    def create(self, owner: dict[str, Any]) -> bool: ...
+    def take_over(self, found: Found, owner: dict[str, Any]) -> bool: ...
+    def renew(self, owner: dict[str, Any]) -> None: ...
+    def remove(self, token: str) -> None: ...
+    def age(self, found: Found) -> float | None: ...
+
+
+class Lease:
+    """The right of one run to save to a folder. Make it with `folder_lease` or `remote_lease`.
+
+    Args:
+        place: Where it is kept.
+        where: The folder, for messages.
+        run_name: The run.
+        files: The pattern of the files that the run writes there.
+
+    Attributes:
+        active: Whether its run is training. Within one process, only then is it an obstacle to another run: a notebook
+            may make a new Trainer without closing the old one.
+    """
+
+    def __init__(self, place: _Place, where: str, run_name: str, files: str) -> None:
+        self.place, self.where, self.run_name, self.files = place, where, run_name, files
+        self.active = False
+        self._owner: dict[str, Any] | None = None
+        self._lost: str | None = None  # who took it over
+        self._release: Any = None
+        self._reported = False
+        self._waiting: tuple[Found, float] | None = None  # what was found at first, and when (monotonic)
+
+    @property
+    def held(self) -> bool:
+        """Whether this object has the lease, as far as it knows."""
+        return self._owner is not None and self._lost is None
+
+    def try_take(self) -> bool:
+        """Take the lease, or take it over from an owner that is gone.
+
+        Returns:
+            Whether it is held now. False: the owner may be gone; ask again in a second.
+
+        Raises:
+            FolderInUseError: Another run uses the folder.
+        """
+        if self.held:
+            self.check()
+            return True
+        owner = {"token": secrets.token_hex(8), **_this_process(), "run_name": self.run_name, "files": self.files}
+        found = self.place.read()
+        taken = self.place.create(owner) if found is None else self._try_take_over(found, owner)
+        if taken:
+            self._begin(owner)
+        return taken
+
+    def _try_take_over(self, found: Found, owner: dict[str, Any]) -> bool:
+        if _is_same_process(found.owner):
+            other = _HELD.get(found.token)
+            if other is not None and other.active:
+                raise FolderInUseError(
+                    self._refusal(found, "It is another Trainer of this process, which is training. Wait until it ends")
+                )
+            taken = self.place.take_over(found, owner)
+            if taken and other is not None:
+                other._lose("another Trainer of this process")
+            return taken
+        state = _state_of(found.owner)
+        if state == "running":
+            raise FolderInUseError(self._refusal(found))
+        if state == "unknown" and not self._is_stale(found):
+            return False
+        taken = self.place.take_over(found, owner)
+        if taken:
+            log.info("Took over %s from a run that is gone: %s.", self.where, _described(found.owner))
+        return taken
+
+    def _is_stale(self, found: Found) -> bool:
+        """Whether there was no heartbeat for long; raises once there is one."""
+        age = self.place.age(found)
+        if age is not None and age > self.place.stale_seconds:
+            return True
+        now = time.monotonic()
+        if self._waiting is None or self._waiting[0].token != found.token:
+            self._waiting = found, now
+            left = self.place.stale_seconds - (age or 0.0)
+            log.warning(
+                "%s was in use %s by %s. Whether that run still lives cannot be seen from here: waiting up to %.0f "
+                "seconds for a sign of life, and taking the folder over if there is none.",
+                self.where, "lately" if age is None else f"{age:.0f} s ago", _described(found.owner), left,
+            )  # fmt: skip
+        elif self._waiting[0].heartbeat != found.heartbeat:
+            raise FolderInUseError(self._refusal(found))
+        return now - self._waiting[1] > self.place.stale_seconds
+
+    def _refusal(self, found: Found, advice: str = "") -> str:
+        age = self.place.age(found)
+        heartbeat = "" if age is None else f", last heartbeat {max(age, 0.0):.0f} s ago"
+        owner = found.owner
+        advice = advice or f"Wait until it ends, stop it (`kill {owner.get('pid')}` on {owner.get('host')})"
+        return (
+            f"`save_folder` must not be in use by another run, got {self.where!r}: {_described(owner)} saves there"
+            f"{heartbeat}. {advice}, or choose another `save_folder` or `run_name`."
+        )
+
+    def check(self) -> None:
+        """Make sure that the lease still is this run's own. To be called before anything is written.
+
+        Raises:
+            FolderInUseError: Another run has taken it over.
+        """
+        if self._owner is not None and self._lost is None:
+            with suppress(OSError):  # a folder that cannot be read now; the save will tell
+                self._renew()
+        self.check_lost()
+
+    def check_lost(self) -> None:
+        """Raise as `check`, from what the last heartbeat found: without reading anything."""
+        if self._lost is not None:
+            raise FolderInUseError(
+                f"The run {self.run_name!r} saves nothing more to {self.where!r}, which {self._lost} has taken over. "
+                f"That happens when a process gives no sign of life for {self.place.stale_seconds:.0f} seconds, as "
+                f"when it is suspended. Start this run again with another `save_folder`."
+            )
+
+    def give_back(self) -> None:
+        """Release the lease; it may be taken again later. Safe to call twice."""
+        release, self._release = self._release, None
+        self._owner = self._lost = self._waiting = None
+        self.active = False
+        if release is not None:
+            release()
+
+    # ---- how ----
+
+    def _begin(self, owner: dict[str, Any]) -> None:
+        self._owner, self._lost, self._waiting = owner, None, None
+        _HELD[owner["token"]] = self
+        stop = threading.Event()
+        # Runs when this object goes away, at `give_back` or at exit, whichever comes first.
+        self._release = weakref.finalize(self, _release, self.place, owner["token"], stop, os.getpid())
+        arguments = (weakref.ref(self), stop, self.place.heartbeat_seconds)
+        with suppress(RuntimeError):  # the interpreter is about to end
+            threading.Thread(target=_beat, args=arguments, name="composer-lease", daemon=True).start()
+
+    def _renew(self) -> None:
+        """Give a sign of life, unless another run has taken the lease over."""
+        owner = self._owner
+        if owner is None or self._lost is not None:
+            return
+        found = self.place.read()
+        if found is None:
+            time.sleep(0.05)  # a launch that mistook it for another one puts it back at once
+            found = self.place.read()
+        if found is None:
+            if self._owner is owner:
+                self.place.create(owner)  # somebody has removed it
+        elif found.token == owner["token"]:
+            self.place.renew(owner)
+        elif self._owner is owner:
+            self._lose(_described(found.owner))
+
+    def _lose(self, who: str) -> None:
+        self._lost = who
+        if self._release is not None:
+            self._release.detach()
+
+    def _beat(self) -> bool:
+        """A heartbeat; returns whether there are to be more."""
+        try:
+            self._renew()
+        except Exception as error:  # noqa: BLE001 - training goes on, whatever it is
+            if not self._reported:
+                self._reported = True
+                log.warning("The lease on %s could not be renewed (not told again): %s", self.where, error)
+        return self._lost is None
+
+
+_HELD: weakref.WeakValueDictionary[str, Lease] = weakref.WeakValueDictionary()
+"""The leases of this process by their tokens."""
+
+
+def folder_lease(folder: str, run_name: str, files: str) -> Lease:
+    """The lease on a local folder.
+
+    Args:
+        folder: The folder; made if need be when the lease is taken.
+        run_name: The run.
+        files: The pattern of the files that the run writes there. If it holds `{run_name}`, only runs of this name
+            write the same files, so they alone exclude each other.
+    """
+    place = _Folder(Path(os.path.abspath(folder)) / _name(run_name, files))
+    return Lease(place, folder, run_name, files.replace("{run_name}", run_name))
+
+
+def remote_lease(storage: Storage, where: str, run_name: str, files: str) -> Lease:
+    """The lease on a folder of a remote store; otherwise as `folder_lease`."""
+    return Lease(_Remote(storage, _name(run_name, files)), where, run_name, files.replace("{run_name}", run_name))
+
+
+def live_patterns(folder: Path, own: Lease | None) -> list[str]:
+    """The patterns of the files that other runs are writing in a folder now."""
+    patterns: list[str] = []
+    for path in sorted(folder.glob(_NAME.format("*"))):
+        place = _Folder(path)
+        found = place.read()
+        if found is None or (own is not None and own._owner is not None and found.token == own._owner["token"]):
+            continue
+        state = _state_of(found.owner)
+        if state == "running" or (state == "unknown" and (place.age(found) or 0.0) <= place.stale_seconds):
+            patterns.append(str(found.owner.get("files", "")))
+    return patterns
+
+
+def _name(run_name: str, files: str) -> str:
+    if "{run_name}" not in files:
+        return _NAME.format("")
+    return _NAME.format(f"-{hashlib.sha256(run_name.encode()).hexdigest()[:12]}")
+
+
+def _beat(reference: Callable[[], Lease | None], stop: threading.Event, seconds: float) -> None:
+    while not stop.wait(seconds):
+        lease = reference()
+        if lease is None or not lease._beat():
+            return
+        del lease  # or this thread would keep it
+
+
+def _release(place: _Place, token: str, stop: threading.Event, pid: int) -> None:
+    stop.set()
+    if os.getpid() != pid:
+        return  # a forked process has nothing to release
+
+    def remove() -> None:
+        with suppress(Exception):  # the next launch finds that this process is gone
+            place.remove(token)
+
+    if isinstance(place, _Folder):
+        remove()
+        return
+    thread = threading.Thread(target=remove, name="composer-lease-release", daemon=True)
+    with suppress(RuntimeError):  # the interpreter is about to end
+        thread.start()
+        thread.join(_RELEASE_SECONDS)
+
+
+class _Folder:
+    """A lease in a local folder, or on a disk that several hosts mount."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.heartbeat_seconds, self.stale_seconds = HEARTBEAT_SECONDS, STALE_SECONDS
+
+    def read(self) -> Found | None:
+        try:
+            with open(self.path, "rb") as file:  # NFS asks the server for what is new when a file is opened
+                owner = _parsed(file.read())
+                return Found(owner.get("token", ""), owner, os.fstat(file.fileno()).st_mtime_ns)
+        except FileNotFoundError:
+            return None
+
+    def create(self, owner: dict[str, Any]) -> bool:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = temporary_path(self.path)
+        try:
+            _write(temporary, owner, "wb")
+            try:
+                os.link(temporary, self.path)
+            except FileExistsError:
+                return temporary.stat().st_nlink == 2  # over NFS the reply to a success may be lost
+            except OSError:  # a file system without hard links
+                try:
+                    _write(self.path, owner, "xb")
+                except FileExistsError:
+                    return False
+            return True
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def take_over(self, found: Found, owner: dict[str, Any]) -> bool:
+        """Rename the lease away, which only one launch can do, and make a new one."""
+        grabbed = temporary_path(self.path)
+        try:
+            os.rename(self.path, grabbed)
+        except FileNotFoundError:
+            return False  # another launch was faster
+        try:
+            if _parsed(grabbed.read_bytes()).get("token", "") != found.token:
+                with suppress(FileExistsError):  # it is that of the faster one: put it back
+                    os.link(grabbed, self.path)
+                return False
+        finally:
+            grabbed.unlink(missing_ok=True)
+        return self.create(owner)
+
+    def renew(self, owner: dict[str, Any]) -> None:
+        os.utime(self.path)  # should it be another run's by now, nothing is lost
+
+    def remove(self, token: str) -> None:
+        found = self.read()
+        if found is not None and found.token == token:
+            self.path.unlink(missing_ok=True)
+
+    def age(self, found: Found) -> float | None:
+        """Seconds since the last heartbeat by the clock of the file server, which makes both times."""
+        probe = temporary_path(self.path)
+        try:
+            probe.touch()
+            return (probe.stat().st_mtime_ns - int(found.heartbeat)) / 1e9
+        except OSError:
+            return None
+        finally:
+            probe.unlink(missing_ok=True)
+
+
+class _Remote:
+    """A lease in a remote store.
+
+    Where the client offers a conditional write, one of two simultaneous launches wins. Elsewhere each writes, waits a
+    second and reads who wrote last. A takeover is of the second kind everywhere.
+    """
+
+    def __init__(self, storage: Storage, name: str) -> None:
+        self.storage, self.name = storage, name
+        self.heartbeat_seconds, self.stale_seconds = REMOTE_HEARTBEAT_SECONDS, REMOTE_STALE_SECONDS
+        self._beats = 0
+
+    def read(self) -> Found | None:
+        try:
+            owner = _parsed(self.storage.read_text(self.name).encode())
+        except FileNotFoundError:
+            return None
+        if owner.get("released"):
+            return None
+        return Found(owner.get("token", ""), owner, owner.get("beats"))
+
+    def create(self, owner: dict[str, Any]) -> bool:
+        made = self.storage.write_new_text(self.name, self._text(owner))
+        return self._won(owner) if made is None else made
+
+    def take_over(self, found: Found, owner: dict[str, Any]) -> bool:
+        now = self.read()
+        if now is not None and (now.token != found.token or now.heartbeat != found.heartbeat):
+            return False
+        return self._won(owner)
+
+    def _won(self, owner: dict[str, Any]) -> bool:
+        self.storage.write_text(self.name, self._text(owner))
+        time.sleep(_SETTLE_SECONDS)
+        found = self.read()
+        return found is not None and found.token == owner["token"]
+
+    def renew(self, owner: dict[str, Any]) -> None:
+        self._beats += 1
+        self.storage.write_text(self.name, self._text(owner))
+
+    def remove(self, token: str) -> None:
+        found = self.read()
+        if found is None or found.token != token:
+            return
+        try:
+            self.storage.delete(self.name)
+        except PermissionError:
+            self.storage.write_text(self.name, json.dumps({"released": True}))
+
+    def age(self, found: Found) -> float | None:
+        return self.storage.seconds_since_written(self.name)
+
+    def _text(self, owner: dict[str, Any]) -> str:
+        return json.dumps({**owner, "beats": self._beats})
+
+
+def _write(path: Path, owner: dict[str, Any], mode: str) -> None:
+    with open(path, mode) as file:
+        file.write(json.dumps(owner).encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _parsed(content: bytes) -> dict[str, Any]:
+    """What a lease says; nothing if it is being written, or damaged: then its heartbeat decides."""
+    try:
+        owner = json.loads(content)
+    except ValueError:
+        return {}
+    return owner if isinstance(owner, dict) else {}
+
+
+# ---- processes ----
+
+
+def _this_process() -> dict[str, Any]:
+    return {
+        "host": socket.gethostname(),
+        "machine": _text("/etc/machine-id"),
+        "boot": _text("/proc/sys/kernel/random/boot_id"),
+        "namespace": _namespace(),
+        "pid": os.getpid(),
+        "process_start": _process(os.getpid())[0],
+        "since": time.time(),
+    }
+
+
+def _is_same_process(owner: dict[str, Any]) -> bool:
+    this = _this_process()
+    return all(owner.get(key) == this[key] for key in this if key != "since")
+
+
+def _state_of(owner: dict[str, Any]) -> str:
+    """Whether the process that owns a lease is "running", "gone", or "unknown"."""
+    this = _this_process()
+    if not owner or any(owner.get(key) != this[key] for key in ("host", "machine")):
+        return "unknown"
+    if owner.get("boot") != this["boot"]:
+        # Without an id, two machines may share a name, as containers do.
+        return "gone" if this["machine"] and this["boot"] else "unknown"
+    if owner.get("namespace") != this["namespace"] or os.name != "posix":
+        return "unknown"  # the number means another process here
+    try:
+        os.kill(int(owner["pid"]), 0)
+    except ProcessLookupError:
+        return "gone"
+    except PermissionError:
+        return "unknown"  # another user's: it exists, but may be another one with a recycled number
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return "unknown"
+    start, status = _process(int(owner["pid"]))
+    if not start or not owner.get("process_start"):
+        return "unknown"
+    if start != owner["process_start"] or status in "ZX":
+        return "gone"
+    return "unknown" if status in "Tt" else "running"  # a stopped one may never go on
+
+
+def _process(pid: int) -> tuple[str, str]:
+    """When a process started, in ticks since the machine did, and its status letter; empty if it cannot be read."""
+    fields = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()  # a name may hold blanks and brackets
+    return (fields[19], fields[0]) if len(fields) > 19 else ("", "")
+
+
+def _namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _described(owner: dict[str, Any]) -> str:
+    if not owner:
+        return "a run whose lease cannot be read"
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(owner.get("since", 0))))
+    return (
+        f"the run {owner.get('run_name')!r} on host {owner.get('host')!r} (process {owner.get('pid')}, since {since})"
+    )
