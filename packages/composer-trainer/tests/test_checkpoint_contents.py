@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,9 @@ import pytest
 import torch
 from conftest import MakeTrainer
 
+from composer.checkpoint import CorruptCheckpointError
+from composer.checkpoint._durable import replacing
+from composer.checkpoint._shards import read_index
 from composer.core import Time
 from composer.loggers import InMemoryLogger
 
@@ -70,3 +74,22 @@ def test_an_interval_may_be_a_time_of_any_unit(make_trainer: MakeTrainer, tmp_pa
     make_trainer(save_folder=tmp_path, save_interval=interval, max_duration="1ep").fit()
 
     assert len([*tmp_path.glob("ep*-ba4-rank0.pt")]) == 1
+
+
+def test_a_disk_that_becomes_read_only_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with (
+        pytest.raises(OSError, match=r"Could not save .* are untouched"),
+        replacing(tmp_path / "a"),
+    ):
+        refuse()
+
+
+def test_an_index_that_cannot_be_read_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / ".metadata"
+    path.write_bytes(b"\x80\x04ctorch.serialization\n_get_layout\nX\x01\x00\x00\x00a\x85R.")
+    with pytest.raises(CorruptCheckpointError, match="cannot be read"):  # torch raises a RuntimeError
+        read_index(path)
