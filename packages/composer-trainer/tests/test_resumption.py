@@ -323,7 +323,7 @@ class Run:
         return self
 
     def load(self, content: bytes, *without: str) -> Run:
-        with torch.serialization.safe_globals([*SAFE, __import__("datetime").timedelta]):
+        with torch.serialization.safe_globals(SAFE):
             saved = torch.load(io.BytesIO(content), weights_only=True)
         self.state.load_state_dict(saved["state"])
         for key in without:

@@ -189,7 +189,7 @@ class Timestamp(Serializable):
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Timestamp):
-            return self.state_dict() == other.state_dict()
+            return self._fields() == other._fields()
         if isinstance(other, (str, Time)):
             pair = self._compare(other)
             return pair is not None and pair[0] == pair[1]
@@ -199,7 +199,7 @@ class Timestamp(Serializable):
 
     def copy(self, **overrides: Any) -> Timestamp:
         """A copy with some constructor arguments replaced."""
-        return Timestamp(**{**self.state_dict(), **{k: v for k, v in overrides.items() if v is not None}})
+        return Timestamp(**{**self._fields(), **{k: v for k, v in overrides.items() if v is not None}})
 
     def to_next_batch(
         self, samples: float | Time[int] = 0, tokens: int | Time[int] = 0, duration: datetime.timedelta | None = None
@@ -269,19 +269,32 @@ class Timestamp(Serializable):
             batch_wct=_ZERO,
         )
 
-    def state_dict(self) -> dict[str, Any]:
-        """One int per counter and one `timedelta` per clock, under the names of the constructor arguments."""
+    def _fields(self) -> dict[str, Any]:
+        """The constructor arguments."""
         return {name: getattr(self, f"_{name}") for name in (*_UNIT_OF, *_CLOCKS)}
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return one int per counter, and the float seconds of each clock, under the names of the arguments."""
+        # No `timedelta`: loaders that run no code from a file refuse it. The floats give back the exact microseconds.
+        clocks = {name: getattr(self, f"_{name}").total_seconds() for name in _CLOCKS}
+        return {**self._fields(), **clocks}
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Become the saved timestamp; what an older checkpoint does not have counts as zero."""
+        """Become the saved timestamp.
+
+        Args:
+            state: What `state_dict` returned, or that of an older file, with a `timedelta` per clock. What it does not
+                have counts as zero.
+        """
         for name in _UNIT_OF:
             setattr(self, f"_{name}", int(state.get(name, 0)))
         for name in _CLOCKS:
-            setattr(self, f"_{name}", state.get(name, _ZERO))
+            value = state.get(name, _ZERO)
+            clock = value if isinstance(value, datetime.timedelta) else datetime.timedelta(seconds=value)
+            setattr(self, f"_{name}", clock)
 
     def __repr__(self) -> str:
-        return f"Timestamp({', '.join(f'{k}={v!r}' for k, v in self.state_dict().items())})"
+        return f"Timestamp({', '.join(f'{k}={v!r}' for k, v in self._fields().items())})"
 
 
 _NEW = object.__new__

@@ -84,6 +84,8 @@ def get_rng_state() -> list[dict[str, Any]]:
         One dict per rank, with "python", "numpy", "torch" and, once CUDA is in use, "cuda" (its current device).
     """
     state = _host_state()
+    name, numbers, *rest = state["numpy"]
+    state["numpy"] = (name, numbers.tolist(), *rest)  # loaders that run no code from a file refuse NumPy arrays
     if _uses_cuda():
         state["cuda"] = torch.cuda.get_rng_state()
     return dist.all_gather_object(state)

@@ -104,7 +104,8 @@ class CheckpointSaver(Callback):
 
     Attributes:
         saved_checkpoints: The paths of the checkpoints that exist, oldest first.
-        all_saved_checkpoints_to_timestamp: The paths of all checkpoints of the run, with their times.
+        all_saved_checkpoints_to_timestamp: The paths of all checkpoints that this process saved, and of those that it
+            knows of from the checkpoint it was resumed from, with their times.
 
     Raises:
         ValueError: An argument cannot work.
@@ -544,11 +545,13 @@ class CheckpointSaver(Callback):
     # ---- resumption ----
 
     def state_dict(self) -> dict[str, Any]:
-        """The checkpoints of the run and, if a metric is monitored, its values."""
+        """Return the checkpoints that have not been rotated out and, if a metric is monitored, its values."""
+        listed = self.all_saved_checkpoints_to_timestamp.items()
+        if self.num_checkpoints_to_keep >= 0:  # without those removed, or every save would make the next file longer
+            there = {*self.saved_checkpoints, self._last_path}
+            listed = [(path, timestamp) for path, timestamp in listed if path in there]
         saved: dict[str, Any] = {
-            "all_saved_checkpoints_to_timestamp": [
-                (path, timestamp.state_dict()) for path, timestamp in self.all_saved_checkpoints_to_timestamp.items()
-            ]
+            "all_saved_checkpoints_to_timestamp": [(path, timestamp.state_dict()) for path, timestamp in listed]
         }
         if self.best.monitor is not None:
             saved["best"] = self.best.state_dict()
@@ -556,7 +559,10 @@ class CheckpointSaver(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the list of checkpoints; those that still exist are rotated on."""
+        rotates = self.num_checkpoints_to_keep >= 0
         for path, saved in state.get("all_saved_checkpoints_to_timestamp", []):
+            if rotates and not os.path.exists(path):
+                continue  # it was removed after this state was saved
             timestamp = Timestamp()
             timestamp.load_state_dict(saved)
             self.all_saved_checkpoints_to_timestamp[path] = timestamp

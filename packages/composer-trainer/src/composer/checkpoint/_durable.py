@@ -42,7 +42,9 @@ def replacing(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
         sync_folder(path.parent)
     except BaseException as error:
-        with suppress(FileNotFoundError):
+        with suppress(
+            OSError
+        ):  # a disk that is read-only now lets nothing be removed; the first error is the one to tell
             temporary.unlink()
         if isinstance(error, (OSError, RuntimeError)) and (reason := _why_unwritten(error, path.parent)) is not None:
             number, text = reason

@@ -127,7 +127,7 @@ def read_shards(state_dict: dict[str, Any], folder: Path, planner: Any = None) -
             load(state_dict, storage_reader=_reader(folder), planner=_planner() if planner is None else planner)
     except CheckpointException as error:  # no Exception, but told as one
         for _, (failure, _) in sorted(error.failures.items()):
-            if isinstance(failure, UnsafeCheckpointError):
+            if isinstance(failure, (UnsafeCheckpointError, CorruptCheckpointError)):
                 raise failure from None
         causes = "; ".join(f"rank {rank}: {failure[0]}" for rank, failure in error.failures.items())
         raise RuntimeError(f"The shards in {str(folder)!r} could not be loaded: {causes}") from error
@@ -187,7 +187,9 @@ def read_index(path: Path) -> Any:
                 raise CorruptCheckpointError(path, f"it names a file outside of the folder, {entry.relative_path!r}")
     except UnsafeCheckpointError:
         raise
-    except (pickle.UnpicklingError, EOFError, AttributeError, ValueError, TypeError, KeyError, IndexError) as error:
+    except (CorruptCheckpointError, OSError):
+        raise
+    except Exception as error:  # damaged and hostile pickles fail in many ways
         raise CorruptCheckpointError(path, f"it cannot be read ({error})") from error
     from torch.distributed.checkpoint.metadata import StorageMeta
 

@@ -65,7 +65,12 @@ def build_saver(
     Raises:
         ValueError: An argument cannot work.
     """
-    given = [name for name, default in _SAVER_DEFAULTS.items() if options[name] != default]
+    # Compared by type first: a `Time` in batches cannot be compared with "1ep".
+    given = [
+        name
+        for name, default in _SAVER_DEFAULTS.items()
+        if type(options[name]) is not type(default) or options[name] != default
+    ]
     own = next((callback for callback in callbacks if isinstance(callback, CheckpointSaver)), None)
     if own is not None:
         if given or save_folder is not None:

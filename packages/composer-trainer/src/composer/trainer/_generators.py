@@ -35,7 +35,7 @@ def global_states() -> dict[str, Any]:
     """
     states = {
         "python": _packed(random.getstate()),
-        "numpy": np.random.get_state(),  # noqa: NPY002
+        "numpy": tuple(_plain(part) for part in np.random.get_state()),  # noqa: NPY002
         "torch": torch.get_rng_state(),
     }
     if _uses_cuda():

@@ -263,13 +263,13 @@ class Trainer(TrainerParts):
         )
         settings.set_evaluators(eval_dataloader, eval_interval, eval_subset_num_batches)
         settings.set_max_duration(max_duration)
-        self.logger.log_hyperparameters({"rank_zero_seed": self.state.rank_zero_seed})
         settings.set_schedulers(schedulers, scale_schedule_ratio, step_schedulers_every_batch)
         self.engine.run_event(Event.BEFORE_LOAD)
         settings.set_scaler()  # an algorithm may have wrapped the optimizer into one that needs closures
         self._keep_position(spin_dataloaders)
         if not self._load(loading, algorithm_passes):
             self._position.forget_fits()
+        self.logger.log_hyperparameters({"rank_zero_seed": self.state.rank_zero_seed})  # a resumed run has its own
         self.engine.run_event(Event.AFTER_LOAD)
         self._settle_model(self._compile_config)
 
