@@ -1,4 +1,4 @@
-"""Rules of the house that ruff does not know: ASCII only, and short files (tests may be longer)."""
+"""Check what ruff does not: text is ASCII."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 
 from tools.workspace import ROOT
 
-MOST_LINES = 400
 _CHECKED = {".cfg", ".in", ".json", ".md", ".py", ".pyi", ".sh", ".toml", ".txt", ".yaml", ".yml"}
 
 
@@ -24,8 +23,6 @@ def problems(root: Path, paths: list[str]) -> Iterator[str]:
             if not line.isascii():
                 strange = next(letter for letter in line if not letter.isascii())
                 yield f"{path}:{number}: text must be ASCII, got {strange!a}. Write it in other letters."
-        if file.suffix == ".py" and len(lines) > MOST_LINES and "tests" not in Path(path).parts:
-            yield f"{path}: a file must not have more than {MOST_LINES} lines, got {len(lines)}. Split it by idea."
 
 
 def main() -> None:

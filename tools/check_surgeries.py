@@ -239,7 +239,7 @@ def reference(old: nn.Module, new: Any, x: torch.Tensor) -> torch.Tensor:
     if isinstance(new, BlurMaxPool2d):
         pool: Any = old
         pooled = F.max_pool2d(x, pool.kernel_size, 1, pool.padding, pool.dilation)
-        return blur_2d(pooled, stride=pool.stride) if not pool.ceil_mode else new(x)  # type: ignore[no-any-return]
+        return blur_2d(pooled, stride=pool.stride) if not pool.ceil_mode else new(x)
     if isinstance(new, SqueezeExciteConv2d):
         output, mlp = old(x), new.se.pool_and_mlp
         means = output.mean((2, 3))

@@ -232,7 +232,8 @@ class State(StateLists, StateSaving):
 
     def _count_epochs(self, epochs: int) -> tuple[float, float]:
         """Return the batches in a number of epochs and the current one, and the batches per epoch."""
-        now, length = self.timestamp, self._train_dataloader_len
+        now = self.timestamp
+        length: float | None = self._train_dataloader_len
         if length is None and now._epoch:
             length = (now._batch - now._batch_in_epoch) / now._epoch
         if not length:

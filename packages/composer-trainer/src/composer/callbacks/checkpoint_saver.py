@@ -243,10 +243,11 @@ class CheckpointSaver(Callback):
 
     def _lease_of(self, state: State) -> Lease:
         for callback in state.callbacks:  # another saver of this run may save to the same folder
-            other = callback._lease if isinstance(callback, CheckpointSaver) else None
-            if other is not None and callback._folder_of(state) == self._folder_of(state):
-                return other
-        files = pattern_of_run(state, self.remote_file_name if self._uri else self.filename).filename
+            if isinstance(callback, CheckpointSaver) and callback._lease is not None:
+                if callback._folder_of(state) == self._folder_of(state):
+                    return callback._lease
+        remote = self.remote_file_name if self._uri else None
+        files = pattern_of_run(state, self.filename if remote is None else remote).filename
         if self._uri is None:
             return folder_lease(self._folder_of(state), state.run_name, files)
         from composer.checkpoint._storage import storage_of
@@ -546,7 +547,7 @@ class CheckpointSaver(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the checkpoints that have not been rotated out and, if a metric is monitored, its values."""
-        listed = self.all_saved_checkpoints_to_timestamp.items()
+        listed = list(self.all_saved_checkpoints_to_timestamp.items())
         if self.num_checkpoints_to_keep >= 0:  # without those removed, or every save would make the next file longer
             there = {*self.saved_checkpoints, self._last_path}
             listed = [(path, timestamp) for path, timestamp in listed if path in there]
@@ -575,7 +576,7 @@ def _path(name: str | os.PathLike[str] | None, folder: str | None) -> PartialFil
 
 
 def _fingerprint(state: State) -> tuple[Any, ...]:
-    """Return what tells, without reading them, whether time or weights have changed: torch counts writes to a tensor."""
+    """Return what tells whether time or weights have changed, reading none: torch counts the writes to a tensor."""
     now = state.timestamp
     tensors = [local_part(tensor) for tensor in (*state.model.parameters(), *state.model.buffers())]
     versions = tuple((id(tensor), tensor._version) for tensor in tensors if not tensor.is_inference())

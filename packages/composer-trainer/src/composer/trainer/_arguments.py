@@ -89,7 +89,7 @@ def _seed(name: str, value: Any) -> None:
 def _positive(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"`{name}` must be a positive number, got {value!r}.")
-    if not 0 < value < math.inf:
+    if not 0 < float(value) < math.inf:
         raise ValueError(f"`{name}` must be positive and finite, got {value!r}.")
 
 

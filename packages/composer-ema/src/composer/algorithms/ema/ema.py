@@ -85,8 +85,8 @@ class EMA(Algorithm):
     addresses.
 
     **Events** INIT, FIT_START, PREDICT_START (storage); BATCH_END or EPOCH_END (update); EVAL_START, BATCH_CHECKPOINT,
-    EPOCH_CHECKPOINT, ITERATION_CHECKPOINT, FIT_END (averages in); EVAL_END after an evaluation that swapped them in, and
-    the first of FIT_START, ITERATION_START, EPOCH_START, BEFORE_DATALOADER, BATCH_START, EPOCH_END, ITERATION_END
+    EPOCH_CHECKPOINT, ITERATION_CHECKPOINT, FIT_END (averages in); EVAL_END after an evaluation that swapped them in,
+    and the first of FIT_START, ITERATION_START, EPOCH_START, BEFORE_DATALOADER, BATCH_START, EPOCH_END, ITERATION_END
     (training weights back). **Reads** the model, the timestamp, and the `save_interval(state, event)` of callbacks.
     **Writes** the model's weights, between the swaps and at the end.
     **Cost** memory for another set of trainable weights and buffers; one pass over them per update. **When not to use

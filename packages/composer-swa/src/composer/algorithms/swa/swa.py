@@ -35,17 +35,17 @@ class SWA(Algorithm):
 
     From `swa_start` on, after every `update_interval`, the weights enter an equal average:
     `average <- average + (weights - average) / (n + 1)`. At the first such moment from `swa_end` on the average becomes
-    the model's weights, and training goes on from there, so that batch norm statistics follow. If there is no such moment
-    before the end of the run, it becomes them at FIT_END. Whole batches are over at these moments, so microbatches equal
-    one batch.
+    the model's weights, and training goes on from there, so that batch norm statistics follow. If the run ends before
+    there is such a moment, the average becomes the model's weights at FIT_END. Whole batches are over at these moments,
+    so microbatches equal one batch.
 
     With `schedule_swa_lr` the learning rate goes from what it is to `swa_lr` in `anneal_steps` updates and stays there
     until `swa_end`, whatever the run's scheduler says.
 
     **Events** INIT, FIT_START (checks), BATCH_END or EPOCH_END, with `schedule_swa_lr` both, FIT_END. **Reads** the
-    weights, the timestamp. **Writes** the weights, once; learning rates with `schedule_swa_lr`. **Cost** memory for another set of
-    weights; one fused pass over them per update. **Compilation** static; nothing waits for the device. **When not to
-    use it** together with another method that averages weights.
+    weights, the timestamp. **Writes** the weights, once; learning rates with `schedule_swa_lr`. **Cost** memory for
+    another set of weights; one fused pass over them per update. **Compilation** static; nothing waits for the device.
+    **When not to use it** together with another method that averages weights.
 
     Args:
         swa_start: When averaging starts, in "dur" or "ep".
@@ -170,14 +170,14 @@ class SWA(Algorithm):
             self._finish(state)
         elif self.swa_started:
             _log.warning(
-                "`fit` ended before `swa_end`, which is '%s': the model holds the last weights, not their average. Train "
-                "on, or make `swa_end` earlier.",
+                "`fit` ended before `swa_end`, which is '%s': the model holds the last weights, not their average. "
+                "Train on, or make `swa_end` earlier.",
                 self.swa_end,
             )
         elif is_over and self.swa_end.unit is TimeUnit.DURATION:
             _log.warning(
-                "`SWA` averaged nothing: no `update_interval` (%s) ended between `swa_start` (%s) and the end of the run. "
-                "Make either shorter.",
+                "`SWA` averaged nothing: no `update_interval` (%s) ended between `swa_start` (%s) and the end of the "
+                "run. Make either shorter.",
                 self.update_interval,
                 self.swa_start,
             )
