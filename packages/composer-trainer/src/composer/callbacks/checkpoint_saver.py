@@ -243,9 +243,9 @@ class CheckpointSaver(Callback):
 
     def _lease_of(self, state: State) -> Lease:
         for callback in state.callbacks:  # another saver of this run may save to the same folder
-            if isinstance(callback, CheckpointSaver) and callback._lease is not None:
-                if callback._folder_of(state) == self._folder_of(state):
-                    return callback._lease
+            other = callback if isinstance(callback, CheckpointSaver) else None
+            if other is not None and other._lease is not None and other._folder_of(state) == self._folder_of(state):
+                return other._lease
         remote = self.remote_file_name if self._uri else None
         files = pattern_of_run(state, self.filename if remote is None else remote).filename
         if self._uri is None:
