@@ -62,7 +62,9 @@ class Job:
             state.total_loss_dict = {"loss": loss.detach()}
             state.timestamp = state.timestamp.to_next_batch(samples=3)
             if self.fault != "never saves":
-                torch.save({"state": state.state_dict(), "rng": reproducibility.get_rng_state()}, self.file)
+                content = {"state": state.state_dict(), "rng": reproducibility.get_rng_state()}
+                torch.save(content, self.file.with_suffix(".part"))
+                self.file.with_suffix(".part").replace(self.file)  # a kill leaves no torn file
 
     def close(self) -> None:
         self.engine.close()
