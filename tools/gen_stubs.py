@@ -1,6 +1,7 @@
 """Write type stubs for the lazy namespaces, from the entry points of all packages and core's own names.
 
-An umbrella distribution ships them, so that editors complete `from composer.algorithms import ...`.
+composer-core ships them, so that editors complete `from composer.algorithms import ...` and check the arguments. A name
+whose package is not installed is unknown to type checkers.
 
     python -m tools.gen_stubs DIRECTORY    # the parent of composer/
 """

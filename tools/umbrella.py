@@ -1,4 +1,4 @@
-"""Write what composer-all holds, from what the other packages declare: its dependencies, and type stubs.
+"""Write what follows from all packages: the dependencies of composer-all, and the type stubs of composer-core.
 
 python -m tools.umbrella            # write
 python -m tools.umbrella --check    # fail if what is written is wrong
@@ -21,12 +21,13 @@ _LIST = re.compile(r"^dependencies = \[\n.*?^\]\n", re.MULTILINE | re.DOTALL)
 
 
 def files(workspace: Workspace) -> dict[Path, str]:
-    """What the files of composer-all must say, by path."""
+    """Return what each generated file must say, by path."""
     umbrella = workspace[NAME]
     declaration = umbrella.path / "pyproject.toml"
     lines = "".join(f'    "{_bound(package)}",\n' for package in workspace.packages.values() if package.name != NAME)
     text = _LIST.sub(f"dependencies = [\n{lines}]\n", declaration.read_text(encoding="utf-8"))
-    return {declaration: text, **{umbrella.source / inside: stub for inside, stub in stubs(workspace).items()}}
+    core = workspace["composer-core"].source
+    return {declaration: text, **{core / inside: stub for inside, stub in stubs(workspace).items()}}
 
 
 def _bound(package: Package) -> str:
@@ -35,7 +36,9 @@ def _bound(package: Package) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=f"Write what {NAME} holds.")
+    parser = argparse.ArgumentParser(
+        description=f"Write the dependencies of {NAME} and the type stubs of composer-core."
+    )
     parser.add_argument("--check", action="store_true", help="change nothing; fail if a file is not up to date")
     check: bool = parser.parse_args().check
     workspace = Workspace()

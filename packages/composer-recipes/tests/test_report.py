@@ -137,7 +137,10 @@ def test_the_report_says_what_changed_and_what_the_algorithms_did() -> None:
 
     # In the mean 0.91 is to be reached: after 2 of 3 parts of 1 second, of 2, and after all of 2 seconds, of 3.
     assert "plain -> composed: test accuracy 91.00% -> 95.50%, in 0.60 times the training time." in text
-    assert "composed reached the 91.00% that plain has at its end, after 0.50 +- 0.24 of the time of plain." in text
+    assert (
+        "composed reached and kept the 91.00% that plain has at its end, after 0.50 +- 0.24 of the time of plain."
+        in text
+    )
     assert "At the end, mean and standard deviation over 2 seeds" in text
     assert "Evaluations are left out of seconds and samples/s." in text
     for heading in ("test accuracy", "test cross entropy", "seconds per run", "samples/s"):
@@ -151,13 +154,13 @@ def test_what_got_worse_is_said_too() -> None:
     text = printed([COMPOSED, PLAIN])
 
     assert "composed -> plain: test accuracy 95.50% -> 91.00%, in 1.67 times the training time." in text
-    assert "0 of 2 runs of plain reached the 95.50% that composed has at its end." in text
+    assert "0 of 2 runs of plain reached and kept the 95.50% that composed has at its end." in text
 
 
 def test_how_many_runs_were_as_good_is_said_if_not_all_were() -> None:
     mixed = made_up("mixed", [[0.91], [0.90]], 1.0)
 
-    assert "1 of 2 runs of mixed reached the 91.00% that plain has at its end." in printed([PLAIN, mixed])
+    assert "1 of 2 runs of mixed reached and kept the 91.00% that plain has at its end." in printed([PLAIN, mixed])
 
 
 def test_a_metric_that_is_to_fall_is_compared_by_its_fall() -> None:
@@ -167,14 +170,14 @@ def test_a_metric_that_is_to_fall_is_compared_by_its_fall() -> None:
     text = printed([by_loss(PLAIN), by_loss(COMPOSED)])
 
     assert "plain -> composed: test cross entropy 0.0900 -> 0.0450, in 0.60" in text
-    assert "composed reached the 0.0900 that plain has at its end, after" in text
+    assert "composed reached and kept the 0.0900 that plain has at its end, after" in text
 
 
 def test_one_run_is_shown_without_a_spread() -> None:
     text = printed([made_up("plain", [[0.5]], 1.0), made_up("same", [[0.5]], 1.0)])
 
     assert "At the end, one run over 1 seed" in text
-    assert "same reached the 50.00% that plain has at its end, after 1.00 of the time of plain." in text
+    assert "same reached and kept the 50.00% that plain has at its end, after 1.00 of the time of plain." in text
     assert "+-" not in text
 
 

@@ -4,7 +4,7 @@ from statistics import fmean, stdev
 
 import pytest
 
-from composer.recipes import SGD, Metric, Recipe, Result, Run, digits, time_to_quality
+from composer.recipes import SGD, Metric, Recipe, Result, Run, digits, noise_of_time_to_quality, time_to_quality
 from composer.recipes._results import TimeToQuality
 
 UP = Metric("Up", "up")
@@ -20,16 +20,16 @@ def made_up(curves: list[list[float]], seconds: list[float], metric: Metric = UP
     return Result(Recipe("made up", digits.Data(), digits.Network(), SGD(), [metric]), runs, "", "cpu", 1, 1)
 
 
-def test_the_first_evaluation_that_is_as_good_as_the_mean_at_the_end_counts() -> None:
+def test_the_first_evaluation_that_is_as_good_with_all_later_ones_counts() -> None:
     base = made_up([[0.1, 0.8], [0.2, 0.6]], [10.0, 20.0])  # at the end 0.7 in the mean
     other = made_up([[0.3, 0.7, 0.6, 0.9], [0.5, 0.6, 0.65, 0.8]], [4.0, 8.0])
 
     found = time_to_quality(base, other)
 
     assert 0.7 == found.goal == base.mean()
-    assert [2.0 / 10.0, 8.0 / 20.0] == found.ratios == found.reached
+    assert [4.0 / 10.0, 8.0 / 20.0] == found.ratios == found.reached  # 0.7 at 2 seconds was not kept
     assert fmean(found.ratios) == found.mean  # type: ignore[type-var, arg-type]
-    assert stdev([0.2, 0.4]) == found.spread
+    assert 0.0 == found.spread
 
 
 def test_a_run_that_never_is_as_good_has_no_ratio_and_all_of_them_no_mean() -> None:
@@ -62,6 +62,23 @@ def test_a_recipe_is_as_good_as_itself_at_its_end_or_before() -> None:
     result = made_up([[0.1, 0.9, 0.5]], [9.0])
 
     assert TimeToQuality(0.5, [6.0 / 9.0]) == time_to_quality(result, result)
+
+
+def test_a_touch_that_is_lost_again_does_not_count() -> None:
+    base = made_up([[0.5]], [10.0])
+
+    assert [None] == time_to_quality(base, made_up([[0.6, 0.4]], [10.0])).ratios
+
+
+def test_chance_is_shown_by_each_run_against_the_mean_of_the_others() -> None:
+    base = made_up([[0.6, 0.4, 0.6], [0.5, 0.5, 0.5], [0.1, 0.6, 0.7]], [3.0, 3.0, 3.0])
+
+    found = noise_of_time_to_quality(base)  # the goals are 0.6, 0.65 and 0.55
+
+    assert found is not None
+    assert [1.0, None, 2.0 / 3.0] == found.ratios
+    assert base.mean() == found.goal
+    assert noise_of_time_to_quality(made_up([[0.5]], [1.0])) is None
 
 
 def test_runs_that_do_not_belong_together_are_not_compared() -> None:

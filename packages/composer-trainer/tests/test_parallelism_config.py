@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from typing import Any
 
@@ -182,6 +183,13 @@ def test_arguments_of_earlier_releases_are_answered(argument: str, now: str) -> 
         Trainer(model=None, **{argument: {}})
 
     assert now in str(caught.value)
+
+
+def test_the_signature_that_editors_show_is_that_of_the_constructor() -> None:
+    expected = list(inspect.signature(Trainer.__init__).parameters)[1:]
+
+    assert expected == list(inspect.signature(Trainer).parameters)
+    assert "max_duration" in expected
 
 
 def unable() -> str:

@@ -8,6 +8,7 @@ from composer.recipes._parts import Metric as Metric
 from composer.recipes._results import Result as Result
 from composer.recipes._results import Run as Run
 from composer.recipes._results import TimeToQuality as TimeToQuality
+from composer.recipes._results import noise_of_time_to_quality as noise_of_time_to_quality
 from composer.recipes._results import time_to_quality as time_to_quality
 from composer.recipes._run import Comparison as Comparison
 from composer.recipes._run import compare as compare
@@ -26,6 +27,7 @@ __all__ = [
     "Task",
     "TimeToQuality",
     "compare",
+    "noise_of_time_to_quality",
     "run",
     "time_to_quality",
 ]

@@ -16,7 +16,7 @@ from rich.table import Table
 
 import composer
 from composer.recipes._parts import Dataset
-from composer.recipes._results import Result, TimeToQuality, time_to_quality
+from composer.recipes._results import Result, TimeToQuality, noise_of_time_to_quality, time_to_quality
 
 __all__ = ["as_json", "print_report", "write_json"]
 
@@ -66,15 +66,25 @@ def _verdict(base: Result, other: Result) -> str:
     names = f"{base.recipe.name} -> {other.recipe.name}"
     values = f"test {metric.title} {metric.show(base.mean())} -> {metric.show(other.mean())}"
     soon = _soon(base, other, time_to_quality(base, other))
-    return f"{names}: {values}, in {ratio:.2f} times the training time.\n{soon}"
+    return f"{names}: {values}, in {ratio:.2f} times the training time.\n{soon}{_noise(base)}"
 
 
 def _soon(base: Result, other: Result, found: TimeToQuality) -> str:
     goal = f"the {base.metric.show(found.goal)} that {base.recipe.name} has at its end"
     if found.mean is None:
-        return f"{len(found.reached)} of {len(found.ratios)} runs of {other.recipe.name} reached {goal}."
+        return f"{len(found.reached)} of {len(found.ratios)} runs of {other.recipe.name} reached and kept {goal}."
     several = f" +- {found.spread:.2f}" if len(found.ratios) > 1 else ""
-    return f"{other.recipe.name} reached {goal}, after {found.mean:.2f}{several} of the time of {base.recipe.name}."
+    part = f"{found.mean:.2f}{several} of the time of {base.recipe.name}"
+    return f"{other.recipe.name} reached and kept {goal}, after {part}."
+
+
+def _noise(base: Result) -> str:
+    """A line with how much of that is chance: runs of the first recipe against each other."""
+    found, name = noise_of_time_to_quality(base), base.recipe.name
+    if found is None:
+        return ""
+    times = ", ".join("not at all" if ratio is None else f"{ratio:.2f}" for ratio in found.ratios)
+    return f"\nFor comparison, each run of {name} against the mean of its other seeds: after {times} of its time."
 
 
 def as_json(results: Sequence[Result], dataset: Dataset) -> dict[str, Any]:
@@ -84,10 +94,12 @@ def as_json(results: Sequence[Result], dataset: Dataset) -> dict[str, Any]:
         results: What came out; the first is what the others are compared with.
         dataset: What was trained on.
     """
+    noise = noise_of_time_to_quality(results[0])
     return {
         "data": dataset.facts(),
         "machine": _machine(results[0]),
         "recipes": [_result_as_json(result) for result in results],
+        "time_to_quality_of_other_seeds": None if noise is None else noise.ratios,
         "time_to_quality": {
             result.recipe.name: {"goal": found.goal, "mean": found.mean, "spread": found.spread, "ratios": found.ratios}
             for result, found in ((result, time_to_quality(results[0], result)) for result in results[1:])

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from composer.recipes._hparams import Recipe
 from composer.recipes._parts import Metric
 
-__all__ = ["Result", "Run", "TimeToQuality", "time_to_quality"]
+__all__ = ["Result", "Run", "TimeToQuality", "noise_of_time_to_quality", "time_to_quality"]
 
 
 @dataclass(frozen=True)
@@ -98,12 +98,12 @@ class Result:
 
 @dataclass(frozen=True)
 class TimeToQuality:
-    """How soon one recipe was as good as another one at its end.
+    """How soon one recipe was as good as another one at its end, and stayed so.
 
     Attributes:
         goal: The mean of what the other one had at the end of its runs.
-        ratios: For each seed the training time until the first evaluation that was as good, divided by all the
-            training time of the other recipe from the same seed; None for a run that never was.
+        ratios: For each seed the training time until the first evaluation that was as good, with all later ones,
+            divided by all the training time of the other recipe from the same seed; None for a run that ended worse.
     """
 
     goal: float
@@ -111,12 +111,12 @@ class TimeToQuality:
 
     @property
     def reached(self) -> list[float]:
-        """The ratios of the runs that were as good."""
+        """The ratios of the runs that were as good at their end."""
         return [ratio for ratio in self.ratios if ratio is not None]
 
     @property
     def mean(self) -> float | None:
-        """The mean of the ratios; None if a run never was as good."""
+        """The mean of the ratios; None if a run ended worse."""
         return statistics.fmean(self.reached) if len(self.reached) == len(self.ratios) else None
 
     @property
@@ -126,7 +126,9 @@ class TimeToQuality:
 
 
 def time_to_quality(base: Result, other: Result) -> TimeToQuality:
-    """How soon `other` was as good as `base` was at its end.
+    """Return how soon `other` was as good as `base` was at its end, and stayed so to its own end.
+
+    A single good evaluation that later ones fall behind does not count.
 
     Args:
         base: What is compared with.
@@ -141,10 +143,40 @@ def time_to_quality(base: Result, other: Result) -> TimeToQuality:
     goal, metric = base.mean(), base.metric
     ratios: list[float | None] = []
     for slow, fast in zip(base.runs, other.runs, strict=True):
-        tests = zip(fast.tested_at, fast.scores[metric.key], strict=True)
-        seconds = next((at for at, value in tests if metric.reaches(value, goal)), None)
+        seconds = _reached_for_good(fast, metric, goal)
         ratios.append(None if seconds is None else seconds / slow.train_seconds)
     return TimeToQuality(goal, ratios)
+
+
+def noise_of_time_to_quality(base: Result) -> TimeToQuality | None:
+    """Return what `time_to_quality` shows where nothing differs but the seed: `base` against itself.
+
+    The goal of each run is the mean of the other runs' ends, and its ratio is of its own training time.
+
+    Args:
+        base: What is compared with.
+
+    Returns:
+        The ratios, with the mean of the goals; None with a single run.
+    """
+    if len(base.runs) < 2:
+        return None
+    finals, ratios = base.finals(), []
+    for index, run in enumerate(base.runs):
+        goal = statistics.fmean(finals[:index] + finals[index + 1 :])
+        seconds = _reached_for_good(run, base.metric, goal)
+        ratios.append(None if seconds is None else seconds / run.train_seconds)
+    return TimeToQuality(base.mean(), ratios)
+
+
+def _reached_for_good(run: Run, metric: Metric, goal: float) -> float | None:
+    """Return the seconds of training after which every evaluation was as good as `goal`; None if the last was not."""
+    found = None
+    for at, value in zip(reversed(run.tested_at), reversed(run.scores[metric.key]), strict=True):
+        if not metric.reaches(value, goal):
+            break
+        found = at
+    return found
 
 
 def _spread(values: Sequence[float]) -> float:

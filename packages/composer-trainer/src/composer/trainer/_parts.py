@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import logging
 import sys
-from collections.abc import Sequence
-from typing import Any, TextIO
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, ParamSpec, TextIO
 
 import torch
 
@@ -34,9 +35,11 @@ from composer.trainer._train_batch import BatchTrainer
 from composer.trainer._train_metrics import TrainMetrics
 from composer.utils import dist, ensure_tuple, reproducibility
 
-__all__ = ["TrainerParts"]
+__all__ = ["TrainerParts", "explain_removed_arguments"]
 
 log = logging.getLogger(__name__)
+
+Arguments = ParamSpec("Arguments")
 
 
 _REMOVED = {
@@ -51,18 +54,23 @@ _REMOVED = {
 }
 
 
-class TrainerParts(Exports):
-    """The parts of a Trainer; see there."""
+def explain_removed_arguments(construct: Callable[Arguments, None]) -> Callable[Arguments, None]:
+    """Wrap `Trainer.__init__` so that an argument of earlier releases raises a TypeError that names its replacement.
 
-    def __new__(cls, *args: Any, **arguments: Any) -> TrainerParts:
-        """Answer arguments that earlier releases had.
+    The signature stays that of `construct`, for type checkers, editors and `inspect.signature`.
+    """
 
-        Raises:
-            TypeError: One of them is given; the message says how it is written now.
-        """
+    @wraps(construct)
+    def checked(*args: Arguments.args, **arguments: Arguments.kwargs) -> None:
         for name in arguments.keys() & _REMOVED.keys():
             raise TypeError(f"`{name}` is not an argument of the `Trainer` any more. Write `{_REMOVED[name]}`.")
-        return super().__new__(cls)
+        construct(*args, **arguments)
+
+    return checked
+
+
+class TrainerParts(Exports):
+    """The parts of a Trainer; see there."""
 
     state: State
     logger: Logger
