@@ -15,7 +15,8 @@ from composer.checkpoint._filter import IgnoreKeys, apply_filter
 from composer.checkpoint._names import was_swapped
 from composer.checkpoint._ranks import on_each_node
 from composer.checkpoint._resumption_parts import attached
-from composer.checkpoint._sharded_run import download_run, fill_shards, is_sharded_run, read_run
+from composer.checkpoint._seal import CorruptCheckpointError
+from composer.checkpoint._sharded_run import STATES, download_run, fill_shards, is_sharded_run, read_run
 from composer.core._required_algorithms import add_required
 from composer.core._state_dict import modern
 from composer.distributed._tensors import is_sharded, sharded_as
@@ -147,6 +148,8 @@ def _opened(path: str | os.PathLike[str], run_name: str, object_store: Any, prog
     name = partial_format(os.fspath(path), run_name=run_name, rank=0, local_rank=0, node_rank=0)
     with _local(name, object_store, progress_bar) as file:
         _validate(file)
+        if file.is_dir() and not is_sharded_run(file):
+            raise CorruptCheckpointError(file, f"it is a folder that lacks {STATES!r}, which is written last")
         content, saved_as = read_run(file) if is_sharded_run(file) else read_file(file)
         actual = os.path.basename(name) if object_store is not None or is_uri(name) else file.resolve().name
         if saved_as is not None and was_swapped(saved_as, actual):
