@@ -255,6 +255,28 @@ def test_a_part_can_be_loaded(checkpoint: Path, tmp_path: Path) -> None:
     assert run_on_ranks(_load_weights, 2, str(checkpoint), ignored)[0] == (pytest.approx(fresh), 4)
 
 
+def _go_on_without(folder: str) -> tuple[str, int, float]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        weight, batch = _load_weights(folder, [])
+    told = [str(warning.message) for warning in caught if "was saved without" in str(warning.message)]
+    return "".join(told), batch, weight
+
+
+def test_what_shards_were_saved_without_stays(tmp_path: Path) -> None:
+    left_out = ["state/model/*", "state/optimizers", "state/algorithms", "state/callbacks"]
+    launch(2, str(tmp_path), SHARDED, 1, save_ignore_keys=left_out)
+    assert read_run(tmp_path / "ep0-ba1")[0]["left_out"][0] == "state/model"
+    told, batch, weight = run_on_ranks(_go_on_without, 2, str(tmp_path / "ep0-ba1"))[0]
+    assert (batch, weight) == (1, pytest.approx(Net().net[0].weight.sum().item()))
+    assert "'state/model', 'state/optimizers'" in told
+
+    launch(2, str(tmp_path / "part"), SHARDED, 1, save_ignore_keys=["state/model/net.0.weight", *left_out[1:]])
+    told, batch, weight = run_on_ranks(_go_on_without, 2, str(tmp_path / "part" / "ep0-ba1"))[0]
+    assert (batch, weight) == (1, pytest.approx(Net().net[0].weight.sum().item()))
+    assert "'state/model/net.0.weight', 'state/optimizers'" in told
+
+
 def test_damage_is_found_before_anything_is_loaded(checkpoint: Path) -> None:
     chance = random.Random(0)
     for name in sorted(os.listdir(checkpoint)):

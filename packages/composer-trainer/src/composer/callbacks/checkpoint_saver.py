@@ -18,7 +18,16 @@ from composer.checkpoint._best import BestCheckpoints, is_count
 from composer.checkpoint._durable import point_link, remove_leftovers
 from composer.checkpoint._filter import IgnoreKeys
 from composer.checkpoint._lease import FolderInUseError, Lease, folder_lease, live_patterns, remote_lease
-from composer.checkpoint._names import PartialFilePath, check_file_name, counts_of_name
+from composer.checkpoint._names import (
+    PartialFilePath,
+    check_file_name,
+    check_folder,
+    check_link,
+    check_pattern,
+    check_relative,
+    check_run_name,
+    counts_of_name,
+)
 from composer.checkpoint._saving import collect, unloadable
 from composer.checkpoint._sharded_run import (
     amend_run,
@@ -30,7 +39,7 @@ from composer.checkpoint._sharded_run import (
     write_run,
 )
 from composer.checkpoint._writer import CheckpointWriter
-from composer.core import Callback, Event, State, Time, Timestamp
+from composer.core import Callback, Event, State, Time, Timestamp, TimeUnit, ensure_time
 from composer.loggers import Logger
 from composer.utils import (
     check_finite,
@@ -139,7 +148,14 @@ class CheckpointSaver(Callback):
         if delivery_timeout <= 0:
             raise ValueError(f"`delivery_timeout` must be positive, got {delivery_timeout!r}.")
         self.delivery_timeout = delivery_timeout
-        check_file_name(os.fspath(filename))
+        self._check_names(
+            folder=folder,
+            filename=filename,
+            latest_filename=latest_filename,
+            remote_file_name=remote_file_name,
+            latest_remote_file_name=latest_remote_file_name,
+        )
+        _check_interval(save_interval)
         self._uri = os.fspath(folder) if is_uri(os.fspath(folder)) else None
         self._staging: str | None = None
         self._cleanup: Any = None
@@ -180,6 +196,33 @@ class CheckpointSaver(Callback):
         if timeout is not None and timeout <= 0:
             raise ValueError(f"`upload_timeout_in_seconds` must be positive, got {timeout!r}.")
 
+    @staticmethod
+    def _check_names(**given: str | os.PathLike[str] | None) -> None:
+        names = {argument: os.fspath(name) for argument, name in given.items() if name is not None}
+        for argument, name in names.items():
+            check_pattern(argument, name, times=argument != "folder")
+        for argument in ("filename", "latest_filename"):
+            if argument in names:
+                check_relative(argument, names[argument])
+        check_file_name(names["filename"])
+        if names.get("latest_filename") == names["filename"]:
+            raise ValueError(
+                f"`latest_filename` must differ from `filename`, got {names['filename']!r} for both: the link would "
+                f"take the place of the checkpoint."
+            )
+
+    def _check_places(self, state: State) -> None:
+        """Check, on rank 0, what the name of the run tells: that there is a folder to write to, and room for links."""
+        check_run_name(state.run_name)
+        if state.fsdp_sharded_state_dict_enabled:
+            prefix = pattern_of_run(state, self.filename).filename
+            check_pattern("sharded_ckpt_prefix_dir", prefix)
+            check_relative("sharded_ckpt_prefix_dir", prefix)
+        if self._uri is None:
+            check_folder(format_name_with_dist(self.folder, state.run_name))
+        if self.latest_filename is not None and self.num_checkpoints_to_keep != 0:
+            check_link(self.latest_filename.format(state))
+
     def _local_folder(self, folder: str) -> str:
         if self._uri is None:
             return folder
@@ -205,13 +248,16 @@ class CheckpointSaver(Callback):
 
         Raises:
             FolderInUseError: Another run saves to the folder.
-            OSError: The remote store cannot be written.
+            OSError: The folder or the remote store cannot be written.
+            ValueError: The name of the run leads out of the folder, or the folder is a file.
         """
         while True:
             outcome: list[Any] = [False]
             problem: Exception | None = None
             if dist.get_global_rank() == 0:
                 try:
+                    if self._lease is None:
+                        self._check_places(state)
                     outcome = [self._try_reserve(state)]
                 except Exception as error:  # noqa: BLE001 - raised on every rank
                     problem, outcome = error, [(isinstance(error, FolderInUseError), f"{error}")]
@@ -569,6 +615,13 @@ class CheckpointSaver(Callback):
             self.all_saved_checkpoints_to_timestamp[path] = timestamp
         self.saved_checkpoints = [path for path in self.all_saved_checkpoints_to_timestamp if os.path.exists(path)]
         self.best.load_state_dict(state.get("best", {}))
+
+
+def _check_interval(interval: Interval) -> None:
+    if callable(interval):
+        return
+    if ensure_time(interval, TimeUnit.EPOCH, argument="save_interval").value <= 0:
+        raise ValueError(f"`save_interval` must be positive, got {interval!r}. Use for example '1ep' or '100ba'.")
 
 
 def _path(name: str | os.PathLike[str] | None, folder: str | None) -> PartialFilePath | None:

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from composer.checkpoint._container import read_file
 from composer.checkpoint._filter import IgnoreKeys, apply_filter
+from composer.checkpoint._left_out import LEFT_OUT, check_complete, drop, fill, warn_of
 from composer.checkpoint._names import was_swapped
 from composer.checkpoint._ranks import on_each_node
 from composer.checkpoint._resumption_parts import attached
-from composer.checkpoint._sharded_run import download_run, fill_shards, is_sharded_run, read_run
+from composer.checkpoint._seal import CorruptCheckpointError
+from composer.checkpoint._sharded_run import STATES, download_run, fill_shards, is_sharded_run, read_run
 from composer.core._required_algorithms import add_required
 from composer.core._state_dict import modern
 from composer.distributed._tensors import is_sharded, sharded_as
@@ -50,7 +52,8 @@ def load_checkpoint(
 ) -> list[dict[str, Any]] | None:
     """Load a run from a checkpoint. To be called on every rank.
 
-    The file is checked before anything of it is interpreted, and loading runs no code from it.
+    The file is checked before anything of it is interpreted, and loading runs no code from it. What it was saved
+    without (`save_ignore_keys`) stays as it is in `state`, with a warning.
 
     Args:
         path: A local path or a URI; may hold `{run_name}`, and `{rank}` for runs whose first rank wrote.
@@ -72,6 +75,7 @@ def load_checkpoint(
         FileNotFoundError: There is no such checkpoint.
         CorruptCheckpointError: The file is torn, truncated or altered.
         UnsafeCheckpointError: It holds types whose loading could run code.
+        ValueError: It lacks the model, the time or the optimizers, and they were not left out on purpose.
         RuntimeError: The model's keys do not match, or ranks loaded different files.
     """
     return restore(
@@ -107,25 +111,30 @@ def restore(
     other arguments are as there.
     """
     with _opened(path, state.run_name, object_store, progress_bar) as content:
+        left_out = content.pop(LEFT_OUT, [])
+        check_complete(os.fspath(path), content, left_out, state, load_weights_only)
         before = _keys(content, "model")
         apply_filter(ignore_keys, content)
         ignored = before - _keys(content, "model")
+        drop(content, left_out)
         if load_weights_only:
             content.get("state", {}).pop("optimizers", None)
         if "model" in content.get("state", {}):
             add_required(state, modern(content["state"]), logger, exclude_algorithms, algorithm_passes)
         divide()
         _divide(content, state)
-    left_out, saved = _keep_own(state, content, ignored), content.get("state")
+    warn_of(os.fspath(path), left_out)
+    unknown, saved = _keep_own(state, content, ignored), content.get("state")
     if saved is None:
-        log.info("Nothing is loaded from %s: `ignore_keys` leaves out all of it.", path)
+        log.info("Nothing is loaded from %s: all of it is left out.", path)
         return None
-    strict = strict_model_weights and not left_out
+    fill(state, saved, left_out)
+    strict = strict_model_weights and not unknown
     if load_weights_only:
         if "model" in saved:
             state.load_model_state(saved, logger, strict, exclude_algorithms, algorithm_passes)
         return None
-    _check_is_training_checkpoint(path, saved, ignored=ignore_keys is not None)
+    content[LEFT_OUT] = left_out
     part = attached(state)
     if part is not None:
         part.before_load(content)
@@ -147,6 +156,8 @@ def _opened(path: str | os.PathLike[str], run_name: str, object_store: Any, prog
     name = partial_format(os.fspath(path), run_name=run_name, rank=0, local_rank=0, node_rank=0)
     with _local(name, object_store, progress_bar) as file:
         _validate(file)
+        if file.is_dir() and not is_sharded_run(file):
+            raise CorruptCheckpointError(file, f"it is a folder that lacks {STATES!r}, which is written last")
         content, saved_as = read_run(file) if is_sharded_run(file) else read_file(file)
         actual = os.path.basename(name) if object_store is not None or is_uri(name) else file.resolve().name
         if saved_as is not None and was_swapped(saved_as, actual):
@@ -232,14 +243,6 @@ def _keep_own(state: State, content: dict[str, Any], ignored: set[str]) -> set[s
     own = state.get_model_state_dict()
     content.get("state", {}).get("model", {}).update({key: own[key] for key in ignored & own.keys()})
     return ignored - own.keys()
-
-
-def _check_is_training_checkpoint(path: Any, saved: dict[str, Any], ignored: bool) -> None:
-    if "timestamp" not in saved and not ignored:
-        raise ValueError(
-            f"The checkpoint {os.fspath(path)!r} holds the weights only, so a run cannot go on from it. Load it with "
-            f"`load_weights_only=True`, which starts training at the beginning with these weights."
-        )
 
 
 def _check_ranks_agree(state: State) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import string
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,8 +15,31 @@ from composer.utils import format_name_with_dist, format_name_with_dist_and_time
 if TYPE_CHECKING:
     from composer.core import State
 
-__all__ = ["PartialFilePath", "check_file_name", "counts_of_name", "get_save_filename", "was_swapped"]
+__all__ = [
+    "PartialFilePath",
+    "check_characters",
+    "check_file_name",
+    "check_folder",
+    "check_link",
+    "check_pattern",
+    "check_relative",
+    "check_run_name",
+    "counts_of_name",
+    "get_save_filename",
+    "was_swapped",
+]
 
+_PROCESS = ("run_name", "rank", "local_rank", "world_size", "local_world_size", "node_rank")
+_TIMES = (
+    *("epoch", "batch", "sample", "token", "batch_in_epoch", "sample_in_epoch", "token_in_epoch"),
+    *("total_wct", "epoch_wct", "batch_wct"),
+)
+_EXAMPLES: dict[str, object] = {
+    **{name: 1.5 if name.endswith("_wct") else 1 for name in (*_PROCESS, *_TIMES)},
+    "run_name": "run",
+}
+_SEPARATORS = re.compile(r"[/\\]")
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _COUNTS = ("batch", "sample", "token", "epoch", "batch_in_epoch", "sample_in_epoch", "token_in_epoch")
 _TAR_SUFFIXES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.lzma")
 
@@ -75,6 +100,124 @@ def check_file_name(filename: str) -> None:
             )
     elif is_compressed_pt(name):
         get_compressor(name).check_exists()
+
+
+def check_characters(argument: str, text: str) -> None:
+    """Refuse control characters, which a path cannot hold or nobody can type.
+
+    Args:
+        argument: The name of the argument, for the message.
+        text: Its value.
+
+    Raises:
+        ValueError: There is one.
+    """
+    found = next((character for character in text if ord(character) < 32 or ord(character) == 127), None)
+    if found is not None:
+        raise ValueError(
+            f"`{argument}` must not hold control characters such as NUL or newline, got {text!r}. Remove {found!r}."
+        )
+
+
+def check_run_name(run_name: str) -> None:
+    """Refuse a name that leads out of the folders that are called after it.
+
+    Raises:
+        ValueError: It is absolute, leads upwards, or holds control characters.
+    """
+    check_characters("run_name", run_name)
+    if os.path.isabs(run_name) or ".." in _SEPARATORS.split(run_name):
+        raise ValueError(
+            f"`run_name` must not lead out of `save_folder`, where files are called after it, got {run_name!r}. Leave "
+            f"out a leading '/' and '..'."
+        )
+
+
+def check_pattern(argument: str, pattern: str, times: bool = True) -> None:
+    """Refuse a format string that cannot be filled in.
+
+    Args:
+        argument: The name of the argument, for the message.
+        pattern: The format string.
+        times: Whether it may hold the training time.
+
+    Raises:
+        ValueError: It holds a control character, an unknown or a positional field, or a format that does not suit one.
+    """
+    check_characters(argument, pattern)
+    known = (*_PROCESS, *_TIMES) if times else _PROCESS
+    try:
+        pattern.format(**{name: _EXAMPLES[name] for name in known})
+        return
+    except KeyError as error:
+        reason = f"{{{error.args[0]}}} is not known"
+    except IndexError:
+        reason = "a field needs a name"
+    except (AttributeError, TypeError, ValueError) as error:
+        reason = str(error)
+    fields = ", ".join(f"{{{name}}}" for name in known)
+    raise ValueError(f"`{argument}` must be a format string of known fields, got {pattern!r}: {reason}. Use {fields}.")
+
+
+def check_relative(argument: str, name: str) -> None:
+    """Refuse the name of a file that is not in the folder it is to be in.
+
+    Args:
+        argument: The name of the argument, for the message.
+        name: The name, which may lead to a subfolder; a format string.
+
+    Raises:
+        ValueError: It is absolute, leads upwards, or names no file.
+    """
+    if os.path.isabs(name) or ".." in _SEPARATORS.split(name):
+        raise ValueError(
+            f"`{argument}` must stay inside of `save_folder`, got {name!r}. Leave out a leading '/' and '..', and pass "
+            f"the folder as `save_folder`."
+        )
+    if os.path.basename(name) in ("", "."):
+        raise ValueError(f"`{argument}` must end in a file name, got {name!r}. Use for example 'ep{{epoch}}.pt'.")
+
+
+def check_folder(folder: str) -> None:
+    """Make a folder to save to, and check that files can be made in it. A full disk is no error: space may be freed.
+
+    Raises:
+        ValueError: It is a file, or inside of one.
+        OSError: It cannot be made or written.
+    """
+    path = Path(folder)
+    for place in (path, *path.parents):
+        if place.exists() and not place.is_dir():
+            raise ValueError(
+                f"`save_folder` must be a folder, got {folder!r}: {str(place)!r} is a file. Move that file, or save to "
+                f"another folder."
+            )
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        if error.errno in _NO_SPACE:
+            return
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise OSError(
+            error.errno or errno.EIO,
+            f"`save_folder` must be a folder that this process can write to, got {folder!r}: {reason}. Save to another "
+            f"folder, or change its permissions",
+        ) from error
+
+
+def check_link(link: str) -> None:
+    """Refuse a place for the link to the latest checkpoint where a folder is.
+
+    Raises:
+        ValueError: There is one.
+    """
+    if os.path.isdir(link) and not os.path.islink(link):
+        raise ValueError(
+            f"`save_latest_filename` must not be the name of a folder, got {link!r}. Remove that folder, or choose "
+            f"another name for the link."
+        )
 
 
 def counts_of_name(name: str, pattern: str) -> tuple[int, ...] | None:

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from composer.checkpoint._container import write_file
-from composer.checkpoint._filter import IgnoreKeys, apply_filter
+from composer.checkpoint._filter import IgnoreKeys
+from composer.checkpoint._left_out import filter_and_note
 from composer.checkpoint._names import get_save_filename
 from composer.checkpoint._resumption_parts import attached
 from composer.distributed._tensors import gathered
@@ -74,7 +75,9 @@ def save_checkpoint(
 def collect(
     state: State, *, weights_only: bool = False, ignore_keys: IgnoreKeys | None = None, gather: bool = True
 ) -> dict[str, Any]:
-    """What a checkpoint holds: `state`, and unless `weights_only` the generators (`rng`) and `resumption`.
+    """Return what a checkpoint holds: `state`, and unless `weights_only` the generators (`rng`) and `resumption`.
+
+    If `ignore_keys` leaves something out, `left_out` lists its paths.
 
     Tensors are the run's own, not copies, but for those that are divided among ranks: they are gathered on the host,
     with `gather`. A collective operation.
@@ -87,7 +90,7 @@ def collect(
         part = attached(state)
         if part is not None:
             content["resumption"] = part.state_dict()
-    apply_filter(ignore_keys, content)
+    filter_and_note(ignore_keys, content)
     return gathered(content) if gather and state.fsdp_enabled else content
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from composer.checkpoint._names import check_characters, check_pattern, check_relative, check_run_name
 from composer.core import Precision, Time, TimeUnit, ensure_time
 
 __all__ = ["as_precision", "check_arguments", "described"]
@@ -74,6 +75,27 @@ def _text(name: str, value: Any) -> None:
 def _path(name: str, value: Any) -> None:
     if not isinstance(value, (str, os.PathLike)):
         raise TypeError(f"`{name}` must be a path or a string, got {value!r}.")
+
+
+def _run_name(name: str, value: Any) -> None:
+    _text(name, value)
+    check_run_name(value)
+
+
+def _load_path(name: str, value: Any) -> None:
+    _path(name, value)
+    check_characters(name, os.fspath(value))
+
+
+def _folder(name: str, value: Any) -> None:
+    _path(name, value)
+    check_pattern(name, os.fspath(value), times=False)
+
+
+def _file_name(name: str, value: Any) -> None:
+    _path(name, value)
+    check_pattern(name, os.fspath(value))
+    check_relative(name, os.fspath(value))
 
 
 def _mapping(name: str, value: Any) -> None:
@@ -179,13 +201,13 @@ _CHECKS: dict[str, Callable[[str, Any], None]] = {
     "step_schedulers_every_batch": _optional(_flag),
     "spin_dataloaders": _flag,
     "train_dataloader_label": _text,
-    "run_name": _optional(_text),
+    "run_name": _optional(_run_name),
     "python_log_level": _optional(_text),
     "save_monitor": _optional(_text),
-    "load_path": _optional(_path),
-    "save_folder": _optional(_path),
-    "save_filename": _path,
-    "save_latest_filename": _optional(_path),
+    "load_path": _optional(_load_path),
+    "save_folder": _optional(_folder),
+    "save_filename": _file_name,
+    "save_latest_filename": _optional(_file_name),
     "save_interval": _interval,
     "eval_interval": _interval,
     "console_log_interval": _console_interval,

@@ -6,15 +6,18 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 from composer.callbacks.checkpoint_saver import CheckpointSaver
 from composer.checkpoint._loading import restore
+from composer.checkpoint._names import check_pattern
+from composer.checkpoint._sharded_run import STATES, is_sharded_run
 from composer.core import Callback, State
 from composer.loggers import Logger, LoggerDestination
 from composer.loggers.file_logger import FileLogger
 from composer.trainer._autoresume import find_checkpoint
-from composer.utils import is_uri, parse_uri
+from composer.utils import is_uri, parse_uri, partial_format
 
 __all__ = ["LoadOptions", "build_saver", "check_autoresume", "continue_logs", "load_run", "training", "with_prefix"]
 
@@ -145,6 +148,36 @@ def check_autoresume(saver: CheckpointSaver | None, run_name: str | None) -> Non
         )
 
 
+def _check_load_path(path: str, run_name: str) -> None:
+    """Check that there is a checkpoint, if it is to be on this node.
+
+    Raises:
+        FileNotFoundError: There is none.
+        ValueError: The path has unknown fields, or is a folder without a checkpoint.
+    """
+    if is_uri(path):
+        return
+    file = Path(partial_format(path, run_name=run_name, rank=0, local_rank=0, node_rank=0))
+    if is_sharded_run(file) or file.is_file():
+        return
+    if not file.exists():
+        check_pattern("load_path", path, times=False)
+        broken = " It is a link to a file that is gone." if file.is_symlink() else ""
+        raise FileNotFoundError(
+            f"`load_path` must be an existing checkpoint, got {path!r}. There is no checkpoint {str(file)!r}.{broken} "
+            f"Give the path of one, or leave it out to start anew."
+        )
+    if any(file.glob("*.distcp")):
+        return  # an incomplete one, which is told when it is read
+    entries = [entry for entry in file.iterdir() if not entry.name.startswith(".")]
+    inside = sorted(entry.name for entry in entries if entry.is_file() or is_sharded_run(entry))
+    some = f"Give a checkpoint in it: {', '.join(map(repr, inside[:5]))}" if inside else "It holds no checkpoint"
+    raise ValueError(
+        f"`load_path` must be a checkpoint, a file or a folder of shards with {STATES!r}, got the folder {path!r}. "
+        f"{some}."
+    )
+
+
 class LoadOptions:
     """What to load, and how.
 
@@ -210,6 +243,8 @@ def load_run(
     if options.path is None:
         divide()
         return False
+    if not resumes and options.object_store is None:
+        _check_load_path(options.path, state.run_name)
     name = state.run_name
     restore(
         options.path,

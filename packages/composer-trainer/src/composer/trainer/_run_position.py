@@ -61,7 +61,8 @@ class RunPosition:
     def before_load(self, content: dict[str, Any]) -> None:
         """Keep the schedulers' state for when it is known which schedulers there are."""
         saved = content["state"]
-        self._schedulers = saved.pop("schedulers", {})
+        left_out = "state/schedulers" in content.get("left_out", ())
+        self._schedulers = saved.pop("schedulers", None if left_out else {})
         entries = saved.get("optimizers", {}).values()
         self._rates = [group.get("lr") for entry in entries for group in entry["param_groups"]]
 
@@ -98,7 +99,7 @@ class RunPosition:
             self.announce(f"Arguments that differ from the checkpoint's win over it: {'; '.join(changes)}.")
 
     def _restore_schedulers(self) -> None:
-        if not self.state.schedulers:
+        if not self.state.schedulers or self._schedulers is None:
             return
         self.state.load_state_dict({"schedulers": self._schedulers})
         groups = [group for optimizer in self.state.optimizers for group in optimizer.param_groups]
