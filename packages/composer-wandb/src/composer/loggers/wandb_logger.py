@@ -298,9 +298,7 @@ class WandBLogger(LoggerDestination):
             call_in_time(lambda: run.finish(exit_code), self.delivery_timeout, what)
 
     def _kept(self) -> str:
-        taken = (
-            f"What W&B took before is kept in {self.run_dir} for `wandb sync`; metrics that it did not take are not."
-        )
+        taken = f"What W&B has taken is kept in {self.run_dir} for `wandb sync`; metrics that it has not are lost."
         return kept_files(self._held, taken)
 
     def state_dict(self) -> dict[str, Any]:
