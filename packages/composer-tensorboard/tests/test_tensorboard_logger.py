@@ -418,3 +418,12 @@ raise ValueError("a crash")
 
     assert "ValueError: a crash" in run.stderr
     assert [(n, n) for n in range(50)] == curve("loss")
+
+
+def test_what_could_not_be_written_names_where_the_rest_is(start: Any, caplog: pytest.LogCaptureFixture) -> None:
+    run = start(TensorboardLogger(log_dir="here"))
+    run.logger.log_metrics({"\ud800": 1}, 0)  # no UTF-8
+    with pytest.warns(UserWarning, match="`TensorboardLogger` failed to log"):
+        run.close()
+
+    assert f"What was written is kept in {str(Path('here', 'my-run'))!r}; the rest is lost." in caplog.text

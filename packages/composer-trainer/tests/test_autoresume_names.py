@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from conftest import MakeTrainer
 
 
-def launch(make_trainer: MakeTrainer, folder: Path, filename: str, duration: str = "2ba", **kwargs: Any) -> Any:
+def launch(make_trainer: MakeTrainer, folder: Path | str, filename: str, duration: str = "2ba", **kwargs: Any) -> Any:
     arguments = {"save_folder": folder, "run_name": "run", "autoresume": True, "save_interval": "1ba", **kwargs}
     return make_trainer(save_filename=filename, max_duration=duration, **arguments)
 
@@ -32,6 +33,35 @@ def test_checkpoints_with_another_name_are_found(
     second.close()
 
     assert launch(make_trainer, tmp_path, before, "4ba").state.timestamp.batch == 4  # the newest of both names
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_file_of_another_run_under_ones_own_names_is_not_taken(
+    make_trainer: MakeTrainer, tmp_path: Path, remote: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = f"memory://{secrets.token_hex(4)}" if remote else tmp_path
+    for run_name, duration in (("run", "2ba"), ("other", "4ba")):
+        earlier = launch(
+            make_trainer, folder, "ba{batch}.pt", duration, run_name=run_name, save_latest_filename=f"latest-{run_name}"
+        )
+        assert 0 == earlier.state.timestamp.batch
+        earlier.fit()
+        earlier.close()
+
+    assert 0 == launch(make_trainer, folder, "ba{batch}.pt", save_latest_filename="l").state.timestamp.batch
+    assert "ba4.pt was saved by the run 'other', so 'run' does not go on from it" in caplog.text
+
+
+def test_a_shortened_file_under_another_name_is_reported(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    first = launch(make_trainer, tmp_path, "x{batch}.pt")
+    first.fit()
+    first.close()
+    (tmp_path / "latest-rank0.pt").unlink()
+    for path in tmp_path.glob("x*.pt"):
+        path.write_bytes(path.read_bytes()[:-2000])
+
+    with pytest.warns(UserWarning, match="is damaged"), pytest.raises(RuntimeError, match="none can be loaded"):
+        launch(make_trainer, tmp_path, "ep{epoch}.pt")
 
 
 def test_other_runs_files_are_left_alone(make_trainer: MakeTrainer, tmp_path: Path) -> None:

@@ -427,3 +427,15 @@ def test_it_can_be_copied_during_a_run(start: Any, offline: Any) -> None:
         assert copied.state_dict() == logger.state_dict()
         copied.close(None, None)
         copied.post_close()
+
+
+def test_what_could_not_be_handed_over_names_where_the_rest_is(
+    start: Any, offline: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    logger = WandBLogger(**offline)
+    run = start(logger)
+    run.logger.log_metrics({3: 1}, 1)  # names must be text
+    with pytest.warns(UserWarning, match="`WandBLogger` failed to log"):
+        run.close()
+
+    assert f"What W&B has taken is kept in {logger.run_dir} for `wandb sync`" in caplog.text

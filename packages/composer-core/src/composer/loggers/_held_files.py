@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["hold_file", "release_file"]
+__all__ = ["hold_file", "kept_files", "release_file"]
 
 
 def hold_file(path: Path, name: str) -> Path:
@@ -31,3 +32,14 @@ def release_file(held: Path) -> None:
     held.unlink(missing_ok=True)
     if held.parent.exists():
         held.parent.rmdir()
+
+
+def kept_files(held: Iterable[Path], rest: str) -> str:
+    """Return where the files are that were not sent and so are still held, in a sentence.
+
+    Args:
+        held: What `hold_file` returned, sent or not.
+        rest: What becomes of everything else, a sentence.
+    """
+    there = [str(path) for path in held if path.exists()]
+    return f"{rest} The files to be sent are kept: {', '.join(there)}." if there else rest

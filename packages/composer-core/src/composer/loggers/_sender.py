@@ -68,7 +68,7 @@ class Sender:
         capacity: What the queue holds, in KiB, roughly: eight metrics count as one, arrays by their size.
         timeout: How long `flush`, `close` and the end of the process wait in all for a service that fails or hangs, in
             seconds; see `composer.utils.retrying.DeliveryDeadline`. Each record that arrives is progress.
-        kept: Where what is not delivered is kept, a sentence.
+        kept: Returns a sentence that says where what is not delivered is kept; None if it is not.
 
     Raises:
         ValueError: `on_error` is unknown, or a number is not positive.
@@ -83,15 +83,14 @@ class Sender:
         interval: float = 0.5,
         capacity: int = 65536,
         timeout: float = 60.0,
-        kept: str = "They are not kept.",
+        kept: Callable[[], str] | None = None,
     ) -> None:
         check_on_error(on_error)
-        self.kept = kept
         for argument, value in (("interval", interval), ("capacity", capacity), ("timeout", timeout)):
             if value <= 0:
                 raise ValueError(f"`{argument}` must be positive, got {value!r}.")
         self.name, self.on_error = name, on_error
-        self._send_metrics = send_metrics
+        self._send_metrics, self._kept = send_metrics, kept
         self._interval, self._capacity = interval, capacity
         self._deadline = DeliveryDeadline(timeout)
         # Reentrant: a garbage collection while it is held may close an engine, and so come here again.
@@ -110,6 +109,11 @@ class Sender:
     def pending(self) -> int:
         """How many records wait."""
         return self._put - self._done
+
+    @property
+    def seconds_left(self) -> float:
+        """How long `flush` would wait now for a service that does nothing; 0 if it has failed for too long."""
+        return max(0.0, self._deadline.left(time.monotonic()))
 
     @property
     def forked(self) -> bool:
@@ -206,8 +210,9 @@ class Sender:
             self._thread.join(self._deadline.timeout)
         lost = self._dropped + self._failed + self.pending
         if lost:
+            kept = "They are not kept." if self._kept is None else self._kept()
             text = "`%s` did not deliver %d of %d records. %s"
-            log.warning(text, self.name, lost, self._put + self._dropped, self.kept)
+            log.warning(text, self.name, lost, self._put + self._dropped, kept)
         self.check()
 
     # ---- how ----

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from composer.loggers import LoggerDestination
-from composer.loggers._held_files import hold_file
+from composer.loggers._held_files import hold_file, kept_files
 from composer.loggers._mlflow_run import (
     MLFlowRun,
     check_registry,
@@ -145,6 +145,7 @@ class MLFlowLogger(LoggerDestination):
         self._run: MLFlowRun | None = None
         self._sender: Sender | None = None
         self._monitor: Any = None
+        self._held: list[Path] = []  # files that are sent, or still to be
         self._ignored: dict[str, bool] = {}  # whether a name is to be left out
 
     def __getstate__(self) -> dict[str, Any]:
@@ -215,7 +216,9 @@ class MLFlowLogger(LoggerDestination):
             return
         remote = Path(remote_file_name)
         folder = None if remote.parent == Path() else remote.parent.as_posix()
-        self._sender.put(partial(self._run.send_file, hold_file(file_path, remote.name), folder))
+        held = hold_file(file_path, remote.name)
+        self._held = [path for path in self._held if path.exists()] + [held]
+        self._sender.put(partial(self._run.send_file, held, folder))
 
     def download_file(
         self, remote_file_name: str, destination: str, overwrite: bool = False, progress_bar: bool = True
@@ -300,8 +303,9 @@ class MLFlowLogger(LoggerDestination):
                 tags["run_name"] = os.environ.get("RUN_NAME") or self.run_name or state.run_name
                 name = self.experiment_name or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "my-mlflow-experiment"
                 open_ = partial(open_run, name=self.run_name or state.run_name, tags=tags, resume=self.resume)
+                client = self._client()  # whose import takes seconds, which are not the server's
                 # A server that is down is tried for minutes by the client.
-                ids = [*call_in_time(lambda: open_(self._client(), name), self.delivery_timeout, "Opening a run")]
+                ids = [*call_in_time(lambda: open_(client, name), self.delivery_timeout, "Opening a run")]
             except Exception as error:  # noqa: BLE001 - reported below
                 failure = error
         dist.broadcast_object_list(ids)  # before anything is raised, or the others would wait for ever
@@ -322,7 +326,10 @@ class MLFlowLogger(LoggerDestination):
     def _connect(self) -> None:
         assert self._run_id is not None
         every = self.log_duplicated_metric_every_n_steps
-        self._run = MLFlowRun(self._client(), self._run_id, self.rename_metrics, every)
+        client, run_id = self._client(), self._run_id
+        self._run = call_in_time(
+            lambda: MLFlowRun(client, run_id, self.rename_metrics, every), self.delivery_timeout, "Reading the run"
+        )
         if self._sender is None:
             self._sender = Sender(
                 "MLFlowLogger",
@@ -330,10 +337,15 @@ class MLFlowLogger(LoggerDestination):
                 on_error=self.on_error,
                 interval=self._interval,
                 timeout=self.delivery_timeout,
+                kept=lambda: kept_files(self._held, "Metrics are lost."),
             )
         self.log_hyperparameters(self._hyperparameters)  # those that came before there was a run
         if self.log_system_metrics:
-            self._monitor = start_monitor(self._run_id, self.tracking_uri, again=not self._created)
+            self._monitor = call_in_time(
+                lambda: start_monitor(run_id, self.tracking_uri, again=not self._created),
+                self.delivery_timeout,
+                "Starting the system metrics",
+            )
 
     def after_load(self, state: State, logger: Logger) -> None:
         resumed, self._resumed = self._resumed, None
@@ -344,7 +356,8 @@ class MLFlowLogger(LoggerDestination):
         if self._run is None or self._sender is None:
             return
         try:
-            self._run.client.update_run(self._run_id, status="RUNNING")
+            update = partial(self._run.client.update_run, self._run_id, status="RUNNING")
+            call_in_time(update, self.delivery_timeout, "Reopening the run")
             self._sender.flush()
             self._stop_monitor()
             self._connect()
@@ -396,8 +409,9 @@ class MLFlowLogger(LoggerDestination):
     def _stop_monitor(self) -> None:
         monitor, self._monitor = self._monitor, None
         if monitor is not None:
+            left = 5.0 if self._sender is None else min(5.0, self._sender.seconds_left)
             try:
-                call_in_time(monitor.finish, 5.0, "Ending the system metrics")  # its thread may wait for the server
+                call_in_time(monitor.finish, left, "Ending the system metrics")  # its thread may wait for the server
             except TimeoutError as error:
                 log.info("%s", error)
 

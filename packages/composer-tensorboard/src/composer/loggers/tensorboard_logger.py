@@ -175,7 +175,11 @@ class TensorboardLogger(LoggerDestination):
             report_failure("TensorboardLogger", error, self.on_error)
             return
         self._sender = Sender(
-            "TensorboardLogger", self._writer.send, on_error=self.on_error, timeout=self.delivery_timeout
+            "TensorboardLogger",
+            self._writer.send,
+            on_error=self.on_error,
+            timeout=self.delivery_timeout,
+            kept=lambda: f"What was written is kept in {str(folder)!r}; the rest is lost.",
         )
 
     def after_load(self, state: State, logger: Logger) -> None:

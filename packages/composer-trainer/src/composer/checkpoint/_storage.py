@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from composer.checkpoint._durable import sync_folder, temporary_path
 from composer.checkpoint._progress import Progress, showing_progress
-from composer.checkpoint._store_errors import StorageError, explained, is_missing_space, is_transient
+from composer.checkpoint._store_errors import StorageError, explained, is_missing_space, is_transient, points_elsewhere
 from composer.utils import is_uri, retry
 
 __all__ = ["Storage", "StorageError", "storage_of"]
@@ -131,6 +131,39 @@ class Storage:
         """
         content = self._do("read", name, lambda filesystem, path: filesystem.cat_file(path))
         return bytes(content).decode("utf-8")
+
+    def read_start(self, name: str, count: int) -> bytes:
+        """Return the first bytes of a file, `count` of them or as many as it has.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            StorageError: It cannot be read.
+        """
+
+        def read(filesystem: Any, path: str) -> bytes:
+            size = min(count, int(filesystem.info(path)["size"]))
+            content = bytes(filesystem.cat_file(path, start=0, end=size)) if size else b""
+            _check_size(size, len(content))
+            return content
+
+        return self._do("read", name, read)
+
+    def is_at_fault(self, name: str, error: BaseException) -> bool:
+        """Return whether a file that could not be read is damaged, rather than the store down or refusing.
+
+        The store is asked once more, and answers if it works.
+
+        Args:
+            name: The name of the file.
+            error: What `read_start`, `read_text` or `download` raised.
+        """
+        if points_elsewhere(error):
+            return False
+        try:
+            self.exists(name)
+        except Exception:  # noqa: BLE001 - the first error is the one to tell
+            return False
+        return True
 
     def write_text(self, name: str, text: str) -> None:
         """Write a small file, or replace it, whole.

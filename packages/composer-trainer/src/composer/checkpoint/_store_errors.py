@@ -13,6 +13,7 @@ __all__ = [
     "explained",
     "is_missing_space",
     "is_transient",
+    "points_elsewhere",
 ]
 
 _PERMANENT = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
@@ -23,6 +24,13 @@ _PERMANENT_NUMBERS = _NO_SPACE | {
     if hasattr(errno, name)
 }
 _PASSING_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})  # of HTTP
+_STATUS_NAMES = ("status", "status_code", "code")  # what clients call the status of an HTTP reply
+# Of the network or of this machine's disk, never of one file in a store.
+_ELSEWHERE = _NO_SPACE | {
+    getattr(errno, name)
+    for name in "ECONNREFUSED EHOSTDOWN EHOSTUNREACH ENETDOWN ENETUNREACH ETIMEDOUT EROFS EACCES EPERM EMFILE".split()
+    if hasattr(errno, name)
+}
 
 # By name, so that nothing is imported to ask: clients of stores are optional.
 _REFUSALS = frozenset(
@@ -51,6 +59,21 @@ _PASSING = frozenset(
         "google.auth.exceptions.TransportError",
         "http.client.HTTPException",
         "paramiko.ssh_exception.SSHException",
+    }
+)
+_DOWN = frozenset(
+    {
+        "aiohttp.client_exceptions.ClientConnectorError",
+        "asyncio.exceptions.TimeoutError",
+        "azure.core.exceptions.ServiceRequestError",
+        "botocore.exceptions.ConnectTimeoutError",
+        "botocore.exceptions.EndpointConnectionError",
+        "botocore.exceptions.ReadTimeoutError",
+        "builtins.ConnectionRefusedError",
+        "builtins.TimeoutError",
+        "concurrent.futures._base.TimeoutError",
+        "google.auth.exceptions.TransportError",
+        "socket.gaierror",
     }
 )
 
@@ -84,13 +107,25 @@ def is_transient(error: BaseException) -> bool:
     """Whether the same request may succeed a moment later: not if something is missing, refused or full."""
     if isinstance(error, _PERMANENT) or _is_refusal(error):
         return False
-    for name in ("status", "status_code", "code"):  # what clients call the status of an HTTP reply
+    for name in _STATUS_NAMES:
         status = getattr(error, name, None)
         if isinstance(status, int) and status >= 400:
             return status in _PASSING_STATUS
     if isinstance(error, OSError):
         return error.errno not in _PERMANENT_NUMBERS
     return isinstance(error, EOFError) or _is_one_of(error, _PASSING)
+
+
+def points_elsewhere(error: BaseException) -> bool:
+    """Whether a failed download tells of a store that is down, busy or refuses, or of this machine; not of the file."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if _is_refusal(seen) or _is_one_of(seen, _DOWN) or getattr(seen, "errno", None) in _ELSEWHERE:
+            return True
+        if any(isinstance(s := getattr(seen, name, None), int) and s in _PASSING_STATUS for name in _STATUS_NAMES):
+            return True
+        seen = seen.__cause__
+    return False
 
 
 def explained(error: Exception, what: str, where: str, attempts: int) -> Exception:

@@ -2,30 +2,52 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import pickle
 import shutil
+import struct
 import sys
+import tarfile
 import tempfile
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
+from itertools import takewhile
 from pathlib import Path
-
-import torch
+from typing import IO, TYPE_CHECKING, Any
 
 from composer.callbacks.checkpoint_saver import CheckpointSaver
-from composer.checkpoint._container import check_file, read_file
+from composer.checkpoint._container import check_file
 from composer.checkpoint._names import counts_of_name, was_swapped
-from composer.checkpoint._safe_load import _allowed
 from composer.checkpoint._seal import CorruptCheckpointError
 from composer.checkpoint._sharded_run import STATES, check_run, download_run, fetch_run, is_sharded_run, run_name_of
 from composer.core import State
 from composer.loggers import LoggerDestination
-from composer.utils import dist, format_name_with_dist, is_compressed_pt, is_tar, is_uri, partial_format
+from composer.utils import (
+    dist,
+    format_name_with_dist,
+    get_compressor,
+    is_compressed_pt,
+    is_tar,
+    is_uri,
+    parse_uri,
+    partial_format,
+)
+
+if TYPE_CHECKING:
+    from composer.checkpoint._storage import Storage
 
 __all__ = ["find_checkpoint"]
 
+log = logging.getLogger(__name__)
+
 _DOWNLOADS = 3  # of a file that arrives damaged
+_PEEKS = (1 << 20, 1 << 26, 1 << 62)  # bytes fetched to learn whose a remote checkpoint is, one after the other
+_ARCHIVE = b"PK\x03\x04"  # how a checkpoint begins
 _FOLDERS = "ep{epoch}-ba{batch}"  # of shards, of a run that does not say what they are called now
 
 
@@ -74,10 +96,11 @@ def _find(
     tried: list[str] = []
     # What this node fetched to check it is not there on others: each fetches it for itself.
     several_nodes = dist.get_local_world_size() < dist.get_world_size()
+    run = state.run_name
     found = (
-        _newest(_local_candidates(saver, state), tried)
-        or _newest(_remote_candidates(saver, state, progress_bar), tried, _DOWNLOADS, by_name=several_nodes)
-        or _newest(_logger_candidates(saver, state, destinations, progress_bar), tried, _DOWNLOADS)
+        _newest(_local_candidates(saver, state), run, tried)
+        or _newest(_remote_candidates(saver, state, progress_bar), run, tried, _DOWNLOADS, by_name=several_nodes)
+        or _newest(_logger_candidates(saver, state, destinations, progress_bar), run, tried, _DOWNLOADS)
     )
     if found is None and tried:
         raise RuntimeError(
@@ -99,11 +122,17 @@ Candidate = tuple[str, Callable[[], Path | None]]
 """The name of a checkpoint, and how to get it."""
 
 
-def _newest(candidates: Iterable[Candidate], tried: list[str], attempts: int = 1, by_name: bool = False) -> str | None:
-    """Return the first candidate that is intact; the others are added to `tried`, each with the reason."""
+class _UndeliverableError(CorruptCheckpointError):
+    """A checkpoint that a store does not deliver although it works, and was asked several times."""
+
+
+def _newest(
+    candidates: Iterable[Candidate], run_name: str, tried: list[str], attempts: int = 1, by_name: bool = False
+) -> str | None:
+    """Return the first candidate of the run that is intact; others are added to `tried`, each with the reason."""
     for name, fetch in candidates:
         try:
-            checked = _checked(fetch, attempts)
+            checked = _checked(fetch, run_name, attempts)
         except (CorruptCheckpointError, FileNotFoundError) as error:
             reason = error.reason if isinstance(error, CorruptCheckpointError) else str(error)
         except OSError as error:
@@ -128,17 +157,28 @@ def _newest(candidates: Iterable[Candidate], tried: list[str], attempts: int = 1
     return None
 
 
-def _checked(fetch: Callable[[], Path | None], attempts: int) -> tuple[Path, str | None] | None:
-    """Fetch and check a checkpoint, again if it arrived damaged: a transfer may be at fault."""
+def _checked(fetch: Callable[[], Path | None], run_name: str, attempts: int) -> tuple[Path, str | None] | None:
+    """Fetch and check a checkpoint, again if it arrived damaged: a transfer may be at fault. None: it is not the run's.
+
+    Files under the names of the run may have been left by another one, which had the folder before.
+    """
     while True:
         attempts -= 1
         try:
             path = fetch()
             if path is None:
                 return None
-            return path, check_run(path) if is_sharded_run(path) else check_file(path)
-        except CorruptCheckpointError:
-            if attempts <= 0:
+            in_shards = is_sharded_run(path)
+            said = _run_and_batch(path / STATES if in_shards else path)
+            if said is not None and said[0] != run_name:
+                log.warning(
+                    "%s was saved by the run %r, so %r does not go on from it. Give each run its own `save_folder` or "
+                    "`save_filename`: files of one name replace each other.", path, said[0], run_name,
+                )  # fmt: skip
+                return None
+            return path, check_run(path) if in_shards else check_file(path)
+        except CorruptCheckpointError as error:
+            if attempts <= 0 or isinstance(error, _UndeliverableError):
                 raise
 
 
@@ -146,10 +186,20 @@ def _local_candidates(saver: CheckpointSaver, state: State) -> Iterable[Candidat
     folder = Path(format_name_with_dist(saver.folder, state.run_name))
     if not folder.is_dir():
         return
-    names = [os.path.relpath(os.path.join(root, name), folder) for root, _, files in os.walk(folder) for name in files]
+    names = [
+        os.path.relpath(os.path.join(root, name), folder).replace(os.sep, "/")
+        for root, _, files in os.walk(folder)
+        for name in files
+    ]
     pattern = partial_format(saver.filename.filename, run_name=state.run_name, rank=0)
     named = _by_age(names, _patterns(pattern, state), lambda name: (folder / name).lstat().st_mtime)
-    for name in _with_other_names(folder, names, named, state.run_name):
+    known = {os.path.realpath(folder / name) for name in named}
+    others = [
+        name
+        for name in names
+        if not (folder / name).is_symlink() and os.path.realpath(folder / name.removesuffix(f"/{STATES}")) not in known
+    ]
+    for name in _with_other_names(others, named, lambda name: _run_and_batch(_file_of(folder / name)), state.run_name):
         yield str(folder / name), lambda name=name: folder / name  # type: ignore[misc]
     if saver.latest_filename is not None:  # on a disk without links it is a file of its own
         latest = Path(saver.latest_filename.format(state))
@@ -159,49 +209,114 @@ def _local_candidates(saver: CheckpointSaver, state: State) -> Iterable[Candidat
             yield str(latest), lambda: latest.resolve() if run_name_of(latest) == state.run_name else None
 
 
-def _with_other_names(folder: Path, names: Iterable[str], named: list[str], run_name: str) -> list[str]:
+def _file_of(path: Path) -> Path:
+    """The file that tells whose a checkpoint is."""
+    return path / STATES if is_sharded_run(path) else path
+
+
+def _with_other_names(
+    names: Iterable[str], named: list[str], told: Callable[[str], tuple[str, int] | None], run_name: str
+) -> list[str]:
     """Add the run's checkpoints that have other names than the run gives now; the newest first.
 
     Args:
-        folder: Where the run saves.
-        names: All files in it.
+        names: The files that have other names, with "/" between folders.
         named: The checkpoints with names that the run gives now, newest first.
+        told: Returns whose checkpoint one is and at which batch it was saved, or None if it does not tell.
         run_name: The name of the run.
     """
-    known = {os.path.realpath(folder / name) for name in named}
     others: dict[str, int] = {}
-    for name in sorted(names):
-        path = name.replace(os.sep, "/").removesuffix(f"/{STATES}")
-        if os.path.realpath(folder / path) in known or (folder / name).is_symlink():
-            continue
-        said = _run_and_batch(folder / name)
+    names = sorted(names)
+    folders = {name.removesuffix(f"/{STATES}") for name in names if name.endswith(f"/{STATES}")} | set(named)
+    for name in names:
+        path = name.removesuffix(f"/{STATES}")
+        if name.endswith((".saving", ".symlink")) or (path == name and name.rpartition("/")[0] in folders):
+            continue  # what a killed process left, a link in a store, or a shard
+        said = told(path)
         if said is not None and said[0] == run_name:
             others[path] = said[1]
     if not others:
         return named
     batches = dict(others)
     for name in named:  # what cannot be read is tried, and reported, first
-        file = folder / name / STATES if is_sharded_run(folder / name) else folder / name
-        said = _run_and_batch(file)
+        said = told(name)
         batches[name] = sys.maxsize if said is None else said[1]
     return sorted([*named, *others], key=lambda name: -batches[name])
 
 
 def _run_and_batch(file: Path) -> tuple[str, int] | None:
-    """Return whose checkpoint a file is and at which batch it was saved; None if it does not tell."""
-    try:
-        if is_tar(file.name) or is_compressed_pt(file.name):
-            content = read_file(file)[0]
-        else:
-            with open(file, "rb") as opened:
-                if opened.read(4) != b"PK\x03\x04":
-                    return None
-            with torch.serialization.safe_globals(_allowed()):  # tensors are not read
-                content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-        content = content["content"] if file.name == STATES else content
-        return content["state"]["run_name"], int(next(iter(content["state"]["timestamp"].values()))["batch"])
-    except Exception:  # noqa: BLE001 - any other file, or a damaged one
-        return None
+    """Return whose checkpoint a file is and at which batch it was saved; None if it does not tell.
+
+    Only the beginning is read, so the rest may be missing. Nothing of it is run.
+    """
+    said: tuple[str, int] | None = None
+    with suppress(Exception), _stream(file) as stream:  # any other file, a damaged one, or an end that is cut off
+        header = _read(stream, 30)  # of the archive's first part, as the specification of zip has it
+        name_length, extra_length = struct.unpack_from("<HH", header, 26)
+        name = _read(stream, name_length)
+        _read(stream, extra_length)
+        if header.startswith(_ARCHIVE) and name.endswith(b"/data.pkl"):
+            content = _Outline(stream).load()
+            content = content["content"] if file.name == STATES else content
+            batch = int(next(iter(content["state"]["timestamp"].values()))["batch"])
+            said = content["state"]["run_name"], batch
+    return said
+
+
+def _stream(file: Path) -> AbstractContextManager[IO[bytes]]:
+    """A checkpoint as torch wrote it, from its beginning."""
+    if is_tar(file.name):
+        return _first_of_archive(file)
+    return get_compressor(file.name).decompress(str(file)) if is_compressed_pt(file.name) else open(file, "rb")
+
+
+@contextmanager
+def _first_of_archive(file: Path) -> Iterator[IO[bytes]]:
+    with tarfile.open(file, "r|*") as archive:
+        first = archive.next()
+        member = None if first is None else archive.extractfile(first)
+        if member is None:
+            raise CorruptCheckpointError(file, "its first member is no file")
+        yield member
+
+
+def _read(stream: IO[bytes], count: int) -> bytes:
+    data = stream.read(count)
+    if len(data) < count:
+        raise EOFError
+    return data
+
+
+class _Outline(pickle.Unpickler):
+    """Reads what a pickle says in plain values, and leaves everything else out: nothing is imported or called."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        return OrderedDict if (module, name) == ("collections", "OrderedDict") else _Left
+
+    def persistent_load(self, pid: Any) -> Any:
+        return _Left()
+
+
+class _Left:
+    """Stands for a value that is left out, whatever a pickle does to it."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> _Left:
+        return super().__new__(cls)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def __call__(self, *args: Any) -> _Left:
+        return self
+
+    def __setstate__(self, state: Any) -> None: ...
+
+    def __setitem__(self, key: Any, value: Any) -> None: ...
+
+    def append(self, value: Any) -> None: ...
+
+    def extend(self, values: Any) -> None: ...
+
+    def add(self, value: Any) -> None: ...
 
 
 def _remote_candidates(saver: CheckpointSaver, state: State, progress_bar: bool) -> Iterable[Candidate]:
@@ -210,18 +325,81 @@ def _remote_candidates(saver: CheckpointSaver, state: State, progress_bar: bool)
         return
     from composer.checkpoint._storage import storage_of
 
-    filled = format_name_with_dist(pattern.filename, state.run_name, rank=0)
-    folder, _, name_pattern = filled.rpartition("/")
+    folder = _remote_folder(saver, state.run_name)
+    files = format_name_with_dist(pattern.filename, state.run_name, rank=0).removeprefix(f"{folder}/")
     target = _folder_of(state)
     inside = storage_of(f"{root}{folder}")
-    for name in _by_age(inside.find(), _patterns(name_pattern, state), lambda name: 0.0):
+    names = inside.find()
+    named = _by_age(names, _patterns(files, state), lambda name: 0.0)
+    known = {*named, *(f"{name}/{STATES}" for name in named)}
 
-        def fetch(name: str = name) -> Path:
-            if not download_run(inside.uri(name), target / name, progress_bar):
-                inside.download(name, target / name, progress=progress_bar)
-            return target / name
+    def told(name: str) -> tuple[str, int] | None:
+        return _told_remotely(inside, f"{name}/{STATES}" if f"{name}/{STATES}" in names else name, state.run_name)
 
-        yield inside.uri(name), fetch
+    for name in _with_other_names([name for name in names if name not in known], named, told, state.run_name):
+        yield inside.uri(name), partial(_fetch_remote, inside, name, target / name, progress_bar)
+
+
+def _remote_folder(saver: CheckpointSaver, run_name: str) -> str:
+    """The folder of a run in its store, from the bucket on: `save_folder`, or the one in it that has the run's name.
+
+    A run that gives other names to its files may put them into other folders of that.
+    """
+    assert saver._uri is not None
+    assert saver.remote_file_name is not None
+    inside = saver.remote_file_name.filename.split("/")[:-1]
+    given = [part for part in parse_uri(saver._uri)[2].split("/") if part]
+    named = max((i for i, part in enumerate(inside, 1) if "{run_name}" in part), default=0)
+    least = len(given) if inside[: len(given)] == given else 0
+    depth = max(named, least) or len(inside)
+    filled = [format_name_with_dist(part, run_name, rank=0) for part in inside[:depth]]
+    return "/".join(takewhile(lambda part: "{" not in part, filled))
+
+
+def _told_remotely(inside: Storage, name: str, run_name: str) -> tuple[str, int] | None:
+    """As `_run_and_batch`, of a file in a store; as much of it is fetched as it takes.
+
+    A file that the store does not deliver may be one of the run `run_name`: it comes last.
+    """
+    with tempfile.TemporaryDirectory(prefix="composer-resuming-") as folder:
+        file = Path(folder) / name.rpartition("/")[2]
+        for count in _PEEKS:
+            try:
+                data = inside.read_start(name, count)
+            except FileNotFoundError:  # it was removed meanwhile
+                return None
+            except Exception as error:
+                if not inside.is_at_fault(name, error):
+                    raise
+                return run_name, -1
+            file.write_bytes(data)
+            said = _run_and_batch(file)
+            packed = is_tar(name) or is_compressed_pt(name)
+            if said is not None or len(data) < count or not (packed or data.startswith(_ARCHIVE)):
+                return said
+    return None
+
+
+def _fetch_remote(inside: Storage, name: str, path: Path, progress_bar: bool) -> Path:
+    """Download a checkpoint.
+
+    Raises:
+        CorruptCheckpointError: The store works, but does not deliver it.
+        StorageError: The store cannot be read.
+    """
+    from composer.checkpoint._store_errors import UnreachableError
+
+    try:
+        if not download_run(inside.uri(name), path, progress_bar):
+            inside.download(name, path, progress=progress_bar)
+    except (CorruptCheckpointError, FileNotFoundError):
+        raise
+    except Exception as error:
+        if not inside.is_at_fault(name, error):
+            raise
+        kind = _UndeliverableError if isinstance(error, UnreachableError) else CorruptCheckpointError
+        raise kind(inside.uri(name), f"the store works, but does not deliver it: {error}") from error
+    return path
 
 
 def _logger_candidates(
@@ -262,7 +440,7 @@ def _by_age(names: Iterable[str], patterns: Sequence[str], modified: Callable[[s
     """Checkpoints that a pattern names, the newest first: by the counts in their names, otherwise by modification."""
     found: list[tuple[tuple[int, ...], float, str]] = []
     for name in names:
-        counts = [c for pattern in patterns if (c := counts_of_name(name.replace(os.sep, "/"), pattern)) is not None]
+        counts = [c for pattern in patterns if (c := counts_of_name(name, pattern)) is not None]
         if counts:
-            found.append((counts[0], modified(name), name.replace(os.sep, "/").removesuffix(f"/{STATES}")))
+            found.append((counts[0], modified(name), name.removesuffix(f"/{STATES}")))
     return [name for _, _, name in sorted(found, key=lambda entry: entry[:2], reverse=True)]

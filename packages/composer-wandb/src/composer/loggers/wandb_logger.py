@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from composer.loggers import LoggerDestination
-from composer.loggers._held_files import hold_file
+from composer.loggers._held_files import hold_file, kept_files
 from composer.loggers._process import call_at_exit, call_in_time
 from composer.loggers._sender import Sender, check_on_error, hold_metrics, report_failure, start_copy
 from composer.loggers._wandb_run import WandBRun, artifact_name
@@ -102,6 +102,7 @@ class WandBLogger(LoggerDestination):
         self._training = False
         self._run: WandBRun | None = None
         self._sender: Sender | None = None
+        self._held: list[Path] = []  # files that are handed over, or still to be
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the thread and the connection, for copies."""
@@ -178,6 +179,7 @@ class WandBLogger(LoggerDestination):
         aliases = ["latest", f"ep{int(now.epoch)}-ba{int(now.batch)}"]
         metadata = {f"timestamp/{key}": _plain(value) for key, value in now.state_dict().items()}
         held = hold_file(file_path, file_path.name)
+        self._held = [path for path in self._held if path.exists()] + [held]
         self._sender.put(partial(self._run.send_file, name, held, aliases, metadata))
 
     def download_file(
@@ -242,7 +244,9 @@ class WandBLogger(LoggerDestination):
         self.entity, self.project = run.entity, run.project
         self._saved = {"run_name": self._run_name, "rank": dist.get_global_rank(), "id": run.id}
         self._run = WandBRun(run)
-        self._sender = Sender("WandBLogger", self._run.send, on_error=self.on_error, timeout=self.delivery_timeout)
+        self._sender = Sender(
+            "WandBLogger", self._run.send, on_error=self.on_error, timeout=self.delivery_timeout, kept=self._kept
+        )
         if self._hyperparameters:
             self._sender.put(partial(self._run.send_config, dict(self._hyperparameters)))
 
@@ -292,6 +296,10 @@ class WandBLogger(LoggerDestination):
             _open_runs.discard(self._saved["id"])
             what = f"The upload to W&B; it is kept in {self.run_dir} for `wandb sync`, and"
             call_in_time(lambda: run.finish(exit_code), self.delivery_timeout, what)
+
+    def _kept(self) -> str:
+        taken = f"What W&B has taken is kept in {self.run_dir} for `wandb sync`; metrics that it has not are lost."
+        return kept_files(self._held, taken)
 
     def state_dict(self) -> dict[str, Any]:
         """Which W&B run a resumed run goes on in."""

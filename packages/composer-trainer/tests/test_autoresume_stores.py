@@ -1,0 +1,175 @@
+"""A relaunched run finds its checkpoints in a store under any name, and tells damage from stores that fail."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import MakeTrainer
+from fsspec.implementations.memory import MemoryFileSystem
+
+from composer.checkpoint import _storage
+from composer.checkpoint._storage import StorageError, storage_of
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_storage.Storage.__init__, "__defaults__", (3, 0.01))
+
+
+@pytest.fixture
+def store() -> str:
+    return f"memory://{secrets.token_hex(4)}"
+
+
+def launch(make_trainer: MakeTrainer, folder: str, filename: str, duration: str = "2ba", **kwargs: Any) -> Any:
+    arguments = {"save_folder": folder, "run_name": "run", "autoresume": True, "save_interval": "1ba", **kwargs}
+    return make_trainer(save_filename=filename, max_duration=duration, load_progress_bar=False, **arguments)
+
+
+def run(*arguments: Any, **kwargs: Any) -> None:
+    trainer = launch(*arguments, **kwargs)
+    trainer.fit()
+    trainer.close()
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [("x{batch}.pt", "ep{epoch}.pt"), ("ep{epoch}-ba{batch}.tar.gz", "ep{epoch}-ba{batch}.pt"),
+     ("ba{batch}.pt", "ba{batch}.pt.gz"), ("ba{batch}.pt.gz", "ba{batch}.pt"), ("x{batch}.pt", "in/ba{batch}.pt"),
+     ("ep{epoch}/ba{batch}.pt", "ep{epoch}/x{batch}.pt"), ("b{batch}", "x{batch}")],
+)  # fmt: skip
+def test_checkpoints_with_another_name_are_found(make_trainer: MakeTrainer, store: str, before: str, now: str) -> None:
+    run(make_trainer, f"{store}/{{run_name}}", before)
+    storage_of(f"{store}/run").write_text("notes.txt", "no checkpoint")
+    storage_of(f"{store}/run").write_text("empty.pt", "")
+    second = launch(make_trainer, f"{store}/{{run_name}}", now, "4ba")
+    assert 2 == second.state.timestamp.batch
+    second.fit()
+    second.close()
+
+    assert 4 == launch(make_trainer, f"{store}/{{run_name}}", before, "4ba").state.timestamp.batch
+
+
+def test_other_runs_files_are_left_alone(make_trainer: MakeTrainer, store: str) -> None:
+    run(make_trainer, store, "x{batch}.pt", run_name="other")
+
+    own = launch(make_trainer, store, "ep{epoch}.pt", save_latest_filename="own")
+    assert 0 == own.state.timestamp.batch
+
+
+def test_a_run_whose_renamed_checkpoints_are_all_damaged_does_not_begin_anew(
+    make_trainer: MakeTrainer, store: str, tmp_path: Path
+) -> None:
+    run(make_trainer, store, "x{batch}.pt")
+    for name in ("x1.pt", "x2.pt"):
+        storage_of(store).download(name, tmp_path / name)
+        (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-2000])
+        storage_of(store).upload(tmp_path / name, name)
+
+    with pytest.warns(UserWarning, match="is damaged"), pytest.raises(RuntimeError) as caught:
+        launch(make_trainer, store, "ep{epoch}.pt")
+    assert all(text in str(caught.value) for text in ("x1.pt", "x2.pt", "autoresume=False"))
+
+
+class ChecksumError(Exception):
+    """As clients of stores raise it; of no builtin kind."""
+
+
+def flipped(content: bytes) -> bytes:
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+
+
+def raising(error: Exception) -> Callable[[bytes], bytes]:
+    def fail(content: bytes) -> bytes:
+        raise error
+
+    return fail
+
+
+def spoil(
+    monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[bytes], bytes], answers: bool = True
+) -> list[str]:
+    """Have the memory file system change what it delivers of a file; returns the list of such deliveries to come."""
+    original_get, original_info = MemoryFileSystem.get_file, MemoryFileSystem.info
+    asked: list[str] = []
+
+    def get_file(self: Any, rpath: str, lpath: str, **kwargs: Any) -> None:
+        if not rpath.endswith(name):
+            return original_get(self, rpath, lpath, **kwargs)
+        asked.append(rpath)
+        Path(lpath).write_bytes(change(self.cat_file(rpath)))
+        return None
+
+    def info(self: Any, path: str, **kwargs: Any) -> Any:
+        if asked and not answers:
+            raise ConnectionResetError("the store is gone")
+        return original_info(self, path, **kwargs)
+
+    monkeypatch.setattr(MemoryFileSystem, "get_file", get_file)
+    monkeypatch.setattr(MemoryFileSystem, "info", info)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("change", "reason", "times"),
+    [
+        (flipped, "checksum does not match", 3),
+        (lambda content: content[:-100], "bytes arrived", 3),
+        (raising(ChecksumError("crc32c differs")), "crc32c differs", 3),
+        (raising(ValueError("md5 differs")), "md5 differs", 3),
+        (raising(ConnectionResetError("in the middle")), "in the middle", 3),
+    ],
+    ids=["flipped", "short", "checksum", "builtin", "reset"],
+)
+def test_an_object_that_does_not_arrive_whole_is_passed_over(
+    make_trainer: MakeTrainer, store: str, monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[bytes], bytes], reason: str, times: int,
+) -> None:  # fmt: skip
+    run(make_trainer, store, "ba{batch}.pt")
+    asked = spoil(monkeypatch, "ba2.pt", change)
+
+    with pytest.warns(UserWarning, match=rf"(?s)ba2\.pt' is damaged.*{reason}.*an older checkpoint is tried"):
+        resumed = launch(make_trainer, store, "ba{batch}.pt")
+    assert 1 == resumed.state.timestamp.batch
+    assert times == len(asked)
+
+
+@pytest.mark.parametrize(
+    ("error", "answers"),
+    [
+        (ConnectionResetError("the store is gone"), False),
+        (ConnectionRefusedError("nobody listens"), True),
+        (TimeoutError("no reply"), True),
+        (PermissionError("not yours"), True),
+        (OSError(28, "disk full"), True),
+    ],
+    ids=["gone", "refused", "late", "forbidden", "full"],
+)
+def test_a_store_that_fails_is_an_error_rather_than_no_checkpoint(
+    make_trainer: MakeTrainer, store: str, monkeypatch: pytest.MonkeyPatch, error: Exception, answers: bool
+) -> None:
+    run(make_trainer, store, "ba{batch}.pt")
+    spoil(monkeypatch, "ba2.pt", raising(error), answers)
+
+    with pytest.raises(StorageError, match=str(error.args[-1])):
+        launch(make_trainer, store, "ba{batch}.pt")
+
+
+def test_an_object_whose_owner_cannot_be_read_is_no_reason_to_begin_anew(
+    make_trainer: MakeTrainer, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(make_trainer, store, "x{batch}.pt")
+    spoil(monkeypatch, ".pt", raising(ChecksumError("crc32c differs")))
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", raising_always)
+
+    with pytest.warns(UserWarning, match="is damaged"), pytest.raises(RuntimeError, match="none can be loaded"):
+        launch(make_trainer, store, "ep{epoch}.pt")
+
+
+def raising_always(self: Any, path: str, **kwargs: Any) -> bytes:
+    raise ChecksumError("crc32c differs")
