@@ -360,6 +360,15 @@ def test_schedules_step_every_batch(make_trainer: MakeTrainer) -> None:
     assert rates.rates == pytest.approx([0.1, 0.1, 0.075, 0.05])
 
 
+def test_a_second_fit_continues_at_the_last_factor_of_a_schedule(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(schedulers=LinearScheduler(alpha_f=0.5, t_max="2ep"), max_duration="2ep")
+    trainer.fit()
+    trainer.fit(duration="1ep")
+
+    assert trainer.state.schedulers[0].get_last_lr() == [pytest.approx(0.05)]
+    assert trainer.state.timestamp.epoch == 3
+
+
 @pytest.mark.parametrize(("every_batch", "expected"), [(None, [0.1] * 4 + [0.01] * 4), (True, None)])
 def test_torch_schedules_step_every_epoch_unless_told(
     make_trainer: MakeTrainer, every_batch: bool | None, expected: list[float] | None
