@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -574,6 +575,20 @@ def test_hyperparameters_of_every_run_are_logged(make_trainer: MakeTrainer) -> N
     assert (1, 0, True, "2ep") == tuple(
         logged[k] for k in ("num_nodes", "rank_zero_seed", "enabled_algorithms/Nothing", "max_duration")
     )
+
+
+@pytest.mark.parametrize(("variable", "name"), [("node7", "node7"), (None, platform.node())])
+def test_the_node_is_named_by_the_variable_or_by_its_host(
+    variable: str | None, name: str, make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if variable is None:
+        monkeypatch.delenv("NODENAME", raising=False)
+    else:
+        monkeypatch.setenv("NODENAME", variable)
+    memory = InMemoryLogger()
+    make_trainer(loggers=memory)
+
+    assert memory.hyperparameters["node_name"] == name
 
 
 def test_an_epoch_without_batches_is_answered(make_trainer: MakeTrainer) -> None:

@@ -177,7 +177,7 @@ def test_degrees_that_do_not_fit_are_refused() -> None:
         ("grad_clip_norm", "GradientClipping"),
         (
             "validate_every_n_epochs",
-            "Write `eval_interval='...ep'`, or to evaluate never, as -1 did, `eval_interval=0`.",
+            "`eval_interval='...ep'`, or to evaluate never, as -1 did, `eval_interval=0`.",
         ),
         ("validate_every_n_batches", "eval_interval='...ba'"),
         ("compute_training_metrics", "get_metrics(is_train=True)"),
