@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 import torch
+from tqdm import tqdm
 
 from composer.callbacks.checkpoint_saver import CheckpointSaver
 from composer.checkpoint._resumption_parts import attach
@@ -185,7 +186,8 @@ class TrainerParts(Exports):
         """Tell the user something that is no warning: in the log and, with a progress bar or console, there."""
         log.info("%s", text)
         if self._stream is not None and dist.get_global_rank() == 0:
-            print(text, file=self._stream, flush=True)
+            tqdm.write(text, file=self._stream)  # above a progress bar, which would share its line
+            self._stream.flush()
 
 
 def stream_of(console_stream: str | TextIO, shown: bool) -> TextIO | None:
