@@ -46,6 +46,7 @@ PROBES = {
         import composer, composer.algorithms, composer.functional
         for module in (composer, composer.algorithms, composer.functional):
             assert not hasattr(module, "__wrapped__") and not hasattr(module, "_anything")
+        assert not hasattr(composer, "Trainer") and not hasattr(composer.functional, "apply_blurpool")
         """,
 }
 

@@ -291,6 +291,34 @@ def test_passes_run_on_the_matching_algorithms(recorder: Recorder, passes: Any, 
     assert expected == recorder.ran
 
 
+def test_a_pass_may_add_an_algorithm_that_is_not_of_the_run(recorder: Recorder) -> None:
+    def add(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Algorithm]:
+        return [*algorithms, Named("added", recorder)] if event is Event.BATCH_START else algorithms
+
+    alone = Engine(make_state(), algorithm_passes=add)
+    beside = Engine(make_state(algorithms=[Named("a", recorder)]), algorithm_passes=(add, 0))
+    for engine in (alone, beside):
+        engine.run_event(Event.BATCH_END)
+        traces = engine.run_event(Event.BATCH_START)
+
+    assert recorder.ran == ["added", "a", "added"]
+    assert [(trace.name, trace.order, trace.run) for trace in traces.values()] == [
+        ("Named", 0, True),
+        ("Named", 1, True),
+    ]
+
+
+def test_a_pass_may_add_an_algorithm_where_it_does_not_act_itself(recorder: Recorder) -> None:
+    named = Named("a", recorder)
+
+    def add(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Algorithm]:
+        return [named] if event is Event.EPOCH_END else algorithms
+
+    Engine(make_state(algorithms=[named]), algorithm_passes=add).run_event(Event.EPOCH_END)
+
+    assert recorder.ran == ["a"]
+
+
 def test_a_pass_can_be_registered_later(recorder: Recorder) -> None:
     state = make_state(algorithms=[Named("a", recorder), Named("b", recorder)])
     engine = Engine(state)

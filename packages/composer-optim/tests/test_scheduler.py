@@ -104,11 +104,14 @@ TABLE: list[tuple[ComposerScheduler, float, Mapping[str, float]]] = [
     (PolynomialWithWarmupScheduler("200ep", power=1, alpha_f=0.5), 1.0, {"100ep": 0.5, "600ep": 0.75, "1000ep": 0.5}),
 ]
 
+# One of each of the schedules that keep their last factor after `t_max`.
+FLATTENING: list[Callable[[str, float], ComposerScheduler]] = [
+    lambda t_max, alpha_f: LinearScheduler(alpha_f=alpha_f, t_max=t_max),
+    CosineAnnealingScheduler,
+    lambda t_max, alpha_f: PolynomialScheduler(2.0, t_max, alpha_f),
+]
 # One of each of the schedules with a `t_max` that has to cover the run.
 COVERING: list[Callable[[str], ComposerScheduler]] = [
-    lambda t_max: LinearScheduler(t_max=t_max),
-    CosineAnnealingScheduler,
-    lambda t_max: PolynomialScheduler(2.0, t_max),
     lambda t_max: ConstantWithWarmupScheduler("1ba", t_max=t_max),
     lambda t_max: LinearWithWarmupScheduler("1ba", t_max=t_max),
     lambda t_max: CosineAnnealingWithWarmupScheduler("1ba", t_max),
@@ -136,12 +139,27 @@ def test_the_factor_is_that_of_the_formula(
     assert factors == pytest.approx(actual, abs=1e-9)
 
 
+@pytest.mark.parametrize("make", FLATTENING)
+@pytest.mark.parametrize("t_max", ["2000ba", "2ep", "0.002dur"])
+def test_the_last_factor_is_kept_after_t_max(
+    make: Callable[[str, float], ComposerScheduler], t_max: str, state_of: StateOf, move: Move
+) -> None:
+    state = state_of()
+    scheduler = make(t_max, 0.25)
+    factors = []
+    for time in ("2000ba", "2001ba", "900ep"):
+        move(state, time)
+        factors.append(scheduler(state))
+
+    assert factors == [0.25, 0.25, 0.25]
+
+
 @pytest.mark.parametrize("make", COVERING)
 @pytest.mark.parametrize("t_max", ["999999ba", "999ep", "0.5dur"])
 def test_a_t_max_shorter_than_the_run_is_refused_with_a_way_out(
     make: Callable[[str], ComposerScheduler], t_max: str, state_of: StateOf
 ) -> None:
-    with pytest.raises(ValueError, match=r"`t_max` must not be shorter than the run.*a function of your own"):
+    with pytest.raises(ValueError, match=r"must be greater than or equal to max_duration.*a function of your own"):
         make(t_max)(state_of())
 
 
@@ -154,25 +172,26 @@ def test_a_t_max_that_covers_the_run_is_accepted(
 
 
 def test_a_run_in_batches_is_compared_with_a_t_max_in_epochs(state_of: StateOf) -> None:
-    LinearScheduler(t_max="2ep")(state_of("2000ba"))
+    scheduler = ConstantWithWarmupScheduler("1ba", t_max="2ep")
+    scheduler(state_of("2000ba"))
 
     with pytest.raises(ValueError, match=r"got '2000ba' in a run of '2001ba'"):
-        LinearScheduler(t_max="2ep")(state_of("2001ba"))
+        scheduler(state_of("2001ba"))
 
 
 def test_what_cannot_be_compared_is_logged_once(
     state_of: StateOf, move: Move, caplog: pytest.LogCaptureFixture
 ) -> None:
     state = state_of("100sp")
-    scheduler = LinearScheduler(t_max="20ba")
+    scheduler = LinearWithWarmupScheduler("1ba", t_max="21ba")
     with caplog.at_level(logging.WARNING):
         factors = [scheduler(state)]
-        move(state, "10ba")
+        move(state, "11ba")
         factors.append(scheduler(state))
 
-    assert factors == [1.0, 0.5]
+    assert factors == [0.0, 0.5]
     assert [record.getMessage() for record in caplog.records] == [
-        "Cannot compare `t_max` (20ba) with the length of the run (100sp): the schedule may end before the run."
+        "Cannot compare `t_max` (21ba) with the length of the run (100sp): the schedule may end before the run."
     ]
 
 
@@ -194,7 +213,7 @@ def test_a_warmup_of_nothing_warns(make: Callable[[str], ComposerScheduler], sta
 
 @pytest.mark.parametrize("make", WARMING[1:])
 def test_warmup_and_t_max_must_come_to_one_unit(make: Callable[[str], ComposerScheduler], state_of: StateOf) -> None:
-    with pytest.raises(ValueError, match="`t_warmup` and `t_max` must come to the same unit, got '10sp'"):
+    with pytest.raises(ValueError, match=r"Cannot use warmup scheduler: .* must come to the same unit, got '10sp'"):
         make("10sp")(state_of())
 
 

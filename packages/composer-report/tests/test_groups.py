@@ -136,4 +136,9 @@ def test_amounts() -> None:
         "0.0 s", "59 s", "1 min 1 s", "1 h 1 min", "2 d 7 h",
     ]  # fmt: skip
     assert [size(n) for n in (12, 1200, 3_456_789, 2e12)] == ["12 B", "1.2 kB", "3.46 MB", "2 TB"]  # type: ignore[arg-type]
+    assert [count(n, w) for n, w in ((59, "property"), (1, "property"), (2, "day"))] == [
+        "59 properties",
+        "1 property",
+        "2 days",
+    ]
     assert [count(n, w) for n, w in ((1, "batch"), (2, "batch"), (3, "epoch"))] == ["1 batch", "2 batches", "3 epochs"]

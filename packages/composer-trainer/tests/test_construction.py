@@ -293,6 +293,26 @@ def test_two_evaluators_of_one_label_are_refused(make_trainer: MakeTrainer) -> N
         make_trainer(eval_dataloader=evaluators)
 
 
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_several_plain_eval_loaders_are_numbered_with_a_warning(make_trainer: MakeTrainer, kind: type) -> None:
+    loaders = [make_trainer.loader() for _ in range(3)]
+    with pytest.warns(UserWarning, match=r"labelled 'eval', 'eval_1', 'eval_2'. Wrap each") as caught:
+        trainer = make_trainer(eval_dataloader=kind(loaders))
+    trainer.fit()
+
+    assert [evaluator.label for evaluator in trainer.state.evaluators] == ["eval", "eval_1", "eval_2"]
+    assert [evaluator.dataloader.dataloader for evaluator in trainer.state.evaluators] == loaders
+    assert list(trainer.state.eval_metrics) == ["eval", "eval_1", "eval_2"]
+    assert caught[0].filename.endswith("conftest.py")  # where `Trainer(...)` stands
+
+
+def test_a_list_of_batches_is_one_eval_loader(make_trainer: MakeTrainer) -> None:
+    batches = list(make_trainer.loader())
+    trainer = make_trainer(eval_dataloader=batches)
+
+    assert [evaluator.label for evaluator in trainer.state.evaluators] == ["eval"]
+
+
 def test_evaluation_arguments_without_a_loader_warn(make_trainer: MakeTrainer) -> None:
     with pytest.warns(UserWarning, match=r"`eval_interval` has no effect without `eval_dataloader`"):
         make_trainer(eval_interval="2ba")

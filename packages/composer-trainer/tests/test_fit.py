@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -361,6 +362,15 @@ def test_schedules_step_every_batch(make_trainer: MakeTrainer) -> None:
     assert rates.rates == pytest.approx([0.1, 0.1, 0.075, 0.05])
 
 
+def test_a_second_fit_continues_at_the_last_factor_of_a_schedule(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(schedulers=LinearScheduler(alpha_f=0.5, t_max="2ep"), max_duration="2ep")
+    trainer.fit()
+    trainer.fit(duration="1ep")
+
+    assert trainer.state.schedulers[0].get_last_lr() == [pytest.approx(0.05)]
+    assert trainer.state.timestamp.epoch == 3
+
+
 @pytest.mark.parametrize(("every_batch", "expected"), [(None, [0.1] * 4 + [0.01] * 4), (True, None)])
 def test_torch_schedules_step_every_epoch_unless_told(
     make_trainer: MakeTrainer, every_batch: bool | None, expected: list[float] | None
@@ -566,6 +576,20 @@ def test_hyperparameters_of_every_run_are_logged(make_trainer: MakeTrainer) -> N
     assert (1, 0, True, "2ep") == tuple(
         logged[k] for k in ("num_nodes", "rank_zero_seed", "enabled_algorithms/Nothing", "max_duration")
     )
+
+
+@pytest.mark.parametrize(("variable", "name"), [("node7", "node7"), (None, platform.node())])
+def test_the_node_is_named_by_the_variable_or_by_its_host(
+    variable: str | None, name: str, make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if variable is None:
+        monkeypatch.delenv("NODENAME", raising=False)
+    else:
+        monkeypatch.setenv("NODENAME", variable)
+    memory = InMemoryLogger()
+    make_trainer(loggers=memory)
+
+    assert memory.hyperparameters["node_name"] == name
 
 
 def test_an_epoch_without_batches_is_answered(make_trainer: MakeTrainer) -> None:

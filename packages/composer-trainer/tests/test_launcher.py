@@ -105,9 +105,11 @@ def test_without_gpus_one_process_is_the_default(monkeypatch: pytest.MonkeyPatch
     assert plan().nproc == 8
 
 
-def test_the_console_script_and_the_module_are_the_launcher() -> None:
+@pytest.mark.parametrize("module", ["composer", "composer.cli"])
+def test_the_console_script_and_the_modules_are_the_launcher(module: str) -> None:
     (script,) = entry_points(group="console_scripts", name="composer")
-    said = subprocess.run([*COMPOSER, "--version"], capture_output=True, text=True, check=True).stdout
+    command = [sys.executable, "-m", module, "--version"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     assert script.load() is main
     assert said == f"MosaicML Composer {version('composer-trainer')}\n"

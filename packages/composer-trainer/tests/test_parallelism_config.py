@@ -176,6 +176,16 @@ def test_degrees_that_do_not_fit_are_refused() -> None:
         ("load_fsdp_monolith_rank0_only", "a full checkpoint"),
         ("grad_accum", "device_train_microbatch_size"),
         ("grad_clip_norm", "GradientClipping"),
+        (
+            "validate_every_n_epochs",
+            "`eval_interval='...ep'`, or to evaluate never, as -1 did, `eval_interval=0`.",
+        ),
+        ("validate_every_n_batches", "eval_interval='...ba'"),
+        ("compute_training_metrics", "get_metrics(is_train=True)"),
+        ("max_epochs", "max_duration='...ep'"),
+        ("log_destinations", "loggers=[...]"),
+        ("logger_destinations", "loggers=[...]"),
+        ("load_logger_destination", "load_object_store=..."),
     ],
 )
 def test_arguments_of_earlier_releases_are_answered(argument: str, now: str) -> None:

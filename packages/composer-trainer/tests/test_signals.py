@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import threading
@@ -32,6 +33,11 @@ class Send(Callback):
             for number in self.numbers:
                 os.kill(os.getpid(), number)
                 time.sleep(0)  # handlers run between two instructions
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 def saving(make_trainer: MakeTrainer, folder: Path, *callbacks: Callback, **kwargs: Any) -> Any:
@@ -87,7 +93,29 @@ def test_what_is_written_in_the_background_is_waited_for(make_trainer: MakeTrain
 def test_without_a_folder_the_user_is_told(make_trainer: MakeTrainer, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         make_trainer(callbacks=Send(1, signal.SIGTERM), progress_bar=True).fit()
-    assert "Nothing is saved" in capsys.readouterr().err
+    told = capsys.readouterr().err
+
+    assert "SIGTERM: the batch is finished first; nothing is saved. Send it again to leave at once." in told
+    assert "Nothing is saved, since the run has no `save_folder`." in told
+
+
+def test_with_a_folder_the_user_is_told_of_the_save(
+    make_trainer: MakeTrainer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        saving(make_trainer, tmp_path, Send(1, signal.SIGTERM)).fit()
+
+    assert "SIGTERM: the batch is finished and saved first. Send it again" in capsys.readouterr().err
+
+
+def test_the_last_message_has_a_line_of_its_own_beside_a_bar(make_trainer: MakeTrainer) -> None:
+    terminal = Terminal()
+    with pytest.raises(SystemExit):
+        make_trainer(callbacks=Send(3, signal.SIGTERM), progress_bar=True, console_stream=terminal).fit()
+    before, after = terminal.getvalue().split("SIGTERM: the run ends after batch 4.")
+
+    assert before.endswith("\r")  # the bar is wiped
+    assert after.startswith(" Nothing is saved, since the run has no `save_folder`.\n")
 
 
 def test_a_second_interrupt_leaves_at_once(make_trainer: MakeTrainer, tmp_path: Path) -> None:

@@ -6,12 +6,13 @@ add is looked up when it is asked for.
 
 from __future__ import annotations
 
+import sys
 from pkgutil import extend_path
 from typing import TYPE_CHECKING, Any
 
 __path__ = extend_path(__path__, __name__)  # editable installs keep the parts in different directories
 
-from composer.core._registry import moved
+from composer.core._registry import missing_error, moved
 
 if TYPE_CHECKING:
     from composer.core import Algorithm as Algorithm
@@ -56,9 +57,9 @@ def __getattr__(name: str) -> Any:
         value: Any = version(_CORE)
     elif name in _ELSEWHERE:
         module, distribution = _ELSEWHERE[name]
-        value = moved(module, name, distribution, f"composer.{name}")
+        value = moved(module, name, distribution, f"composer.{name}", missing_error(sys._getframe(1)))
     elif name in _PARTS:
-        value = moved(f"composer.{name}", "", _PARTS[name], f"composer.{name}")
+        value = moved(f"composer.{name}", "", _PARTS[name], f"composer.{name}", missing_error(sys._getframe(1)))
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -105,7 +105,7 @@ class AlgorithmPlan:
             order, ascending = self.candidates, self._ascending
         else:
             order = tuple(i for i in self.candidates if algorithms[i].match(event, state))
-            if not order:
+            if not order and not self._passes:
                 if self._remember:
                     self._acted[event] = ()
                 return OrderedDict()
@@ -114,16 +114,31 @@ class AlgorithmPlan:
             acted = self._acted.get(self._opener, ()) if self._reorder and self._opener else ()
             order = self.ordering.backward(ascending, acted)
         if self._passes:
-            order = self._passed(order if not self._replace else ascending)
+            return self._apply_passed(order if not self._replace else ascending, state, logger)
         if self._remember:
             self._acted[event] = order
         return self._apply(order, state, logger)
 
-    def _passed(self, order: Sequence[int]) -> tuple[int, ...]:
+    def _apply_passed(self, order: Sequence[int], state: State, logger: Logger) -> Traces:
+        """Apply what the passes return, which may hold algorithms that do not act at the event or are not the run's."""
+        event = self.event
         algorithms: Sequence[Algorithm] = [self.ordering.algorithms[i] for i in order]
         for algorithm_pass in self._passes:
-            algorithms = algorithm_pass(algorithms, self.event)
-        return tuple(self._index[id(algorithm)] for algorithm in algorithms)
+            algorithms = algorithm_pass(algorithms, event)
+        indices = [self._index.get(id(algorithm)) for algorithm in algorithms]
+        if self._remember:
+            self._acted[event] = tuple(i for i in indices if i is not None)
+        if all(i in self._keys for i in indices):
+            return self._apply([i for i in indices if i is not None], state, logger)
+        traces: Traces = OrderedDict()
+        for position, (i, algorithm) in enumerate(zip(indices, algorithms, strict=True)):
+            applied = algorithm if i is None else self._applied[i]
+            exit_code = applied.apply(event, state, logger)
+            trace = Trace(type(algorithm).__name__, event, exit_code, position, True)
+            traces[_free_key(str(algorithm), event, traces)] = trace
+        if logger.destinations:
+            logger.log_traces({f"algorithm_traces/{trace.name}/{event}": 1 for trace in traces.values()})
+        return traces
 
     def _apply(self, order: Sequence[int], state: State, logger: Logger) -> Traces:
         event, applied = self.event, self._applied
@@ -140,11 +155,15 @@ def _trace_keys(algorithms: Sequence[Algorithm], indices: Sequence[int], event: 
     """`"{algorithm}/{event}"`; of algorithms that print alike, the later ones are numbered."""
     keys: dict[int, str] = {}
     for i in indices:
-        name, count = str(algorithms[i]), 1
-        while (key := f"{name}/{event}" if count == 1 else f"{name}#{count}/{event}") in keys.values():
-            count += 1
-        keys[i] = key
+        keys[i] = _free_key(str(algorithms[i]), event, keys.values())
     return keys
+
+
+def _free_key(name: str, event: Event, taken: Container[str]) -> str:
+    count = 1
+    while (key := f"{name}/{event}" if count == 1 else f"{name}#{count}/{event}") in taken:
+        count += 1
+    return key
 
 
 def _may_act(algorithm: Algorithm, event: Event) -> bool:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
-from pathlib import Path
+from opcode import opmap
+from types import FrameType
 from typing import Any
 
-__all__ = ["lazy_namespace", "load", "moved", "points", "required_on_load"]
+__all__ = ["lazy_namespace", "load", "missing_error", "moved", "points", "required_on_load"]
+
+_IMPORT_FROM = opmap["IMPORT_FROM"]
 
 
 @cache
@@ -42,12 +46,28 @@ def points(group: str) -> Mapping[str, Any]:
     return found
 
 
-def load(group: str, name: str) -> Any:
+def missing_error(caller: FrameType) -> type[ImportError | AttributeError]:
+    """Return the error with which a module's `__getattr__` says that a name needs another distribution.
+
+    `hasattr`, pickle and inspect expect an `AttributeError`, but `from ... import name` would replace its message.
+
+    Args:
+        caller: The frame that asked for the name.
+    """
+    imports = caller.f_code.co_code[caller.f_lasti] == _IMPORT_FROM
+    return ModuleNotFoundError if imports else AttributeError
+
+
+def load(group: str, name: str, missing: type[ImportError | AttributeError] = ModuleNotFoundError) -> Any:
     """Import what `name` of an entry-point group stands for.
 
+    Args:
+        group: The entry-point group.
+        name: The name.
+        missing: What to raise if a distribution of this project registers the name, but is not installed.
+
     Raises:
-        ModuleNotFoundError: A distribution of this project registers the name, but is not installed. (Not an
-            AttributeError: `from ... import name` would replace its message.)
+        ImportError: `missing`, unless that is an AttributeError.
         AttributeError: Nobody is known to register the name.
     """
     point = points(group).get(name)
@@ -55,7 +75,7 @@ def load(group: str, name: str) -> Any:
         return point.load()
     distribution = _catalog().get(group, {}).get(name)
     if distribution is not None:
-        raise ModuleNotFoundError(
+        raise missing(
             f"`{group}.{name}` is part of `{distribution}`, which is not installed. Run `pip install {distribution}`."
         )
     installed = ", ".join(sorted(points(group))) or "none"
@@ -81,7 +101,7 @@ def lazy_namespace(group: str, namespace: dict[str, Any]) -> tuple[Callable[[str
             return sorted({*own, *points(group)})
         if name.startswith("_"):
             raise AttributeError(f"module {namespace['__name__']!r} has no attribute {name!r}")
-        value = load(group, name)
+        value = load(group, name, missing_error(sys._getframe(1)))
         namespace[name] = value
         return value
 
@@ -92,7 +112,13 @@ def lazy_namespace(group: str, namespace: dict[str, Any]) -> tuple[Callable[[str
     return __getattr__, __dir__
 
 
-def moved(module: str, attribute: str, distribution: str, public: str) -> Any:
+def moved(
+    module: str,
+    attribute: str,
+    distribution: str,
+    public: str,
+    missing: type[ImportError | AttributeError] = ModuleNotFoundError,
+) -> Any:
     """Import an object of a known other distribution; if that is missing, say how to install it.
 
     Args:
@@ -100,9 +126,10 @@ def moved(module: str, attribute: str, distribution: str, public: str) -> Any:
         attribute: The object's name there, or "" for the module itself.
         distribution: The distribution that ships `module`.
         public: The public name the user asked for, for the message.
+        missing: What to raise if `distribution` is not installed.
 
     Raises:
-        ModuleNotFoundError: `distribution` is not installed.
+        ImportError: `missing`, unless that is an AttributeError.
     """
     try:
         found = import_module(module)
@@ -110,7 +137,7 @@ def moved(module: str, attribute: str, distribution: str, public: str) -> Any:
         # A missing parent package (`composer.x` for `composer.x.y`) means the same as a missing module.
         if error.name is None or not (module == error.name or module.startswith(f"{error.name}.")):
             raise
-        raise ModuleNotFoundError(
+        raise missing(
             f"`{public}` is part of `{distribution}`, which is not installed. Run `pip install {distribution}`.",
             name=error.name,
         ) from None
@@ -132,6 +159,8 @@ def _catalog() -> dict[str, dict[str, str]]:
 
     Generated from the packages, and used for messages only.
     """
-    text = Path(__file__).with_name("_catalog.json").read_text(encoding="utf-8")
+    from importlib.resources import files  # as slow as `importlib.metadata`; core may be imported from a zip file
+
+    text = files("composer.core").joinpath("_catalog.json").read_text(encoding="utf-8")
     catalog: dict[str, dict[str, str]] = json.loads(text)
     return catalog

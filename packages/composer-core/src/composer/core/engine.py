@@ -236,9 +236,8 @@ class Engine:
         if problem is not None:
             return _raiser(event, problem)
         markers = None if state.profiler is None else self._event_markers()
-        algorithms: AlgorithmPlan | None = self._algorithm_plan(event, acted, markers)
-        if algorithms is not None and not algorithms.candidates:
-            algorithms = None
+        plan = self._algorithm_plan(event, acted, markers)
+        algorithms = plan if plan.candidates or self._extra_passes() else None  # a pass may add algorithms
         hooks: list[Callable[[State, Logger], Any]] = [_forgiving(c, event) for c in self._watchers(event)]
         if markers is not None:
             hooks = [markers.hook(c, h, event) for c, h in zip(self._watchers(event), hooks, strict=True)]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from composer.core import Time
 from composer.optim._compile import Schedule
-from composer.optim._time import _convert_time, check_covers_run, elapsed, finite, fraction, parse, positive
+from composer.optim._time import _convert_time, elapsed, finite, fraction, parse, positive
 
 if TYPE_CHECKING:
     from composer.core import State
@@ -61,9 +61,8 @@ def steps_down(milestones: Sequence[Time[Any]], gamma: float, state: State, ssr:
 
 
 def done(t_max: Time[Any], state: State, ssr: float) -> float:
-    """The part of a schedule of length `t_max` that is done, in [0, 1]."""
+    """Return the part of a schedule of length `t_max` that is done, in [0, 1]; 1 after its end."""
     end = _convert_time(t_max, state, ssr)
-    check_covers_run(end, state)
     return fraction(elapsed(state, end.unit), end.value)
 
 
@@ -126,10 +125,7 @@ class LinearScheduler(Schedule):
     Args:
         alpha_i: The first factor.
         alpha_f: The last factor.
-        t_max: When the last factor is reached.
-
-    Raises:
-        ValueError: When called, `t_max` is shorter than the run.
+        t_max: When the last factor is reached; it is kept for the rest of a longer run.
     """
 
     def __init__(self, alpha_i: float = 1.0, alpha_f: float = 0.0, t_max: str | Time[Any] = "1dur") -> None:
@@ -167,11 +163,8 @@ class CosineAnnealingScheduler(Schedule):
     """Along half a cosine from 1 to `alpha_f`: `alpha_f + (1 - alpha_f) * (1 + cos(pi * x)) / 2`.
 
     Args:
-        t_max: When `alpha_f` is reached.
+        t_max: When `alpha_f` is reached; it is kept for the rest of a longer run.
         alpha_f: The last factor.
-
-    Raises:
-        ValueError: When called, `t_max` is shorter than the run.
 
     Source: Loshchilov, Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts", arXiv:1608.03983, equation 5.
     Differs: no restarts.
@@ -227,11 +220,8 @@ class PolynomialScheduler(Schedule):
 
     Args:
         power: The exponent.
-        t_max: When `alpha_f` is reached.
+        t_max: When `alpha_f` is reached; it is kept for the rest of a longer run.
         alpha_f: The last factor.
-
-    Raises:
-        ValueError: When called, `t_max` is shorter than the run.
     """
 
     def __init__(self, power: float, t_max: str | Time[Any] = "1dur", alpha_f: float = 0.0) -> None:

@@ -106,7 +106,7 @@ def positive(time: Time[int], name: str, given: Time[Any]) -> int:
 
 
 def check_covers_run(t_max: Time[int], state: State) -> None:
-    """Check that a schedule ends no earlier than the run; only log if their units cannot be compared.
+    """Check that a schedule with warm-up ends no earlier than the run; only log if their units cannot be compared.
 
     Raises:
         ValueError: `t_max` is shorter than `state.max_duration`.
@@ -125,8 +125,7 @@ def check_covers_run(t_max: Time[int], state: State) -> None:
             )
     elif t_max.value < end.value:
         raise ValueError(
-            f"`t_max` must not be shorter than the run, got {str(t_max)!r} in a run of {str(end)!r}. "
-            f"Use `t_max='1dur'`. For a tail at a constant rate pass a function of your own as the schedule, such as "
-            f"`lambda state, ssr=1.0: max(0.1, 1 - float(state.get_elapsed_duration()) / 0.8)`, or step down with "
-            f"`MultiStepScheduler`."
+            f"`t_max` of a schedule with warm-up must be greater than or equal to max_duration, got {str(t_max)!r} in "
+            f"a run of {str(end)!r}. Use `t_max='1dur'`. For a tail at a constant rate pass a function of your own as "
+            f"the schedule, such as `lambda state, ssr=1.0: max(0.1, 1 - float(state.get_elapsed_duration()) / 0.8)`."
         )

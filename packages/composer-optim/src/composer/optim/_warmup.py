@@ -56,8 +56,9 @@ class _WithWarmup(Schedule):
         begin, end = _convert_time(self.t_warmup, state), _convert_time(self.t_max, state, ssr)
         if begin.unit is not end.unit:
             raise ValueError(
-                f"`t_warmup` and `t_max` must come to the same unit, got {str(self.t_warmup)!r}, which comes to "
-                f"{str(begin)!r}, and {str(self.t_max)!r}, which comes to {str(end)!r}. Give both in one unit."
+                f"Cannot use warmup scheduler: `t_warmup` and `t_max` must come to the same unit, got "
+                f"{str(self.t_warmup)!r}, which comes to {str(begin)!r}, and {str(self.t_max)!r}, which comes to "
+                f"{str(end)!r}. Give both in one unit."
             )
         check_covers_run(end, state)
         height = _ramp(self.t_warmup, self.scale_warmup, state, ssr, stacklevel=4)

@@ -162,5 +162,8 @@ def _times(count: int) -> str:
 
 
 def _count(count: int, noun: str) -> str:
-    plural = f"{noun}es" if noun.endswith(("s", "ch")) else f"{noun}s"
-    return f"{count:,} {noun if count == 1 else plural}"
+    if count == 1:
+        return f"1 {noun}"
+    if noun.endswith("y") and noun[-2:-1] not in "aeiou":
+        return f"{count:,} {noun[:-1]}ies"
+    return f"{count:,} {noun}{'es' if noun.endswith(('s', 'ch', 'x')) else 's'}"

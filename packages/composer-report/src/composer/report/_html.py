@@ -86,9 +86,12 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def count(amount: int, noun: str) -> str:
-    """A number of things."""
-    plural = f"{noun}es" if noun.endswith(("s", "tch", "x")) else f"{noun}s"
-    return f"{amount:,} {noun if amount == 1 else plural}"
+    """Return a number of things in words, such as "2 batches"."""
+    if amount == 1:
+        return f"1 {noun}"
+    if noun.endswith("y") and noun[-2:-1] not in "aeiou":
+        return f"{amount:,} {noun[:-1]}ies"
+    return f"{amount:,} {noun}{'es' if noun.endswith(('s', 'tch', 'x')) else 's'}"
 
 
 def duration(seconds: float) -> str:

@@ -288,10 +288,13 @@ def is_used_up_by_iterating(dataloader: Any) -> bool:
 
 
 def build_evaluators(eval_dataloader: Any, eval_interval: Any, eval_subset_num_batches: int) -> list[Evaluator]:
-    """The evaluators of an argument, each with an interval.
+    """Return the evaluators of an argument, each with an interval.
+
+    Several loaders that are not wrapped are labelled "eval", "eval_1", "eval_2" and so on, with a warning.
 
     Raises:
-        ValueError: Evaluators are mixed with other things, or a loader without a length has no subset.
+        ValueError: Evaluators are mixed with other things, two have one label, or a loader without a length has no
+            subset.
     """
     given = [] if eval_dataloader is None else _as_sequence(eval_dataloader)
     kinds = {isinstance(item, Evaluator) for item in given}
@@ -305,16 +308,20 @@ def build_evaluators(eval_dataloader: Any, eval_interval: Any, eval_subset_num_b
             warnings.warn("`eval_interval` has no effect without `eval_dataloader`.", stacklevel=5)
         if eval_subset_num_batches != -1:
             warnings.warn("`eval_subset_num_batches` has no effect without `eval_dataloader`.", stacklevel=5)
-    evaluators = [
-        ensure_evaluator(item if isinstance(item, Evaluator) else ensure_data_spec(item, "eval_dataloader"), None)
-        for item in given
-    ]
+    specs = [item if isinstance(item, Evaluator) else ensure_data_spec(item, "eval_dataloader") for item in given]
+    if len(given) > 1 and kinds == {False}:
+        specs = [Evaluator(label=f"eval_{i}" if i else "eval", dataloader=spec) for i, spec in enumerate(specs)]
+        warnings.warn(
+            f"The loaders of `eval_dataloader` are labelled {', '.join(repr(item.label) for item in specs)}. Wrap each "
+            f"to choose its label: `Evaluator(label=..., dataloader=...)`.",
+            stacklevel=5,
+        )
+    evaluators = [ensure_evaluator(item, None) for item in specs]
     labels = [evaluator.label for evaluator in evaluators]
     for label in labels:
         if labels.count(label) > 1:
             raise ValueError(
-                f"The labels of evaluators must differ, got {label!r} twice. A loader that is no `Evaluator` is "
-                f"labelled 'eval'; wrap it: `Evaluator(label=..., dataloader=...)`."
+                f"The labels of evaluators must differ, got {label!r} twice. Give each `Evaluator` a label of its own."
             )
     for evaluator in evaluators:
         if evaluator.eval_interval is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from typing import Any
 
 from composer.core import State
@@ -31,6 +32,6 @@ def log_standard_hparams(state: State, logger: Logger, local_hparams: dict[str, 
             "composer_commit_hash": os.environ.get("COMPOSER_COMMIT_HASH", "None"),
             "num_nodes": dist.get_world_size() // local_world_size,
             f"num_{state.device.name}s_per_node": local_world_size,
-            "node_name": os.environ.get("NODENAME", "unknown because NODENAME environment variable not set"),
+            "node_name": os.environ.get("NODENAME") or platform.node(),
         }
     )

@@ -10,6 +10,7 @@ from functools import wraps
 from typing import Any, ParamSpec, TextIO
 
 import torch
+from tqdm import tqdm
 
 from composer.callbacks.checkpoint_saver import CheckpointSaver
 from composer.checkpoint._resumption_parts import attach
@@ -51,6 +52,14 @@ _REMOVED = {
     "ZeRO stage 3 does, or as stage 2 with `{'fsdp': {'reshard_after_forward': False}}",
     "grad_accum": "device_train_microbatch_size=...`, the number of samples in each forward pass, not `grad_accum",
     "grad_clip_norm": "algorithms=[GradientClipping(clipping_type='norm', clipping_threshold=...)]",
+    "validate_every_n_epochs": "eval_interval='...ep'`, or to evaluate never, as -1 did, `eval_interval=0",
+    "validate_every_n_batches": "eval_interval='...ba'`, or to evaluate never, as -1 did, `eval_interval=0",
+    "compute_training_metrics": "get_metrics(is_train=True)` in the model, which returns the metrics to compute, not "
+    "`compute_training_metrics",
+    "max_epochs": "max_duration='...ep'",
+    "log_destinations": "loggers=[...]",
+    "logger_destinations": "loggers=[...]",
+    "load_logger_destination": "load_object_store=...",
 }
 
 
@@ -189,7 +198,8 @@ class TrainerParts(Exports):
         """Tell the user something that is no warning: in the log and, with a progress bar or console, there."""
         log.info("%s", text)
         if self._stream is not None and dist.get_global_rank() == 0:
-            print(text, file=self._stream, flush=True)
+            tqdm.write(text, file=self._stream)  # above a progress bar, which would share its line
+            self._stream.flush()
 
 
 def stream_of(console_stream: str | TextIO, shown: bool) -> TextIO | None:

@@ -81,11 +81,9 @@ class Interruption:
         if self.signal is None:
             self.signal = number
             name = signal.Signals(number).name
-            print(
-                f"\n{name}: the batch is finished and saved first; send it again to leave at once.",
-                file=sys.stderr,
-                flush=True,
-            )
+            first = "finished first; nothing is saved" if self._saver is None else "finished and saved first"
+            # The line break ends the line of a progress bar.
+            print(f"\n{name}: the batch is {first}. Send it again to leave at once.", file=sys.stderr, flush=True)
             return
         self._restore()
         if number == signal.SIGINT:

@@ -66,7 +66,8 @@ class Trainer(TrainerParts):
         scale_schedule_ratio: Multiplies `max_duration` and the schedules.
         step_schedulers_every_batch: Step schedulers after every batch, or after every epoch; None: after every batch
             unless one is torch's own.
-        eval_dataloader: The evaluation data: as for training, or an `Evaluator`, or a sequence of either.
+        eval_dataloader: The evaluation data: as for training, or an `Evaluator`, or a sequence of either. Several
+            loaders are labelled "eval", "eval_1", "eval_2" and so on, with a warning.
         eval_interval: How often to evaluate: a time, or a function of state and event; 0 is never. An `Evaluator`'s own
             interval wins.
         eval_subset_num_batches: Batches per evaluation; -1 is all.
@@ -167,7 +168,7 @@ class Trainer(TrainerParts):
         schedulers: Any = None,
         scale_schedule_ratio: float = 1.0,
         step_schedulers_every_batch: bool | None = None,
-        eval_dataloader: Loader | Evaluator | Sequence[Evaluator] | None = None,
+        eval_dataloader: Loader | Evaluator | Sequence[Evaluator] | Sequence[Loader] | None = None,
         eval_interval: Interval = 1,
         eval_subset_num_batches: int = -1,
         callbacks: Callback | Sequence[Callback] | None = None,
@@ -285,7 +286,7 @@ class Trainer(TrainerParts):
         schedulers: Any = None,
         scale_schedule_ratio: float = 1.0,
         step_schedulers_every_batch: bool | None = None,
-        eval_dataloader: Loader | Evaluator | Sequence[Evaluator] | None = None,
+        eval_dataloader: Loader | Evaluator | Sequence[Evaluator] | Sequence[Loader] | None = None,
         eval_subset_num_batches: int = -1,
         eval_interval: Interval = 1,
         device_train_microbatch_size: float | str | None = None,
@@ -391,7 +392,9 @@ class Trainer(TrainerParts):
         return [] if self._checkpoint_saver is None else self._checkpoint_saver.saved_checkpoints
 
     def eval(
-        self, eval_dataloader: Loader | Evaluator | Sequence[Evaluator] | None = None, subset_num_batches: int = -1
+        self,
+        eval_dataloader: Loader | Evaluator | Sequence[Evaluator] | Sequence[Loader] | None = None,
+        subset_num_batches: int = -1,
     ) -> None:
         """Evaluate. Results are in `state.eval_metrics` and, computed, in `state.eval_metric_values`.
 
