@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from functools import partial
 
 import pytest
@@ -80,7 +81,7 @@ def test_training_reaches_every_parameter_and_lowers_the_loss(name):
         predicted.append(loss.detach() - 1e-7 * squared_norm.sqrt())
         optimizer.step()
 
-    falls = [before - after for before, after in zip(losses[:-1], losses[1:], strict=True)]
+    falls = [before - after for before, after in itertools.pairwise(losses)]
     expected = [before - after for before, after in zip(losses[:-1], predicted[:-1], strict=True)]
     torch.testing.assert_close(expected, falls, rtol=0.1, atol=0.0)
     without = [key for key, value in model.named_parameters() if value.grad is None or not value.grad.any()]

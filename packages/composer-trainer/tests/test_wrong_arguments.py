@@ -101,6 +101,7 @@ WRONG: dict[str, list[Any]] = {
     "save_monitor": [3, True, ""],
     "save_monitor_mode": ["up", 3, None],
     "save_async": FLAGS,
+    "delivery_timeout": [0, NAN, "60", -1.0, None],
     "autoresume": FLAGS,
     "spin_dataloaders": FLAGS,
 }

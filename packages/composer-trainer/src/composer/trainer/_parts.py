@@ -5,9 +5,8 @@ from __future__ import annotations
 import copy
 import logging
 import sys
-from collections.abc import Callable, Sequence
-from functools import wraps
-from typing import Any, ParamSpec, TextIO
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
 from tqdm import tqdm
@@ -36,12 +35,9 @@ from composer.trainer._train_batch import BatchTrainer
 from composer.trainer._train_metrics import TrainMetrics
 from composer.utils import dist, ensure_tuple, reproducibility
 
-__all__ = ["TrainerParts", "explain_removed_arguments"]
+__all__ = ["TrainerParts"]
 
 log = logging.getLogger(__name__)
-
-Arguments = ParamSpec("Arguments")
-
 
 _REMOVED = {
     "fsdp_config": "parallelism_config={'fsdp': {...}}",
@@ -63,23 +59,20 @@ _REMOVED = {
 }
 
 
-def explain_removed_arguments(construct: Callable[Arguments, None]) -> Callable[Arguments, None]:
-    """Wrap `Trainer.__init__` so that an argument of earlier releases raises a TypeError that names its replacement.
-
-    The signature stays that of `construct`, for type checkers, editors and `inspect.signature`.
-    """
-
-    @wraps(construct)
-    def checked(*args: Arguments.args, **arguments: Arguments.kwargs) -> None:
-        for name in arguments.keys() & _REMOVED.keys():
-            raise TypeError(f"`{name}` is not an argument of the `Trainer` any more. Write `{_REMOVED[name]}`.")
-        construct(*args, **arguments)
-
-    return checked
-
-
 class TrainerParts(Exports):
     """The parts of a Trainer; see there."""
+
+    if not TYPE_CHECKING:  # it would hide the signature of `Trainer.__init__` from editors
+
+        def __new__(cls, *args: Any, **arguments: Any) -> TrainerParts:
+            """Answer arguments of earlier releases with what they are called now.
+
+            Raises:
+                TypeError: One of them is given.
+            """
+            for name in arguments.keys() & _REMOVED.keys():
+                raise TypeError(f"`{name}` is not an argument of the `Trainer` any more. Write `{_REMOVED[name]}`.")
+            return super().__new__(cls)
 
     state: State
     logger: Logger

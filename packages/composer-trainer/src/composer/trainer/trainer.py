@@ -29,7 +29,7 @@ from composer.trainer._construction import generate_run_name as _generate_run_na
 from composer.trainer._data_parallel import parallel_of_this_process
 from composer.trainer._microbatch import adjust_device_train_microbatch_size as _adjust_device_train_microbatch_size
 from composer.trainer._microbatch import is_cuda_oom as _is_cuda_oom
-from composer.trainer._parts import TrainerParts, explain_removed_arguments, stream_of
+from composer.trainer._parts import TrainerParts, stream_of
 from composer.trainer._prediction import predict
 from composer.trainer._profiling import RunsProfiler, bind_profiler
 from composer.trainer._seeding import seed_run
@@ -153,7 +153,6 @@ class Trainer(TrainerParts):
         Time(8, TimeUnit.BATCH)
     """
 
-    @explain_removed_arguments
     def __init__(
         self,
         *,
