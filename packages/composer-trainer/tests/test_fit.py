@@ -388,6 +388,58 @@ def test_torch_schedules_step_every_epoch_unless_told(
     assert rates.rates == pytest.approx(expected if expected is not None else [0.1 * 0.1**i for i in range(8)])
 
 
+def one_cycle(steps: int) -> Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]:
+    return lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=steps)
+
+
+def cosine(steps: int) -> Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]:
+    return lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+
+
+@pytest.mark.parametrize("max_duration", ["2ep", "8ba"])
+@pytest.mark.parametrize(
+    ("make", "every_batch", "message"),
+    [
+        (
+            one_cycle(8),
+            None,
+            r"`OneCycleLR` has total_steps=8, one step per batch .* 2 in all. Pass `step_sched.*=True`",
+        ),
+        (cosine(8), None, "`CosineAnnealingLR` has T_max=8, one step per batch of the run, but takes one per epoch, 2"),
+        (one_cycle(2), True, "total_steps=2, one step per epoch .* takes one per batch, 8 in all. Leave out `step"),
+        (cosine(2), True, "T_max=2, one step per epoch of the run, but takes one per batch, 8 in all"),
+        (
+            one_cycle(5),
+            True,
+            "total_steps=5 and fails after these, but takes one step per batch, 8 in all. Give it",
+        ),
+        (one_cycle(1), None, "total_steps=1 and fails after these, but takes one step per epoch, 2 in all"),
+    ],
+)
+def test_a_torch_schedule_of_the_length_of_other_steps_warns(
+    make_trainer: MakeTrainer, make: Any, every_batch: bool | None, message: str, max_duration: str
+) -> None:
+    model = make_trainer.model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    given = {"model": model, "optimizers": optimizer, "max_duration": max_duration}
+
+    with pytest.warns(UserWarning, match=message) as caught:
+        make_trainer(**given, schedulers=make(optimizer), step_schedulers_every_batch=every_batch)
+
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize(("make", "every_batch"), [(one_cycle(2), None), (one_cycle(8), True), (cosine(3), None)])
+def test_a_torch_schedule_that_fits_its_steps_does_not_warn(
+    make_trainer: MakeTrainer, make: Any, every_batch: bool | None
+) -> None:
+    model = make_trainer.model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    make_trainer(
+        model=model, optimizers=optimizer, schedulers=make(optimizer), step_schedulers_every_batch=every_batch
+    ).fit()
+
+
 def test_the_schedule_ratio_scales_the_run(make_trainer: MakeTrainer) -> None:
     trainer = make_trainer(schedulers=ConstantScheduler(), scale_schedule_ratio=0.75, max_duration="10ep")
 

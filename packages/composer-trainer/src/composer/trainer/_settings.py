@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -182,6 +183,46 @@ class RunSettings:
             given, ratio = self._waiting
             self._waiting = None
             self.state.schedulers = build.build_schedulers(given, self.state, ratio)
+            self._check_lengths(scheduler for scheduler in given if isinstance(scheduler, LRScheduler))
+
+    def _check_lengths(self, schedulers: Iterable[LRScheduler]) -> None:
+        """Warn of a torch scheduler whose length counts other steps than those it will take."""
+        steps = self._steps_of_run()
+        if steps is None:
+            return
+        unit, other = ("batch", "epoch") if self.step_every_batch else ("epoch", "batch")
+        way_out = (
+            "Leave out `step_schedulers_every_batch`."
+            if self.step_every_batch
+            else ("Pass `step_schedulers_every_batch=True`.")
+        )
+        for scheduler in schedulers:
+            name = next((name for name in ("total_steps", "T_max") if hasattr(scheduler, name)), None)
+            if name is None:
+                continue
+            length, given = getattr(scheduler, name), f"`{type(scheduler).__name__}` has {name}="
+            if length != steps[unit] and length == steps[other]:
+                warnings.warn(
+                    f"{given}{length}, one step per {other} of the run, but takes one per {unit}, "
+                    f"{steps[unit]} in all. {way_out}",
+                    stacklevel=5,
+                )
+            elif name == "total_steps" and length < steps[unit]:
+                warnings.warn(
+                    f"{given}{length} and fails after these, but takes one step per {unit}, {steps[unit]} in all. "
+                    f"Give it {name}={steps[unit]}.",
+                    stacklevel=5,
+                )
+
+    def _steps_of_run(self) -> dict[str, int] | None:
+        """Return how many batches and epochs are left to train; None if that is not known."""
+        limit, per_epoch = self.state.max_duration, self.state.dataloader_len
+        if limit is None or per_epoch is None or limit.unit not in (TimeUnit.EPOCH, TimeUnit.BATCH):
+            return None
+        left = (limit - self.state.timestamp.get(limit.unit)).value
+        if limit.unit is TimeUnit.EPOCH:
+            return {"epoch": left, "batch": left * per_epoch.value}
+        return {"epoch": left // per_epoch.value, "batch": left}
 
     def set_scaler(self) -> None:
         """Scale gradients in fp16, and only there."""
