@@ -116,7 +116,7 @@ class CutMix(Algorithm):
 
     **Events** BEFORE_FORWARD, then BEFORE_LOSS (targets), or AFTER_LOSS and BEFORE_BACKWARD (loss). **Reads** the
     batch and `state.outputs`. **Writes** inputs and targets of the batch, or `state.loss`. **Cost** a copy of the
-    inputs and a gather of the box; with `interpolate_loss` a second loss. **Compilation** static: shapes stay as they are.
+    inputs and a gather of the box; with `interpolate_loss` a second loss. **Compilation** static: shapes stay.
 
     Args:
         alpha: At least 0; the Beta distribution's parameter. 0 draws the largest box every time.
