@@ -163,7 +163,7 @@ def test_the_validation_part_of_a_split_keeps_its_images(pictures: Any) -> None:
 def test_each_mode_acts_at_its_event_only(pictures: Any) -> None:
     state = start(DataLoader(pictures()))
 
-    for batch, events in ((True, [Event.AFTER_DATALOADER]), (False, [Event.INIT, Event.FIT_START])):
+    for batch, events in ((True, [Event.AFTER_DATALOADER]), (False, [Event.INIT, Event.BEFORE_LOAD, Event.FIT_START])):
         assert events == [each for each in Event if ColOut(batch=batch).match(each, state)]
 
 

@@ -151,10 +151,10 @@ class AugMix(Algorithm):
 
     At FIT_START an `AugmentAndMixTransform` joins the transforms of the training data set, before what makes tensors of
     images. It stays there; further fits with the same algorithm add nothing. A loader that cannot take it is refused at
-    INIT if it is known then.
+    INIT or BEFORE_LOAD if it is known then.
 
-    **Events** INIT, FIT_START. **Reads** `state.train_dataloader`, or else `state.dataloader`. **Writes** the
-    `transform` of its data set; of a copy of it below a `Subset`. **Cost** about `2 * width` operations of Pillow per
+    **Events** INIT, BEFORE_LOAD, FIT_START. **Reads** `state.train_dataloader`, or else `state.dataloader`. **Writes**
+    the `transform` of its data set; of a copy of it below a `Subset`. **Cost** about `2 * width` operations of Pillow per
     image, or `depth * width`, in the workers of the loader. **Compilation** static: the model and the batches are as
     before.
 
@@ -179,7 +179,7 @@ class AugMix(Algorithm):
     Differs: no consistency loss; the strength is drawn up to `severity`; the default set is the largest one.
     """
 
-    events = frozenset({Event.INIT, Event.FIT_START})
+    events = frozenset({Event.INIT, Event.BEFORE_LOAD, Event.FIT_START})
     placement = Placement(provides={MIXES_AUGMENTATIONS}, after={AUGMENTS_IMAGES})
 
     def __init__(
@@ -196,12 +196,12 @@ class AugMix(Algorithm):
         self.augmentation_set = augmentation_set
 
     def match(self, event: Event, state: State) -> bool:
-        """At INIT and FIT_START."""
+        """At INIT, BEFORE_LOAD and FIT_START."""
         return event in self.events
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Check the training loader, or add the transform to its data set."""
-        if event is Event.INIT:
+        if event in (Event.INIT, Event.BEFORE_LOAD):
             check_training_transform(state, self._transform, _ADVICE)
         else:
             add_training_transform(state, self._transform, _ADVICE)

@@ -129,10 +129,10 @@ class RandAugment(Algorithm):
 
     At FIT_START a `RandAugmentTransform` joins the transforms of the training data set, before what makes tensors of
     images. It stays there; further fits with the same algorithm add nothing. A loader that cannot take it is refused at
-    INIT if it is known then.
+    INIT or BEFORE_LOAD if it is known then.
 
-    **Events** INIT, FIT_START. **Reads** `state.train_dataloader`, or else `state.dataloader`. **Writes** the
-    `transform` of its data set; of a copy of it below a `Subset`. **Cost** `depth` operations of Pillow per image, in
+    **Events** INIT, BEFORE_LOAD, FIT_START. **Reads** `state.train_dataloader`, or else `state.dataloader`. **Writes**
+    the `transform` of its data set; of a copy of it below a `Subset`. **Cost** `depth` operations of Pillow per image, in
     the workers of the loader. **Compilation** static: the model and the batches are as before.
 
     Args:
@@ -154,7 +154,7 @@ class RandAugment(Algorithm):
     Differs: no identity among the augmentations; the strength is drawn up to `severity`, instead of being constant.
     """
 
-    events = frozenset({Event.INIT, Event.FIT_START})
+    events = frozenset({Event.INIT, Event.BEFORE_LOAD, Event.FIT_START})
     placement = Placement(provides={AUGMENTS_IMAGES})
 
     def __init__(self, severity: float = 9, depth: int = 2, augmentation_set: str = "all") -> None:
@@ -163,12 +163,12 @@ class RandAugment(Algorithm):
         self.augmentation_set = augmentation_set
 
     def match(self, event: Event, state: State) -> bool:
-        """At INIT and FIT_START."""
+        """At INIT, BEFORE_LOAD and FIT_START."""
         return event in self.events
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Check the training loader, or add the transform to its data set."""
-        if event is Event.INIT:
+        if event in (Event.INIT, Event.BEFORE_LOAD):
             check_training_transform(state, self._transform, _ADVICE)
         else:
             add_training_transform(state, self._transform, _ADVICE)
