@@ -154,9 +154,9 @@ class AugMix(Algorithm):
     INIT or BEFORE_LOAD if it is known then.
 
     **Events** INIT, BEFORE_LOAD, FIT_START. **Reads** `state.train_dataloader`, or else `state.dataloader`. **Writes**
-    the `transform` of its data set; of a copy of it below a `Subset`. **Cost** about `2 * width` operations of Pillow per
-    image, or `depth * width`, in the workers of the loader. **Compilation** static: the model and the batches are as
-    before.
+    the `transform` of its data set; of a copy of it below a `Subset`. **Cost** about `2 * width` operations of Pillow
+    per image, or `depth * width`, in the workers of the loader. **Compilation** static: the model and the batches are
+    as before.
 
     Args:
         severity: The strength of each augmentation, in [0, 10].

@@ -132,8 +132,8 @@ class RandAugment(Algorithm):
     INIT or BEFORE_LOAD if it is known then.
 
     **Events** INIT, BEFORE_LOAD, FIT_START. **Reads** `state.train_dataloader`, or else `state.dataloader`. **Writes**
-    the `transform` of its data set; of a copy of it below a `Subset`. **Cost** `depth` operations of Pillow per image, in
-    the workers of the loader. **Compilation** static: the model and the batches are as before.
+    the `transform` of its data set; of a copy of it below a `Subset`. **Cost** `depth` operations of Pillow per image,
+    in the workers of the loader. **Compilation** static: the model and the batches are as before.
 
     Args:
         severity: The strength of each augmentation, in [0, 10].
