@@ -14,6 +14,7 @@ from torchvision.datasets import FakeData
 from composer import Trainer
 from composer.algorithms import AugMix, ColOut, RandAugment
 from composer.core import Algorithm
+from composer.datasets import DeviceLoader
 from composer.models import ComposerClassifier
 from composer.testing import deep_compare
 
@@ -60,3 +61,22 @@ def test_workers_that_persist_give_the_same_in_every_order() -> None:
     first, second = (train(order, num_workers=1) for order in (("ColOut", "AugMix"), ("AugMix", "ColOut")))
 
     deep_compare(first, second)
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [("RandAugment", "ImageTransform"), ("AugMix", "ImageTransform"), ("ColOut", r"Use `ColOut\(batch=True\)`")],
+)
+def test_the_trainer_says_at_construction_what_to_use_with_a_loader_on_the_device(name: str, advice: str) -> None:
+    images = torch.zeros(8, 3, 16, 16, dtype=torch.uint8)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 16 * 16, 4))
+    with pytest.raises(TypeError, match=f"got DeviceLoader.*{advice}"):
+        Trainer(
+            model=ComposerClassifier(model, num_classes=4),
+            train_dataloader=DeviceLoader(images, torch.zeros(8, dtype=torch.int64), batch_size=4),
+            max_duration="1ep",
+            optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+            algorithms=MAKERS[name](),
+            progress_bar=False,
+            device="cpu",
+        )

@@ -14,6 +14,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from composer import Trainer
+from composer.algorithms.stochastic_depth import apply_stochastic_depth
 from composer.algorithms.warnings import NoEffectWarning
 from composer.core import Precision
 from composer.models import (
@@ -183,3 +184,12 @@ def test_algorithms_train_a_network_of_timm() -> None:
     model = composer_timm("resnet10t", num_classes=4)
 
     train(trainer_of(model, noise(), "BlurPool", "ChannelsLast", "SqueezeExcite", "EMA"))
+
+
+@pytest.mark.parametrize(("name", "cls", "count"), [("resnet_9", "_Residual", 2), ("resnet_20", "BasicBlock", 9)])
+def test_blocks_of_the_residual_networks_for_cifar_can_be_skipped(name: str, cls: str, count: int) -> None:
+    model = composer_resnet_cifar(name)
+    apply_stochastic_depth(model, lambda module: type(module).__name__ == cls, drop_distribution="uniform")
+
+    assert [pytest.approx(0.2)] * count == [float(m.drop_rate) for m in model.modules() if type(m).__name__ == cls]
+    assert torch.isfinite(model((torch.randn(2, 3, 32, 32), None))).all()

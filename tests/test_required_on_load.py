@@ -15,13 +15,13 @@ from torchmetrics.classification import MulticlassAccuracy
 from transformers import BertConfig, BertModel
 
 from composer import Trainer
-from composer.algorithms import EMA, SAM, GatedLinearUnits
+from composer.algorithms import EMA, SAM, GatedLinearUnits, NoOpModel
 from composer.algorithms.warnings import NoEffectWarning
 from composer.core import Algorithm, Callback, Engine, Event, State
 from composer.core._rebuild import rebuild
 from composer.loggers import ConsoleLogger, FileLogger, InMemoryLogger, Logger, ProgressBarLogger
 from composer.loss import soft_cross_entropy
-from composer.models import ComposerModel
+from composer.models import ComposerClassifier, ComposerModel
 from composer.testing import SimpleModel, deep_compare, train_by_hand
 
 REQUIRED = sorted(name for name, cls in CLASSES.items() if cls.required_on_load())
@@ -379,3 +379,37 @@ def test_a_checkpoint_of_sam_that_lacks_the_base_is_read() -> None:
     _continue(state, [batch_of("SAM")], torch.get_rng_state())
 
     assert {"momentum_buffer"} == {key for own in state.optimizers[0].state.values() for key in own}
+
+
+def test_a_model_that_comes_with_the_checkpoint_is_trained_and_measured(tmp_path: Any) -> None:
+    """`NoOpModel` replaces the whole model, with its loss and metrics."""
+
+    def trainer(algorithms: Any, **arguments: Any) -> Trainer:
+        torch.manual_seed(0)
+        model = ComposerClassifier(torch.nn.Linear(3, 4), num_classes=4)
+        data = [(torch.zeros(2, 3), torch.tensor([1, 2]))] * 2
+        return Trainer(
+            model=model,
+            train_dataloader=data,
+            eval_dataloader=data,
+            optimizers=torch.optim.Adam(model.parameters()),
+            algorithms=algorithms,
+            progress_bar=False,
+            device="cpu",
+            device_train_microbatch_size=2,
+            **arguments,
+        )
+
+    first = trainer(NoOpModel(), max_duration="1ep", save_folder=str(tmp_path), run_name="first")
+    first.fit()
+    first.close()
+    with pytest.warns(UserWarning, match="Automatically adding required_on_load algorithm `NoOpModel"):
+        second = trainer(None, max_duration="2ep", load_path=str(tmp_path / "latest-rank0.pt"))
+    for _ in range(2):
+        second.fit(duration="1ep")
+    second.eval()
+    second.close()
+
+    assert ["BinaryAccuracy"] == list(second.state.train_metrics)
+    assert ["BinaryAccuracy"] == list(second.state.eval_metrics["eval"])
+    assert 1.0 == second.state.eval_metric_values["BinaryAccuracy"]

@@ -161,6 +161,32 @@ class TestRegisterAlibi:
 
         assert (2, 1, 9) == register_alibi(module, 2, 9, causal=True).alibi.shape  # type: ignore[union-attr]
 
+    def test_what_a_module_has_under_that_name_stays(self) -> None:
+        module: Any = nn.Module()
+        module.alibi = "mine"
+        for length in (4, 9):
+            register_alibi(module, n_heads=2, max_token_length=length, causal=True)
+
+        assert "mine" == module.alibi
+        assert (2, 1, 9) == module.composer_alibi.shape
+        assert {} == module.state_dict()
+
+
+def test_attributes_of_a_layer_with_likely_names_stay_and_change_nothing() -> None:
+    outputs = []
+    for extra in (False, True):
+        torch.manual_seed(0)
+        model = gpt2().eval()
+        for layer in attention_layers(model) if extra else []:
+            layer.alibi, layer.model_config = "mine", None
+        apply_alibi(model, LENGTH)
+        outputs.append(model(tokens(1, 8)).logits)
+
+    assert torch.equal(*outputs)
+    assert [("mine", None)] * len(attention_layers(model)) == [
+        (m.alibi, m.model_config) for m in attention_layers(model)
+    ]
+
 
 @pytest.mark.parametrize("attention", KINDS)
 @pytest.mark.parametrize("padded", [False, True])
@@ -390,8 +416,8 @@ class TestWork:
         model = gpt2()
         apply_alibi(model, LENGTH)
         model(tokens(1, 8))
-        first, second = (layer.alibi for layer in attention_layers(model))
-        copied, other = (layer.alibi for layer in attention_layers(copy.deepcopy(model)))
+        first, second = (layer._composer_alibi for layer in attention_layers(model))
+        copied, other = (layer._composer_alibi for layer in attention_layers(copy.deepcopy(model)))
 
         assert first is second
         assert copied is other

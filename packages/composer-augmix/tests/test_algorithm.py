@@ -11,7 +11,7 @@ from torchvision import transforms
 from torchvision.datasets import FakeData
 
 from composer.algorithms.augmix import AugmentAndMixTransform, AugMix
-from composer.core import AUGMENTS_IMAGES, Algorithm, Engine, Event, Placement, State
+from composer.core import AUGMENTS_IMAGES, Algorithm, Engine, Evaluator, Event, Placement, State
 from composer.loggers import Logger
 from composer.testing import SimpleModel
 
@@ -60,10 +60,9 @@ def test_arguments_reach_the_transform() -> None:
 
 def test_a_second_fit_adds_nothing(pictures: Any) -> None:
     algorithm, dataset = AugMix(), pictures()
-    state = start(DataLoader(dataset), algorithm, fits=2)
+    start(DataLoader(dataset), algorithm, fits=2)
 
     assert ["AugmentAndMixTransform"] == steps(dataset)
-    assert not algorithm.match(Event.FIT_START, state)
 
 
 def test_another_data_set_in_the_second_fit_gets_it_too(pictures: Any) -> None:
@@ -111,6 +110,36 @@ def test_augmented_images_are_mixed_whatever_the_order_of_the_list(pictures: Any
     start(DataLoader(pictures()), *([AugMix(), augments] if reverse else [augments, AugMix()]))
 
     assert augments.seen is None
+
+
+def test_a_loop_that_sets_only_the_active_loader_gets_it_too(pictures: Any) -> None:
+    dataset = pictures()
+    state = State(model=SimpleModel(), max_duration="1ep", algorithms=AugMix())
+    engine = Engine(state)
+    engine.run_event("init")
+    state.set_dataloader(DataLoader(dataset), "train")
+    engine.run_event("fit_start")
+
+    assert dataset.transform is not None
+
+
+def test_images_that_are_evaluated_too_are_not_changed(pictures: Any) -> None:
+    """Refused at INIT, and where an evaluator comes with a later fit."""
+    dataset = pictures()
+    state = start(DataLoader(dataset), AugMix())
+    state.evaluators = [Evaluator(label="test", dataloader=DataLoader(dataset))]
+
+    for event in ("init", "fit_start"):
+        with pytest.raises(ValueError, match=r"must not be shared with the evaluator 'test'"):
+            Engine(state).run_event(event)
+
+
+def test_a_loader_that_cannot_take_it_is_refused_at_once() -> None:
+    """Like one that keeps tensors on the device."""
+    state = State(model=SimpleModel(), dataloader=[torch.zeros(2)], algorithms=AugMix())
+
+    with pytest.raises(TypeError, match=r"got list. .*DeviceLoader"):
+        Engine(state).run_event("init")
 
 
 def test_data_without_a_transform_is_refused() -> None:

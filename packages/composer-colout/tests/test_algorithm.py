@@ -11,7 +11,17 @@ from torchvision import transforms
 from torchvision.datasets import FakeData
 
 from composer.algorithms.colout import ColOut, ColOutTransform
-from composer.core import AUGMENTS_IMAGES, MIXES_AUGMENTATIONS, PRUNES_BATCH, Algorithm, Engine, Event, Placement, State
+from composer.core import (
+    AUGMENTS_IMAGES,
+    MIXES_AUGMENTATIONS,
+    PRUNES_BATCH,
+    Algorithm,
+    Engine,
+    Evaluator,
+    Event,
+    Placement,
+    State,
+)
 from composer.loggers import Logger
 from composer.testing import SimpleModel
 
@@ -129,10 +139,9 @@ def test_arguments_reach_the_transform(pictures: Any) -> None:
 
 def test_a_second_fit_adds_nothing(pictures: Any) -> None:
     algorithm, dataset = ColOut(batch=False), pictures()
-    state = start(DataLoader(dataset), algorithm, fits=2)
+    start(DataLoader(dataset), algorithm, fits=2)
 
     assert ["ColOutTransform"] == steps(dataset)
-    assert not algorithm.match(Event.FIT_START, state)
 
 
 def test_another_data_set_in_the_second_fit_gets_it_too(pictures: Any) -> None:
@@ -154,8 +163,8 @@ def test_the_validation_part_of_a_split_keeps_its_images(pictures: Any) -> None:
 def test_each_mode_acts_at_its_event_only(pictures: Any) -> None:
     state = start(DataLoader(pictures()))
 
-    for batch, event in ((True, Event.AFTER_DATALOADER), (False, Event.FIT_START)):
-        assert [event] == [each for each in Event if ColOut(batch=batch).match(each, state)]
+    for batch, events in ((True, [Event.AFTER_DATALOADER]), (False, [Event.INIT, Event.BEFORE_LOAD, Event.FIT_START])):
+        assert events == [each for each in Event if ColOut(batch=batch).match(each, state)]
 
 
 class Augments(Algorithm):
@@ -177,6 +186,36 @@ def test_augmented_images_lose_pixels_whatever_the_order_of_the_list(pictures: A
     start(DataLoader(pictures()), *([drops, augments] if reverse else [augments, drops]))
 
     assert augments.seen is None
+
+
+def test_a_loop_that_sets_only_the_active_loader_gets_it_too(pictures: Any) -> None:
+    dataset = pictures()
+    state = State(model=SimpleModel(), max_duration="1ep", algorithms=ColOut(batch=False))
+    engine = Engine(state)
+    engine.run_event("init")
+    state.set_dataloader(DataLoader(dataset), "train")
+    engine.run_event("fit_start")
+
+    assert dataset.transform is not None
+
+
+def test_images_that_are_evaluated_too_are_not_changed(pictures: Any) -> None:
+    """Refused at INIT, and where an evaluator comes with a later fit."""
+    dataset = pictures()
+    state = start(DataLoader(dataset), ColOut(batch=False))
+    state.evaluators = [Evaluator(label="test", dataloader=DataLoader(dataset))]
+
+    for event in ("init", "fit_start"):
+        with pytest.raises(ValueError, match=r"must not be shared with the evaluator 'test'"):
+            Engine(state).run_event(event)
+
+
+def test_a_loader_that_cannot_take_it_is_refused_at_once() -> None:
+    """Like one that keeps tensors on the device."""
+    state = State(model=SimpleModel(), dataloader=[torch.zeros(2)], algorithms=ColOut(batch=False))
+
+    with pytest.raises(TypeError, match=r"got list. .*ColOut.batch=True"):
+        Engine(state).run_event("init")
 
 
 def test_data_without_a_transform_is_refused() -> None:

@@ -7,10 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, random_split
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, random_split
 from torchvision.datasets import VisionDataset
 
-from composer.algorithms.utils import add_dataset_transform, has_dataset_transform
+from composer.algorithms.utils import (
+    add_dataset_transform,
+    add_training_transform,
+    check_training_transform,
+    has_dataset_transform,
+)
+from composer.core import Evaluator, State
 
 
 class Images(Dataset[Any]):
@@ -112,3 +118,57 @@ def test_joint_transforms_would_ignore_it() -> None:
     dataset = Vision(transforms=lambda image, target: (image, target))
     with pytest.raises(ValueError, match=r"must not have joint `transforms` of images and targets, got <function"):
         add_dataset_transform(DataLoader(dataset), add_100)
+
+
+ADVICE = "Do something else."
+
+
+def run_on(loader: Any, *evaluated: Any) -> State:
+    state = State(model=torch.nn.Linear(1, 1))
+    state.set_dataloader(loader, "train")
+    state.evaluators = [Evaluator(label=f"e{i}", dataloader=DataLoader(data)) for i, data in enumerate(evaluated)]
+    return state
+
+
+def test_a_loop_that_sets_only_the_active_loader_trains_on_it() -> None:
+    dataset, other = Images(), Images()
+    state = run_on(DataLoader(dataset))
+    add_training_transform(state, add_100, ADVICE)
+    state.train_dataloader = DataLoader(other)
+    add_training_transform(state, double, ADVICE)
+
+    assert [101, 2] == [dataset[1], other[1]]
+
+
+def test_a_data_set_that_is_evaluated_too_is_refused() -> None:
+    whole = Images()
+    part = Subset(whole, [0, 1])
+    shared = [
+        (whole, whole),
+        (whole, part),
+        (part, part),
+        (whole, ConcatDataset([Images(), part])),
+        (part, Subset(part, [0])),
+    ]
+    for train, evaluated in shared:
+        state = run_on(DataLoader(train), Images(), evaluated)
+        with pytest.raises(ValueError, match=r"must not be shared with the evaluator 'e1'.*own data set object"):
+            check_training_transform(state, add_100, ADVICE)
+        with pytest.raises(ValueError, match=r"must not be shared"):
+            add_training_transform(state, add_100, ADVICE)
+    assert whole.transform is None
+
+
+def test_a_subset_is_trained_while_the_whole_is_evaluated() -> None:
+    whole = Images()
+    train = Subset(whole, [1])
+    add_training_transform(run_on(DataLoader(train), whole, Subset(whole, [1])), add_100, ADVICE)
+
+    assert [101, 1] == [train[0], whole[1]]
+
+
+def test_the_check_says_what_to_do_and_needs_no_loader() -> None:
+    check_training_transform(State(model=torch.nn.Linear(1, 1)), add_100, ADVICE)
+    for loader in ([1], DataLoader(TensorDataset(torch.zeros(2)))):
+        with pytest.raises(TypeError, match=ADVICE):
+            check_training_transform(run_on(loader), add_100, ADVICE)

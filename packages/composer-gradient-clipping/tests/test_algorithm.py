@@ -57,14 +57,29 @@ def test_the_function_is_called_once_where_it_can_be_replaced(monkeypatch: pytes
     assert calls == [(state.model, "norm", 0.1, False)]
 
 
+def test_zero_initialised_parameters_train_by_default() -> None:
+    state, engine = make(GradientClipping("adaptive", 0.01), torch.nn.Linear(2, 2))
+    layer: Any = state.model
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
+    for weight in layer.parameters():
+        weight.data.zero_()
+    engine.run_event("init")
+    layer(torch.ones(1, 2)).sum().backward()
+    engine.run_event("after_train_batch")
+    optimizer.step()
+
+    torch.testing.assert_close(torch.full((2, 2), -1e-5 / 2**0.5), layer.weight.detach())
+    torch.testing.assert_close(torch.full((2,), -1e-5 / 2**0.5), layer.bias.detach())
+
+
 def test_zero_weights_that_would_stay_zero_are_warned_of() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
-    _, engine = make(GradientClipping("adaptive", 0.1), model)
-    with pytest.warns(NotIntendedUseWarning, match=r"1 are, such as '1\.bias'\. Pass `eps=1e-3`"):
+    _, engine = make(GradientClipping("adaptive", 0.1, eps=0), model)
+    with pytest.warns(NotIntendedUseWarning, match=r"1 are, such as '1\.bias'\. Use `eps=1e-3`"):
         engine.run_event("init")
 
 
-@pytest.mark.parametrize("algorithm", [GradientClipping("adaptive", 0.1, eps=1e-3), GradientClipping("norm", 0.1)])
+@pytest.mark.parametrize("algorithm", [GradientClipping("adaptive", 0.1), GradientClipping("norm", 0.1)])
 def test_who_lets_zero_weights_train_is_not_warned(algorithm: GradientClipping) -> None:
     make(algorithm, torch.nn.BatchNorm1d(2))[1].run_event("init")
 

@@ -108,7 +108,10 @@ def test_a_model_without_blocks_is_warned_of() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"target_layer_name": "Linear"}, r"`target_layer_name` must be 'ResNetBottleneck', got 'Linear'"),
+        (
+            {"target_layer_name": "Linear"},
+            r"`target_layer_name` must be 'ResNetBottleneck' or a class or .*'Linear'",
+        ),
         ({"stochastic_method": "layer"}, r"`stochastic_method` must be 'block' or 'sample', got 'layer'"),
         ({"drop_distribution": "normal"}, r"`drop_distribution` must be 'linear' or 'uniform', got 'normal'"),
         ({"drop_rate": 1.1}, r"`drop_rate` must be in \[0, 1\], got 1.1"),

@@ -216,6 +216,7 @@ _CHECKS: dict[str, Callable[[str, Any], None]] = {
     "compile_config": _optional(_compile_config),
     "seed": _optional(_seed),
     "scale_schedule_ratio": _positive,
+    "delivery_timeout": _positive,
     "load_ignore_keys": _optional(_keys),
     "save_ignore_keys": _optional(_keys),
     "load_exclude_algorithms": _optional(_class_names),

@@ -158,6 +158,19 @@ class TrainerParts(Exports):
                 lambda: self._parallel.divide(state),
             )
 
+    def _follow_model(self) -> None:
+        """Use the loss and metrics of the model that an algorithm of the checkpoint put in place, if one did."""
+        state = self.state
+        model, _ = build.check_model(state.model)
+        if model is self._model:
+            return
+        self._model = self._settings.model = self._evaluation.model = model
+        model.logger = self.logger
+        state.train_metrics = dict(copy.deepcopy(model.get_metrics(is_train=True)))
+        self._parallel.adopt_metrics(state.train_metrics.values())
+        self._metrics.set_model(model)
+        self._settings.measure(state.evaluators)
+
     def _settle_model(self, compile_config: dict[str, Any] | None) -> None:
         """Make the model what the loop calls, once all surgery is done and everything is loaded."""
         if not self.state.fsdp_enabled:  # the parts of a divided model are other tensors

@@ -111,10 +111,15 @@ class RunSettings:
         evaluators = build.build_evaluators(eval_dataloader, interval, subset)
         for evaluator in evaluators:
             self.parallel.check_loader(evaluator.dataloader.dataloader, "eval_dataloader")
+        self.measure(evaluators)
+        return evaluators
+
+    def measure(self, evaluators: Sequence[Evaluator]) -> None:
+        """Give the state fresh metrics of the model for these evaluators."""
+        for evaluator in evaluators:
             metrics = copy.deepcopy(self.model.get_metrics(is_train=False))
             self.parallel.adopt_metrics(metrics.values())
             self.state.eval_metrics[evaluator.label] = evaluator.select_metrics(metrics)
-        return evaluators
 
     def set_max_duration(self, max_duration: Any) -> None:
         """Set the length of the run; None leaves it open."""

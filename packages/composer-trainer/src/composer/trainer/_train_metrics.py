@@ -37,11 +37,17 @@ class TrainMetrics:
         self, state: State, model: ComposerModel, defer: bool, measured: Callable[[], None] = lambda: None
     ) -> None:
         self._state, self._model, self._measured = state, model, measured
-        self._plain_forward = type(model).eval_forward is ComposerModel.eval_forward
-        self._defer = defer and (self._plain_forward or is_of_outputs_alone(type(model).eval_forward))
+        self._may_defer = defer
+        self.set_model(model)
         self._batch: tuple[Any, Any] | None = None
         self._values: dict[str, DeferredValue] = {}
         self._reset = False
+
+    def set_model(self, model: ComposerModel) -> None:
+        """Set the model that says how to measure; loading a checkpoint may have replaced it."""
+        self._model = model
+        self._plain_forward = type(model).eval_forward is ComposerModel.eval_forward
+        self._defer = self._may_defer and (self._plain_forward or is_of_outputs_alone(type(model).eval_forward))
 
     @property
     def wanted(self) -> bool:

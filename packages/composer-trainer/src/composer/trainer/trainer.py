@@ -270,6 +270,7 @@ class Trainer(TrainerParts):
         self._keep_position(spin_dataloaders)
         if not self._load(loading, algorithm_passes):
             self._position.forget_fits()
+        self._follow_model()
         self.logger.log_hyperparameters({"rank_zero_seed": self.state.rank_zero_seed})  # a resumed run has its own
         self.engine.run_event(Event.AFTER_LOAD)
         self._settle_model(self._compile_config)

@@ -12,10 +12,10 @@ from PIL import Image
 
 from composer.algorithms.utils import (
     AugmentationFn,
-    add_dataset_transform,
+    add_training_transform,
     as_augmentation_set,
     augmentation_sets,
-    has_dataset_transform,
+    check_training_transform,
 )
 from composer.algorithms.utils.augmentation_common import map_pillow_function
 from composer.core import AUGMENTS_IMAGES, MIXES_AUGMENTATIONS, Algorithm, Event, Placement, State
@@ -140,15 +140,24 @@ class AugmentAndMixTransform(torch.nn.Module):
         )
 
 
+_ADVICE = (
+    "Or apply `AugmentAndMixTransform` to the images where they are read, without `AugMix`. A "
+    "`composer.datasets.DeviceLoader` takes `transform=composer.datasets.ImageTransform(...)` instead, which augments "
+    "batches on the device."
+)
+
+
 class AugMix(Algorithm):
     """Blends each training image with several chains of random augmentations of it.
 
     At FIT_START an `AugmentAndMixTransform` joins the transforms of the training data set, before what makes tensors of
-    images. It stays there; further fits with the same algorithm add nothing.
+    images. It stays there; further fits with the same algorithm add nothing. A loader that cannot take it is refused at
+    INIT or BEFORE_LOAD if it is known then.
 
-    **Events** FIT_START. **Reads** `state.train_dataloader`. **Writes** the `transform` of its data set; of a copy of
-    it below a `Subset`. **Cost** about `2 * width` operations of Pillow per image, or `depth * width`, in the workers
-    of the loader. **Compilation** static: the model and the batches are as before.
+    **Events** INIT, BEFORE_LOAD, FIT_START. **Reads** `state.train_dataloader`, or else `state.dataloader`. **Writes**
+    the `transform` of its data set; of a copy of it below a `Subset`. **Cost** about `2 * width` operations of Pillow
+    per image, or `depth * width`, in the workers of the loader. **Compilation** static: the model and the batches are
+    as before.
 
     Args:
         severity: The strength of each augmentation, in [0, 10].
@@ -171,7 +180,7 @@ class AugMix(Algorithm):
     Differs: no consistency loss; the strength is drawn up to `severity`; the default set is the largest one.
     """
 
-    events = frozenset({Event.FIT_START})
+    events = frozenset({Event.INIT, Event.BEFORE_LOAD, Event.FIT_START})
     placement = Placement(provides={MIXES_AUGMENTATIONS}, after={AUGMENTS_IMAGES})
 
     def __init__(
@@ -188,12 +197,15 @@ class AugMix(Algorithm):
         self.augmentation_set = augmentation_set
 
     def match(self, event: Event, state: State) -> bool:
-        """At FIT_START, unless the data set has the transform."""
-        return event in self.events and not has_dataset_transform(state.train_dataloader, self._transform)
+        """At INIT, BEFORE_LOAD and FIT_START."""
+        return event in self.events
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Add the transform to the data set."""
-        add_dataset_transform(state.train_dataloader, self._transform)
+        """Check the training loader, or add the transform to its data set."""
+        if event in (Event.INIT, Event.BEFORE_LOAD):
+            check_training_transform(state, self._transform, _ADVICE)
+        else:
+            add_training_transform(state, self._transform, _ADVICE)
 
 
 def _check(severity: float, depth: int, width: int, alpha: float) -> None:

@@ -7,7 +7,10 @@ from typing import Any, TypeVar
 import torch
 
 from composer.algorithms.colout._pixels import draw, select, size_of
-from composer.algorithms.utils import add_dataset_transform, has_dataset_transform
+from composer.algorithms.utils import (
+    add_training_transform,
+    check_training_transform,
+)
 from composer.core import (
     AUGMENTS_IMAGES,
     DROPS_PIXELS,
@@ -122,18 +125,26 @@ class ColOutTransform:
         return f"ColOutTransform(p_row={self.p_row!r}, p_col={self.p_col!r}, resize_target={self.resize_target!r})"
 
 
+_ADVICE = (
+    "Use `ColOut(batch=True)`, which takes batches of any loader. Or apply `ColOutTransform` in the data set yourself, "
+    "without `ColOut`."
+)
+
+
 class ColOut(Algorithm):
     """Drops random rows and columns of the training images, which makes them smaller.
 
     With `batch=True` all images of a batch lose the same ones at AFTER_DATALOADER, on the device the batch is on,
     before the batch is split: microbatches equal one batch. With `batch=False` a `ColOutTransform` joins the transforms
     of the training data set at FIT_START, before what makes tensors of images, and each image loses rows and columns of
-    its own. It stays there; further fits with the same algorithm add nothing.
+    its own. It stays there; further fits with the same algorithm add nothing. A loader that cannot take it is refused
+    at INIT or BEFORE_LOAD if it is known then.
 
-    **Events** AFTER_DATALOADER, or FIT_START. **Reads** the batch, or `state.train_dataloader`. **Writes** inputs, and
-    targets that are images; or the `transform` of the data set, of a copy of it below a `Subset`. **Cost** a copy of
-    the rows that are kept and of the columns of those; saves the share of the pixels that are not. **Compilation**
-    static: all batches have one size, smaller than that of the images.
+    **Events** AFTER_DATALOADER, or INIT, BEFORE_LOAD and FIT_START. **Reads** the batch, or
+    `state.train_dataloader` and else `state.dataloader`. **Writes** inputs, and targets that are images; or the
+    `transform` of the data set, of a copy of it below a `Subset`. **Cost** a copy of the rows that are kept and of the
+    columns of those; saves the share of the pixels that are not. **Compilation** static: all batches have one size,
+    smaller than that of the images.
 
     Args:
         p_row: The fraction of the rows to drop, in [0, 1].
@@ -173,22 +184,23 @@ class ColOut(Algorithm):
         self.p_row, self.p_col = p_row, p_col
         self.batch, self.resize_target = batch, resize_target
         self.input_key, self.target_key = input_key, target_key
-        self.events = frozenset({Event.AFTER_DATALOADER if batch else Event.FIT_START})
+        self.events = frozenset({Event.AFTER_DATALOADER} if batch else {Event.INIT, Event.BEFORE_LOAD, Event.FIT_START})
         self.placement = Placement(
             provides={TRANSFORMS_BATCH, DROPS_PIXELS} if batch else {DROPS_PIXELS},
             after={AUGMENTS_IMAGES, MIXES_AUGMENTATIONS},
         )
 
     def match(self, event: Event, state: State) -> bool:
-        """At AFTER_DATALOADER, or at FIT_START unless the data set has the transform."""
-        if self.batch:
-            return event is Event.AFTER_DATALOADER
-        return event is Event.FIT_START and not has_dataset_transform(state.train_dataloader, self._transform)
+        """At AFTER_DATALOADER; or at INIT, BEFORE_LOAD and FIT_START."""
+        return event in self.events
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Drop rows and columns of the batch, or add the transform to the data set."""
-        if not self.batch:
-            add_dataset_transform(state.train_dataloader, self._transform)
+        """Drop rows and columns of the batch; or check the training loader, or add the transform to its data set."""
+        if event in (Event.INIT, Event.BEFORE_LOAD):
+            check_training_transform(state, self._transform, _ADVICE)
+            return
+        if event is Event.FIT_START:
+            add_training_transform(state, self._transform, _ADVICE)
             return
         sample = state.batch_get_item(self.input_key)
         if not isinstance(sample, torch.Tensor):

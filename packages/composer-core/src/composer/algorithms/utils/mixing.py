@@ -36,7 +36,15 @@ def mix_targets(state: State, target_key: Any, indices: torch.Tensor, weight: fl
     state.batch_set_item(target_key, torch.lerp(target, target.index_select(0, indices), weight))
 
 
-def mix_loss(state: State, target_key: Any, indices: torch.Tensor, weight: float, name: str) -> None:
+def mix_loss(
+    state: State,
+    target_key: Any,
+    indices: torch.Tensor,
+    weight: float,
+    name: str,
+    *,
+    target: torch.Tensor | None = None,
+) -> None:
     """Replace the loss l by `(1 - m) * l + m * l'`, where l' is the loss against the targets of the partners.
 
     Args:
@@ -45,6 +53,7 @@ def mix_loss(state: State, target_key: Any, indices: torch.Tensor, weight: float
         indices: The partners, shape (N,), int64.
         weight: m.
         name: The algorithm, for messages.
+        target: The targets that the loss was computed against, such as smoothed ones. None: those of the batch.
 
     Raises:
         NotImplementedError: The loss is not one tensor.
@@ -56,13 +65,14 @@ def mix_loss(state: State, target_key: Any, indices: torch.Tensor, weight: float
             f"`interpolate_loss=False`."
         )
     loss = _loss_of(state.model, name)
-    target = state.batch_get_item(target_key)
+    kept = state.batch_get_item(target_key)
+    target = kept if target is None else target
     state.batch_set_item(target_key, target.index_select(0, indices))
     # As the first loss was: after it autocast is over, and a loss would have the outputs' dtype.
     context = get_precision_context(state.precision, state.precision_config, device_type=state.loss.device.type)
     with context:
         other = loss(state.outputs, state.batch)
-    state.batch_set_item(target_key, target)
+    state.batch_set_item(target_key, kept)
     state.loss = torch.lerp(state.loss, other.to(state.loss.dtype), weight)
 
 

@@ -114,9 +114,9 @@ class CutMix(Algorithm):
 
     Microbatches: each microbatch gets a box of its own, so several microbatches do not equal one batch.
 
-    **Events** BEFORE_FORWARD, then BEFORE_LOSS (targets) or BEFORE_BACKWARD (loss). **Reads** the batch and
-    `state.outputs`. **Writes** inputs and targets of the batch, or `state.loss`. **Cost** a copy of the inputs and a
-    gather of the box; with `interpolate_loss` a second loss. **Compilation** static: shapes stay as they are.
+    **Events** BEFORE_FORWARD, then BEFORE_LOSS (targets), or AFTER_LOSS and BEFORE_BACKWARD (loss). **Reads** the
+    batch and `state.outputs`. **Writes** inputs and targets of the batch, or `state.loss`. **Cost** a copy of the
+    inputs and a gather of the box; with `interpolate_loss` a second loss. **Compilation** static: shapes stay.
 
     Args:
         alpha: At least 0; the Beta distribution's parameter. 0 draws the largest box every time.
@@ -154,12 +154,15 @@ class CutMix(Algorithm):
         self._bbox: Box = (0, 0, 0, 0)
         self._adjusted_lambda = 1.0
         self._permuted_target: torch.Tensor | None = None
+        self._loss_target: torch.Tensor | None = None
         self._is_segmentation = False
 
     @property
     def events(self) -> frozenset[Event]:  # type: ignore[override]
         """BEFORE_FORWARD, and where targets or losses are combined."""
-        return frozenset({Event.BEFORE_FORWARD, Event.BEFORE_BACKWARD if self.interpolate_loss else Event.BEFORE_LOSS})
+        if self.interpolate_loss:
+            return frozenset({Event.BEFORE_FORWARD, Event.AFTER_LOSS, Event.BEFORE_BACKWARD})
+        return frozenset({Event.BEFORE_FORWARD, Event.BEFORE_LOSS})
 
     @property
     def placement(self) -> Placement:  # type: ignore[override]
@@ -177,11 +180,16 @@ class CutMix(Algorithm):
         if event is Event.BEFORE_FORWARD:
             self._mix_inputs(state)
             return
+        if event is Event.AFTER_LOSS:  # another method may have changed the targets for this loss only
+            self._loss_target = state.batch_get_item(self.target_key)
+            return
         assert self._indices is not None, "BEFORE_FORWARD comes before"
         if event is Event.BEFORE_LOSS:
             self._mix_targets(state, self._indices)
         else:
-            mix_loss(state, self.target_key, self._indices, 1 - self._adjusted_lambda, "CutMix")
+            target, self._loss_target = self._loss_target, None
+            weight = 1 - self._adjusted_lambda
+            mix_loss(state, self.target_key, self._indices, weight, "CutMix", target=target)
 
     def _mix_inputs(self, state: State) -> None:
         input, target = state.batch_get_item(self.input_key), state.batch_get_item(self.target_key)

@@ -18,6 +18,7 @@ from composer.utils import check_finite
 __all__ = ["GradientClipping", "apply_agc", "apply_gradient_clipping"]
 
 _TYPES = ("norm", "value", "adaptive")
+_EPS = 1e-3  # the paper's
 
 
 def apply_gradient_clipping(
@@ -26,7 +27,7 @@ def apply_gradient_clipping(
     clipping_threshold: float,
     fsdp_enabled: bool = False,
     *,
-    eps: float = 0.0,
+    eps: float = _EPS,
 ) -> None:
     """Limit the gradients of a model, in place. Nothing is read back from the device.
 
@@ -40,8 +41,7 @@ def apply_gradient_clipping(
         clipping_threshold: Not negative. For "adaptive" a fraction of the norm of the weights.
         fsdp_enabled: Whether the model is wrapped in `FullyShardedDataParallel`, which knows the norm over all ranks.
             "value" then limits the largest element by scaling. Not needed for `fully_shard`.
-        eps: Smallest norm of a unit's weights that "adaptive" reckons with; the paper's is 1e-3. With 0, weights that
-            are zero stay zero.
+        eps: Smallest norm of a unit's weights that "adaptive" counts with. With 0, weights that are zero stay zero.
 
     Raises:
         ValueError: `clipping_type` is unknown, a number is negative, or "adaptive" meets `fsdp_enabled`.
@@ -55,8 +55,8 @@ def apply_gradient_clipping(
 
     Source: Pascanu, Mikolov and Bengio, "On the difficulty of training Recurrent Neural Networks", arXiv:1211.5063,
         section 3.2 (norm); Brock et al., "High-Performance Large-Scale Image Recognition Without Normalization",
-        arXiv:2102.06171, section 4, eq. 3 (adaptive).
-    Differs: `eps` is 0 unless given. "adaptive" clips the last layer too, unless its parameters are left out.
+        arXiv:2102.06171, section 4.1, eq. 3 (adaptive).
+    Differs: "adaptive" clips the last layer too, unless its parameters are left out.
     """
     _check(clipping_type, clipping_threshold, eps)
     if fsdp_enabled and isinstance(model, torch.nn.Module):
@@ -73,10 +73,10 @@ def apply_gradient_clipping(
         except RuntimeError:  # torch refuses to clip no gradients at all
             if any(weight.grad is not None for weight in _each(_parameters(model))):
                 raise
-    elif eps:
-        _apply_agc(parameters, clipping_threshold=clipping_threshold, eps=eps)
-    else:
+    elif eps == _EPS:
         _apply_agc(parameters, clipping_threshold=clipping_threshold)
+    else:
+        _apply_agc(parameters, clipping_threshold=clipping_threshold, eps=eps)
 
 
 def apply_agc(model: torch.nn.Module | Iterable[torch.Tensor], clipping_threshold: float = 0.01) -> None:
@@ -99,7 +99,7 @@ class GradientClipping(Algorithm):
         clipping_type: "norm", "value" or "adaptive".
         clipping_threshold: The limit: of the norm, of each element, or for "adaptive" of the norm as a part of that of
             the weights. Not negative.
-        eps: Smallest norm of a unit's weights that "adaptive" reckons with; the paper's is 1e-3.
+        eps: Smallest norm of a unit's weights that "adaptive" counts with. With 0, weights that are zero stay zero.
 
     Raises:
         ValueError: `clipping_type` is unknown, or a number is negative.
@@ -109,18 +109,18 @@ class GradientClipping(Algorithm):
 
     Example:
         >>> GradientClipping("norm", clipping_threshold=1.0)
-        GradientClipping(clipping_type='norm',clipping_threshold=1.0,eps=0.0)
+        GradientClipping(clipping_type='norm',clipping_threshold=1.0,eps=0.001)
 
     Source: Pascanu, Mikolov and Bengio, "On the difficulty of training Recurrent Neural Networks", arXiv:1211.5063,
         section 3.2 (norm); Brock et al., "High-Performance Large-Scale Image Recognition Without Normalization",
-        arXiv:2102.06171, section 4, eq. 3 (adaptive).
-    Differs: `eps` is 0 unless given. "adaptive" clips the last layer too.
+        arXiv:2102.06171, section 4.1, eq. 3 (adaptive).
+    Differs: "adaptive" clips the last layer too.
     """
 
     events = frozenset({Event.INIT, Event.AFTER_TRAIN_BATCH})
     placement = Placement(provides={CLIPS_GRADIENTS})
 
-    def __init__(self, clipping_type: str, clipping_threshold: float, *, eps: float = 0.0) -> None:
+    def __init__(self, clipping_type: str, clipping_threshold: float, *, eps: float = _EPS) -> None:
         _check(clipping_type, clipping_threshold, eps)
         self.clipping_type, self.clipping_threshold, self.eps = clipping_type, clipping_threshold, eps
 
@@ -132,7 +132,7 @@ class GradientClipping(Algorithm):
                 clipping_type=self.clipping_type,
                 clipping_threshold=self.clipping_threshold,
                 fsdp_enabled=state.fsdp_config_version == 1,
-                **({"eps": self.eps} if self.eps else {}),
+                **({} if self.eps == _EPS else {"eps": self.eps}),
             )
         elif self.clipping_type == "adaptive" and not self.eps:
             _warn_of_zeros(state.model)
@@ -171,7 +171,7 @@ def _warn_of_zeros(model: torch.nn.Module) -> None:
     if zeros:
         warnings.warn(
             f"`GradientClipping('adaptive', ...)` keeps parameters that are zero at zero; {len(zeros)} are, such as "
-            f"{zeros[0]!r}. Pass `eps=1e-3` to let them train.",
+            f"{zeros[0]!r}. Use `eps=1e-3`, the default, to let them train.",
             NotIntendedUseWarning,
             stacklevel=2,
         )
@@ -194,7 +194,7 @@ def _clip_wrapped(model: torch.nn.Module, clipping_type: str, clipping_threshold
 
 
 @torch.no_grad()
-def _apply_agc(parameters: torch.Tensor | Iterable[torch.Tensor], clipping_threshold: float, eps: float = 0.0) -> None:
+def _apply_agc(parameters: torch.Tensor | Iterable[torch.Tensor], clipping_threshold: float, eps: float = _EPS) -> None:
     """Clip adaptively. The factors of all units are computed together; only norms and products are per tensor."""
     groups: dict[Any, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
     for weight in _each(parameters):
@@ -218,7 +218,7 @@ def _joined(norms: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _get_clipped_gradient_coeff(
-    weights: torch.Tensor, grad: torch.Tensor, clipping_threshold: float = 0.01, eps: float = 0.0
+    weights: torch.Tensor, grad: torch.Tensor, clipping_threshold: float = 0.01, eps: float = _EPS
 ) -> torch.Tensor:
     """The factor of each unit of one gradient, in a shape that multiplies it."""
     return _factors(_unitwise_norm(weights), _unitwise_norm(grad), clipping_threshold, eps)

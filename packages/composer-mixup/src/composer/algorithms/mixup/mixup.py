@@ -112,11 +112,14 @@ class MixUp(Algorithm):
         self.mixing = 0.0
         self.indices: torch.Tensor | None = None
         self.permuted_target: torch.Tensor | None = None
+        self._loss_target: torch.Tensor | None = None
 
     @property
     def events(self) -> frozenset[Event]:  # type: ignore[override]
         """BEFORE_FORWARD, and where targets or losses are mixed."""
-        return frozenset({Event.BEFORE_FORWARD, Event.BEFORE_BACKWARD if self.interpolate_loss else Event.BEFORE_LOSS})
+        if self.interpolate_loss:
+            return frozenset({Event.BEFORE_FORWARD, Event.AFTER_LOSS, Event.BEFORE_BACKWARD})
+        return frozenset({Event.BEFORE_FORWARD, Event.BEFORE_LOSS})
 
     @property
     def placement(self) -> Placement:  # type: ignore[override]
@@ -132,9 +135,15 @@ class MixUp(Algorithm):
         if event is Event.BEFORE_FORWARD:
             self._mix_inputs(state)
             return
+        if event is Event.AFTER_LOSS:  # another method may have changed the targets for this loss only
+            self._loss_target = state.batch_get_item(self.target_key)
+            return
         assert self.indices is not None, "BEFORE_FORWARD comes before"
-        mix = mix_targets if event is Event.BEFORE_LOSS else mix_loss
-        mix(state, self.target_key, self.indices, self.mixing, "MixUp")
+        if event is Event.BEFORE_LOSS:
+            mix_targets(state, self.target_key, self.indices, self.mixing, "MixUp")
+            return
+        target, self._loss_target = self._loss_target, None
+        mix_loss(state, self.target_key, self.indices, self.mixing, "MixUp", target=target)
 
     def _mix_inputs(self, state: State) -> None:
         input, target = state.batch_get_item(self.input_key), state.batch_get_item(self.target_key)

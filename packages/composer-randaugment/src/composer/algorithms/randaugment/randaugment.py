@@ -9,10 +9,10 @@ import torch
 
 from composer.algorithms.utils import (
     AugmentationFn,
-    add_dataset_transform,
+    add_training_transform,
     as_augmentation_set,
     augmentation_sets,
-    has_dataset_transform,
+    check_training_transform,
 )
 from composer.algorithms.utils.augmentation_common import map_pillow_function
 from composer.core import AUGMENTS_IMAGES, Algorithm, Event, Placement, State
@@ -118,15 +118,23 @@ class RandAugmentTransform(torch.nn.Module):
         return f"severity={self.severity!r}, depth={self.depth!r}, augmentation_set={self.augmentation_set!r}"
 
 
+_ADVICE = (
+    "Or apply `RandAugmentTransform` to the images where they are read, without `RandAugment`. A "
+    "`composer.datasets.DeviceLoader` takes `transform=composer.datasets.ImageTransform(...)` instead, which augments "
+    "batches on the device."
+)
+
+
 class RandAugment(Algorithm):
     """Changes each training image by a few random augmentations of one strength.
 
     At FIT_START a `RandAugmentTransform` joins the transforms of the training data set, before what makes tensors of
-    images. It stays there; further fits with the same algorithm add nothing.
+    images. It stays there; further fits with the same algorithm add nothing. A loader that cannot take it is refused at
+    INIT or BEFORE_LOAD if it is known then.
 
-    **Events** FIT_START. **Reads** `state.train_dataloader`. **Writes** the `transform` of its data set; of a copy of
-    it below a `Subset`. **Cost** `depth` operations of Pillow per image, in the workers of the loader. **Compilation**
-    static: the model and the batches are as before.
+    **Events** INIT, BEFORE_LOAD, FIT_START. **Reads** `state.train_dataloader`, or else `state.dataloader`. **Writes**
+    the `transform` of its data set; of a copy of it below a `Subset`. **Cost** `depth` operations of Pillow per image,
+    in the workers of the loader. **Compilation** static: the model and the batches are as before.
 
     Args:
         severity: The strength of each augmentation, in [0, 10].
@@ -147,7 +155,7 @@ class RandAugment(Algorithm):
     Differs: no identity among the augmentations; the strength is drawn up to `severity`, instead of being constant.
     """
 
-    events = frozenset({Event.FIT_START})
+    events = frozenset({Event.INIT, Event.BEFORE_LOAD, Event.FIT_START})
     placement = Placement(provides={AUGMENTS_IMAGES})
 
     def __init__(self, severity: float = 9, depth: int = 2, augmentation_set: str = "all") -> None:
@@ -156,12 +164,15 @@ class RandAugment(Algorithm):
         self.augmentation_set = augmentation_set
 
     def match(self, event: Event, state: State) -> bool:
-        """At FIT_START, unless the data set has the transform."""
-        return event in self.events and not has_dataset_transform(state.train_dataloader, self._transform)
+        """At INIT, BEFORE_LOAD and FIT_START."""
+        return event in self.events
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Add the transform to the data set."""
-        add_dataset_transform(state.train_dataloader, self._transform)
+        """Check the training loader, or add the transform to its data set."""
+        if event in (Event.INIT, Event.BEFORE_LOAD):
+            check_training_transform(state, self._transform, _ADVICE)
+        else:
+            add_training_transform(state, self._transform, _ADVICE)
 
 
 def _check(severity: float, depth: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torchvision.models.resnet import Bottleneck
 from composer.algorithms.stochastic_depth.stochastic_layers import (
     can_be_stochastic,
     check,
+    make_residual_block_stochastic,
     make_resnet_bottleneck_stochastic,
     rate_of,
 )
@@ -25,9 +27,12 @@ __all__ = ["StochasticDepth", "apply_stochastic_depth"]
 _STOCHASTIC_LAYER_MAPPING = {"ResNetBottleneck": (Bottleneck, make_resnet_bottleneck_stochastic)}
 
 
+Target = str | type[nn.Module] | Callable[[nn.Module], bool]
+
+
 def apply_stochastic_depth(
     model: nn.Module,
-    target_layer_name: str,
+    target_layer_name: Target,
     stochastic_method: str = "block",
     drop_rate: float = 0.2,
     drop_distribution: str = "linear",
@@ -39,7 +44,10 @@ def apply_stochastic_depth(
 
     Args:
         model: The model. A block that is the model itself is not changed.
-        target_layer_name: "ResNetBottleneck", which is `torchvision.models.resnet.Bottleneck`, but not a subclass.
+        target_layer_name: Which blocks. "ResNetBottleneck": `torchvision.models.resnet.Bottleneck`, but not a subclass.
+            A class, such as a `BasicBlock` or `Bottleneck` of torchvision or timm, or a function of a module that
+            returns whether it is meant: residual blocks that compute `act(f(x) + skip(x))` of one input, where `f` ends
+            with a module, `skip` is the input or one module, and `act` is one module or nothing.
         stochastic_method: "block": a block is skipped, and not computed, for the whole batch. "sample": the branch of a
             block is computed, and zeroed for some examples.
         drop_rate: The largest probability that a block is dropped, in [0, 1].
@@ -48,6 +56,7 @@ def apply_stochastic_depth(
 
     Raises:
         ValueError: A name is unknown, or `drop_rate` is outside [0, 1].
+        TypeError: A block of the class, or one that the function selects, computes something else.
 
     Warns:
         NoEffectWarning: The model has no such block.
@@ -64,30 +73,42 @@ def apply_stochastic_depth(
     _validate(target_layer_name, stochastic_method, drop_rate, drop_distribution)
     if not _make_stochastic(model, target_layer_name, stochastic_method, drop_rate, drop_distribution):
         warnings.warn(
-            f"`apply_stochastic_depth` changed nothing: the model has no {target_layer_name}.",
+            f"`apply_stochastic_depth` changed nothing: the model has no {_name_of(target_layer_name)}.",
             NoEffectWarning,
             stacklevel=2,
         )
 
 
 def _make_stochastic(
-    model: nn.Module, target_layer_name: str, method: str, drop_rate: float, distribution: str
+    model: nn.Module, target_layer_name: Target, method: str, drop_rate: float, distribution: str
 ) -> list[nn.Module]:
     """Make the blocks of a model stochastic; return them in the order of their drop rates."""
-    target, make = _STOCHASTIC_LAYER_MAPPING[target_layer_name]
-    count = sum(isinstance(m, target) and can_be_stochastic(m) for m in model.modules() if m is not model)
+    is_target = _selector(target_layer_name)
+    count = sum(is_target(module) for module in model.modules() if module is not model)
     blocks: list[nn.Module] = []
 
     def stochastic(module: nn.Module, index: int) -> nn.Module | None:
-        if not can_be_stochastic(module):
+        if not is_target(module):
             return None
-        assert isinstance(module, target)
+        make = make_resnet_bottleneck_stochastic if can_be_stochastic(module) else make_residual_block_stochastic
         block: nn.Module = make(module, len(blocks), count, drop_rate, distribution, method)
         blocks.append(block)
         return block
 
-    module_surgery.replace_module_classes(model, {target: stochastic})
+    module_surgery.replace_module_classes(model, {nn.Module: stochastic})
     return blocks
+
+
+def _selector(target: Target) -> Callable[[nn.Module], bool]:
+    if isinstance(target, str):
+        return can_be_stochastic
+    if isinstance(target, type):
+        return lambda module: isinstance(module, target)
+    return lambda module: bool(target(module))
+
+
+def _name_of(target: Target) -> str:
+    return target if isinstance(target, str) else f"block of {getattr(target, '__name__', repr(target))}"
 
 
 class StochasticDepth(Algorithm):
@@ -108,7 +129,8 @@ class StochasticDepth(Algorithm):
     **Logs** `stochastic_depth/num_stochastic_layers` once, and with a warm-up `stochastic_depth/drop_rate` per batch.
 
     Args:
-        target_layer_name: "ResNetBottleneck".
+        target_layer_name: Which blocks: "ResNetBottleneck", a class, or a function of a module; see
+            `apply_stochastic_depth`. Only with a name can a checkpoint bring the algorithm back by itself.
         stochastic_method: "block" or "sample".
         drop_rate: The largest probability that a block is dropped.
         drop_distribution: "linear" or "uniform".
@@ -135,7 +157,7 @@ class StochasticDepth(Algorithm):
 
     def __init__(
         self,
-        target_layer_name: str,
+        target_layer_name: Target,
         stochastic_method: str = "block",
         drop_rate: float = 0.2,
         drop_distribution: str = "linear",
@@ -183,7 +205,7 @@ class StochasticDepth(Algorithm):
             self.num_stochastic_layers = len(self._blocks)
             if not self._blocks:
                 warnings.warn(
-                    f"`StochasticDepth` changed nothing: the model has no {self.target_layer_name}.",
+                    f"`StochasticDepth` changed nothing: the model has no {_name_of(self.target_layer_name)}.",
                     NoEffectWarning,
                     stacklevel=2,
                 )
@@ -219,7 +241,9 @@ def _share(warmup: Time[Any], state: State) -> float:
     return float(elapsed.value / warmup.value)
 
 
-def _validate(target_layer_name: str, stochastic_method: str, drop_rate: float, drop_distribution: str) -> None:
-    check("target_layer_name", target_layer_name, tuple(_STOCHASTIC_LAYER_MAPPING))
+def _validate(target_layer_name: Target, stochastic_method: str, drop_rate: float, drop_distribution: str) -> None:
+    if isinstance(target_layer_name, str) or not callable(target_layer_name):
+        known = tuple(_STOCHASTIC_LAYER_MAPPING)
+        check("target_layer_name", target_layer_name, known, "a class", "a function of a module")
     check("stochastic_method", stochastic_method, ("block", "sample"))
     rate_of(0, 1, drop_rate, drop_distribution)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import operator
+from typing import Any, NamedTuple, cast
+
 import torch
-from torch import nn
+from torch import fx, nn
 from torchvision.models.resnet import Bottleneck
 
 __all__ = [
     "BlockStochasticBottleneck",
     "BlockStochasticModule",
     "SampleStochasticBottleneck",
+    "make_residual_block_stochastic",
     "make_resnet_bottleneck_stochastic",
 ]
 
@@ -161,7 +166,136 @@ def rate_of(index: int, count: int, drop_rate: float, drop_distribution: str) ->
     return (index + 1) / count * drop_rate if drop_distribution == "linear" else drop_rate
 
 
-def check(name: str, value: str, known: tuple[str, ...]) -> None:
+def check(name: str, value: Any, known: tuple[str, ...], *others: str) -> None:
     """Raise ValueError unless a name is known."""
     if value not in known:
-        raise ValueError(f"`{name}` must be {' or '.join(map(repr, known))}, got {value!r}. Check its spelling.")
+        allowed = " or ".join([*map(repr, known), *others])
+        raise ValueError(f"`{name}` must be {allowed}, got {value!r}. Check its spelling.")
+
+
+def make_residual_block_stochastic(
+    module: nn.Module,
+    module_index: int,
+    module_count: int,
+    drop_rate: float,
+    drop_distribution: str,
+    stochastic_method: str = "block",
+) -> nn.Module:
+    """Make any block that computes `act(f(x) + skip(x))` stochastic, in place: it keeps its class and its weights.
+
+    Its own forward pass runs whenever the branch f is computed; the output of the last module of f is scaled.
+
+    Args:
+        module: The block: f ends with a module, `skip` is the input or one module, `act` one module or nothing.
+        module_index: As in `make_resnet_bottleneck_stochastic`, like all that follow.
+        module_count: How many there are.
+        drop_rate: As `drop_distribution` says.
+        drop_distribution: "linear" or "uniform".
+        stochastic_method: "block" or "sample".
+
+    Returns:
+        The block.
+
+    Raises:
+        ValueError: An argument is out of range or unknown.
+        TypeError: The block computes something else.
+    """
+    check("stochastic_method", stochastic_method, tuple(_METHODS))
+    rate = rate_of(module_index, module_count, drop_rate, drop_distribution)
+    forward = module.__dict__.get("forward")
+    made_before = isinstance(forward, functools.partial) and forward.func is _forward_stochastic
+    if not made_before and hasattr(module, "drop_rate"):
+        raise _refusal(module, "has a `drop_rate` of its own")
+    parts = forward.args[1] if made_before else _find_parts(module)
+    module.forward = functools.partial(_forward_stochastic, module, parts, stochastic_method)
+    module.drop_rate = torch.tensor(rate)  # type: ignore[assignment]
+    return module
+
+
+class _Parts(NamedTuple):
+    """The names of the modules in `act(last(...) + skip(x))`; None: there is no such module."""
+
+    last: str
+    skip: str | None
+    act: str | None
+
+
+def _forward_stochastic(block: nn.Module, parts: _Parts, method: str, x: torch.Tensor) -> torch.Tensor:
+    """The forward pass of a block of any class."""
+    forward = functools.partial(type(block).forward, block)
+    if block.training and method == "block":
+        if not bool(torch.rand(()) < block.drop_rate):
+            return cast(torch.Tensor, forward(x))
+        if parts.act is None:
+            return x if parts.skip is None else cast(torch.Tensor, block.get_submodule(parts.skip)(x))
+        # A copy of the input, which the activation may overwrite.
+        shortcut = x.clone() if parts.skip is None else block.get_submodule(parts.skip)(x)
+        return cast(torch.Tensor, block.get_submodule(parts.act)(shortcut))
+    # Looked up in each pass: the module may have been replaced.
+    hook = block.get_submodule(parts.last).register_forward_hook(functools.partial(_scale_branch, block))
+    try:
+        return cast(torch.Tensor, forward(x))
+    finally:
+        hook.remove()
+
+
+def _scale_branch(block: nn.Module, module: nn.Module, args: Any, branch: torch.Tensor) -> torch.Tensor:
+    rate = cast(torch.Tensor, block.drop_rate)
+    if not block.training:
+        return branch * (1 - rate)
+    shape = [branch.shape[0]] + [1] * (branch.dim() - 1)
+    kept = torch.rand(shape, device=branch.device, dtype=torch.float32) >= rate
+    return branch * kept.to(branch.dtype)
+
+
+class _OneLevel(fx.Tracer):
+    """Records which children a block calls, not what they do."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return True
+
+
+def _find_parts(block: nn.Module) -> _Parts:
+    """Read the parts of a block from a trace of its forward pass."""
+    try:
+        graph = _OneLevel().trace(block)
+    except Exception as error:
+        raise _refusal(block, f"could not be traced ({type(error).__name__}: {error})") from error
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    output = next(node for node in graph.nodes if node.op == "output").args[0]
+    if len(inputs) != 1 or not isinstance(output, fx.Node):
+        raise _refusal(block, "has more than one input or output")
+    act = None
+    if output.op == "call_module" and list(output.all_input_nodes) == list(output.args):
+        act, output = str(output.target), output.args[0]
+    if not _is_sum(output):
+        raise _refusal(block, "does not end with a sum of two, or a module behind it")
+    skips = [node for node in output.all_input_nodes if node is inputs[0]]
+    skips = skips or [node for node in output.all_input_nodes if _is_one_call(node, inputs[0])]
+    branches = [node for node in output.all_input_nodes if node not in skips]
+    if len(branches) != 1 or len(skips) != 1:
+        raise _refusal(block, "does not add a branch to its input, or to one module's output")
+    (branch,), (skip,) = branches, skips
+    calls = [node for node in graph.nodes if node.op == "call_module" and node.target == branch.target]
+    if calls != [branch] or len(branch.users) != 1:
+        raise _refusal(block, "has a branch whose last step is not a module of its own")
+    return _Parts(str(branch.target), None if skip is inputs[0] else str(skip.target), act)
+
+
+def _is_sum(node: Any) -> bool:
+    if not isinstance(node, fx.Node) or len(node.args) != 2 or node.kwargs or len(node.all_input_nodes) != 2:
+        return False
+    return node.target in (operator.add, operator.iadd, torch.add, "add", "add_")
+
+
+def _is_one_call(node: fx.Node, source: fx.Node) -> bool:
+    """Return whether a node is one module's output for the input of the block."""
+    return bool(node.op == "call_module" and list(node.args) == [source] and not node.kwargs)
+
+
+def _refusal(block: nn.Module, reason: str) -> TypeError:
+    return TypeError(
+        f"`target_layer_name` must select residual blocks that compute `act(f(x) + skip(x))`, got a "
+        f"{type(block).__name__}, which {reason}. Select fewer modules, or build the block from a "
+        f"`BlockStochasticModule(main, residual)` without the algorithm."
+    )

@@ -42,9 +42,9 @@ def add_bias(module: nn.Module, module_index: int, max_sequence_length: int) -> 
     _check_layer(module)
     layer: Any = module
     n_heads = getattr(layer, "num_attention_heads", None) or layer.num_heads
-    layer.alibi = LinearBias(n_heads, max_sequence_length)
+    layer._composer_alibi = LinearBias(n_heads, max_sequence_length)
     if layer.config._attn_implementation != _NAME:
-        layer.model_config, layer.config = layer.config, copy.copy(layer.config)
+        layer._composer_alibi_config, layer.config = layer.config, copy.copy(layer.config)
         layer.config._attn_implementation = _NAME
     register_attention()
     return module
@@ -76,10 +76,10 @@ def share_biases(model: nn.Module) -> None:
     """Let layers that need equal biases use one."""
     shared: dict[tuple[int, int], LinearBias] = {}
     for module in model.modules():
-        bias: Any = getattr(module, "alibi", None)
+        bias: Any = getattr(module, "_composer_alibi", None)
         if isinstance(bias, LinearBias):
             layer: Any = module
-            layer.alibi = shared.setdefault((bias.n_heads, bias.max_sequence_length), bias)
+            layer._composer_alibi = shared.setdefault((bias.n_heads, bias.max_sequence_length), bias)
 
 
 def _check_layer(layer: nn.Module) -> None:
@@ -111,7 +111,7 @@ def _looks_up_attention(kind: type) -> bool:
 
 def _attention_of(layer: Any) -> str:
     """The attention that the model is set to now."""
-    found: str = getattr(layer, "model_config", layer.config)._attn_implementation or "eager"
+    found: str = getattr(layer, "_composer_alibi_config", layer.config)._attn_implementation or "eager"
     if found not in _KINDS:
         raise NotImplementedError(
             f"ALiBi needs attention that takes any bias, {' or '.join(map(repr, _KINDS))}, got {found!r}. Build the "
@@ -162,7 +162,7 @@ def attend(
     q = query.shape[2]
     if attention_mask is None and causal and 1 < q < key.shape[2]:
         key, value = key[:, :, :q], value[:, :, :q]  # a cache of fixed size, still empty
-    bias = layer.alibi.for_scores(query, key.shape[2], attention_mask, causal)
+    bias = layer._composer_alibi.for_scores(query, key.shape[2], attention_mask, causal)
     if attention == "eager":
         return _attend_eagerly(layer, query, key, value, bias, dropout, scaling)
     sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]

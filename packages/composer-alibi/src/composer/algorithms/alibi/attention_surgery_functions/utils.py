@@ -122,7 +122,8 @@ def register_alibi(module: nn.Module, n_heads: int, max_token_length: int, causa
 
     With the slope m of each head, and query i and key j: `-m * |i - j|`, or, if a causal mask hides later keys,
     `m * j`, which differs by the same amount for all keys of a query and thus gives the same softmax. The buffer is not
-    saved in checkpoints. A second call replaces it.
+    saved in checkpoints. A second call replaces it. A module with something else of that name keeps it, and the buffer
+    is called `composer_alibi`.
 
     Args:
         module: The module, changed in place.
@@ -131,7 +132,8 @@ def register_alibi(module: nn.Module, n_heads: int, max_token_length: int, causa
         causal: Whether the shorter form will do.
 
     Returns:
-        The module. Its `alibi` has shape (1, H, L, L), or (H, 1, L) if `causal`, on the module's device, in float32.
+        The module. Its `alibi`, or `composer_alibi`, has shape (1, H, L, L), or (H, 1, L) if `causal`, on the module's
+        device, in float32.
 
     Example:
         >>> register_alibi(torch.nn.Module(), n_heads=2, max_token_length=3, causal=True).alibi
@@ -148,7 +150,8 @@ def register_alibi(module: nn.Module, n_heads: int, max_token_length: int, causa
         bias = slopes * positions
     else:
         bias = (-slopes * (positions[:, None] - positions).abs())[None]
-    module.register_buffer("alibi", bias, persistent=False)
+    is_free = "alibi" in module._buffers or not hasattr(module, "alibi")
+    module.register_buffer("alibi" if is_free else "composer_alibi", bias, persistent=False)
     return module
 
 
