@@ -31,10 +31,21 @@ LINTERS = ["ruff"]
 TEST_TOOLS = ["pytest", "hypothesis"]
 TOOL_TOOLS = ["packaging", "tomli", "towncrier", "uv"]  # what tools/ imports or runs
 TYPE_TOOLS = ["mypy", "nox", "types-psutil", "types-PyYAML", "types-tqdm"]
+EDITOR_TOOLS = ["basedpyright"]  # what an editor sees; brings its own node
 IMPORT_TOOLS = ["import-linter"]
 OPTIMIZERS = ["lion-pytorch", "prodigyopt", "pytorch-optimizer", "schedulefree"]  # of others, that we must train with
 BENCH_TOOLS = ["timm"]  # the rival of one method, and a source of models
-EVERY_TOOL = [*LINTERS, *TEST_TOOLS, *TOOL_TOOLS, *TYPE_TOOLS, *IMPORT_TOOLS, *OPTIMIZERS, *BENCH_TOOLS, "coverage"]
+EVERY_TOOL = [
+    *LINTERS,
+    *TEST_TOOLS,
+    *TOOL_TOOLS,
+    *TYPE_TOOLS,
+    *EDITOR_TOOLS,
+    *IMPORT_TOOLS,
+    *OPTIMIZERS,
+    *BENCH_TOOLS,
+    "coverage",
+]
 
 each_package = nox.parametrize("package", NAMES, ids=NAMES)
 environment.keep_links_possible(Path(".nox"))
@@ -163,7 +174,8 @@ def newest(session: nox.Session, package: str) -> None:
 def together(session: nox.Session) -> None:
     """Run the tests that need several packages, with all of them installed."""
     callbacks = WORKSPACE.outside(WORKSPACE["composer-callbacks"].test_dependencies)  # one needs more than it declares
-    _install(session, NAMES, *TEST_TOOLS, *TOOL_TOOLS, *IMPORT_TOOLS, *OPTIMIZERS, *BENCH_TOOLS, *callbacks)
+    tools = [*TEST_TOOLS, *TOOL_TOOLS, *EDITOR_TOOLS, *IMPORT_TOOLS, *OPTIMIZERS, *BENCH_TOOLS]
+    _install(session, NAMES, *tools, *callbacks)
     _pytest(session, "tests", "--ignore=tests/test_docs.py")
 
 

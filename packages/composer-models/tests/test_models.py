@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 from functools import partial
 
 import pytest
@@ -69,21 +68,20 @@ def test_training_reaches_every_parameter_and_lowers_the_loss(name):
     model, (inputs, targets) = make(name)
     model.double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    losses, predicted = [], []
-    for _ in range(4):  # what follows a weight that begins at zero gets no gradient in the first step
+    losses, norms = [], []
+    for _ in range(2):  # what follows a weight that begins at zero gets no gradient in the first step
         optimizer.zero_grad()
         torch.manual_seed(3)  # the same dropout in every step
         loss = model.loss(model((inputs.double(), targets)), (inputs, targets))
         loss.backward()
-        squared_norm = sum(value.grad.square().sum() for value in model.parameters() if value.grad is not None)
-        optimizer.param_groups[0]["lr"] = 1e-7 / squared_norm.sqrt().item()
         losses.append(loss.detach())
-        predicted.append(loss.detach() - 1e-7 * squared_norm.sqrt())
+        norms.append(
+            torch.nn.utils.get_total_norm([value.grad for value in model.parameters() if value.grad is not None])
+        )
+        optimizer.param_groups[0]["lr"] = 1e-7 / norms[-1].item()
         optimizer.step()
 
-    falls = [before - after for before, after in itertools.pairwise(losses)]
-    expected = [before - after for before, after in zip(losses[:-1], predicted[:-1], strict=True)]
-    torch.testing.assert_close(expected, falls, rtol=0.1, atol=0.0)
+    torch.testing.assert_close(1e-7 * norms[0], losses[0] - losses[1], rtol=0.1, atol=0.0)
     without = [key for key, value in model.named_parameters() if value.grad is None or not value.grad.any()]
     assert [] == without
 
