@@ -5,6 +5,7 @@ import json
 import math
 import os
 import pickle
+import socket
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -243,6 +244,15 @@ def test_files_are_stored_and_fetched(start: Any, arguments: Any, tmp_path: Path
         logger.download_file("my-run/checkpoints/ep1.pt", str(target))
     with pytest.raises(FileNotFoundError, match="'nothing' is not among the artifacts"):
         logger.download_file("nothing", str(target), overwrite=True)
+
+
+def test_a_server_that_is_down_is_not_one_without_the_file(start: Any, arguments: Any, tmp_path: Path) -> None:
+    logger = MLFlowLogger(**arguments, log_artifacts=True)
+    start(logger)
+    with socket.create_server(("127.0.0.1", 0)) as listening:  # and never answers
+        logger.tracking_uri, logger.delivery_timeout = f"http://127.0.0.1:{listening.getsockname()[1]}", 0.5
+        with pytest.raises(TimeoutError, match="Asking MLflow for its artifacts"):
+            logger.download_file("my-run/latest.symlink", str(tmp_path / "b"))
 
 
 def test_files_are_not_stored_unless_wanted(start: Any, client: Any, arguments: Any, tmp_path: Path) -> None:

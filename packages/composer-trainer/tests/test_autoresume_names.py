@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from conftest import MakeTrainer
 
+from composer.loggers import LoggerDestination
+
 
 def launch(make_trainer: MakeTrainer, folder: Path | str, filename: str, duration: str = "2ba", **kwargs: Any) -> Any:
     arguments = {"save_folder": folder, "run_name": "run", "autoresume": True, "save_interval": "1ba", **kwargs}
@@ -83,3 +85,21 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew(make_traine
     with pytest.warns(UserWarning, match="is damaged"), pytest.raises(RuntimeError) as caught:
         launch(make_trainer, tmp_path, "ba{batch}.pt")
     assert all(text in str(caught.value) for text in ("ba1.pt", "it is empty", "ba2.pt", "autoresume=False"))
+
+
+@pytest.mark.parametrize("keeps_files", [False, True])
+def test_a_logger_that_is_down_stops_a_launch_only_if_it_keeps_files(
+    make_trainer: MakeTrainer, tmp_path: Path, keeps_files: bool
+) -> None:
+    class Down(LoggerDestination):
+        def can_upload_files(self) -> bool:
+            return keeps_files
+
+        def download_file(self, *args: Any, **kwargs: Any) -> None:
+            raise TimeoutError("no reply")
+
+    if keeps_files:
+        with pytest.raises(TimeoutError, match="no reply"):
+            launch(make_trainer, tmp_path, "ba{batch}.pt", loggers=Down())
+    else:
+        assert 0 == launch(make_trainer, tmp_path, "ba{batch}.pt", loggers=Down()).state.timestamp.batch

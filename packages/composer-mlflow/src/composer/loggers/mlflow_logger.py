@@ -229,14 +229,21 @@ class MLFlowLogger(LoggerDestination):
             raise RuntimeError("`MLFlowLogger.download_file` needs a run: call it after Event.INIT.")
         if self._sender is not None:
             self._sender.flush()
+        client, run_id = self._client(), self._run_id
+        inside = os.path.dirname(remote_file_name) or None
+        try:  # a server that is down must not be mistaken for one that does not have the file
+            there = call_in_time(
+                lambda: client.list_artifacts(run_id, inside), self.delivery_timeout, "Asking MLflow for its artifacts"
+            )
+        except Exception as error:
+            if getattr(error, "error_code", None) != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            there = []
+        if remote_file_name not in [artifact.path for artifact in there]:
+            raise FileNotFoundError(f"{remote_file_name!r} is not among the artifacts of the MLflow run {run_id}.")
         folder = os.path.dirname(os.path.abspath(destination))
         with tempfile.TemporaryDirectory(dir=folder) as temporary:
-            try:
-                path = self._client().download_artifacts(self._run_id, remote_file_name, temporary)
-            except Exception as error:
-                raise FileNotFoundError(
-                    f"{remote_file_name!r} is not among the artifacts of the MLflow run {self._run_id}: {error}"
-                ) from error
+            path = client.download_artifacts(run_id, remote_file_name, temporary)
             os.replace(path, destination)
 
     def register_model(

@@ -425,6 +425,10 @@ def _logger_candidates(
                     get(name, path)
             except (NotImplementedError, FileNotFoundError):
                 return None  # it keeps no files, or not this one
+            except Exception:
+                if destination.can_upload_files():
+                    raise
+                return None  # it keeps none, so it may be down
             return path
 
         yield f"{latest} of {type(destination).__name__}", fetch
