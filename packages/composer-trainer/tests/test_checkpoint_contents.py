@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from conftest import MakeTrainer
 
 from composer.checkpoint import CorruptCheckpointError
 from composer.checkpoint._durable import replacing
+from composer.checkpoint._safe_load import load_plain
 from composer.checkpoint._shards import read_index
 from composer.core import Time
 from composer.loggers import InMemoryLogger
@@ -93,3 +95,9 @@ def test_an_index_that_cannot_be_read_is_damaged(tmp_path: Path) -> None:
     path.write_bytes(b"\x80\x04ctorch.serialization\n_get_layout\nX\x01\x00\x00\x00a\x85R.")
     with pytest.raises(CorruptCheckpointError, match="cannot be read"):  # torch raises a RuntimeError
         read_index(path)
+
+
+def test_an_entry_of_shards_that_cannot_be_read_is_damaged() -> None:
+    for entry in (b"", b"PK\x03\x04 torn"):
+        with pytest.raises(CorruptCheckpointError, match="cannot be read"):  # torch raises EOFError and RuntimeError
+            load_plain(io.BytesIO(entry), "the entry 'a'")

@@ -75,6 +75,7 @@ def load_plain(stream: Any, what: str) -> Any:
 
     Raises:
         UnsafeCheckpointError: They hold types that are not allowed.
+        CorruptCheckpointError: They are damaged, or tell of sizes that no memory holds.
     """
     with torch.serialization.safe_globals(_allowed()):
         try:
@@ -86,6 +87,8 @@ def load_plain(stream: Any, what: str) -> Any:
             raise UnsafeCheckpointError(
                 f"Of a checkpoint, {what} holds {names}, whose loading could run code, so nothing was loaded."
             ) from error
+        except (RuntimeError, EOFError, ValueError, TypeError, AttributeError, LookupError, MemoryError) as error:
+            raise CorruptCheckpointError(what, f"it cannot be read ({error})") from error
 
 
 def _was_sealed(loaded: Any) -> bool:
