@@ -23,7 +23,6 @@ from composer.core import (
     Time,
     TimeUnit,
     ensure_data_spec,
-    ensure_evaluator,
     ensure_time,
 )
 from composer.core.precision import _validate_precision
@@ -308,15 +307,19 @@ def build_evaluators(eval_dataloader: Any, eval_interval: Any, eval_subset_num_b
             warnings.warn("`eval_interval` has no effect without `eval_dataloader`.", stacklevel=5)
         if eval_subset_num_batches != -1:
             warnings.warn("`eval_subset_num_batches` has no effect without `eval_dataloader`.", stacklevel=5)
-    specs = [item if isinstance(item, Evaluator) else ensure_data_spec(item, "eval_dataloader") for item in given]
+    labels = ["eval" if i == 0 else f"eval_{i}" for i in range(len(given))]
     if len(given) > 1 and kinds == {False}:
-        specs = [Evaluator(label=f"eval_{i}" if i else "eval", dataloader=spec) for i, spec in enumerate(specs)]
         warnings.warn(
-            f"The loaders of `eval_dataloader` are labelled {', '.join(repr(item.label) for item in specs)}. Wrap each "
-            f"to choose its label: `Evaluator(label=..., dataloader=...)`.",
+            f"The loaders of `eval_dataloader` are labelled {', '.join(map(repr, labels))}. Wrap each to choose its "
+            f"label: `Evaluator(label=..., dataloader=...)`.",
             stacklevel=5,
         )
-    evaluators = [ensure_evaluator(item, None) for item in specs]
+    evaluators = [
+        item
+        if isinstance(item, Evaluator)
+        else Evaluator(label=label, dataloader=ensure_data_spec(item, "eval_dataloader"))
+        for label, item in zip(labels, given, strict=True)
+    ]
     labels = [evaluator.label for evaluator in evaluators]
     for label in labels:
         if labels.count(label) > 1:

@@ -192,7 +192,7 @@ class ColOut(Algorithm):
 
     def match(self, event: Event, state: State) -> bool:
         """At AFTER_DATALOADER; or at INIT, BEFORE_LOAD and FIT_START."""
-        return event in self.events
+        return self.events is not None and event in self.events
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Drop rows and columns of the batch; or check the training loader, or add the transform to its data set."""

@@ -203,12 +203,14 @@ def make_residual_block_stochastic(
     check("stochastic_method", stochastic_method, tuple(_METHODS))
     rate = rate_of(module_index, module_count, drop_rate, drop_distribution)
     forward = module.__dict__.get("forward")
-    made_before = isinstance(forward, functools.partial) and forward.func is _forward_stochastic
-    if not made_before and hasattr(module, "drop_rate"):
+    if isinstance(forward, functools.partial) and forward.func is _forward_stochastic:
+        parts = forward.args[1]  # made before, with other arguments
+    elif hasattr(module, "drop_rate"):
         raise _refusal(module, "has a `drop_rate` of its own")
-    parts = forward.args[1] if made_before else _find_parts(module)
+    else:
+        parts = _find_parts(module)
     module.forward = functools.partial(_forward_stochastic, module, parts, stochastic_method)
-    module.drop_rate = torch.tensor(rate)  # type: ignore[assignment]
+    module.drop_rate = torch.tensor(rate)
     return module
 
 
@@ -224,7 +226,7 @@ def _forward_stochastic(block: nn.Module, parts: _Parts, method: str, x: torch.T
     """The forward pass of a block of any class."""
     forward = functools.partial(type(block).forward, block)
     if block.training and method == "block":
-        if not bool(torch.rand(()) < block.drop_rate):
+        if not bool(torch.rand(()) < cast(torch.Tensor, block.drop_rate)):
             return cast(torch.Tensor, forward(x))
         if parts.act is None:
             return x if parts.skip is None else cast(torch.Tensor, block.get_submodule(parts.skip)(x))
