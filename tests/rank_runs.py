@@ -228,6 +228,8 @@ def in_step(case: Case, *seeds: int) -> list[Found]:
             set_mean_gradient(weights)
         for share in shares:
             share.step()
+    for share in shares:
+        share.engine.run_event("fit_end")
     return [found_in(share.state) for share in shares]
 
 

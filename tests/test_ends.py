@@ -84,14 +84,15 @@ def launch(
     has_text = name in LANGUAGE
     model = MeasuredCaptioned() if has_text else Measured()
     keys = {"input_key": "image", "target_key": "label"} if has_text else {}
-    images, collate = noise(2 * LENGTH, ToTensor()), captioned if has_text else None
+    collate = captioned if has_text else None
+    training, measuring = (noise(2 * LENGTH, ToTensor()) for _ in range(2))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NoEffectWarning)
         warnings.simplefilter("ignore", NotIntendedUseWarning)
         trainer = Trainer(
             model=model,
-            train_dataloader=DataLoader(images, batch_size=2, shuffle=True, collate_fn=collate),
-            eval_dataloader=DataLoader(images, batch_size=6, collate_fn=collate),
+            train_dataloader=DataLoader(training, batch_size=2, shuffle=True, collate_fn=collate),
+            eval_dataloader=DataLoader(measuring, batch_size=6, collate_fn=collate),
             max_duration=duration,
             optimizers=torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
             algorithms=make(name, keys, arguments),

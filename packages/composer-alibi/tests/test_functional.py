@@ -609,7 +609,7 @@ class TestRefusals:
             apply_alibi(model, LENGTH)
         layer.__class__ = Wrapped
         apply_alibi(model, LENGTH)
-        assert hasattr(layer, "alibi")
+        assert hasattr(layer, "_composer_alibi")
 
     def test_sequences_must_not_be_longer_than_applied_for(self) -> None:
         with pytest.raises(ValueError, match=r"`max_sequence_length` must be at least.*got 8 for 9 tokens"):

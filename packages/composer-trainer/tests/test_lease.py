@@ -295,12 +295,12 @@ def _train_on_ranks(folder: str) -> tuple[list[str], str]:
     during = sorted(name for name in os.listdir(folder) if name.endswith(".lease"))
     trainer.fit()
     trainer.close()
-    path = Path(folder) / NAME
-    path.write_text(json.dumps({**_lease._this_process(), "pid": os.getppid(), "token": "t"}))
-    start = _lease._process(os.getppid())[0]
-    path.write_text(json.dumps({**json.loads(path.read_text()), "process_start": start}))
     from composer.utils import dist
 
+    if dist.get_global_rank() == 0:
+        start = _lease._process(os.getppid())[0]
+        owner = {**_lease._this_process(), "pid": os.getppid(), "token": "t", "process_start": start}
+        (Path(folder) / NAME).write_text(json.dumps(owner))
     dist.barrier()
     try:
         make(save_folder=folder)

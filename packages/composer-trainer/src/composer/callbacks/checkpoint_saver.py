@@ -145,6 +145,7 @@ class CheckpointSaver(Callback):
         delivery_timeout: float = 60.0,
     ) -> None:
         self._check(num_checkpoints_to_keep, num_concurrent_uploads, upload_timeout_in_seconds)
+        check_finite(delivery_timeout=delivery_timeout)
         if delivery_timeout <= 0:
             raise ValueError(f"`delivery_timeout` must be positive, got {delivery_timeout!r}.")
         self.delivery_timeout = delivery_timeout
@@ -409,20 +410,26 @@ class CheckpointSaver(Callback):
     def fit_end(self, state: State, logger: Logger) -> None:
         self.flush()
 
-    def finalize(self, state: State, logger: Logger) -> None:
+    def finalize(self, state: State, logger: Logger) -> bool:
         """Let the last checkpoint of a fit that has ended hold what the fit leaves in memory.
 
         What happens after the last checkpoint event that saved, such as the end of an epoch, may still change the run.
         The checkpoint is saved again then, under its name. To be called on every rank, when nothing changes any more.
+
+        Returns:
+            Whether it was saved.
         """
-        now = state.timestamp.batch
+        now, saves = state.timestamp.batch, False
         if self.last_checkpoint_batch == now:
             changed = self._last_fingerprint != _fingerprint(state) or (self._evaluated and state.save_metrics)
-            if any(dist.all_gather_object(changed)):
+            saves = any(dist.all_gather_object(changed))
+            if saves:
                 self._save_checkpoint(state, logger, again=True)
         elif self.resumed_at == now:  # killed after its last checkpoint, the run has only repeated its end
+            saves = True
             self._save_checkpoint(state, logger)
         self.flush()
+        return saves
 
     def flush(self) -> None:
         """Wait until everything saved so far is on the disk, and remotely where it belongs there."""

@@ -39,7 +39,8 @@ class RunPosition:
         self._rates: list[Any] = []
         self._fits: list[Timestamp] = []
         self._restored_fits: list[Timestamp] = []
-        self._complete: dict[str, Any] | None = None
+        self._complete: dict[str, Any] | None = None  # what the loaded checkpoint says of its end
+        self._ended: dict[str, Any] | None = None  # set while the last checkpoint of a fit is saved
         self._calls = 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -51,6 +52,7 @@ class RunPosition:
             "asked": self._asked,
             "values": self._values(),
             "previous_timestamp": None if previous is None else previous.state_dict(),
+            **({} if self._ended is None else {"complete": self._ended}),
         }
 
     def _values(self) -> dict[str, dict[str, Any]]:
@@ -156,18 +158,19 @@ class RunPosition:
         """
         if saver is None:
             return
-        saver.finalize(self.state, logger)
-        if not saver.continues:
-            return
         state = self.state
-        done = {
+        done = self._ended = {
             "max_duration": str(state.max_duration),
             "timestamp": state.timestamp.state_dict(),
             "loader": dist.all_gather_object(self.loader.state_dict()),
             "rng": reproducibility.get_rng_state(),
             "metrics": {label: _computed(metrics) for label, metrics in state.eval_metrics.items()},
         }
-        values = self._values()
+        # In one write, because a run killed between two would repeat an end that the first already holds.
+        saved = saver.finalize(state, logger)
+        self._ended, values = None, self._values()
+        if saved or not saver.continues:
+            return
 
         def change(resumption: dict[str, Any]) -> None:
             resumption["complete"], resumption["values"] = done, values

@@ -159,9 +159,9 @@ class GyroDropout(Algorithm):
         self._shapes = []
 
     def state_dict(self) -> dict[str, Any]:
-        """What the masks are drawn from: a seed and their sizes."""
-        shapes = [None if layer.shape is None else list(layer.shape) for layer in self._layers]
-        return {**super().state_dict(), "seed": self._seed, "shapes": shapes}
+        """Return what the masks are drawn from: a seed and their sizes."""
+        started = [None if layer.shape is None else list(layer.shape) for layer in self._layers]
+        return {**super().state_dict(), "seed": self._seed, "shapes": started or self._shapes}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned, before FIT_START."""
