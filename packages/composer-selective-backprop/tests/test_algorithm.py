@@ -74,6 +74,7 @@ def test_the_batch_is_pruned_to_high_losses() -> None:
 @pytest.mark.parametrize("batch_in_epoch", [0, 1, 2, 3])
 def test_it_acts_in_its_part_of_the_run_on_every_other_batch(epoch: int, batch_in_epoch: int) -> None:
     state, _ = make(SelectiveBackprop())
+    state.train_dataloader = [0] * 4
     state.timestamp = state.timestamp.copy(epoch=epoch, batch_in_epoch=Time.from_batch(batch_in_epoch))
     expected = 5 <= epoch < 9 and batch_in_epoch % 2 == 0
 
