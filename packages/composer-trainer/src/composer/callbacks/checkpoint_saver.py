@@ -339,8 +339,6 @@ class CheckpointSaver(Callback):
     def init(self, state: State, logger: Logger) -> None:
         if state.fsdp_sharded_state_dict_enabled:
             check_saves_shards(self._writer.asynchronous, self._uri)
-        if self.best.evaluator in state.eval_metrics:  # others may come with `fit`
-            self.best.check(state)
         if not self._reserved:
             self.reserve(state)
         root = self.remote_root
@@ -355,6 +353,10 @@ class CheckpointSaver(Callback):
             timeout=self.delivery_timeout,
             limit=self.upload_timeout_in_seconds,
         )
+
+    def after_load(self, state: State, logger: Logger) -> None:
+        if self.best.evaluator in state.eval_metrics:  # others may come with `fit`
+            self.best.check(state)
 
     @property
     def remote_root(self) -> str | None:
