@@ -166,6 +166,23 @@ class KillAtTheEnd(Callback):
 
 
 @pytest.mark.parametrize("interval", INTERVALS)
+def test_metrics_outlive_a_run_killed_before_fit_returns(interval: str, tmp_path: Path) -> None:
+    whole = launch("EMA", tmp_path / "whole", interval)
+    with pytest.raises(Killed):
+        launch("EMA", tmp_path / "killed", interval, callback=KillAtFitEnd())
+
+    for _ in range(2):
+        deep_compare(whole, launch("EMA", tmp_path / "killed", interval))
+
+
+class KillAtFitEnd(Callback):
+    """Ends the process when all that remains is to say in the checkpoint that the run is complete."""
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        raise Killed
+
+
+@pytest.mark.parametrize("interval", INTERVALS)
 @pytest.mark.parametrize("case", LATE)
 def test_it_does_not_need_autoresume(case: str, interval: str, tmp_path: Path) -> None:
     ended = launch(case, tmp_path, interval, autoresume=False)

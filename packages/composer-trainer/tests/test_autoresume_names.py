@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from conftest import MakeTrainer
 
+from composer.checkpoint import CorruptCheckpointError, load_checkpoint
 from composer.loggers import LoggerDestination
 
 
@@ -85,6 +90,48 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew(make_traine
     with pytest.warns(UserWarning, match="is damaged"), pytest.raises(RuntimeError) as caught:
         launch(make_trainer, tmp_path, "ba{batch}.pt")
     assert all(text in str(caught.value) for text in ("ba1.pt", "it is empty", "ba2.pt", "autoresume=False"))
+
+
+def weights(path: Path) -> None:
+    torch.save({"state": {"model": {"w": torch.zeros(2)}}}, path)
+
+
+def module(path: Path) -> None:
+    torch.save(torch.nn.Linear(2, 2), path)
+
+
+@pytest.mark.parametrize("put", [weights, module, os.mkfifo, os.mkdir])
+@pytest.mark.parametrize("name", ["ba9.pt", "ba2.pt", "another.pt"])
+def test_what_is_no_checkpoint_of_a_run_is_passed_over(
+    make_trainer: MakeTrainer, tmp_path: Path, put: Callable[[Path], None], name: str
+) -> None:
+    first = launch(make_trainer, tmp_path, "ba{batch}.pt")
+    first.fit()
+    first.close()
+    (tmp_path / name).unlink(missing_ok=True)
+    put(tmp_path / name)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*is damaged.*(weights only|it is no file)")
+        second = launch(make_trainer, tmp_path, "ba{batch}.pt", "3ba")
+    assert second.state.timestamp.batch == (1 if name == "ba2.pt" else 2)
+
+
+def test_a_pipe_cannot_be_loaded(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.pt")
+
+    with pytest.raises(ValueError, match=r"`load_path` must be a checkpoint, got '.*a.pt', which is neither"):
+        make_trainer(load_path=str(tmp_path / "a.pt"))
+    with pytest.raises(CorruptCheckpointError, match="it is no regular file"):
+        load_checkpoint(tmp_path / "a.pt", make_trainer().state)
+
+
+def test_a_folder_with_the_name_of_a_checkpoint_is_named(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    (tmp_path / "ba1.pt").mkdir()
+    trainer = launch(make_trainer, tmp_path, "ba{batch}.pt")
+
+    with pytest.raises(IsADirectoryError, match=r"Could not save '.*ba1.pt': a folder of that name is in the way"):
+        trainer.fit()
 
 
 @pytest.mark.parametrize("keeps_files", [False, True])

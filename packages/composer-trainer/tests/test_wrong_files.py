@@ -54,6 +54,59 @@ def test_names_of_known_fields_are_taken(tmp_path: Path, name: str) -> None:
     assert CheckpointSaver(tmp_path, name).filename.filename == name
 
 
+@pytest.mark.parametrize(
+    ("names", "wrong"),
+    [
+        ({"save_filename": "latest-rank{rank}.pt"}, "latest-rank0.pt"),
+        ({"save_filename": "latest-rank0.pt"}, "latest-rank0.pt"),
+        ({"save_filename": "{run_name}", "save_latest_filename": "r"}, "r"),
+        ({"save_latest_filename": "ep1-ba4-rank0.pt"}, "ep1-ba4-rank0.pt"),
+        ({"save_filename": "a/b{batch}.pt", "save_latest_filename": "./a//b7.pt"}, "b7.pt"),
+        (
+            {
+                "save_filename": "best-{batch}.pt",
+                "save_latest_filename": "latest-1.pt",
+                "save_num_best_checkpoints_to_keep": 1,
+                "save_monitor": "train/loss",
+            },
+            "best-1.pt",
+        ),
+    ],
+)
+def test_a_link_that_would_replace_a_checkpoint_is_refused(
+    make_trainer: MakeTrainer, tmp_path: Path, names: dict[str, Any], wrong: str
+) -> None:
+    with pytest.raises(ValueError, match=f"(The link '{wrong}' must not have the name of a checkpoint|must differ)"):
+        make_trainer(save_folder=tmp_path, run_name="r", **names)
+
+
+@pytest.mark.parametrize(
+    ("filename", "latest"), [("{total_wct}.pt", "latest.pt"), ("{run_name}-{batch}.pt", "{run_name}-latest.pt")]
+)
+def test_a_link_of_another_name_is_taken(make_trainer: MakeTrainer, tmp_path: Path, filename: str, latest: str) -> None:
+    make_trainer(save_folder=tmp_path, run_name="r", save_filename=filename, save_latest_filename=latest).close()
+
+
+def test_a_monitored_metric_that_an_evaluator_does_not_have_is_refused(
+    make_trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=r"`monitor` must be a metric of this run, got 'eval/Nope'. It has: eval/"):
+        make_trainer(
+            save_folder=tmp_path,
+            save_num_best_checkpoints_to_keep=1,
+            save_monitor="eval/Nope",
+            eval_dataloader=make_trainer.loader(),
+        )
+
+
+@pytest.mark.parametrize("argument", ["save_filename", "save_latest_filename"])
+def test_a_name_that_is_too_long_for_a_file_is_refused(
+    make_trainer: MakeTrainer, tmp_path: Path, argument: str
+) -> None:
+    with pytest.raises(ValueError, match=f"`{argument}` must give names of at most"):
+        make_trainer(save_folder=tmp_path, **{argument: "x" * 250})
+
+
 @pytest.mark.parametrize("run_name", ["../x", "a/../../x", "/x", "a\0b", "a\nb", "a\x7f"])
 def test_a_run_name_that_leads_elsewhere_is_refused(
     make_trainer: MakeTrainer, tmp_path: Path, run_name: str, monkeypatch: pytest.MonkeyPatch

@@ -22,6 +22,7 @@ from composer.checkpoint._names import (
     PartialFilePath,
     check_file_name,
     check_folder,
+    check_length,
     check_link,
     check_pattern,
     check_relative,
@@ -51,6 +52,7 @@ from composer.utils import (
     is_uri,
     local_part,
     parse_uri,
+    partial_format,
 )
 
 __all__ = ["CheckpointSaver"]
@@ -221,8 +223,15 @@ class CheckpointSaver(Callback):
             check_relative("sharded_ckpt_prefix_dir", prefix)
         if self._uri is None:
             check_folder(format_name_with_dist(self.folder, state.run_name))
+        files = pattern_of_run(state, self.filename)
+        check_length("save_filename", files.format(state))
         if self.latest_filename is not None and self.num_checkpoints_to_keep != 0:
-            check_link(self.latest_filename.format(state))
+            link = self.latest_filename.format(state)
+            check_length("save_latest_filename", link)
+            checkpoints = partial_format(files.format(state, keep_placeholders=True), run_name=state.run_name, rank=0)
+            check_link(link, checkpoints)
+            if self.best.monitor is not None:
+                check_link(os.path.join(os.path.dirname(link), _best_name(os.path.basename(link))), checkpoints)
 
     def _local_folder(self, folder: str) -> str:
         if self._uri is None:
@@ -344,6 +353,10 @@ class CheckpointSaver(Callback):
             timeout=self.delivery_timeout,
             limit=self.upload_timeout_in_seconds,
         )
+
+    def after_load(self, state: State, logger: Logger) -> None:
+        if self.best.evaluator in state.eval_metrics:  # others may come with `fit`
+            self.best.check(state)
 
     @property
     def remote_root(self) -> str | None:

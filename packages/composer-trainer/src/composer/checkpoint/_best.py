@@ -45,6 +45,11 @@ class BestCheckpoints:
         self.values: dict[str, float] = {}
 
     @property
+    def evaluator(self) -> str | None:
+        """The evaluator whose metric is monitored."""
+        return None if self.monitor is None else self.monitor.partition("/")[0]
+
+    @property
     def paths(self) -> list[str]:
         """The best checkpoints, the best first; of equals, the earlier is the better."""
         sign = -1 if self.mode == "max" else 1

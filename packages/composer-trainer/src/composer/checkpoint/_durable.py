@@ -36,15 +36,18 @@ def replacing(path: Path) -> Iterator[Path]:
         OSError: The file cannot be written, for example because the disk is full; the message names it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir() and not path.is_symlink():
+        raise IsADirectoryError(
+            errno.EISDIR,
+            f"Could not save {str(path)!r}: a folder of that name is in the way. Remove it, or save elsewhere",
+        )
     temporary = temporary_path(path)
     try:
         yield temporary
         os.replace(temporary, path)
         sync_folder(path.parent)
     except BaseException as error:
-        with suppress(
-            OSError
-        ):  # a disk that is read-only now lets nothing be removed; the first error is the one to tell
+        with suppress(OSError):  # a disk that is read-only now lets nothing be removed; the first error is to be told
             temporary.unlink()
         if isinstance(error, (OSError, RuntimeError)) and (reason := _why_unwritten(error, path.parent)) is not None:
             number, text = reason

@@ -158,6 +158,8 @@ def _opened(path: str | os.PathLike[str], run_name: str, object_store: Any, prog
         _validate(file)
         if file.is_dir() and not is_sharded_run(file):
             raise CorruptCheckpointError(file, f"it is a folder that lacks {STATES!r}, which is written last")
+        if file.exists() and not (file.is_dir() or file.is_file()):  # reading a pipe would wait for ever
+            raise CorruptCheckpointError(file, "it is no regular file")
         content, saved_as = read_run(file) if is_sharded_run(file) else read_file(file)
         actual = os.path.basename(name) if object_store is not None or is_uri(name) else file.resolve().name
         if saved_as is not None and was_swapped(saved_as, actual):

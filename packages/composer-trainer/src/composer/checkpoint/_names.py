@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from composer.checkpoint._durable import temporary_path
 from composer.utils import format_name_with_dist, format_name_with_dist_and_time, is_tar
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ __all__ = [
     "check_characters",
     "check_file_name",
     "check_folder",
+    "check_length",
     "check_link",
     "check_pattern",
     "check_relative",
@@ -207,16 +209,43 @@ def check_folder(folder: str) -> None:
         ) from error
 
 
-def check_link(link: str) -> None:
-    """Refuse a place for the link to the latest checkpoint where a folder is.
+def check_link(link: str, checkpoints: str) -> None:
+    """Refuse a name for a link to a checkpoint that a checkpoint may get, or where a folder is.
+
+    Args:
+        link: The path of the link.
+        checkpoints: The path of checkpoints; a format string.
 
     Raises:
-        ValueError: There is one.
+        ValueError: It is one of those.
     """
+    if counts_of_name(os.path.normpath(link), os.path.normpath(checkpoints)) is not None:
+        raise ValueError(
+            f"The link {os.path.basename(link)!r} must not have the name of a checkpoint, which it would replace; "
+            f"checkpoints are called {os.path.basename(checkpoints)!r}. Choose another `save_latest_filename` or "
+            f"`save_filename`."
+        )
     if os.path.isdir(link) and not os.path.islink(link):
         raise ValueError(
             f"`save_latest_filename` must not be the name of a folder, got {link!r}. Remove that folder, or choose "
             f"another name for the link."
+        )
+
+
+def check_length(argument: str, path: str) -> None:
+    """Refuse a file name that the file system has no room for, with the suffix that it has while it is written.
+
+    Args:
+        argument: The name of the argument, for the message.
+        path: The file.
+
+    Raises:
+        ValueError: It is too long.
+    """
+    name, most = os.path.basename(path), 255 - len(temporary_path(Path("_")).name)
+    if len(os.fsencode(name)) > most:
+        raise ValueError(
+            f"`{argument}` must give names of at most {most} bytes, got {len(os.fsencode(name))}: {name!r}."
         )
 
 
@@ -236,8 +265,10 @@ def counts_of_name(name: str, pattern: str) -> tuple[int, ...] | None:
         if field in _COUNTS and field not in seen:
             expression += rf"(?P<{field}>\d+)"
             seen.add(field)
+        elif field in seen:
+            expression += rf"(?P={field})"
         elif field is not None:
-            expression += rf"(?P={field})" if field in seen else ".+?"
+            expression += r"[\d.e+-]+" if field.endswith("_wct") else ".+?"
     match = re.fullmatch(expression, name)
     if match is None:
         return None

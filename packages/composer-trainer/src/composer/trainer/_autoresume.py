@@ -176,7 +176,14 @@ def _checked(fetch: Callable[[], Path | None], run_name: str, attempts: int) -> 
                     "`save_filename`: files of one name replace each other.", path, said[0], run_name,
                 )  # fmt: skip
                 return None
-            return path, check_run(path) if in_shards else check_file(path)
+            if not in_shards and not path.is_file():  # nothing else is opened: reading a pipe would wait for ever
+                raise CorruptCheckpointError(path, "it is no file")
+            saved_as = check_run(path) if in_shards else check_file(path)
+            if said is None:
+                raise CorruptCheckpointError(
+                    path, "it holds no state of a run: weights only, or another program's data"
+                )
+            return path, saved_as
         except CorruptCheckpointError as error:
             if attempts <= 0 or isinstance(error, _UndeliverableError):
                 raise
@@ -250,6 +257,8 @@ def _run_and_batch(file: Path) -> tuple[str, int] | None:
     Only the beginning is read, so the rest may be missing. Nothing of it is run.
     """
     said: tuple[str, int] | None = None
+    if not file.is_file():
+        return None
     with suppress(Exception), _stream(file) as stream:  # any other file, a damaged one, or an end that is cut off
         header = _read(stream, 30)  # of the archive's first part, as the specification of zip has it
         name_length, extra_length = struct.unpack_from("<HH", header, 26)

@@ -167,6 +167,10 @@ def _check_load_path(path: str, run_name: str) -> None:
             f"`load_path` must be an existing checkpoint, got {path!r}. There is no checkpoint {str(file)!r}.{broken} "
             f"Give the path of one, or leave it out to start anew."
         )
+    if not file.is_dir():  # reading a pipe would wait for ever
+        raise ValueError(
+            f"`load_path` must be a checkpoint, got {path!r}, which is neither a regular file nor a folder."
+        )
     if any(file.glob("*.distcp")):
         return  # an incomplete one, which is told when it is read
     entries = [entry for entry in file.iterdir() if not entry.name.startswith(".")]

@@ -39,6 +39,7 @@ class RunPosition:
         self._rates: list[Any] = []
         self._fits: list[Timestamp] = []
         self._restored_fits: list[Timestamp] = []
+        self._computed: dict[str, dict[str, Any]] = {}  # by evaluation metrics, in the loaded checkpoint
         self._complete: dict[str, Any] | None = None  # what the loaded checkpoint says of its end
         self._ended: dict[str, Any] | None = None  # set while the last checkpoint of a fit is saved
         self._calls = 0
@@ -50,13 +51,17 @@ class RunPosition:
             "loader": dist.all_gather_object(self.loader.state_dict()),
             "fits": [start.state_dict() for start in self._fits],
             "asked": self._asked,
-            "values": self._values(),
+            **self._values(),
             "previous_timestamp": None if previous is None else previous.state_dict(),
             **({} if self._ended is None else {"complete": self._ended}),
         }
 
     def _values(self) -> dict[str, dict[str, Any]]:
-        return {name: dict(getattr(self.state, name)) for name in _VALUES}
+        """Return the last losses and metrics, and what `compute` of each evaluation metric returned."""
+        return {
+            "values": {name: dict(getattr(self.state, name)) for name in _VALUES},
+            "computed": {label: _computed(metrics) for label, metrics in self.state.eval_metrics.items()},
+        }
 
     # ---- loading ----
 
@@ -76,6 +81,7 @@ class RunPosition:
         self.state.previous_timestamp = None if previous is None else _timestamp(previous)
         for name, values in resumption.get("values", {}).items():
             setattr(self.state, name, values)
+        self._computed = resumption.get("computed", {})
         # A checkpoint that does not tell is taken to be of the program's first call.
         self._restored_fits = [_timestamp(saved) for saved in resumption.get("fits", [])] or [Timestamp()]
         self._complete = resumption.get("complete")
@@ -113,7 +119,7 @@ class RunPosition:
     # ---- the calls of `fit` ----
 
     def begin_fit(self, reset_time: bool) -> tuple[Timestamp | None, bool]:
-        """Count a call of `fit`.
+        """Count a call of `fit`, for which all evaluators are known now.
 
         Args:
             reset_time: Whether time starts again with this call.
@@ -124,6 +130,9 @@ class RunPosition:
         """
         number, restored = self._calls, self._restored_fits
         self._calls += 1
+        computed, self._computed = self._computed, {}
+        for label, values in computed.items():
+            _restore_computed(self.state.eval_metrics.get(label, {}), values)
         if number < len(restored):
             self._fits = restored[: number + 1]
             return restored[number], number + 1 < len(restored)
@@ -147,8 +156,6 @@ class RunPosition:
         self.state.timestamp = _timestamp(done["timestamp"])
         self.loader.load_state_dict(done["loader"], done["rng"])
         reproducibility.load_rng_state(done["rng"])
-        for label, values in done.get("metrics", {}).items():
-            _restore_computed(self.state.eval_metrics.get(label, {}), values)
         return True
 
     def complete(self, saver: CheckpointSaver | None, logger: Logger) -> None:
@@ -164,7 +171,6 @@ class RunPosition:
             "timestamp": state.timestamp.state_dict(),
             "loader": dist.all_gather_object(self.loader.state_dict()),
             "rng": reproducibility.get_rng_state(),
-            "metrics": {label: _computed(metrics) for label, metrics in state.eval_metrics.items()},
         }
         # In one write, because a run killed between two would repeat an end that the first already holds.
         saved = saver.finalize(state, logger)
@@ -173,7 +179,7 @@ class RunPosition:
             return
 
         def change(resumption: dict[str, Any]) -> None:
-            resumption["complete"], resumption["values"] = done, values
+            resumption.update(values, complete=done)
 
         saver.amend(state, logger, change)
 
