@@ -372,11 +372,13 @@ def train_by_other_clocks(duration: str) -> dict[str, Any]:
     return found
 
 
+def on_two_ranks() -> tuple[dict[str, Any], dict[str, Any]]:
+    return train_by_other_clocks("3sec"), train_by_other_clocks("8ba")
+
+
 def test_ranks_go_by_the_clock_of_rank_0() -> None:
-    first, second = run_on_ranks(train_by_other_clocks, 2, "3sec")
+    (first, counted), (second, _) = run_on_ranks(on_two_ranks, 2)
     assert first == second
     assert [0.0, 0.5, 0.75, 1.25, 1.5, 2.0, 2.25, 2.75] == first["began"]
     assert len(set(first["rates"])) == 7
-
-    counted, _ = run_on_ranks(train_by_other_clocks, 2, "8ba")
     assert (counted["events"], counted["reductions"]) == (first["events"], first["reductions"])
