@@ -124,6 +124,35 @@ def test_wall_clock_time_is_counted_in_whole_seconds(seconds: float, interval: s
     assert expected == len(train(make_state("1ep"), schedule, seconds))
 
 
+@pytest.mark.parametrize(("interval", "expected"), [("0.25dur", [2, 4, 6, 8]), ("0.1dur", [1, 2, 3, 4, 5, 6, 7, 8])])
+def test_fractions_of_a_run_of_seconds_need_no_whole_seconds(interval: str, expected: list[int]) -> None:
+    fired = train(make_state("2sec"), create_interval_scheduler(interval), seconds=0.25)
+
+    assert expected == [batch for _, batch in fired]
+
+
+def test_fractions_of_a_run_of_seconds_need_no_length_of_the_dataloader() -> None:
+    state = State(model=torch.nn.Linear(1, 1), max_duration="2sec", rank_zero_seed=0, dataloader=iter(()))
+    schedule = create_interval_scheduler("0.5dur")
+    answers = []
+    for _ in range(4):
+        state.previous_timestamp = state.timestamp
+        state.timestamp = state.timestamp.to_next_batch(duration=timedelta(seconds=0.5))
+        answers.append(schedule(state, Event.BATCH_CHECKPOINT))
+
+    assert [False, True, False, True] == answers
+
+
+def test_a_run_of_seconds_may_be_stopped_within_the_first() -> None:
+    state = make_state("100sec")
+    schedule = create_interval_scheduler("0.1dur")
+    state.previous_timestamp = state.timestamp
+    state.timestamp = state.timestamp.to_next_batch(duration=timedelta(seconds=0.5))
+    state.stop_training()
+
+    assert schedule(state, Event.BATCH_CHECKPOINT)
+
+
 @pytest.mark.parametrize("interval", [0, "0ep", "0ba", "0dur", Time(-1, "ba"), Time(-0.5, "dur")])
 def test_an_interval_that_is_not_positive_never_passes(interval: Any) -> None:
     assert [] == train(make_state("2ep"), create_interval_scheduler(interval))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ from composer.loggers import DeferredValue, Logger, LoggerDestination
 class Run:
     """Drives loggers through a run. The loss of batch n, counted from 1, is n; the accuracy is n / 100."""
 
-    batch_size = 2
+    batch_size, batch_seconds = 2, 0.5
 
     def __init__(
         self,
@@ -94,7 +95,9 @@ class Run:
         metric = DeferredValue(self._compute(number / 100))
         log({"metrics/train/accuracy": metric})
         state.previous_timestamp = state.timestamp
-        state.timestamp = state.timestamp.to_next_batch(samples=self.batch_size)
+        state.timestamp = state.timestamp.to_next_batch(
+            samples=self.batch_size, duration=timedelta(seconds=self.batch_seconds)
+        )
         event("batch_end")
         metric.expire()
 

@@ -102,7 +102,7 @@ def test_a_timeseries_has_the_metric_and_every_field_of_the_timestamp(start: Any
     assert series["loss/train/total"].tolist() == [1.0, 2.0, 3.0, 4.0]
     assert series["sample"].tolist() == [0, 2, 4, 6]
     assert series["batch_in_epoch"].tolist() == [0, 1, 0, 1]
-    assert series["total_wct"].tolist() == [0.0] * 4
+    assert series["total_wct"].tolist() == [0.0, 0.5, 1.0, 1.5]
     assert pytest.approx(memory.get_timeseries("metrics/train/accuracy")["metrics/train/accuracy"].tolist()) == [
         0.01,
         0.02,

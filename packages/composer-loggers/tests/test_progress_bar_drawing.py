@@ -104,6 +104,18 @@ def test_a_value_on_its_way_is_shown_when_it_arrives(
     assert fetched[0].value == 2.0
 
 
+def test_the_bar_of_a_run_of_seconds_shows_their_part_and_no_rate(
+    start: Any, terminal: io.StringIO, clock: SimpleNamespace
+) -> None:
+    start(ProgressBarLogger(terminal), "2sec", 3).fit()
+    last = shown(terminal)[-1]
+
+    assert last.startswith("train            100%|")
+    assert "| 2/2 [00:00<" in last
+    assert ", loss/train/total=4]" in last
+    assert "/s" not in last
+
+
 def test_the_training_metrics_are_never_computed_for_the_bar(start: Any, terminal: io.StringIO) -> None:
     run = start(ProgressBarLogger(terminal), "2ep", 5)
     run.fit()

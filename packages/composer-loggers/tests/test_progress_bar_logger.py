@@ -28,6 +28,7 @@ def updates(bar: MagicMock) -> list[int]:
         ("3ep", 2, [[1, 1]] * 3),
         ("7ba", 5, [[1] * 7]),
         ("8sp", 3, [[2] * 4]),
+        ("2sec", 3, [[0, 1, 0, 1]]),
     ],
 )
 def test_training_bars_move_once_per_batch(
@@ -41,7 +42,8 @@ def test_training_bars_move_once_per_batch(
 
 
 @pytest.mark.parametrize(
-    ("duration", "total", "unit"), [("2ep", 5, "ba"), ("7ba", 7, "ba"), ("8sp", 8, "sp"), ("1000tok", 1000, "tok")]
+    ("duration", "total", "unit"),
+    [("2ep", 5, "ba"), ("7ba", 7, "ba"), ("8sp", 8, "sp"), ("1000tok", 1000, "tok"), ("1m", 60, "sec")],
 )
 def test_the_bar_is_as_long_as_the_run(start: Any, bars: SimpleNamespace, duration: str, total: int, unit: str) -> None:
     run = start(ProgressBarLogger(), duration, 5)

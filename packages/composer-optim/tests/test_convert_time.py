@@ -28,6 +28,8 @@ StateOf = Callable[..., State]
         ("0.3dur", "15ba", 0.5, "4ba"),
         ("0.5dur", "999sp", 1.0, "499sp"),
         ("1dur", "30tok", 0.1, "30tok"),
+        ("7ba", "30sec", 1.0, "7ba"),
+        ("2ep", "30sec", 0.5, "1000ba"),
     ],
 )
 def test_times_come_to_whole_numbers_of_a_counted_unit(
@@ -40,9 +42,20 @@ def test_a_time_object_is_converted_like_its_string(state_of: StateOf) -> None:
     assert _convert_time(Time(3, "ep"), state_of()) == "3000ba"
 
 
-def test_seconds_are_refused(state_of: StateOf) -> None:
-    with pytest.raises(ValueError, match="The time of a schedule must not be in seconds"):
-        _convert_time("30sec", state_of())
+@pytest.mark.parametrize("max_duration", [None, "1000ep", "20ba"])
+def test_seconds_are_refused_in_a_run_of_something_else(max_duration: str | None, state_of: StateOf) -> None:
+    with pytest.raises(ValueError, match=r"must not be in seconds unless `max_duration` is, got Time\(30, "):
+        _convert_time("30sec", state_of(max_duration))
+
+
+@pytest.mark.parametrize(
+    ("time", "ssr", "expected"),
+    [("0.3dur", 1.0, 0.3), ("0.3dur", 0.5, 0.3), ("10sec", 1.0, 0.25), ("40sec", 0.5, 0.5), ("1m20s", 1.0, 2.0)],
+)
+def test_in_a_run_of_seconds_times_come_to_exact_parts_of_it(
+    time: str, ssr: float, expected: float, state_of: StateOf
+) -> None:
+    assert _convert_time(time, state_of("40sec"), ssr) == Time(expected, "dur")
 
 
 def test_a_duration_needs_a_max_duration(state_of: StateOf) -> None:

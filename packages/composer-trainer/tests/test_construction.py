@@ -35,7 +35,6 @@ def never(**kwargs: Any) -> Trainer:
     [
         ({"model": torch.nn.Linear(1, 1)}, ValueError, r"`model` must be a `ComposerModel`, got Linear. Subclass"),
         ({"max_duration": "ten"}, ValueError, r"such as '10ep' or '0.5dur', got 'ten'"),
-        ({"max_duration": "30sec"}, ValueError, r"`max_duration` must be in 'ep'.* got '30sec'"),
         ({"max_duration": "1dur"}, ValueError, r"`max_duration` must be in 'ep'.* got '1.0dur'"),
         ({"max_duration": 0}, ValueError, r"`max_duration` must be positive, got '0ep'"),
         ({"max_duration": 1.5}, TypeError, r"`max_duration` must be a number of epochs, a time string or a `Time`"),

@@ -63,7 +63,7 @@ class Timestamp(Serializable):
         batch_in_epoch: Batches of the current epoch.
         sample_in_epoch: Samples of the current epoch.
         token_in_epoch: Tokens of the current epoch.
-        total_wct: Wall-clock training time; None is zero.
+        total_wct: Wall-clock training time, that of rank 0 on all ranks; None is zero.
         iteration_wct: The same for the current iteration.
         epoch_wct: The same for the current epoch.
         batch_wct: The same for the last batch.

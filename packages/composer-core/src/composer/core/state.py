@@ -206,9 +206,10 @@ class State(StateLists, StateSaving):
     def get_elapsed_duration(self) -> Time[float] | None:
         """Return the fraction of the run that is done, as a `Time` in 'dur'; None if the run has no length.
 
-        It advances with every batch, whatever the unit of `max_duration`. Within an epoch that needs the number of
-        batches per epoch: the length of the training loader, else the mean length of the epochs so far. While neither
-        is known, in the first epoch of a loader without a length, the fraction advances at the end of the epoch.
+        It advances with every batch, whatever the unit of `max_duration`, and is equal on all ranks; the last batch may
+        take it beyond 1. Within an epoch it needs the number of batches per epoch: the length of the training loader,
+        else the mean length of the epochs so far. While neither is known, in the first epoch of a loader without a
+        length, the fraction advances at the end of the epoch.
         """
         limit = self._max_duration
         if limit is None:

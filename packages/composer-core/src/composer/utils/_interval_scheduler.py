@@ -35,7 +35,8 @@ def create_interval_scheduler(
 
     Returns:
         The function. It remembers the last batch for which it was True. It raises RuntimeError when it is asked about a
-        fraction of a run ("0.1dur") whose length, or whose dataloader's length, is not known.
+        fraction of a run ("0.1dur") whose length is not known, or, unless that is in seconds, whose dataloader's length
+        is not known.
 
     Differs: fractions are taken as written, so "0.1dur" of 30 batches is every 3 batches, although the nearest float is
         a little more than 0.1.
@@ -87,6 +88,9 @@ def _has_passed(state: State, interval: Time[Any]) -> bool:
 
     if interval.unit is not TimeUnit.DURATION:
         return _has_crossed(state, interval.unit, interval.value)
+    if state.max_duration is not None and state.max_duration.unit is TimeUnit.SECOND:
+        # Not rounded up to whole seconds, which may be long for a part of the run.
+        return _has_crossed_seconds(state, max(1, state.max_duration.value) * interval.value)
     if state.max_duration is None or state.dataloader_len is None:
         what = "run" if state.max_duration is None else "dataloader"
         raise RuntimeError(
@@ -98,6 +102,12 @@ def _has_passed(state: State, interval: Time[Any]) -> bool:
     if unit is TimeUnit.EPOCH:
         length, unit = length * state.dataloader_len.value, TimeUnit.BATCH
     return _has_crossed(state, unit, max(1, ceil(length)))
+
+
+def _has_crossed_seconds(state: State, step: float) -> bool:
+    assert state.previous_timestamp is not None
+    before, now = state.previous_timestamp.total_wct, state.timestamp.total_wct
+    return before.total_seconds() // step != now.total_seconds() // step
 
 
 def _has_crossed(state: State, unit: Any, step: int) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
@@ -20,7 +21,7 @@ __all__ = ["Bar"]
 _LIVE_SECONDS = 0.1  # between two redraws on a terminal
 _PLAIN_SECONDS = 30.0  # between two lines in a log file
 _GRAPHIC = "|{bar}|"
-_UNITS = {"batch": "ba", "sample": "sp", "token": "tok", "epoch": "ep", "iteration": "iter"}
+_UNITS = {"batch": "ba", "sample": "sp", "token": "tok", "epoch": "ep", "iteration": "iter", "second": "sec"}
 
 
 class Bar:
@@ -33,7 +34,7 @@ class Bar:
     Args:
         total: Where the counter ends; None if that is not known.
         bar_format: The format of the line, for tqdm.
-        timestamp_key: The counter, a property of `Timestamp`.
+        timestamp_key: The counter: a property of `Timestamp`, or "second" for its whole seconds of training.
         keys_to_log: Metrics whose name contains one of these are shown.
         position: The line of the terminal, for tqdm.
         n: Where the counter is.
@@ -54,7 +55,9 @@ class Bar:
         self.total = total
         self.bar_format = bar_format
         self.timestamp_key = timestamp_key
-        self._counter = f"_{timestamp_key}"  # as a plain int, which costs nothing
+        self._count: Callable[[Timestamp], int] = _seconds
+        if timestamp_key != "second":
+            self._count = attrgetter(f"_{timestamp_key}")  # as a plain int, which costs nothing
         self.keys_to_log = list(keys_to_log)
         self.position = position
         self.n = n
@@ -108,7 +111,7 @@ class Bar:
         Args:
             timestamp: Where the counter is now.
         """
-        n: int = getattr(timestamp, self._counter)
+        n = self._count(timestamp)
         bar = self._bar
         if bar is None:
             self.n = n
@@ -201,6 +204,10 @@ class _Lines:
 
     def flush(self) -> None:
         self._stream.flush()
+
+
+def _seconds(timestamp: Timestamp) -> int:
+    return int(timestamp.total_wct.total_seconds())
 
 
 def _kept(value: Any) -> Any:

@@ -19,6 +19,7 @@ __all__ = ["ProgressBarLogger"]
 
 _TRAIN_KEYS = ("loss/train",)
 _STATS = "{n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
+_STATS_OF_SECONDS = "{n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"  # of which there is one per second
 _STATS_WITHOUT_END = "{n_fmt} [{elapsed}, {rate_fmt}{postfix}]"
 
 
@@ -26,8 +27,9 @@ class ProgressBarLogger(LoggerDestination):
     """Shows a bar for the training and one for every evaluation, on the first rank of each node.
 
     The training has a bar for each epoch if `max_duration` is in epochs, else one for the whole run, in the unit of
-    `max_duration`. It shows progress, time left, rate and the losses; an evaluation's bar shows its results. Time spent
-    evaluating does not count into the rate of the training. The hyperparameters are printed once, before anything else.
+    `max_duration`, such as seconds of training. It shows progress, time left, rate and the losses; an evaluation's bar
+    shows its results. Time spent evaluating does not count into the rate of the training. The hyperparameters are
+    printed once, before anything else.
 
     On a terminal or in a notebook a bar is redrawn ten times a second; in a file it is a plain line every 30 seconds. A
     training step never waits for the device: the losses shown are copied in the background.
@@ -102,17 +104,17 @@ class ProgressBarLogger(LoggerDestination):
         assert state.max_duration is not None  # the engine has checked
         label = state.dataloader_label or "train"
         if _by_epochs(state):
-            key, total = "batch_in_epoch", state.dataloader_len
+            key, n, total = "batch_in_epoch", state.timestamp.batch_in_epoch, state.dataloader_len
             title = f"{label:<6}epoch {state.timestamp.epoch.value + 1}"
         else:
-            key, total = state.max_duration.unit.name.lower(), state.max_duration
+            total = state.max_duration
+            key, n = total.unit.name.lower(), state.timestamp.get(total.unit)
             title = label
-        n = getattr(state.timestamp, key).value
         metrics = None
         if self.train_pbar is not None:  # from a checkpoint, or left by a fit that failed
             self.train_pbar.close(read=False)
             metrics = self.train_pbar.state_dict()["metrics"]
-        self.train_pbar = _bar(title, None if total is None else total.value, key, _TRAIN_KEYS, n, metrics)
+        self.train_pbar = _bar(title, None if total is None else total.value, key, _TRAIN_KEYS, n.value, metrics)
         self._show(self.train_pbar)
 
     def _close_train(self) -> None:
@@ -195,7 +197,9 @@ def _bar(
     title: str, total: int | None, key: str, keys_to_log: tuple[str, ...], n: int, metrics: dict[str, Any] | None = None
 ) -> Bar:
     title = f"{title:<16}".replace("{", "{{").replace("}", "}}")
-    stats = f"{{percentage:3.0f}}%|{{bar}}| {_STATS}" if total is not None else _STATS_WITHOUT_END
+    stats = _STATS_WITHOUT_END
+    if total is not None:
+        stats = f"{{percentage:3.0f}}%|{{bar}}| {_STATS_OF_SECONDS if key == 'second' else _STATS}"
     return Bar(total, f"{title} {stats}", key, keys_to_log, n=n, metrics=metrics)
 
 

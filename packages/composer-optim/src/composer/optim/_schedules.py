@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from composer.core import Time
+from composer.core import Time, TimeUnit
 from composer.optim._compile import Schedule
 from composer.optim._time import _convert_time, elapsed, finite, fraction, parse, positive
 
@@ -193,7 +193,7 @@ class CosineAnnealingWarmRestartsScheduler(Schedule):
         ValueError: When called, the length of a cycle comes to nothing.
 
     Source: Loshchilov, Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts", arXiv:1608.03983, equation 5.
-    Differs: lengths are whole numbers, rounded down.
+    Differs: lengths are whole numbers, rounded down, unless the run is one of seconds.
     """
 
     def __init__(self, t_0: str | Time[Any], t_mult: float = 1.0, alpha_f: float = 0.0) -> None:
@@ -206,7 +206,9 @@ class CosineAnnealingWarmRestartsScheduler(Schedule):
         length = positive(t_0, "t_0", self.t_0)
         into_cycle = elapsed(state, t_0.unit)
         while into_cycle >= length:
-            following = int(self.t_mult * length)
+            following = self.t_mult * length
+            if t_0.unit is not TimeUnit.DURATION:
+                following = int(following)
             if following == length:  # all further cycles are equal, and there may be very many of them
                 into_cycle %= length
                 break

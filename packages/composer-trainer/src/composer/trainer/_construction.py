@@ -381,15 +381,16 @@ def check_duration(duration: Any, argument: str) -> Time[Any]:
     """A length of a run.
 
     Raises:
-        ValueError: It does not parse, is not positive, or is in seconds or durations.
+        ValueError: It does not parse, is not positive, or is a fraction of a run.
         TypeError: It is not a time at all, or a fraction of whole things.
     """
     if not isinstance(duration, (int, str, Time)) or isinstance(duration, bool):
         raise TypeError(f"`{argument}` must be a number of epochs, a time string or a `Time`, got {duration!r}.")
     parsed = ensure_time(duration, TimeUnit.EPOCH, argument=argument)
-    if parsed.unit in (TimeUnit.SECOND, TimeUnit.DURATION):
+    if parsed.unit is TimeUnit.DURATION:
         raise ValueError(
-            f"`{argument}` must be in 'ep', 'ba', 'sp', 'tok' or 'iter', got {str(parsed)!r}. Use for example '10ep'."
+            f"`{argument}` must be in 'ep', 'ba', 'sp', 'tok', 'iter' or 'sec', got {str(parsed)!r}. Use for example "
+            f"'10ep'."
         )
     if parsed.value <= 0:
         raise ValueError(f"`{argument}` must be positive, got {str(parsed)!r}.")

@@ -125,7 +125,6 @@ class FitLoop:
             self._iteration_is_over(Event.BATCH_END if state.timestamp._batch_in_epoch else Event.EPOCH_END)
         self.batches.prepare(self.data_spec)
         state.model.train()
-        self.timer.restart()
         try:
             if resumed and is_over(state):
                 self._finish_last_epoch()
@@ -176,6 +175,8 @@ class FitLoop:
         """The epoch's batches that are still to be trained, announcing each before it is asked for."""
         run_event = self.engine.run_event
         iterator = self.position.resume()
+        if self.state.timestamp._batch == self._first_batch:
+            self.timer.restart()  # bringing a loader back to its place is not training time
         while True:
             run_event(Event.BEFORE_DATALOADER)
             if iterator is None:

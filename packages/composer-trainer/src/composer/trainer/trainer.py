@@ -58,7 +58,11 @@ class Trainer(TrainerParts):
         train_dataloader_label: The label of the training data.
         train_subset_num_batches: End each epoch after this many batches; -1: at the loader's end. An endless loader
             needs it if `max_duration` is in epochs: otherwise its first epoch does not end.
-        max_duration: How long to train.
+        max_duration: How long to train. In seconds (`"90sec"`, `"1h20m"`) it is training time, which
+            `state.timestamp.total_wct` counts: loading data, training, callbacks and saving count, evaluation and what
+            comes before the first batch do not, and a resumed run goes on counting where its checkpoint was. The run
+            ends after the batch in which the time is up, by the clock of rank 0 on all ranks. Fractions of the run,
+            such as `t_max="1dur"`, are then fractions of this time; so two runs are not equal bit for bit.
         algorithms: The methods to compose, in your order.
         algorithm_passes: Passes that reorder algorithms; see `Engine`.
         optimizers: One optimizer; None is `DecoupledSGDW(lr=0.1)`, with a warning.
@@ -301,7 +305,7 @@ class Trainer(TrainerParts):
             train_dataloader: As in the constructor.
             train_dataloader_label: As in the constructor.
             train_subset_num_batches: As in the constructor.
-            duration: Train this much longer from where the run is.
+            duration: Train this much longer from where the run is. Seconds are counted from the last whole one.
             reset_time: Count time from zero again; weights, optimizer and schedulers stay.
             schedulers: As in the constructor.
             scale_schedule_ratio: As in the constructor.
