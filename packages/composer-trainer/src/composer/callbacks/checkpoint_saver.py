@@ -178,7 +178,7 @@ class CheckpointSaver(Callback):
         self.last_checkpoint_batch: Time[int] | None = None
         # Set by the Trainer:
         self.is_relaunched = False  # whether a relaunch goes on from what is saved, also from the end of `fit`
-        self.continues = False  # whether the run goes on from a checkpoint of its own, so that it may replace files
+        self.continues = False  # whether files in the folder under its names are its own, so that it may replace them
         self.resumed_at: Time[int] | None = None  # the batch of the checkpoint that it goes on from
         self._last_path: str | None = None
         self._last_names: dict[str, str] = {}

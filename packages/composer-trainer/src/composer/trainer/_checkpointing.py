@@ -232,9 +232,10 @@ def load_run(
         assert saver is not None, "checked with the arguments"
         saver.is_relaunched = True
         found = find_checkpoint(saver, state, logger.destinations, options.progress_bar)
+        saver.continues = True  # files of other runs were refused
         if found is not None:
             options.take(found)
-            resumes = saver.continues = True
+            resumes = True
         else:
             announce(f"No checkpoint of the run {state.run_name!r} was found; it starts from its beginning.")
     elif saver is not None:
