@@ -23,6 +23,9 @@ loggers = [MLFlowLogger(tracking_uri=sys.argv[1], delivery_timeout=5.0, log_arti
 state = State(model=torch.nn.Linear(1, 1), max_duration="1ep", run_name="my-run", dataloader=[1], callbacks=loggers)
 engine = Engine(state, Logger(state, loggers))
 engine.run_event("init")
+if len(sys.argv) > 3:  # resumed
+    loggers[0].load_state_dict({"run_name": "my-run", "run_id": "before", "experiment_id": "1"})
+    engine.run_event("after_load")
 engine.run_event("fit_start")
 for step in range(50):
     engine.logger.log_metrics({"loss": torch.tensor(float(step))}, step)
@@ -45,15 +48,17 @@ _EXPERIMENT = {
 
 
 @contextmanager
-def server(hangs_at: str) -> Iterator[str]:
-    """An MLflow server, as far as a run needs it, that does not answer from some request on."""
-    hanging, done = threading.Event(), threading.Event()
+def server(hangs_at: str, time: int = 1) -> Iterator[str]:
+    """An MLflow server, as far as a run needs it, that does not answer from some request on, made for some time."""
+    hanging, done, seen = threading.Event(), threading.Event(), list[str]()
 
     class Handler(BaseHTTPRequestHandler):
         def _answer(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
             if hangs_at in self.path:
-                hanging.set()
+                seen.append(self.path)
+                if len(seen) >= time:
+                    hanging.set()
             if hanging.is_set():
                 done.wait(300)
                 return
@@ -86,10 +91,10 @@ def server(hangs_at: str) -> Iterator[str]:
         thread.join()
 
 
-def ended(uri: str, path: Path) -> subprocess.CompletedProcess[str]:
+def ended(uri: str, path: Path, *more: str) -> subprocess.CompletedProcess[str]:
     """Run the program; MLflow itself would try for more than twice as long as this waits."""
     return subprocess.run(
-        [sys.executable, "-c", PROGRAM, uri, str(path)], capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-c", PROGRAM, uri, str(path), *more], capture_output=True, text=True, timeout=100, check=False
     )
 
 
@@ -106,6 +111,21 @@ def test_a_process_ends_although_its_server_hangs(hangs_at: str, tmp_path: Path)
         assert "a checkpoint" == held.read_text()
     else:
         assert "`MLFlowLogger` failed to log: TimeoutError" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("hangs_at", "time", "what"),
+    [("runs/update", 1, "Reopening the run"), ("runs/get", 2, "Reading the run"),
+     ("runs/get", 3, "Starting the system metrics")],
+)  # fmt: skip
+def test_a_process_ends_although_its_server_hangs_when_a_run_is_resumed(
+    hangs_at: str, time: int, what: str, tmp_path: Path
+) -> None:
+    with server(hangs_at, time) as uri:
+        run = ended(uri, tmp_path / "ba1.pt", "resumed")
+
+    assert 0 == run.returncode, run.stderr
+    assert f"TimeoutError: {what} has not ended in 5 seconds" in run.stderr
 
 
 def test_a_process_ends_although_nobody_listens(tmp_path: Path) -> None:

@@ -42,21 +42,62 @@ def test_checkpoints_with_another_name_are_found(
     assert launch(make_trainer, tmp_path, before, "4ba").state.timestamp.batch == 4  # the newest of both names
 
 
+REFUSAL = (
+    "must not hold a newer checkpoint of another run under a name that the run '{}' gives, .*{}', saved by the run"
+)
+
+
 @pytest.mark.parametrize("remote", [False, True])
-def test_a_file_of_another_run_under_ones_own_names_is_not_taken(
+def test_a_file_of_another_run_under_ones_own_names_is_neither_taken_nor_replaced(
     make_trainer: MakeTrainer, tmp_path: Path, remote: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = f"memory://{secrets.token_hex(4)}" if remote else tmp_path
-    for run_name, duration in (("run", "2ba"), ("other", "4ba")):
-        earlier = launch(
-            make_trainer, folder, "ba{batch}.pt", duration, run_name=run_name, save_latest_filename=f"latest-{run_name}"
-        )
-        assert 0 == earlier.state.timestamp.batch
-        earlier.fit()
-        earlier.close()
 
-    assert 0 == launch(make_trainer, folder, "ba{batch}.pt", save_latest_filename="l").state.timestamp.batch
+    def begin(run_name: str, **kwargs: Any) -> Any:
+        return launch(
+            make_trainer, folder, "ba{batch}.pt", run_name=run_name, save_latest_filename=f"latest-{run_name}", **kwargs
+        )
+
+    first = begin("run")
+    first.fit()
+    first.close()
+    with pytest.raises(FileExistsError, match=REFUSAL.format("other", "ba2.pt")):
+        begin("other")
+    other = begin("other", duration="4ba", save_overwrite=True)
+    assert 0 == other.state.timestamp.batch
+    other.fit()
+    other.close()
+
+    with pytest.raises(FileExistsError, match=REFUSAL.format("run", "ba4.pt")):
+        begin("run")
+    assert 4 == begin("other", duration="4ba").state.timestamp.batch
+    assert 0 == begin("run", save_overwrite=True).state.timestamp.batch
     assert "ba4.pt was saved by the run 'other', so 'run' does not go on from it" in caplog.text
+
+
+@pytest.mark.parametrize("autoresume", [True, False])
+def test_a_file_without_counts_in_its_name_is_not_taken_from_another_run(
+    make_trainer: MakeTrainer, tmp_path: Path, autoresume: bool
+) -> None:
+    for _ in range(2):
+        own = launch(make_trainer, tmp_path, "last.pt", autoresume=autoresume)
+        own.fit()
+        own.close()
+    content = (tmp_path / "last.pt").read_bytes()
+    with pytest.raises(FileExistsError, match=REFUSAL.format("other", "last.pt")):
+        launch(make_trainer, tmp_path, "last.pt", run_name="other", autoresume=autoresume)
+
+    assert content == (tmp_path / "last.pt").read_bytes()
+    launch(make_trainer, tmp_path, "last.pt", run_name="other", autoresume=autoresume, save_overwrite=True)
+
+
+def test_a_remote_file_without_counts_in_its_name_is_replaced_by_its_own_run(make_trainer: MakeTrainer) -> None:
+    folder = f"memory://{secrets.token_hex(4)}"
+    first = launch(make_trainer, folder, "last.pt")
+    first.fit()
+    first.close()
+
+    assert 2 == launch(make_trainer, folder, "last.pt").state.timestamp.batch
 
 
 def test_a_shortened_file_under_another_name_is_reported(make_trainer: MakeTrainer, tmp_path: Path) -> None:

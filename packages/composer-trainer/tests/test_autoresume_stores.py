@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -173,3 +174,40 @@ def test_an_object_whose_owner_cannot_be_read_is_no_reason_to_begin_anew(
 
 def raising_always(self: Any, path: str, **kwargs: Any) -> bytes:
     raise ChecksumError("crc32c differs")
+
+
+@contextmanager
+def failing(server: Any, status: int, fails: Callable[[dict[str, str]], bool]) -> Iterator[None]:
+    """Have a server of S3 answer some requests with an error."""
+    works = server._server.app
+
+    def answer(environ: dict[str, str], start_response: Any) -> Any:
+        if not fails(environ):
+            return works(environ, start_response)
+        start_response(f"{status} failing", [("Content-Length", "0")])
+        return [b""]
+
+    server._server.app = answer
+    try:
+        yield
+    finally:
+        server._server.app = works
+
+
+@pytest.mark.parametrize("status", [500, 503])
+@pytest.mark.parametrize("what", ["list", "read"])
+def test_a_server_with_errors_of_its_own_is_an_error_rather_than_no_checkpoint_or_a_damaged_one(
+    make_trainer: MakeTrainer, s3: str, s3_server: Any, status: int, what: str
+) -> None:
+    pytest.importorskip("s3fs")
+    run(make_trainer, f"{s3}/run", "ba{batch}.pt")
+
+    def fails(environ: dict[str, str]) -> bool:
+        if what == "list":
+            return "list-type" in environ["QUERY_STRING"]
+        return environ["REQUEST_METHOD"] == "GET" and environ["PATH_INFO"].endswith("ba2.pt")
+
+    with failing(s3_server, status, fails), pytest.raises(StorageError, match="Check the network and that the store"):
+        launch(make_trainer, f"{s3}/run", "ba{batch}.pt")
+
+    assert 2 == launch(make_trainer, f"{s3}/run", "ba{batch}.pt").state.timestamp.batch

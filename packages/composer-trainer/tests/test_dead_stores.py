@@ -9,8 +9,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
+from conftest import MakeTrainer
+from fsspec.implementations.memory import MemoryFileSystem
+
+from composer.callbacks import CheckpointSaver
+from composer.checkpoint import _lease
+from composer.core import Callback, State
+from composer.loggers import Logger, LoggerDestination
+from composer.loggers._sender import Sender
 
 PROGRAM = """
 import sys, time
@@ -90,3 +99,96 @@ def test_a_process_ends_although_its_store_does_not_work(kind: str, tmp_path: Pa
     assert 2 == len(done.stdout.splitlines())  # `close` neither waits nor raises again
     assert "They are kept: " in done.stderr
     assert (tmp_path / "ba19.pt").exists()
+
+
+class Hanging(LoggerDestination):
+    """Sends to a service that does not answer."""
+
+    def __init__(self, done: threading.Event) -> None:
+        self.done = done
+
+    def init(self, state: State, logger: Logger) -> None:
+        self.sender = Sender("Hanging", self._send, timeout=logger.delivery_deadline.for_service())
+
+    def _send(self, records: Any) -> None:
+        self.done.wait()
+
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        self.sender.put_metrics(metrics, step or 0)
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        self.sender.flush()
+
+    def post_close(self) -> None:
+        self.sender.close()
+
+
+class Uploading(Callback):
+    """Has a file uploaded at the beginning."""
+
+    remote_file_name = "memory://profiles/a.txt"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        self.path.write_text("a profile")
+        logger.upload_file(self.remote_file_name, self.path)
+
+
+def test_all_services_of_a_run_that_hang_are_waited_for_once(
+    make_trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two loggers, the store of the checkpoints and that of a callback's file: two seconds in all, not eight."""
+    done = threading.Event()
+    monkeypatch.setattr(MemoryFileSystem, "put_file", lambda *args, **kwargs: done.wait())
+    trainer = make_trainer(
+        save_folder=f"memory://{tmp_path.name}",
+        loggers=[Hanging(done), Hanging(done)],
+        callbacks=[Uploading(tmp_path / "a.txt")],
+        delivery_timeout=2.0,
+    )
+    try:
+        with pytest.raises(TimeoutError, match="have not ended in 2 seconds without progress"):
+            trainer.fit()
+        trainer.close()
+        assert 2 <= trainer.logger.delivery_deadline._in_vain[0] < 4
+        assert 2 == caplog.text.count("`Hanging` did not deliver")
+        last = [record for record in caplog.records if record.name == "composer.checkpoint._uploads"]
+        assert 2 == sum("They are kept: " in record.getMessage() for record in last)  # one for each store
+    finally:
+        done.set()
+
+
+def test_a_saver_with_a_time_of_its_own_shares_none(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = threading.Event()
+    monkeypatch.setattr(MemoryFileSystem, "put_file", lambda *args, **kwargs: done.wait())
+    saver = CheckpointSaver("memory://own", remote_file_name="run/ba{batch}.pt", delivery_timeout=0.5)
+    trainer = make_trainer(callbacks=[saver], delivery_timeout=60.0)
+    try:
+        with pytest.raises(TimeoutError, match=r"have not ended in 0\.5 seconds"):
+            trainer.fit()
+        assert 0 == trainer.logger.delivery_deadline._in_vain[0]
+    finally:
+        done.set()
+
+
+def test_a_store_that_hangs_while_the_lease_is_checked_does_not_hold_up_a_save(
+    make_trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The training waits once, for the time given to the store, rather than at every save for as long as it hangs."""
+    done = threading.Event()
+    monkeypatch.setattr(_lease, "_PATIENCE_SECONDS", 0.1)
+    asked: list[str] = []
+
+    def hang(self: Any) -> None:
+        asked.append(threading.current_thread().name)
+        done.wait()
+
+    trainer = make_trainer(save_folder=f"memory://{tmp_path.name}", save_interval="1ba")
+    monkeypatch.setattr(_lease._Remote, "read", hang)
+    try:
+        trainer.fit()
+        assert ["composer-lease-call"] * 2 == asked  # the other is the release
+    finally:
+        done.set()

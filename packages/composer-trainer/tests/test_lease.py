@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from sharded_runs import needs_sharding
 
 from composer.checkpoint import FolderInUseError, _lease
 from composer.checkpoint._lease import Lease, folder_lease, remote_lease
@@ -321,3 +323,50 @@ def test_all_ranks_are_refused_together(tmp_path: Path) -> None:
     expected = ([NAME], f"`save_folder` must not be in use by another run, got {str(tmp_path)!r}"[:60])
 
     assert [expected, expected] == run_on_ranks(_train_on_ranks, 2, str(tmp_path))
+
+
+def _launched(folder: str, kind: str, signs: Path) -> subprocess.Popen[str]:
+    launcher = ["-m", "composer", "-n", "2"] if kind in ("two ranks", "divided") else []
+    program = str(Path(__file__).with_name("leased.py"))
+    command = [sys.executable, *launcher, program, folder, kind, str(signs)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only Linux tells when a process started")
+@pytest.mark.parametrize("dies", [True, False], ids=["dies", "completes"])
+@pytest.mark.parametrize(
+    "kind", ["one process", "two ranks", pytest.param("divided", marks=needs_sharding), "remote store"]
+)
+def test_a_second_launch_is_refused_and_a_relaunch_follows_the_end_of_the_first(
+    kind: str, dies: bool, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if kind == "remote store":
+        pytest.importorskip("s3fs")
+    folder = f"{request.getfixturevalue('s3')}/run" if kind == "remote store" else str(tmp_path / "saved")
+    first = _launched(folder, kind, tmp_path)
+    while not (tmp_path / "pid").exists():
+        assert first.poll() is None, first.communicate()[0]
+        time.sleep(0.02)
+    pid = int((tmp_path / "pid").read_text())
+    second = _launched(folder, kind, tmp_path)
+    text, _ = second.communicate()
+
+    assert 0 != second.returncode
+    assert f"the run 'run' on host {socket.gethostname()!r} (process {pid}, since" in text
+    if dies:
+        os.kill(pid, signal.SIGKILL)
+    else:
+        (tmp_path / "go").touch()
+    text, _ = first.communicate()
+    assert dies == (0 != first.returncode), text
+    if not dies:
+        assert [0, 6] == json.loads((tmp_path / "ended").read_text())
+    (tmp_path / "go").touch()
+    third = _launched(folder, kind, tmp_path)
+    text, _ = third.communicate()
+    assert 0 == third.returncode, text
+    began, ended = json.loads((tmp_path / "ended").read_text())
+    assert 6 == ended
+    assert began < 3 if dies else began == 6, began
+    if dies and kind != "remote store":  # whose uploads the kill may have cut off
+        assert 2 == began

@@ -67,7 +67,8 @@ class Sender:
         interval: Seconds for which metrics gather before they are sent.
         capacity: What the queue holds, in KiB, roughly: eight metrics count as one, arrays by their size.
         timeout: How long `flush`, `close` and the end of the process wait in all for a service that fails or hangs, in
-            seconds; see `composer.utils.retrying.DeliveryDeadline`. Each record that arrives is progress.
+            seconds, or a deadline that is shared with other services; see `composer.utils.retrying.DeliveryDeadline`.
+            Each record that arrives is progress.
         kept: Returns a sentence that says where what is not delivered is kept; None if it is not.
 
     Raises:
@@ -82,17 +83,17 @@ class Sender:
         on_error: str = "warn",
         interval: float = 0.5,
         capacity: int = 65536,
-        timeout: float = 60.0,
+        timeout: float | DeliveryDeadline = 60.0,
         kept: Callable[[], str] | None = None,
     ) -> None:
         check_on_error(on_error)
-        for argument, value in (("interval", interval), ("capacity", capacity), ("timeout", timeout)):
+        for argument, value in (("interval", interval), ("capacity", capacity)):
             if value <= 0:
                 raise ValueError(f"`{argument}` must be positive, got {value!r}.")
         self.name, self.on_error = name, on_error
         self._send_metrics, self._kept = send_metrics, kept
         self._interval, self._capacity = interval, capacity
-        self._deadline = DeliveryDeadline(timeout)
+        self._deadline = timeout if isinstance(timeout, DeliveryDeadline) else DeliveryDeadline(timeout)
         # Reentrant: a garbage collection while it is held may close an engine, and so come here again.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -112,7 +113,9 @@ class Sender:
 
     @property
     def seconds_left(self) -> float:
-        """How long `flush` would wait now for a service that does nothing; 0 if it has failed for too long."""
+        """How long to wait now for a service that does nothing; 0 if it has failed for too long."""
+        if not (self.pending or self._deadline.failing):
+            return self._deadline.timeout
         return max(0.0, self._deadline.left(time.monotonic()))
 
     @property
@@ -182,8 +185,8 @@ class Sender:
                 while self._done < target and (left := self._deadline.left(since)) > 0:
                     done = self._done
                     self._changed.wait_for(lambda: self._done > done, left)  # noqa: B023 - called before it changes
-                if self._done < target:
-                    self._deadline.failed(since)  # later calls do not wait once more
+                if self._done < target or self._deadline.failing:
+                    self._deadline.waited_in_vain(since)  # later calls do not wait once more
             arrived = self._done >= target
         if not arrived:
             late = "`%s` could not send everything in %g seconds: %d records wait."
@@ -227,6 +230,8 @@ class Sender:
             if may_drop and size > self._capacity:
                 self._dropped += 1
             else:
+                if not self.pending:
+                    self._deadline.progressed()  # it may not have been heard of for long
                 self._queue.append(record)
                 self._put += 1
                 self._size = size

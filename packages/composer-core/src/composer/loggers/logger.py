@@ -13,6 +13,7 @@ from composer.loggers._deferred import DeferredValue
 from composer.loggers._failures import call_logger
 from composer.loggers.logger_destination import LoggerDestination
 from composer.utils.iter_helpers import ensure_tuple
+from composer.utils.retrying import DeliveryDeadline
 
 if TYPE_CHECKING:
     from composer.core._explain import Plan
@@ -34,9 +35,14 @@ class Logger:
     Args:
         state: The state of the run.
         destinations: One destination or several.
+        delivery_timeout: How many seconds the end of the run waits in all for services that fail or hang.
 
     Attributes:
         destinations: A tuple; may be replaced.
+        delivery_deadline: What callbacks that deliver to a service share; see `composer.utils.retrying`.
+
+    Raises:
+        ValueError: `delivery_timeout` is not positive.
 
     Example:
         >>> class Printer(LoggerDestination):
@@ -49,9 +55,14 @@ class Logger:
     """
 
     def __init__(
-        self, state: State, destinations: LoggerDestination | Sequence[LoggerDestination] | None = None
+        self,
+        state: State,
+        destinations: LoggerDestination | Sequence[LoggerDestination] | None = None,
+        *,
+        delivery_timeout: float = 60.0,
     ) -> None:
         self.destinations: tuple[LoggerDestination, ...] = ensure_tuple(destinations)
+        self.delivery_deadline = DeliveryDeadline(delivery_timeout)
         self._state = state
         self._explain: Callable[[], Plan | None] | None = None  # set by the engine that logs here
 

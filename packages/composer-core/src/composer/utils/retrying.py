@@ -83,12 +83,19 @@ def retry(
 class DeliveryDeadline:
     """How long to wait for what is still queued for a service, so that one that fails does not hold up a finished run.
 
-    There is one deadline for all of it, `timeout` seconds after the service began to fail: after the first failure that
-    was not followed by a success, or, while nothing fails, after the later of the last progress and the begin of the
-    waiting. So a service that works is waited for, however slow it is.
+    A service is given up `timeout` seconds after it began to fail: after the first failure that was not followed by a
+    success, or after the later of the last progress and the begin of the waiting. So a service that works is waited
+    for, however slow it is.
+
+    Services that share a deadline (`for_service`) work at the same time, so the time that was waited in vain for one of
+    them counts for the others, too: for all that fail together the wait is `timeout` seconds. A service that has made
+    progress meanwhile, or has been given something only then, loses nothing by it.
 
     Args:
         timeout: In seconds.
+
+    Raises:
+        ValueError: `timeout` is not a positive, finite number.
 
     Example:
         >>> deadline = DeliveryDeadline(60.0)
@@ -98,22 +105,48 @@ class DeliveryDeadline:
     """
 
     def __init__(self, timeout: float) -> None:
+        if not 0 < timeout < float("inf"):
+            raise ValueError(f"`timeout` must be positive, got {timeout!r}. Give a number of seconds.")
         self.timeout = timeout
         self._failing_since: float | None = None
         self._progress = float("-inf")
+        self._in_vain = [0.0]  # seconds, of all services that share it
 
-    def failed(self, since: float | None = None) -> None:
-        """Something was not delivered; `since` is when that began (monotonic), now if None."""
+    def for_service(self, timeout: float | None = None) -> DeliveryDeadline:
+        """Return the deadline of one service: one that shares this, or one of its own if it has an own timeout.
+
+        Args:
+            timeout: The own timeout, in seconds; None: that of this deadline, shared.
+        """
+        if timeout is not None:
+            return DeliveryDeadline(timeout)
+        deadline = DeliveryDeadline(self.timeout)
+        deadline._in_vain = self._in_vain
+        return deadline
+
+    @property
+    def failing(self) -> bool:
+        """Whether the last that was heard of the service is a failure."""
+        return self._failing_since is not None
+
+    def failed(self) -> None:
+        """Something was not delivered."""
         if self._failing_since is None:
-            self._failing_since = time.monotonic() if since is None else since
+            self._failing_since = time.monotonic()
 
     def progressed(self) -> None:
-        """A part of something was delivered."""
+        """A part of something was delivered, or the service is given something after it had nothing to do."""
         self._progress = time.monotonic()
 
     def delivered(self) -> None:
         """Something was delivered whole: the service does not fail any more."""
         self._failing_since, self._progress = None, time.monotonic()
+
+    def waited_in_vain(self, waiting_since: float) -> None:
+        """A wait has ended with the service failing or hanging: it is not waited for again until it delivers."""
+        begin = max(waiting_since, self._progress)
+        self._in_vain[0] += time.monotonic() - begin
+        self._failing_since = begin if self._failing_since is None else min(begin, self._failing_since)
 
     def left(self, waiting_since: float) -> float:
         """The seconds left to wait, negative if none.
@@ -121,6 +154,7 @@ class DeliveryDeadline:
         Args:
             waiting_since: When the waiting began (monotonic).
         """
-        failing = self._failing_since
-        begin = max(waiting_since, self._progress) if failing is None else failing
+        begin = max(waiting_since - self._in_vain[0], self._progress)
+        if self._failing_since is not None:
+            begin = min(begin, self._failing_since)
         return begin + self.timeout - time.monotonic()

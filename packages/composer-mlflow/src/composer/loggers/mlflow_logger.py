@@ -30,6 +30,7 @@ from composer.loggers._mlflow_run import (
 from composer.loggers._process import call_in_time
 from composer.loggers._sender import Sender, check_on_error, hold_metrics, report_failure, start_copy
 from composer.utils import dist
+from composer.utils.retrying import DeliveryDeadline
 
 if TYPE_CHECKING:
     from composer.core import State
@@ -72,7 +73,7 @@ class MLFlowLogger(LoggerDestination):
         log_artifacts: Whether to store files, such as checkpoints, as artifacts.
         delivery_timeout: How many seconds the end of the run waits in all for what is still queued, once the service
             fails or hangs: counted from the first failure, or from the last delivery if it hangs. While it takes
-            anything, however slowly, it is waited for.
+            anything, however slowly, it is waited for. None: the Trainer's, which its services share; 60 without one.
 
     Raises:
         ValueError: A number is not positive, `on_error` is unknown, or `model_registry_prefix` does not suit the Unity
@@ -106,7 +107,7 @@ class MLFlowLogger(LoggerDestination):
         *,
         on_error: str = "warn",
         log_artifacts: bool = False,
-        delivery_timeout: float = 60.0,
+        delivery_timeout: float | None = None,
     ) -> None:
         check_on_error(on_error)
         interval = max(flush_interval, logging_buffer_seconds or 0.0)
@@ -114,9 +115,9 @@ class MLFlowLogger(LoggerDestination):
             ("flush_interval", flush_interval),
             ("logging_buffer_seconds", logging_buffer_seconds or interval),
             ("log_duplicated_metric_every_n_steps", log_duplicated_metric_every_n_steps),
-            ("delivery_timeout", delivery_timeout),
+            ("delivery_timeout", 60.0 if delivery_timeout is None else delivery_timeout),
         ):
-            if value <= 0:
+            if not 0 < value < math.inf:
                 raise ValueError(f"`{argument}` must be positive, got {value!r}.")
         check_registry(model_registry_uri, model_registry_prefix)
         self.experiment_name, self.run_name = experiment_name, run_name
@@ -139,6 +140,7 @@ class MLFlowLogger(LoggerDestination):
         self._resumed: dict[str, Any] | None = None
         self._created = self._training = False
         self._abandoned: str | None = None  # the run that was begun before the checkpoint told of another
+        self._deadline = DeliveryDeadline(60.0)  # the run's, from `init` on
         self._clear()
 
     def _clear(self) -> None:
@@ -151,6 +153,10 @@ class MLFlowLogger(LoggerDestination):
     def __getstate__(self) -> dict[str, Any]:
         """Without the thread and the connection, for copies."""
         return {**vars(self), "_run": None, "_sender": None, "_monitor": None}
+
+    @property
+    def _timeout(self) -> float:
+        return self._deadline.timeout if self.delivery_timeout is None else self.delivery_timeout
 
     @property
     def _metrics_cache(self) -> dict[str, tuple[float, int]]:
@@ -233,7 +239,7 @@ class MLFlowLogger(LoggerDestination):
         inside = os.path.dirname(remote_file_name) or None
         try:  # a server that is down must not be mistaken for one that does not have the file
             there = call_in_time(
-                lambda: client.list_artifacts(run_id, inside), self.delivery_timeout, "Asking MLflow for its artifacts"
+                lambda: client.list_artifacts(run_id, inside), self._timeout, "Asking MLflow for its artifacts"
             )
         except Exception as error:
             if getattr(error, "error_code", None) != "RESOURCE_DOES_NOT_EXIST":
@@ -301,6 +307,7 @@ class MLFlowLogger(LoggerDestination):
 
     def init(self, state: State, logger: Logger) -> None:
         self._composer_run_name = state.run_name
+        self._deadline = logger.delivery_deadline
         self._training = False
         ids: list[Any] = [None, None, False]
         failure: Exception | None = None
@@ -312,7 +319,7 @@ class MLFlowLogger(LoggerDestination):
                 open_ = partial(open_run, name=self.run_name or state.run_name, tags=tags, resume=self.resume)
                 client = self._client()  # whose import takes seconds, which are not the server's
                 # A server that is down is tried for minutes by the client.
-                ids = [*call_in_time(lambda: open_(client, name), self.delivery_timeout, "Opening a run")]
+                ids = [*call_in_time(lambda: open_(client, name), self._timeout, "Opening a run")]
             except Exception as error:  # noqa: BLE001 - reported below
                 failure = error
         dist.broadcast_object_list(ids)  # before anything is raised, or the others would wait for ever
@@ -335,7 +342,7 @@ class MLFlowLogger(LoggerDestination):
         every = self.log_duplicated_metric_every_n_steps
         client, run_id = self._client(), self._run_id
         self._run = call_in_time(
-            lambda: MLFlowRun(client, run_id, self.rename_metrics, every), self.delivery_timeout, "Reading the run"
+            lambda: MLFlowRun(client, run_id, self.rename_metrics, every), self._timeout, "Reading the run"
         )
         if self._sender is None:
             self._sender = Sender(
@@ -343,14 +350,14 @@ class MLFlowLogger(LoggerDestination):
                 lambda records: None if self._run is None else self._run.send(records),
                 on_error=self.on_error,
                 interval=self._interval,
-                timeout=self.delivery_timeout,
+                timeout=self._deadline.for_service(self.delivery_timeout),
                 kept=lambda: kept_files(self._held, "Metrics are lost."),
             )
         self.log_hyperparameters(self._hyperparameters)  # those that came before there was a run
         if self.log_system_metrics:
             self._monitor = call_in_time(
                 lambda: start_monitor(run_id, self.tracking_uri, again=not self._created),
-                self.delivery_timeout,
+                self._timeout,
                 "Starting the system metrics",
             )
 
@@ -364,7 +371,7 @@ class MLFlowLogger(LoggerDestination):
             return
         try:
             update = partial(self._run.client.update_run, self._run_id, status="RUNNING")
-            call_in_time(update, self.delivery_timeout, "Reopening the run")
+            call_in_time(update, self._timeout, "Reopening the run")
             self._sender.flush()
             self._stop_monitor()
             self._connect()

@@ -52,7 +52,7 @@ class TensorboardLogger(LoggerDestination):
         on_error: What happens if writing fails: "warn" (once, and the run goes on) or "raise".
         delivery_timeout: How many seconds the end of the run waits in all for what is still queued, once the service
             fails or hangs: counted from the first failure, or from the last delivery if it hangs. While it takes
-            anything, however slowly, it is waited for.
+            anything, however slowly, it is waited for. None: the Trainer's, which its services share; 60 without one.
 
     Raises:
         ValueError: `flush_interval` or `delivery_timeout` is not positive, or `on_error` is unknown.
@@ -71,11 +71,11 @@ class TensorboardLogger(LoggerDestination):
         rank_zero_only: bool = True,
         *,
         on_error: str = "warn",
-        delivery_timeout: float = 60.0,
+        delivery_timeout: float | None = None,
     ) -> None:
         if flush_interval < 1:
             raise ValueError(f"`flush_interval` must be at least 1, got {flush_interval!r}.")
-        if delivery_timeout <= 0:
+        if delivery_timeout is not None and not 0 < delivery_timeout < math.inf:
             raise ValueError(f"`delivery_timeout` must be positive, got {delivery_timeout!r}.")
         check_on_error(on_error)
         self.log_dir = log_dir
@@ -178,7 +178,7 @@ class TensorboardLogger(LoggerDestination):
             "TensorboardLogger",
             self._writer.send,
             on_error=self.on_error,
-            timeout=self.delivery_timeout,
+            timeout=logger.delivery_deadline.for_service(self.delivery_timeout),
             kept=lambda: f"What was written is kept in {str(folder)!r}; the rest is lost.",
         )
 

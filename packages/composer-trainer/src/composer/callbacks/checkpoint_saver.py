@@ -105,7 +105,8 @@ class CheckpointSaver(Callback):
             store fails or hangs. It fails from the first upload that failed, after three attempts, until another one
             succeeds; it hangs when nothing was sent since the end of the run or the last progress. Clients send blocks
             of 8 MiB (those of S3 files below 16 MiB whole), and a block that has arrived is progress. What is given
-            up is kept in the local folder that the last line of the log names.
+            up is kept in the local folder that the last line of the log names. None: the Trainer's, which its
+            services share; 60 without one.
         num_best_checkpoints_to_keep: Best checkpoints by `monitor` to keep besides the newest. A link `best-...` to
             the best one stands next to that to the latest. With `num_checkpoints_to_keep=-1` all are kept anyway.
         monitor: The metric to keep the best by: `"eval/MulticlassAccuracy"` is that metric of the evaluator `eval`;
@@ -144,11 +145,11 @@ class CheckpointSaver(Callback):
         monitor: str | None = None,
         monitor_mode: str = "max",
         asynchronous: bool = False,
-        delivery_timeout: float = 60.0,
+        delivery_timeout: float | None = None,
     ) -> None:
         self._check(num_checkpoints_to_keep, num_concurrent_uploads, upload_timeout_in_seconds)
         check_finite(delivery_timeout=delivery_timeout)
-        if delivery_timeout <= 0:
+        if delivery_timeout is not None and delivery_timeout <= 0:
             raise ValueError(f"`delivery_timeout` must be positive, got {delivery_timeout!r}.")
         self.delivery_timeout = delivery_timeout
         self._check_names(
@@ -177,8 +178,10 @@ class CheckpointSaver(Callback):
         self.saved_checkpoints: list[str] = []
         self.all_saved_checkpoints_to_timestamp: dict[str, Timestamp] = {}
         self.last_checkpoint_batch: Time[int] | None = None
-        self.continues = False  # set by the Trainer: files left in the folder are this run's own
-        self.resumed_at: Time[int] | None = None  # set by the Trainer: the batch of the checkpoint the run goes on from
+        # Set by the Trainer:
+        self.is_relaunched = False  # whether a relaunch goes on from what is saved, also from the end of `fit`
+        self.continues = False  # whether files in the folder under its names are its own, so that it may replace them
+        self.resumed_at: Time[int] | None = None  # the batch of the checkpoint that it goes on from
         self._last_path: str | None = None
         self._last_names: dict[str, str] = {}
         self._last_fingerprint: tuple[Any, ...] = ()
@@ -350,7 +353,7 @@ class CheckpointSaver(Callback):
         self.remote_uploader = Uploader(
             storage_of(root),
             concurrent=self.num_concurrent_uploads,
-            timeout=self.delivery_timeout,
+            timeout=logger.delivery_deadline.for_service(self.delivery_timeout),
             limit=self.upload_timeout_in_seconds,
         )
 
@@ -478,7 +481,7 @@ class CheckpointSaver(Callback):
                     uploader.close()
         finally:
             if lease is not None:
-                lease.give_back()
+                lease.give_back(wait=uploader is None or not uploader.failing)
 
     # ---- saving ----
 
@@ -559,7 +562,8 @@ class CheckpointSaver(Callback):
             best = self.best.path
             if best is not None:
                 point_link(Path(names["latest"]).with_name(_best_name(Path(names["latest"]).name)), Path(best))
-        self._upload(path, names, logger, overwrite=again or self.overwrite or self.continues)
+        own = again or path in self.saved_checkpoints
+        self._upload(path, names, logger, overwrite=own or self.overwrite or self.continues)
         if path not in self.saved_checkpoints:
             self.saved_checkpoints.append(path)
         self._rotate()

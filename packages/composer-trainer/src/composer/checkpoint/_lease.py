@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 HEARTBEAT_SECONDS, STALE_SECONDS = 10.0, 60.0
 REMOTE_HEARTBEAT_SECONDS, REMOTE_STALE_SECONDS = 20.0, 120.0
 _SETTLE_SECONDS = 1.0  # a store without conditional writes: until a competitor's write can be seen
-_RELEASE_SECONDS = 5.0  # how long to wait for a store that hangs
+_PATIENCE_SECONDS = 5.0  # how long to wait for a store that hangs
 _NAME = ".composer{}.lease"
 
 
@@ -96,6 +96,8 @@ class Lease:
         self._release: Any = None
         self._reported = False
         self._waiting: tuple[Found, float] | None = None  # what was found at first, and when (monotonic)
+        self._patience = [_PATIENCE_SECONDS]  # for the release
+        self._checking: threading.Thread | None = None
 
     @property
     def held(self) -> bool:
@@ -173,12 +175,17 @@ class Lease:
     def check(self) -> None:
         """Make sure that the lease still is this run's own. To be called before anything is written.
 
+        A remote store that does not answer is waited for some seconds: training goes on, and the upload will tell.
+
         Raises:
             FolderInUseError: Another run has taken it over.
         """
         if self._owner is not None and self._lost is None:
-            with suppress(OSError):  # a folder that cannot be read now; the save will tell
-                self._renew()
+            if isinstance(self.place, _Folder):
+                with suppress(OSError):  # a folder that cannot be read now; the save will tell
+                    self._renew()
+            elif self._checking is None or not self._checking.is_alive():
+                self._checking = _in_thread(self._beat, _PATIENCE_SECONDS)
         self.check_lost()
 
     def check_lost(self) -> None:
@@ -190,8 +197,13 @@ class Lease:
                 f"when it is suspended. Start this run again with another `save_folder`."
             )
 
-    def give_back(self) -> None:
-        """Release the lease; it may be taken again later. Safe to call twice."""
+    def give_back(self, *, wait: bool = True) -> None:
+        """Release the lease; it may be taken again later. Safe to call twice.
+
+        Args:
+            wait: Whether to wait some seconds for a remote store; not if it is known to be down.
+        """
+        self._patience[0] = _PATIENCE_SECONDS if wait else 0.0
         release, self._release = self._release, None
         self._owner = self._lost = self._waiting = None
         self.active = False
@@ -205,7 +217,7 @@ class Lease:
         _HELD[owner["token"]] = self
         stop = threading.Event()
         # Runs when this object goes away, at `give_back` or at exit, whichever comes first.
-        self._release = weakref.finalize(self, _release, self.place, owner["token"], stop, os.getpid())
+        self._release = weakref.finalize(self, _release, self.place, owner["token"], stop, os.getpid(), self._patience)
         arguments = (weakref.ref(self), stop, self.place.heartbeat_seconds)
         with suppress(RuntimeError):  # the interpreter is about to end
             threading.Thread(target=_beat, args=arguments, name="composer-lease", daemon=True).start()
@@ -293,7 +305,7 @@ def _beat(reference: Callable[[], Lease | None], stop: threading.Event, seconds:
         del lease  # or this thread would keep it
 
 
-def _release(place: _Place, token: str, stop: threading.Event, pid: int) -> None:
+def _release(place: _Place, token: str, stop: threading.Event, pid: int, patience: list[float]) -> None:
     stop.set()
     if os.getpid() != pid:
         return  # a forked process has nothing to release
@@ -305,10 +317,16 @@ def _release(place: _Place, token: str, stop: threading.Event, pid: int) -> None
     if isinstance(place, _Folder):
         remove()
         return
-    thread = threading.Thread(target=remove, name="composer-lease-release", daemon=True)
+    _in_thread(remove, patience[0])
+
+
+def _in_thread(call: Callable[[], object], seconds: float) -> threading.Thread:
+    """Call a function of a store, which may hang, in a thread, and wait for some seconds until it has ended."""
+    thread = threading.Thread(target=call, name="composer-lease-call", daemon=True)
     with suppress(RuntimeError):  # the interpreter is about to end
         thread.start()
-        thread.join(_RELEASE_SECONDS)
+        thread.join(seconds)
+    return thread
 
 
 class _Folder:

@@ -94,6 +94,15 @@ def _is_one_of(error: BaseException, names: frozenset[str]) -> bool:
     return any(f"{kind.__module__}.{kind.__qualname__}" in names for kind in type(error).__mro__)
 
 
+def _status(error: BaseException) -> int | None:
+    """The status of a failed HTTP request, if the error tells."""
+    found = [getattr(error, name, None) for name in _STATUS_NAMES]
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):  # botocore's
+        found.append(response.get("ResponseMetadata", {}).get("HTTPStatusCode"))
+    return next((status for status in found if isinstance(status, int) and status >= 400), None)
+
+
 def _is_refusal(error: BaseException) -> bool:
     return isinstance(error, PermissionError) or _is_one_of(error, _REFUSALS)
 
@@ -107,10 +116,9 @@ def is_transient(error: BaseException) -> bool:
     """Whether the same request may succeed a moment later: not if something is missing, refused or full."""
     if isinstance(error, _PERMANENT) or _is_refusal(error):
         return False
-    for name in _STATUS_NAMES:
-        status = getattr(error, name, None)
-        if isinstance(status, int) and status >= 400:
-            return status in _PASSING_STATUS
+    status = _status(error)
+    if status is not None:
+        return status in _PASSING_STATUS
     if isinstance(error, OSError):
         return error.errno not in _PERMANENT_NUMBERS
     return isinstance(error, EOFError) or _is_one_of(error, _PASSING)
@@ -122,7 +130,7 @@ def points_elsewhere(error: BaseException) -> bool:
     while seen is not None:
         if _is_refusal(seen) or _is_one_of(seen, _DOWN) or getattr(seen, "errno", None) in _ELSEWHERE:
             return True
-        if any(isinstance(s := getattr(seen, name, None), int) and s in _PASSING_STATUS for name in _STATUS_NAMES):
+        if _status(seen) in _PASSING_STATUS:
             return True
         seen = seen.__cause__
     return False

@@ -54,8 +54,9 @@ class Uploader:
         concurrent: Uploads at a time.
         attempts: How often a request is tried at most.
         timeout: How long `wait`, `close` and the end of the process wait in all for a store that fails or hangs, in
-            seconds; see `composer.utils.retrying.DeliveryDeadline`. A part that the store's client reports as sent is
-            progress. Then what is queued is given up, and the last line of the log says where it is kept.
+            seconds, or a deadline that is shared with other services; see `composer.utils.retrying.DeliveryDeadline`.
+            A part that the store's client reports as sent is progress. Then what is queued is given up, and the last
+            line of the log says where it is kept.
         limit: How long `wait` waits even for a store that works, in seconds; None: as long as it takes.
 
     Raises:
@@ -68,16 +69,14 @@ class Uploader:
         *,
         concurrent: int = 1,
         attempts: int = 3,
-        timeout: float = 60.0,
+        timeout: float | DeliveryDeadline = 60.0,
         limit: float | None = None,
     ) -> None:
         if concurrent < 1:
             raise ValueError(f"`concurrent` must be at least 1, got {concurrent!r}.")
-        if timeout <= 0:
-            raise ValueError(f"`timeout` must be positive, got {timeout!r}.")
         self.storage = storage.with_attempts(attempts)
         self._concurrent, self._limit = concurrent, math.inf if limit is None else limit
-        self._deadline = DeliveryDeadline(timeout)
+        self._deadline = timeout if isinstance(timeout, DeliveryDeadline) else DeliveryDeadline(timeout)
         self._given_up = False
         self._changed = threading.Condition()
         self._waiting: list[_Upload] = []
@@ -95,6 +94,11 @@ class Uploader:
         """The names whose uploads have not ended, in the order of submission."""
         with self._changed:
             return self._pending()
+
+    @property
+    def failing(self) -> bool:
+        """Whether the last that was heard of the store is a failure, or it was waited for in vain."""
+        return self._deadline.failing
 
     def _pending(self) -> tuple[str, ...]:
         uploads = [*self._waiting, *self._active.values()]
@@ -134,6 +138,8 @@ class Uploader:
         first = [(_hold(file, folder), name) for file, name in before]
         remove = _identity(source) if remove_source else None
         with self._changed:
+            if not self._pending():
+                self._deadline.progressed()  # it may not have been heard of for long
             self._submitted += 1
             self._waiting.append(_Upload(self._submitted, source, held, name, overwrite, link, remove, first))
             self._start_threads()
@@ -192,6 +198,8 @@ class Uploader:
                 pending = len(self._pending())
                 self._changed.wait_for(lambda: len(self._pending()) < pending, left)  # noqa: B023 - called at once
             names = self._pending()
+            if names or self._deadline.failing:
+                self._deadline.waited_in_vain(since)
             if not names:
                 return
             kept = self._give_up()

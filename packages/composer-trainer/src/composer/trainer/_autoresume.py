@@ -41,7 +41,7 @@ from composer.utils import (
 if TYPE_CHECKING:
     from composer.checkpoint._storage import Storage
 
-__all__ = ["find_checkpoint"]
+__all__ = ["check_fixed_name", "find_checkpoint"]
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +66,10 @@ def find_checkpoint(
 
     Returns:
         A path on rank 0's node.
+
+    Raises:
+        FileExistsError: The run would replace checkpoints of another one, without `save_overwrite`.
+        RuntimeError: There are checkpoints, but none can be loaded; or rank 0 failed.
     """
     found: list[str | None] = [None]
     problem: list[str | None] = [None]
@@ -94,13 +98,16 @@ def _find(
     saver: CheckpointSaver, state: State, destinations: Iterable[LoggerDestination], progress_bar: bool
 ) -> str | None:
     tried: list[str] = []
+    foreign: dict[str, str] = {}
     # What this node fetched to check it is not there on others: each fetches it for itself.
     several_nodes = dist.get_local_world_size() < dist.get_world_size()
     run = state.run_name
     found = (
-        _newest(_local_candidates(saver, state), run, tried)
-        or _newest(_remote_candidates(saver, state, progress_bar), run, tried, _DOWNLOADS, by_name=several_nodes)
-        or _newest(_logger_candidates(saver, state, destinations, progress_bar), run, tried, _DOWNLOADS)
+        _newest(_local_candidates(saver, state), run, tried, foreign)
+        or _newest(
+            _remote_candidates(saver, state, progress_bar), run, tried, foreign, _DOWNLOADS, by_name=several_nodes
+        )
+        or _newest(_logger_candidates(saver, state, destinations, progress_bar), run, tried, {}, _DOWNLOADS)
     )
     if found is None and tried:
         raise RuntimeError(
@@ -108,7 +115,40 @@ def _find(
             f"begin anew on purpose, use another `run_name` or `save_folder`, or `autoresume=False` with "
             f"`save_overwrite=True`."
         )
+    if saver.latest_filename is not None:  # a link, on a disk without links a copy: it may be replaced
+        foreign.pop(saver.latest_filename.format(state), None)
+    if foreign and not saver.overwrite:
+        raise FileExistsError(_refusal(run, *next(iter(foreign.items()))))
     return found
+
+
+def _refusal(run_name: str, path: str, other: str) -> str:
+    return (
+        f"`save_folder` must not hold a newer checkpoint of another run under a name that the run {run_name!r} gives, "
+        f"got {path!r}, saved by the run {other!r}. Give each run its own `save_folder`, put `{{run_name}}` into "
+        f"`save_filename`, or pass `save_overwrite=True` to replace such files."
+    )
+
+
+def check_fixed_name(saver: CheckpointSaver, state: State) -> None:
+    """Check that a file whose name holds no counts, so that every save replaces it, is not another run's.
+
+    A collective operation.
+
+    Raises:
+        FileExistsError: It is, without `save_overwrite`.
+    """
+    problem: list[str | None] = [None]
+    if dist.get_global_rank() == 0 and not saver.overwrite:
+        folder = Path(format_name_with_dist(saver.folder, state.run_name))
+        name = partial_format(saver.filename.filename, run_name=state.run_name, rank=0)
+        path = folder / name
+        said = None if "{" in name else _run_and_batch(_file_of(path))
+        if said is not None and said[0] != state.run_name:
+            problem = [_refusal(state.run_name, str(path), said[0])]
+    dist.broadcast_object_list(problem, src=0)
+    if problem[0] is not None:
+        raise FileExistsError(problem[0])
 
 
 def _folder_of(state: State) -> Path:
@@ -127,12 +167,20 @@ class _UndeliverableError(CorruptCheckpointError):
 
 
 def _newest(
-    candidates: Iterable[Candidate], run_name: str, tried: list[str], attempts: int = 1, by_name: bool = False
+    candidates: Iterable[Candidate],
+    run_name: str,
+    tried: list[str],
+    foreign: dict[str, str],
+    attempts: int = 1,
+    by_name: bool = False,
 ) -> str | None:
-    """Return the first candidate of the run that is intact; others are added to `tried`, each with the reason."""
+    """Return the first candidate of the run that is intact.
+
+    Others are added to `tried`, each with the reason, and those of other runs to `foreign`, with the run.
+    """
     for name, fetch in candidates:
         try:
-            checked = _checked(fetch, run_name, attempts)
+            checked = _checked(name, fetch, run_name, foreign, attempts)
         except (CorruptCheckpointError, FileNotFoundError) as error:
             reason = error.reason if isinstance(error, CorruptCheckpointError) else str(error)
         except OSError as error:
@@ -157,7 +205,9 @@ def _newest(
     return None
 
 
-def _checked(fetch: Callable[[], Path | None], run_name: str, attempts: int) -> tuple[Path, str | None] | None:
+def _checked(
+    name: str, fetch: Callable[[], Path | None], run_name: str, foreign: dict[str, str], attempts: int
+) -> tuple[Path, str | None] | None:
     """Fetch and check a checkpoint, again if it arrived damaged: a transfer may be at fault. None: it is not the run's.
 
     Files under the names of the run may have been left by another one, which had the folder before.
@@ -175,6 +225,7 @@ def _checked(fetch: Callable[[], Path | None], run_name: str, attempts: int) -> 
                     "%s was saved by the run %r, so %r does not go on from it. Give each run its own `save_folder` or "
                     "`save_filename`: files of one name replace each other.", path, said[0], run_name,
                 )  # fmt: skip
+                foreign[name] = said[0]
                 return None
             if not in_shards and not path.is_file():  # nothing else is opened: reading a pipe would wait for ever
                 raise CorruptCheckpointError(path, "it is no file")

@@ -16,7 +16,7 @@ from composer.checkpoint._sharded_run import STATES, is_sharded_run
 from composer.core import Callback, State
 from composer.loggers import Logger, LoggerDestination
 from composer.loggers.file_logger import FileLogger
-from composer.trainer._autoresume import find_checkpoint
+from composer.trainer._autoresume import check_fixed_name, find_checkpoint
 from composer.utils import is_uri, parse_uri, partial_format
 
 __all__ = ["LoadOptions", "build_saver", "check_autoresume", "continue_logs", "load_run", "training", "with_prefix"]
@@ -53,7 +53,6 @@ def build_saver(
     *,
     save_folder: Any,
     save_metrics: bool,
-    delivery_timeout: float = 60.0,
     **options: Any,
 ) -> tuple[CheckpointSaver | None, list[Callback]]:
     """The saver of a run, which is among the callbacks or built of the Trainer's arguments, and all callbacks.
@@ -62,7 +61,6 @@ def build_saver(
         callbacks: The user's callbacks.
         save_folder: As in the Trainer.
         save_metrics: As in the Trainer; what is saved of the state, so it does not concern the saver.
-        delivery_timeout: As in the Trainer.
         **options: The Trainer's other `save_...` arguments.
 
     Raises:
@@ -90,7 +88,7 @@ def build_saver(
                 stacklevel=4,
             )
         return None, list(callbacks)
-    saver = _saver(os.fspath(save_folder), options | {"delivery_timeout": delivery_timeout})
+    saver = _saver(os.fspath(save_folder), options)
     return saver, [*callbacks, saver]  # the last, so that it saves what the others make of a batch
 
 
@@ -112,7 +110,6 @@ def _saver(folder: str, options: dict[str, Any]) -> CheckpointSaver:
         monitor=options["save_monitor"],
         monitor_mode=options["save_monitor_mode"],
         asynchronous=options["save_async"],
-        delivery_timeout=options["delivery_timeout"],
     )
 
 
@@ -237,13 +234,16 @@ def load_run(
     resumes = False
     if options.autoresume:
         assert saver is not None, "checked with the arguments"
-        saver.continues = True
+        saver.is_relaunched = True
         found = find_checkpoint(saver, state, logger.destinations, options.progress_bar)
+        saver.continues = True  # files of other runs were refused
         if found is not None:
             options.take(found)
             resumes = True
         else:
             announce(f"No checkpoint of the run {state.run_name!r} was found; it starts from its beginning.")
+    elif saver is not None:
+        check_fixed_name(saver, state)
     if options.path is None:
         divide()
         return False

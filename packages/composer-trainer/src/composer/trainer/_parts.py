@@ -118,11 +118,15 @@ class TrainerParts(Exports):
         self._parallel.describe(self.state)
 
     def _start_engine(
-        self, loggers: Sequence[LoggerDestination], callbacks: Sequence[Callback], passes: PassInput
+        self,
+        loggers: Sequence[LoggerDestination],
+        callbacks: Sequence[Callback],
+        passes: PassInput,
+        delivery_timeout: float,
     ) -> None:
         state = self.state
         loggers = [*loggers, *remote_files(state.profiler, callbacks)]
-        self.logger = Logger(state, loggers)
+        self.logger = Logger(state, loggers, delivery_timeout=delivery_timeout)
         state.callbacks = [*loggers, *callbacks, *state.callbacks]  # there are those of the profiler already
         self.engine = Engine(state, self.logger, passes)
         self._model.logger = self.logger

@@ -12,6 +12,7 @@ from composer.checkpoint._uploads import Uploader
 from composer.core import Callback, State
 from composer.loggers import Logger, LoggerDestination
 from composer.utils import dist, format_name_with_dist, is_uri, parse_uri
+from composer.utils.retrying import DeliveryDeadline
 
 __all__ = ["RemoteFiles", "RunsProfiler", "bind_profiler", "check_not_profiled", "remote_files"]
 
@@ -85,9 +86,11 @@ class RemoteFiles(LoggerDestination):
     def __init__(self, uris: Sequence[str]) -> None:
         self._uris = tuple(uris)
         self._uploaders: dict[str, Uploader] = {}
+        self._deadline = DeliveryDeadline(60.0)  # the run's, from `init` on
         self._roots = {_split(uri)[0] for uri in uris}
 
     def init(self, state: State, logger: Logger) -> None:
+        self._deadline = logger.delivery_deadline
         if dist.get_global_rank() == 0:  # refused credentials must not be found out after hours of training
             folders = [format_name_with_dist(uri.rpartition("/")[0], state.run_name) for uri in self._uris]
             for folder in dict.fromkeys(folder.partition("{")[0] for folder in folders):
@@ -103,7 +106,7 @@ class RemoteFiles(LoggerDestination):
         if root not in self._roots:
             return
         if root not in self._uploaders:
-            self._uploaders[root] = Uploader(storage_of(root))
+            self._uploaders[root] = Uploader(storage_of(root), timeout=self._deadline.for_service())
         self._uploaders[root].upload(file_path, name, overwrite=overwrite)
 
     def fit_end(self, state: State, logger: Logger) -> None:

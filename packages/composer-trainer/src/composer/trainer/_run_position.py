@@ -175,7 +175,7 @@ class RunPosition:
         # In one write, because a run killed between two would repeat an end that the first already holds.
         saved = saver.finalize(state, logger)
         self._ended, values = None, self._values()
-        if saved or not saver.continues:
+        if saved or not saver.is_relaunched:
             return
 
         def change(resumption: dict[str, Any]) -> None:

@@ -124,8 +124,9 @@ class Trainer(TrainerParts):
         save_monitor: The metric that tells the best: `"eval/MulticlassAccuracy"`.
         save_monitor_mode: `"max"` or `"min"`.
         save_async: Write checkpoints in the background, from a copy in host memory.
-        delivery_timeout: How many seconds the end of the run waits in all for what is still to be uploaded, once the
-            remote store fails or hangs; see `CheckpointSaver`. Loggers of services have an argument of this name.
+        delivery_timeout: How many seconds the end of the run waits in all for services that fail or hang: the remote
+            store, see `CheckpointSaver`, and those of loggers. A saver or logger that is given an argument of this name
+            has a time of its own.
         autoresume: Go on from the newest intact checkpoint in `save_folder`, if there is one: the same command starts,
             continues and, once the run is complete, ends at once.
         spin_dataloaders: When resuming in mid-epoch, bring the loader to where it was.
@@ -251,9 +252,7 @@ class Trainer(TrainerParts):
             console_log_interval=console_log_interval,
             log_traces=log_traces,
         )
-        self._checkpoint_saver, watchers = build_saver(
-            watchers, delivery_timeout=delivery_timeout, **with_prefix(arguments, "save_")
-        )
+        self._checkpoint_saver, watchers = build_saver(watchers, **with_prefix(arguments, "save_"))
         if autoresume:
             check_autoresume(self._checkpoint_saver, run_name)
             continue_logs(destinations)
@@ -261,7 +260,7 @@ class Trainer(TrainerParts):
             self._checkpoint_saver.reserve(self.state)
         self._stream = stream_of(console_stream, shown=progress_bar or log_to_console)
         self.local_hparams = extract_hparams(arguments) if auto_log_hparams else {}
-        self._start_engine(destinations, watchers, algorithm_passes)
+        self._start_engine(destinations, watchers, algorithm_passes, delivery_timeout)
         settings = self._settings = RunSettings(self.state, self._model, self._parallel)
         settings.set_train_data(
             train_dataloader, train_dataloader_label, train_subset_num_batches, device_train_microbatch_size

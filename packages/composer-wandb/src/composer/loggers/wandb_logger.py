@@ -6,6 +6,7 @@ import math
 import os
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -21,6 +22,7 @@ from composer.loggers._process import call_at_exit, call_in_time
 from composer.loggers._sender import Sender, check_on_error, hold_metrics, report_failure, start_copy
 from composer.loggers._wandb_run import WandBRun, artifact_name
 from composer.utils import dist
+from composer.utils.retrying import DeliveryDeadline
 
 if TYPE_CHECKING:
     from composer.core import State
@@ -52,7 +54,8 @@ class WandBLogger(LoggerDestination):
         on_error: What happens if logging fails: "warn" (once, and the run goes on) or "raise".
         delivery_timeout: How many seconds the end of the run waits in all for what is still queued, once the service
             fails or hangs: counted from the first failure, or from the last delivery if it hangs. While it takes
-            anything, however slowly, it is waited for.
+            anything, however slowly, it is waited for. None: the Trainer's, which its services share; 60 without one.
+            Ending the W&B run is given at least a tenth of it.
 
     Attributes:
         run_dir: The folder of the W&B run, from INIT on.
@@ -76,10 +79,10 @@ class WandBLogger(LoggerDestination):
         init_kwargs: dict[str, Any] | None = None,
         *,
         on_error: str = "warn",
-        delivery_timeout: float = 60.0,
+        delivery_timeout: float | None = None,
     ) -> None:
         check_on_error(on_error)
-        if delivery_timeout <= 0:
+        if delivery_timeout is not None and not 0 < delivery_timeout < math.inf:
             raise ValueError(f"`delivery_timeout` must be positive, got {delivery_timeout!r}.")
         if log_artifacts and rank_zero_only and dist.get_world_size() > 1:
             warnings.warn(
@@ -101,6 +104,7 @@ class WandBLogger(LoggerDestination):
         self._saved: dict[str, Any] = {}
         self._training = False
         self._run: WandBRun | None = None
+        self._deadline = DeliveryDeadline(60.0)  # the run's, from `init` on
         self._sender: Sender | None = None
         self._held: list[Path] = []  # files that are handed over, or still to be
 
@@ -199,6 +203,8 @@ class WandBLogger(LoggerDestination):
             try:
                 artifact = wandb.Api().artifact(path)
             except wandb.errors.CommError as error:
+                if not _is_missing(error):  # a server that is down must not be mistaken for one without the file
+                    raise
                 raise FileNotFoundError(f"There is no artifact {path!r} in W&B: {error}") from error
             found = Path(artifact.download(root=temporary))
             [file] = [file for file in found.rglob("*") if file.is_file()]
@@ -208,6 +214,7 @@ class WandBLogger(LoggerDestination):
 
     def init(self, state: State, logger: Logger) -> None:
         self._run_name, self._training = state.run_name, False
+        self._deadline = logger.delivery_deadline
         failure: Exception | None = None
         if not self._rank_zero_only or dist.get_global_rank() == 0:
             try:
@@ -244,8 +251,10 @@ class WandBLogger(LoggerDestination):
         self.entity, self.project = run.entity, run.project
         self._saved = {"run_name": self._run_name, "rank": dist.get_global_rank(), "id": run.id}
         self._run = WandBRun(run)
+        # Its process takes records at once and sends them later, of which nothing is heard before the end.
+        self._deadline = self._deadline.for_service(self.delivery_timeout)
         self._sender = Sender(
-            "WandBLogger", self._run.send, on_error=self.on_error, timeout=self.delivery_timeout, kept=self._kept
+            "WandBLogger", self._run.send, on_error=self.on_error, timeout=self._deadline.for_service(), kept=self._kept
         )
         if self._hyperparameters:
             self._sender.put(partial(self._run.send_config, dict(self._hyperparameters)))
@@ -295,7 +304,13 @@ class WandBLogger(LoggerDestination):
         finally:
             _open_runs.discard(self._saved["id"])
             what = f"The upload to W&B; it is kept in {self.run_dir} for `wandb sync`, and"
-            call_in_time(lambda: run.finish(exit_code), self.delivery_timeout, what)
+            since = time.monotonic()
+            try:
+                left = max(self._deadline.left(since), self._deadline.timeout / 10)
+                call_in_time(lambda: run.finish(exit_code), left, what)
+            except TimeoutError:
+                self._deadline.waited_in_vain(since)
+                raise
 
     def _kept(self) -> str:
         taken = f"What W&B has taken is kept in {self.run_dir} for `wandb sync`; metrics that it has not are lost."
@@ -320,6 +335,14 @@ def _check_several_runs(settings: Any) -> None:
             "This version of W&B keeps one run at a time, and another `WandBLogger` has one. Close its trainer first, "
             "leave one of the loggers out, or run `pip install -U wandb`."
         )
+
+
+def _is_missing(error: Any) -> bool:
+    """Return whether W&B has answered that it does not have what was asked for."""
+    cause = error.exc
+    response = getattr(cause, "response", None)
+    status = getattr(response, "status_code", None) or getattr(response, "http_status", None)
+    return bool(status == 404) or (isinstance(cause, ValueError) and "not found" in str(cause))
 
 
 def _split(images: Any, ndim: int) -> list[Any]:
