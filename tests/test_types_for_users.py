@@ -7,11 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 import composer
+from tools import wheelhouse
 from tools.link_sources import link
-from tools.workspace import Workspace
+from tools.workspace import Workspace, find_uv
 
 pytest.importorskip("basedpyright", reason="basedpyright is not installed: `pip install basedpyright`")
 
@@ -43,11 +46,32 @@ EXPECTED = {
 }
 
 
-def check(script: Path, *extra_paths: Path) -> dict[int, str]:
+SCRIPT_OF_MIXUP = """\
+import torch
+
+from composer import functional as cf
+from composer.algorithms import MixUp
+
+reveal_type(MixUp(alpha=0.2))
+reveal_type(cf.mixup_batch)
+MixUp(alhpa=0.2)
+cf.mixup_batch(torch.zeros(2, 3), torch.arange(2), alhpa=0.2)
+from composer.algorithms import EMA
+"""
+EXPECTED_OF_MIXUP = {
+    6: 'Type of "MixUp(alpha=0.2)" is "MixUp"',
+    7: 'Type of "cf.mixup_batch" is "(input: Tensor, target: Tensor,',
+    8: 'No parameter named "alhpa"',
+    9: 'No parameter named "alhpa"',
+    10: '"EMA" is unknown import symbol',  # its package is not installed
+}
+
+
+def check(script: Path, *extra_paths: Path, python: str = sys.executable) -> dict[int, str]:
     """Return what the type checker says of each line of a script, by its number."""
     settings = {"include": [script.name], "typeCheckingMode": "standard", "extraPaths": [str(p) for p in extra_paths]}
     (script.parent / "pyrightconfig.json").write_text(json.dumps(settings))
-    command = [sys.executable, "-m", "basedpyright", "--outputjson", "--pythonpath", sys.executable]
+    command = [sys.executable, "-m", "basedpyright", "--outputjson", "--pythonpath", python]
     process = subprocess.run(command, check=False, cwd=script.parent, capture_output=True, text=True)
     found = json.loads(process.stdout)["generalDiagnostics"]
     return {each["range"]["start"]["line"] + 1: each["message"] for each in found}
@@ -69,3 +93,21 @@ def test_misspelt_arguments_are_reported_and_all_names_are_known(installed_as: s
 
     assert set(EXPECTED) == set(found), found
     assert [] == [found[line] for line, part in EXPECTED.items() if part not in found[line]]
+
+
+def test_with_wheels_of_core_and_one_method_that_method_is_known_and_others_are_not(tmp_path: Path) -> None:
+    environment = tmp_path / "environment"
+    python = str(environment / "bin" / "python")
+    subprocess.run([find_uv(), "venv", "--quiet", "--python", sys.executable, str(environment)], check=True)
+    install = [find_uv(), "pip", "install", "--quiet", "--no-deps", "--python", python]
+    subprocess.run([*install, *map(str, wheelhouse.wheels(Workspace(), ["composer-mixup"]))], check=True)
+    (packages,) = environment.glob("lib/python*/site-packages")
+    for module in (torch, np):
+        (packages / module.__name__).symlink_to(Path(module.__path__[0]))
+    script = tmp_path / "program.py"
+    script.write_text(SCRIPT_OF_MIXUP)
+
+    found = check(script, python=python)
+
+    assert set(EXPECTED_OF_MIXUP) == set(found), found
+    assert [] == [found[line] for line, part in EXPECTED_OF_MIXUP.items() if part not in found[line]]

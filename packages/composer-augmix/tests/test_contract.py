@@ -2,26 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch.utils.data import DataLoader, Dataset
-
 from composer.algorithms.augmix import AugMix
-from composer.testing import AlgorithmContract
+from composer.testing import DatasetTransformContract
 
 
-class Images(Dataset[Any]):
-    """A data set with a transform."""
-
-    transform = None
-
-    def __len__(self) -> int:
-        return 8
-
-
-class TestAugMix(AlgorithmContract):
+class TestAugMix(DatasetTransformContract):
     def make(self) -> AugMix:
         return AugMix(severity=5)
-
-    def make_dataloader(self) -> DataLoader[Any]:
-        return DataLoader(Images())

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset, random_split
+from torch.utils.data import DataLoader, TensorDataset
 from torchvision import transforms
 from torchvision.datasets import FakeData
 
@@ -17,7 +17,6 @@ from composer.core import (
     PRUNES_BATCH,
     Algorithm,
     Engine,
-    Evaluator,
     Event,
     Placement,
     State,
@@ -137,29 +136,6 @@ def test_arguments_reach_the_transform(pictures: Any) -> None:
     assert "ColOutTransform(p_row=0.1, p_col=0.2, resize_target=False)" == repr(dataset.transform)
 
 
-def test_a_second_fit_adds_nothing(pictures: Any) -> None:
-    algorithm, dataset = ColOut(batch=False), pictures()
-    start(DataLoader(dataset), algorithm, fits=2)
-
-    assert ["ColOutTransform"] == steps(dataset)
-
-
-def test_another_data_set_in_the_second_fit_gets_it_too(pictures: Any) -> None:
-    algorithm, first, second = ColOut(batch=False), pictures(), pictures()
-    start(DataLoader(first), algorithm)
-    start(DataLoader(second), algorithm)
-
-    assert steps(first) == steps(second) == ["ColOutTransform"]
-
-
-def test_the_validation_part_of_a_split_keeps_its_images(pictures: Any) -> None:
-    train, test = random_split(pictures(), [6, 2])
-    start(DataLoader(train), ColOut(batch=False), fits=2)
-
-    assert ["ColOutTransform"] == steps(train.dataset)
-    assert test.dataset.transform is None  # type: ignore[attr-defined]
-
-
 def test_each_mode_acts_at_its_event_only(pictures: Any) -> None:
     state = start(DataLoader(pictures()))
 
@@ -186,28 +162,6 @@ def test_augmented_images_lose_pixels_whatever_the_order_of_the_list(pictures: A
     start(DataLoader(pictures()), *([drops, augments] if reverse else [augments, drops]))
 
     assert augments.seen is None
-
-
-def test_a_loop_that_sets_only_the_active_loader_gets_it_too(pictures: Any) -> None:
-    dataset = pictures()
-    state = State(model=SimpleModel(), max_duration="1ep", algorithms=ColOut(batch=False))
-    engine = Engine(state)
-    engine.run_event("init")
-    state.set_dataloader(DataLoader(dataset), "train")
-    engine.run_event("fit_start")
-
-    assert dataset.transform is not None
-
-
-def test_images_that_are_evaluated_too_are_not_changed(pictures: Any) -> None:
-    """Refused at INIT, and where an evaluator comes with a later fit."""
-    dataset = pictures()
-    state = start(DataLoader(dataset), ColOut(batch=False))
-    state.evaluators = [Evaluator(label="test", dataloader=DataLoader(dataset))]
-
-    for event in ("init", "fit_start"):
-        with pytest.raises(ValueError, match=r"must not be shared with the evaluator 'test'"):
-            Engine(state).run_event(event)
 
 
 def test_a_loader_that_cannot_take_it_is_refused_at_once() -> None:

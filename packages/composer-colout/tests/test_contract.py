@@ -2,21 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch.utils.data import DataLoader, Dataset
-
 from composer.algorithms.colout import ColOut
-from composer.testing import AlgorithmContract
-
-
-class Images(Dataset[Any]):
-    """A data set with a transform."""
-
-    transform = None
-
-    def __len__(self) -> int:
-        return 8
+from composer.testing import AlgorithmContract, DatasetTransformContract
 
 
 class TestColOut(AlgorithmContract):
@@ -26,9 +13,6 @@ class TestColOut(AlgorithmContract):
         return ColOut(p_row=0.25)
 
 
-class TestColOutOfEachImage(AlgorithmContract):
+class TestColOutOfEachImage(DatasetTransformContract):
     def make(self) -> ColOut:
         return ColOut(batch=False)
-
-    def make_dataloader(self) -> DataLoader[Any]:
-        return DataLoader(Images())

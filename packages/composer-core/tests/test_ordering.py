@@ -154,6 +154,53 @@ def test_an_algorithm_that_did_not_act_at_before_keeps_its_declared_order_at_aft
     assert run(algorithms, *LOSS) == ["pruner", "mixer"]
 
 
+@pytest.mark.parametrize("listed", [("mixer", "pruner"), ("pruner", "mixer")])
+def test_one_that_undoes_keeps_its_declared_order_to_one_that_acts_at_after_only(listed: tuple[str, ...]) -> None:
+    given = {"mixer": ((Event.AFTER_LOSS,), MIXER), "pruner": (LOSS, PRUNER)}
+
+    assert ["pruner", "pruner", "mixer"] == run([Acting(name, *given[name]) for name in listed], *LOSS)
+
+
+def test_a_declared_order_to_one_that_acts_elsewhere_changes_nothing() -> None:
+    algorithms = [
+        Acting("pruner", [Event.AFTER_LOSS], PRUNER),
+        Acting("mixer", [Event.BATCH_START], MIXER),
+        Acting("A", [Event.AFTER_LOSS]),
+    ]
+
+    assert ["A", "pruner"] == run(algorithms, Event.AFTER_LOSS)
+
+
+def test_an_algorithm_is_not_ordered_against_itself() -> None:
+    placement = Placement(provides={TRANSFORMS_BATCH}, before={TRANSFORMS_BATCH})
+
+    assert ["A"] == run([Acting("A", [Event.BATCH_START], placement)], Event.BATCH_START)
+
+
+class Pruner(Acting):
+    """Has a name of its own in plans."""
+
+
+class Mixer(Acting):
+    """The same."""
+
+
+def test_the_plan_says_which_declaration_orders_two() -> None:
+    def reasons(events: Any, at: Event, *algorithms: tuple[type[Acting], Placement]) -> list[tuple[str, str]]:
+        made = [cls(cls.__name__, events, placement) for cls, placement in algorithms]
+        state = State(model=torch.nn.Linear(1, 1), max_duration="1ep", dataloader=[0], algorithms=made)
+        return [(row.name, row.reason) for row in Engine(state).explain().at(at)]
+
+    listed, why = ((Mixer, MIXER), (Pruner, PRUNER)), "Mixer transforms the batch, which Pruner precedes"
+    undone = "acted at the opening event too: reverse of the order there"
+    declared = [("Pruner", f"before Mixer: {why}"), ("Mixer", f"after Pruner: {why}")]
+
+    assert declared == reasons([Event.BATCH_START], Event.BATCH_START, *listed)
+    assert declared == reasons([Event.AFTER_LOSS], Event.AFTER_LOSS, *listed)
+    assert [("Mixer", undone), ("Pruner", undone)] == reasons(LOSS, Event.AFTER_LOSS, *listed)
+    assert [("Mixer", "as listed")] == reasons(LOSS, Event.AFTER_LOSS, listed[0])
+
+
 def test_what_no_declaration_orders_is_reversed_beside_a_declared_order() -> None:
     """The first in is the last out, except for the two whose order is declared."""
     algorithms = [
@@ -269,6 +316,19 @@ def test_discouraged_pairs_are_warned_of_once() -> None:
 
     with pytest.warns(NotIntendedUseWarning, match="should not be used together") as caught:
         run(algorithms, Event.BEFORE_BACKWARD, Event.BEFORE_BACKWARD)
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_pair_that_only_one_of_the_two_discourages_is_warned_of(reverse: bool) -> None:
+    events = (Event.BEFORE_BACKWARD,)
+    algorithms = [
+        Acting("a", events, Placement(provides={INTERPOLATES_LOSS})),
+        Acting("b", events, Placement(discourages={INTERPOLATES_LOSS})),
+    ]
+
+    with pytest.warns(NotIntendedUseWarning, match="should not be used together") as caught:
+        run(algorithms[::-1] if reverse else algorithms, *events)
     assert len(caught) == 1
 
 

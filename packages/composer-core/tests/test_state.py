@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -102,6 +103,8 @@ def test_elapsed_duration() -> None:
         ("4ep", None, Timestamp(epoch=1, batch=12, batch_in_epoch=7), 10 / 20),  # more batches than the loader said
         ("2iter", "2ep", Timestamp(iteration=1, epoch=3, epoch_in_iteration=1, batch=16, batch_in_epoch=1), 16 / 20),
         ("2iter", "50tok", Timestamp(iteration=1, token_in_iteration=10), 0.6),
+        ("2iter", "50tok", Timestamp(iteration=0, token_in_iteration=70), 0.5),  # the iteration is about to be closed
+        ("40sec", None, Timestamp(total_wct=timedelta(seconds=10.5)), 10.5 / 40),
         ("3iter", None, Timestamp(iteration=1), 1 / 3),
         ("40sp", None, Timestamp(sample=10), 0.25),
         ("40tok", None, Timestamp(token=10), 0.25),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import torch
 
 from composer.core import Algorithm, Event, State
 from composer.loggers import Logger
-from composer.testing import AlgorithmContract
+from composer.testing import AlgorithmContract, DatasetTransformContract
 
 
 class WithoutArguments(Algorithm):
@@ -92,3 +94,37 @@ def test_one_that_no_package_registers_is_rejected_with_the_way_out() -> None:
 def test_assertions_of_the_contract_show_the_compared_values() -> None:
     with pytest.raises(AssertionError, match=r"assert \(False, \['scale'\]\) == \(True, \[\]\)"):
         contract_of(WithoutRepr()).test_its_repr_is_its_constructor_call()
+
+
+class AddsAgain(Algorithm):
+    """Adds a transform in every fit, also to what other subsets return, without looking at evaluators."""
+
+    events = frozenset({Event.FIT_START})
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        dataset = state.dataloader.dataset
+        getattr(dataset, "dataset", dataset).transform = functools.partial(torch.clone)
+
+
+class AddsAgainContract(DatasetTransformContract):
+    def make(self) -> Algorithm:
+        return AddsAgain()
+
+
+def test_transforms_that_reach_other_data_or_are_added_twice_are_rejected_with_the_way_out() -> None:
+    contract = AddsAgainContract()
+    with pytest.raises(AssertionError, match=r"must add its transform once.*Make the transform in `__init__`"):
+        contract.test_a_second_fit_adds_nothing()
+    with pytest.raises(AssertionError, match=r"must not change what other subsets.*`.*add_training_transform`"):
+        contract.test_the_validation_part_of_a_split_keeps_its_examples()
+    with pytest.raises(AssertionError, match=r"must be refused at INIT by a ValueError, got None"):
+        contract.test_a_data_set_that_is_evaluated_too_is_refused()
+    with pytest.raises(AssertionError, match=r"must be refused at INIT by a TypeError, got None"):
+        contract.test_a_loader_that_cannot_take_the_transform_is_refused_at_once()
+    with pytest.raises(AssertionError, match=r"must be drawn each for itself, got 1 different"):
+        contract.test_each_worker_draws_its_own_in_every_epoch()
+
+
+def test_tests_of_data_set_transforms_cannot_be_replaced_either() -> None:
+    with pytest.raises(TypeError, match=r"replaces a test of the contract"):
+        type("Contract", (AddsAgainContract,), {"test_a_second_fit_adds_nothing": lambda self: None})

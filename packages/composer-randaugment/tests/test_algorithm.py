@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset, random_split
+from torch.utils.data import DataLoader, TensorDataset
 from torchvision import transforms
 from torchvision.datasets import FakeData
 
 from composer.algorithms.randaugment import RandAugment, RandAugmentTransform
-from composer.core import MIXES_AUGMENTATIONS, Algorithm, Engine, Evaluator, Event, Placement, State
+from composer.core import MIXES_AUGMENTATIONS, Algorithm, Engine, Event, Placement, State
 from composer.loggers import Logger
 from composer.testing import SimpleModel
 
@@ -57,43 +57,6 @@ def test_arguments_reach_the_transform() -> None:
     assert "RandAugmentTransform(severity=3, depth=1, augmentation_set='safe')" == repr(dataset.transform)
 
 
-def test_a_second_fit_adds_nothing(pictures: Any) -> None:
-    algorithm, dataset = RandAugment(), pictures()
-    start(DataLoader(dataset), algorithm, fits=2)
-
-    assert ["RandAugmentTransform"] == steps(dataset)
-
-
-def test_another_data_set_in_the_second_fit_gets_it_too(pictures: Any) -> None:
-    algorithm, first, second = RandAugment(), pictures(), pictures()
-    start(DataLoader(first), algorithm)
-    start(DataLoader(second), algorithm)
-
-    assert steps(first) == steps(second) == ["RandAugmentTransform"]
-
-
-def test_the_validation_part_of_a_split_keeps_its_images(pictures: Any) -> None:
-    train, test = random_split(pictures(), [6, 2])
-    start(DataLoader(train), RandAugment(), fits=2)
-
-    assert ["RandAugmentTransform"] == steps(train.dataset)
-    assert test.dataset.transform is None  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("persistent", [False, True])
-def test_each_worker_draws_its_own_in_every_epoch(pictures: Any, persistent: bool) -> None:
-    loader = DataLoader(
-        pictures(transforms.ToTensor()), batch_size=1, num_workers=2, persistent_workers=persistent, shuffle=False
-    )
-    assert 1 == len({image.numpy().tobytes() for image, _ in loader})  # workers start before the transform is there
-    torch.manual_seed(1)
-    start(loader, RandAugment(), fits=2)
-    seen = {image.numpy().tobytes() for _ in range(2) for image, _ in loader}
-
-    # 16 images: one of them may repeat, such as an equalised one, but not most.
-    assert 10 < len(seen)
-
-
 class Mixes(Algorithm):
     """Stands for a method that must follow."""
 
@@ -110,28 +73,6 @@ def test_it_comes_before_what_mixes_augmentations_whatever_the_order_of_the_list
     start(DataLoader(pictures()), *([mixes, RandAugment()] if reverse else [RandAugment(), mixes]))
 
     assert ["RandAugmentTransform"] == mixes.seen
-
-
-def test_a_loop_that_sets_only_the_active_loader_gets_it_too(pictures: Any) -> None:
-    dataset = pictures()
-    state = State(model=SimpleModel(), max_duration="1ep", algorithms=RandAugment())
-    engine = Engine(state)
-    engine.run_event("init")
-    state.set_dataloader(DataLoader(dataset), "train")
-    engine.run_event("fit_start")
-
-    assert dataset.transform is not None
-
-
-def test_images_that_are_evaluated_too_are_not_changed(pictures: Any) -> None:
-    """Refused at INIT, and where an evaluator comes with a later fit."""
-    dataset = pictures()
-    state = start(DataLoader(dataset), RandAugment())
-    state.evaluators = [Evaluator(label="test", dataloader=DataLoader(dataset))]
-
-    for event in ("init", "fit_start"):
-        with pytest.raises(ValueError, match=r"must not be shared with the evaluator 'test'"):
-            Engine(state).run_event(event)
 
 
 def test_a_loader_that_cannot_take_it_is_refused_at_once() -> None:

@@ -310,3 +310,58 @@ def test_once_the_average_is_in_the_model_training_goes_on_undisturbed() -> None
         found.append(model.weight.item())
 
     assert [1.0, 2.0, 3.0, 2.5, 5.0, 6.0, 7.0, 8.0] == found
+
+
+def end_fit(state: State, batches: int) -> None:
+    """Train so many batches of an epoch that is not finished, without changing a weight, and end."""
+    for _ in range(batches):
+        state.timestamp = state.timestamp.to_next_batch()
+    Engine(state).run_event("fit_end")
+
+
+def test_a_run_that_ends_in_mid_epoch_ends_with_the_average() -> None:
+    """27 of 28 batches are before `swa_end`, and there is no other end of an epoch."""
+    state = start(SWA("0.5dur", "0.97dur"))
+    state.max_duration = "28ba"  # type: ignore[assignment]
+    train(state, 9)
+    swa: Any = state.algorithms[0]
+    averages = [average.clone() for average in swa.swa_model.averages.values()]
+    assert not all(torch.equal(*each) for each in zip(averages, weights_of(state), strict=True))
+    end_fit(state, batches=1)
+
+    assert swa.swa_completed
+    assert all(torch.equal(*each) for each in zip(averages, weights_of(state), strict=True))
+
+
+def test_what_is_trained_after_the_average_stays_at_the_end() -> None:
+    state = start(SWA("0.5dur", "0.75dur"))
+    train(state, 10)
+    before = copy.deepcopy(state.model.state_dict())
+    end_fit(state, batches=0)
+
+    deep_compare(before, state.model.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("swa", "max_duration", "epochs", "batches", "message"),
+    [
+        (SWA("0.5dur", "0.97dur"), "10ep", 8, 0, "`fit` ended before `swa_end`, which is '0.97dur'"),
+        (SWA("5ep", "9ep"), "8ep", 8, 0, "`fit` ended before `swa_end`, which is '9ep'"),
+        (SWA("0.5dur", "0.97dur"), "2ba", 0, 2, "`SWA` averaged nothing: no `update_interval` (1ep)"),
+        (SWA("0.5dur", "0.97dur"), "10ep", 3, 0, ""),  # the user may train on
+        (SWA("5ep", "9ep"), "3ep", 3, 0, ""),
+    ],
+)
+def test_a_fit_that_ends_without_the_average_says_so(
+    swa: SWA, max_duration: str, epochs: int, batches: int, message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = start(copy.deepcopy(swa))
+    state.max_duration = max_duration  # type: ignore[assignment]
+    train(state, epochs)
+    before = copy.deepcopy(state.model.state_dict())
+    caplog.clear()
+    end_fit(state, batches)
+
+    deep_compare(before, state.model.state_dict())
+    assert message in caplog.text
+    assert bool(message) == bool(caplog.records)

@@ -721,11 +721,23 @@ def test_losses_that_stay_nan_warn_once(make_trainer: MakeTrainer, duration: str
     assert "`NaNMonitor`" in told
 
 
-def test_losses_that_become_nan_are_told_within_a_long_epoch(make_trainer: MakeTrainer) -> None:
+@pytest.mark.parametrize(("first", "at"), [(4, 15), (24, 31), (25, 63)])
+def test_losses_that_become_nan_are_told_within_a_long_epoch(make_trainer: MakeTrainer, first: int, at: int) -> None:
+    """After 16, 32, 64, ... batches, if the last 8 losses are NaN."""
     batches = list(make_trainer.loader()) * 20
-    (told,) = warnings_of(make_trainer, lambda batch: batch > 3, train_dataloader=batches, max_duration="1ep")
+    (told,) = warnings_of(make_trainer, lambda batch: batch >= first, train_dataloader=batches, max_duration="1ep")
 
-    assert "in all of the last 8 batches, up to batch 15, counted from 0" in told
+    assert f"in all of the last 8 batches, up to batch {at}, counted from 0" in told
+
+
+def test_losses_that_stay_infinite_are_told_too(make_trainer: MakeTrainer) -> None:
+    class Infinite(Broken):
+        def loss(self, outputs: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+            return 0 * outputs.sum() + float("inf")
+
+    trainer = make_trainer(model=Infinite(lambda batch: False), max_duration="1ep")
+    with pytest.warns(UserWarning, match="NaN or infinite in all of the last 4 batches"):
+        trainer.fit()
 
 
 def test_single_losses_of_nan_are_not_told(make_trainer: MakeTrainer) -> None:

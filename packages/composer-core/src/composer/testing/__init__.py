@@ -8,6 +8,7 @@ if "pytest" in _sys.modules:
 from composer.testing._callbacks import EventCounterCallback as EventCounterCallback
 from composer.testing._compare import deep_compare as deep_compare
 from composer.testing._contract import AlgorithmContract as AlgorithmContract
+from composer.testing._contract import DatasetTransformContract as DatasetTransformContract
 from composer.testing._contract import train_by_hand as train_by_hand
 from composer.testing._data import InfiniteClassificationDataset as InfiniteClassificationDataset
 from composer.testing._data import RandomClassificationDataset as RandomClassificationDataset
@@ -28,6 +29,7 @@ from composer.testing._resumption import assert_resumes_exactly as assert_resume
 __all__ = [
     "AlgorithmContract",
     "ConvModel",
+    "DatasetTransformContract",
     "EventCounterCallback",
     "InfiniteClassificationDataset",
     "LoggedRun",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import inspect
+import pickle
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 import torch
+from torch.utils.data import DataLoader, Dataset, TensorDataset, random_split
 
-from composer.core import Algorithm, Engine, Event, Placement, State
+from composer.core import Algorithm, Engine, Evaluator, Event, Placement, State
 from composer.core._registry import points
 from composer.loggers import Logger
 from composer.models import ComposerModel
@@ -17,7 +19,7 @@ from composer.testing._compare import deep_compare
 from composer.testing._models import SimpleConvModel
 from composer.testing._processes import run_on_ranks
 
-__all__ = ["AlgorithmContract", "train_by_hand"]
+__all__ = ["AlgorithmContract", "DatasetTransformContract", "train_by_hand"]
 
 _BATCHES = 4
 
@@ -46,7 +48,7 @@ class AlgorithmContract:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for name, test in vars(cls).items():
-            if name.startswith("test_") and hasattr(AlgorithmContract, name) and not _strict_xfail(test):
+            if name.startswith("test_") and hasattr(super(cls, cls), name) and not _strict_xfail(test):
                 raise TypeError(
                     f"`{cls.__name__}.{name}` replaces a test of the contract. Mark it "
                     f"`@pytest.mark.xfail(reason=..., strict=True)`, or give your own test another name."
@@ -200,6 +202,134 @@ class AlgorithmContract:
         state = self._state(self.make(), torch.float64)
         train_by_hand(state, _cast(batches, torch.float64), microbatches=microbatches)
         return state
+
+
+class DatasetTransformContract(AlgorithmContract):
+    """Tests that an algorithm must pass which adds a random transform to the training data set at FIT_START.
+
+    Those of `AlgorithmContract`, and that the transform is added once, to what is trained on and to nothing else, and
+    that each worker of a loader draws its own::
+
+        class TestMyAugmentation(DatasetTransformContract):
+            def make(self) -> MyAugmentation:
+                return MyAugmentation()
+
+    A subclass may override `make_dataset` for transforms of something other than images.
+    """
+
+    def make_dataset(self) -> Dataset[Any]:
+        """A data set of eight equal examples with an attribute `transform`, which is None: images of (3, 32, 40) bytes.
+
+        Loaders must be able to collate what the transform returns.
+        """
+        return _Pictures()
+
+    def make_dataloader(self) -> Iterable[Any]:
+        """A loader of `make_dataset`."""
+        return DataLoader(self.make_dataset())
+
+    # ---- the tests ----
+
+    def test_a_second_fit_adds_nothing(self) -> None:
+        algorithm, dataset = self.make(), self.make_dataset()
+        self._fit(DataLoader(dataset), algorithm)
+        added: Any = dataset.transform  # type: ignore[attr-defined]
+        self._fit(DataLoader(dataset), algorithm)
+
+        name = type(algorithm).__name__
+        assert added is not None, f"`{name}` must add a transform to the training data set at FIT_START, but did not."
+        assert dataset.transform is added, (  # type: ignore[attr-defined]
+            f"`{name}` must add its transform once, but did so in the second fit too. Make the transform in `__init__`."
+        )
+
+    def test_another_data_set_in_the_second_fit_gets_the_transform_too(self) -> None:
+        algorithm, first, second = self.make(), self.make_dataset(), self.make_dataset()
+        self._fit(DataLoader(first), algorithm)
+        self._fit(DataLoader(second), algorithm)
+
+        assert first.transform is second.transform is not None  # type: ignore[attr-defined]
+
+    def test_the_validation_part_of_a_split_keeps_its_examples(self) -> None:
+        algorithm = self.make()
+        train, validation = random_split(self.make_dataset(), [6, 2])
+        for _ in range(2):
+            self._fit(DataLoader(train), algorithm)
+
+        assert train.dataset.transform is not None  # type: ignore[attr-defined]
+        assert validation.dataset.transform is None, (  # type: ignore[attr-defined]
+            f"`{type(algorithm).__name__}` must not change what other subsets of the data set return. Use "
+            f"`composer.algorithms.utils.add_training_transform`."
+        )
+
+    def test_a_loop_that_sets_only_the_active_loader_gets_the_transform_too(self) -> None:
+        dataset = self.make_dataset()
+        state = State(model=SimpleConvModel(), max_duration="1ep", algorithms=self.make())
+        engine = Engine(state)
+        engine.run_event("init")
+        state.set_dataloader(DataLoader(dataset), "train")
+        engine.run_event("fit_start")
+
+        assert dataset.transform is not None  # type: ignore[attr-defined]
+
+    def test_a_data_set_that_is_evaluated_too_is_refused(self) -> None:
+        """At INIT, and at FIT_START, because an evaluator may come with a later fit."""
+        dataset = self.make_dataset()
+        state = self._fit(DataLoader(dataset), self.make())
+        state.evaluators = [Evaluator(label="test", dataloader=DataLoader(dataset))]
+
+        for event in (Event.INIT, Event.FIT_START):
+            error = _error_at(state, event)
+            assert isinstance(error, ValueError), f"must be refused at {event.name} by a ValueError, got {error!r}."
+            assert "'test'" in str(error), f"the message must name the evaluator 'test', got {error}"
+
+    def test_a_loader_that_cannot_take_the_transform_is_refused_at_once(self) -> None:
+        for loader in ([torch.zeros(2)], DataLoader(TensorDataset(torch.zeros(2)))):
+            state = State(model=SimpleConvModel(), max_duration="1ep", dataloader=loader, algorithms=self.make())
+            for event in (Event.INIT, Event.FIT_START):
+                error = _error_at(state, event)
+                assert isinstance(error, TypeError), f"must be refused at {event.name} by a TypeError, got {error!r}."
+
+    def test_each_worker_draws_its_own_in_every_epoch(self) -> None:
+        for persistent in (False, True):
+            loader = DataLoader(self.make_dataset(), batch_size=1, num_workers=2, persistent_workers=persistent)
+            assert len(_examples(loader)) == 1  # workers start before the transform is there
+            torch.manual_seed(1)
+            self._fit(loader, self.make())
+            seen = _examples(loader) | _examples(loader)
+
+            # Drawn again by each worker, or in each epoch, 16 examples would be 8 different ones at most.
+            assert len(seen) > 8, f"16 examples must be drawn each for itself, got {len(seen)} different ones."
+
+    def _fit(self, loader: Iterable[Any], algorithm: Algorithm) -> State:
+        state = State(model=SimpleConvModel(), max_duration="1ep", dataloader=loader, algorithms=algorithm)
+        Engine(state).run_event("fit_start")
+        return state
+
+
+class _Pictures(Dataset[Any]):
+    transform: Any = None
+
+    def __init__(self) -> None:
+        self.picture = torch.randint(30, 220, (3, 32, 40), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        return self.picture if self.transform is None else self.transform(self.picture)
+
+
+def _examples(loader: Iterable[Any]) -> set[bytes]:
+    """Return the different examples of an epoch."""
+    return {pickle.dumps([t.tolist() for t in _tensors(batch)]) for batch in loader}
+
+
+def _error_at(state: State, event: Event) -> Exception | None:
+    try:
+        Engine(state).run_event(event)
+    except Exception as error:  # noqa: BLE001 - the caller compares its type
+        return error
+    return None
 
 
 def train_by_hand(

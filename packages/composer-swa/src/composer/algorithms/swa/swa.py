@@ -132,7 +132,7 @@ class SWA(Algorithm):
             return not self.swa_completed
         if event not in self._acting or self.swa_completed:
             return False
-        return self.swa_started or (event is self.match_event and has_passed(self.swa_start, state))
+        return self.swa_started or has_passed(self.swa_start, state)
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Average, hold the learning rate, or finish."""
