@@ -413,3 +413,56 @@ def test_a_model_that_comes_with_the_checkpoint_is_trained_and_measured(tmp_path
     assert ["BinaryAccuracy"] == list(second.state.train_metrics)
     assert ["BinaryAccuracy"] == list(second.state.eval_metrics["eval"])
     assert 1.0 == second.state.eval_metric_values["BinaryAccuracy"]
+
+
+def test_the_metrics_of_a_model_that_comes_with_the_checkpoint_are_loaded(tmp_path: Any) -> None:
+    """In the middle of an epoch, after an evaluation: the metrics of the run are those of the original model."""
+
+    def trainer(algorithms: Any, **arguments: Any) -> Trainer:
+        torch.manual_seed(0)
+        model = ComposerClassifier(torch.nn.Linear(3, 4), num_classes=4)
+        data = [(torch.zeros(2, 3), torch.tensor([1, 2]))] * 4
+        return Trainer(
+            model=model,
+            max_duration="1ep",
+            train_dataloader=data,
+            eval_dataloader=data,
+            eval_interval="2ba",
+            optimizers=torch.optim.Adam(model.parameters()),
+            algorithms=algorithms,
+            save_metrics=True,
+            progress_bar=False,
+            device="cpu",
+            **arguments,
+        )
+
+    first = trainer(NoOpModel(), save_folder=str(tmp_path), save_filename="ba{batch}.pt", save_interval="1ba")
+    first.fit()
+    first.close()
+    path = str(tmp_path / "ba3.pt")
+    expected = trainer(NoOpModel(), load_path=path)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        second = trainer(None, load_path=path)
+
+    assert not [str(warning.message) for warning in caught if "metric" in str(warning.message)]
+    deep_compare(_counted(expected.state), _counted(second.state))
+    assert {"train/BinaryAccuracy": 1, "eval/BinaryAccuracy": 4} == {
+        name: count for name, (count, _) in _counted(second.state).items()
+    }
+    second.fit()
+
+    assert 1.0 == second.state.train_metric_values["BinaryAccuracy"]
+    assert 1.0 == second.state.eval_metric_values["BinaryAccuracy"]
+    for each in (expected, second):
+        each.close()
+
+
+def _counted(state: State) -> dict[str, Any]:
+    """How often each metric was updated, and what it counted."""
+    groups = {"train": state.train_metrics, **state.eval_metrics}
+    return {
+        f"{label}/{name}": (metric._update_count, metric.state_dict())
+        for label, metrics in groups.items()
+        for name, metric in metrics.items()
+    }

@@ -8,8 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from composer.algorithms import CutMix, LabelSmoothing, MixUp
-from composer.core import Engine, State
+from composer import Trainer
+from composer.algorithms import SAM, CutMix, LabelSmoothing, MixUp, SelectiveBackprop
+from composer.core import Callback, Engine, State
+from composer.loggers import Logger
 from composer.testing import SimpleModel
 
 
@@ -43,3 +45,59 @@ def test_the_loss_is_that_against_both_smoothed_targets(
         torch.testing.assert_close((1 - weight) * first + weight * second, state.loss)
         if interpolate_loss:
             assert torch.equal(targets[microbatch], state.batch[1])
+
+
+class Recorder(Callback):
+    """Keeps the losses that go backward, and what a direct computation gives for each."""
+
+    def __init__(self, mixing: Any) -> None:
+        self.mixing = mixing
+        self.losses: list[torch.Tensor] = []
+        self.expected: list[torch.Tensor] = []
+        self.targets: list[torch.Tensor] = []
+
+    def before_backward(self, state: State, logger: Logger) -> None:
+        mixing, own = self.mixing, state.batch[1]
+        indices = mixing.indices if isinstance(mixing, MixUp) else mixing._indices
+        weight = mixing.mixing if isinstance(mixing, MixUp) else 1 - mixing._adjusted_lambda
+        first, second = (F.cross_entropy(state.outputs, y, label_smoothing=0.3) for y in (own, own[indices]))
+        self.losses.append(state.loss.detach())  # type: ignore[union-attr]
+        self.expected.append(((1 - weight) * first + weight * second).detach())
+        self.targets.append(own)
+
+
+@pytest.mark.parametrize("cls", [MixUp, CutMix])
+def test_so_is_every_loss_of_a_step_with_two_passes_over_a_pruned_batch(cls: Any) -> None:
+    """SAM computes two losses for each microbatch, and SelectiveBackprop one more for each batch, of plain targets."""
+    torch.manual_seed(0)
+    mixing = cls(interpolate_loss=True)
+    recorder = Recorder(mixing)
+    model = SimpleModel()
+    plain: list[torch.Tensor] = []
+    loss = model.loss
+    model.loss = lambda outputs, batch, *args, **kwargs: (  # type: ignore[method-assign]
+        plain.append(batch[1]) if kwargs.get("reduction") == "none" else None,
+        loss(outputs, batch, *args, **kwargs),
+    )[1]
+    data = [(torch.rand(8, 1, 4, 4), torch.arange(8).remainder(2)) for _ in range(3)]
+    Trainer(
+        model=model,
+        train_dataloader=data,
+        max_duration="1ep",
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.5),
+        algorithms=[
+            LabelSmoothing(0.3),
+            mixing,
+            SAM(rho=0.5),
+            SelectiveBackprop(start=0.0, end=1.0, keep=0.5, interrupt=0),
+        ],
+        callbacks=recorder,
+        device_train_microbatch_size=2,
+        progress_bar=False,
+        device="cpu",
+    ).fit()
+
+    assert 3 * 2 * 2 == len(recorder.losses)
+    torch.testing.assert_close(recorder.expected, recorder.losses)
+    assert all(targets.shape == (2,) and targets.dtype is torch.int64 for targets in recorder.targets)
+    assert [(8,)] * 3 == [targets.shape for targets in plain]

@@ -192,3 +192,10 @@ def test_the_transform_is_registered_beside_the_algorithm() -> None:
     from composer import algorithms
 
     assert algorithms.ColOutTransform is ColOutTransform
+
+
+@pytest.mark.parametrize("shape", [(4, 16), (4,)])
+def test_a_batch_that_holds_no_images_is_refused(shape: tuple[int, ...]) -> None:
+    """Of token ids or rows of features, whole examples would be dropped."""
+    with pytest.raises(ValueError, match=r"batch of images of shape .* Point `input_key` at the images"):
+        drop(ColOut(), (torch.ones(shape), torch.arange(4)))

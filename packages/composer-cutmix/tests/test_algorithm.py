@@ -240,3 +240,28 @@ def test_a_model_without_a_loss_is_answered() -> None:
     state.outputs, state.loss = torch.zeros(8, 3), torch.zeros(())
     with pytest.raises(AttributeError, match=r"the model has no such method"):
         engine.run_event("before_backward")
+
+
+def test_a_loss_of_the_forward_pass_cannot_be_interpolated() -> None:
+    """Models of `transformers` compute theirs there; the partners' targets would be left out without a word."""
+
+    class Outputs(SimpleConvModel):
+        def forward(self, batch: Any) -> Any:
+            logits = super().forward(batch)
+            return {"loss": torch.nn.functional.cross_entropy(logits, batch[1]), "logits": logits}
+
+        def loss(self, outputs: Any, batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+            loss: torch.Tensor = outputs["loss"]
+            return loss
+
+    model = Outputs()
+    state = State(model=model, max_duration="1ep", dataloader=[0], algorithms=CutMix(interpolate_loss=True))
+    engine = Engine(state)
+    state.batch = torch.rand(4, 3, 32, 32), torch.arange(4) % 2
+    engine.run_event("before_forward")
+    state.outputs = model(state.batch)
+    engine.run_event("before_loss")
+    state.loss = model.loss(state.outputs, state.batch)
+    engine.run_event("after_loss")
+    with pytest.raises(NotImplementedError, match="`CutMix` cannot interpolate the loss of `Outputs`"):
+        engine.run_event("before_backward")

@@ -75,3 +75,20 @@ def test_numbers_are_checked_at_construction() -> None:
 def test_inputs_must_be_a_tensor() -> None:
     with pytest.raises(TypeError, match=r"`CutOut` cuts holes into a tensor of images, got list"):
         run(CutOut(), ([1, 2], torch.arange(2)))
+
+
+@pytest.mark.parametrize("shape", [(4, 16), (4,)])
+def test_a_batch_that_holds_no_images_is_refused(shape: tuple[int, ...]) -> None:
+    """In token ids or rows of features, a hole would go through the examples."""
+    with pytest.raises(ValueError, match=r"batch of images of shape .* Point `input_key` at the images"):
+        run(CutOut(input_key="input_ids"), {"input_ids": torch.ones(shape, dtype=torch.int64)})
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_bytes_and_memory_format_are_kept(dtype: torch.dtype) -> None:
+    x = torch.full((4, 3, 8, 8), 7, dtype=dtype).contiguous(memory_format=torch.channels_last)
+    state = run(CutOut(), [x, torch.arange(4)])
+
+    assert dtype is state.inputs.dtype
+    assert state.inputs.is_contiguous(memory_format=torch.channels_last)
+    assert {0, 7} == set(state.inputs.flatten().tolist())

@@ -14,7 +14,7 @@ from composer import functional as cf
 from composer.algorithms.label_smoothing import smooth_labels
 from composer.loss import soft_cross_entropy
 
-SHAPES = [(6, 5), (3, 5, 4), (2, 5, 3, 4), (4, 1)]
+SHAPES = [(6, 5), (3, 5, 4), (2, 5, 3, 4), (4, 2)]
 SMOOTHINGS = [0.0, 0.1, 0.5, 0.9, 1.0]
 
 
@@ -186,3 +186,33 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         smooth_labels(torch.zeros(2, 3), torch.zeros(2, 4))
     with pytest.raises(RuntimeError, match=r"Put the classes into dimension 1 of the logits"):
         smooth_labels(torch.zeros(2, 7, 5), torch.zeros(2, 7, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 1), (3, 1, 4, 4)])
+def test_one_output_has_no_classes_to_smooth_over(shape: tuple[int, ...]) -> None:
+    """The formula would leave binary targets as they are."""
+    with pytest.raises(
+        ValueError, match=r"at least two classes in dimension 1, got shape .* smooth the targets yourself"
+    ):
+        smooth_labels(torch.zeros(shape), torch.ones(shape))
+
+
+def test_an_index_beyond_the_classes_is_refused() -> None:
+    logits, target = torch.zeros(2, 4, 3), torch.tensor([[0, 3, 255], [1, 2, 255]])
+    with pytest.raises(ValueError, match=r"below 4, the number of classes, got 255\. .* a negative index"):
+        smooth_labels(logits, target)
+
+
+@pytest.mark.parametrize("shape", [(6,), (6, 5, 4)])
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_the_loss_of_smoothed_targets_is_that_of_torch(shape: tuple[int, ...], is_weighted: bool) -> None:
+    """Of classes and segmentation maps with ignored positions; `weight` is summed, as torch divides by it."""
+    torch.manual_seed(0)
+    logits, target = torch.randn(shape[0], 3, *shape[1:]), torch.randint(0, 3, shape)
+    target[0] = -100
+    weight = torch.tensor([0.5, 1.0, 2.0]) if is_weighted else None
+    reduction = "sum" if is_weighted else "mean"
+    expected = F.cross_entropy(logits, target, weight, label_smoothing=0.2, reduction=reduction)
+    actual = soft_cross_entropy(logits, smooth_labels(logits, target, 0.2), weight, reduction=reduction)
+
+    torch.testing.assert_close(expected, actual)

@@ -12,7 +12,7 @@ from composer.algorithms.mixup import MixUp
 from composer.algorithms.warnings import NotIntendedUseWarning
 from composer.core import Engine, State
 from composer.loss import soft_cross_entropy
-from composer.testing import SimpleModel
+from composer.testing import SimpleConvModel, SimpleModel
 
 
 def run(algorithm: MixUp, *events: str, batch: Any = None, outputs: Any = None) -> State:
@@ -169,3 +169,40 @@ def test_a_model_without_a_loss_is_answered() -> None:
     state.outputs, state.loss = state.model(state.inputs), torch.zeros(())
     with pytest.raises(AttributeError, match=r"the model has no such method"):
         engine.run_event("before_backward")
+
+
+def test_a_loss_of_the_forward_pass_cannot_be_interpolated() -> None:
+    """Models of `transformers` compute theirs there; the partners' targets would be left out without a word."""
+
+    class Outputs(SimpleConvModel):
+        def forward(self, batch: Any) -> Any:
+            logits = super().forward(batch)
+            return {"loss": torch.nn.functional.cross_entropy(logits, batch[1]), "logits": logits}
+
+        def loss(self, outputs: Any, batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+            loss: torch.Tensor = outputs["loss"]
+            return loss
+
+    model = Outputs()
+    state = State(model=model, max_duration="1ep", dataloader=[0], algorithms=MixUp(interpolate_loss=True))
+    engine = Engine(state)
+    state.batch = torch.rand(4, 3, 32, 32), torch.arange(4) % 2
+    engine.run_event("before_forward")
+    state.outputs = model(state.batch)
+    engine.run_event("before_loss")
+    state.loss = model.loss(state.outputs, state.batch)
+    engine.run_event("after_loss")
+    with pytest.raises(NotImplementedError, match="`MixUp` cannot interpolate the loss of `Outputs`"):
+        engine.run_event("before_backward")
+
+
+def test_token_ids_have_no_mean() -> None:
+    state = State(
+        model=SimpleConvModel(),
+        max_duration="1ep",
+        dataloader=[0],
+        algorithms=MixUp(input_key="input_ids", target_key="labels"),
+    )
+    state.batch = {"input_ids": torch.zeros(4, 8, dtype=torch.int64), "labels": torch.arange(4)}
+    with pytest.raises(TypeError, match="token ids have no mean"):
+        Engine(state).run_event("before_forward")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from composer.core import (
     Algorithm,
     ConflictError,
     Engine,
+    Evaluator,
     Event,
     Placement,
     State,
@@ -162,6 +164,43 @@ def test_a_checkpoint_needs_it_before_loading() -> None:
     assert "NoOpModel()" == expected.algorithms[0].state_dict()["repr"]
 
 
-def test_batches_must_be_pairs() -> None:
-    with pytest.raises(ValueError, match="unpack"):
-        NoOpModelClass(SimpleModel())((1, 2, 3))
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_checkpoint_in_a_loop_of_ones_own_restores_the_metrics_of_the_model_that_it_puts_in_place(
+    listed: bool,
+) -> None:
+    def measured(algorithms: Any, num_batches: int) -> State:
+        state = start(algorithms)
+        state.save_metrics = True
+        state.evaluators = Evaluator(label="test", dataloader=[()])
+        state.train_metrics = state.model.get_metrics(is_train=True)  # type: ignore[operator,union-attr]
+        state.eval_metrics = {"test": state.model.get_metrics(is_train=False)}  # type: ignore[operator,union-attr]
+        for _ in range(num_batches):
+            for metrics in (state.train_metrics, state.eval_metrics["test"]):
+                for metric in metrics.values():
+                    metric.update(torch.tensor([1, 0, 1]), torch.ones(3, dtype=torch.int64))
+        return state
+
+    expected = measured(NoOpModel(), 2)
+    resumed = measured(NoOpModel() if listed else None, 0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        resumed.load_state_dict(expected.state_dict())
+
+    assert [] == [str(warning.message) for warning in caught if "metric" in str(warning.message)]
+    for metrics in (resumed.train_metrics, resumed.eval_metrics["test"]):
+        assert 2 / 3 == pytest.approx(float(metrics["BinaryAccuracy"].compute()))
+
+
+@pytest.mark.parametrize(
+    ("batch", "match"),
+    [
+        ((1, 2, 3), "`batch` must be a pair of inputs and targets for `NoOpModel`, got a tuple of 3 parts"),
+        ((torch.zeros(2, 3), [1, 2]), "one tensor .* got list"),
+        ({"image": torch.zeros(2, 3), "labels": ["a", "b"]}, "one tensor .* got list"),
+        (torch.zeros(2, 3), "a pair of inputs and targets for `NoOpModel`, got Tensor"),
+        ({}, "one tensor .* got NoneType"),
+    ],
+)
+def test_batches_without_a_tensor_of_targets_are_refused(batch: Any, match: str) -> None:
+    with pytest.raises(TypeError, match=match):
+        NoOpModelClass(SimpleModel())(batch)

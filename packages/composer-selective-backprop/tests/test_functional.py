@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from composer import functional as cf
 from composer.algorithms import selective_backprop as package
 from composer.algorithms.selective_backprop import do_selective_backprop, select_using_loss, should_selective_backprop
+from composer.algorithms.selective_backprop._selection import rows_of
 from composer.algorithms.selective_backprop.selective_backprop import selective_backprop
 
 
@@ -259,3 +260,29 @@ def test_a_loss_that_does_not_say_what_it_takes_is_tried() -> None:
     """As functions written in C, whose `TypeError` says the rest."""
     with pytest.raises(TypeError, match="reduction"):
         select_using_loss(torch.zeros(2), torch.zeros(2), identity, torch.add)
+
+
+class Fields(NamedTuple):
+    image: torch.Tensor
+    label: torch.Tensor
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_lists_with_an_entry_for_each_example_lose_the_same_ones(size: int) -> None:
+    """As many fields as examples, too: fields are no examples."""
+    x, indices = torch.arange(size), torch.tensor([1])
+    names = [f"{i}.png" for i in range(size)]
+    boxes = [torch.full((i + 3, 4), i) for i in range(size)]
+    sizes = (torch.full((size,), 7), x)  # fields, as `default_collate` makes them of tuples
+    batch = {"image": x, "path": names, "boxes": boxes, "size": sizes, "name": "train", "both": Fields(x, x + 1)}
+    kept = rows_of(batch, indices, size)
+
+    assert [1] == kept["image"].tolist()
+    assert ["1.png"] == kept["path"]
+    assert torch.equal(boxes[1], kept["boxes"][0])
+    assert 1 == len(kept["boxes"])
+    assert [[7], [1]] == [part.tolist() for part in kept["size"]]
+    assert "train" == kept["name"]
+    assert [[1], [2]] == [part.tolist() for part in kept["both"]]
+    assert isinstance(kept["both"], Fields)
+    assert [[1], ["1.png"]] == [list(part) for part in rows_of((x, names), indices, size)]

@@ -139,3 +139,50 @@ def test_batches_that_cannot_be_shortened_are_refused() -> None:
         set_batch_sequence_length({**make(), "labels": torch.zeros(4)}, 3, truncate=False)
     with pytest.raises(ValueError, match=r"`curr_seq_len` must be at least 1, got 0"):
         set_batch_sequence_length(make(), 0)
+
+
+@pytest.mark.parametrize("first", ["labels", "input_ids"])
+def test_the_length_is_that_of_the_tokens_whatever_comes_first(first: str) -> None:
+    batch = {"labels": torch.arange(6).view(2, 3), "input_ids": torch.arange(32).view(2, 16)}
+    batch = {first: batch[first], **batch}
+    cut = set_batch_sequence_length(dict(batch), 8)
+
+    assert torch.equal(batch["input_ids"][:, :8], cut["input_ids"])
+    assert torch.equal(batch["labels"], cut["labels"])
+
+
+def test_labels_of_another_length_are_cut_to_the_same_one() -> None:
+    """Those of an encoder-decoder."""
+    batch = {"input_ids": torch.arange(32).view(2, 16), "labels": torch.arange(20).view(2, 10)}
+
+    assert torch.equal(batch["labels"][:, :8], set_batch_sequence_length(dict(batch), 8)["labels"])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "match"),
+    [
+        ("labels", torch.zeros(2), r"give it a second dimension, `labels\[:, None\]`"),
+        ("labels", torch.zeros(2, 12), r"sequences of the length of the others, 16, .* one value per class"),
+        ("attention_mask", torch.ones(2, 16, 16), r"`attention_mask` must have shape \(N, S\) to truncate"),
+        ("attention_mask", torch.ones(2, 1, 16, 16), r"`attention_mask` must have shape \(N, S\) to truncate"),
+    ],
+)
+def test_what_is_no_sequence_is_not_cut(name: str, value: torch.Tensor, match: str) -> None:
+    batch = {"input_ids": torch.arange(32).view(2, 16), name: value}
+    with pytest.raises(ValueError, match=match):
+        set_batch_sequence_length(dict(batch), 8)
+
+    assert value is set_batch_sequence_length(dict(batch), 16)[name]
+
+
+def test_one_value_per_example_may_have_a_second_dimension() -> None:
+    for labels in (torch.tensor([[1], [2]]), torch.tensor([[0.5], [1.5]])):
+        batch = {"input_ids": torch.arange(32).view(2, 16), "labels": labels}
+
+        assert torch.equal(labels, set_batch_sequence_length(batch, 8)["labels"])
+
+
+def test_ends_are_kept_only_by_a_mask_of_the_same_length() -> None:
+    batch = {"input_ids": torch.arange(32).view(2, 16), "attention_mask": torch.ones(2, 12, dtype=torch.int64)}
+    with pytest.raises(ValueError, match="`attention_mask` must be as long as the sequences, 16"):
+        set_batch_sequence_length(batch, 8, preserve_end_of_sequence=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from composer.core.passes import (
     warn_on_discouraged,
 )
 from composer.utils.iter_helpers import ensure_tuple
+from composer.utils.misc import unwrapped_model
 
 if TYPE_CHECKING:
     from composer.core.state import State
@@ -41,7 +43,8 @@ def add_required(
     """Add what the saved run needed and this one lacks to `state.algorithms`, and apply what acts at INIT.
 
     If the declared order puts one of them before an algorithm that has acted at INIT, the model gets its structure of
-    before INIT again, and all of them act in that order.
+    before INIT again, and all of them act in that order. If one puts another model in place, the state's metrics become
+    those of that model, so that saved metrics find their like.
 
     Args:
         state: The state that is being loaded into.
@@ -81,11 +84,25 @@ def add_required(
             f"`load_exclude_algorithms=['{type(algorithm).__name__}']`.",
             stacklevel=5,
         )
+    model = state.model
     if out_of_order:
         assert state._before_init is not None
         state._before_init.restore(state)
     _apply(state, added, order if out_of_order else acting, logger)
     state._before_init = None
+    if state.model is not model:
+        _measure(state)
+
+
+def _measure(state: State) -> None:
+    """Give the state fresh metrics of its model."""
+    get_metrics = getattr(unwrapped_model(state.model), "get_metrics", None)
+    if get_metrics is None:  # a loop of one's own may train a model that is no `ComposerModel`
+        return
+    state.train_metrics = dict(copy.deepcopy(get_metrics(is_train=True)))
+    for evaluator in state.evaluators:
+        metrics = copy.deepcopy(get_metrics(is_train=False))
+        state.eval_metrics[evaluator.label] = evaluator.select_metrics(metrics)
 
 
 def _is_among(algorithm: Algorithm, others: Sequence[Algorithm]) -> bool:

@@ -170,10 +170,10 @@ class TrainerParts(Exports):
             return
         self._model = self._settings.model = self._evaluation.model = model
         model.logger = self.logger
-        state.train_metrics = dict(copy.deepcopy(model.get_metrics(is_train=True)))
-        self._parallel.adopt_metrics(state.train_metrics.values())
+        # The metrics are the model's already, and may be loaded.
+        for metrics in (state.train_metrics, *state.eval_metrics.values()):
+            self._parallel.adopt_metrics(metrics.values())
         self._metrics.set_model(model)
-        self._settings.measure(state.evaluators)
 
     def _settle_model(self, compile_config: dict[str, Any] | None) -> None:
         """Make the model what the loop calls, once all surgery is done and everything is loaded."""

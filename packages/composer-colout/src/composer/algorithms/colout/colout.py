@@ -155,7 +155,8 @@ class ColOut(Algorithm):
         target_key: Where the targets are. Not used with `resize_target=False`.
 
     Raises:
-        ValueError: A fraction is outside [0, 1], or `resize_target` is something else.
+        ValueError: A fraction is outside [0, 1], or `resize_target` is something else; at the first batch, if it has
+            no images.
         NotImplementedError: `resize_target=True` with `batch=False`.
 
     Example:
@@ -207,6 +208,11 @@ class ColOut(Algorithm):
             raise TypeError(
                 f"`ColOut` drops rows and columns of a tensor of images, got {type(sample).__name__}. Point "
                 f"`input_key` at it, or use `batch=False`."
+            )
+        if sample.dim() < 3:  # of two dimensions, the first is that of the examples
+            raise ValueError(
+                f"`ColOut` drops rows and columns of a batch of images of shape (N, C, H, W) or (N, H, W), got "
+                f"{tuple(sample.shape)}. Point `input_key` at the images."
             )
         if self.resize_target is not False:
             sample = sample, state.batch_get_item(self.target_key)

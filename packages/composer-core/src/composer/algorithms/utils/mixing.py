@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from composer.core import State, get_precision_context
 from composer.loss.utils import ensure_targets_one_hot
+from composer.utils.iter_helpers import ensure_tuple
+from composer.utils.misc import unwrapped_model
 
 __all__ = ["mix_loss", "mix_targets"]
 
@@ -30,7 +33,8 @@ def mix_targets(state: State, target_key: Any, indices: torch.Tensor, weight: fl
     if not isinstance(state.outputs, torch.Tensor):
         raise NotImplementedError(
             f"`{name}` needs the model's outputs to be one tensor, from which the number of classes is known, got "
-            f"{type(state.outputs).__name__}. Use `interpolate_loss=True`."
+            f"{type(state.outputs).__name__}. Let the model return its logits, or use `interpolate_loss=True` if the "
+            f"model's `loss` looks at the targets of the batch."
         )
     target = ensure_targets_one_hot(state.outputs, state.batch_get_item(target_key))
     state.batch_set_item(target_key, torch.lerp(target, target.index_select(0, indices), weight))
@@ -56,7 +60,7 @@ def mix_loss(
         target: The targets that the loss was computed against, such as smoothed ones. None: those of the batch.
 
     Raises:
-        NotImplementedError: The loss is not one tensor.
+        NotImplementedError: The loss is not one tensor, or was computed in the forward pass already.
         AttributeError: The model has no method `loss`.
     """
     if not isinstance(state.loss, torch.Tensor):
@@ -73,6 +77,13 @@ def mix_loss(
     with context:
         other = loss(state.outputs, state.batch)
     state.batch_set_item(target_key, kept)
+    outputs = state.outputs.values() if isinstance(state.outputs, Mapping) else ensure_tuple(state.outputs)
+    if any(other is output for output in outputs):
+        raise NotImplementedError(
+            f"`{name}` cannot interpolate the loss of `{type(unwrapped_model(state.model)).__name__}`, which is "
+            f"computed in the forward pass, where it does not see the targets of the partners. Override `loss` to "
+            f"compute it from outputs and batch."
+        )
     state.loss = torch.lerp(state.loss, other.to(state.loss.dtype), weight)
 
 

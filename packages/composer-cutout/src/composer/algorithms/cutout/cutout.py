@@ -104,7 +104,7 @@ class CutOut(Algorithm):
         input_key: Where the inputs are in the batch; see `State.batch_get_item`.
 
     Raises:
-        ValueError: `num_holes` is negative, or `length` is outside [0, 1].
+        ValueError: `num_holes` is negative, or `length` is outside [0, 1]; at the first batch, if it has no images.
 
     Example:
         >>> CutOut(length=0.25)
@@ -134,6 +134,11 @@ class CutOut(Algorithm):
             raise TypeError(
                 f"`CutOut` cuts holes into a tensor of images, got {type(input).__name__}. Point `input_key` at a "
                 f"tensor of the batch."
+            )
+        if input.dim() < 3:  # of two dimensions, the first is that of the examples
+            raise ValueError(
+                f"`CutOut` cuts holes into a batch of images of shape (N, C, H, W) or (N, H, W), got "
+                f"{tuple(input.shape)}. Point `input_key` at the images."
             )
         state.batch_set_item(self.input_key, cutout_batch(input, self.num_holes, self.length, self.uniform_sampling))
 

@@ -29,7 +29,8 @@ def smooth_labels(logits: torch.Tensor, target: torch.Tensor, smoothing: float =
         Shape (N, C, ...). Float32, or float64 if the target's values (for indices: the logits) are.
 
     Raises:
-        ValueError: `smoothing` is outside [0, 1], or the indices are not integers.
+        ValueError: `smoothing` is outside [0, 1], there are fewer than two classes, or the indices are not integers or
+            (checked on the CPU only) reach C.
         RuntimeError: The shapes fit neither kind of target.
 
     Example:
@@ -41,6 +42,7 @@ def smooth_labels(logits: torch.Tensor, target: torch.Tensor, smoothing: float =
     Differs: positions without a target.
     """
     _check_smoothing(smoothing)
+    _check_classes(logits)
     if infer_target_type(logits, target) == "indices":
         return _smooth_indices(logits, target, smoothing)
     target = target.to(torch.promote_types(target.dtype, torch.float32))
@@ -55,6 +57,7 @@ def _smooth_indices(logits: torch.Tensor, labels: torch.Tensor, smoothing: float
     rest = smoothing / logits.shape[1]
     own = 1 - smoothing + rest
     index = labels.long().unsqueeze(1)
+    _check_range(index, logits.shape[1])
     if _surely_all_count(index):
         return torch.full(logits.shape, rest, dtype=dtype, device=logits.device).scatter_(1, index, own)
     counts = (index >= 0).to(dtype)
@@ -62,9 +65,28 @@ def _smooth_indices(logits: torch.Tensor, labels: torch.Tensor, smoothing: float
 
 
 def _surely_all_count(index: torch.Tensor) -> bool:
-    """Whether no label is negative, where that can be looked up without stalling a device or breaking a graph."""
-    readable = index.device.type == "cpu" and not torch.compiler.is_compiling()
-    return readable and index.numel() > 0 and int(index.min()) >= 0
+    return _is_readable(index) and int(index.min()) >= 0
+
+
+def _is_readable(index: torch.Tensor) -> bool:
+    """Whether values can be looked up without stalling a device or breaking a graph."""
+    return index.device.type == "cpu" and not torch.compiler.is_compiling() and index.numel() > 0
+
+
+def _check_range(index: torch.Tensor, num_classes: int) -> None:
+    if _is_readable(index) and int(index.max()) >= num_classes:
+        raise ValueError(
+            f"`target` must hold class indices below {num_classes}, the number of classes, got {int(index.max())}. If "
+            f"that marks positions that are to be ignored, give them a negative index, such as -100."
+        )
+
+
+def _check_classes(logits: torch.Tensor) -> None:
+    if logits.dim() < 2 or logits.shape[1] < 2:
+        raise ValueError(
+            f"`logits` must have at least two classes in dimension 1, got shape {tuple(logits.shape)}. Of a binary "
+            f"classifier with one output, smooth the targets yourself: `target * (1 - smoothing) + smoothing / 2`."
+        )
 
 
 def _check_smoothing(smoothing: float) -> None:
@@ -90,6 +112,10 @@ class LabelSmoothing(Algorithm):
     At BEFORE_LOSS the targets of the batch become `(1 - s) * target + s / C`; at AFTER_LOSS the batch gets back the
     ones it had. Microbatches are smoothed one by one, which is the same as smoothing the batch.
 
+    The loss gets one value per class and must take them. `composer.loss.soft_cross_entropy` averages over the positions
+    that have a target; `torch.nn.functional.cross_entropy` over all of them, and then ignores no index and does not
+    divide by class weights.
+
     **Events** BEFORE_LOSS, AFTER_LOSS. **Reads** `state.outputs`, for the number of classes. **Writes** the targets.
     **Cost** one dense target tensor per microbatch. **Compilation** no shape changes; nothing is read from a device.
 
@@ -101,7 +127,8 @@ class LabelSmoothing(Algorithm):
         original_labels: The targets that are given back, between BEFORE_LOSS and AFTER_LOSS; otherwise None.
 
     Raises:
-        ValueError: `smoothing` is outside [0, 1].
+        ValueError: `smoothing` is outside [0, 1]; in training, as `smooth_labels`.
+        TypeError: In training, if outputs or targets are not one tensor.
 
     Example:
         >>> LabelSmoothing(smoothing=0.1)

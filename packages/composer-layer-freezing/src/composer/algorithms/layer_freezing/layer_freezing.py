@@ -35,7 +35,8 @@ def freeze_layers(
 
     Args:
         model: The model. A module that is used in several places is one layer, and so is one with parametrizations. A
-            parameter that a layer shares with one that still trains stays.
+            parameter that a layer shares with one that still trains stays. So does one that a module with children
+            holds itself, such as position embeddings or the `in_proj_weight` of `torch.nn.MultiheadAttention`.
         optimizers: What trains the model.
         current_duration: The elapsed fraction of the run.
         freeze_start: The fraction of the run after which layers are frozen, in [0, 1].

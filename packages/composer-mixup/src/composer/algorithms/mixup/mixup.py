@@ -93,6 +93,9 @@ class MixUp(Algorithm):
 
     Raises:
         ValueError: `alpha` is negative.
+        TypeError: At the first batch, if inputs are integers of fewer than three dimensions.
+        NotImplementedError: At the first batch, if inputs, targets, or outputs or loss are not one tensor, or if a loss
+            that is to be interpolated does not look at the batch.
 
     Example:
         >>> MixUp(alpha=0.2)
@@ -151,6 +154,11 @@ class MixUp(Algorithm):
             raise NotImplementedError(
                 f"`MixUp` mixes a tensor of inputs and a tensor of targets, got {type(input).__name__} and "
                 f"{type(target).__name__}. Point `input_key` and `target_key` at tensors of the batch."
+            )
+        if input.dim() < 3 and not (input.is_floating_point() or input.is_complex()):
+            raise TypeError(
+                f"`MixUp` mixes images or floating inputs, got {input.dtype} of shape {tuple(input.shape)}. Point "
+                f"`input_key` at embeddings, as token ids have no mean; convert features with `.float()`."
             )
         self.mixing = _gen_mixing_coef(self.alpha)
         self.indices = _gen_indices(input.shape[0], input.device)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from composer.core import CHANGES_LAYERS, REPLACES_MODEL, SMOOTHS_TARGETS, Algorithm, Event, Placement, State
 from composer.loggers import Logger
 from composer.models import ComposerModel
+from composer.utils.batch_helpers import check_pair
 
 __all__ = ["NoOpModel", "NoOpModelClass"]
 
@@ -29,6 +30,7 @@ class NoOpModelClass(ComposerModel):
 
     Raises:
         ValueError: `original_model` has no parameters, so its device is not known.
+        TypeError: In a forward pass, if a batch is of another kind, or its targets are not one tensor.
 
     Example:
         >>> model = NoOpModelClass(torch.nn.Linear(1, 1))
@@ -116,10 +118,20 @@ class NoOpModel(Algorithm):
 
 
 def _targets(batch: Any) -> torch.Tensor:
-    targets: torch.Tensor
     if isinstance(batch, Mapping):
-        name = next((name for name in _NAMES if name in batch), None)
-        targets = [*batch.values()][-1] if name is None else batch[name]
+        name = next((name for name in _NAMES if name in batch), next(reversed([*batch]), None))
+        targets = batch.get(name)
+    elif isinstance(batch, (tuple, list)):
+        check_pair(batch, "NoOpModel")
+        targets = batch[1]
     else:
-        _, targets = batch
+        raise TypeError(
+            f"`batch` must be a mapping or a pair of inputs and targets for `NoOpModel`, got {type(batch).__name__}. "
+            f"Make pairs of them: `DataSpec(dataloader, batch_transforms=...)`."
+        )
+    if not isinstance(targets, torch.Tensor):
+        raise TypeError(
+            f"The targets of a batch must be one tensor for `NoOpModel`, which multiplies them, got "
+            f"{type(targets).__name__}. Pick one: `DataSpec(dataloader, batch_transforms=lambda batch: (x, y))`."
+        )
     return targets

@@ -89,17 +89,42 @@ def choose(losses: torch.Tensor, num_examples: int, keep: float, generator: torc
 
 
 def rows_of(batch: Any, indices: torch.Tensor, num_examples: int) -> Any:
-    """A batch of some of its examples: every tensor with a row for each example loses the others."""
+    """A batch of some of its examples.
+
+    Every tensor with a row for each example loses the others, and so does every list inside the batch with an entry,
+    such as a name, for each example.
+    """
+    if isinstance(batch, (list, tuple)):
+        return _rebuilt(batch, [_rows_of_field(field, indices, num_examples) for field in batch])
+    return _rows_of_field(batch, indices, num_examples)
+
+
+def _rows_of_field(batch: Any, indices: torch.Tensor, num_examples: int) -> Any:
     if isinstance(batch, torch.Tensor):
         is_per_example = batch.dim() > 0 and batch.shape[0] == num_examples
         return batch.index_select(0, indices) if is_per_example else batch
     if isinstance(batch, Mapping):
-        kept = {key: rows_of(value, indices, num_examples) for key, value in batch.items()}
+        kept = {key: _rows_of_field(value, indices, num_examples) for key, value in batch.items()}
         return kept if type(batch) is dict else _updated(batch, kept)
     if isinstance(batch, (list, tuple)):
-        rows = [rows_of(part, indices, num_examples) for part in batch]
-        return type(batch)(*rows) if hasattr(batch, "_fields") else type(batch)(rows)
+        is_list = len(batch) == num_examples and not hasattr(batch, "_fields")
+        if is_list and not all(_has_rows(part, num_examples) for part in batch):
+            return _rebuilt(batch, [batch[i] for i in indices.tolist()])  # what is on the host is chosen there
+        return _rebuilt(batch, [_rows_of_field(part, indices, num_examples) for part in batch])
     return batch
+
+
+def _has_rows(part: Any, num_examples: int) -> bool:
+    """Whether something has a row for each example."""
+    if isinstance(part, Mapping):
+        return all(_has_rows(value, num_examples) for value in part.values())
+    if isinstance(part, torch.Tensor):
+        return part.dim() > 0 and part.shape[0] == num_examples
+    return isinstance(part, (list, tuple)) and len(part) == num_examples
+
+
+def _rebuilt(batch: Any, parts: list[Any]) -> Any:
+    return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
 
 
 def _updated(batch: Any, kept: dict[Any, Any]) -> Any:

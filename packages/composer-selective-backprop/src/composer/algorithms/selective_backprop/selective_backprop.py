@@ -134,7 +134,8 @@ class SelectiveBackprop(Algorithm):
     the buffers: batch norm statistics are those of the examples that are trained on.
 
     **Events** INIT (checks the model), AFTER_DATALOADER. **Reads** the model, the elapsed duration, the batch in the
-    epoch. **Writes** the batch: every tensor in it with a row for each example. **Cost** a forward pass over the batch,
+    epoch. **Writes** the batch: every tensor in it with a row for each example, every list in it with
+    an entry for each. **Cost** a forward pass over the batch,
     at `scale_factor`; saves `1 - keep` of the forward and backward pass. **Compilation** batches have two sizes, so a
     compiled model is compiled twice, and once more for the pass without gradients.
 

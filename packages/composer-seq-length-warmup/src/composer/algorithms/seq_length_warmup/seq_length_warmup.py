@@ -23,7 +23,8 @@ def set_batch_sequence_length(
 ) -> M:
     """Shorten the sequences of a batch. The mapping gets new tensors; the old ones are not modified.
 
-    The length of the batch is that of the first tensor with a second dimension; one that is short enough stays.
+    The length of the batch is that of `input_ids`, or else of the first tensor with a second dimension. A batch that is
+    short enough stays. Sequences are cut at their ends, so padding must be there too.
 
     Args:
         batch: Tensors by name, such as `input_ids`; changed in place. What is no tensor stays.
@@ -38,7 +39,7 @@ def set_batch_sequence_length(
 
     Raises:
         TypeError: `batch` is no mapping.
-        ValueError: `curr_seq_len` is less than 1, a tensor has one dimension (to truncate) or another shape than
+        ValueError: `curr_seq_len` is less than 1, a tensor holds no sequences (to truncate) or has another shape than
             `input_ids` (otherwise), or `attention_mask` or `input_ids` is needed and missing.
 
     Example:
@@ -56,10 +57,12 @@ def set_batch_sequence_length(
     if curr_seq_len < 1:
         raise ValueError(f"`curr_seq_len` must be at least 1, got {curr_seq_len!r}.")
     tensors = {key: value for key, value in batch.items() if isinstance(value, torch.Tensor)}
-    length = next((value.shape[1] for value in tensors.values() if value.dim() > 1), 0)
+    ids = tensors.get("input_ids")
+    candidates = tensors.values() if ids is None else [ids]
+    length = next((value.shape[1] for value in candidates if value.dim() > 1), 0)
     if curr_seq_len >= length:
         return batch
-    new = _cut(tensors, curr_seq_len, preserve_end_of_sequence) if truncate else _dealt(tensors, curr_seq_len)
+    new = _cut(tensors, length, curr_seq_len, preserve_end_of_sequence) if truncate else _dealt(tensors, curr_seq_len)
     target: Any = batch
     for key, value in new.items():
         target[key] = value
@@ -74,18 +77,19 @@ def _check_batch(batch: Any) -> None:
         )
 
 
-def _cut(tensors: dict[str, torch.Tensor], length: int, preserve_end: bool) -> dict[str, torch.Tensor]:
+def _cut(tensors: dict[str, torch.Tensor], full: int, length: int, preserve_end: bool) -> dict[str, torch.Tensor]:
     for key, value in tensors.items():
-        if value.dim() < 2:
-            raise ValueError(
-                f"`batch` must hold tensors of at least two dimensions to truncate, got {key!r} of shape "
-                f"{tuple(value.shape)}. Leave it out, or use `truncate=False`."
-            )
+        _check_sequences(key, value, full, length)
     if not preserve_end:
         return {key: value[:, :length].contiguous() for key, value in tensors.items()}
     mask = tensors.get("attention_mask")
     if mask is None:
         raise ValueError("`batch` must hold 'attention_mask' for `preserve_end_of_sequence`, which tells the ends.")
+    if mask.shape[1] != full:
+        raise ValueError(
+            f"`attention_mask` must be as long as the sequences, {full}, for `preserve_end_of_sequence`, got shape "
+            f"{tuple(mask.shape)}."
+        )
     last = mask.sum(1).sub(1).clamp(min=0).long()  # 0 for a row that attends to nothing
     rows, place = torch.arange(len(last), device=last.device), last.clamp(max=length - 1)
     new = {}
@@ -93,6 +97,27 @@ def _cut(tensors: dict[str, torch.Tensor], length: int, preserve_end: bool) -> d
         cut = new[key] = value[:, :length].clone(memory_format=torch.contiguous_format)
         cut[rows, place] = value[rows, last]
     return new
+
+
+def _check_sequences(key: str, value: torch.Tensor, full: int, length: int) -> None:
+    """Raise ValueError if cutting dimension 1 would cut something else than sequences."""
+    if value.dim() < 2:
+        raise ValueError(
+            f"`batch` must hold tensors of at least two dimensions to truncate, got {key!r} of shape "
+            f"{tuple(value.shape)}. With one value per example, give it a second dimension, `{key}[:, None]`."
+        )
+    if key == "attention_mask" and value.dim() > 2:
+        raise ValueError(
+            f"`attention_mask` must have shape (N, S) to truncate, got {tuple(value.shape)}. Let the model make a mask "
+            f"of more dimensions from one of that shape."
+        )
+    # Integers of another length are other sequences, such as the labels of an encoder-decoder.
+    if value.is_floating_point() and value.shape[1] not in (full, 1) and value.shape[1] > length:
+        raise ValueError(
+            f"`batch` must hold sequences of the length of the others, {full}, to truncate, got {key!r} of shape "
+            f"{tuple(value.shape)} and floating dtype. Leave it out of the batch; targets with one value per class "
+            f"cannot be trained on with `SeqLengthWarmup`."
+        )
 
 
 def _dealt(tensors: dict[str, torch.Tensor], length: int) -> dict[str, torch.Tensor]:

@@ -124,7 +124,7 @@ class StochasticDepth(Algorithm):
     **Cost** "block" saves the time of skipped blocks, on average half of `drop_rate` of them if it grows linearly;
     "sample" adds a multiplication per block. `DistributedDataParallel` must look for unused parameters with "block",
     as ranks skip different blocks. **Compilation** "sample" is static; "block" breaks the graph at each block, where it
-    decides.
+    decides. A block that is no torchvision `Bottleneck` breaks the graph with both, and cannot be scripted.
 
     **Logs** `stochastic_depth/num_stochastic_layers` once, and with a warm-up `stochastic_depth/drop_rate` per batch.
 
