@@ -130,9 +130,10 @@ def read_shards(state_dict: dict[str, Any], folder: Path, planner: Any = None) -
 
     if not is_shard_folder(folder):
         raise CorruptCheckpointError(folder, f"it lacks the index {_INDEX!r}, which is written last")
+    reader = _reader(folder)
     try:
         with _without_noise():
-            load(state_dict, storage_reader=_reader(folder), planner=_planner() if planner is None else planner)
+            load(state_dict, storage_reader=reader, planner=_planner() if planner is None else planner)
     except CheckpointException as error:  # no Exception, but told as one
         for _, (failure, _) in sorted(error.failures.items()):
             if isinstance(failure, (UnsafeCheckpointError, CorruptCheckpointError)):
@@ -157,21 +158,51 @@ def _reader(folder: Path) -> Any:
     """Torch's reader of a folder, but one that checks the index and each entry first."""
     from torch.distributed.checkpoint.filesystem import FileSystemReader
 
+    metadata = read_index(folder / _INDEX)  # here, as torch hides the errors of `read_metadata`
+
     class Reader(FileSystemReader):
         def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
-            metadata = read_index(folder / _INDEX)
             metadata.storage_meta.load_id = self.load_id
             return metadata
 
         def read_data(self, plan: Any, planner: Any) -> Any:
             for item in plan.items:
                 info = self.storage_data[item.storage_index]
-                with open(folder / info.relative_path, "rb") as file:
-                    view = self._slice_file(file, info)
-                    check_torch_file(view, f"{folder / info.relative_path}, entry {item.storage_index.fqn}")
+                path = folder / info.relative_path
+                with open(path, "rb") as file:
+                    part = _Part(file, info.offset, info.length)
+                    check_torch_file(part, f"{path}, entry {item.storage_index.fqn}")
             return super().read_data(plan, planner)
 
     return Reader(folder)
+
+
+class _Part(io.RawIOBase):
+    """A part of a file, as a file. Torch's own does not seek from the end as files do."""
+
+    def __init__(self, file: Any, start: int, size: int) -> None:
+        super().__init__()
+        self._file, self._start, self._size, self._at = file, start, size, 0
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        at = offset + (0, self._at, self._size)[whence]
+        if at < 0:
+            raise ValueError(f"negative position {at}")
+        self._at = at
+        return at
+
+    def readinto(self, buffer: Any) -> int:
+        count = max(0, min(len(buffer), self._size - self._at))
+        self._file.seek(self._start + self._at)
+        read: int = self._file.readinto(memoryview(buffer)[:count])
+        self._at += read
+        return read
 
 
 def _planner() -> Any:
