@@ -456,6 +456,8 @@ def test_honest_content_of_every_kind_loads(tmp_path: Path) -> None:
         "numpy": np.random.default_rng(0).bit_generator.state, "size": torch.Size([1, 2]),
     }  # fmt: skip
     for zipped in (True, False):
+        if not zipped:  # torch itself cannot load it from the old format
+            del content["uint16"]
         torch.save(content, tmp_path / "a.pt", _use_new_zipfile_serialization=zipped)
         loaded = safe_torch_load(tmp_path / "a.pt")
         assert loaded["tied"][0] is loaded["tied"][1]
