@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
 from composer.checkpoint._durable import replacing, temporary_path
 from composer.checkpoint._names import check_file_name
+from composer.checkpoint._pickle_checks import UnsafeCheckpointError, refuse
 from composer.checkpoint._safe_load import safe_torch_load
 from composer.checkpoint._seal import CorruptCheckpointError, read_seal, seal, verify
 from composer.utils import get_compressor, is_compressed_pt, is_tar
@@ -25,6 +26,8 @@ from composer.utils import get_compressor, is_compressed_pt, is_tar
 __all__ = ["check_file", "read_file", "write_file"]
 
 _STATES = "composer_states.pt"
+_BLOCK = 1 << 20
+_UNPACKED = 1 << 30, 1100  # bytes: so many, or so many times the archive; gzip reaches 1032 times
 _TAR_MODES = {"tar": "w", "tgz": "w:gz", "gz": "w:gz", "bz2": "w:bz2", "lzma": "w:xz"}
 
 
@@ -135,6 +138,8 @@ def _plain(path: Path) -> Iterator[Path]:
             yield plain
         except CorruptCheckpointError as error:  # of the archive, for who reads the message
             raise CorruptCheckpointError(path, error.reason) from error
+        except UnsafeCheckpointError as error:
+            raise UnsafeCheckpointError(str(error).replace(str(plain), str(path))) from error
 
 
 def _unpack(path: Path, name: str, plain: Path) -> None:
@@ -145,14 +150,23 @@ def _unpack(path: Path, name: str, plain: Path) -> None:
                 if member is None:
                     raise CorruptCheckpointError(path, f"its member {_STATES!r} is no file")
                 with member, open(plain, "wb") as target:
-                    shutil.copyfileobj(member, target)
+                    _copy(member, target, path)
         else:
             with get_compressor(name).decompress(str(path)) as stream, open(plain, "wb") as target:
-                shutil.copyfileobj(stream, target)
-    except (tarfile.TarError, zlib.error, lzma.LZMAError, KeyError, EOFError, OSError) as error:
+                _copy(stream, target, path)
+    except (tarfile.TarError, zlib.error, lzma.LZMAError, KeyError, EOFError, OSError, RecursionError) as error:
         if getattr(error, "errno", None) is not None:  # the system's error, not the archive's
             raise
         raise CorruptCheckpointError(path, f"it cannot be unpacked ({error})") from error
+
+
+def _copy(source: IO[bytes], target: IO[bytes], path: Path) -> None:
+    left = max(_UNPACKED[0], _UNPACKED[1] * path.stat().st_size)
+    while block := source.read(_BLOCK):
+        left -= len(block)
+        if left < 0:
+            raise refuse(str(path), f"more than {target.tell()} bytes in a file of {path.stat().st_size}")
+        target.write(block)
 
 
 @contextmanager

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from composer.checkpoint._container import read_file
-from composer.checkpoint._safe_load import UnsafeCheckpointError
+from composer.checkpoint._pickle_checks import UnsafeCheckpointError, check_pickle, check_view
+from composer.checkpoint._safe_load import load_plain
 from composer.checkpoint._seal import CorruptCheckpointError
 
 __all__ = ["read_resumption"]
@@ -40,6 +41,8 @@ def read_resumption(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         content = read_file(file)[0] if start == b"PK\x03\x04" else _unpickled(file)
     except UnsafeCheckpointError as error:
+        if "add_safe_globals" not in str(error):
+            raise
         raise UnsafeCheckpointError(f"{error} (global not in allowlist)") from error
     if not isinstance(content, dict):
         raise CorruptCheckpointError(file, f"it must hold a dictionary, but holds {type(content).__name__}")
@@ -47,15 +50,18 @@ def read_resumption(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _unpickled(file: Path) -> Any:
-    with open(file, "rb") as opened:
-        try:
-            return _Unpickler(opened).load()
-        except UnsafeCheckpointError as error:
-            raise UnsafeCheckpointError(f"{str(file)!r} {error}") from None
-        except Exception as error:  # damaged pickles fail in many ways
-            if isinstance(error, (OSError, MemoryError)):
-                raise
-            raise CorruptCheckpointError(file, f"its pickle cannot be read ({error})") from error
+    data = file.read_bytes()
+    check_pickle(data, str(file))
+    try:
+        return _Unpickler(io.BytesIO(data)).load()
+    except UnsafeCheckpointError as error:
+        raise UnsafeCheckpointError(f"{str(file)!r}: {error}") from None
+    except CorruptCheckpointError as error:
+        raise CorruptCheckpointError(file, error.reason) from None
+    except Exception as error:  # damaged pickles fail in many ways
+        if isinstance(error, MemoryError):
+            raise
+        raise CorruptCheckpointError(file, f"its pickle cannot be read ({error})") from error
 
 
 class _Unpickler(pickle.Unpickler):
@@ -65,8 +71,8 @@ class _Unpickler(pickle.Unpickler):
         found = _allowed().get(f"{module}.{name}")
         if found is None:
             raise UnsafeCheckpointError(
-                f"holds `{module}.{name}`, whose loading could run code, so nothing was loaded. If you trust the file, "
-                f"allow it before loading: `torch.serialization.add_safe_globals([...])`."
+                f"it holds `{module}.{name}`, whose loading could run code, so nothing was loaded. If you trust the "
+                f"file, allow it before loading: `torch.serialization.add_safe_globals([...])`."
             )
         return found
 
@@ -96,9 +102,11 @@ def _encode(text: str, encoding: str) -> bytes:
 
 
 def _storage(content: bytes) -> Any:
-    return torch.load(io.BytesIO(content), weights_only=True)
+    return load_plain(io.BytesIO(content), "a tensor of it")
 
 
 def _tensor(*arguments: Any) -> torch.Tensor:
+    storage, offset, size, stride = arguments[:4]
+    check_view(storage.nbytes(), storage.element_size(), offset, size, stride, "a tensor of it")
     rebuild: Callable[..., torch.Tensor] = torch._utils._rebuild_tensor_v2
     return rebuild(*arguments[:4], False, collections.OrderedDict())

@@ -14,15 +14,12 @@ import numpy as np
 import torch
 from torch.torch_version import TorchVersion
 
+from composer.checkpoint._pickle_checks import UnsafeCheckpointError, check_torch_file
 from composer.checkpoint._seal import CorruptCheckpointError, verify
 
 __all__ = ["UnsafeCheckpointError", "load_plain", "safe_torch_load"]
 
 _NAMES = re.compile(r"(?:GLOBAL|class|type) [`'\"]?([A-Za-z_][\w.]*\.\w+)")
-
-
-class UnsafeCheckpointError(pickle.UnpicklingError):
-    """A checkpoint holds objects whose loading would run code. Nothing of it was loaded."""
 
 
 def safe_torch_load(
@@ -43,7 +40,9 @@ def safe_torch_load(
     Raises:
         FileNotFoundError: There is no such file.
         CorruptCheckpointError: It is torn, truncated or altered.
-        UnsafeCheckpointError: It holds other types; the message names them.
+        UnsafeCheckpointError: It holds other types, which the message names; or loading it could take time or memory
+            out of proportion to its size.
+        MemoryError: It is larger than what memory is left.
     """
     if load_monolith_rank0_only:
         from composer.utils import dist
@@ -52,13 +51,20 @@ def safe_torch_load(
             return None
     file = Path(path)
     sealed = verify(file) is not None
+    with open(file, "rb") as opened:
+        check_torch_file(opened, str(file))
     with torch.serialization.safe_globals(_allowed()):
         try:
             loaded = torch.load(file, map_location=map_location, weights_only=True)
         except pickle.UnpicklingError as error:
             raise _refusal(file, error) from error
         except Exception as error:
-            if isinstance(error, (MemoryError, OSError)) or "CUDA" in str(error):
+            if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+                size = file.stat().st_size
+                raise MemoryError(
+                    f"The checkpoint {str(file)!r}, of {size} bytes, needs more memory than there is."
+                ) from error
+            if isinstance(error, OSError) or "CUDA" in str(error):
                 raise
             raise CorruptCheckpointError(file, f"torch cannot read it ({str(error).partition(chr(10))[0]})") from error
     if not sealed and _was_sealed(loaded):
@@ -77,6 +83,8 @@ def load_plain(stream: Any, what: str) -> Any:
         UnsafeCheckpointError: They hold types that are not allowed.
         CorruptCheckpointError: They are damaged, or tell of sizes that no memory holds.
     """
+    check_torch_file(stream, what)
+    stream.seek(0)
     with torch.serialization.safe_globals(_allowed()):
         try:
             return torch.load(stream, map_location="cpu", weights_only=True)

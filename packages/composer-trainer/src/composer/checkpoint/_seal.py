@@ -10,18 +10,21 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import struct
 import zipfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
-__all__ = ["CorruptCheckpointError", "read_seal", "seal", "verify"]
+__all__ = ["CorruptCheckpointError", "parts_of_archive", "read_seal", "seal", "verify"]
 
 _MAGIC = b"composer-checkpoint-1 "
 _DIGEST_LENGTH = 64  # hexadecimal digits of a SHA-256
 _COMMENT_LENGTH = 2  # bytes of the last field of a zip archive, the length of its comment
 _BLOCK = 1 << 20
+_HEADER = 30  # bytes of the header of a part, without its name
+_END, _END_64, _LOCATOR = struct.Struct("<4s4H2LH"), struct.Struct("<4sQ2H2L4Q"), 20  # of the end of an archive
 
 
 class CorruptCheckpointError(RuntimeError):
@@ -68,9 +71,9 @@ def read_seal(path: Path) -> Mapping[str, str] | None:
         return None
     try:
         content = json.loads(tail[start + len(_MAGIC) : -_DIGEST_LENGTH - 1])
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return content if isinstance(content, dict) else None
+    return content if isinstance(content, dict) and isinstance(content.get("file"), str) else None
 
 
 def verify(path: Path) -> Mapping[str, str] | None:
@@ -115,6 +118,8 @@ def _verify_archive(path: Path) -> None:
     # Readers of archives do not mind a comment that is cut off or altered; but then a seal was.
     if tail[tail.rfind(b"PK\x05\x06") + 20 :] != b"\0\0":
         raise CorruptCheckpointError(path, "the checksum at its end is cut off or altered")
+    with open(path, "rb") as file:
+        parts_of_archive(file, path)
     try:
         with zipfile.ZipFile(path) as archive:
             broken = archive.testzip()
@@ -122,6 +127,59 @@ def _verify_archive(path: Path) -> None:
         raise CorruptCheckpointError(path, f"it is not a whole archive ({error})") from error
     if broken is not None:
         raise CorruptCheckpointError(path, f"the checksum of its part {broken!r} does not match")
+
+
+def parts_of_archive(file: IO[bytes], where: str | os.PathLike[str]) -> dict[str, tuple[int, int]]:
+    """Where the parts of a zip archive begin, and how many bytes they have, in the order of the archive.
+
+    They are as `torch.save` writes them, one after the other and not compressed. So the archive is as large as what is
+    in it, and has one meaning for all readers.
+
+    Args:
+        file: The archive.
+        where: What it is, for the message.
+
+    Raises:
+        CorruptCheckpointError: It is not such an archive.
+    """
+    end, parts, folded = file.seek(0, os.SEEK_END), {}, set()
+    try:
+        with zipfile.ZipFile(file) as archive:
+            infos, begin = archive.infolist(), archive.start_dir
+            tail = end - len(archive.comment) - _END.size
+        following = begin
+        for info in sorted(infos, key=lambda info: -info.header_offset):
+            start = info.header_offset + _HEADER + _lengths(file, info.header_offset)
+            if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
+                raise CorruptCheckpointError(where, f"its part {info.filename!r} is compressed")
+            if start + info.file_size > following:
+                raise CorruptCheckpointError(where, f"its part {info.filename!r} overlaps with another")
+            following = info.header_offset
+            parts[info.filename] = start, info.file_size
+            folded.add(info.filename.lower())
+        if len(folded) < len(infos) or any(info.orig_filename != info.filename for info in infos):
+            raise CorruptCheckpointError(where, "two of its parts have one name")
+        if begin != _declared_start(file, tail):
+            raise CorruptCheckpointError(where, "its list of parts is not where it says")
+    except (zipfile.BadZipFile, EOFError, OSError, ValueError, NotImplementedError, struct.error) as error:
+        raise CorruptCheckpointError(where, f"it is not a whole archive ({error})") from error
+    return {info.filename: parts[info.filename] for info in infos}
+
+
+def _lengths(file: IO[bytes], header: int) -> int:
+    """The length of the name and the extra field of a part, which follow its header."""
+    file.seek(header + _HEADER - 4)
+    return sum(struct.unpack("<HH", file.read(4)))
+
+
+def _declared_start(file: IO[bytes], tail: int) -> int:
+    """Where an archive says that its list of parts begins."""
+    file.seek(tail)
+    start: int = _END.unpack(file.read(_END.size))[6]
+    if start == 0xFFFFFFFF:
+        file.seek(tail - _END_64.size - _LOCATOR)
+        start = _END_64.unpack(file.read(_END_64.size))[-1]
+    return start
 
 
 def _hash(file: BinaryIO | object, end: int) -> hashlib._Hash:

@@ -25,7 +25,7 @@ import torch
 from composer.checkpoint._container import check_file, read_file, write_file
 from composer.checkpoint._names import PartialFilePath
 from composer.checkpoint._seal import CorruptCheckpointError
-from composer.checkpoint._shards import read_shards, write_shards
+from composer.checkpoint._shards import read_shards, shapes_of_shards, write_shards
 from composer.distributed._tensors import is_sharded
 from composer.utils import dist
 
@@ -229,8 +229,9 @@ def fill_shards(content: Any, parameters: Mapping[str, torch.Tensor]) -> Any:
         The content with tensors.
 
     Raises:
-        RuntimeError: The shards lack a tensor.
+        CorruptCheckpointError: A tensor is not as the index of the shards has it.
     """
+    _check_shapes(content, {})
     targets: dict[Path, dict[str, torch.Tensor]] = {}
     filled = _with_targets(content, parameters, None, targets)
     for folder, named in targets.items():
@@ -342,8 +343,28 @@ def _with_targets(
     return value
 
 
+def _check_shapes(content: Any, shapes: dict[Path, dict[str, tuple[int, ...] | None]]) -> None:
+    """Check the shapes before memory is taken for them; `shapes` are those of the folders that were read."""
+    if isinstance(content, Shard):
+        if content.folder not in shapes:
+            shapes[content.folder] = shapes_of_shards(content.folder)
+        if content.name not in shapes[content.folder]:
+            raise CorruptCheckpointError(content.folder, f"its shards lack {content.name!r}")
+        found, shape = shapes[content.folder][content.name], tuple(content.shape)
+        if found is not None and found != shape:
+            raise CorruptCheckpointError(
+                content.folder, f"{content.name!r} has the shape {found} in its index, but {shape} in {STATES!r}"
+            )
+    elif isinstance(content, (dict, list, tuple)):
+        for value in content.values() if isinstance(content, dict) else content:
+            _check_shapes(value, shapes)
+
+
 def _states(folder: Path) -> dict[str, Any]:
-    states: dict[str, Any] = read_file(folder / STATES)[0]
+    states = read_file(folder / STATES)[0]
+    kinds = {"content": dict, "folder": str, "sha256": dict}
+    if not isinstance(states, dict) or any(not isinstance(states.get(key), kind) for key, kind in kinds.items()):
+        raise CorruptCheckpointError(folder, f"its file {STATES!r} is not that of a checkpoint in shards")
     return states
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import math
 import os
 import pickle
 import shutil
@@ -16,12 +17,13 @@ from typing import Any
 import torch
 
 from composer.checkpoint._durable import sync_folder, temporary_path
+from composer.checkpoint._pickle_checks import UnsafeCheckpointError, check_pickle, check_torch_file, refuse
 from composer.checkpoint._ranks import on_first_rank
-from composer.checkpoint._safe_load import UnsafeCheckpointError, load_plain
+from composer.checkpoint._safe_load import load_plain
 from composer.checkpoint._seal import CorruptCheckpointError
 from composer.utils import dist
 
-__all__ = ["is_shard_folder", "names_of_shards", "read_shards", "write_shards"]
+__all__ = ["is_shard_folder", "names_of_shards", "read_shards", "shapes_of_shards", "write_shards"]
 
 _INDEX = ".metadata"  # torch writes it last
 _METADATA = "torch.distributed.checkpoint.metadata"
@@ -104,6 +106,12 @@ def names_of_shards(folder: Path) -> set[str]:
     return {*_reader(folder).read_metadata().state_dict_metadata}
 
 
+def shapes_of_shards(folder: Path) -> dict[str, tuple[int, ...] | None]:
+    """The shape of each tensor of a checkpoint in shards by its name; None of what is no tensor."""
+    index = _reader(folder).read_metadata().state_dict_metadata
+    return {name: tuple(entry.size) if hasattr(entry, "size") else None for name, entry in index.items()}
+
+
 def read_shards(state_dict: dict[str, Any], folder: Path, planner: Any = None) -> None:
     """Fill tensors with what a checkpoint in shards has under their names. A collective operation.
 
@@ -122,9 +130,10 @@ def read_shards(state_dict: dict[str, Any], folder: Path, planner: Any = None) -
 
     if not is_shard_folder(folder):
         raise CorruptCheckpointError(folder, f"it lacks the index {_INDEX!r}, which is written last")
+    reader = _reader(folder)
     try:
         with _without_noise():
-            load(state_dict, storage_reader=_reader(folder), planner=_planner() if planner is None else planner)
+            load(state_dict, storage_reader=reader, planner=_planner() if planner is None else planner)
     except CheckpointException as error:  # no Exception, but told as one
         for _, (failure, _) in sorted(error.failures.items()):
             if isinstance(failure, (UnsafeCheckpointError, CorruptCheckpointError)):
@@ -146,16 +155,54 @@ def _finish(temporary: Path, folder: Path, finish: Callable[[Path], None] | None
 
 
 def _reader(folder: Path) -> Any:
-    """Torch's reader of a folder, but one whose index, a pickle, runs no code."""
+    """Torch's reader of a folder, but one that checks the index and each entry first."""
     from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+    metadata = read_index(folder / _INDEX)  # here, as torch hides the errors of `read_metadata`
 
     class Reader(FileSystemReader):
         def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
-            metadata = read_index(folder / _INDEX)
             metadata.storage_meta.load_id = self.load_id
             return metadata
 
+        def read_data(self, plan: Any, planner: Any) -> Any:
+            for item in plan.items:
+                info = self.storage_data[item.storage_index]
+                path = folder / info.relative_path
+                with open(path, "rb") as file:
+                    part = _Part(file, info.offset, info.length)
+                    check_torch_file(part, f"{path}, entry {item.storage_index.fqn}")
+            return super().read_data(plan, planner)
+
     return Reader(folder)
+
+
+class _Part(io.RawIOBase):
+    """A part of a file, as a file. Torch's own does not seek from the end as files do."""
+
+    def __init__(self, file: Any, start: int, size: int) -> None:
+        super().__init__()
+        self._file, self._start, self._size, self._at = file, start, size, 0
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        at = offset + (0, self._at, self._size)[whence]
+        if at < 0:
+            raise ValueError(f"negative position {at}")
+        self._at = at
+        return at
+
+    def readinto(self, buffer: Any) -> int:
+        count = max(0, min(len(buffer), self._size - self._at))
+        self._file.seek(self._start + self._at)
+        read: int = self._file.readinto(memoryview(buffer)[:count])
+        self._at += read
+        return read
 
 
 def _planner() -> Any:
@@ -179,15 +226,12 @@ def read_index(path: Path) -> Any:
         UnsafeCheckpointError: It holds types that an index does not have.
         CorruptCheckpointError: It is damaged.
     """
+    data = path.read_bytes()
+    check_pickle(data, str(path))
     try:
-        with open(path, "rb") as file:
-            metadata = _IndexUnpickler(file, path).load()
-        for entry in metadata.storage_data.values():
-            if Path(entry.relative_path).name != entry.relative_path:
-                raise CorruptCheckpointError(path, f"it names a file outside of the folder, {entry.relative_path!r}")
-    except UnsafeCheckpointError:
-        raise
-    except (CorruptCheckpointError, OSError):
+        metadata = _IndexUnpickler(io.BytesIO(data), path).load()
+        _check_index(metadata, path)
+    except (UnsafeCheckpointError, CorruptCheckpointError):
         raise
     except Exception as error:  # damaged and hostile pickles fail in many ways
         raise CorruptCheckpointError(path, f"it cannot be read ({error})") from error
@@ -196,6 +240,39 @@ def read_index(path: Path) -> Any:
     if getattr(metadata, "storage_meta", None) is None:
         metadata.storage_meta = StorageMeta()
     return metadata
+
+
+def _check_index(metadata: Any, path: Path) -> None:
+    """Check that an index is of its folder: that what it tells of is in the files, and no larger than they are."""
+    from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
+
+    sizes: dict[str, int] = {}
+    for index, info in metadata.storage_data.items():
+        name = info.relative_path
+        if Path(name).name != name or name == "..":
+            raise CorruptCheckpointError(path, f"it names a file outside of the folder, {name!r}")
+        if name not in sizes:
+            if not (path.parent / name).is_file():
+                raise CorruptCheckpointError(path, f"the file {name!r}, which it names, is missing")
+            sizes[name] = (path.parent / name).stat().st_size
+        if not 0 <= info.offset <= info.offset + info.length <= sizes[name]:
+            raise CorruptCheckpointError(path, f"the entry {index.fqn!r} is not within {name!r}")
+        if getattr(info, "transform_descriptors", None):
+            raise refuse(str(path), f"the entry {index.fqn!r}, which is transformed")
+    for name, tensor in metadata.state_dict_metadata.items():
+        if not isinstance(tensor, TensorStorageMetadata):
+            continue
+        values = 0
+        for chunk in tensor.chunks:
+            info = metadata.storage_data[MetadataIndex(name, chunk.offsets)]
+            extents = zip(chunk.offsets, chunk.sizes, tensor.size, strict=True)
+            if not all(0 <= offset <= offset + size <= whole for offset, size, whole in extents):
+                raise CorruptCheckpointError(path, f"a part of {name!r} is not within its shape")
+            values += math.prod(chunk.sizes)
+            if math.prod(chunk.sizes) * tensor.properties.dtype.itemsize > info.length:
+                raise CorruptCheckpointError(path, f"a part of {name!r} is larger than its {info.length} bytes")
+        if values != math.prod(tensor.size):
+            raise CorruptCheckpointError(path, f"the parts of {name!r} are not the whole of it")
 
 
 class _IndexUnpickler(pickle.Unpickler):

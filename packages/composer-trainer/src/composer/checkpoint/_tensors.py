@@ -74,7 +74,7 @@ def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor],
         if expected is not None and expected != _checksum(tensors):
             raise CorruptCheckpointError(file, "its checksum does not match its content")
         tensors |= {name: tensors[owner] for name, owner in tied.items()}
-    except (SafetensorError, ValueError, KeyError, AttributeError, TypeError) as error:
+    except (SafetensorError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise CorruptCheckpointError(file, f"it cannot be read as safetensors ({error})") from error
     return tensors, metadata
 

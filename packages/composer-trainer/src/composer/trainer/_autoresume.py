@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import shutil
 import struct
 import sys
@@ -12,17 +11,17 @@ import tarfile
 import tempfile
 import warnings
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from composer.callbacks.checkpoint_saver import CheckpointSaver
 from composer.checkpoint._container import check_file
 from composer.checkpoint._names import counts_of_name, was_swapped
+from composer.checkpoint._pickle_checks import outline
 from composer.checkpoint._seal import CorruptCheckpointError
 from composer.checkpoint._sharded_run import STATES, check_run, download_run, fetch_run, is_sharded_run, run_name_of
 from composer.core import State
@@ -316,7 +315,7 @@ def _run_and_batch(file: Path) -> tuple[str, int] | None:
         name = _read(stream, name_length)
         _read(stream, extra_length)
         if header.startswith(_ARCHIVE) and name.endswith(b"/data.pkl"):
-            content = _Outline(stream).load()
+            content = outline(stream)
             content = content["content"] if file.name == STATES else content
             batch = int(next(iter(content["state"]["timestamp"].values()))["batch"])
             said = content["state"]["run_name"], batch
@@ -345,38 +344,6 @@ def _read(stream: IO[bytes], count: int) -> bytes:
     if len(data) < count:
         raise EOFError
     return data
-
-
-class _Outline(pickle.Unpickler):
-    """Reads what a pickle says in plain values, and leaves everything else out: nothing is imported or called."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        return OrderedDict if (module, name) == ("collections", "OrderedDict") else _Left
-
-    def persistent_load(self, pid: Any) -> Any:
-        return _Left()
-
-
-class _Left:
-    """Stands for a value that is left out, whatever a pickle does to it."""
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> _Left:
-        return super().__new__(cls)
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
-
-    def __call__(self, *args: Any) -> _Left:
-        return self
-
-    def __setstate__(self, state: Any) -> None: ...
-
-    def __setitem__(self, key: Any, value: Any) -> None: ...
-
-    def append(self, value: Any) -> None: ...
-
-    def extend(self, values: Any) -> None: ...
-
-    def add(self, value: Any) -> None: ...
 
 
 def _remote_candidates(saver: CheckpointSaver, state: State, progress_bar: bool) -> Iterable[Candidate]:
