@@ -117,6 +117,14 @@ def test_numbers_that_json_does_not_know_are_written_as_text(start: Any) -> None
     assert set(record["texts"]) == {"g", "h", "i"}
 
 
+def test_the_host_that_the_trainer_logs_is_not_recorded(start: Any) -> None:
+    run = start(RunRecorder())
+    run.logger.log_hyperparameters({"num_nodes": 2, "node_name": "host-7"})
+    run.close()
+
+    assert [record["values"] for record in of("hyperparameters")] == [{"num_nodes": 2}]
+
+
 def test_what_is_named_like_a_secret_is_hidden(start: Any) -> None:
     run = start(RunRecorder())
     run.logger.log_hyperparameters(

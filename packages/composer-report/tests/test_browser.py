@@ -32,7 +32,9 @@ frame.onload = async () => {{
   const view = frame.contentWindow, page = frame.contentDocument, all = (q) => [...page.querySelectorAll(q)];
   view.alert = () => seen.errors.push("alert");
   view.addEventListener("error", (event) => seen.errors.push(event.message));
-  await wait(() => page.documentElement.dataset.drawn !== undefined);
+  const drawn = () => wait(() => page.documentElement.dataset.drawn !== undefined);
+  seen.at_once = all(".chart .main-svg").length;
+  await drawn();
   seen.drawn = Number(page.documentElement.dataset.drawn);
   seen.charts = all(".chart").length;
   seen.curves = all(".chart .scatterlayer path.js-line").filter((p) => p.getAttribute("d").length > 5).length;
@@ -46,7 +48,7 @@ frame.onload = async () => {{
   seen.before = [...new Set(titles())];
   for (const mode of ["epoch", "time"]) {{
     const button = page.querySelector(`[data-x=${{mode}}]`);
-    if (button) {{ button.click(); await wait(() => !titles().every((t) => t === "batch")); seen[mode] = titles(); }}
+    if (button) {{ button.click(); await drawn(); seen[mode] = titles(); }}
   }}
   const log = page.querySelector(".log");
   if (log) {{ log.click(); await wait(() => page.querySelector(`#${{log.dataset.chart}}`).layout.yaxis.type === "log");
@@ -119,6 +121,17 @@ def test_a_comparison_fits_a_phone(trained: Path, tmp_path: Path, dark: bool) ->
     assert seen["heading"] == "longshort"
     assert seen["curves"] >= 6  # two groups in each of loss, accuracy, speed
     assert set(seen["found"]) == {"rank_zero_seed", "seed"}
+
+
+def test_many_charts_are_drawn_one_after_another(record: Any, tmp_path: Path) -> None:
+    run = record("run")
+    run.logger.log_metrics({f"metrics/eval/m{i}": 0.5 for i in range(200)})
+    run.fit([0.5] * 3).close()
+    seen = visit(write_report(tmp_path / "run", tmp_path / "report.html"))
+
+    check_quiet(seen)
+    assert seen["charts"] >= 60
+    assert seen["at_once"] < seen["charts"]
 
 
 def test_a_hostile_run_that_diverged_is_drawn_and_runs_nothing(record: Any, tmp_path: Path) -> None:

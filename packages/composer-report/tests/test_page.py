@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from composer.report import Run, Series, write_report
+from composer.report import Checkpoint, Run, Series, write_report
 from composer.report._page import render
 from composer.report.cli import main
 
@@ -153,6 +153,35 @@ def test_a_long_run_with_many_metrics_makes_a_small_page() -> None:
     assert len(content) < 9e6
     assert "hours" not in content.partition("<nav>")[2].partition("</nav>")[0]
     assert ">minutes<" in content
+
+
+@pytest.mark.parametrize("num_runs", [1, 2])
+@pytest.mark.parametrize("name", ["metrics/eval/m{}", "metrics/m{}/Accuracy", "throughput/m{}", "m{}", "a/m{}"])
+def test_a_section_has_at_most_60_charts_of_500_lines(num_runs: int, name: str) -> None:
+    """Thousands of them take a browser minutes. Those that are not drawn are named."""
+    steps = np.arange(3)
+    names = [name.format(i) for i in range(700)]
+    metrics = {each: Series(each, steps, steps * 1.0, steps, steps + i) for i, each in enumerate(names)}
+    content = render([Run(Path(f"{i}"), f"run {i}", metrics=metrics) for i in range(num_runs)])
+    [data] = [text for attributes, text in Page(content).scripts if attributes.get("id") == "data"]
+    charts = json.loads(data)["charts"]
+
+    assert len(charts) <= 60
+    assert max(len(chart["lines"]) for chart in charts) <= 500
+    drawn = sum(len(chart["lines"]) for chart in charts) // num_runs
+    left = [int(found.replace(",", "")) for found in re.findall(r"([0-9,]+) metrics more not drawn: ", content)]
+    assert drawn + sum(left) == len(names)
+
+
+def test_a_checkpoint_shows_some_of_many_results() -> None:
+    steps = np.arange(1, 4)
+    names = [f"metrics/eval/m{i}" for i in range(1000)]
+    metrics = {each: Series(each, steps, steps * 1.0, steps, steps / 8) for each in names}
+    checkpoint = Checkpoint(None, "ep1.pt", "s3://bucket", 1, 2, None, "remote")
+    content = render([Run(Path("a"), "a", metrics=metrics, checkpoints=[checkpoint])])
+
+    assert "eval/m0 0.25, eval/m1 0.25, " in content
+    assert "eval/m19 0.25, and 980 more<" in content
 
 
 def test_a_run_without_anything_still_has_a_page(record: Any, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from composer.core import Engine, State
 from composer.loggers import Logger, RunRecorder
 from composer.loggers.file_logger import FileLogger
 from composer.report import RunNotFoundError, find_runs, read_run
+from composer.report._attempts import read_attempts
 from composer.testing import run_on_ranks
 
 Train = Callable[..., Path]
@@ -183,6 +184,20 @@ def test_without_a_mark_the_batch_decides(recording: Any, tmp_path: Path) -> Non
     assert run.metrics["loss/train/total"].values.tolist() == [1.0, 2.0, 3.0]
     (mine,) = run.algorithms
     assert [act.count for act in mine.acts] == [1]
+
+
+def test_a_checkpoint_costs_the_same_however_many_metrics_there_are(record: Any, tmp_path: Path) -> None:
+    """A run of 10,000 metrics may have a thousand checkpoints."""
+    sizes = []
+    for num_metrics in (1, 1000):
+        run = record(f"{num_metrics}")
+        run.logger.log_metrics({f"m{i}": 0.5 for i in range(num_metrics)})
+        run.recorder.state_dict()
+        run.close()
+        [attempt] = read_attempts(run.recorder.path, [])
+        sizes.append(len(json.dumps(list(attempt.marks.values()))))
+
+    assert abs(sizes[0] - sizes[1]) < 20
 
 
 def test_a_run_resumed_from_elsewhere_says_so(recording: Any, tmp_path: Path) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import secrets
+import sys
 import time
 from collections.abc import Callable, Iterable
+from importlib import import_module
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
-import tqdm.auto
+import tqdm.std
 
 from composer.loggers import DeferredValue, format_log_data_value
 from composer.utils import is_notebook
@@ -16,7 +19,7 @@ from composer.utils import is_notebook
 if TYPE_CHECKING:
     from composer.core import Timestamp
 
-__all__ = ["Bar"]
+__all__ = ["Bar", "bar_file"]
 
 _LIVE_SECONDS = 0.1  # between two redraws on a terminal
 _PLAIN_SECONDS = 30.0  # between two lines in a log file
@@ -27,9 +30,9 @@ _UNITS = {"batch": "ba", "sample": "sp", "token": "tok", "epoch": "ep", "iterati
 class Bar:
     """A bar that follows a counter of a `Timestamp` and shows some of the logged values.
 
-    On a terminal it is redrawn in place ten times a second. Anywhere else, such as in a log file, it prints a plain
-    line every 30 seconds and one when it is closed. Between redraws a step costs a look at the clock. Values are copied
-    from the device in the background and shown when they have arrived.
+    On a terminal or in a notebook it is redrawn in place ten times a second. Anywhere else, such as in a log file, it
+    prints a plain line every 30 seconds and one when it is closed. Between redraws a step costs a look at the clock.
+    Values are copied from the device in the background and shown when they have arrived.
 
     Args:
         total: Where the counter ends; None if that is not known.
@@ -65,6 +68,7 @@ class Bar:
         self._wanted: dict[str, bool] = {}  # whether a name is shown; asked several times per step
         self._coming: dict[str, Any] | None = None  # on their way from the device
         self._bar: Any = None  # None until shown, and on ranks that show nothing
+        self._shares_line = False  # with whatever else is written to its stream
         self._interval = _LIVE_SECONDS
         self._due = 0.0  # when to look at the values again
 
@@ -74,17 +78,19 @@ class Bar:
         Args:
             stream: Where to draw it.
         """
-        live = is_notebook() or stream.isatty()
+        file = bar_file(stream)
+        self._shares_line = file is stream
+        live = isinstance(file, _Output) or stream.isatty()
         self._interval = _LIVE_SECONDS if live else _PLAIN_SECONDS
         lines = None if live else _Lines(stream)
-        self._bar = tqdm.auto.tqdm(
+        self._bar = _tqdm()(
             total=self.total,
             initial=self.n,
             position=self.position,
             bar_format=self.bar_format if live else self.bar_format.replace(_GRAPHIC, ""),
             unit=_UNITS[self.timestamp_key.removesuffix("_in_epoch")],
-            file=stream if lines is None else lines,
-            dynamic_ncols=live,
+            file=file if lines is None else lines,
+            dynamic_ncols=live and self._shares_line,
             mininterval=self._interval,
             miniters=1,  # tqdm must not guess how many steps fit between two redraws: steps are uneven
         )
@@ -136,7 +142,7 @@ class Bar:
 
     def clear(self) -> None:
         """Wipe the line, so that something else can be written there."""
-        if self._bar is not None:
+        if self._bar is not None and self._shares_line:
             self._bar.clear()
 
     def close(self, *, read: bool = True) -> None:
@@ -186,6 +192,44 @@ class Bar:
 
     def _set_text(self, values: dict[str, Any]) -> None:
         self._bar.set_postfix_str(", ".join(f"{k}={_short(v)}" for k, v in values.items()), refresh=False)
+
+
+def bar_file(stream: TextIO) -> Any:
+    """Return the file for a bar of tqdm that is to be shown on `stream`.
+
+    It is the stream itself; but for the streams of a notebook, an output of the cell that runs.
+    """
+    return _Output() if is_notebook() and stream in (sys.stdout, sys.stderr) else stream
+
+
+def _tqdm() -> Any:
+    """Return the class of the bars. In a notebook `tqdm.auto` would look for widgets, and warn where there are none."""
+    return tqdm.std.tqdm if is_notebook() else import_module("tqdm.auto").tqdm
+
+
+class _Output:
+    """A file for tqdm that shows the line as an output of the notebook's cell, and updates this output.
+
+    The output is plain text: widgets need scripts that some front ends fetch from the network.
+    """
+
+    encoding = "utf-8"
+
+    def __init__(self) -> None:
+        self._id = secrets.token_hex(16)
+        self._shown: str | None = None
+
+    def write(self, text: str) -> int:
+        line = text.strip("\r\n ")
+        wiped = not line and "\r" in text and self._shown is not None
+        if line or wiped:
+            display = import_module("IPython.display").display
+            display({"text/plain": line}, raw=True, display_id=self._id, update=self._shown is not None)
+            self._shown = line
+        return len(text)
+
+    def flush(self) -> None:
+        """Do nothing: an output is sent at once."""
 
 
 class _Lines:

@@ -7,10 +7,12 @@ import math
 import re
 import sys
 from collections.abc import Mapping
-from typing import Any, Literal, TextIO
+from typing import Any, TextIO
 
 import numpy as np
 import torch
+
+from composer.utils import is_notebook
 
 __all__ = ["config_block", "open_stream", "table_json", "to_yaml"]
 
@@ -121,17 +123,19 @@ def _jsonable(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, int, str)) else str(value)
 
 
-def open_stream(stream: TextIO | Literal["stdout", "stderr"]) -> TextIO:
-    """The stream itself, or the process's current one of that name.
+def open_stream(stream: TextIO | str) -> TextIO:
+    """Return the stream itself, or the process's current one of that name.
+
+    In a notebook "stderr" also means `sys.stdout`: what is written to `sys.stderr` is shown there as an error.
 
     Raises:
         ValueError: A string other than "stdout" and "stderr".
         TypeError: Neither a string nor writable.
     """
     if isinstance(stream, str):
-        if stream not in ("stdout", "stderr"):
+        if stream.lower() not in ("stdout", "stderr"):
             raise ValueError(f"`stream` must be 'stdout', 'stderr' or a text stream, got {stream!r}.")
-        return sys.stdout if stream == "stdout" else sys.stderr
+        return sys.stdout if stream.lower() == "stdout" or is_notebook() else sys.stderr
     if not callable(getattr(stream, "write", None)):
         raise TypeError(f"`stream` must be 'stdout', 'stderr' or a text stream, got {stream!r}.")
     return stream

@@ -31,7 +31,8 @@ class ConsoleLogger(LoggerDestination):
 
     Args:
         log_interval: A number of epochs, or a time string or `Time` in 'ep' or 'ba'.
-        stream: "stdout", "stderr" (looked up now), or a text stream.
+        stream: "stdout", "stderr" (looked up now; in a notebook, which shows that as an error, also stdout), or a text
+            stream.
         log_traces: Whether to print which algorithms ran at which event.
 
     Attributes:

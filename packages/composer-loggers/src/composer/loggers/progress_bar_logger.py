@@ -35,7 +35,8 @@ class ProgressBarLogger(LoggerDestination):
     training step never waits for the device: the losses shown are copied in the background.
 
     Args:
-        stream: "stdout", "stderr" (looked up now), or a text stream.
+        stream: "stdout", "stderr" (looked up now; in a notebook, which shows that as an error, also stdout), or a text
+            stream.
         log_traces: Whether to print which algorithms ran at which event.
 
     Attributes:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["RunRecorder"]
 
 _SCHEMA = 1
+_HOST = "node_name"  # which the Trainer logs: a record, which others may read, names no hosts
 _ACTS_SECONDS = 10.0  # between two records of when algorithms acted
 _MOST_ROWS = 1000  # of a table
 _WRITE_SECONDS = 1.0  # how far the file may lag behind
@@ -151,7 +152,7 @@ class RunRecorder(LoggerDestination):
                     self.log_metrics({key: value}, batch)
 
     def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
-        values = {str(key): plain(value, str(key)) for key, value in hyperparameters.items()}
+        values = {str(key): plain(value, str(key)) for key, value in hyperparameters.items() if key != _HOST}
         self._put("hyperparameters", values=values)
 
     def log_table(

@@ -6,9 +6,11 @@ import json
 import math
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 __all__ = ["Attempt", "Column", "counting", "read_attempts"]
 
@@ -18,25 +20,20 @@ _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 @dataclass
 class Column:
-    """The values of one metric."""
+    """The values of one metric, and for each the number of the line of metrics that it stood in."""
 
-    steps: array[int] = field(default_factory=lambda: array("q"))
-    seconds: array[float] = field(default_factory=lambda: array("d"))
-    epochs: array[int] = field(default_factory=lambda: array("q"))
+    lines: array[int] = field(default_factory=lambda: array("q"))
     values: array[float] = field(default_factory=lambda: array("d"))
 
-    def __len__(self) -> int:
-        return len(self.values)
+    def only(self, wanted: np.ndarray) -> Column:
+        """Return a column with the values of some lines.
 
-    def first(self, length: int) -> Column:
-        """A column with the first values."""
-        return Column(self.steps[:length], self.seconds[:length], self.epochs[:length], self.values[:length])
-
-    def before(self, batch: int) -> Column:
-        """A column with what was logged before a batch was trained."""
-        kept = [i for i, step in enumerate(self.steps) if step < batch]
-        parts = (self.steps, self.seconds, self.epochs, self.values)
-        return Column(*(array(part.typecode, (part[i] for i in kept)) for part in parts))  # type: ignore[arg-type]
+        Args:
+            wanted: For each line of metrics whether it is wanted, bool.
+        """
+        lines, values = np.asarray(self.lines), np.asarray(self.values)
+        kept = wanted[lines]
+        return Column(array("q", lines[kept].tobytes()), array("d", values[kept].tobytes()))
 
 
 @dataclass
@@ -46,8 +43,11 @@ class Attempt:
     Attributes:
         start: The record "start".
         columns: Metrics by name.
+        steps: Of each line of metrics.
+        epochs: Of each line of metrics.
+        times: Of each line of metrics, the seconds since the attempt began.
         records: All other records, in order.
-        marks: For each checkpoint, by its mark: how much of columns and records came before it, and the seconds.
+        marks: For each checkpoint, by its mark: how many lines of metrics and records came before it, and the seconds.
         resume: The record "resume", if it went on from a checkpoint.
         seconds: Of its last record.
         offset: Seconds that the attempts before it took, as far as they count.
@@ -56,8 +56,11 @@ class Attempt:
 
     start: dict[str, Any]
     columns: dict[str, Column] = field(default_factory=dict)
+    steps: array[int] = field(default_factory=lambda: array("q"))
+    epochs: array[int] = field(default_factory=lambda: array("q"))
+    times: array[float] = field(default_factory=lambda: array("d"))
     records: list[dict[str, Any]] = field(default_factory=list)
-    marks: dict[str, tuple[dict[str, int], int, float]] = field(default_factory=dict)
+    marks: dict[str, tuple[int, int, float]] = field(default_factory=dict)
     resume: dict[str, Any] | None = None
     seconds: float = 0.0
     last_step: int = 0
@@ -72,42 +75,45 @@ class Attempt:
             self._add_metrics(record)
             return
         if kind == "mark":
-            lengths = {name: len(column) for name, column in self.columns.items()}
-            self.marks[record["mark"]] = (lengths, len(self.records), float(record["seconds"]))
+            self.marks[record["mark"]] = (len(self.steps), len(self.records), float(record["seconds"]))
         elif kind == "resume":
             self.resume = record
         self.records.append(record)
 
     def _add_metrics(self, record: dict[str, Any]) -> None:
-        step, epoch, seconds = record["step"], record["epoch"], record["seconds"]
+        step, epoch, seconds = int(record["step"]), int(record["epoch"]), float(record["seconds"])
         self.last_step = max(self.last_step, step)
-        columns = self.columns
+        columns, line = self.columns, len(self.steps)
+        self.steps.append(step)
+        self.epochs.append(epoch)
+        self.times.append(seconds)
         for name, value in record["values"].items():
             column = columns.get(name)
             if column is None:
                 column = columns[name] = Column()
-            column.steps.append(step)
-            column.epochs.append(epoch)
-            column.seconds.append(seconds)
-            column.values.append(_number(value))
+            number = value if type(value) is float else _number(value)
+            column.lines.append(line)
+            column.values.append(number)
         if "texts" in record:
             self.records.append({"type": "texts", "values": record["texts"], "step": step, "seconds": seconds})
 
     def up_to_mark(self, mark: str) -> Attempt:
         """What was recorded before a checkpoint."""
-        lengths, count, seconds = self.marks[mark]
-        columns = {name: self.columns[name].first(length) for name, length in lengths.items()}
-        records = self.records[:count]
-        return Attempt(self.start, columns, records, {}, self.resume, seconds, self.last_step, self.offset, True)
+        lines, count, seconds = self.marks[mark]
+        return self._cut(np.arange(len(self.steps)) < lines, self.records[:count], seconds)
 
     def up_to_batch(self, batch: int) -> Attempt:
         """What was recorded before a batch; of evaluations also those after it."""
-        columns = {name: column.before(batch) for name, column in self.columns.items()}
-        kept = {name: column for name, column in columns.items() if len(column)}
+        wanted = np.asarray(self.steps) < batch
         records = [r for r in self.records if r.get("batch", r.get("step", 0)) <= batch and r["type"] != "acts"]
         records += [_acts_before(r, batch) for r in self.records if r["type"] == "acts"]
-        seconds = max([c.seconds[-1] for c in kept.values()], default=0.0)
-        return Attempt(self.start, kept, records, {}, self.resume, seconds, self.last_step, self.offset, True)
+        return self._cut(wanted, records, float(np.asarray(self.times)[wanted].max(initial=0.0)))
+
+    def _cut(self, wanted: np.ndarray, records: list[dict[str, Any]], seconds: float) -> Attempt:
+        """Return the attempt with some of its lines of metrics and records, without marks."""
+        columns = {name: column.only(wanted) for name, column in self.columns.items()}
+        columns = {name: column for name, column in columns.items() if column.values}
+        return replace(self, columns=columns, records=records, marks={}, seconds=seconds, cut=True)
 
 
 def _number(value: Any) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
 from importlib.resources import files
 from typing import Any
@@ -47,7 +48,8 @@ _NAV = {
     "hyperparameters": "Hyperparameters",
     "environment": "Environment",
 }
-_MOST_OTHERS = 60  # charts of metrics that are none of the usual
+_MOST_CHARTS = 60  # in a section: a browser stalls over thousands
+_MOST_LINES = 500  # in a chart
 
 
 def render(runs: Sequence[Run]) -> str:
@@ -124,10 +126,12 @@ def _single(run: Run, found: Sequence[Family], charts: Charts) -> list[Html | No
     by_section = {key: [f for f in found if f.section == key] for key in (*_TITLES, "other")}
     curves: list[Html | None] = []
     for key, (name, title) in _TITLES.items():
-        figures = [single.family_figure(family, run, charts) for family in by_section[key]]
-        curves.append(single.section(name, title, _figures(figures, key), _times(run) if key == "speed" else None))
-    others = [single.family_figure(family, run, charts) for family in by_section["other"][:_MOST_OTHERS]]
-    left = by_section["other"][_MOST_OTHERS:]
+        shown, left = _drawn(by_section[key], in_one_chart=True)
+        figures = [single.family_figure(family, run, charts) for family in shown]
+        times = _times(run) if key == "speed" else None
+        curves.append(single.section(name, title, _figures(figures, key), _left_out(left), times))
+    shown, left = _drawn(by_section["other"], in_one_chart=True)
+    others = [single.family_figure(family, run, charts) for family in shown]
     packages = run.environment.get("packages", {})
     environment = [[key, value] for key, value in single.environment_rows(run).items()]
     return [
@@ -158,13 +162,32 @@ def _times(run: Run) -> Html | None:
     return single.table(["", "time"], rows, numeric=1, class_="plain")
 
 
-def _left_out(left: Sequence[Family]) -> Html | None:
-    names = [name for family in left for name in family.members]
-    return (
-        el("p", f"{count(len(names), 'metric')} more are not drawn: ", ", ".join(names), class_="small")
-        if left
-        else None
-    )
+def _drawn(found: Sequence[Family], *, in_one_chart: bool) -> tuple[list[Family], list[str]]:
+    """Return what is drawn of a section, and the names of the metrics that are not.
+
+    Args:
+        found: The metrics of the section.
+        in_one_chart: Whether the metrics of a family share a chart, as those of a single run do.
+    """
+    drawn: list[Family] = []
+    left: list[str] = []
+    num_charts = 0
+    for family in found:
+        names = list(family.members)
+        room = _MOST_CHARTS - num_charts
+        if in_one_chart:
+            room = _MOST_LINES if room else 0
+        left += names[room:]
+        if room:
+            drawn.append(replace(family, members={name: family.members[name] for name in names[:room]}))
+            num_charts += 1 if in_one_chart else len(names[:room])
+    return drawn, left
+
+
+def _left_out(left: Sequence[str]) -> Html | None:
+    if not left:
+        return None
+    return el("p", f"{count(len(left), 'metric')} more not drawn: ", ", ".join(left), class_="small")
 
 
 def _packages(packages: dict[str, str]) -> Html:
@@ -175,10 +198,12 @@ def _packages(packages: dict[str, str]) -> Html:
 def _comparison(groups: Sequence[Group], found: Sequence[Family], charts: Charts) -> list[Html | None]:
     curves = []
     for key, (name, title) in _TITLES.items():
-        figures = comparison_figures(groups, [f for f in found if f.section == key], charts)
-        curves.append(single.section(name, title, _figures(figures, key)))
-    others = [f for f in found if f.section == "other"]
-    figures = comparison_figures(groups, others[:_MOST_OTHERS], charts)
+        shown, left = _drawn([f for f in found if f.section == key], in_one_chart=False)
+        curves.append(
+            single.section(name, title, _figures(comparison_figures(groups, shown, charts), key), _left_out(left))
+        )
+    shown, left = _drawn([f for f in found if f.section == "other"], in_one_chart=False)
+    figures = comparison_figures(groups, shown, charts)
     return [
         single.section("results", "Results", results_comparison(groups, found)),
         curves[0],
@@ -186,7 +211,7 @@ def _comparison(groups: Sequence[Group], found: Sequence[Family], charts: Charts
         algorithms_comparison(groups),
         hyperparameters_comparison(groups),
         *curves[1:],
-        single.section("others", "Other metrics", _figures(figures, "other"), _left_out(others[_MOST_OTHERS:])),
+        single.section("others", "Other metrics", _figures(figures, "other"), _left_out(left)),
         environment_comparison(groups),
     ]
 

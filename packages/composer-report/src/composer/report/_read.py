@@ -149,19 +149,16 @@ class _Reader:
         return end[-1]["status"], None if error is None else f"{error['type']}: {error['message']}".removesuffix(": ")
 
     def _metrics(self) -> dict[str, Series]:
-        names = dict.fromkeys(name for attempt in self.chain for name in attempt.columns)
-        found = {}
-        for name in names:
-            columns = [(attempt.columns[name], attempt.offset) for attempt in self.chain if name in attempt.columns]
-            if any(len(column) for column, _ in columns):
-                found[name] = Series(
-                    name,
-                    np.concatenate([np.asarray(c.steps, dtype=np.int64) for c, _ in columns]),
-                    np.concatenate([np.asarray(c.seconds, dtype=np.float64) + offset for c, offset in columns]),
-                    np.concatenate([np.asarray(c.epochs, dtype=np.int64) for c, _ in columns]),
-                    np.concatenate([np.asarray(c.values, dtype=np.float64) for c, _ in columns]),
-                )
-        return found
+        parts: dict[str, list[tuple[np.ndarray, ...]]] = {}
+        for attempt in self.chain:
+            steps = np.asarray(attempt.steps, dtype=np.int64)
+            seconds = np.asarray(attempt.times, dtype=np.float64) + attempt.offset
+            epochs = np.asarray(attempt.epochs, dtype=np.int64)
+            for name, column in attempt.columns.items():
+                lines = np.asarray(column.lines)
+                values = np.asarray(column.values, dtype=np.float64)
+                parts.setdefault(name, []).append((steps[lines], seconds[lines], epochs[lines], values))
+        return {name: Series(name, *map(np.concatenate, zip(*each, strict=True))) for name, each in parts.items()}
 
     def _algorithms(self, hyperparameters: dict[str, Any]) -> list[Deeds]:
         acts: dict[str, dict[str, list[list[int]]]] = {}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from composer.report._charts import Chart, Charts, Line
 from composer.report._groups import Group, less_is_better, results
 from composer.report._html import Html, broken, count, duration, el, number, size, text, utc
@@ -36,6 +38,7 @@ STATUS = {
     "unfinished": "no end recorded",
     "unused": "not trained",
 }
+_MOST_RESULTS = 20  # of an evaluation, beside a checkpoint
 _WORD_OF_STATE = {"there": "", "missing": "missing on disk", "removed": "removed by the run", "remote": "uploaded"}
 
 
@@ -227,24 +230,32 @@ def environment_rows(run: Run) -> dict[str, str]:
 def checkpoints_section(run: Run) -> Html | None:
     """The checkpoints, with what evaluation found at the same batch."""
     rows = []
+    found = _evaluated_at(run, {checkpoint.batch for checkpoint in run.checkpoints})
     for checkpoint in run.checkpoints:
-        found = [
-            f"{name.removeprefix('metrics/')} {number(float(series.values[index]))}"
-            for name, series in run.metrics.items()
-            if name.startswith("metrics/") and not name.startswith("metrics/train/")
-            for index in range(len(series.steps))
-            if series.steps[index] == checkpoint.batch
-        ]
+        results = list(found[checkpoint.batch])
+        parts = [f"{name.removeprefix('metrics/')} {number(value)}" for name, value in results[:_MOST_RESULTS]]
+        parts += [f"and {len(results) - _MOST_RESULTS:,} more"] if len(results) > _MOST_RESULTS else []
+        shown = ", ".join(parts)
         word = _WORD_OF_STATE[checkpoint.state]
         mark = el("span", word, class_="bad" if checkpoint.state == "missing" else "small") if word else None
         where = [el("code", checkpoint.remote or checkpoint.name), " ", mark]
         weight = "" if checkpoint.size is None else size(checkpoint.size)
-        cells = [where, ", ".join(dict.fromkeys(found)), f"{checkpoint.epoch:,}", f"{checkpoint.batch:,}", weight]
+        cells = [where, shown, f"{checkpoint.epoch:,}", f"{checkpoint.batch:,}", weight]
         rows.append(cells)
     if not rows:
         return None
     content = table(["checkpoint", "evaluation there", "epoch", "batch", "size"], rows, numeric=3)
     return section("checkpoints", "Checkpoints", content)
+
+
+def _evaluated_at(run: Run, batches: set[int]) -> dict[int, dict[tuple[str, float], None]]:
+    """Return what evaluations found at some batches: by batch, pairs of name and value without repetition."""
+    found: dict[int, dict[tuple[str, float], None]] = {batch: {} for batch in batches}
+    for name, series in run.metrics.items():
+        if name.startswith("metrics/") and not name.startswith("metrics/train/"):
+            for index in np.flatnonzero(np.isin(series.steps, list(batches))):
+                found[int(series.steps[index])][name, float(series.values[index])] = None
+    return found
 
 
 def tables_section(run: Run) -> Html | None:

@@ -22,10 +22,16 @@ def showing_progress(progress: Progress, name: str) -> Iterator[Any]:
     """
     from fsspec.callbacks import Callback, TqdmCallback
 
+    from composer.loggers._bar import bar_file
+    from composer.loggers._text import open_stream
+
     if progress is False:
         yield Callback()
     elif progress is True:
-        bar = TqdmCallback(tqdm_kwargs={"desc": PurePosixPath(name).name, "unit": "B", "unit_scale": True})
+        file = bar_file(open_stream("stderr"))
+        bar = TqdmCallback(
+            tqdm_kwargs={"desc": PurePosixPath(name).name, "unit": "B", "unit_scale": True, "file": file}
+        )
         try:
             yield bar
         finally:

@@ -28,6 +28,7 @@ from composer.core import (
 from composer.core.precision import _validate_precision
 from composer.devices import Device
 from composer.loggers import LoggerDestination
+from composer.loggers._text import open_stream
 from composer.loggers.console_logger import ConsoleLogger
 from composer.loggers.progress_bar_logger import ProgressBarLogger
 from composer.models import ComposerModel
@@ -440,7 +441,7 @@ def check_subset(argument: str, subset: Any) -> int:
 
 
 def set_python_log_level(level: str | None) -> None:
-    """Show the library's log records on stderr, from `level` on."""
+    """Show the library's log records, from `level` on, where `open_stream("stderr")` says."""
     if level is None:
         return
     if not isinstance(logging.getLevelName(level.upper()), int):
@@ -449,7 +450,8 @@ def set_python_log_level(level: str | None) -> None:
         )
     rank = os.environ.get("RANK", "0")
     logging.basicConfig(
-        format=f"%(asctime)s: rank{rank}[%(process)d][%(threadName)s]: %(levelname)s: %(name)s: %(message)s"
+        format=f"%(asctime)s: rank{rank}[%(process)d][%(threadName)s]: %(levelname)s: %(name)s: %(message)s",
+        stream=open_stream("stderr"),
     )
     logging.getLogger("composer").setLevel(level.upper())
 

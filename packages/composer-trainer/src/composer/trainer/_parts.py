@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -17,6 +16,7 @@ from composer.core import Algorithm, Callback, Engine, Event, Precision, State
 from composer.core.passes import PassInput
 from composer.devices import Device
 from composer.loggers import Logger, LoggerDestination
+from composer.loggers._text import open_stream
 from composer.models import ComposerModel
 from composer.trainer import _construction as build
 from composer.trainer._arguments import described
@@ -214,8 +214,4 @@ class TrainerParts(Exports):
 
 def stream_of(console_stream: str | TextIO, shown: bool) -> TextIO | None:
     """Where to tell the user what happens; None if nothing else is shown either."""
-    if not shown:
-        return None
-    if isinstance(console_stream, str):
-        return sys.stdout if console_stream.lower() == "stdout" else sys.stderr
-    return console_stream
+    return open_stream(console_stream) if shown else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
@@ -11,6 +10,7 @@ from typing import Any, NoReturn
 
 from composer.callbacks.checkpoint_saver import CheckpointSaver
 from composer.core import State
+from composer.loggers._text import open_stream
 
 __all__ = ["Interruption"]
 
@@ -83,7 +83,8 @@ class Interruption:
             name = signal.Signals(number).name
             first = "finished first; nothing is saved" if self._saver is None else "finished and saved first"
             # The line break ends the line of a progress bar.
-            print(f"\n{name}: the batch is {first}. Send it again to leave at once.", file=sys.stderr, flush=True)
+            text = f"\n{name}: the batch is {first}. Send it again to leave at once."
+            print(text, file=open_stream("stderr"), flush=True)
             return
         self._restore()
         if number == signal.SIGINT:

@@ -10,6 +10,8 @@ from typing import Any
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from tqdm import tqdm
 
+from composer.loggers._bar import bar_file
+from composer.loggers._text import open_stream
 from composer.utils import dist
 
 __all__ = [
@@ -136,4 +138,5 @@ def progress(items: Any, label: str, total: int) -> Any:
         delay=_PATIENCE_SECONDS,
         leave=False,
         disable=dist.get_global_rank() != 0,
+        file=bar_file(open_stream("stderr")),
     )

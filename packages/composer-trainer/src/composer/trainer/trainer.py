@@ -80,7 +80,8 @@ class Trainer(TrainerParts):
         run_name: The run's name; None: of the environment (`COMPOSER_RUN_NAME`, `RUN_NAME`) or made up.
         progress_bar: Show a progress bar.
         log_to_console: Print metrics.
-        console_stream: `"stdout"`, `"stderr"` or a text stream; where the progress bar and the console logger write.
+        console_stream: `"stdout"`, `"stderr"` or a text stream; where the progress bar and the console logger write. In
+            a notebook, which shows `sys.stderr` as an error, `"stderr"` is also stdout.
         console_log_interval: How often to print, in epochs or batches.
         log_traces: Show in both which algorithms ran.
         auto_log_hparams: Log the arguments of this constructor as hyperparameters.

@@ -104,7 +104,18 @@
     const traces = chart.kind === "timeline" ? chart.bars.flatMap(barTraces) : chart.lines.flatMap(lineTraces);
     return Plotly.react(`chart-${index}`, traces, layout(chart), config);
   }
-  const drawAll = () => Promise.all(page.charts.map((_, index) => draw(index)));
+  // One after another, from the top: the page answers in between. `data-drawn` tells when all are.
+  let turn = 0;
+  async function drawAll() {
+    const mine = ++turn;
+    document.documentElement.removeAttribute("data-drawn");
+    for (let index = 0; index < page.charts.length; index++) {
+      await draw(index);
+      await new Promise((done) => setTimeout(done));
+      if (mine !== turn) return;
+    }
+    document.documentElement.setAttribute("data-drawn", page.charts.length);
+  }
 
   for (const button of document.querySelectorAll("[data-x]")) {
     button.addEventListener("click", () => {
@@ -137,6 +148,6 @@
     });
   }
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
-  matchMedia("print").addEventListener("change", drawAll);
-  drawAll().then(() => document.documentElement.setAttribute("data-drawn", page.charts.length));
+  matchMedia("print").addEventListener("change", () => page.charts.forEach((_, index) => draw(index)));  // at once
+  drawAll();
 })();
