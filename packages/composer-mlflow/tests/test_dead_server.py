@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -94,7 +95,7 @@ def server(hangs_at: str, time: int = 1) -> Iterator[str]:
 def ended(uri: str, path: Path, *more: str) -> subprocess.CompletedProcess[str]:
     """Run the program; MLflow itself would try for more than twice as long as this waits."""
     return subprocess.run(
-        [sys.executable, "-c", PROGRAM, uri, str(path), *more], capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-c", PROGRAM, uri, str(path), *more], capture_output=True, text=True, timeout=300, check=False
     )
 
 
@@ -113,19 +114,17 @@ def test_a_process_ends_although_its_server_hangs(hangs_at: str, tmp_path: Path)
         assert "`MLFlowLogger` failed to log: TimeoutError" in run.stderr
 
 
-@pytest.mark.parametrize(
-    ("hangs_at", "time", "what"),
-    [("runs/update", 1, "Reopening the run"), ("runs/get", 2, "Reading the run"),
-     ("runs/get", 3, "Starting the system metrics")],
-)  # fmt: skip
+@pytest.mark.parametrize(("hangs_at", "time"), [("runs/update", 1), ("runs/get", 2), ("runs/get", 3)])
 def test_a_process_ends_although_its_server_hangs_when_a_run_is_resumed(
-    hangs_at: str, time: int, what: str, tmp_path: Path
+    hangs_at: str, time: int, tmp_path: Path
 ) -> None:
+    """Reopening the run, reading it and the start of its system metrics; which request is whose depends on threads."""
     with server(hangs_at, time) as uri:
         run = ended(uri, tmp_path / "ba1.pt", "resumed")
 
     assert 0 == run.returncode, run.stderr
-    assert f"TimeoutError: {what} has not ended in 5 seconds" in run.stderr
+    assert re.search(r"`MLFlowLogger` (failed to log: TimeoutError: .* has not ended|could not send everything) in 5 sec",
+                     run.stderr), run.stderr  # fmt: skip
 
 
 def test_a_process_ends_although_nobody_listens(tmp_path: Path) -> None:
