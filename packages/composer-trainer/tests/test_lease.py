@@ -333,10 +333,11 @@ def _launched(folder: str, kind: str, signs: Path) -> subprocess.Popen[str]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only Linux tells when a process started")
-@pytest.mark.parametrize("dies", [True, False], ids=["dies", "completes"])
 @pytest.mark.parametrize(
-    "kind", ["one process", "two ranks", pytest.param("divided", marks=needs_sharding), "remote store"]
-)
+    ("kind", "dies"),
+    [("one process", True), ("two ranks", False), pytest.param("divided", True, marks=needs_sharding),
+     ("remote store", False)],
+)  # fmt: skip
 def test_a_second_launch_is_refused_and_a_relaunch_follows_the_end_of_the_first(
     kind: str, dies: bool, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
