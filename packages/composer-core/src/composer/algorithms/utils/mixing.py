@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from composer.core import State, get_precision_context
 from composer.loss.utils import ensure_targets_one_hot
+from composer.utils.misc import unwrapped_model
 
 __all__ = ["mix_loss", "mix_targets"]
 
@@ -30,7 +32,8 @@ def mix_targets(state: State, target_key: Any, indices: torch.Tensor, weight: fl
     if not isinstance(state.outputs, torch.Tensor):
         raise NotImplementedError(
             f"`{name}` needs the model's outputs to be one tensor, from which the number of classes is known, got "
-            f"{type(state.outputs).__name__}. Use `interpolate_loss=True`."
+            f"{type(state.outputs).__name__}. Let the model return its logits, or use `interpolate_loss=True` if the "
+            f"model's `loss` looks at the targets of the batch."
         )
     target = ensure_targets_one_hot(state.outputs, state.batch_get_item(target_key))
     state.batch_set_item(target_key, torch.lerp(target, target.index_select(0, indices), weight))
@@ -56,7 +59,7 @@ def mix_loss(
         target: The targets that the loss was computed against, such as smoothed ones. None: those of the batch.
 
     Raises:
-        NotImplementedError: The loss is not one tensor.
+        NotImplementedError: The loss is not one tensor, or was computed in the forward pass already.
         AttributeError: The model has no method `loss`.
     """
     if not isinstance(state.loss, torch.Tensor):
@@ -73,6 +76,12 @@ def mix_loss(
     with context:
         other = loss(state.outputs, state.batch)
     state.batch_set_item(target_key, kept)
+    if other is state.loss or _is_of_forward(other, state.outputs):
+        raise NotImplementedError(
+            f"`{name}` cannot interpolate the loss of `{type(unwrapped_model(state.model)).__name__}`, which is "
+            f"computed in the forward pass, where it does not see the targets of the partners. Override `loss` to "
+            f"compute it from outputs and batch."
+        )
     state.loss = torch.lerp(state.loss, other.to(state.loss.dtype), weight)
 
 
@@ -85,3 +94,39 @@ def _loss_of(model: torch.nn.Module, name: str) -> Any:
             f"Give it one, or use `interpolate_loss=False`."
         )
     return loss
+
+
+def _is_of_forward(loss: torch.Tensor, outputs: Any) -> bool:
+    """Return whether a loss depends on the model's outputs through scalars alone: losses that `forward` computed.
+
+    Follows the graph from the loss back to the outputs. Terms of parameters alone, such as a penalty, do not matter.
+    """
+    found = [output for output in _tensors_in(outputs) if output.grad_fn is not None]
+    # One node may put out the loss and the logits, as that of a compiled model does.
+    scalars = {(output.grad_fn, output.output_nr) for output in found if not output.dim()}
+    others = {(output.grad_fn, output.output_nr) for output in found if output.dim()}
+    if not scalars:
+        return False
+    seen: set[Any] = set()
+    queue: list[Any] = [(loss.grad_fn, loss.output_nr)]
+    while queue:
+        edge = queue.pop()
+        if edge in others:
+            return False
+        if edge[0] is None or edge in seen:
+            continue
+        seen.add(edge)
+        if edge not in scalars:
+            queue.extend(edge[0].next_functions)
+    return not seen.isdisjoint(scalars)
+
+
+def _tensors_in(outputs: Any) -> Iterator[torch.Tensor]:
+    if isinstance(outputs, torch.Tensor):
+        yield outputs
+    elif isinstance(outputs, (Mapping, Sequence)) and not isinstance(outputs, str):
+        for part in outputs.values() if isinstance(outputs, Mapping) else outputs:
+            yield from _tensors_in(part)
+    elif hasattr(outputs, "__dict__"):  # an object with the outputs as its fields
+        for part in vars(outputs).values():
+            yield from _tensors_in(part)
