@@ -128,5 +128,4 @@ def _tensors_in(outputs: Any) -> Iterator[torch.Tensor]:
         for part in outputs.values() if isinstance(outputs, Mapping) else outputs:
             yield from _tensors_in(part)
     elif hasattr(outputs, "__dict__"):  # an object with the outputs as its fields
-        for part in vars(outputs).values():
-            yield from _tensors_in(part)
+        yield from (part for part in vars(outputs).values() if isinstance(part, torch.Tensor))

@@ -32,8 +32,9 @@ def apply_gradient_clipping(
     """Limit the gradients of a model, in place. Nothing is read back from the device.
 
     With the threshold t: "norm" scales all gradients by `min(1, t / norm)`, with the norm over all of them; "value"
-    clamps each element to [-t, t], of complex ones both parts; "adaptive" scales each unit, a row of a weight or a whole vector, by
-    `min(1, t * max(norm of the weights, eps) / norm of the gradients)`.
+    clamps each element to [-t, t], of complex ones both parts; "adaptive" scales each unit, a row of a weight or a
+    whole vector, by `min(1, t * max(norm of the weights, eps) / norm of the gradients)`. Of sparse gradients only the
+    values that are there change.
 
     Args:
         model: The model after its backward pass, or its parameters. What has no gradient is left out.

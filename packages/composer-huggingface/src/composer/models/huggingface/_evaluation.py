@@ -9,7 +9,16 @@ from typing import Any
 import torch
 import transformers
 
-__all__ = ["labels_of", "logits_of", "loss_of_labels", "named", "next_tokens", "shifts", "without_labels"]
+__all__ = [
+    "are_replaced",
+    "labels_of",
+    "logits_of",
+    "loss_of_labels",
+    "named",
+    "next_tokens",
+    "shifts",
+    "without_labels",
+]
 
 log = logging.getLogger(__name__)
 
@@ -115,6 +124,14 @@ def logits_of(outputs: Any) -> torch.Tensor:
     else:
         logits = outputs if isinstance(outputs, torch.Tensor) else outputs[0]
     return logits.squeeze(1) if logits.ndim == 2 and logits.shape[1] == 1 else logits
+
+
+def are_replaced(seen: Any, labels: Any) -> bool:
+    """Return whether the labels of a batch are others than those that the model saw in its forward pass."""
+    if labels is seen or not (isinstance(seen, torch.Tensor) and isinstance(labels, torch.Tensor)):
+        return False
+    # Sharding in mixed precision hands floating labels to `forward` in another dtype.
+    return not (seen.is_floating_point() and labels.is_floating_point() and seen.dtype != labels.dtype)
 
 
 def loss_of_labels(model: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:

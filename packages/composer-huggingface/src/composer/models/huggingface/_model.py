@@ -156,16 +156,13 @@ class HuggingFaceModel(ComposerModel):
                 "The model returned no loss, which it computes of labels. Put 'labels' into the batch, for example "
                 "with `transformers.DataCollatorForLanguageModeling`."
             )
-        old = self._labels_of_loss
-        new = batch.get("labels") if isinstance(batch, Mapping) else None
-        # Sharding in mixed precision hands floating labels to `forward` in another dtype.
-        is_cast = isinstance(new, torch.Tensor) and new.is_floating_point() and old.dtype != new.dtype
-        if old is None or new is None or new is old or (is_cast and old.is_floating_point()):
+        old, new = self._labels_of_loss, batch.get("labels") if isinstance(batch, Mapping) else None
+        if not _evaluation.are_replaced(old, new):
             return loss
-        difference = _evaluation.loss_of_labels(_peft.maybe_get_underlying_model(self.model))
+        loss_of = _evaluation.loss_of_labels(_peft.maybe_get_underlying_model(self.model))
         logits = outputs["logits"] if isinstance(outputs, Mapping) else outputs[1]
-        # Not only that of the new labels: the model may have added terms that no label changes.
-        return loss + (difference(logits, new) - difference(logits, old))
+        # Not the loss of the new labels alone: the model may have added terms that no label changes.
+        return loss + (loss_of(logits, new) - loss_of(logits, old))
 
     @of_outputs_alone
     def eval_forward(self, batch: Any, outputs: Any | None = None) -> Any:
