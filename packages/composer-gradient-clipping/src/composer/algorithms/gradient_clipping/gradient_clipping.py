@@ -67,10 +67,21 @@ def apply_gradient_clipping(
     if isinstance(model, Iterator):  # looked at more than once below
         model = list(model)
     parameters = _parameters(model)
+    special = _find_special(model)
     if clipping_type == "norm":
+        for weight in special:
+            _values_of(weight)  # added up: entries of one position count together
         torch.nn.utils.clip_grad_norm_(parameters, max_norm=clipping_threshold)
     elif clipping_type == "value":
-        _clip_values(parameters, clipping_threshold)
+        _clip_special_values(special, clipping_threshold)
+        if special:
+            parameters = [weight for weight in _each(parameters) if not _is_special(weight)]
+        try:
+            torch.nn.utils.clip_grad_value_(parameters, clip_value=clipping_threshold)
+        except RuntimeError:  # torch refuses to clip no gradients at all
+            rest = _parameters(model) if not special else parameters
+            if any(weight.grad is not None for weight in _each(rest)):
+                raise
     elif eps == _EPS:
         _apply_agc(parameters, clipping_threshold=clipping_threshold)
     else:
@@ -191,17 +202,22 @@ def _clip_wrapped(model: torch.nn.Module, clipping_type: str, clipping_threshold
             module.clip_grad_norm_(max_norm=clipping_threshold, norm_type=norm_type)
 
 
+def _find_special(model: Any) -> list[torch.Tensor]:
+    """The parameters whose gradients torch does not clip by value: sparse and complex ones."""
+    parameters = _parameters(model)
+    return [w for w in _each(parameters) if _is_special(w)] if isinstance(parameters, Iterable) else []
+
+
+def _is_special(weight: torch.Tensor) -> bool:
+    return weight.grad is not None and (_is_sparse(weight) or weight.is_complex())
+
+
 @torch.no_grad()
-def _clip_values(parameters: torch.Tensor | Iterable[torch.Tensor], clipping_threshold: float) -> None:
-    weights = [weight for weight in _each(parameters) if weight.grad is not None]
-    plain = [w for w in weights if not (_is_sparse(w) or w.is_complex())]
-    if plain:  # torch refuses to clip no gradients at all
-        torch.nn.utils.clip_grad_value_(plain, clip_value=clipping_threshold)
+def _clip_special_values(weights: list[torch.Tensor], clipping_threshold: float) -> None:
     for weight in weights:
-        if _is_sparse(weight) or weight.is_complex():
-            values = _values_of(weight)
-            values = torch.view_as_real(values) if values.is_complex() else values
-            values.clamp_(-clipping_threshold, clipping_threshold)
+        values = _values_of(weight)
+        values = torch.view_as_real(values) if values.is_complex() else values
+        values.clamp_(-clipping_threshold, clipping_threshold)
 
 
 def _is_sparse(weight: torch.Tensor) -> bool:
