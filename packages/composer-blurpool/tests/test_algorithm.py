@@ -252,3 +252,23 @@ def test_replacing_draws_no_random_numbers() -> None:
     apply_blurpool(model)
 
     assert torch.equal(before, torch.get_rng_state())
+
+
+class PartialConv(nn.Conv2d):
+    def forward(self, input: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(input if mask is None else input * mask)
+
+
+class PassingOn(nn.Conv2d):
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return super().forward(*args, **kwargs)
+
+
+def test_a_convolution_that_takes_a_mask_stays() -> None:
+    model = nn.ModuleList([PartialConv(16, 16, 3, 2), PassingOn(16, 16, 3, 2)])
+    partial = model[0]
+    with pytest.warns(UserWarning, match=r"`0` \(PartialConv\): its `forward` takes more than the input"):
+        apply_blurpool(model)
+
+    assert partial is model[0]
+    assert not isinstance(model[1], PassingOn)

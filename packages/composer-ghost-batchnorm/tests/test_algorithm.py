@@ -151,3 +151,16 @@ def test_new_normalizations_are_wrapped_whatever_the_order_of_the_list(effect: s
     start(model, *(reversed(algorithms) if reverse else algorithms))
 
     assert isinstance(model.bn, GhostBatchNorm2d)
+
+
+class Conditional(nn.BatchNorm2d):
+    def forward(self, input: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(input) + shift
+
+
+def test_a_normalization_that_takes_a_condition_stays() -> None:
+    model = nn.ModuleList([Conditional(4), nn.BatchNorm2d(4)])
+    with pytest.warns(UserWarning, match=r"`0` \(Conditional\): its `forward` takes more than the input"):
+        apply_ghost_batchnorm(model)
+
+    assert ["Conditional", "GhostBatchNorm2d"] == [type(layer).__name__ for layer in model]

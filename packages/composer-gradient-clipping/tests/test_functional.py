@@ -279,3 +279,38 @@ def test_sharded_gradients_are_clipped_as_whole_ones() -> None:
     for actual in run_on_ranks(clipped, 2, True):
         for one, other in zip(expected, actual, strict=True):
             torch.testing.assert_close(one, other)
+
+
+def test_both_parts_of_complex_gradients_are_limited_by_value() -> None:
+    weights = [torch.nn.Parameter(torch.zeros(2, dtype=torch.complex64)), torch.nn.Parameter(torch.zeros(2))]
+    weights[0].grad, weights[1].grad = torch.tensor([3 - 0.5j, -3j]), torch.tensor([0.5, 3.0])
+    apply_gradient_clipping(weights, "value", 1.0)
+
+    assert [1 - 0.5j, -1j] == weights[0].grad.tolist()
+    assert [0.5, 1.0] == weights[1].grad.tolist()
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["norm", "value", "adaptive"])
+def test_sparse_gradients_are_clipped_as_dense_ones_are(kind: str, dims: int) -> None:
+    """Rows come twice, as a token does in a batch, and count as their sum."""
+    rows = torch.tensor([[1, 4, 1, 1]])
+    shape = (6, 3, 2)[:dims]
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(shape, generator=generator)
+    slope = torch.sparse_coo_tensor(rows, torch.randn(4, *shape[1:], generator=generator), shape)
+    sparse, dense = torch.nn.Parameter(start.clone()), torch.nn.Parameter(start.clone())
+    sparse.grad, dense.grad = slope, slope.to_dense()
+    apply_gradient_clipping([sparse], kind, 0.1)
+    apply_gradient_clipping([dense], kind, 0.1)
+
+    assert sparse.grad.is_sparse
+    assert not torch.equal(slope.to_dense(), dense.grad)
+    torch.testing.assert_close(sparse.grad.to_dense(), dense.grad)
+
+
+def test_adaptive_clipping_of_a_gradient_that_is_sparse_within_rows_is_answered() -> None:
+    weight = torch.nn.Parameter(torch.ones(3, 3))
+    weight.grad = torch.eye(3).to_sparse()
+    with pytest.raises(NotImplementedError, match=r"of shape \(3, 3\) has one that is sparse within rows"):
+        apply_gradient_clipping([weight], "adaptive", 0.1)

@@ -13,6 +13,8 @@ import transformers
 from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
+from composer.algorithms import CutMix, MixUp
+from composer.core import Engine, State
 from composer.metrics import LanguageCrossEntropy, LanguagePerplexity, MaskedAccuracy
 from composer.models import HuggingFaceModel
 from composer.models.huggingface import maybe_get_underlying_model
@@ -354,3 +356,96 @@ def test_padding_is_that_of_the_tokenizer(monkeypatch: pytest.MonkeyPatch) -> No
     model.generate(torch.zeros(1, 2, dtype=torch.int64), pad_token_id=7)
 
     assert seen == [tiny.gpt2_tokenizer(pad_token="the").pad_token_id, 0, "none", 7]
+
+
+# ---- labels that were replaced after the forward pass ----
+
+SEQUENCES = transformers.BertForSequenceClassification
+
+
+def _losses(labels: torch.Tensor, new: torch.Tensor, **config: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The loss after the labels were replaced, and the loss of a forward pass with the new ones."""
+    model = HuggingFaceModel(tiny.bert(**config)).eval()
+    tokens = torch.arange(labels.shape[0] * 4).view(-1, 4)
+    outputs = model({"input_ids": tokens, "labels": labels})
+    expected = model.model(input_ids=tokens, labels=new).loss
+    return model.loss(outputs, {"input_ids": tokens, "labels": new}), expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_labels", "labels"),
+    [
+        (SEQUENCES, 3, torch.tensor([0, 1, 2])),
+        (SEQUENCES, 1, torch.tensor([0.5, -1.0, 2.0])),
+        (SEQUENCES, 3, torch.tensor([[1.0, 0, 0], [0, 1, 1], [0, 0, 0]])),
+        (transformers.BertForTokenClassification, 3, torch.tensor([[0, 1, 2, 1], [1, 1, -100, 0], [2, 2, 2, 2]])),
+    ],
+    ids=["single label", "regression", "multi-label", "tokens"],
+)
+def test_labels_that_were_replaced_count(kind: Any, num_labels: int, labels: torch.Tensor) -> None:
+    actual, expected = _losses(labels, labels.roll(1, 0), kind=kind, num_labels=num_labels)
+
+    torch.testing.assert_close(actual, expected)
+
+
+def test_labels_of_one_value_per_class_count() -> None:
+    labels, new = torch.tensor([0, 1, 2]), torch.tensor([1, 0, 2])
+    indices, _ = _losses(labels, new, kind=SEQUENCES, num_labels=3)
+    dense, _ = _losses(
+        labels, F.one_hot(labels).float().lerp(F.one_hot(new).float(), 0.25), kind=SEQUENCES, num_labels=3
+    )
+    old, _ = _losses(labels, labels, kind=SEQUENCES, num_labels=3)
+
+    torch.testing.assert_close(dense, old.lerp(indices, 0.25))
+
+
+def test_terms_that_no_label_changes_stay() -> None:
+    model = HuggingFaceModel(tiny.bert(kind=SEQUENCES, num_labels=3)).eval()
+    batch = {"input_ids": torch.arange(8).view(2, 4), "labels": torch.tensor([0, 1])}
+    outputs = model(batch)
+    outputs["loss"] = outputs["loss"] + 5
+    loss = model.loss(outputs, {**batch, "labels": torch.tensor([2, 0])})
+
+    torch.testing.assert_close(loss, F.cross_entropy(outputs["logits"], torch.tensor([2, 0])) + 5)
+
+
+def test_replaced_labels_of_a_model_whose_loss_is_not_known_are_refused() -> None:
+    class Focal(SEQUENCES):  # type: ignore[misc]
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return super().forward(*args, **kwargs)
+
+    for kind in (transformers.BertForMaskedLM, Focal):
+        labels = torch.zeros(2, 4, dtype=torch.int64) if kind is not Focal else torch.zeros(2, dtype=torch.int64)
+        model = HuggingFaceModel(tiny.bert(kind=kind))
+        batch = {"input_ids": torch.arange(8).view(2, 4), "labels": labels}
+        with pytest.raises(NotImplementedError, match=rf"`{kind.__name__}` computes its loss.*Override"):
+            model.loss(model(batch), {**batch, "labels": labels + 1})
+
+
+@pytest.mark.parametrize("algorithm", [MixUp, CutMix])
+def test_the_loss_of_an_image_classifier_is_interpolated(algorithm: Any) -> None:
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    torch.manual_seed(0)
+    config = transformers.ViTConfig(image_size=8, patch_size=4, num_labels=4, **sizes)
+    model = HuggingFaceModel(transformers.ViTForImageClassification(config))
+    mix = algorithm(alpha=1.0, interpolate_loss=True, input_key="pixel_values", target_key="labels")
+    state = State(model=model, max_duration="1ep", dataloader=[0], algorithms=mix)
+    engine = Engine(state)
+    labels = torch.arange(4)
+    state.batch = {"pixel_values": torch.randn(4, 3, 8, 8), "labels": labels}
+    engine.run_event("before_forward")
+    outputs = state.outputs = model(state.batch)
+    engine.run_event("before_loss")
+    state.loss = model.loss(outputs, state.batch)
+    engine.run_event("after_loss")
+    engine.run_event("before_backward")
+    if algorithm is MixUp:
+        weight, indices = mix.mixing, mix.indices
+    else:
+        weight, indices = 1 - mix._adjusted_lambda, mix._indices
+    logits = outputs["logits"]
+    expected = F.cross_entropy(logits, labels).lerp(F.cross_entropy(logits, labels[indices]), weight)
+
+    assert 0 < weight < 1
+    torch.testing.assert_close(state.loss, expected)
+    assert state.batch["labels"] is labels

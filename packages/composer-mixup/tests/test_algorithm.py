@@ -171,38 +171,51 @@ def test_a_model_without_a_loss_is_answered() -> None:
         engine.run_event("before_backward")
 
 
-def test_a_loss_of_the_forward_pass_cannot_be_interpolated() -> None:
-    """Models of `transformers` compute theirs there; the partners' targets would be left out without a word."""
+class LossOfForward(SimpleConvModel):
+    """Computes its loss in `forward`, as models of `transformers` do, and returns it in several ways."""
 
-    class Outputs(SimpleConvModel):
-        def forward(self, batch: Any) -> Any:
-            logits = super().forward(batch)
-            return {"loss": torch.nn.functional.cross_entropy(logits, batch[1]), "logits": logits}
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        self.last: Any = None
 
-        def loss(self, outputs: Any, batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-            loss: torch.Tensor = outputs["loss"]
-            return loss
+    def forward(self, batch: Any) -> Any:
+        logits = super().forward(batch)
+        self.last = torch.nn.functional.cross_entropy(logits, batch[1])
+        return logits if self.way == "attribute" else {"loss": self.last, "logits": logits}
 
-    model = Outputs()
+    def loss(self, outputs: Any, batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if self.way == "scaled":
+            scaled: torch.Tensor = 2 * outputs["loss"] + 0.1 * sum(p.square().sum() for p in self.parameters())
+            return scaled
+        if self.way == "added":
+            return outputs["loss"] + torch.nn.functional.cross_entropy(outputs["logits"], batch[1])
+        loss: torch.Tensor = self.last
+        return loss
+
+
+def mixed_loss(way: str) -> tuple[torch.Tensor, torch.Tensor]:
+    model = LossOfForward(way)
     state = State(model=model, max_duration="1ep", dataloader=[0], algorithms=MixUp(interpolate_loss=True))
     engine = Engine(state)
     state.batch = torch.rand(4, 3, 32, 32), torch.arange(4) % 2
     engine.run_event("before_forward")
     state.outputs = model(state.batch)
     engine.run_event("before_loss")
-    state.loss = model.loss(state.outputs, state.batch)
+    before = state.loss = model.loss(state.outputs, state.batch)
     engine.run_event("after_loss")
-    with pytest.raises(NotImplementedError, match="`MixUp` cannot interpolate the loss of `Outputs`"):
-        engine.run_event("before_backward")
+    engine.run_event("before_backward")
+    return before, state.loss
 
 
-def test_token_ids_have_no_mean() -> None:
-    state = State(
-        model=SimpleConvModel(),
-        max_duration="1ep",
-        dataloader=[0],
-        algorithms=MixUp(input_key="input_ids", target_key="labels"),
-    )
-    state.batch = {"input_ids": torch.zeros(4, 8, dtype=torch.int64), "labels": torch.arange(4)}
-    with pytest.raises(TypeError, match="token ids have no mean"):
-        Engine(state).run_event("before_forward")
+@pytest.mark.parametrize("way", ["output", "attribute", "scaled"])
+def test_a_loss_of_the_forward_pass_cannot_be_interpolated(way: str) -> None:
+    with pytest.raises(NotImplementedError, match="`MixUp` cannot interpolate the loss of `LossOfForward`"):
+        mixed_loss(way)
+
+
+def test_a_loss_of_the_forward_pass_may_be_one_of_several_terms() -> None:
+    torch.manual_seed(0)
+    before, after = mixed_loss("added")
+
+    assert not torch.equal(before, after)

@@ -260,3 +260,32 @@ def test_a_model_without_convolutions_is_warned_of() -> None:
 def test_a_negative_number_of_layers_is_refused() -> None:
     with pytest.raises(ValueError, match=r"`n_last_layers_ignore` must not be negative, got -1"):
         apply_weight_standardization(nn.Conv2d(3, 4, 3), -1)
+
+
+def test_it_says_so_when_all_convolutions_are_left_out() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3))
+    with pytest.warns(NoEffectWarning, match="`n_last_layers_ignore=2` leaves out all 2 convolutions"):
+        count = apply_weight_standardization(model, n_last_layers_ignore=2)
+
+    assert 0 == count
+    assert not any(parametrize.is_parametrized(conv) for conv in model)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated:FutureWarning")
+@pytest.mark.parametrize("computed_by", [nn.utils.weight_norm, nn.utils.spectral_norm, "prune", "complex"])
+def test_a_weight_that_cannot_be_standardized_is_left_and_the_others_are_not(computed_by: Any) -> None:
+    dtype = torch.complex64 if computed_by == "complex" else torch.float32
+    conv = nn.Conv2d(8, 8, 3, dtype=dtype)
+    if computed_by == "prune":
+        nn.utils.prune.random_unstructured(conv, "weight", amount=0.5)
+    elif computed_by != "complex":
+        computed_by(conv)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), conv)
+    inputs = torch.randn(2, 8, 5, 5, dtype=dtype)
+    before = conv.eval()(inputs)
+    with pytest.warns(UserWarning, match=r"`1` \(Conv2d\): its weight is (computed|complex)"):
+        count = apply_weight_standardization(model)
+
+    assert 1 == count
+    assert parametrize.is_parametrized(model[0], "weight")
+    assert torch.equal(before, conv(inputs))

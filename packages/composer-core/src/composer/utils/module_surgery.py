@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import warnings
 from collections import deque
@@ -19,6 +20,7 @@ __all__ = [
     "find_adapter_layers",
     "overrides_forward",
     "replace_module_classes",
+    "takes_one_input",
     "update_params_in_optimizer",
     "warn_about_kept_modules",
 ]
@@ -157,6 +159,25 @@ def overrides_forward(module: torch.nn.Module, base: type[torch.nn.Module]) -> b
         name in vars(module) or getattr(type(module), name, None) is not getattr(base, name, None)
         for name in ("forward", "_conv_forward")
     )
+
+
+def takes_one_input(module: torch.nn.Module) -> bool:
+    """Return whether the `forward` of a module names one argument, so that a layer around it can pass on all it gets.
+
+    `*args` and `**kwargs` do not count: they are usually there to be handed to another `forward`.
+
+    Args:
+        module: A layer that something is to be put around.
+
+    Example:
+        >>> class Masked(torch.nn.Linear):
+        ...     def forward(self, input, mask=None):
+        ...         return super().forward(input if mask is None else input * mask)
+        >>> [takes_one_input(layer) for layer in (torch.nn.Linear(2, 2), Masked(2, 2))]
+        [True, False]
+    """
+    kinds = [parameter.kind for parameter in inspect.signature(module.forward).parameters.values()]
+    return sum(kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD) for kind in kinds) <= 1
 
 
 def find_adapter_layers(model: torch.nn.Module) -> set[torch.nn.Module]:

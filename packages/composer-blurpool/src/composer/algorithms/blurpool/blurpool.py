@@ -41,7 +41,8 @@ def apply_blurpool(
     Warns:
         NoEffectWarning: The model has no blurring layer afterwards.
         UserWarning: A layer that subsamples stays, because it has a `forward` of its own: pooling of a subclass, and a
-            convolution of a subclass with `blur_first=False`. Convolutions inside LoRA adapters stay as well.
+            convolution of a subclass with `blur_first=False`, or whose `forward` takes more than the input.
+            Convolutions inside LoRA adapters stay as well.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(16, 32, kernel_size=3, stride=2), nn.MaxPool2d(2))
@@ -65,6 +66,8 @@ def apply_blurpool(
             return None
         if module in adapters:
             kept[module] = "an adapter reads its weight. Blur before you add adapters"
+        elif not module_surgery.takes_one_input(module):
+            kept[module] = "its `forward` takes more than the input, which a layer around it would not pass on"
         elif not blur_first and module_surgery.overrides_forward(module, nn.Conv2d):
             kept[module] = "it has a `forward` of its own. Use `blur_first=True`"
         else:

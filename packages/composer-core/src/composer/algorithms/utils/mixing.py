@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from composer.core import State, get_precision_context
 from composer.loss.utils import ensure_targets_one_hot
-from composer.utils.iter_helpers import ensure_tuple
 from composer.utils.misc import unwrapped_model
 
 __all__ = ["mix_loss", "mix_targets"]
@@ -77,8 +76,7 @@ def mix_loss(
     with context:
         other = loss(state.outputs, state.batch)
     state.batch_set_item(target_key, kept)
-    outputs = state.outputs.values() if isinstance(state.outputs, Mapping) else ensure_tuple(state.outputs)
-    if any(other is output for output in outputs):
+    if other is state.loss or _is_of_forward(other, state.outputs):
         raise NotImplementedError(
             f"`{name}` cannot interpolate the loss of `{type(unwrapped_model(state.model)).__name__}`, which is "
             f"computed in the forward pass, where it does not see the targets of the partners. Override `loss` to "
@@ -96,3 +94,38 @@ def _loss_of(model: torch.nn.Module, name: str) -> Any:
             f"Give it one, or use `interpolate_loss=False`."
         )
     return loss
+
+
+def _is_of_forward(loss: torch.Tensor, outputs: Any) -> bool:
+    """Return whether a loss depends on the model's outputs through scalars alone: losses that `forward` computed.
+
+    Follows the graph from the loss back to the outputs. Terms of parameters alone, such as a penalty, do not matter.
+    """
+    found = [output for output in _tensors_in(outputs) if output.grad_fn is not None]
+    # One node may put out the loss and the logits, as that of a compiled model does.
+    scalars = {(output.grad_fn, output.output_nr) for output in found if not output.dim()}
+    others = {(output.grad_fn, output.output_nr) for output in found if output.dim()}
+    if not scalars:
+        return False
+    seen: set[Any] = set()
+    queue: list[Any] = [(loss.grad_fn, loss.output_nr)]
+    while queue:
+        edge = queue.pop()
+        if edge in others:
+            return False
+        if edge[0] is None or edge in seen:
+            continue
+        seen.add(edge)
+        if edge not in scalars:
+            queue.extend(edge[0].next_functions)
+    return not seen.isdisjoint(scalars)
+
+
+def _tensors_in(outputs: Any) -> Iterator[torch.Tensor]:
+    if isinstance(outputs, torch.Tensor):
+        yield outputs
+    elif isinstance(outputs, (Mapping, Sequence)) and not isinstance(outputs, str):
+        for part in outputs.values() if isinstance(outputs, Mapping) else outputs:
+            yield from _tensors_in(part)
+    elif hasattr(outputs, "__dict__"):  # an object with the outputs as its fields
+        yield from (part for part in vars(outputs).values() if isinstance(part, torch.Tensor))

@@ -41,6 +41,7 @@ def apply_ghost_batchnorm(
 
     Warns:
         NoEffectWarning: The model has no such layer afterwards.
+        UserWarning: A normalization of a subclass stays as it is, because its `forward` takes more than the input.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, kernel_size=3), nn.BatchNorm2d(8))
@@ -54,14 +55,19 @@ def apply_ghost_batchnorm(
         of nearly equal size; a batch smaller than `ghost_batch_size` is one part.
     """
     check_ghost_batch_size(ghost_batch_size)
+    kept: dict[nn.Module, str] = {}
 
     def ghost(module: nn.Module, index: int) -> nn.Module | None:
         if getattr(module, "_already_ghost_batchnormed", False):
+            return None
+        if not module_surgery.takes_one_input(module):
+            kept[module] = "its `forward` takes more than the input, which a layer around it would not pass on"
             return None
         return _GhostBatchNorm.from_batchnorm(module, index, ghost_batch_size)
 
     kinds: tuple[type[nn.Module], ...] = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
     module_surgery.replace_module_classes(model, dict.fromkeys(kinds, ghost), optimizers=optimizers)
+    module_surgery.warn_about_kept_modules("apply_ghost_batchnorm", model, kept)
     if not module_surgery.count_module_instances(model, _GhostBatchNorm):
         warnings.warn(
             "`apply_ghost_batchnorm` changed nothing: the model has no `BatchNorm1d`, `BatchNorm2d` or `BatchNorm3d` "

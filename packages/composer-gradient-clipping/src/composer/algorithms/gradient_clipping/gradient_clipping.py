@@ -32,8 +32,9 @@ def apply_gradient_clipping(
     """Limit the gradients of a model, in place. Nothing is read back from the device.
 
     With the threshold t: "norm" scales all gradients by `min(1, t / norm)`, with the norm over all of them; "value"
-    clamps each element to [-t, t]; "adaptive" scales each unit, a row of a weight or a whole vector, by
-    `min(1, t * max(norm of the weights, eps) / norm of the gradients)`.
+    clamps each element to [-t, t], of complex ones both parts; "adaptive" scales each unit, a row of a weight or a
+    whole vector, by `min(1, t * max(norm of the weights, eps) / norm of the gradients)`. Of sparse gradients only the
+    values that are there change.
 
     Args:
         model: The model after its backward pass, or its parameters. What has no gradient is left out.
@@ -45,6 +46,7 @@ def apply_gradient_clipping(
 
     Raises:
         ValueError: `clipping_type` is unknown, a number is negative, or "adaptive" meets `fsdp_enabled`.
+        NotImplementedError: "adaptive" meets a sparse gradient that does not consist of whole rows.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
@@ -65,13 +67,20 @@ def apply_gradient_clipping(
     if isinstance(model, Iterator):  # looked at more than once below
         model = list(model)
     parameters = _parameters(model)
+    special = _find_special(model)
     if clipping_type == "norm":
+        for weight in special:
+            _values_of(weight)  # added up: entries of one position count together
         torch.nn.utils.clip_grad_norm_(parameters, max_norm=clipping_threshold)
     elif clipping_type == "value":
+        _clip_special_values(special, clipping_threshold)
+        if special:
+            parameters = [weight for weight in _each(parameters) if not _is_special(weight)]
         try:
             torch.nn.utils.clip_grad_value_(parameters, clip_value=clipping_threshold)
         except RuntimeError:  # torch refuses to clip no gradients at all
-            if any(weight.grad is not None for weight in _each(_parameters(model))):
+            rest = _parameters(model) if not special else parameters
+            if any(weight.grad is not None for weight in _each(rest)):
                 raise
     elif eps == _EPS:
         _apply_agc(parameters, clipping_threshold=clipping_threshold)
@@ -193,6 +202,56 @@ def _clip_wrapped(model: torch.nn.Module, clipping_type: str, clipping_threshold
             module.clip_grad_norm_(max_norm=clipping_threshold, norm_type=norm_type)
 
 
+def _find_special(model: Any) -> list[torch.Tensor]:
+    """The parameters whose gradients torch does not clip by value: sparse and complex ones."""
+    parameters = _parameters(model)
+    return [w for w in _each(parameters) if _is_special(w)] if isinstance(parameters, Iterable) else []
+
+
+def _is_special(weight: torch.Tensor) -> bool:
+    return weight.grad is not None and (_is_sparse(weight) or weight.is_complex())
+
+
+@torch.no_grad()
+def _clip_special_values(weights: list[torch.Tensor], clipping_threshold: float) -> None:
+    for weight in weights:
+        values = _values_of(weight)
+        values = torch.view_as_real(values) if values.is_complex() else values
+        values.clamp_(-clipping_threshold, clipping_threshold)
+
+
+def _is_sparse(weight: torch.Tensor) -> bool:
+    return weight.grad is not None and weight.grad.layout is torch.sparse_coo
+
+
+def _values_of(weight: torch.Tensor) -> torch.Tensor:
+    """The gradient, to be changed in place; of a sparse one the values, after those of one position are added up."""
+    assert weight.grad is not None
+    if not _is_sparse(weight):
+        return weight.grad
+    weight.grad = weight.grad.coalesce()
+    return weight.grad._values()
+
+
+def _units_of(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A weight and its gradient, of which sparse ones are reduced to the rows that the gradient has.
+
+    Raises:
+        NotImplementedError: The gradient is sparse within rows.
+    """
+    slope = _values_of(weight)
+    if not _is_sparse(weight) or weight.dim() == 1:
+        return weight, slope
+    assert weight.grad is not None
+    if weight.grad.sparse_dim() != 1 or weight.layout is not torch.strided:
+        raise NotImplementedError(
+            f"'adaptive' clips gradients that are dense or have whole rows, as those of `torch.nn.Embedding(..., "
+            f"sparse=True)`; a parameter of shape {tuple(weight.shape)} has one that is sparse within rows. Use "
+            f"'norm' or 'value'."
+        )
+    return weight.index_select(0, weight.grad._indices()[0]), slope
+
+
 @torch.no_grad()
 def _apply_agc(parameters: torch.Tensor | Iterable[torch.Tensor], clipping_threshold: float, eps: float = _EPS) -> None:
     """Clip adaptively. The factors of all units are computed together; only norms and products are per tensor."""
@@ -204,8 +263,9 @@ def _apply_agc(parameters: torch.Tensor | Iterable[torch.Tensor], clipping_thres
             weight.grad.mul_(_get_clipped_gradient_coeff(weight, weight.grad, clipping_threshold, eps))
             continue
         weights, slopes = groups.setdefault((weight.device, weight.dtype), ([], []))
-        weights.append(weight)
-        slopes.append(weight.grad)
+        unit, slope = _units_of(weight)
+        weights.append(unit)
+        slopes.append(slope)
     for weights, slopes in groups.values():
         norms = [_unitwise_norm(slope) for slope in slopes]
         factors = _factors(_joined([_unitwise_norm(w) for w in weights]), _joined(norms), clipping_threshold, eps)

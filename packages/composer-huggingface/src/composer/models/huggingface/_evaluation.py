@@ -1,15 +1,24 @@
-"""What metrics are measured on, and against."""
+"""What metrics are measured on, and against; and the loss of other labels than the model saw."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import transformers
 
-__all__ = ["labels_of", "logits_of", "named", "next_tokens", "shifts", "without_labels"]
+__all__ = [
+    "are_replaced",
+    "labels_of",
+    "logits_of",
+    "loss_of_labels",
+    "named",
+    "next_tokens",
+    "shifts",
+    "without_labels",
+]
 
 log = logging.getLogger(__name__)
 
@@ -115,3 +124,42 @@ def logits_of(outputs: Any) -> torch.Tensor:
     else:
         logits = outputs if isinstance(outputs, torch.Tensor) else outputs[0]
     return logits.squeeze(1) if logits.ndim == 2 and logits.shape[1] == 1 else logits
+
+
+def are_replaced(seen: Any, labels: Any) -> bool:
+    """Return whether the labels of a batch are others than those that the model saw in its forward pass."""
+    if labels is seen or not (isinstance(seen, torch.Tensor) and isinstance(labels, torch.Tensor)):
+        return False
+    # Sharding in mixed precision hands floating labels to `forward` in another dtype.
+    return not (seen.is_floating_point() and labels.is_floating_point() and seen.dtype != labels.dtype)
+
+
+def loss_of_labels(model: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Return the function of logits and labels by which a classifier of `transformers` computes its loss.
+
+    Labels of examples may have one value per class, shape (N, C), where the model is trained on class indices.
+
+    Raises:
+        NotImplementedError: The model is no such classifier, or has a `forward` of its own.
+    """
+    kind = getattr(model, "loss_type", None)
+    known = kind in ("ForSequenceClassification", "ForImageClassification", "ForTokenClassification")
+    if not known or not type(model).forward.__module__.startswith("transformers."):
+        raise NotImplementedError(
+            f"The labels were replaced after the forward pass, in which `{type(model).__name__}` computes its loss; "
+            f"how is known for classifiers of `transformers` only. Override `HuggingFaceModel.loss` in a subclass to "
+            f"compute it from `outputs` and the labels in the batch, or leave out the algorithm that replaces them."
+        )
+
+    def of_tokens(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = model.loss_function(logits, labels, model.config)
+        return loss
+
+    def of_examples(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        one_class = model.config.problem_type == "single_label_classification"
+        if one_class and labels.is_floating_point():
+            return torch.nn.functional.cross_entropy(logits, labels.to(logits.dtype))
+        loss: torch.Tensor = model.loss_function(labels, logits, model.config)
+        return loss
+
+    return of_tokens if kind == "ForTokenClassification" else of_examples

@@ -107,6 +107,7 @@ class HuggingFaceModel(ComposerModel):
         )
         self.labels: Any = None
         self._unshifted: Any = None  # those labels as they are in the batch
+        self._labels_of_loss: Any = None  # those of which the last forward pass computed a loss
         self.shift_labels = _evaluation.shifts(inner, shift_labels)
         self.model = model if peft_config is None else _peft.adapted(model, peft_config)
         self.using_peft = _peft.is_adapted(self.model)
@@ -131,13 +132,18 @@ class HuggingFaceModel(ComposerModel):
         taken = {key: value for key, value in batch.items() if key in self.model_forward_args}
         if "use_cache" in self.model_forward_args:
             taken.setdefault("use_cache", False)
+        self._labels_of_loss = taken.get("labels")
         return self.model(**taken)
 
     def loss(self, outputs: Any, batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         """The loss that the model computed in its forward pass.
 
+        If the labels in the batch have been replaced since, by an algorithm such as MixUp, the loss is changed by the
+        difference that they make. That is possible for classifiers of `transformers`, of whole examples or of tokens.
+
         Raises:
             ValueError: It computed none, or it is to be computed otherwise.
+            NotImplementedError: The labels have been replaced, and how the model computes its loss is not known.
         """
         if args or kwargs:
             raise ValueError(
@@ -150,7 +156,13 @@ class HuggingFaceModel(ComposerModel):
                 "The model returned no loss, which it computes of labels. Put 'labels' into the batch, for example "
                 "with `transformers.DataCollatorForLanguageModeling`."
             )
-        return loss
+        old, new = self._labels_of_loss, batch.get("labels") if isinstance(batch, Mapping) else None
+        if not _evaluation.are_replaced(old, new):
+            return loss
+        loss_of = _evaluation.loss_of_labels(_peft.maybe_get_underlying_model(self.model))
+        logits = outputs["logits"] if isinstance(outputs, Mapping) else outputs[1]
+        # Not the loss of the new labels alone: the model may have added terms that no label changes.
+        return loss + (loss_of(logits, new) - loss_of(logits, old))
 
     @of_outputs_alone
     def eval_forward(self, batch: Any, outputs: Any | None = None) -> Any:

@@ -43,7 +43,8 @@ def apply_squeeze_excite(
 
     Warns:
         NoEffectWarning: The model has no such layer afterwards.
-        UserWarning: A convolution inside a LoRA adapter stays as it is.
+        UserWarning: A convolution stays as it is that is inside a LoRA adapter, or of a subclass whose `forward` takes
+            more than the input.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(16, 32, kernel_size=3), nn.Conv2d(32, 8, kernel_size=3))
@@ -71,6 +72,9 @@ def apply_squeeze_excite(
             return None
         if module in adapters:
             kept[module] = "an adapter reads its weight. Wrap convolutions before you add adapters"
+            return None
+        if not module_surgery.takes_one_input(module):
+            kept[module] = "its `forward` takes more than the input, which a layer around it would not pass on"
             return None
         return SqueezeExciteConv2d.from_conv2d(module, index, latent_channels)
 

@@ -80,9 +80,10 @@ def apply_weight_standardization(module: nn.Module, n_last_layers_ignore: int = 
         ValueError: `n_last_layers_ignore` is negative.
 
     Warns:
-        NoEffectWarning: The model has no such convolution.
-        UserWarning: The model has convolutions that stay as they are: lazy ones, whose shapes are not known yet, and
-            those inside LoRA adapters.
+        NoEffectWarning: The model has no such convolution, or `n_last_layers_ignore` leaves out all of them.
+        UserWarning: The model has convolutions that stay as they are: lazy ones, whose shapes are not known yet, those
+            inside LoRA adapters, those whose weight is computed by a hook, as by `torch.nn.utils.weight_norm`, and
+            those whose weight is complex.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, kernel_size=3), nn.ReLU(), nn.Conv2d(8, 8, kernel_size=1))
@@ -103,10 +104,18 @@ def apply_weight_standardization(module: nn.Module, n_last_layers_ignore: int = 
     if not convs:
         warnings.warn(
             "`apply_weight_standardization` changed nothing: the model has no `Conv1d`, `Conv2d` or `Conv3d` with "
-            "filters of more than one element.",
+            "filters of more than one element that it may change.",
             NoEffectWarning,
             stacklevel=2,
         )
+    elif n_last_layers_ignore >= len(convs):
+        warnings.warn(
+            f"`apply_weight_standardization` changed nothing: `n_last_layers_ignore={n_last_layers_ignore}` leaves out "
+            f"all {len(convs)} convolutions of the model.",
+            NoEffectWarning,
+            stacklevel=2,
+        )
+        return 0
     if n_last_layers_ignore > 0:
         convs = _in_execution_order(module, convs)[:-n_last_layers_ignore]
     for conv in convs:
@@ -176,6 +185,13 @@ def _find_convs_to_keep(module: nn.Module, convs: list[Conv]) -> dict[nn.Module,
             kept[conv] = "its shape is not known yet. Run the model on one batch first"
         elif conv in adapters:
             kept[conv] = "an adapter changes its weight. Standardize weights before you add adapters"
+        elif not (parametrize.is_parametrized(conv, "weight") or "weight" in conv._parameters):
+            kept[conv] = (
+                "its weight is computed by a hook. Of norms use those in `torch.nn.utils.parametrizations`, whose "
+                "weights can be standardized"
+            )
+        elif conv.weight.is_complex():
+            kept[conv] = "its weight is complex"
     return kept
 
 
