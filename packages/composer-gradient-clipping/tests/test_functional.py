@@ -298,7 +298,7 @@ def test_sparse_gradients_are_clipped_as_dense_ones_are(kind: str, dims: int) ->
     shape = (6, 3, 2)[:dims]
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(shape, generator=generator)
-    slope = torch.sparse_coo_tensor(rows, torch.randn(4, *shape[1:], generator=generator), shape)
+    slope = torch.sparse_coo_tensor(rows, torch.randn(4, *shape[1:], generator=generator), shape, check_invariants=True)
     sparse, dense = torch.nn.Parameter(start.clone()), torch.nn.Parameter(start.clone())
     sparse.grad, dense.grad = slope, slope.to_dense()
     apply_gradient_clipping([sparse], kind, 0.1)
