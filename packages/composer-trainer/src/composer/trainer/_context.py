@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data.distributed import DistributedSampler
 
-from composer.core import AVERAGES_WEIGHTS, SWAPS_WEIGHTS, State, get_precision_context
+from composer.core import AVERAGES_WEIGHTS, State, get_precision_context
 from composer.utils import dist
 
 __all__ = [
@@ -102,16 +102,12 @@ class OptimizerModes:
             self.train()
 
     def check(self) -> None:
-        """Refuse algorithms that write averages of their own into the model before training ends.
+        """Refuse algorithms that put averages of their own into the model, which would be taken for the optimizer's.
 
         Raises:
             ValueError: There is one, and an optimizer with modes.
         """
-        averaging = [
-            algorithm
-            for algorithm in self._state.algorithms
-            if AVERAGES_WEIGHTS in algorithm.placement.provides and SWAPS_WEIGHTS not in algorithm.placement.provides
-        ]
+        averaging = [each for each in self._state.algorithms if AVERAGES_WEIGHTS in each.placement.provides]
         for optimizer in self._with_modes():
             for algorithm in averaging:
                 optimizer_name, name = type(optimizer).__name__, type(algorithm).__name__
@@ -152,8 +148,9 @@ def wrapped_optimizers(optimizers: Iterable[torch.optim.Optimizer]) -> list[torc
 def _held_by(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
     held: list[torch.optim.Optimizer] = []
     for value in vars(optimizer).values():
-        values = value.values() if isinstance(value, Mapping) else value
-        items = values if isinstance(value, (list, tuple, dict)) else (value,)
+        if isinstance(value, Mapping):
+            value = list(value.values())
+        items = value if isinstance(value, (list, tuple)) else (value,)
         held += [item for item in items if isinstance(item, torch.optim.Optimizer)]
     return held
 
