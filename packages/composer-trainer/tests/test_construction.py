@@ -158,6 +158,7 @@ def test_schedulers_of_a_wrapped_optimizer_are_its_own(make_trainer: MakeTrainer
     assert [pytest.approx(0.01)] * 2 == [part.param_groups[0]["lr"] for part in (first, second)]
 
 
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature:UserWarning")
 def test_lazy_modules_are_trained_saved_and_resumed(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     def run(duration: str) -> Any:
         torch.manual_seed(0)

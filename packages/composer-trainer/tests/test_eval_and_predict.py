@@ -237,7 +237,7 @@ def test_the_end_of_a_loader_without_a_length_ends_an_evaluation(make_trainer: M
     assert trainer.state.eval_timestamp.sample == 12
     assert "eval" in stream.getvalue()
 
-    trainer.eval(loader, subset_num_batches=2)
+    trainer.eval(Evaluator(label="other", dataloader=loader), subset_num_batches=2)
 
     assert trainer.state.eval_timestamp.batch == 2
     assert 3 == len(trainer.predict(loader))
