@@ -7,6 +7,7 @@ import io
 import itertools
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from composer.core import Algorithm, Callback, Evaluator, Event, Placement, Stat
 from composer.loggers import InMemoryLogger, Logger
 from composer.loggers.console_logger import ConsoleLogger
 from composer.loggers.progress_bar_logger import ProgressBarLogger
+from composer.models import ComposerClassifier
 from composer.optim import DecoupledSGDW
 from composer.testing import RandomClassificationDataset, SimpleModel, deep_compare
 from composer.trainer.trainer import _generate_run_name
@@ -94,8 +96,88 @@ def test_an_endless_loader_trains_epochs_of_a_given_length(make_trainer: MakeTra
     trainer.fit()
 
     assert (3, 6) == tuple(trainer.state.timestamp.get(unit).value for unit in ("ep", "ba"))
-    with pytest.raises(ValueError, match=r"`eval_subset_num_batches` must be given for the evaluator 'eval'"):
-        make_trainer(eval_dataloader=loader)
+    trainer.eval(loader, subset_num_batches=3)
+
+    assert trainer.state.eval_timestamp.batch == 3
+
+
+def endless_rate(optimizer: torch.optim.Optimizer) -> Any:
+    return torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
+
+
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        torch.optim.lr_scheduler.ReduceLROnPlateau,
+        lambda optimizer: [endless_rate(optimizer), torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)],
+        lambda optimizer: torch.optim.lr_scheduler.ChainedScheduler(
+            [endless_rate(optimizer), torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)]
+        ),
+    ],
+    ids=["alone", "in a list", "chained"],
+)
+def test_schedulers_that_are_stepped_with_a_metric_are_refused(make_trainer: MakeTrainer, scheduler: Any) -> None:
+    model = make_trainer.model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(TypeError, match=r"got ReduceLROnPlateau, whose `step\(metrics\)` needs one. Use a schedule"):
+        make_trainer(model=model, optimizers=optimizer, schedulers=scheduler(optimizer))
+
+
+class Both(torch.optim.Optimizer):
+    """Steps two optimizers, as users make one of several."""
+
+    def __init__(self, *parts: torch.optim.Optimizer) -> None:
+        self.parts = parts
+        super().__init__([p for part in parts for group in part.param_groups for p in group["params"]], {"lr": 1.0})
+
+    def step(self, closure: Any = None) -> None:
+        for part in self.parts:
+            part.step()
+
+
+def test_schedulers_of_another_optimizer_are_refused(make_trainer: MakeTrainer) -> None:
+    model = make_trainer.model()
+    mine, other = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
+    sequence = torch.optim.lr_scheduler.SequentialLR(other, [endless_rate(other), endless_rate(other)], [1])
+    for scheduler in (endless_rate(other), sequence, [endless_rate(mine), endless_rate(other)]):
+        with pytest.raises(ValueError, match=r"was made for another SGD; the run trains with SGD. Make the scheduler"):
+            make_trainer(model=model, optimizers=mine, schedulers=scheduler)
+    trainer = make_trainer(model=model, optimizers=mine)
+    with pytest.raises(ValueError, match=r"was made for another SGD"):
+        trainer.fit(schedulers=endless_rate(other))
+
+
+def test_schedulers_of_a_wrapped_optimizer_are_its_own(make_trainer: MakeTrainer) -> None:
+    model = make_trainer.model()
+    first, second = (torch.optim.SGD([parameter], lr=0.1) for parameter in list(model.parameters())[:2])
+    schedulers = [torch.optim.lr_scheduler.StepLR(part, 1, gamma=0.1) for part in (first, second)]
+    trainer = make_trainer(model=model, optimizers=Both(first, second), schedulers=schedulers, max_duration="1ep")
+    trainer.fit()
+
+    assert [pytest.approx(0.01)] * 2 == [part.param_groups[0]["lr"] for part in (first, second)]
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature:UserWarning")
+def test_lazy_modules_are_trained_saved_and_resumed(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    def run(duration: str) -> Any:
+        torch.manual_seed(0)
+        model = ComposerClassifier(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(2)), num_classes=2)
+        trainer = make_trainer(
+            model=model,
+            eval_dataloader=make_trainer.loader(),
+            max_duration=duration,
+            run_name="run",
+            save_folder=tmp_path,
+            autoresume=True,
+        )
+        trainer.fit()
+        trainer.close()
+        return model
+
+    assert run("1ep").module[1].weight.shape == (2, 1)
+    before = run("1ep").module[1].weight.detach().clone()
+
+    assert not torch.equal(before, run("2ep").module[1].weight)
 
 
 def generated(loader: Any) -> Iterator[Any]:

@@ -142,7 +142,10 @@ CASES: dict[str, tuple[Parts, dict[str, Any]]] = {
 
 def on_ranks() -> dict[str, Any]:
     # The first one makes a Trainer, which initialises the process group.
-    parts = (agreements, all_cases, gradients_by_strategy, two_passes, unequal_loaders, evaluations, host_values)
+    parts = (
+        *(agreements, all_cases, gradients_by_strategy, two_passes, unequal_loaders, evaluations, host_values),
+        unsized_evaluations,
+    )
     return {part.__name__: part() for part in parts}
 
 
@@ -559,3 +562,65 @@ def test_values_of_the_host_are_combined_and_an_overflow_is_everybodys(ranks: Ra
         deep_compare({"a": torch.tensor(1.5), "b": torch.tensor(2.0)}, result["losses"])
         assert [(True, 2.0), (False, 4.0)] == result["overflow"]
         assert ["_gather", None, None, "all_gather"] == result["gathering"]
+
+
+# ---- loaders without a length, and optimizers with modes
+
+
+class Shares:
+    """Yields this rank's share of the batches, without telling how many."""
+
+    def __init__(self, *numbers: int) -> None:
+        self.number = numbers[dist.get_global_rank()]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([(X[i], Y[i]) for i in range(self.number)])
+
+
+class Doubling(torch.optim.SGD):
+    """Doubles the weights in evaluation mode."""
+
+    def train(self) -> None:
+        self._switch(True)
+
+    def eval(self) -> None:
+        self._switch(False)
+
+    @torch.no_grad()
+    def _switch(self, training: bool) -> None:
+        for group in self.param_groups:
+            if group.get("train_mode", True) is not training:
+                for parameter in group["params"]:
+                    parameter.mul_(0.5 if training else 2.0)
+            group["train_mode"] = training
+
+
+def unsized_evaluations() -> dict[str, Any]:
+    def doubling(parameters: Any) -> torch.optim.Optimizer:
+        optimizer = Doubling(parameters, lr=0.1)
+        optimizer.param_groups[0]["train_mode"] = True
+        return optimizer
+
+    trainer = make(batches_of(EVEN[dist.get_global_rank()]), optimizer=doubling, eval_dataloader=Shares(3, 1))
+    trainer.fit()
+    found = {
+        "batches": trainer.state.eval_timestamp.batch.value,
+        "error": float(trainer.state.eval_metric_values["error"]),
+        "weights": weights_of(trainer),
+        "predictions": len(trainer.predict(Shares(1, 2))),
+    }
+    trainer.close()
+    return found
+
+
+def test_ranks_evaluate_and_predict_until_their_own_loader_ends(ranks: Ranks) -> None:
+    first, second = ranks("unsized_evaluations")
+    model = Regression()
+    model.load_state_dict(first["weights"])
+    batches = [0, 1, 2, 0]
+    expected = torch.stack([model.loss(model((X[i], Y[i])), (X[i], Y[i])) for i in batches]).mean()
+
+    assert (3, 1) == (first["batches"], second["batches"])
+    assert (1, 2) == (first["predictions"], second["predictions"])
+    deep_compare(first["weights"], second["weights"])
+    assert first["error"] == second["error"] == pytest.approx(float(expected))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ import torch
 
 from composer.core import Callback, Evaluator, Event, State
 from composer.loggers import InMemoryLogger, Logger
-from composer.testing import EventCounterCallback
+from composer.testing import EventCounterCallback, RandomClassificationDataset
 
 MakeTrainer = Any  # the fixture's class, in conftest.py
 
@@ -197,5 +199,45 @@ def test_predictions_may_be_limited_and_dropped(make_trainer: MakeTrainer) -> No
 
     assert 1 == len(trainer.predict(make_trainer.loader(8), subset_num_batches=1))
     assert [] == trainer.predict(make_trainer.loader(8), return_outputs=False)
-    with pytest.raises(ValueError, match=r"Pass `subset_num_batches`"):
-        trainer.predict(batch for batch in make_trainer.loader(8))
+    assert 2 == len(trainer.predict(batch for batch in make_trainer.loader(8)))
+
+
+@pytest.mark.parametrize("subset", [0, -2, "a", 1.5, True])
+def test_a_subset_that_is_no_number_of_batches_is_refused(make_trainer: MakeTrainer, subset: Any) -> None:
+    trainer = make_trainer()
+    error = r"`subset_num_batches` must be a positive number of batches, or -1 for all, got"
+    with pytest.raises(ValueError, match=error):
+        trainer.eval(make_trainer.loader(), subset_num_batches=subset)
+    with pytest.raises(ValueError, match=error):
+        trainer.predict(make_trainer.loader(), subset_num_batches=subset)
+
+
+class Stream(torch.utils.data.IterableDataset[Any]):
+    """Yields 12 samples without telling how many."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([RandomClassificationDataset(size=12)[i] for i in range(12)])
+
+
+class Batches:
+    """Yields 3 batches without telling how many."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(torch.utils.data.DataLoader(Stream(), batch_size=4))
+
+
+@pytest.mark.parametrize("make_loader", [lambda: torch.utils.data.DataLoader(Stream(), batch_size=4), Batches])
+def test_the_end_of_a_loader_without_a_length_ends_an_evaluation(make_trainer: MakeTrainer, make_loader: Any) -> None:
+    stream = io.StringIO()
+    loader = make_loader()
+    trainer = make_trainer(eval_dataloader=loader, progress_bar=True, console_stream=stream)
+    trainer.fit()
+
+    assert trainer.state.eval_timestamp.batch == 3
+    assert trainer.state.eval_timestamp.sample == 12
+    assert "eval" in stream.getvalue()
+
+    trainer.eval(Evaluator(label="other", dataloader=loader), subset_num_batches=2)
+
+    assert trainer.state.eval_timestamp.batch == 2
+    assert 3 == len(trainer.predict(loader))

@@ -4,6 +4,8 @@ An optimizer around another one, which has the attribute `base_optimizer`, is sa
 one, so that runs with and without the wrapper find each other's entry. What the entry holds is the wrapper's
 `state_dict`, whose own settings are in the parameter groups. A run without the wrapper carries them along unused, so
 that one which wraps its optimizer after loading still gets them.
+
+A `state_dict` of another form than torch's is saved and loaded as it is: only its optimizer can read it.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from composer.utils.module_surgery import has_own_state_dict
 
 if TYPE_CHECKING:
     from composer.core.state import State
@@ -41,8 +45,10 @@ def optimizers_state(state: State) -> dict[str, Any]:
 
 def optimizer_state(state: State, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """An optimizer's state, keyed by parameter names instead of numbers."""
-    names = [name for group in _parameter_names(state, optimizer) for name in group]
     plain = optimizer.state_dict()
+    if _is_of_own_form(plain):
+        return plain
+    names = [name for group in _parameter_names(state, optimizer) for name in group]
     return {
         **plain,
         "state": {names[index]: value for index, value in plain["state"].items()},
@@ -57,7 +63,7 @@ def load_optimizers(state: State, saved: dict[str, Any], strict: bool) -> None:
 
     Raises:
         KeyError: `strict`, and the saved optimizer holds other parameters than this one.
-        ValueError: The saved optimizer has other parameter groups.
+        ValueError: The saved optimizer has other parameter groups, or a state of another form.
     """
     bases = numbered((type(_innermost(o)).__qualname__, o) for o in state.optimizers)
     for (name, optimizer), (outer, _) in zip(bases, named(state.optimizers), strict=True):
@@ -79,6 +85,16 @@ def load_optimizers(state: State, saved: dict[str, Any], strict: bool) -> None:
 
 
 def _load_one(state: State, optimizer: torch.optim.Optimizer, name: str, saved: dict[str, Any], strict: bool) -> None:
+    own_form = has_own_state_dict(optimizer)
+    if own_form is not _is_of_own_form(saved):
+        raise ValueError(
+            f"The saved {name} has the entries {', '.join(map(str, saved))}, which this {type(optimizer).__name__} "
+            f"cannot load: the file was saved with another optimizer of that name. Use that one, or start with a new "
+            f"optimizer: `load_ignore_keys=['state/optimizers/*']`."
+        )
+    if own_form:
+        optimizer.load_state_dict(saved)
+        return
     own = _parameter_names(state, optimizer)
     index = {parameter: i for i, parameter in enumerate(p for group in own for p in group)}
     saved = _by_name(saved, list(index))
@@ -88,6 +104,10 @@ def _load_one(state: State, optimizer: torch.optim.Optimizer, name: str, saved: 
     groups = [{**group, "params": [index[name] for name in names]} for names, group in zip(own, settings, strict=True)]
     states = {index[p]: value for p, value in saved["state"].items() if p in index}
     optimizer.load_state_dict({**saved, "state": states, "param_groups": groups})
+
+
+def _is_of_own_form(saved: dict[str, Any]) -> bool:
+    return not {"state", "param_groups"} <= saved.keys()
 
 
 def _check_groups(name: str, own: Sequence[Sequence[str]], saved: Sequence[Sequence[str]], strict: bool) -> None:

@@ -18,6 +18,7 @@ __all__ = [
     "ReplacementFunction",
     "count_module_instances",
     "find_adapter_layers",
+    "has_own_state_dict",
     "overrides_forward",
     "replace_module_classes",
     "takes_one_input",
@@ -247,7 +248,8 @@ def update_params_in_optimizer(
 
     Raises:
         NotImplementedError: There is more than one optimizer.
-        RuntimeError: A new parameter may belong to more than one group. Nothing is changed then.
+        RuntimeError: A new parameter may belong to more than one group, or the optimizer is a wrapper that would not
+            know a new parameter. Nothing is changed then.
     """
     optimizers = ensure_tuple(optimizers)
     if len(optimizers) != 1:
@@ -258,6 +260,12 @@ def update_params_in_optimizer(
     added = [p for p in new if not _tensor_in(p, old) and _find_param_in_optimizer(p, optimizer) < 0]
     if not removed and not added:
         return
+    if has_own_state_dict(optimizer):
+        raise RuntimeError(
+            f"`optimizers` must take other parameters, got {type(optimizer).__name__}, a wrapper that keeps a state of "
+            f"its own for those it was made with. Replace the modules before you make the optimizer, with the function "
+            f"of the algorithm (`composer.functional.apply_...`), or use the optimizer inside it."
+        )
     kept = [p for p in old if _tensor_in(p, new)]
     targets = [_group_of_new_param(p, removed, kept, optimizer) for p in added]
     for parameter in removed:
@@ -267,6 +275,16 @@ def update_params_in_optimizer(
         group.pop("param_names", None)  # the new ones have none, and an optimizer names all or none
     for parameter, target in zip(added, targets, strict=True):
         optimizer.param_groups[target]["params"].append(parameter)
+
+
+def has_own_state_dict(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether the `state_dict` of an optimizer is of another form than torch's, as that of a wrapper may be.
+
+    Torch's has the entries "state" and "param_groups", with numbers in place of the parameters.
+    """
+    if type(optimizer).state_dict is torch.optim.Optimizer.state_dict:
+        return False
+    return not {"state", "param_groups"} <= optimizer.state_dict().keys()
 
 
 def _group_of_new_param(

@@ -84,6 +84,8 @@ def merged(
     Raises:
         KeyError: `strict`, and they do not.
     """
+    if not all({"state", "param_groups"} <= state.keys() for state in (own, saved)):  # only the optimizer can read it
+        return saved
     here, there = _parameters(own), _parameters(saved)
     if not all(isinstance(name, str) for name in there):  # numbered, as torch has it
         return saved

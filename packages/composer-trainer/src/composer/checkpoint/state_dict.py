@@ -93,10 +93,11 @@ def get_optim_state_dict(
         cpu_offload: As in `get_model_state_dict`.
 
     Returns:
-        `{"state": {name: {...}}, "param_groups": [{"params": [name, ...], ...}]}`.
+        `{"state": {name: {...}}, "param_groups": [{"params": [name, ...], ...}]}`; of an optimizer whose `state_dict`
+        is of another form, that as it is.
 
     Raises:
-        ValueError: As in `get_model_state_dict`.
+        ValueError: As in `get_model_state_dict`; or `include_keys` or `ignore_keys` for such an optimizer.
     """
     dtype = check_precision(precision)
     module = unwrapped_model(model)
@@ -111,6 +112,13 @@ def get_optim_state_dict(
         check_shards(sharded_state_dict, "sharded_state_dict")
         (found,) = State(model=module, optimizers=optimizer).get_optim_state_dict().values()
     if not found:  # the other ranks of a sharded model
+        return found
+    if not {"state", "param_groups"} <= found.keys():
+        if include_keys is not None or ignore_keys is not None:
+            raise ValueError(
+                f"`include_keys` and `ignore_keys` need the states of single parameters, but the state_dict of "
+                f"{type(optimizer).__name__} is of a form of its own. Leave them out."
+            )
         return found
     wanted = {*selected([p for group in found["param_groups"] for p in group["params"]], include_keys, ignore_keys)}
     groups = [{**group, "params": [p for p in group["params"] if p in wanted]} for group in found["param_groups"]]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from composer.distributed._tensors import shard_like
+from composer.utils.module_surgery import has_own_state_dict
 
 __all__ = ["OptimizerParameters"]
 
@@ -20,7 +21,7 @@ class OptimizerParameters:
         optimizers: Its optimizers.
 
     Raises:
-        ValueError: An optimizer holds a parameter that the model does not have.
+        ValueError: An optimizer holds a parameter that the model does not have, or keeps a state that only it knows.
     """
 
     def __init__(self, model: torch.nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> None:
@@ -28,6 +29,12 @@ class OptimizerParameters:
         self._before = {parameter: name for name, parameter in model.named_parameters()}
         for optimizer in self._optimizers:
             foreign = [p for group in optimizer.param_groups for p in group["params"] if p not in self._before]
+            if has_own_state_dict(optimizer):
+                raise ValueError(
+                    f"`optimizers` must keep their state as torch's do to be sharded, got {type(optimizer).__name__}, "
+                    f"whose `state_dict` has no `param_groups`. Use the optimizer inside it, or train without "
+                    f"`parallelism_config`."
+                )
             if foreign:
                 raise ValueError(
                     f"`optimizers` must hold parameters of `model` to be sharded with it, but {len(foreign)} "

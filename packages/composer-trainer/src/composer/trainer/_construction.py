@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 import os
@@ -34,6 +35,8 @@ from composer.loggers.progress_bar_logger import ProgressBarLogger
 from composer.models import ComposerModel
 from composer.optim import DecoupledSGDW, compile_composer_scheduler
 from composer.trainer._arguments import as_precision, described
+from composer.trainer._context import wrapped_optimizers
+from composer.trainer._requested import with_members
 from composer.trainer._scale_schedule import scale_pytorch_scheduler
 from composer.utils import ensure_tuple
 
@@ -140,9 +143,10 @@ def _check_settings(optimizer: torch.optim.Optimizer) -> None:
     """Refuse what would make all weights NaN with the first step."""
     for group in optimizer.param_groups:
         for key, value in group.items():
+            if key == "params":  # those of lazy modules have no shape yet
+                continue
             for number in value if isinstance(value, (tuple, list)) else (value,):
-                is_number = isinstance(number, float) or (isinstance(number, torch.Tensor) and number.numel() == 1)
-                if key == "params" or not is_number:
+                if not (isinstance(number, float) or (isinstance(number, torch.Tensor) and number.numel() == 1)):
                     continue
                 number = float(number)
                 # Others may mean it: Prodigy's default growth rate is infinite.
@@ -293,8 +297,7 @@ def build_evaluators(eval_dataloader: Any, eval_interval: Any, eval_subset_num_b
     Several loaders that are not wrapped are labelled "eval", "eval_1", "eval_2" and so on, with a warning.
 
     Raises:
-        ValueError: Evaluators are mixed with other things, two have one label, or a loader without a length has no
-            subset.
+        ValueError: Evaluators are mixed with other things, two have one label, or a loader is empty.
     """
     given = [] if eval_dataloader is None else _as_sequence(eval_dataloader)
     kinds = {isinstance(item, Evaluator) for item in given}
@@ -333,11 +336,6 @@ def build_evaluators(eval_dataloader: Any, eval_interval: Any, eval_subset_num_b
         if evaluator.subset_num_batches is None:
             evaluator.subset_num_batches = check_subset("eval_subset_num_batches", eval_subset_num_batches)
         data_spec_of(evaluator.dataloader, "eval_dataloader")
-        if evaluator.subset_num_batches == -1 and _length(evaluator.dataloader.dataloader) is None:
-            raise ValueError(
-                f"`eval_subset_num_batches` must be given for the evaluator {evaluator.label!r}: its loader has no "
-                f"length, so an evaluation would not end."
-            )
     return evaluators
 
 
@@ -398,16 +396,44 @@ def check_duration(duration: Any, argument: str) -> Time[Any]:
     return parsed
 
 
-def check_schedulers(schedulers: Sequence[Any]) -> None:
-    """Refuse what is no scheduler.
+def check_schedulers(schedulers: Sequence[Any], optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Refuse what is no scheduler, or cannot be stepped for this run.
+
+    Args:
+        schedulers: The user's schedulers.
+        optimizers: The run's optimizers.
 
     Raises:
-        TypeError: One is neither a torch scheduler nor a function.
+        TypeError: One is neither a torch scheduler nor a function, or a torch scheduler that is stepped with a metric.
+        ValueError: One changes the learning rate of another optimizer.
     """
+    own = wrapped_optimizers(optimizers)
+    groups = {id(group) for optimizer in own for group in optimizer.param_groups}
     for scheduler in schedulers:
         if isinstance(scheduler, type) or not (isinstance(scheduler, LRScheduler) or callable(scheduler)):
             raise TypeError(
                 f"`schedulers` must hold torch schedulers or functions `f(state, ssr)`, got {described(scheduler)}."
+            )
+    for scheduler in with_members(schedulers):
+        if not isinstance(scheduler, LRScheduler):
+            continue
+        kind = type(scheduler).__name__
+        required = [p for p in inspect.signature(scheduler.step).parameters.values() if p.default is p.empty]
+        if any(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in required):
+            raise TypeError(
+                f"`schedulers` must hold schedulers whose `step` needs no argument, got {kind}, whose "
+                f"`step({required[0].name})` needs one. Use a schedule of `composer.optim`, or step it yourself in "
+                f"`eval_end` of a `Callback`, where `state.eval_metrics` has the metrics."
+            )
+        theirs = getattr(scheduler, "optimizer", None)
+        if theirs is None or any(theirs is optimizer for optimizer in own):
+            continue
+        if not any(id(group) in groups for group in theirs.param_groups):
+            given = type(own[0]).__name__ if own else "no optimizer"
+            raise ValueError(
+                f"`schedulers` must change the learning rate of the run's optimizer, but {kind} was made for another "
+                f"{type(theirs).__name__}; the run trains with {given}. Make the scheduler from the very optimizer "
+                f"that is passed as `optimizers`."
             )
 
 

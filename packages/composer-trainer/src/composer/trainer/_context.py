@@ -1,17 +1,27 @@
-"""What training, evaluation and prediction share: the active loader, autocast, and the epoch of samplers."""
+"""What training, evaluation and prediction share: the active loader, autocast, modes, and the epoch of samplers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import torch
 from torch.utils.data.distributed import DistributedSampler
 
-from composer.core import State, get_precision_context
+from composer.core import AVERAGES_WEIGHTS, State, get_precision_context
 from composer.utils import dist
 
-__all__ = ["active_dataloader", "autocast", "device_type", "num_shares", "set_epoch"]
+__all__ = [
+    "OptimizerModes",
+    "active_dataloader",
+    "autocast",
+    "device_type",
+    "num_shares",
+    "set_epoch",
+    "wrapped_optimizers",
+]
 
 
 def device_type(state: State) -> str:
@@ -54,6 +64,95 @@ def active_dataloader(state: State, dataloader: Iterable[Any], label: str, lengt
     finally:
         state.set_dataloader(before, before_label, -1 if before_length is None else before_length)
         state.batch, state.outputs = batch, outputs
+
+
+class OptimizerModes:
+    """Switches optimizers that have a training and an evaluation mode, as schedule-free ones have.
+
+    Such an optimizer has methods `train()` and `eval()`, which change the weights in place between those that gradients
+    are computed at and the averages that are meant to be used. Those of other optimizers are left alone.
+
+    Args:
+        state: The run's state.
+    """
+
+    def __init__(self, state: State) -> None:
+        self._state, self._training = state, False
+
+    def train(self) -> None:
+        """Put them in training mode: training begins or goes on."""
+        self._training = True
+        for optimizer in self._with_modes():
+            optimizer.train()
+
+    def eval(self) -> None:
+        """Put them in evaluation mode: training has ended."""
+        self._training = False
+        for optimizer in self._with_modes():
+            optimizer.eval()
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Put them in evaluation mode for a while."""
+        before = self._training
+        self.eval()
+        yield
+        # Not after an error: an algorithm may have left other weights in the model, which the next `fit` takes out.
+        if before:
+            self.train()
+
+    def check(self) -> None:
+        """Refuse algorithms that put averages of their own into the model, which would be taken for the optimizer's.
+
+        Raises:
+            ValueError: There is one, and an optimizer with modes.
+        """
+        averaging = [each for each in self._state.algorithms if AVERAGES_WEIGHTS in each.placement.provides]
+        for optimizer in self._with_modes():
+            for algorithm in averaging:
+                optimizer_name, name = type(optimizer).__name__, type(algorithm).__name__
+                raise ValueError(
+                    f"`algorithms` must not hold `{name}` together with the optimizer `{optimizer_name}`: both average "
+                    f"the weights, and `{optimizer_name}` would take the average of `{name}` for its own. Leave out "
+                    f"`{name}`, or train with another optimizer."
+                )
+
+    def _with_modes(self) -> Iterator[Any]:
+        # A wrapper that has them passes them on itself.
+        waiting = list(self._state.optimizers)
+        while waiting:
+            optimizer = waiting.pop(0)
+            if all(_is_method_without_arguments(optimizer, name) for name in ("train", "eval")):
+                yield optimizer
+            else:
+                waiting += _held_by(optimizer)
+
+
+def _is_method_without_arguments(target: Any, name: str) -> bool:
+    method = getattr(target, name, None)
+    if not inspect.ismethod(method):
+        return False
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = inspect.signature(method).parameters.values()
+    return all(p.default is not p.empty or p.kind in variadic for p in parameters)
+
+
+def wrapped_optimizers(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
+    """Return optimizers, and those that they hold as attributes or in collections, at any depth."""
+    found = list(optimizers)
+    for optimizer in found:
+        found += [inner for inner in _held_by(optimizer) if not any(inner is other for other in found)]
+    return found
+
+
+def _held_by(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
+    held: list[torch.optim.Optimizer] = []
+    for value in vars(optimizer).values():
+        if isinstance(value, Mapping):
+            value = list(value.values())
+        items = value if isinstance(value, (list, tuple)) else (value,)
+        held += [item for item in items if isinstance(item, torch.optim.Optimizer)]
+    return held
 
 
 def set_epoch(dataloader: Any, epoch: int) -> None:

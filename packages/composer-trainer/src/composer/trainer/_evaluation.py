@@ -13,7 +13,7 @@ from composer.core import DataSpec, Engine, Evaluator, Event, State, Timestamp
 from composer.loggers import Logger
 from composer.models import ComposerModel
 from composer.trainer._clock import StepTimer
-from composer.trainer._context import active_dataloader, set_epoch
+from composer.trainer._context import OptimizerModes, active_dataloader, set_epoch
 from composer.trainer._first_access import FirstAccesses
 from composer.trainer._lockstep import evaluating_together
 from composer.trainer._microbatch import adjust_device_eval_microbatch_size, is_cuda_oom
@@ -37,6 +37,7 @@ class Evaluation:
 
     Attributes:
         accesses: When the loaders of the run were first iterated.
+        modes: Those of the optimizers.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class Evaluation:
     ) -> None:
         self.state, self.engine, self.logger, self.model, self.parallel = state, engine, logger, model, parallel
         self._turns = Turns(self._outputs_of, state, parallel, fp8=False)
-        self.accesses = FirstAccesses()
+        self.accesses, self.modes = FirstAccesses(), OptimizerModes(state)
 
     def run_due(self, event: Event) -> bool:
         """Run the evaluators whose interval says so.
@@ -61,7 +62,7 @@ class Evaluation:
         due = [e for e in evaluators if e.eval_interval is not None and e.eval_interval(self.state, event)]
         if not due:
             return False
-        with torch.no_grad(), model_eval_mode(self.state.model):
+        with torch.no_grad(), model_eval_mode(self.state.model), self.modes.evaluating():
             self.engine.run_event(Event.EVAL_BEFORE_ALL)
             self.run(due)
             self.engine.run_event(Event.EVAL_AFTER_ALL)
@@ -105,7 +106,7 @@ class Evaluation:
             evaluators: What to evaluate.
             subset_num_batches: Batches to use of each; None: what the evaluator says.
         """
-        with torch.no_grad(), model_eval_mode(self.state.model):
+        with torch.no_grad(), model_eval_mode(self.state.model), self.modes.evaluating():
             for evaluator in evaluators:
                 own = -1 if evaluator.subset_num_batches is None else evaluator.subset_num_batches
                 self._evaluate(evaluator, own if subset_num_batches is None else subset_num_batches)
@@ -113,11 +114,6 @@ class Evaluation:
     def _evaluate(self, evaluator: Evaluator, subset: int) -> None:
         state, run_event, spec = self.state, self.engine.run_event, evaluator.dataloader
         with active_dataloader(state, spec.dataloader, evaluator.label, subset):
-            if state.dataloader_len is None:
-                raise ValueError(
-                    f"The loader of the evaluator {evaluator.label!r} has no length, so its end is unknown. "
-                    f"Pass `eval_subset_num_batches`, or `subset_num_batches` to the `Evaluator`."
-                )
             state.eval_timestamp = Timestamp()
             run_event(Event.EVAL_START)
             # Every rank evaluates the model that is saved; only now, as algorithms may just have swapped weights in.

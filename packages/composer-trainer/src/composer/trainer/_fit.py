@@ -125,6 +125,7 @@ class FitLoop:
             self._iteration_is_over(Event.BATCH_END if state.timestamp._batch_in_epoch else Event.EPOCH_END)
         self.batches.prepare(self.data_spec)
         state.model.train()
+        self.evaluation.modes.train()  # after algorithms have taken averages of theirs out of the model
         try:
             if resumed and is_over(state):
                 self._finish_last_epoch()
@@ -134,6 +135,7 @@ class FitLoop:
             self.position.rest()
         self._log_final_time()
         self._losses.look(state.timestamp._batch - 1, wait=True)
+        self.evaluation.modes.eval()  # before algorithms put averages of theirs into the model
         run_event(Event.FIT_END)
         self.evaluation.run_due(Event.FIT_END)
         self.metrics.finish()

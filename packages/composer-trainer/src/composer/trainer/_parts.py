@@ -141,6 +141,7 @@ class TrainerParts(Exports):
         parallel = self._parallel
         self._metrics = TrainMetrics(state, self._model, parallel.world_size == 1, parallel.free_gathered)
         self._evaluation = Evaluation(state, self.engine, self.logger, self._model, self._parallel)
+        self._evaluation.modes.eval()  # the mode outside of `fit`, in whichever the user left them
 
     def _keep_position(self, spin_dataloaders: bool) -> None:
         """From here on, checkpoints hold and restore how far the run is."""
@@ -179,6 +180,7 @@ class TrainerParts(Exports):
         """Make the model what the loop calls, once all surgery is done and everything is loaded."""
         if not self.state.fsdp_enabled:  # the parts of a divided model are other tensors
             build.check_optimizers(self.state.optimizers, self.state.model, changed_by="an algorithm")
+        self._evaluation.modes.check()
         # Surgery drew random numbers; training starts from the seed whatever algorithms did.
         reproducibility.seed_all(self.state.seed)
         self.state.model = self._parallel.wrap(self.state.model, self.state.algorithms)

@@ -11,7 +11,7 @@ import torch
 from composer.core import DataSpec, Engine, Event, State, Timestamp
 from composer.devices import DeviceCPU
 from composer.trainer._clock import StepTimer
-from composer.trainer._context import active_dataloader
+from composer.trainer._context import OptimizerModes, active_dataloader
 from composer.trainer._parallel import SingleProcess
 from composer.trainer._turns import Turns
 from composer.utils import model_eval_mode
@@ -31,6 +31,7 @@ def predict(
     subset_num_batches: int,
     return_outputs: bool,
     parallel: SingleProcess,
+    modes: OptimizerModes,
 ) -> list[Any]:
     """Run the model over a loader, in eval mode and without gradients.
 
@@ -38,15 +39,13 @@ def predict(
         state: The run's state; its active loader, batch and outputs are restored afterwards.
         engine: Announces the events.
         spec: The data.
-        subset_num_batches: Batches to use; -1 is all.
+        subset_num_batches: Batches to use; -1: until the loader ends.
         return_outputs: Whether outputs are kept.
         parallel: What other processes do.
+        modes: Those of the optimizers.
 
     Returns:
         The outputs of each batch, on the CPU; an empty list without `return_outputs`.
-
-    Raises:
-        ValueError: The loader has no length and no subset is given.
     """
     parallel.check_loader(spec.dataloader, "dataloader")
     outputs: list[Any] = []
@@ -56,15 +55,14 @@ def predict(
         parallel.watched() if parallel.collective_forward else nullcontext(),
         torch.no_grad(),
         model_eval_mode(state.model),
+        modes.evaluating(),
         active_dataloader(state, spec.dataloader, "predict", subset_num_batches),
     ):
         length = state.dataloader_len
-        if length is None:
-            raise ValueError("The loader has no length, so its end is unknown. Pass `subset_num_batches`.")
         state.predict_timestamp = Timestamp()
         engine.run_event(Event.PREDICT_START)
         with turns:
-            for batch in itertools.islice(iter(spec.dataloader), length.value):
+            for batch in itertools.islice(iter(spec.dataloader), None if length is None else length.value):
                 batch = spec.batch_transforms(batch)
                 samples, tokens = spec.get_num_samples_in_batch(batch), spec.get_num_tokens_in_batch(batch)
                 state.batch = spec.microbatch_transforms(state.device.batch_to_device(batch))

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from composer.core import State
 
-__all__ = ["apply_changes", "describe_schedulers", "requested_of", "restart_schedulers"]
+__all__ = ["apply_changes", "describe_schedulers", "requested_of", "restart_schedulers", "with_members"]
 
 _PROGRESS = {"last_epoch", "_last_lr", "_step_count", "base_lrs", "_is_initial", "_get_lr_called_within_step"}
 
@@ -109,17 +109,17 @@ def _override(state: State, group: dict[str, Any], index: int, key: str, now: An
     _set_lr(group, now if current == then or not then else current * (now / then))
     if "initial_lr" in group:
         group["initial_lr"] = now
-    for scheduler in _all_of(state.schedulers):
+    for scheduler in with_members(state.schedulers):
         for attribute, rate in (("base_lrs", now), ("_last_lr", _plain(group["lr"]))):
             if getattr(scheduler, attribute, None):
                 getattr(scheduler, attribute)[index] = rate
 
 
-def _all_of(schedulers: Iterable[Any]) -> Iterator[Any]:
+def with_members(schedulers: Iterable[Any]) -> Iterator[Any]:
     """Schedulers, and those that they are made of, as `SequentialLR` is."""
     for scheduler in schedulers:
         yield scheduler
-        yield from _all_of(getattr(scheduler, "_schedulers", ()))
+        yield from with_members(getattr(scheduler, "_schedulers", ()))
 
 
 def _set_lr(group: dict[str, Any], lr: float) -> None:

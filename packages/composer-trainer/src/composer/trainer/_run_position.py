@@ -71,11 +71,12 @@ class RunPosition:
         left_out = "state/schedulers" in content.get("left_out", ())
         self._schedulers = saved.pop("schedulers", None if left_out else {})
         entries = saved.get("optimizers", {}).values()
-        self._rates = [group.get("lr") for entry in entries for group in entry["param_groups"]]
+        self._rates = [group.get("lr") for entry in entries for group in entry.get("param_groups", ())]
 
     def after_load(self, content: dict[str, Any]) -> None:
         """Restore the position, and let changed arguments win."""
         resumption = content.get("resumption") or {}
+        self._rates = self._rates or _rates(self.state)  # those in a state of another form than torch's
         self.loader.load_state_dict(resumption.get("loader"), content.get("rng"))
         previous = resumption.get("previous_timestamp")
         self.state.previous_timestamp = None if previous is None else _timestamp(previous)
@@ -204,6 +205,11 @@ def _restore_computed(metrics: dict[str, Any], values: dict[str, Any]) -> None:
     for name in metrics.keys() & values.keys():
         if not metrics[name].update_called:
             metrics[name]._computed, metrics[name]._update_count = values[name], 1
+
+
+def _rates(state: State) -> list[Any]:
+    rates = [group.get("lr") for optimizer in state.optimizers for group in optimizer.param_groups]
+    return [rate.clone() if hasattr(rate, "clone") else rate for rate in rates]
 
 
 def _set_rate(group: dict[str, Any], rate: Any) -> None:

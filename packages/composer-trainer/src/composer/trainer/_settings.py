@@ -167,7 +167,7 @@ class RunSettings:
             return
         if ratio <= 0:
             raise ValueError(f"`scale_schedule_ratio` must be positive, got {ratio!r}.")
-        build.check_schedulers(given)
+        build.check_schedulers(given, state.optimizers)
         if ratio != 1.0 and state.max_duration is not None:
             scaled = state.max_duration * ratio
             if scaled.value <= 0:

@@ -74,7 +74,8 @@ class Trainer(TrainerParts):
             loaders are labelled "eval", "eval_1", "eval_2" and so on, with a warning.
         eval_interval: How often to evaluate: a time, or a function of state and event; 0 is never. An `Evaluator`'s own
             interval wins.
-        eval_subset_num_batches: Batches per evaluation; -1 is all.
+        eval_subset_num_batches: Batches per evaluation; -1: until the loader ends. An endless loader, which cannot be
+            told from others without a length, needs a number.
         callbacks: Callbacks.
         loggers: Loggers.
         run_name: The run's name; None: of the environment (`COMPOSER_RUN_NAME`, `RUN_NAME`) or made up.
@@ -404,11 +405,12 @@ class Trainer(TrainerParts):
 
         Args:
             eval_dataloader: What to evaluate; None: what the run evaluates.
-            subset_num_batches: Batches to use; -1 is all.
+            subset_num_batches: Batches to use of each; -1: those that its `Evaluator` says, else until the loader ends.
 
         Raises:
-            ValueError: There is nothing to evaluate.
+            ValueError: There is nothing to evaluate, or `subset_num_batches` is no number of batches.
         """
+        subset_num_batches = build.check_subset("subset_num_batches", subset_num_batches)
         given = eval_dataloader is not None
         extra = self._settings.evaluators_of(eval_dataloader, 0, subset_num_batches) if given else []
         self._evaluation.run_standalone(extra, subset_num_batches)
@@ -418,17 +420,19 @@ class Trainer(TrainerParts):
 
         Args:
             dataloader: The data: an iterable of batches, a `DataSpec` or a dict of its arguments.
-            subset_num_batches: Batches to use; -1 is all.
+            subset_num_batches: Batches to use; -1: until the loader ends.
             return_outputs: Whether to keep the outputs; callbacks see them either way.
 
         Returns:
             The outputs of each batch, on the CPU; an empty list without `return_outputs`.
 
         Raises:
-            ValueError: The loader has no length and no subset is given.
+            ValueError: The loader is empty, or `subset_num_batches` is no number of batches.
         """
         spec = build.data_spec_of(dataloader, "dataloader")
-        return predict(self.state, self.engine, spec, subset_num_batches, return_outputs, self._parallel)
+        subset = build.check_subset("subset_num_batches", subset_num_batches)
+        modes = self._evaluation.modes
+        return predict(self.state, self.engine, spec, subset, return_outputs, self._parallel, modes)
 
     def close(self) -> None:
         """Close callbacks and loggers. The Trainer cannot be used afterwards. Safe to call twice."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from composer.utils import check_finite
+from composer.utils.module_surgery import has_own_state_dict
 
 __all__ = ["check_arguments", "check_base"]
 
@@ -29,6 +30,13 @@ def check_base(base_optimizer: Any) -> None:
     """Raise unless it is an optimizer that steps without a closure."""
     if not isinstance(base_optimizer, torch.optim.Optimizer):
         raise TypeError(f"`base_optimizer` must be a `torch.optim.Optimizer`, got {type(base_optimizer).__name__}.")
+    groups = inspect.getattr_static(base_optimizer, "param_groups", None)
+    if has_own_state_dict(base_optimizer) or (isinstance(groups, property) and groups.fset is None):
+        raise ValueError(
+            f"`base_optimizer` must keep its parameter groups and state as torch's optimizers do, got "
+            f"{type(base_optimizer).__name__}, a wrapper with others. Use SAM with the optimizer inside it, or leave "
+            f"SAM out."
+        )
     closure = inspect.signature(inspect.unwrap(type(base_optimizer).step)).parameters.get("closure")
     required = closure is not None and closure.default is inspect.Parameter.empty
     declared = any(getattr(base_optimizer, name, False) for name in ("_step_supports_amp_closure", "needs_closure"))

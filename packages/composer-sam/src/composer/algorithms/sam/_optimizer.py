@@ -47,7 +47,8 @@ class SAMOptimizer(torch.optim.Optimizer):
 
     Raises:
         TypeError: `base_optimizer` is no optimizer.
-        ValueError: It needs a closure itself, `rho` is negative, `epsilon` is not positive or `interval` is below 1.
+        ValueError: It needs a closure itself or is a wrapper with groups or state of its own, `rho` is negative,
+            `epsilon` is not positive or `interval` is below 1.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.tensor([1.0]))
