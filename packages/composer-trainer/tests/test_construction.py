@@ -110,11 +110,8 @@ def endless_rate(optimizer: torch.optim.Optimizer) -> Any:
     [
         torch.optim.lr_scheduler.ReduceLROnPlateau,
         lambda optimizer: [endless_rate(optimizer), torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)],
-        lambda optimizer: torch.optim.lr_scheduler.ChainedScheduler(
-            [endless_rate(optimizer), torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)]
-        ),
     ],
-    ids=["alone", "in a list", "chained"],
+    ids=["alone", "in a list"],
 )
 def test_schedulers_that_are_stepped_with_a_metric_are_refused(make_trainer: MakeTrainer, scheduler: Any) -> None:
     model = make_trainer.model()
