@@ -107,7 +107,7 @@ def _has_passed(state: State, interval: Time[Any]) -> bool:
 def _has_crossed_seconds(state: State, step: float) -> bool:
     assert state.previous_timestamp is not None
     before, now = state.previous_timestamp.total_wct, state.timestamp.total_wct
-    return before.total_seconds() // step != now.total_seconds() // step
+    return bool(before.total_seconds() // step != now.total_seconds() // step)
 
 
 def _has_crossed(state: State, unit: Any, step: int) -> bool:

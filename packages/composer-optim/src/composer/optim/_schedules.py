@@ -57,7 +57,7 @@ def parse_milestones(milestones: Sequence[str | Time[Any]]) -> list[Time[Any]]:
 def steps_down(milestones: Sequence[Time[Any]], gamma: float, state: State, ssr: float) -> float:
     """`gamma` to the power of the number of milestones that are reached."""
     times = [_convert_time(milestone, state, ssr) for milestone in milestones]
-    return gamma ** sum(time.value <= elapsed(state, time.unit) for time in times)
+    return float(gamma ** sum(time.value <= elapsed(state, time.unit) for time in times))
 
 
 def done(t_max: Time[Any], state: State, ssr: float) -> float:
@@ -83,7 +83,8 @@ class StepScheduler(Schedule):
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         step_size = _convert_time(self.step_size, state, ssr)
-        return self.gamma ** (elapsed(state, step_size.unit) // positive(step_size, "step_size", self.step_size))
+        steps = elapsed(state, step_size.unit) // positive(step_size, "step_size", self.step_size)
+        return float(self.gamma**steps)
 
 
 class MultiStepScheduler(Schedule):

@@ -436,7 +436,7 @@ _COLLECTIONS = {"builtins.bytearray", "builtins.set", "builtins.frozenset", "col
                 "collections.OrderedDict"}  # fmt: skip
 _STORAGES = {f"{kind.__module__}.{kind.__name__}": kind for kind in torch._storage_classes}
 _ITEMSIZES = {
-    name: 1 if kind is torch.UntypedStorage else torch.serialization.StorageType(kind.__name__).dtype.itemsize
+    name: 1 if kind is torch.UntypedStorage else torch.serialization.StorageType(kind.__name__).dtype.itemsize  # type: ignore[no-untyped-call]
     for name, kind in _STORAGES.items()
     if kind is not torch.storage.TypedStorage
 }

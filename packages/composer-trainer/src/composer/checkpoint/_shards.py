@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
 
@@ -170,7 +170,7 @@ def _reader(folder: Path) -> Any:
                 info = self.storage_data[item.storage_index]
                 path = folder / info.relative_path
                 with open(path, "rb") as file:
-                    part = _Part(file, info.offset, info.length)
+                    part = cast(IO[bytes], _Part(file, info.offset, info.length))
                     check_torch_file(part, f"{path}, entry {item.storage_index.fqn}")
             return super().read_data(plan, planner)
 

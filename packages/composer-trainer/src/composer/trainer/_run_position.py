@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from composer.callbacks.checkpoint_saver import CheckpointSaver
 from composer.core import State, Timestamp
 from composer.loggers import Logger
@@ -209,7 +211,7 @@ def _restore_computed(metrics: dict[str, Any], values: dict[str, Any]) -> None:
 
 def _rates(state: State) -> list[Any]:
     rates = [group.get("lr") for optimizer in state.optimizers for group in optimizer.param_groups]
-    return [rate.clone() if hasattr(rate, "clone") else rate for rate in rates]
+    return [rate.clone() if isinstance(rate, torch.Tensor) else rate for rate in rates]
 
 
 def _set_rate(group: dict[str, Any], rate: Any) -> None:

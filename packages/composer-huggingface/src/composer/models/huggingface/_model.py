@@ -157,7 +157,7 @@ class HuggingFaceModel(ComposerModel):
                 "with `transformers.DataCollatorForLanguageModeling`."
             )
         old, new = self._labels_of_loss, batch.get("labels") if isinstance(batch, Mapping) else None
-        if not _evaluation.are_replaced(old, new):
+        if old is None or new is None or not _evaluation.are_replaced(old, new):
             return loss
         loss_of = _evaluation.loss_of_labels(_peft.maybe_get_underlying_model(self.model))
         logits = outputs["logits"] if isinstance(outputs, Mapping) else outputs[1]
