@@ -52,6 +52,7 @@ from composer.utils import (
     local_part,
     parse_uri,
 )
+from composer.utils._interval_scheduler import check_interval_function
 
 __all__ = ["CheckpointSaver"]
 
@@ -157,6 +158,7 @@ class CheckpointSaver(Callback):
             latest_remote_file_name=latest_remote_file_name,
         )
         _check_interval(save_interval)
+        folder = os.path.expanduser(os.fspath(folder))  # "~" is the user's home, as in a shell
         self._uri = os.fspath(folder) if is_uri(os.fspath(folder)) else None
         self._staging: str | None = None
         self._cleanup: Any = None
@@ -626,6 +628,7 @@ class CheckpointSaver(Callback):
 
 def _check_interval(interval: Interval) -> None:
     if callable(interval):
+        check_interval_function("save_interval", interval)
         return
     if ensure_time(interval, TimeUnit.EPOCH, argument="save_interval").value <= 0:
         raise ValueError(f"`save_interval` must be positive, got {interval!r}. Use for example '1ep' or '100ba'.")

@@ -144,9 +144,12 @@ def _check(clipping_type: str, clipping_threshold: float, eps: float) -> None:
             f"`clipping_type` must be 'norm', 'value' or 'adaptive', got {clipping_type!r}. 'norm' keeps the direction "
             f"of the gradient."
         )
-    if not clipping_threshold >= 0:
+    if clipping_threshold != math.inf:  # infinity clips nothing, which some use to log the norm
+        check_finite(clipping_threshold=clipping_threshold)
+    if not clipping_threshold > 0:
         raise ValueError(
-            f"`clipping_threshold` must not be negative, got {clipping_threshold!r}. Use for example 1.0 for 'norm'."
+            f"`clipping_threshold` must be positive, got {clipping_threshold!r}, which would leave no gradient. Use "
+            f"for example 1.0 for 'norm'."
         )
     check_finite(eps=eps)
     if not eps >= 0:
