@@ -186,11 +186,15 @@ def test_a_smoothing_alone_updates_every_batch() -> None:
     assert Event.EPOCH_END is EMA(half_life=None, smoothing=0.9, update_interval="2ep").update_event
 
 
-def test_a_half_life_of_0_averages_nothing() -> None:
-    assert 0.0 == EMA(half_life="0ba").smoothing
-    run = Run(ema := EMA(half_life="0ba")).fit()
+def test_a_smoothing_of_0_averages_nothing() -> None:
+    run = Run(ema := EMA(half_life=None, smoothing=0.0)).fit()
 
     assert torch.equal(run.weights[-1], stored(ema))
+
+
+def test_a_half_life_of_0_is_refused() -> None:
+    with pytest.raises(ValueError, match="`half_life` must be at least 1, got '0ba'"):
+        EMA(half_life="0ba")
 
 
 @pytest.mark.parametrize(

@@ -58,22 +58,20 @@ def check_finite(**numbers: Any) -> None:
     """Check arguments of a constructor: numbers, or tensors of one number.
 
     Args:
-        **numbers: Values by the name of the argument. None passes.
+        **numbers: Values by the name of the argument.
 
     Raises:
-        TypeError: A value is no number; True and False are none.
+        TypeError: A value is no number; None, True and False are none.
         ValueError: A number is NaN or infinite.
 
     Example:
-        >>> check_finite(lr=0.1, clipping=None)
+        >>> check_finite(lr=0.1, weight_decay=0)
         >>> check_finite(lr=float("nan"))
         Traceback (most recent call last):
         ...
         ValueError: `lr` must be finite, got nan. Check how it was computed.
     """
     for name, value in numbers.items():
-        if value is None:
-            continue
         is_number = isinstance(value, Real) or (isinstance(value, torch.Tensor) and value.numel() == 1)
         if not is_number or isinstance(value, bool):
             raise TypeError(f"`{name}` must be a number, got {value!r}.")
@@ -85,10 +83,10 @@ def check_integers(**numbers: Any) -> None:
     """Check arguments of a constructor that are whole numbers.
 
     Args:
-        **numbers: Values by the name of the argument. None passes.
+        **numbers: Values by the name of the argument.
 
     Raises:
-        TypeError: A value is no integer; True, False and 2.0 are none.
+        TypeError: A value is no integer; None, True, False and 2.0 are none.
         ValueError: A number is NaN or infinite.
 
     Example:
@@ -99,7 +97,7 @@ def check_integers(**numbers: Any) -> None:
     """
     check_finite(**numbers)
     for name, value in numbers.items():
-        if value is not None and not isinstance(value, Integral):
+        if not isinstance(value, Integral):
             raise TypeError(f"`{name}` must be an integer, got {value!r}.")
 
 

@@ -212,8 +212,8 @@ class CosineAnnealingWarmRestartsScheduler(Schedule):
     def __init__(self, t_0: str | Time[Any], t_mult: float = 1.0, alpha_f: float = 0.0) -> None:
         self.t_0 = parse(t_0, "t_0")
         check_finite(t_mult=t_mult)
-        if t_mult < 1:
-            raise ValueError(f"`t_mult` must be at least 1, got {t_mult!r}: cycles would shrink to nothing.")
+        if t_mult <= 0:
+            raise ValueError(f"`t_mult` must be positive, got {t_mult!r}. Use 1.0 for cycles of one length.")
         self.t_mult = t_mult
         self.alpha_f = factor(alpha_f, "alpha_f")
 

@@ -47,7 +47,7 @@ def factor(number: float, name: str) -> float:
         ValueError: It is negative, NaN or infinite.
     """
     check_finite(**{name: number})
-    if number is None or number < 0:
+    if number < 0:
         raise ValueError(f"`{name}` must not be negative, got {number!r}: it multiplies a learning rate.")
     return number
 

@@ -193,9 +193,11 @@ class CheckpointSaver(Callback):
     def _check(keep: int, uploads: int, timeout: float | None) -> None:
         if not is_count(keep, least=-1):
             raise ValueError(f"`num_checkpoints_to_keep` must be a number of checkpoints, or -1 for all, got {keep!r}.")
-        check_finite(num_concurrent_uploads=uploads, upload_timeout_in_seconds=timeout)
+        check_finite(num_concurrent_uploads=uploads)
         if uploads < 1:
             raise ValueError(f"`num_concurrent_uploads` must be at least 1, got {uploads!r}.")
+        if timeout is not None:
+            check_finite(upload_timeout_in_seconds=timeout)
         if timeout is not None and timeout <= 0:
             raise ValueError(f"`upload_timeout_in_seconds` must be positive, got {timeout!r}.")
 

@@ -50,15 +50,15 @@ class _LossWatch:
     def look(self, batch: int, at_end: bool = False) -> None:
         """Look at the last losses, up to those of `batch`.
 
-        During the run all of the last losses must be bad to be told, since one bad batch may be skipped; at its end,
-        where there is time to wait for the answer, the last one.
+        During the run all of the last losses must be bad to be told, since a bad batch may be skipped; at its end,
+        where there is time to wait for the answer, the last two.
         """
         self._tell(at_end)
         if self._last and self._answer is None and not self._warned:
             bad = torch.stack([~loss.isfinite() for loss in reversed(self._last)])
             answer = DeferredValue.of_tensor(bad.cumprod(0).sum())  # how many of the last in a row
             DeferredValue.fetch([answer])
-            self._answer = (1 if at_end else len(self._last), batch, answer)
+            self._answer = (min(2 if at_end else 8, len(self._last)), batch, answer)
         self._tell(at_end)
 
     def _tell(self, wait: bool) -> None:

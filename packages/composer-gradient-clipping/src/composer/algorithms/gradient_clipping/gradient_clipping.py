@@ -38,13 +38,13 @@ def apply_gradient_clipping(
     Args:
         model: The model after its backward pass, or its parameters. What has no gradient is left out.
         clipping_type: "norm", "value" or "adaptive".
-        clipping_threshold: Not negative. For "adaptive" a fraction of the norm of the weights.
+        clipping_threshold: Positive. For "adaptive" a fraction of the norm of the weights.
         fsdp_enabled: Whether the model is wrapped in `FullyShardedDataParallel`, which knows the norm over all ranks.
             "value" then limits the largest element by scaling. Not needed for `fully_shard`.
         eps: Smallest norm of a unit's weights that "adaptive" counts with. With 0, weights that are zero stay zero.
 
     Raises:
-        ValueError: `clipping_type` is unknown, a number is negative, or "adaptive" meets `fsdp_enabled`.
+        ValueError: `clipping_type` is unknown, a number is out of range, or "adaptive" meets `fsdp_enabled`.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
@@ -98,11 +98,11 @@ class GradientClipping(Algorithm):
     Args:
         clipping_type: "norm", "value" or "adaptive".
         clipping_threshold: The limit: of the norm, of each element, or for "adaptive" of the norm as a part of that of
-            the weights. Not negative.
+            the weights. Positive.
         eps: Smallest norm of a unit's weights that "adaptive" counts with. With 0, weights that are zero stay zero.
 
     Raises:
-        ValueError: `clipping_type` is unknown, or a number is negative.
+        ValueError: `clipping_type` is unknown, or a number is out of range.
 
     Warns:
         NotIntendedUseWarning: At INIT, with "adaptive" and `eps=0`, if parameters are zero: they would stay zero.

@@ -51,7 +51,8 @@ def parse_strategy(strategy: str) -> str:
 def check_steps(anneal_steps: int, swa_lr: float | None) -> None:
     """Raise ValueError unless both are in range."""
     check_integers(anneal_steps=anneal_steps)
-    check_finite(swa_lr=swa_lr)
+    if swa_lr is not None:
+        check_finite(swa_lr=swa_lr)
     if anneal_steps <= 0:
         raise ValueError(f"`anneal_steps` must be positive, got {anneal_steps!r}. Use 1 to jump to `swa_lr`.")
     if swa_lr is not None and swa_lr < 0:
