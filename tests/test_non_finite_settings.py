@@ -67,6 +67,8 @@ def cases() -> Iterator[Any]:
 def make(cls: type, name: str, value: Any) -> Any:
     given = (value, 0.9) if name == "betas" else [value] if name == "milestones" else value
     arguments = {**REQUIRED.get(cls.__name__, {}), name: given}
+    if (cls.__name__, name) == ("EMA", "smoothing"):
+        arguments["half_life"] = None
     if issubclass(cls, torch.optim.Optimizer):
         arguments["params"] = [torch.nn.Parameter(torch.zeros(1))]
     return cls(**arguments)

@@ -310,3 +310,9 @@ def test_once_the_average_is_in_the_model_training_goes_on_undisturbed() -> None
         found.append(model.weight.item())
 
     assert [1.0, 2.0, 3.0, 2.5, 5.0, 6.0, 7.0, 8.0] == found
+
+
+def test_a_start_after_the_end_of_the_run_is_told() -> None:
+    state = State(model=torch.nn.Linear(1, 1), rank_zero_seed=0, max_duration="2ep")
+    with pytest.warns(UserWarning, match="averages nothing in this `fit`: `swa_start` is '50ep', .* ends at '2ep'"):
+        SWA(swa_start="50ep", swa_end="60ep").apply(Event.FIT_START, state, Logger(state))

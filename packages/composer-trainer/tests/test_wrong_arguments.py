@@ -256,7 +256,11 @@ def test_a_checkpoint_by_hand_has_a_name(
     make_trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = make_trainer()
-    for name, match in ((5, "must be a path"), (str(tmp_path), "got the folder"), ("x{nope}", "{nope} is not known")):
+    for name, match in (
+        (5, "must be a path"),
+        (str(tmp_path), "must be the path of a file"),
+        ("x{nope}", "{nope} is not known"),
+    ):
         with pytest.raises((ValueError, TypeError), match=rf"`name` .*{match}"):
             trainer.save_checkpoint(name)
     monkeypatch.setenv("HOME", str(tmp_path))

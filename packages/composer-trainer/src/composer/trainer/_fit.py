@@ -69,9 +69,8 @@ class _LossWatch:
         if number < least or self._warned or dist.get_global_rank() != 0:
             return
         self._warned = True
-        where = f"all of the last {number} batches, up to " if number > 1 else ""
         warnings.warn(
-            f"The training loss was NaN or infinite in {where}batch {batch}, counted "
+            f"The training loss was NaN or infinite in all of the last {number} batches, up to batch {batch}, counted "
             f"from 0: nothing useful is being trained. Lower the learning rate or warm it up, clip gradients "
             f"with `GradientClipping`, use `precision='amp_bf16'` instead of 'amp_fp16', or look for bad data. The "
             f"callback `NaNMonitor` ends a run at the first such batch.",
