@@ -1,4 +1,4 @@
-"""NaN and infinity are refused, at construction and by name, by every number that anything of this repository takes."""
+"""What no number can be is refused, at construction and by name, by everything of this repository that takes one."""
 
 from __future__ import annotations
 
@@ -67,6 +67,8 @@ def cases() -> Iterator[Any]:
 def make(cls: type, name: str, value: Any) -> Any:
     given = (value, 0.9) if name == "betas" else [value] if name == "milestones" else value
     arguments = {**REQUIRED.get(cls.__name__, {}), name: given}
+    if (cls.__name__, name) == ("EMA", "smoothing"):
+        arguments["half_life"] = None
     if issubclass(cls, torch.optim.Optimizer):
         arguments["params"] = [torch.nn.Parameter(torch.zeros(1))]
     return cls(**arguments)
@@ -76,3 +78,53 @@ def make(cls: type, name: str, value: Any) -> Any:
 def test_a_number_that_is_none_is_refused_at_construction(cls: type, name: str, value: float) -> None:
     with pytest.raises((ValueError, TypeError), match=rf"`{name}`"):
         make(cls, name, value)
+
+
+def typed_cases() -> Iterator[Any]:
+    for cls in classes():
+        group = cls.__module__.split(".")[1]
+        if group not in ("algorithms", "optim") or issubclass(cls, torch.optim.Optimizer):
+            continue
+        for name, parameter in inspect.signature(cls).parameters.items():
+            kinds = {kind.strip() for kind in str(parameter.annotation).split("|")}
+            wrong: list[Any] = []
+            if kinds & {"int", "float"} and "str" not in kinds:
+                wrong = ["x", True, *([] if "None" in kinds else [None]), *([1.5] if kinds == {"int"} else [])]
+            elif kinds == {"bool"}:
+                wrong = ["no", 2]
+            yield from (pytest.param(cls, name, value, id=f"{cls.__name__}-{name}-{value}") for value in wrong)
+
+
+@pytest.mark.parametrize(("cls", "name", "value"), list(typed_cases()))
+def test_a_value_of_the_wrong_type_is_refused_by_name(cls: type, name: str, value: Any) -> None:
+    with pytest.raises(TypeError, match=rf"`{name}` must be"):
+        make(cls, name, value)
+
+
+@pytest.mark.parametrize(
+    ("cls", "name", "value"),
+    [
+        ("GradientClipping", "clipping_threshold", 0),
+        ("EMA", "half_life", "0ba"),
+        ("BlurPool", "min_channels", -1),
+        ("SqueezeExcite", "min_channels", -1),
+        ("Factorize", "min_features", -1),
+        ("SWA", "swa_start", None),
+        ("CosineAnnealingScheduler", "t_max", "-1ep"),
+        ("CosineAnnealingScheduler", "t_max", "0ep"),
+        ("CosineAnnealingScheduler", "alpha_f", -0.1),
+        ("ConstantScheduler", "alpha", -1),
+        ("LinearScheduler", "alpha_i", -1),
+        ("MultiStepScheduler", "milestones", "-1ep"),
+        ("MultiStepScheduler", "gamma", -0.1),
+        ("StepScheduler", "step_size", "0ba"),
+        ("ExponentialScheduler", "gamma", -0.1),
+        ("LinearWithWarmupScheduler", "t_warmup", "-1ba"),
+        ("CosineAnnealingWarmRestartsScheduler", "t_mult", 0),
+        ("PolynomialScheduler", "power", 0),
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_name(cls: str, name: str, value: Any) -> None:
+    found = next(found for found in classes() if found.__name__ == cls)
+    with pytest.raises((ValueError, TypeError), match=rf"`{name}`"):
+        make(found, name, value)

@@ -344,7 +344,8 @@ class TestDataSpec:
         spec = DataSpec([])
 
         assert ensure_data_spec(spec) is spec
-        assert [1] == ensure_data_spec([1]).dataloader
+        batches = [torch.zeros(1)]
+        assert batches is ensure_data_spec(batches).dataloader
         assert 3 == ensure_data_spec({"dataloader": [1], "num_samples": 3}).num_samples
 
 

@@ -33,6 +33,7 @@ def train(
 ) -> list[tuple[str, int]]:
     """The events of a loop at which `schedule` is True, with the batch count."""
     fired: list[tuple[str, int]] = []
+    state._iteration_length = f"{epochs_per_iteration}ep"  # type: ignore[assignment]
     assert state.dataloader_len is not None
     assert state.max_duration is not None
 

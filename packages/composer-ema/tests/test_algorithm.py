@@ -186,11 +186,15 @@ def test_a_smoothing_alone_updates_every_batch() -> None:
     assert Event.EPOCH_END is EMA(half_life=None, smoothing=0.9, update_interval="2ep").update_event
 
 
-def test_a_half_life_of_0_averages_nothing() -> None:
-    assert 0.0 == EMA(half_life="0ba").smoothing
-    run = Run(ema := EMA(half_life="0ba")).fit()
+def test_a_smoothing_of_0_averages_nothing() -> None:
+    run = Run(ema := EMA(half_life=None, smoothing=0.0)).fit()
 
     assert torch.equal(run.weights[-1], stored(ema))
+
+
+def test_a_half_life_of_0_is_refused() -> None:
+    with pytest.raises(ValueError, match="`half_life` must be at least 1, got '0ba'"):
+        EMA(half_life="0ba")
 
 
 @pytest.mark.parametrize(
@@ -202,7 +206,7 @@ def test_a_half_life_of_0_averages_nothing() -> None:
         ({"half_life": "9ba", "update_interval": "1ep"}, "must have the same unit, got '9ba' and '1ep'"),
         ({"half_life": "9sp"}, "must be in 'ba' or 'ep', got '1sp'"),
         ({"half_life": None, "smoothing": 0.9, "update_interval": "1tok"}, "must be in 'ba' or 'ep', got '1tok'"),
-        ({"half_life": "-1ba"}, "`half_life` must be at least 0, got '-1ba'"),
+        ({"half_life": "-1ba"}, "`half_life` must be at least 1, got '-1ba'"),
         ({"update_interval": "0ba"}, "`update_interval` must be at least 1, got '0ba'"),
         ({"ema_start": "-1ba"}, "`ema_start` must be at least 0, got '-1ba'"),
         ({"half_life": None, "smoothing": 1.1}, r"`smoothing` must be in \[0, 1\], got 1.1"),

@@ -87,7 +87,7 @@ def test_who_lets_zero_weights_train_is_not_warned(algorithm: GradientClipping) 
 def test_wrong_arguments_are_refused_at_construction() -> None:
     with pytest.raises(ValueError, match=r"`clipping_type` must be 'norm', 'value' or 'adaptive', got 'cubic'"):
         GradientClipping("cubic", 0.1)
-    with pytest.raises(ValueError, match=r"`clipping_threshold` must not be negative, got -0\.1"):
+    with pytest.raises(ValueError, match=r"`clipping_threshold` must be positive, got -0\.1"):
         GradientClipping("norm", -0.1)
     with pytest.raises(ValueError, match=r"`eps` must not be negative, got -1"):
         GradientClipping("adaptive", 0.1, eps=-1)

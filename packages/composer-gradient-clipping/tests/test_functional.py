@@ -249,7 +249,7 @@ def test_an_unknown_type_is_refused() -> None:
 
 
 def test_negative_numbers_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"`clipping_threshold` must not be negative, got -1"):
+    with pytest.raises(ValueError, match=r"`clipping_threshold` must be positive, got -1"):
         apply_gradient_clipping(torch.nn.Linear(1, 1), "norm", -1)
     with pytest.raises(ValueError, match=r"`eps` must not be negative, got -1"):
         apply_gradient_clipping(torch.nn.Linear(1, 1), "adaptive", 1, eps=-1)

@@ -161,3 +161,9 @@ def test_outputs_and_targets_must_be_tensors() -> None:
         TypeError, match=r"`target_key` must point at a tensor of the batch, got 1, where there is a list"
     ):
         prepare(LabelSmoothing(), batch=(batch[0], [0, 1]), outputs=torch.zeros(2, 3))[1].run_event("before_loss")
+
+
+def test_smoothing_twice_is_refused() -> None:
+    state = State(model=SimpleModel(), rank_zero_seed=0, algorithms=[LabelSmoothing(), LabelSmoothing()])
+    with pytest.raises(ValueError, match="`LabelSmoothing` is given twice"):
+        Engine(state, Logger(state)).run_event(Event.INIT)

@@ -313,7 +313,7 @@ def test_without_warmup_the_covering_schedules_fall_from_1_to_alpha_f(
 def test_a_warmup_never_falls_and_never_leaves_0_to_1(
     warmup: int, ssr: float, scale: bool, moments: list[int], state_of: StateOf
 ) -> None:
-    assume(not scale or int(warmup * ssr) > 0)
+    assume(0 < (int(warmup * ssr) if scale else warmup) <= int(1000 * ssr))
     state = state_of(f"{int(1000 * ssr)}ba")
     for scheduler in (
         ConstantWithWarmupScheduler(f"{warmup}ba", scale_warmup=scale),

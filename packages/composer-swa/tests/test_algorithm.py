@@ -365,3 +365,9 @@ def test_a_fit_that_ends_without_the_average_says_so(
     deep_compare(before, state.model.state_dict())
     assert message in caplog.text
     assert bool(message) == bool(caplog.records)
+
+
+def test_a_start_after_the_end_of_the_run_is_told() -> None:
+    state = State(model=torch.nn.Linear(1, 1), rank_zero_seed=0, max_duration="2ep")
+    with pytest.warns(UserWarning, match="averages nothing in this `fit`: `swa_start` is '50ep', .* ends at '2ep'"):
+        SWA(swa_start="50ep", swa_end="60ep").apply(Event.FIT_START, state, Logger(state))

@@ -721,6 +721,12 @@ def test_losses_that_stay_nan_warn_once(make_trainer: MakeTrainer, duration: str
     assert "`NaNMonitor`" in told
 
 
+def test_a_short_run_that_ends_with_nan_is_told(make_trainer: MakeTrainer) -> None:
+    (told,) = warnings_of(make_trainer, lambda batch: batch >= 3, max_duration="8ba")
+
+    assert "in all of the last 5 batches, up to batch 7, counted from 0" in told
+
+
 @pytest.mark.parametrize(("first", "at"), [(4, 15), (24, 31), (25, 63)])
 def test_losses_that_become_nan_are_told_within_a_long_epoch(make_trainer: MakeTrainer, first: int, at: int) -> None:
     """After 16, 32, 64, ... batches, if the last 8 losses are NaN."""

@@ -13,11 +13,17 @@ import torch
 from composer import Trainer
 from composer.core import Algorithm, Callback, Evaluator, Precision, Time
 from composer.devices import DeviceCPU
-from composer.loggers import LoggerDestination
-from composer.optim import ConstantScheduler
+from composer.loggers import InMemoryLogger, LoggerDestination
+from composer.optim import (
+    ConstantScheduler,
+    CosineAnnealingScheduler,
+    LinearWithWarmupScheduler,
+    MultiStepWithWarmupScheduler,
+)
 from composer.testing import RandomClassificationDataset, SimpleModel
 from composer.utils.parallelism import ParallelismConfig
 
+MakeTrainer = Any  # the fixture's class, in conftest.py
 NAN, INF = float("nan"), float("inf")
 DATA = RandomClassificationDataset(size=8)
 
@@ -149,3 +155,118 @@ def test_every_argument_is_tried() -> None:
 def test_what_cannot_work_is_answered_by_name(name: str, value: Any, tmp_path: Path) -> None:
     with pytest.raises((TypeError, ValueError), match=rf"`(save_)?{name.removeprefix('save_')}`"):
         Trainer(**arguments_with(name, value, tmp_path))
+
+
+def test_a_run_that_would_never_end_is_refused(make_trainer: MakeTrainer) -> None:
+    with pytest.raises(ValueError, match="`max_duration` must not be in iterations, got '2iter'"):
+        make_trainer(max_duration="2iter")
+    for arguments in (
+        {"max_duration": "100tok"},
+        {"eval_interval": "100tok", "eval_dataloader": make_trainer.loader()},
+        {"schedulers": CosineAnnealingScheduler(t_max="100tok")},
+    ):
+        with pytest.raises(RuntimeError, match=r"must have tokens .* `DataSpec\(dataloader, get_num_tokens_in_batch"):
+            make_trainer(**arguments).fit()
+    with pytest.raises(ValueError, match="must not be in iterations, got '1iter'"):
+        make_trainer(eval_interval="1iter", eval_dataloader=make_trainer.loader()).fit()
+    with pytest.raises(ValueError, match="schedule must not be in iterations"):
+        make_trainer(schedulers=CosineAnnealingScheduler(t_max="2iter"))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -0.5, None])
+def test_a_factor_that_ruins_the_weights_is_refused_when_it_is_computed(make_trainer: MakeTrainer, bad: Any) -> None:
+    with pytest.raises((ValueError, TypeError), match=rf"must return a factor .*, got {bad} at epoch 0 and batch 0"):
+        make_trainer(schedulers=lambda state, ssr=1.0: bad)
+    trainer = make_trainer(schedulers=lambda state, ssr=1.0: 0.1 if state.timestamp.batch < 3 else bad)
+    with pytest.raises((ValueError, TypeError), match=rf"got {bad} at epoch 0 and batch 3"):
+        trainer.fit()
+    assert all(parameter.isfinite().all() for parameter in trainer.state.model.parameters())
+
+
+def test_a_torch_scheduler_that_gives_nan_is_refused(make_trainer: MakeTrainer) -> None:
+    model = make_trainer.model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 if step < 1 else float("nan"))
+    with pytest.raises(ValueError, match="`LambdaLR` must give finite learning rates, got nan"):
+        make_trainer(model=model, optimizers=optimizer, schedulers=scheduler).fit()
+
+
+def test_a_warmup_is_not_longer_than_the_run(make_trainer: MakeTrainer) -> None:
+    with pytest.raises(ValueError, match="`t_warmup` must not be longer than `t_max`"):
+        make_trainer(schedulers=LinearWithWarmupScheduler(t_warmup="50ep"))
+    with pytest.raises(ValueError, match="`t_warmup` must not be longer than the run"):
+        make_trainer(schedulers=MultiStepWithWarmupScheduler(t_warmup="50ep", milestones=["60ep"]))
+    make_trainer(schedulers=LinearWithWarmupScheduler(t_warmup="50ep", t_max="100ep"))  # the first part of a longer run
+
+
+def test_an_object_is_given_once(make_trainer: MakeTrainer) -> None:
+    class Silent(Callback):
+        pass
+
+    callback, logger = Silent(), InMemoryLogger()
+    for arguments in ({"callbacks": [callback, callback]}, {"loggers": [logger, logger]}):
+        with pytest.raises(ValueError, match=rf"`{next(iter(arguments))}` must hold every object once"):
+            make_trainer(**arguments)
+    with pytest.raises(ValueError, match="`callbacks` and `loggers` must hold every object once"):
+        make_trainer(callbacks=[logger], loggers=[logger])
+    make_trainer(callbacks=[Silent(), Silent()])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"optimizers": []}, r"`optimizers` must be one .*, got \[\]"),
+        ({"optimizers": {}}, r"`optimizers` must be one .*, got \{\}"),
+        ({"schedulers": {}}, r"`schedulers` must be a scheduler"),
+        ({"schedulers": print}, "must return a factor of the learning rate, .* got None"),
+        ({"load_exclude_algorithms": ["EMA"]}, "`load_exclude_algorithms` has no effect without `load_path`"),
+        ({"load_strict_model_weights": False}, "`load_strict_model_weights` has no effect without `load_path`"),
+        ({"save_folder": ""}, "`save_folder` must not be empty"),
+        (
+            {"save_interval": lambda state: True},
+            "`save_interval` must be a time .* function of the state and the event",
+        ),
+        (
+            {"eval_interval": lambda state: True},
+            "`eval_interval` must be a time .* function of the state and the event",
+        ),
+        ({"train_dataloader": (torch.zeros(4, 1), torch.zeros(4).long())}, "a tuple of 2 tensors of 4 samples"),
+        ({"train_dataloader": [torch.zeros(4, 1), torch.zeros(4).long()]}, "a list of 2 tensors of 4 samples"),
+        ({"train_dataloader": [5, 6]}, "got a list with 5"),
+        ({"train_dataloader": [None]}, "got a list with None"),
+        ({"train_dataloader": [()]}, r"got a list with \(\)"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(make_trainer: MakeTrainer, arguments: dict[str, Any], match: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=match):
+        make_trainer(**arguments)
+
+
+def test_a_pass_returns_algorithms(make_trainer: MakeTrainer) -> None:
+    with pytest.raises(TypeError, match="must return the list of algorithms, got None"):
+        make_trainer(algorithm_passes=print)
+
+
+def test_an_evaluator_is_not_labelled_as_training(make_trainer: MakeTrainer) -> None:
+    with pytest.raises(ValueError, match="`label` must not be 'train'"):
+        Evaluator(label="train", dataloader=make_trainer.loader())
+
+
+def test_a_checkpoint_by_hand_has_a_name(
+    make_trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer()
+    for name, match in (
+        (5, "must be a path"),
+        (str(tmp_path), "must be the path of a file"),
+        ("x{nope}", "{nope} is not known"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=rf"`name` .*{match}"):
+            trainer.save_checkpoint(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert trainer.save_checkpoint("~/here.pt") == str(tmp_path / "here.pt")
+    make_trainer(save_folder="~/runs", run_name="r").fit()
+    assert (tmp_path / "runs").is_dir()
+    (tmp_path / "link").symlink_to(tmp_path / "missing")
+    with pytest.raises(ValueError, match=r"link' is a link to '.*missing', which is missing"):
+        make_trainer(save_folder=tmp_path / "link", run_name="r")

@@ -85,7 +85,9 @@ class MLPerfCallback(Callback):
         host_processors_per_node: int | None = None,
         exit_at_target: bool = False,
     ) -> None:
-        check_finite(target=target, host_processors_per_node=host_processors_per_node)
+        check_finite(target=target)
+        if host_processors_per_node is not None:
+            check_finite(host_processors_per_node=host_processors_per_node)
         _check_arguments(index, benchmark, division, status, submitter, system_name)
         try:
             self._mllog: Any = import_module("mlperf_logging.mllog.mllog")

@@ -84,7 +84,8 @@ class SpeedMonitor(Callback):
     ) -> None:
         if not is_count(window_size):
             raise ValueError(f"`window_size` must be at least 1 batch, got {window_size!r}. Use 100.")
-        check_finite(gpu_flops_available=gpu_flops_available)
+        if gpu_flops_available is not None:
+            check_finite(gpu_flops_available=gpu_flops_available)
         if gpu_flops_available is not None and not gpu_flops_available > 0:
             raise ValueError(
                 f"`gpu_flops_available` must be positive, got {gpu_flops_available!r}. Leave it out to look it up."

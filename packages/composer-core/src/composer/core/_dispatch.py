@@ -125,6 +125,11 @@ class AlgorithmPlan:
         algorithms: Sequence[Algorithm] = [self.ordering.algorithms[i] for i in order]
         for algorithm_pass in self._passes:
             algorithms = algorithm_pass(algorithms, event)
+            if not isinstance(algorithms, Sequence):
+                raise TypeError(
+                    f"A pass of `algorithm_passes` must return the list of algorithms, got {algorithms!r} from "
+                    f"{algorithm_pass!r}. Return its first argument, reordered."
+                )
         indices = [self._index.get(id(algorithm)) for algorithm in algorithms]
         if self._remember:
             self._acted[event] = tuple(i for i in indices if i is not None)

@@ -6,6 +6,7 @@ import inspect
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -137,6 +138,8 @@ def ensure_data_spec(dataloader: DataSpec | Iterable[Batch] | dict[str, Any], ar
         return dataloader
     if not isinstance(dataloader, dict):
         _check_yields_batches(argument, dataloader)
+        if isinstance(dataloader, (list, tuple)):
+            _check_batches(argument, dataloader)
         return DataSpec(dataloader)
     known = inspect.signature(DataSpec).parameters
     unknown = [key for key in dataloader if key not in known]
@@ -170,6 +173,25 @@ def _check_yields_batches(argument: str, dataloader: Any) -> None:
     else:
         return
     raise TypeError(f"`{argument}` must be an iterable of batches, got {what}. {hint}")
+
+
+def _check_batches(argument: str, batches: Sequence[Any]) -> None:
+    """Raise if the items of a list are no batches."""
+    tensors = [item for item in batches if isinstance(item, torch.Tensor)]
+    if len(tensors) == len(batches) > 1 and all(tensor.dim() > 0 for tensor in tensors):
+        lengths, kinds = {len(tensor) for tensor in tensors}, {(tensor.dtype, tensor.dim()) for tensor in tensors}
+        if len(lengths) == 1 and (len(kinds) > 1 or isinstance(batches, tuple)):
+            raise TypeError(
+                f"`{argument}` must be an iterable of batches, got a {type(batches).__name__} of {len(tensors)} "
+                f"tensors of {lengths.pop()} samples each. {_WRAP}"
+            )
+    for item in batches:
+        is_empty = isinstance(item, (tuple, list, dict)) and not item
+        if item is None or isinstance(item, Number) or is_empty:
+            raise TypeError(
+                f"`{argument}` must be an iterable of batches, such as tuples of tensors, got a "
+                f"{type(batches).__name__} with {item!r}, of which no samples can be counted. {_WRAP}"
+            )
 
 
 def _has_samples(dataloader: Any) -> bool:

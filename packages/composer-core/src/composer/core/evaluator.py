@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from composer.core.data_spec import DataSpec, ensure_data_spec
 from composer.core.event import Event
 from composer.core.time import Time, TimeUnit, ensure_time
+from composer.utils._interval_scheduler import check_interval_function
 from composer.utils.misc import create_interval_scheduler
 
 if TYPE_CHECKING:
@@ -136,6 +137,10 @@ def ensure_evaluator(
 def _check_label(label: Any) -> None:
     if not isinstance(label, str) or not label:
         raise TypeError(f"`label` must be a name such as 'eval', got {label!r}.")
+    if label == "train":
+        raise ValueError(
+            "`label` must not be 'train', under which the metrics of training are logged. Use for example 'train_eval'."
+        )
 
 
 def _check_function(interval: Any) -> None:
@@ -144,6 +149,8 @@ def _check_function(interval: Any) -> None:
             f"`eval_interval` must be a time such as '1ep' or '100ba', a number of epochs or a function, got "
             f"{interval!r}."
         )
+    if interval is not None:
+        check_interval_function("eval_interval", interval)
 
 
 def _check_interval(interval: int | str | Time[Any]) -> None:

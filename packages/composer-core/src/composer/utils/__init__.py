@@ -66,6 +66,8 @@ from composer.utils.misc import STR_TO_DTYPE as STR_TO_DTYPE
 from composer.utils.misc import ParallelismType as ParallelismType
 from composer.utils.misc import add_vision_dataset_transform as add_vision_dataset_transform
 from composer.utils.misc import check_finite as check_finite
+from composer.utils.misc import check_flags as check_flags
+from composer.utils.misc import check_integers as check_integers
 from composer.utils.misc import create_interval_scheduler as create_interval_scheduler
 from composer.utils.misc import get_free_tcp_port as get_free_tcp_port
 from composer.utils.misc import is_model_ddp as is_model_ddp
@@ -97,6 +99,8 @@ __all__ = [
     "batch_get",
     "batch_set",
     "check_finite",
+    "check_flags",
+    "check_integers",
     "check_pair",
     "configure_excepthook",
     "convert_flat_dict_to_nested_dict",

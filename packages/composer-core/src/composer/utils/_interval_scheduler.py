@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from fractions import Fraction
 from math import ceil
@@ -10,7 +11,57 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from composer.core import Event, State, Time
 
-__all__ = ["create_interval_scheduler"]
+__all__ = ["check_has_tokens", "check_interval_function", "create_interval_scheduler"]
+
+
+def check_has_tokens(state: State, what: str) -> None:
+    """Check that a count of tokens moves.
+
+    Args:
+        state: The run.
+        what: Is counted in tokens; for the message.
+
+    Raises:
+        RuntimeError: A batch was trained, but no token.
+    """
+    if state.timestamp._token == 0 and state.timestamp._batch > 0:
+        raise RuntimeError(
+            f"The batches must have tokens for {what} in tokens ('tok'), which would never come: none of "
+            f"the {state.timestamp._batch} batches so far had any. Tokens are those of `batch['input_ids']`, or "
+            f"`max_seq_len` of the data set per sample. Pass the training data as "
+            f"`DataSpec(dataloader, get_num_tokens_in_batch=...)`, or use another unit, such as 'ba' or 'sp'."
+        )
+
+
+def check_interval_function(argument: str, function: Callable[..., Any]) -> None:
+    """Check that a function can be asked whether an interval has passed.
+
+    Args:
+        argument: The name of the argument, for the message.
+        function: Its value.
+
+    Raises:
+        TypeError: It does not take a state and an event.
+    """
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some builtins have none
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
+        raise TypeError(
+            f"`{argument}` must be a time such as '1ep', or a function of the state and the event, got {function!r} "
+            f"with the arguments {signature}. Write it as `lambda state, event: ...`."
+        ) from error
+
+
+def _check_has_iterations(state: State, interval: Time[Any]) -> None:
+    if state._iteration_length is None:
+        raise ValueError(
+            f"An interval must not be in iterations, got {str(interval)!r}, which would never come: the run has no "
+            f"iterations. Use for example '1ep' or '100ba'."
+        )
 
 
 def create_interval_scheduler(
@@ -36,7 +87,7 @@ def create_interval_scheduler(
     Returns:
         The function. It remembers the last batch for which it was True. It raises RuntimeError when it is asked about a
         fraction of a run ("0.1dur") whose length is not known, or, unless that is in seconds, whose dataloader's length
-        is not known.
+        is not known; and about tokens after a batch without any. It raises ValueError for iterations in a run without.
 
     Differs: fractions are taken as written, so "0.1dur" of 30 batches is every 3 batches, although the nearest float is
         a little more than 0.1.
@@ -51,10 +102,14 @@ def create_interval_scheduler(
 
     def check_interval(state: State, event: Event) -> bool:
         nonlocal last_batch, last_event
+        if time_interval.unit is TimeUnit.ITERATION:
+            _check_has_iterations(state, time_interval)
         if event is not regular and event not in finals:
             return False
         if time_interval.value <= 0 or state.previous_timestamp is None:
             return False
+        if time_interval.unit is TimeUnit.TOKEN:
+            check_has_tokens(state, "an interval")
         batch = state.timestamp.batch.value
         # Asked again at the same event, by another who shares this function, it answers the same.
         is_new = batch != last_batch or event is last_event

@@ -10,9 +10,10 @@ import string
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
@@ -25,6 +26,8 @@ __all__ = [
     "ParallelismType",
     "add_vision_dataset_transform",
     "check_finite",
+    "check_flags",
+    "check_integers",
     "create_interval_scheduler",
     "get_free_tcp_port",
     "is_model_ddp",
@@ -52,26 +55,71 @@ class ParallelismType(StringEnum):
 
 
 def check_finite(**numbers: Any) -> None:
-    """Check arguments of a constructor: numbers, tensors of one number, or sequences of numbers.
+    """Check arguments of a constructor: numbers, or tensors of one number.
 
     Args:
-        **numbers: Values by the name of the argument. None and what is no number pass.
+        **numbers: Values by the name of the argument.
 
     Raises:
+        TypeError: A value is no number; None, True and False are none.
         ValueError: A number is NaN or infinite.
 
     Example:
-        >>> check_finite(lr=0.1, betas=(0.9, 0.99), clipping=None)
+        >>> check_finite(lr=0.1, weight_decay=0)
         >>> check_finite(lr=float("nan"))
         Traceback (most recent call last):
         ...
         ValueError: `lr` must be finite, got nan. Check how it was computed.
     """
     for name, value in numbers.items():
-        for number in value if isinstance(value, (tuple, list)) else (value,):
-            is_number = isinstance(number, Real) or (isinstance(number, torch.Tensor) and number.numel() == 1)
-            if is_number and not math.isfinite(number):
-                raise ValueError(f"`{name}` must be finite, got {value!r}. Check how it was computed.")
+        is_number = isinstance(value, Real) or (isinstance(value, torch.Tensor) and value.numel() == 1)
+        if not is_number or isinstance(value, bool):
+            raise TypeError(f"`{name}` must be a number, got {value!r}.")
+        if not math.isfinite(value):
+            raise ValueError(f"`{name}` must be finite, got {value!r}. Check how it was computed.")
+
+
+def check_integers(**numbers: Any) -> None:
+    """Check arguments of a constructor that are whole numbers.
+
+    Args:
+        **numbers: Values by the name of the argument.
+
+    Raises:
+        TypeError: A value is no integer; None, True, False and 2.0 are none.
+        ValueError: A number is NaN or infinite.
+
+    Example:
+        >>> check_integers(depth=1.5)
+        Traceback (most recent call last):
+        ...
+        TypeError: `depth` must be an integer, got 1.5.
+    """
+    check_finite(**numbers)
+    for name, value in numbers.items():
+        if not isinstance(value, Integral):
+            raise TypeError(f"`{name}` must be an integer, got {value!r}.")
+
+
+def check_flags(**flags: Any) -> None:
+    """Check arguments of a constructor that are True or False: a text such as "no" would count as True.
+
+    Args:
+        **flags: Values by the name of the argument.
+
+    Raises:
+        TypeError: A value is neither True, False, 0 nor 1.
+
+    Example:
+        >>> check_flags(batch="no")
+        Traceback (most recent call last):
+        ...
+        TypeError: `batch` must be True or False, got 'no'.
+    """
+    for name, value in flags.items():
+        is_bit = isinstance(value, Integral) and value in (0, 1)
+        if not (isinstance(value, (bool, np.bool_)) or is_bit):
+            raise TypeError(f"`{name}` must be True or False, got {value!r}.")
 
 
 def is_model_ddp(model: torch.nn.Module) -> bool:

@@ -86,7 +86,9 @@ class DecoupledAdamW(KeepsInitialLR, AdamW):
         foreach: bool | None = None,
         fused: bool | None = None,
     ) -> None:
-        check_finite(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+        check_finite(lr=lr, eps=eps, weight_decay=weight_decay)
+        for beta in betas:
+            check_finite(betas=beta)
         log_if_large(weight_decay)
         super().__init__(params, lr, betas, eps, weight_decay, amsgrad, foreach=foreach, fused=fused)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from inspect import Parameter
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
@@ -67,7 +69,9 @@ def compile_composer_scheduler(
 
     Raises:
         NotImplementedError: The state has no optimizer, or several.
-        ValueError: `ssr` is not 1 and `scheduler` does not take it.
+        ValueError: `ssr` is not 1 and `scheduler` does not take it, or the factor is NaN, infinite or negative; that
+            is checked again whenever the schedule is stepped.
+        TypeError: The factor is no number.
 
     Example:
         >>> import torch
@@ -98,7 +102,7 @@ class _CompiledSchedule(LambdaLR):
 
     def __init__(self, scheduler: Callable[..., float], state: State, ssr: float) -> None:
         self._schedule, self._state, self._ssr = scheduler, state, ssr
-        self._ask = _bind(scheduler, state, ssr)
+        self._ask = _checked(_bind(scheduler, state, ssr), scheduler, state)
         super().__init__(state.optimizers[0], lambda step: self._ask())
 
     def scale_schedule(self, ssr: float) -> None:
@@ -112,7 +116,7 @@ class _CompiledSchedule(LambdaLR):
         """
         if ssr <= 0:
             raise ValueError(f"`ssr` must be positive, got {ssr!r}.")
-        self._ask = _bind(self._schedule, self._state, self._ssr * ssr)
+        self._ask = _checked(_bind(self._schedule, self._state, self._ssr * ssr), self._schedule, self._state)
         self._ssr *= ssr
         factor = self._ask()
         for group, initial in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
@@ -148,6 +152,32 @@ def _bind(scheduler: Callable[..., float], state: State, ssr: float) -> Callable
         )
     return lambda: scheduler(state)
 
+
+def _checked(ask: Callable[[], Any], scheduler: Callable[..., Any], state: State) -> Callable[[], Any]:
+    """`ask`, which raises if the factor would ruin the weights or climb the loss."""
+
+    def ask_and_check() -> Any:
+        factor = ask()
+        if isinstance(factor, Tensor):  # not read if it is on a device: that would wait for it
+            number: Any = factor.item() if factor.device.type == "cpu" and factor.numel() == 1 else 1.0
+        else:
+            number = factor
+        kind: type[Exception] = ValueError
+        if isinstance(number, bool) or not isinstance(number, Real):
+            kind = TypeError
+        elif math.isfinite(number) and number >= _LEAST:
+            return factor
+        now = state.timestamp
+        raise kind(
+            f"The schedule {scheduler!r} must return a factor of the learning rate, a finite number that is not "
+            f"negative, got {factor!r} at epoch {now.epoch.value} and batch {now.batch.value}. Look at how it computes "
+            f"it there; `max(0.0, ...)` keeps it from falling below zero."
+        )
+
+    return ask_and_check
+
+
+_LEAST = -1e-12  # what rounding may leave of zero
 
 _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 

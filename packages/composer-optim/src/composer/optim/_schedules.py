@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from composer.core import Time, TimeUnit
 from composer.optim._compile import Schedule
-from composer.optim._time import _convert_time, elapsed, finite, fraction, parse, positive
+from composer.optim._time import _convert_time, elapsed, factor, fraction, parse, positive
+from composer.utils import check_finite
 
 if TYPE_CHECKING:
     from composer.core import State
@@ -27,6 +28,7 @@ __all__ = [
     "PolynomialScheduler",
     "StepScheduler",
     "cosine",
+    "exponent",
     "parse_milestones",
     "polynomial",
     "steps_down",
@@ -43,15 +45,28 @@ def polynomial(x: float, power: float, alpha_f: float) -> float:
     return alpha_f + (1 - alpha_f) * math.pow(1 - x, power)
 
 
+def exponent(power: float) -> float:
+    """Return the exponent of a polynomial schedule.
+
+    Raises:
+        TypeError: It is no number.
+        ValueError: It is not positive, or infinite.
+    """
+    check_finite(power=power)
+    if power <= 0:
+        raise ValueError(f"`power` must be positive, got {power!r}: the learning rate would not fall.")
+    return power
+
+
 def parse_milestones(milestones: Sequence[str | Time[Any]]) -> list[Time[Any]]:
     """The milestones as `Time` objects.
 
     Raises:
-        TypeError: `milestones` is a single time.
+        TypeError: `milestones` is no sequence, but for example a single time.
     """
-    if isinstance(milestones, (str, Time)):
+    if isinstance(milestones, (str, Time)) or not isinstance(milestones, Sequence):
         raise TypeError(f"`milestones` must be a sequence of times, got {milestones!r}. Put it in a list.")
-    return [parse(milestone, "milestones") for milestone in milestones]
+    return [parse(milestone, "milestones", zero=True) for milestone in milestones]
 
 
 def steps_down(milestones: Sequence[Time[Any]], gamma: float, state: State, ssr: float) -> float:
@@ -79,7 +94,7 @@ class StepScheduler(Schedule):
 
     def __init__(self, step_size: str | Time[Any], gamma: float = 0.1) -> None:
         self.step_size = parse(step_size, "step_size")
-        self.gamma = finite(gamma, "gamma")
+        self.gamma = factor(gamma, "gamma")
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         step_size = _convert_time(self.step_size, state, ssr)
@@ -97,7 +112,7 @@ class MultiStepScheduler(Schedule):
 
     def __init__(self, milestones: Sequence[str | Time[Any]], gamma: float = 0.1) -> None:
         self.milestones = parse_milestones(milestones)
-        self.gamma = finite(gamma, "gamma")
+        self.gamma = factor(gamma, "gamma")
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         return steps_down(self.milestones, self.gamma, state, ssr)
@@ -112,7 +127,7 @@ class ConstantScheduler(Schedule):
     """
 
     def __init__(self, alpha: float = 1.0, t_max: str | Time[Any] = "1dur") -> None:
-        self.alpha = finite(alpha, "alpha")
+        self.alpha = factor(alpha, "alpha")
         self.t_max = parse(t_max, "t_max")
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
@@ -130,8 +145,8 @@ class LinearScheduler(Schedule):
     """
 
     def __init__(self, alpha_i: float = 1.0, alpha_f: float = 0.0, t_max: str | Time[Any] = "1dur") -> None:
-        self.alpha_i = finite(alpha_i, "alpha_i")
-        self.alpha_f = finite(alpha_f, "alpha_f")
+        self.alpha_i = factor(alpha_i, "alpha_i")
+        self.alpha_f = factor(alpha_f, "alpha_f")
         self.t_max = parse(t_max, "t_max")
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
@@ -150,9 +165,7 @@ class ExponentialScheduler(Schedule):
     """
 
     def __init__(self, gamma: float, decay_period: str | Time[Any] = "1ep") -> None:
-        if gamma < 0:
-            raise ValueError(f"`gamma` must not be negative, got {gamma!r}: its fractional powers are complex.")
-        self.gamma = finite(gamma, "gamma")
+        self.gamma = factor(gamma, "gamma")
         self.decay_period = parse(decay_period, "decay_period")
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
@@ -173,7 +186,7 @@ class CosineAnnealingScheduler(Schedule):
 
     def __init__(self, t_max: str | Time[Any] = "1dur", alpha_f: float = 0.0) -> None:
         self.t_max = parse(t_max, "t_max")
-        self.alpha_f = finite(alpha_f, "alpha_f")
+        self.alpha_f = factor(alpha_f, "alpha_f")
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         return cosine(done(self.t_max, state, ssr), self.alpha_f)
@@ -199,8 +212,11 @@ class CosineAnnealingWarmRestartsScheduler(Schedule):
 
     def __init__(self, t_0: str | Time[Any], t_mult: float = 1.0, alpha_f: float = 0.0) -> None:
         self.t_0 = parse(t_0, "t_0")
-        self.t_mult = finite(t_mult, "t_mult")
-        self.alpha_f = finite(alpha_f, "alpha_f")
+        check_finite(t_mult=t_mult)
+        if t_mult <= 0:
+            raise ValueError(f"`t_mult` must be positive, got {t_mult!r}. Use 1.0 for cycles of one length.")
+        self.t_mult = t_mult
+        self.alpha_f = factor(alpha_f, "alpha_f")
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         t_0 = _convert_time(self.t_0, state, ssr)
@@ -228,9 +244,9 @@ class PolynomialScheduler(Schedule):
     """
 
     def __init__(self, power: float, t_max: str | Time[Any] = "1dur", alpha_f: float = 0.0) -> None:
-        self.power = finite(power, "power")
+        self.power = exponent(power)
         self.t_max = parse(t_max, "t_max")
-        self.alpha_f = finite(alpha_f, "alpha_f")
+        self.alpha_f = factor(alpha_f, "alpha_f")
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         return polynomial(done(self.t_max, state, ssr), self.power, self.alpha_f)

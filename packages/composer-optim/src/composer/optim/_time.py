@@ -7,34 +7,48 @@ from typing import TYPE_CHECKING, Any
 
 from composer.core import Time, TimeUnit, ensure_time
 from composer.utils import check_finite
+from composer.utils._interval_scheduler import check_has_tokens
 
 if TYPE_CHECKING:
     from composer.core import State
 
-__all__ = ["_convert_time", "check_covers_run", "elapsed", "finite", "fraction", "parse", "positive"]
+__all__ = ["_convert_time", "check_covers_run", "check_warmup", "elapsed", "factor", "fraction", "parse", "positive"]
 
 log = logging.getLogger("composer.optim.scheduler")
 
 
-def parse(time: str | Time[Any], name: str) -> Time[Any]:
+def parse(time: str | Time[Any], name: str, zero: bool = False) -> Time[Any]:
     """`time` as a `Time`.
+
+    Args:
+        time: The time.
+        name: The name of the argument.
+        zero: Whether it may be zero.
 
     Raises:
         TypeError: `time` is neither a string nor a `Time`.
-        ValueError: The string does not parse.
+        ValueError: The string does not parse, or the time is negative or zero.
     """
     if not isinstance(time, (str, Time)):
         raise TypeError(f"`{name}` must be a `Time` or a time string, got {time!r}. Name the unit, for example '10ep'.")
-    return ensure_time(time, TimeUnit.EPOCH, argument=name)
+    parsed = ensure_time(time, TimeUnit.EPOCH, argument=name)
+    if parsed.value < 0 or (parsed.value == 0 and not zero):
+        raise ValueError(
+            f"`{name}` must {'not be negative' if zero else 'be positive'}, got {str(parsed)!r}. Use for example '1ep'."
+        )
+    return parsed
 
 
-def finite(number: float, name: str) -> float:
-    """Return the number.
+def factor(number: float, name: str) -> float:
+    """Return the number, which multiplies a learning rate.
 
     Raises:
-        ValueError: It is NaN or infinite.
+        TypeError: It is no number.
+        ValueError: It is negative, NaN or infinite.
     """
     check_finite(**{name: number})
+    if number < 0:
+        raise ValueError(f"`{name}` must not be negative, got {number!r}: it multiplies a learning rate.")
     return number
 
 
@@ -75,6 +89,11 @@ def _convert_time(time: str | Time[Any], state: State, ssr: float = 1.0) -> Time
         if end.unit is TimeUnit.EPOCH:
             return Time(int(time.value * _batches_per_epoch(time, state) * end.value), TimeUnit.BATCH)
         return Time(int(time.value * end.value), end.unit)
+    if time.unit is TimeUnit.ITERATION and state._iteration_length is None:
+        raise ValueError(
+            f"The time of a schedule must not be in iterations, got {str(time)!r}: the run has none. Use 'ep', "
+            f"'ba', 'sp', 'tok' or 'dur'."
+        )
     if time.unit is TimeUnit.EPOCH:
         time = Time(time.value * _batches_per_epoch(time, state), TimeUnit.BATCH)
     return Time(int(time.value * ssr), time.unit)
@@ -91,7 +110,13 @@ def _batches_per_epoch(time: Time[Any], state: State) -> int:
 
 
 def elapsed(state: State, unit: TimeUnit) -> float:
-    """How much of `unit` has been trained; a whole number, but for durations."""
+    """How much of `unit` has been trained; a whole number, but for durations.
+
+    Raises:
+        RuntimeError: The unit is tokens, and the batches have none.
+    """
+    if unit is TimeUnit.TOKEN:
+        check_has_tokens(state, "the time of a schedule")
     if unit is TimeUnit.DURATION:
         done = state.get_elapsed_duration()
         assert done is not None, "times come to durations only in a run of seconds"
@@ -118,19 +143,45 @@ def positive(time: Time[Any], name: str, given: Time[Any]) -> float:
     return value
 
 
+def _end_of_run(state: State, unit: TimeUnit) -> Time[Any] | None:
+    """The length of the run, in `unit` if it can be converted; None if it is not known."""
+    end = state.max_duration
+    if end is not None and end.unit is TimeUnit.EPOCH and unit is TimeUnit.BATCH and state.dataloader_len is not None:
+        return Time(end.value * int(state.dataloader_len), TimeUnit.BATCH)
+    if end is not None and end.unit is TimeUnit.SECOND and unit is TimeUnit.DURATION:
+        return Time(1.0, TimeUnit.DURATION)
+    return end
+
+
+def check_warmup(t_warmup: Time[Any], end: Time[Any] | None, state: State) -> None:
+    """Check that a warm-up ends before the schedule, or before the run if the schedule has no end of its own.
+
+    Args:
+        t_warmup: The warm-up, converted.
+        end: The end of the schedule, converted; None: that of the run.
+        state: The run.
+
+    Raises:
+        ValueError: It is longer.
+    """
+    what = "`t_max`" if end is not None else "the run"
+    end = _end_of_run(state, t_warmup.unit) if end is None else end
+    if end is not None and end.unit is t_warmup.unit and t_warmup.value > end.value:
+        raise ValueError(
+            f"`t_warmup` must not be longer than {what}, got a warm-up of {str(t_warmup)!r} and an end at "
+            f"{str(end)!r}: the learning rate would never be reached. Use a shorter one, such as '0.1dur'."
+        )
+
+
 def check_covers_run(t_max: Time[Any], state: State) -> None:
     """Check that a schedule with warm-up ends no earlier than the run; only log if their units cannot be compared.
 
     Raises:
         ValueError: `t_max` is shorter than `state.max_duration`.
     """
-    end = state.max_duration
+    end = _end_of_run(state, t_max.unit)
     if end is None:
         return
-    if end.unit is TimeUnit.EPOCH and t_max.unit is TimeUnit.BATCH and state.dataloader_len is not None:
-        end = Time(end.value * int(state.dataloader_len), TimeUnit.BATCH)
-    elif end.unit is TimeUnit.SECOND and t_max.unit is TimeUnit.DURATION:
-        end = Time(1.0, TimeUnit.DURATION)
     if end.unit is not t_max.unit:
         if elapsed(state, TimeUnit.BATCH) == 0:  # once per run, not once per batch
             log.warning(

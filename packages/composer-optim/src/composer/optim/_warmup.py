@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from composer.core import Time
 from composer.optim._compile import Schedule
-from composer.optim._schedules import cosine, parse_milestones, polynomial, steps_down
-from composer.optim._time import _convert_time, check_covers_run, elapsed, finite, fraction, parse
+from composer.optim._schedules import cosine, exponent, parse_milestones, polynomial, steps_down
+from composer.optim._time import _convert_time, check_covers_run, check_warmup, elapsed, factor, fraction, parse
+from composer.utils import check_flags
 
 if TYPE_CHECKING:
     from composer.core import State
@@ -61,6 +62,7 @@ class _WithWarmup(Schedule):
                 f"{str(end)!r}. Give both in one unit."
             )
         check_covers_run(end, state)
+        check_warmup(_convert_time(self.t_warmup, state, ssr) if self.scale_warmup else begin, end, state)
         height = _ramp(self.t_warmup, self.scale_warmup, state, ssr, stacklevel=4)
         if height is not None:
             return height, 0.0
@@ -88,12 +90,14 @@ class MultiStepWithWarmupScheduler(Schedule):
         gamma: float = 0.1,
         scale_warmup: bool = False,
     ) -> None:
-        self.t_warmup = parse(t_warmup, "t_warmup")
+        self.t_warmup = parse(t_warmup, "t_warmup", zero=True)
         self.milestones = parse_milestones(milestones)
-        self.gamma = finite(gamma, "gamma")
+        self.gamma = factor(gamma, "gamma")
+        check_flags(scale_warmup=scale_warmup)
         self.scale_warmup = scale_warmup
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
+        check_warmup(_convert_time(self.t_warmup, state, ssr if self.scale_warmup else 1.0), None, state)
         height = _ramp(self.t_warmup, self.scale_warmup, state, ssr)
         return steps_down(self.milestones, self.gamma, state, ssr) if height is None else height
 
@@ -123,10 +127,11 @@ class LinearWithWarmupScheduler(_WithWarmup):
         t_max: str | Time[Any] = "1dur",
         scale_warmup: bool = False,
     ) -> None:
-        self.t_warmup = parse(t_warmup, "t_warmup")
-        self.alpha_i = finite(alpha_i, "alpha_i")
-        self.alpha_f = finite(alpha_f, "alpha_f")
+        self.t_warmup = parse(t_warmup, "t_warmup", zero=True)
+        self.alpha_i = factor(alpha_i, "alpha_i")
+        self.alpha_f = factor(alpha_f, "alpha_f")
         self.t_max = parse(t_max, "t_max")
+        check_flags(scale_warmup=scale_warmup)
         self.scale_warmup = scale_warmup
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
@@ -157,9 +162,10 @@ class ConstantWithWarmupScheduler(_WithWarmup):
         t_max: str | Time[Any] = "1dur",
         scale_warmup: bool = False,
     ) -> None:
-        self.t_warmup = parse(t_warmup, "t_warmup")
-        self.alpha = finite(alpha, "alpha")
+        self.t_warmup = parse(t_warmup, "t_warmup", zero=True)
+        self.alpha = factor(alpha, "alpha")
         self.t_max = parse(t_max, "t_max")
+        check_flags(scale_warmup=scale_warmup)
         self.scale_warmup = scale_warmup
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
@@ -189,9 +195,10 @@ class CosineAnnealingWithWarmupScheduler(_WithWarmup):
         alpha_f: float = 0.0,
         scale_warmup: bool = False,
     ) -> None:
-        self.t_warmup = parse(t_warmup, "t_warmup")
+        self.t_warmup = parse(t_warmup, "t_warmup", zero=True)
         self.t_max = parse(t_max, "t_max")
-        self.alpha_f = finite(alpha_f, "alpha_f")
+        self.alpha_f = factor(alpha_f, "alpha_f")
+        check_flags(scale_warmup=scale_warmup)
         self.scale_warmup = scale_warmup
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
@@ -224,10 +231,11 @@ class PolynomialWithWarmupScheduler(_WithWarmup):
         alpha_f: float = 0.0,
         scale_warmup: bool = False,
     ) -> None:
-        self.t_warmup = parse(t_warmup, "t_warmup")
-        self.power = finite(power, "power")
+        self.t_warmup = parse(t_warmup, "t_warmup", zero=True)
+        self.power = exponent(power)
         self.t_max = parse(t_max, "t_max")
-        self.alpha_f = finite(alpha_f, "alpha_f")
+        self.alpha_f = factor(alpha_f, "alpha_f")
+        check_flags(scale_warmup=scale_warmup)
         self.scale_warmup = scale_warmup
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:

@@ -54,6 +54,7 @@ from composer.utils import (
     parse_uri,
     partial_format,
 )
+from composer.utils._interval_scheduler import check_interval_function
 
 __all__ = ["CheckpointSaver"]
 
@@ -160,6 +161,7 @@ class CheckpointSaver(Callback):
             latest_remote_file_name=latest_remote_file_name,
         )
         _check_interval(save_interval)
+        folder = os.path.expanduser(os.fspath(folder))  # "~" is the user's home, as in a shell
         self._uri = os.fspath(folder) if is_uri(os.fspath(folder)) else None
         self._staging: str | None = None
         self._cleanup: Any = None
@@ -196,9 +198,11 @@ class CheckpointSaver(Callback):
     def _check(keep: int, uploads: int, timeout: float | None) -> None:
         if not is_count(keep, least=-1):
             raise ValueError(f"`num_checkpoints_to_keep` must be a number of checkpoints, or -1 for all, got {keep!r}.")
-        check_finite(num_concurrent_uploads=uploads, upload_timeout_in_seconds=timeout)
+        check_finite(num_concurrent_uploads=uploads)
         if uploads < 1:
             raise ValueError(f"`num_concurrent_uploads` must be at least 1, got {uploads!r}.")
+        if timeout is not None:
+            check_finite(upload_timeout_in_seconds=timeout)
         if timeout is not None and timeout <= 0:
             raise ValueError(f"`upload_timeout_in_seconds` must be positive, got {timeout!r}.")
 
@@ -643,6 +647,7 @@ class CheckpointSaver(Callback):
 
 def _check_interval(interval: Interval) -> None:
     if callable(interval):
+        check_interval_function("save_interval", interval)
         return
     if ensure_time(interval, TimeUnit.EPOCH, argument="save_interval").value <= 0:
         raise ValueError(f"`save_interval` must be positive, got {interval!r}. Use for example '1ep' or '100ba'.")

@@ -23,6 +23,7 @@ __all__ = [
     "check_folder",
     "check_length",
     "check_link",
+    "check_path",
     "check_pattern",
     "check_relative",
     "check_run_name",
@@ -161,6 +162,27 @@ def check_pattern(argument: str, pattern: str, times: bool = True) -> None:
     raise ValueError(f"`{argument}` must be a format string of known fields, got {pattern!r}: {reason}. Use {fields}.")
 
 
+def check_path(argument: str, path: str | os.PathLike[str]) -> None:
+    """Refuse what is no path of a file to save, before its fields are filled in.
+
+    Args:
+        argument: The name of the argument, for the message.
+        path: Its value.
+
+    Raises:
+        TypeError: It is no path.
+        ValueError: It has an unknown field, or is a folder.
+    """
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"`{argument}` must be a path or a string, got {path!r}.")
+    name = os.fspath(path)
+    check_pattern(argument, name)
+    if os.path.basename(name) in ("", ".", "..") or os.path.isdir(os.path.expanduser(name)):
+        raise ValueError(
+            f"`{argument}` must be the path of a file, got {name!r}. Add its name, such as 'ep{{epoch}}.pt'."
+        )
+
+
 def check_relative(argument: str, name: str) -> None:
     """Refuse the name of a file that is not in the folder it is to be in.
 
@@ -189,6 +211,11 @@ def check_folder(folder: str) -> None:
     """
     path = Path(folder)
     for place in (path, *path.parents):
+        if place.is_symlink() and not place.exists():
+            raise ValueError(
+                f"`save_folder` must be a folder, got {folder!r}: {str(place)!r} is a link to "
+                f"{os.readlink(place)!r}, which is missing. Make that folder, or remove the link."
+            )
         if place.exists() and not place.is_dir():
             raise ValueError(
                 f"`save_folder` must be a folder, got {folder!r}: {str(place)!r} is a file. Move that file, or save to "

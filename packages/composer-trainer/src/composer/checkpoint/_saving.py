@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from composer.checkpoint._container import write_file
 from composer.checkpoint._filter import IgnoreKeys
 from composer.checkpoint._left_out import filter_and_note
-from composer.checkpoint._names import get_save_filename
+from composer.checkpoint._names import check_path, get_save_filename
 from composer.checkpoint._resumption_parts import attached
 from composer.distributed._tensors import gathered
 from composer.utils import dist, reproducibility
@@ -63,8 +64,11 @@ def save_checkpoint(
 
     Raises:
         OSError: It cannot be written; earlier files are untouched.
+        TypeError: `filename` is no path.
+        ValueError: `filename` has an unknown field, or is a folder.
     """
-    path = get_save_filename(state, filename)
+    check_path("filename", filename)
+    path = get_save_filename(state, os.path.expanduser(os.fspath(filename)))
     content = collect(state, weights_only=weights_only, ignore_keys=ignore_keys)
     if dist.get_global_rank() != 0:
         return None

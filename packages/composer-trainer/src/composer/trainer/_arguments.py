@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
-import numpy as np
 import torch
 
 from composer.checkpoint._names import check_characters, check_pattern, check_relative, check_run_name
 from composer.core import Precision, Time, TimeUnit, ensure_time
+from composer.utils import check_flags
+from composer.utils._interval_scheduler import check_interval_function
 
 __all__ = ["as_precision", "check_arguments", "described"]
 
@@ -60,9 +61,7 @@ def as_precision(precision: str | Precision) -> Precision:
 
 
 def _flag(name: str, value: Any) -> None:
-    # A string such as "False" would count as True.
-    if not isinstance(value, (bool, np.bool_)) and not (isinstance(value, Integral) and value in (0, 1)):
-        raise TypeError(f"`{name}` must be True or False, got {value!r}.")
+    check_flags(**{name: value})
 
 
 def _text(name: str, value: Any) -> None:
@@ -75,6 +74,8 @@ def _text(name: str, value: Any) -> None:
 def _path(name: str, value: Any) -> None:
     if not isinstance(value, (str, os.PathLike)):
         raise TypeError(f"`{name}` must be a path or a string, got {value!r}.")
+    if not os.fspath(value):
+        raise ValueError(f"`{name}` must not be empty, got {value!r}.")
 
 
 def _run_name(name: str, value: Any) -> None:
@@ -145,6 +146,7 @@ def _console_interval(name: str, value: Any) -> None:
 
 def _interval(name: str, value: Any) -> None:
     if callable(value) and not isinstance(value, type):
+        check_interval_function(name, value)
         return
     parsed = _time(name, value)
     if name == "eval_interval" and parsed.value < 0:

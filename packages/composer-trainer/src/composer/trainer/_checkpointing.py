@@ -189,7 +189,9 @@ class LoadOptions:
 
     def __init__(self, autoresume: bool, **options: Any) -> None:
         self.autoresume = autoresume
-        self.path: str | None = None if options["load_path"] is None else os.fspath(options["load_path"])
+        self.path: str | None = (
+            None if options["load_path"] is None else os.path.expanduser(os.fspath(options["load_path"]))
+        )
         self.object_store = options["load_object_store"]
         self.weights_only: bool = options["load_weights_only"]
         self.strict: bool = options["load_strict_model_weights"]
@@ -197,7 +199,13 @@ class LoadOptions:
         self.ignore_keys = options["load_ignore_keys"]
         self.exclude_algorithms = options["load_exclude_algorithms"]
         if self.path is None and not autoresume:
-            unused = {"load_object_store": None, "load_weights_only": False, "load_ignore_keys": None}
+            unused = {
+                "load_object_store": None,
+                "load_weights_only": False,
+                "load_strict_model_weights": True,
+                "load_ignore_keys": None,
+                "load_exclude_algorithms": None,
+            }
             for name, default in unused.items():
                 if options[name] != default:
                     raise ValueError(f"`{name}` has no effect without `load_path`. Give the checkpoint to load.")

@@ -45,6 +45,7 @@ __all__ = [
     "build_loggers",
     "build_optimizer",
     "build_schedulers",
+    "check_distinct",
     "check_duration",
     "check_model",
     "check_optimizers",
@@ -105,9 +106,14 @@ def build_optimizer(model: ComposerModel, optimizers: Any) -> torch.optim.Optimi
     Raises:
         NotImplementedError: There is more than one.
         TypeError: It is no optimizer.
-        ValueError: It holds no parameter of the model, or a setting that is no number.
+        ValueError: It holds no parameter of the model, or a setting that is no number; or nothing is in the list.
     """
     given = ensure_tuple(optimizers)
+    if optimizers is not None and not given:
+        raise ValueError(
+            f"`optimizers` must be one `torch.optim.Optimizer`, got {optimizers!r}. Leave it out for "
+            f"`DecoupledSGDW(lr=0.1)`."
+        )
     if len(given) > 1:
         raise NotImplementedError(
             f"`optimizers` must be one optimizer, got {len(given)}. Put several into one `torch.optim.Optimizer` of "
@@ -238,12 +244,16 @@ def build_loggers(
 
     Raises:
         TypeError: Something else is among them.
+        ValueError: One object is among them twice.
     """
     destinations, others = list(ensure_tuple(loggers)), list(ensure_tuple(callbacks))
     for argument, items, kind in (("loggers", destinations, LoggerDestination), ("callbacks", others, Callback)):
         for item in items:
             if not isinstance(item, kind):
                 raise TypeError(f"`{argument}` must hold `{kind.__name__}` objects, got {described(item)}.")
+    check_distinct("loggers", destinations)
+    check_distinct("callbacks", others)
+    check_distinct("callbacks` and `loggers", [*destinations, *others])
     present = {type(destination) for destination in destinations}
     if progress_bar and log_to_console:
         warnings.warn(
@@ -263,6 +273,20 @@ def build_loggers(
             ConsoleLogger(stream=console_stream, log_interval=console_log_interval, log_traces=log_traces)
         )
     return destinations, others
+
+
+def check_distinct(argument: str, items: Sequence[Any]) -> None:
+    """Refuse one object that is given twice: it would act twice. Two objects of one class are fine.
+
+    Raises:
+        ValueError: There is one.
+    """
+    for index, item in enumerate(items):
+        if any(item is other for other in items[:index]):
+            raise ValueError(
+                f"`{argument}` must hold every object once, got the same `{type(item).__name__}` object twice: it "
+                f"would act twice at every event. Leave one out, or make a second object."
+            )
 
 
 def data_spec_of(dataloader: Any, argument: str) -> DataSpec:
@@ -388,8 +412,7 @@ def check_duration(duration: Any, argument: str) -> Time[Any]:
     parsed = ensure_time(duration, TimeUnit.EPOCH, argument=argument)
     if parsed.unit is TimeUnit.DURATION:
         raise ValueError(
-            f"`{argument}` must be in 'ep', 'ba', 'sp', 'tok', 'iter' or 'sec', got {str(parsed)!r}. Use for example "
-            f"'10ep'."
+            f"`{argument}` must be in 'ep', 'ba', 'sp', 'tok' or 'sec', got {str(parsed)!r}. Use for example '10ep'."
         )
     if parsed.value <= 0:
         raise ValueError(f"`{argument}` must be positive, got {str(parsed)!r}.")

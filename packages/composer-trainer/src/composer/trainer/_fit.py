@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from composer.trainer._signals import Interruption
 from composer.trainer._skip import has_state
 from composer.trainer._train_batch import BatchTrainer
 from composer.utils import dist
+from composer.utils._interval_scheduler import check_has_tokens
 
 __all__ = ["FitLoop"]
 
@@ -33,7 +35,7 @@ class _LossWatch:
 
     def __init__(self) -> None:
         self._last: deque[torch.Tensor] = deque(maxlen=8)
-        self._answer: tuple[int, int, DeferredValue] | None = None  # about so many losses, up to a batch
+        self._answer: tuple[int, int, DeferredValue] | None = None  # how many bad ones are told, up to which batch
         self._count, self._warned = 0, False
 
     def add(self, losses: Mapping[str, torch.Tensor], batch: int) -> None:
@@ -45,20 +47,26 @@ class _LossWatch:
         if self._count >= 16 and self._count & (self._count - 1) == 0:
             self.look(batch)
 
-    def look(self, batch: int, wait: bool = False) -> None:
-        """Look at the last losses, up to those of `batch`; what is found is told now if there is time to `wait`."""
-        self._tell(wait)
+    def look(self, batch: int, at_end: bool = False) -> None:
+        """Look at the last losses, up to those of `batch`.
+
+        During the run all of the last losses must be bad to be told, since a bad batch may be skipped; at its end,
+        where there is time to wait for the answer, the last two.
+        """
+        self._tell(at_end)
         if self._last and self._answer is None and not self._warned:
-            answer = DeferredValue.of_tensor(torch.stack([loss.isfinite() for loss in self._last]).any())
+            bad = torch.stack([~loss.isfinite() for loss in reversed(self._last)])
+            answer = DeferredValue.of_tensor(bad.cumprod(0).sum())  # how many of the last in a row
             DeferredValue.fetch([answer])
-            self._answer = (len(self._last), batch, answer)
-        self._tell(wait)
+            self._answer = (min(2 if at_end else 8, len(self._last)), batch, answer)
+        self._tell(at_end)
 
     def _tell(self, wait: bool) -> None:
         if self._answer is None or not (wait or self._answer[2].ready):
             return
-        (number, batch, answer), self._answer = self._answer, None
-        if answer.value or self._warned or dist.get_global_rank() != 0:
+        (least, batch, answer), self._answer = self._answer, None
+        number = int(answer.value)
+        if number < least or self._warned or dist.get_global_rank() != 0:
             return
         self._warned = True
         warnings.warn(
@@ -134,7 +142,7 @@ class FitLoop:
         finally:
             self.position.rest()
         self._log_final_time()
-        self._losses.look(state.timestamp._batch - 1, wait=True)
+        self._losses.look(state.timestamp._batch - 1, at_end=True)
         self.evaluation.modes.eval()  # before algorithms put averages of theirs into the model
         run_event(Event.FIT_END)
         self.evaluation.run_due(Event.FIT_END)
@@ -235,13 +243,14 @@ class FitLoop:
         size = state.device_train_microbatch_size
         self._publish(losses, samples if size is None else size, logged)
         if self.step_every_batch:
-            for scheduler in state.schedulers:
-                scheduler.step()
+            self._step_schedulers()
         self._log_metrics(logged)
         asked_to_end = self.interruption.signal is not None
         samples, tokens, ends, lap = self.parallel.total(samples, tokens, asked_to_end, self.timer.lap())
         state.previous_timestamp = state.timestamp
         state.timestamp = state.timestamp.to_next_batch(samples, tokens, lap)
+        if tokens == 0 and self._limit is not None and self._limit.unit is TimeUnit.TOKEN:
+            check_has_tokens(state, f"`max_duration` {str(self._limit)!r}")
         if ends:
             self.interruption.prepare()
         run_event(Event.BATCH_END)
@@ -250,6 +259,18 @@ class FitLoop:
         if ends:
             self.metrics.finish()
             self.interruption.leave(state)
+
+    def _step_schedulers(self) -> None:
+        for scheduler in self.state.schedulers:
+            scheduler.step()
+            for rate in scheduler.get_last_lr():
+                # One in a tensor is not read: that would wait for the device.
+                if isinstance(rate, float) and not math.isfinite(rate):
+                    raise ValueError(
+                        f"`{type(scheduler).__name__}` must give finite learning rates, got {rate!r} after batch "
+                        f"{self.state.timestamp._batch}. Every weight would be NaN after the next step; look at how it "
+                        f"is computed."
+                    )
 
     def _publish(self, losses: dict[str, torch.Tensor], microbatch_size: float, logged: bool) -> None:
         losses = self.parallel.mean_losses(losses)
@@ -279,8 +300,7 @@ class FitLoop:
         state, run_event = self.state, self.engine.run_event
         self._log_metrics(bool(self.logger.destinations))
         if not self.step_every_batch:
-            for scheduler in state.schedulers:
-                scheduler.step()
+            self._step_schedulers()
         state.previous_timestamp = state.timestamp
         state.timestamp = state.timestamp.to_next_epoch()
         self.position.rest(ended=True)

@@ -104,6 +104,7 @@ class TrainerParts(Exports):
         for algorithm in ensure_tuple(algorithms):
             if not isinstance(algorithm, Algorithm):
                 raise TypeError(f"`algorithms` must hold `Algorithm` objects, got {described(algorithm)}.")
+        build.check_distinct("algorithms", ensure_tuple(algorithms))
         self.state = State(
             model=model,
             rank_zero_seed=seed,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from composer.core import DataSpec, Evaluator, Precision, State, Timestamp, TimeUnit
+from composer.core import DataSpec, Evaluator, Precision, State, Time, Timestamp, TimeUnit
 from composer.models import ComposerModel
 from composer.trainer import _construction as build
 from composer.trainer._lockstep import check_whole
@@ -124,8 +124,17 @@ class RunSettings:
     def set_max_duration(self, max_duration: Any) -> None:
         """Set the length of the run; None leaves it open."""
         if max_duration is not None:
-            self.state.max_duration = build.check_duration(max_duration, "max_duration")
+            parsed = build.check_duration(max_duration, "max_duration")
+            self._check_iterations(parsed, "max_duration")
+            self.state.max_duration = parsed
             self._check_epochs()
+
+    def _check_iterations(self, duration: Time[Any], argument: str) -> None:
+        if duration.unit is TimeUnit.ITERATION and self.state._iteration_length is None:
+            raise ValueError(
+                f"`{argument}` must not be in iterations, got {str(duration)!r}: the run has none, so it would not "
+                f"end. Use for example '10ep' or '1000ba'."
+            )
 
     def set_duration(self, duration: Any, begun: Timestamp | None = None) -> None:
         """Train `duration` more from here on; None: until `max_duration`.
@@ -141,6 +150,7 @@ class RunSettings:
         state = self.state
         if duration is not None:
             more = build.check_duration(duration, "duration")
+            self._check_iterations(more, "duration")
             state.max_duration = (state.timestamp if begun is None else begun).get(more.unit) + more
         limit = state.max_duration
         if limit is None:
@@ -158,6 +168,8 @@ class RunSettings:
         Raises:
             ValueError: `ratio` cannot work, or has nothing to scale.
         """
+        if isinstance(schedulers, Mapping):
+            raise TypeError(f"`schedulers` must be a scheduler or a sequence of them, got {schedulers!r}.")
         state, given = self.state, ensure_tuple(schedulers)
         if not given:
             if ratio != 1.0:

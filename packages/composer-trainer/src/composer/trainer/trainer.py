@@ -9,6 +9,7 @@ from typing import Any, TextIO
 import torch
 
 from composer.checkpoint import IgnoreKeys, save_checkpoint
+from composer.checkpoint._names import check_path
 from composer.core import Algorithm, Callback, Evaluator, Event, Precision, State, Time
 from composer.core.passes import PassInput
 from composer.devices import Device
@@ -375,7 +376,12 @@ class Trainer(TrainerParts):
 
         Returns:
             The path; None on ranks that do not write.
+
+        Raises:
+            TypeError: `name` is no path.
+            ValueError: `name` has an unknown field, or is a folder.
         """
+        check_path("name", name)
         with self._parallel.watched():
             return save_checkpoint(self.state, name, weights_only=weights_only)
 

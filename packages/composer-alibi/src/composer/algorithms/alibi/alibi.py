@@ -13,7 +13,7 @@ from torch import nn
 
 from composer.core import REPLACES_ATTENTION, RESHAPES_SEQUENCES, TRANSFORMS_BATCH, Algorithm, Event, Placement, State
 from composer.loggers import Logger
-from composer.utils import MissingConditionalImportError, check_finite, module_surgery
+from composer.utils import MissingConditionalImportError, check_finite, check_integers, module_surgery
 
 __all__ = ["Alibi", "apply_alibi"]
 
@@ -73,7 +73,7 @@ def apply_alibi(
 
 
 def _check_length(max_sequence_length: int) -> None:
-    check_finite(max_sequence_length=max_sequence_length)
+    check_integers(max_sequence_length=max_sequence_length)
     if max_sequence_length < 1:
         raise ValueError(f"`max_sequence_length` must be at least 1, got {max_sequence_length!r}. It counts tokens.")
 
@@ -147,6 +147,7 @@ class Alibi(Algorithm):
 
     def __init__(self, max_sequence_length: int, train_sequence_length_scaling: float = 0.25) -> None:
         _check_length(max_sequence_length)
+        check_finite(train_sequence_length_scaling=train_sequence_length_scaling)
         if not 0 < train_sequence_length_scaling <= 1:
             raise ValueError(
                 f"`train_sequence_length_scaling` must be above 0 and at most 1, got "

@@ -20,7 +20,7 @@ from composer.algorithms.utils import (
 from composer.algorithms.utils.augmentation_common import map_pillow_function
 from composer.core import AUGMENTS_IMAGES, MIXES_AUGMENTATIONS, Algorithm, Event, Placement, State
 from composer.loggers import Logger
-from composer.utils import check_finite
+from composer.utils import check_finite, check_integers
 
 __all__ = ["AugMix", "AugmentAndMixTransform", "augment_and_mix", "augmix_image"]
 
@@ -209,9 +209,10 @@ class AugMix(Algorithm):
 
 
 def _check(severity: float, depth: int, width: int, alpha: float) -> None:
+    check_finite(severity=severity, alpha=alpha)
+    check_integers(depth=depth, width=width)
     if not 0 <= severity <= 10:
         raise ValueError(f"`severity` must be in [0, 10], got {severity!r}. 10 is the strongest.")
-    check_finite(depth=depth, width=width)
     if width < 1:
         raise ValueError(f"`width` must be at least 1, got {width!r}. The paper uses 3 chains.")
     if not 0 < alpha < math.inf:

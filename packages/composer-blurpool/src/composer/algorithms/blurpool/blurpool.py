@@ -12,7 +12,7 @@ from composer.algorithms.blurpool.blurpool_layers import BlurConv2d, BlurMaxPool
 from composer.algorithms.warnings import NoEffectWarning
 from composer.core import REPLACES_BLOCKS, REPLACES_CONVS, WRAPS_CONVS, Algorithm, Event, Placement, State
 from composer.loggers import Logger
-from composer.utils import check_finite, module_surgery
+from composer.utils import check_flags, check_integers, module_surgery
 
 __all__ = ["BlurPool", "apply_blurpool"]
 
@@ -138,11 +138,14 @@ class BlurPool(Algorithm):
         blur_first: bool = True,
         min_channels: int = 16,
     ) -> None:
+        check_flags(replace_convs=replace_convs, replace_maxpools=replace_maxpools, blur_first=blur_first)
+        check_integers(min_channels=min_channels)
         if not (replace_convs or replace_maxpools):
             raise ValueError(
                 "`replace_convs` or `replace_maxpools` must be True, got False for both. Leave `BlurPool` out instead."
             )
-        check_finite(min_channels=min_channels)
+        if min_channels < 0:
+            raise ValueError(f"`min_channels` must not be negative, got {min_channels!r}. Use 0 for every convolution.")
         self.replace_convs, self.replace_maxpools = replace_convs, replace_maxpools
         self.blur_first = blur_first
         self.min_channels = min_channels

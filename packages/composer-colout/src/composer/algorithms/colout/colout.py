@@ -22,6 +22,7 @@ from composer.core import (
     State,
 )
 from composer.loggers import Logger
+from composer.utils import check_finite, check_flags
 
 __all__ = ["ColOut", "ColOutTransform", "batch_colout", "colout", "colout_batch"]
 
@@ -176,6 +177,7 @@ class ColOut(Algorithm):
         input_key: Any = 0,
         target_key: Any = 1,
     ) -> None:
+        check_flags(batch=batch)
         if resize_target is True and not batch:
             raise NotImplementedError(
                 "`resize_target` must not be True with `batch=False`, where a transform sees images without targets. "
@@ -225,6 +227,7 @@ class ColOut(Algorithm):
 
 def _check(p_row: float, p_col: float, resize_target: bool | str) -> None:
     for name, fraction in (("p_row", p_row), ("p_col", p_col)):
+        check_finite(**{name: fraction})
         if not 0 <= fraction <= 1:
             raise ValueError(f"`{name}` must be in [0, 1], got {fraction!r}. It is the fraction that is dropped.")
     if not isinstance(resize_target, bool) and resize_target != "auto":

@@ -26,6 +26,7 @@ from composer.core import (
     State,
 )
 from composer.loggers import Logger
+from composer.utils import check_flags
 
 __all__ = ["CutMix", "cutmix", "cutmix_batch"]
 
@@ -146,6 +147,7 @@ class CutMix(Algorithm):
         target_key: Any = 1,
     ) -> None:
         _check_alpha(alpha)
+        check_flags(interpolate_loss=interpolate_loss, uniform_sampling=uniform_sampling)
         self.alpha = alpha
         self.interpolate_loss = interpolate_loss
         self.uniform_sampling = uniform_sampling

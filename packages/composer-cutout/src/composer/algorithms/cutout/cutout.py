@@ -18,7 +18,7 @@ from composer.core import (
     State,
 )
 from composer.loggers import Logger
-from composer.utils import check_finite
+from composer.utils import check_finite, check_flags, check_integers
 
 __all__ = ["CutOut", "cutout_batch"]
 
@@ -122,6 +122,7 @@ class CutOut(Algorithm):
         self, num_holes: int = 1, length: float = 0.5, uniform_sampling: bool = False, input_key: Any = 0
     ) -> None:
         _check_arguments(num_holes, length)
+        check_flags(uniform_sampling=uniform_sampling)
         self.num_holes = num_holes
         self.length = length
         self.uniform_sampling = uniform_sampling
@@ -144,7 +145,8 @@ class CutOut(Algorithm):
 
 
 def _check_arguments(num_holes: int, length: float) -> None:
-    check_finite(num_holes=num_holes)
+    check_integers(num_holes=num_holes)
+    check_finite(length=length)
     if num_holes < 0:
         raise ValueError(f"`num_holes` must not be negative, got {num_holes!r}. Use 0 for no holes.")
     if not 0 <= length <= 1:

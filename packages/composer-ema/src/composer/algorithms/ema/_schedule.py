@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from composer.core import State, Time, TimeUnit
+from composer.utils import check_finite
 
 __all__ = ["check_smoothing", "has_passed", "is_due", "parse"]
 
@@ -22,7 +23,7 @@ def parse(half_life: Any, smoothing: Any, ema_start: Any, update_interval: Any) 
         )
     if update_interval is not None and not isinstance(update_interval, str):
         raise ValueError(f"`update_interval` must be a time string or None, got {update_interval!r}. Use '1ba'.")
-    decay = None if half_life is None else _parse("half_life", half_life, least=0)
+    decay = None if half_life is None else _parse("half_life", half_life, least=1)
     unit = TimeUnit.BATCH if decay is None else decay.unit
     interval = Time(1, unit) if update_interval is None else _parse("update_interval", update_interval, least=1)
     if interval.unit not in (TimeUnit.BATCH, TimeUnit.EPOCH):
@@ -43,6 +44,7 @@ def parse(half_life: Any, smoothing: Any, ema_start: Any, update_interval: Any) 
 
 def check_smoothing(smoothing: float) -> None:
     """Raise ValueError unless `smoothing` is in [0, 1]."""
+    check_finite(smoothing=smoothing)
     if not 0 <= smoothing <= 1:
         raise ValueError(f"`smoothing` must be in [0, 1], got {smoothing!r}. It is the weight that an average keeps.")
 

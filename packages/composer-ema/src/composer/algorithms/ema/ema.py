@@ -93,8 +93,8 @@ class EMA(Algorithm):
     it** together with another method that averages weights.
 
     Args:
-        half_life: The time after which a set of weights counts half, in batches or epochs ("1000ba"); "0ba" averages
-            nothing. None if `smoothing` is given.
+        half_life: The time after which a set of weights counts half, in batches or epochs ("1000ba"). None if
+            `smoothing` is given.
         smoothing: The weight that the average keeps in one update, in [0, 1]. None if `half_life` is given.
         ema_start: When averaging starts, in any unit.
         update_interval: The time between updates, in the unit of `half_life`. None: 1 of that unit, or "1ba".

@@ -29,7 +29,7 @@ from composer.core import (
     State,
 )
 from composer.loggers import Logger
-from composer.utils import check_finite, module_surgery
+from composer.utils import check_finite, check_flags, check_integers, module_surgery
 
 __all__ = [
     "LOG_NUM_CONV2D_REPLACEMENTS_KEY",
@@ -188,7 +188,16 @@ class Factorize(Algorithm):
         min_features: int = 256,
         latent_features: int | float = 128,
     ) -> None:
-        check_finite(min_channels=min_channels, min_features=min_features)
+        check_flags(factorize_convs=factorize_convs, factorize_linears=factorize_linears)
+        if not (factorize_convs or factorize_linears):
+            raise ValueError(
+                "`factorize_convs` or `factorize_linears` must be True, got False for both. Leave `Factorize` out "
+                "instead."
+            )
+        check_integers(min_channels=min_channels, min_features=min_features)
+        for name, least in (("min_channels", min_channels), ("min_features", min_features)):
+            if least < 0:
+                raise ValueError(f"`{name}` must not be negative, got {least!r}. Use 0 for every layer.")
         _check_latent("latent_channels", latent_channels)
         _check_latent("latent_features", latent_features)
         self.factorize_convs, self.factorize_linears = factorize_convs, factorize_linears

@@ -15,7 +15,7 @@ from composer.algorithms.gated_linear_units.gated_linear_unit_layers import BERT
 from composer.algorithms.warnings import NoEffectWarning
 from composer.core import ADDS_NORMS, REPLACES_FEEDFORWARD, Algorithm, Event, Placement, State
 from composer.loggers import Logger
-from composer.utils import MissingConditionalImportError, module_surgery
+from composer.utils import MissingConditionalImportError, check_flags, module_surgery
 
 __all__ = ["GatedLinearUnits", "apply_gated_linear_units", "from_BertIntermediate", "from_BertOutput"]
 
@@ -220,6 +220,9 @@ class GatedLinearUnits(Algorithm):
     def __init__(
         self, act_fn: Activation | None = None, gated_layer_bias: bool = False, non_gated_layer_bias: bool = False
     ) -> None:
+        check_flags(gated_layer_bias=gated_layer_bias, non_gated_layer_bias=non_gated_layer_bias)
+        if act_fn is not None and not callable(act_fn):
+            raise TypeError(f"`act_fn` must be a function of a tensor, got {act_fn!r}. None keeps the model's own.")
         _import_bert()
         self.act_fn = act_fn
         self.gated_layer_bias = gated_layer_bias

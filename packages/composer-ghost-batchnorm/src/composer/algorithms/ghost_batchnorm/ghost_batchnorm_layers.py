@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from composer.utils import check_finite
+from composer.utils import check_integers
 
 __all__ = ["GhostBatchNorm1d", "GhostBatchNorm2d", "GhostBatchNorm3d"]
 
@@ -114,6 +114,6 @@ _GHOSTS: dict[type[_BatchNorm], type[_GhostBatchNorm]] = {
 
 
 def check_ghost_batch_size(ghost_batch_size: int) -> None:
-    check_finite(ghost_batch_size=ghost_batch_size)
+    check_integers(ghost_batch_size=ghost_batch_size)
     if ghost_batch_size < 1:
         raise ValueError(f"`ghost_batch_size` must be at least 1, got {ghost_batch_size!r}. 32 is the default.")

@@ -39,13 +39,13 @@ def apply_gradient_clipping(
     Args:
         model: The model after its backward pass, or its parameters. What has no gradient is left out.
         clipping_type: "norm", "value" or "adaptive".
-        clipping_threshold: Not negative. For "adaptive" a fraction of the norm of the weights.
+        clipping_threshold: Positive. For "adaptive" a fraction of the norm of the weights.
         fsdp_enabled: Whether the model is wrapped in `FullyShardedDataParallel`, which knows the norm over all ranks.
             "value" then limits the largest element by scaling. Not needed for `fully_shard`.
         eps: Smallest norm of a unit's weights that "adaptive" counts with. With 0, weights that are zero stay zero.
 
     Raises:
-        ValueError: `clipping_type` is unknown, a number is negative, or "adaptive" meets `fsdp_enabled`.
+        ValueError: `clipping_type` is unknown, a number is out of range, or "adaptive" meets `fsdp_enabled`.
         NotImplementedError: "adaptive" meets a sparse gradient that does not consist of whole rows.
 
     Example:
@@ -107,11 +107,11 @@ class GradientClipping(Algorithm):
     Args:
         clipping_type: "norm", "value" or "adaptive".
         clipping_threshold: The limit: of the norm, of each element, or for "adaptive" of the norm as a part of that of
-            the weights. Not negative.
+            the weights. Positive.
         eps: Smallest norm of a unit's weights that "adaptive" counts with. With 0, weights that are zero stay zero.
 
     Raises:
-        ValueError: `clipping_type` is unknown, or a number is negative.
+        ValueError: `clipping_type` is unknown, or a number is out of range.
 
     Warns:
         NotIntendedUseWarning: At INIT, with "adaptive" and `eps=0`, if parameters are zero: they would stay zero.
@@ -153,9 +153,12 @@ def _check(clipping_type: str, clipping_threshold: float, eps: float) -> None:
             f"`clipping_type` must be 'norm', 'value' or 'adaptive', got {clipping_type!r}. 'norm' keeps the direction "
             f"of the gradient."
         )
-    if not clipping_threshold >= 0:
+    if clipping_threshold != math.inf:  # infinity clips nothing, which some use to log the norm
+        check_finite(clipping_threshold=clipping_threshold)
+    if not clipping_threshold > 0:
         raise ValueError(
-            f"`clipping_threshold` must not be negative, got {clipping_threshold!r}. Use for example 1.0 for 'norm'."
+            f"`clipping_threshold` must be positive, got {clipping_threshold!r}, which would leave no gradient. Use "
+            f"for example 1.0 for 'norm'."
         )
     check_finite(eps=eps)
     if not eps >= 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from composer.utils import check_finite
+from composer.utils import check_finite, check_integers
 
 __all__ = ["GyroDropoutLayer", "mixed"]
 
@@ -190,9 +190,10 @@ class GyroDropoutLayer(nn.Module):
 
 def check(p: float, sigma: int, tau: int) -> None:
     """Raise ValueError unless `p` is a probability and 1 <= tau <= sigma."""
+    check_finite(p=p)
     if not 0 <= p <= 1:
         raise ValueError(f"`p` must be in [0, 1], got {p!r}. It is the probability to drop an element.")
-    check_finite(sigma=sigma, tau=tau)
+    check_integers(sigma=sigma, tau=tau)
     if not 1 <= tau <= sigma:
         raise ValueError(
             f"`tau` must be at least 1 and at most `sigma`, got {tau!r} and {sigma!r}. Use fewer at a time."

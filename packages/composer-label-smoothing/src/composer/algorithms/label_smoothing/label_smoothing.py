@@ -9,6 +9,7 @@ import torch
 from composer.core import INTERPOLATES_LOSS, MIXES_TARGETS, SMOOTHS_TARGETS, Algorithm, Event, Placement, State
 from composer.loggers import Logger
 from composer.loss.utils import check_for_index_targets, infer_target_type
+from composer.utils import check_finite
 
 __all__ = ["LabelSmoothing", "smooth_labels"]
 
@@ -90,6 +91,7 @@ def _check_classes(logits: torch.Tensor) -> None:
 
 
 def _check_smoothing(smoothing: float) -> None:
+    check_finite(smoothing=smoothing)
     if not 0 <= smoothing <= 1:
         raise ValueError(
             f"`smoothing` must be in [0, 1], got {smoothing!r}. 0 leaves the targets as they are, 1 makes them uniform."
@@ -140,7 +142,9 @@ class LabelSmoothing(Algorithm):
 
     events = frozenset({Event.BEFORE_LOSS, Event.AFTER_LOSS})
     # After what mixes the targets of this loss, and given back only after what derives another loss from them.
-    placement = Placement(provides={SMOOTHS_TARGETS}, after={MIXES_TARGETS, INTERPOLATES_LOSS})
+    placement = Placement(
+        provides={SMOOTHS_TARGETS}, after={MIXES_TARGETS, INTERPOLATES_LOSS}, excludes={SMOOTHS_TARGETS}
+    )
 
     def __init__(self, smoothing: float = 0.1, target_key: Any = 1) -> None:
         _check_smoothing(smoothing)

@@ -13,6 +13,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from composer.algorithms.warnings import NoEffectWarning
 from composer.core import FREEZES_WEIGHTS, Algorithm, Event, Placement, State
 from composer.loggers import Logger
+from composer.utils import check_finite
 from composer.utils.iter_helpers import ensure_tuple
 
 __all__ = ["LayerFreezing", "freeze_layers"]
@@ -164,6 +165,7 @@ def _nothing() -> None:
 
 
 def _check(name: str, value: float) -> None:
+    check_finite(**{name: value})
     if not 0 <= value <= 1:
         raise ValueError(f"`{name}` must be in [0, 1], got {value!r}. It is a fraction.")
 

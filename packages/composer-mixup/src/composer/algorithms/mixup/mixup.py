@@ -19,6 +19,7 @@ from composer.core import (
     State,
 )
 from composer.loggers import Logger
+from composer.utils import check_flags
 
 __all__ = ["MixUp", "mixup_batch"]
 
@@ -109,6 +110,7 @@ class MixUp(Algorithm):
         self, alpha: float = 0.2, interpolate_loss: bool = False, input_key: Any = 0, target_key: Any = 1
     ) -> None:
         _check_alpha(alpha)
+        check_flags(interpolate_loss=interpolate_loss)
         self.alpha = alpha
         self.interpolate_loss = interpolate_loss
         self.input_key, self.target_key = input_key, target_key

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from composer.core import CHANGES_RESOLUTION, DROPS_PIXELS, TRANSFORMS_BATCH, Algorithm, Event, Placement, State
 from composer.loggers import Logger
-from composer.utils import check_finite
+from composer.utils import check_finite, check_flags, check_integers
 
 __all__ = ["ProgressiveResizing", "resize_batch", "resize_inputs"]
 
@@ -198,7 +198,8 @@ class ProgressiveResizing(Algorithm):
                 f"`delay_fraction` and `finetune_fraction` must not add up to more than 1, got {delay_fraction!r} and "
                 f"{finetune_fraction!r}. Images grow in what they leave of the run."
             )
-        check_finite(size_increment=size_increment)
+        check_integers(size_increment=size_increment)
+        check_flags(resize_targets=resize_targets)
         if size_increment < 1:
             raise ValueError(f"`size_increment` must be at least 1, got {size_increment!r}. Use 1 for every width.")
         self.mode = mode
@@ -252,5 +253,6 @@ class ProgressiveResizing(Algorithm):
 
 
 def _check_fraction(name: str, value: float) -> None:
+    check_finite(**{name: value})
     if not 0 <= value <= 1:
         raise ValueError(f"`{name}` must be in [0, 1], got {value!r}. It is a fraction.")

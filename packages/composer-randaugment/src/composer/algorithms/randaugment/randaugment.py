@@ -17,7 +17,7 @@ from composer.algorithms.utils import (
 from composer.algorithms.utils.augmentation_common import map_pillow_function
 from composer.core import AUGMENTS_IMAGES, Algorithm, Event, Placement, State
 from composer.loggers import Logger
-from composer.utils import check_finite
+from composer.utils import check_finite, check_integers
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -176,8 +176,9 @@ class RandAugment(Algorithm):
 
 
 def _check(severity: float, depth: int) -> None:
+    check_finite(severity=severity)
+    check_integers(depth=depth)
     if not 0 <= severity <= 10:
         raise ValueError(f"`severity` must be in [0, 10], got {severity!r}. 10 is the strongest.")
-    check_finite(depth=depth)
     if depth < 0:
         raise ValueError(f"`depth` must not be negative, got {depth!r}. Use 0 for no augmentation.")

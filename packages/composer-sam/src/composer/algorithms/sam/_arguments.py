@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from composer.utils import check_finite
+from composer.utils import check_finite, check_integers
 from composer.utils.module_surgery import has_own_state_dict
 
 __all__ = ["check_arguments", "check_base"]
@@ -15,7 +15,8 @@ __all__ = ["check_arguments", "check_base"]
 
 def check_arguments(rho: float, epsilon: float, interval: int) -> None:
     """Raise ValueError unless the arguments of `SAM` are in range."""
-    check_finite(rho=rho, epsilon=epsilon, interval=interval)
+    check_finite(rho=rho, epsilon=epsilon)
+    check_integers(interval=interval)
     if rho < 0:
         raise ValueError(f"`rho` must not be negative, got {rho!r}. Use 0.05, or more with a larger `interval`.")
     if epsilon <= 0:

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from composer.utils import check_finite
+
 __all__ = ["buffers_kept", "check", "check_loss", "choose", "downsampled", "rows_of", "takes_reduction"]
 
 _INTERPOLATION = {3: "linear", 4: "bilinear", 5: "trilinear"}
@@ -17,6 +19,7 @@ _INTERPOLATION = {3: "linear", 4: "bilinear", 5: "trilinear"}
 
 def check(keep: float, scale_factor: float) -> None:
     """Raise ValueError unless both are in (0, 1]."""
+    check_finite(keep=keep, scale_factor=scale_factor)
     if not 0 < keep <= 1:
         raise ValueError(
             f"`keep` must be in (0, 1], got {keep!r}. It is the fraction of a batch that is trained on; at least one "

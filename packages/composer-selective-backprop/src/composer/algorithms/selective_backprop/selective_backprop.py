@@ -23,7 +23,7 @@ from composer.core import (
 )
 from composer.loggers import Logger
 from composer.models import ComposerModel
-from composer.utils import check_finite
+from composer.utils import check_finite, check_integers
 from composer.utils.batch_helpers import batch_get, batch_set
 
 __all__ = [
@@ -173,9 +173,10 @@ class SelectiveBackprop(Algorithm):
         input_key: Any = 0,
         target_key: Any = 1,
     ) -> None:
+        check_finite(start=start, end=end)
+        check_integers(interrupt=interrupt)
         if not 0 <= start <= 1:
             raise ValueError(f"`start` must be in [0, 1], got {start!r}. It is a fraction of the run.")
-        check_finite(end=end, interrupt=interrupt)
         if end < start:
             raise ValueError(f"`end` must not be less than `start`, got {end!r} and {start!r}. Use for example 0.9.")
         if interrupt < 0:

@@ -11,7 +11,7 @@ import torch
 from composer.algorithms.seq_length_warmup._allocation import allocate
 from composer.core import CHANGES_LENGTH, RESHAPES_SEQUENCES, Algorithm, Event, Placement, State, TimeUnit
 from composer.loggers import Logger
-from composer.utils import check_finite
+from composer.utils import check_finite, check_flags, check_integers
 
 __all__ = ["SeqLengthWarmup", "apply_curriculum", "apply_seq_length_warmup", "set_batch_sequence_length"]
 
@@ -200,9 +200,11 @@ class SeqLengthWarmup(Algorithm):
         truncate: bool = True,
         preserve_end_of_sequence: bool = False,
     ) -> None:
+        check_finite(duration=duration)
         if not 0 <= duration <= 1:
             raise ValueError(f"`duration` must be in [0, 1], got {duration!r}. It is a fraction of the run.")
-        check_finite(min_seq_length=min_seq_length, max_seq_length=max_seq_length, step_size=step_size)
+        check_flags(truncate=truncate, preserve_end_of_sequence=preserve_end_of_sequence)
+        check_integers(min_seq_length=min_seq_length, max_seq_length=max_seq_length, step_size=step_size)
         if max_seq_length < min_seq_length:
             raise ValueError(
                 f"`max_seq_length` must not be less than `min_seq_length`, got {max_seq_length!r} and "

@@ -14,7 +14,7 @@ from composer.algorithms.squeeze_excite.squeeze_excite_layers import check_laten
 from composer.algorithms.warnings import NoEffectWarning
 from composer.core import REPLACES_BLOCKS, REPLACES_FEEDFORWARD, WRAPS_CONVS, Algorithm, Event, Placement, State
 from composer.loggers import Logger
-from composer.utils import check_finite, module_surgery
+from composer.utils import check_integers, module_surgery
 
 __all__ = ["SqueezeExcite", "SqueezeExcite2d", "SqueezeExciteConv2d", "apply_se", "apply_squeeze_excite"]
 
@@ -131,7 +131,9 @@ class SqueezeExcite(Algorithm):
 
     def __init__(self, latent_channels: float = 64, min_channels: int = 128) -> None:
         check_latent_channels(latent_channels)
-        check_finite(min_channels=min_channels)
+        check_integers(min_channels=min_channels)
+        if min_channels < 0:
+            raise ValueError(f"`min_channels` must not be negative, got {min_channels!r}. Use 0 for every convolution.")
         self.latent_channels = latent_channels
         self.min_channels = min_channels
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from composer.utils import check_finite
+from composer.utils import check_finite, check_integers
 
 __all__ = ["SqueezeExcite2d", "SqueezeExciteConv2d"]
 
@@ -36,7 +36,7 @@ class SqueezeExcite2d(nn.Module):
 
     def __init__(self, num_features: int, latent_channels: float = 0.125) -> None:
         super().__init__()
-        check_finite(num_features=num_features)
+        check_integers(num_features=num_features)
         check_latent_channels(latent_channels)
         latent = max(int(latent_channels if latent_channels >= 1 else latent_channels * num_features), 1)
         self.pool_and_mlp = nn.Sequential(

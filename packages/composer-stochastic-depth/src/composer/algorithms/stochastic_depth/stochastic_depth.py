@@ -163,6 +163,7 @@ class StochasticDepth(Algorithm):
         drop_distribution: str = "linear",
         drop_warmup: float | Time[Any] | str = 0.0,
     ) -> None:
+        check_finite(drop_rate=drop_rate)
         if isinstance(drop_warmup, (int, float)):
             check_finite(drop_warmup=drop_warmup)
         _validate(target_layer_name, stochastic_method, drop_rate, drop_distribution)

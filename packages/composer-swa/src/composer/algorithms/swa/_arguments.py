@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from composer.core import State, Time, TimeUnit
-from composer.utils import check_finite
+from composer.utils import check_finite, check_integers
 
-__all__ = ["check_run", "check_steps", "has_passed", "parse", "parse_strategy"]
+__all__ = ["check_run", "check_steps", "has_passed", "parse", "parse_strategy", "warn_of_late_start"]
 
 _STRATEGIES = {"linear": "linear", "lin": "linear", "cos": "cos", "cosine": "cos"}
 
@@ -18,7 +19,8 @@ def parse(swa_start: Any, swa_end: Any, update_interval: Any) -> tuple[Time[Any]
     Raises:
         ValueError: Units or values do not fit.
     """
-    start, end, interval = (_time(value) for value in (swa_start, swa_end, update_interval))
+    start, end = _time("swa_start", swa_start), _time("swa_end", swa_end)
+    interval = _time("update_interval", update_interval)
     if start.unit is not end.unit:
         raise ValueError(f"`swa_start` and `swa_end` must have the same unit, got '{start}' and '{end}'.")
     if start.unit not in (TimeUnit.DURATION, TimeUnit.EPOCH):
@@ -48,7 +50,9 @@ def parse_strategy(strategy: str) -> str:
 
 def check_steps(anneal_steps: int, swa_lr: float | None) -> None:
     """Raise ValueError unless both are in range."""
-    check_finite(anneal_steps=anneal_steps, swa_lr=swa_lr)
+    check_integers(anneal_steps=anneal_steps)
+    if swa_lr is not None:
+        check_finite(swa_lr=swa_lr)
     if anneal_steps <= 0:
         raise ValueError(f"`anneal_steps` must be positive, got {anneal_steps!r}. Use 1 to jump to `swa_lr`.")
     if swa_lr is not None and swa_lr < 0:
@@ -71,6 +75,21 @@ def check_run(state: State) -> None:
         raise RuntimeError(f"`SWA` can schedule one learning rate for all groups, got {sorted(rates)}. {way_out}")
 
 
+def warn_of_late_start(start: Time[Any], state: State) -> None:
+    """Warn if this call of `fit` ends before there is anything to average; a later one may go on."""
+    end, length = state.max_duration, state.dataloader_len
+    if end is None or start.unit is not TimeUnit.EPOCH:
+        return
+    if end.unit is TimeUnit.BATCH and length is not None:
+        end = Time(end.value // length.value, TimeUnit.EPOCH)
+    if end.unit is TimeUnit.EPOCH and start.value > end.value:
+        warnings.warn(
+            f"`SWA` averages nothing in this `fit`: `swa_start` is '{start}', and the run ends at '{end}'. Make it "
+            f"earlier, or use a fraction of the run such as '0.7dur'.",
+            stacklevel=2,
+        )
+
+
 def has_passed(time: Time[Any], state: State) -> bool:
     """Whether the run has come so far."""
     if time.unit is TimeUnit.DURATION:
@@ -79,5 +98,7 @@ def has_passed(time: Time[Any], state: State) -> bool:
     return state.timestamp >= time
 
 
-def _time(value: Any) -> Time[Any]:
+def _time(argument: str, value: Any) -> Time[Any]:
+    if not isinstance(value, (str, Time)):
+        raise TypeError(f"`{argument}` must be a time string or a `Time`, got {value!r}. Use for example '1ep'.")
     return value if isinstance(value, Time) else Time.from_timestring(value)

@@ -6,7 +6,14 @@ import logging
 from typing import Any
 
 from composer.algorithms.swa._annealing import Annealing
-from composer.algorithms.swa._arguments import check_run, check_steps, has_passed, parse, parse_strategy
+from composer.algorithms.swa._arguments import (
+    check_run,
+    check_steps,
+    has_passed,
+    parse,
+    parse_strategy,
+    warn_of_late_start,
+)
 from composer.algorithms.swa._average import AveragedWeights
 from composer.core import (
     AVERAGES_WEIGHTS,
@@ -22,6 +29,7 @@ from composer.core import (
     TimeUnit,
 )
 from composer.loggers import Logger
+from composer.utils import check_flags
 
 __all__ = ["SWA"]
 
@@ -97,6 +105,7 @@ class SWA(Algorithm):
         anneal_steps: int = 10,
         swa_lr: float | None = None,
     ) -> None:
+        check_flags(schedule_swa_lr=schedule_swa_lr)
         self._given = (swa_start, swa_end, update_interval)
         self.swa_start, self.swa_end, self.update_interval = parse(*self._given)
         self.schedule_swa_lr = schedule_swa_lr
@@ -141,6 +150,7 @@ class SWA(Algorithm):
         elif event is Event.FIT_START:
             if self.schedule_swa_lr and not self.swa_started:
                 check_run(state)
+            warn_of_late_start(self.swa_start, state)
         elif event is Event.FIT_END:
             self._end_fit(state)
         else:

@@ -25,7 +25,7 @@ from composer.core import (
     State,
 )
 from composer.loggers import Logger
-from composer.utils import check_finite, module_surgery
+from composer.utils import check_integers, module_surgery
 
 __all__ = ["WeightStandardization", "WeightStandardizer", "apply_weight_standardization"]
 
@@ -171,7 +171,7 @@ class WeightStandardization(Algorithm):
 
 
 def _check_number(n_last_layers_ignore: int) -> None:
-    check_finite(n_last_layers_ignore=n_last_layers_ignore)
+    check_integers(n_last_layers_ignore=n_last_layers_ignore)
     if n_last_layers_ignore < 0:
         raise ValueError(f"`n_last_layers_ignore` must not be negative, got {n_last_layers_ignore!r}. Use 0 for none.")
 
