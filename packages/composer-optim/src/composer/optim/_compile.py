@@ -165,7 +165,7 @@ def _checked(ask: Callable[[], Any], scheduler: Callable[..., Any], state: State
         kind: type[Exception] = ValueError
         if isinstance(number, bool) or not isinstance(number, Real):
             kind = TypeError
-        elif math.isfinite(number) and number >= _LEAST:
+        elif math.isfinite(number) and float(number) >= _LEAST:
             return factor
         now = state.timestamp
         raise kind(

@@ -149,9 +149,10 @@ class CheckpointSaver(Callback):
         delivery_timeout: float | None = None,
     ) -> None:
         self._check(num_checkpoints_to_keep, num_concurrent_uploads, upload_timeout_in_seconds)
-        check_finite(delivery_timeout=delivery_timeout)
-        if delivery_timeout is not None and delivery_timeout <= 0:
-            raise ValueError(f"`delivery_timeout` must be positive, got {delivery_timeout!r}.")
+        if delivery_timeout is not None:
+            check_finite(delivery_timeout=delivery_timeout)
+            if delivery_timeout <= 0:
+                raise ValueError(f"`delivery_timeout` must be positive, got {delivery_timeout!r}.")
         self.delivery_timeout = delivery_timeout
         self._check_names(
             folder=folder,
