@@ -70,7 +70,7 @@ def call_in_time(call: Callable[[], T], timeout: float, what: str) -> T:
     if errors:
         raise errors[0]
     if not results:
-        raise TimeoutError(f"{what} has not ended in {timeout:g} seconds. Is the service reachable?")
+        raise TimeoutError(f"{what} has not ended in {timeout:.3g} seconds. Is the service reachable?")
     return results[0]
 
 
