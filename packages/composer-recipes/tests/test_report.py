@@ -155,6 +155,8 @@ def test_what_got_worse_is_said_too() -> None:
 
     assert "composed -> plain: test accuracy 95.50% -> 91.00%, in 1.67 times the training time." in text
     assert "0 of 2 runs of plain reached and kept the 95.50% that composed has at its end." in text
+    assert "plain is worse in test cross entropy (0.0450 -> 0.0900)." in text
+    assert "is worse" not in printed([PLAIN, COMPOSED])
 
 
 def test_how_many_runs_were_as_good_is_said_if_not_all_were() -> None:

@@ -66,7 +66,17 @@ def _verdict(base: Result, other: Result) -> str:
     names = f"{base.recipe.name} -> {other.recipe.name}"
     values = f"test {metric.title} {metric.show(base.mean())} -> {metric.show(other.mean())}"
     soon = _soon(base, other, time_to_quality(base, other))
-    return f"{names}: {values}, in {ratio:.2f} times the training time.\n{soon}{_noise(base)}"
+    return f"{names}: {values}, in {ratio:.2f} times the training time.\n{_worse(base, other)}{soon}{_noise(base)}"
+
+
+def _worse(base: Result, other: Result) -> str:
+    """A line with the metrics beside the first in which the second result is worse; empty if there is none."""
+    texts = [
+        f"{metric.title} ({metric.show(base.mean(metric))} -> {metric.show(other.mean(metric))})"
+        for metric in base.recipe.metrics[1:]
+        if not metric.reaches(other.mean(metric), base.mean(metric))
+    ]
+    return f"{other.recipe.name} is worse in test {', '.join(texts)}.\n" if texts else ""
 
 
 def _soon(base: Result, other: Result, found: TimeToQuality) -> str:
