@@ -12,7 +12,7 @@ from composer.algorithms.mixup import MixUp
 from composer.algorithms.warnings import NotIntendedUseWarning
 from composer.core import Engine, State
 from composer.loss import soft_cross_entropy
-from composer.testing import SimpleConvModel, SimpleModel
+from composer.testing import SimpleModel
 
 
 def run(algorithm: MixUp, *events: str, batch: Any = None, outputs: Any = None) -> State:
@@ -169,53 +169,3 @@ def test_a_model_without_a_loss_is_answered() -> None:
     state.outputs, state.loss = state.model(state.inputs), torch.zeros(())
     with pytest.raises(AttributeError, match=r"the model has no such method"):
         engine.run_event("before_backward")
-
-
-class LossOfForward(SimpleConvModel):
-    """Computes its loss in `forward`, as models of `transformers` do, and returns it in several ways."""
-
-    def __init__(self, way: str) -> None:
-        super().__init__()
-        self.way = way
-        self.last: Any = None
-
-    def forward(self, batch: Any) -> Any:
-        logits = super().forward(batch)
-        self.last = torch.nn.functional.cross_entropy(logits, batch[1])
-        return logits if self.way == "attribute" else {"loss": self.last, "logits": logits}
-
-    def loss(self, outputs: Any, batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if self.way == "scaled":
-            scaled: torch.Tensor = 2 * outputs["loss"] + 0.1 * sum(p.square().sum() for p in self.parameters())
-            return scaled
-        if self.way == "added":
-            return outputs["loss"] + torch.nn.functional.cross_entropy(outputs["logits"], batch[1])
-        loss: torch.Tensor = self.last
-        return loss
-
-
-def mixed_loss(way: str) -> tuple[torch.Tensor, torch.Tensor]:
-    model = LossOfForward(way)
-    state = State(model=model, max_duration="1ep", dataloader=[0], algorithms=MixUp(interpolate_loss=True))
-    engine = Engine(state)
-    state.batch = torch.rand(4, 3, 32, 32), torch.arange(4) % 2
-    engine.run_event("before_forward")
-    state.outputs = model(state.batch)
-    engine.run_event("before_loss")
-    before = state.loss = model.loss(state.outputs, state.batch)
-    engine.run_event("after_loss")
-    engine.run_event("before_backward")
-    return before, state.loss
-
-
-@pytest.mark.parametrize("way", ["output", "attribute", "scaled"])
-def test_a_loss_of_the_forward_pass_cannot_be_interpolated(way: str) -> None:
-    with pytest.raises(NotImplementedError, match="`MixUp` cannot interpolate the loss of `LossOfForward`"):
-        mixed_loss(way)
-
-
-def test_a_loss_of_the_forward_pass_may_be_one_of_several_terms() -> None:
-    torch.manual_seed(0)
-    before, after = mixed_loss("added")
-
-    assert not torch.equal(before, after)

@@ -42,6 +42,7 @@ def start(model: nn.Module, *algorithms: Algorithm) -> State:
     return state
 
 
+@pytest.mark.filterwarnings("ignore::composer.algorithms.warnings.NoEffectWarning")
 @pytest.mark.parametrize("ignored", [0, 1, 3])
 def test_init_standardizes_and_logs_once(ignored: int) -> None:
     model, count = SimpleConvModel(), max(2 - ignored, 0)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.nn.utils import parametrize
+from torch.nn.utils import parametrize, prune
 from torch.nn.utils.parametrizations import spectral_norm
 
 from composer import functional as cf
@@ -114,6 +114,7 @@ def test_a_convolution_that_is_the_model_is_standardized() -> None:
     torch.testing.assert_close(F.conv2d(x, expected, conv.bias), conv(x))
 
 
+@pytest.mark.filterwarnings("ignore::composer.algorithms.warnings.NoEffectWarning")
 @pytest.mark.parametrize("ignored", [0, 1, 2, 3])
 def test_the_last_layers_stay(ignored: int) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3))
@@ -277,7 +278,7 @@ def test_a_weight_that_cannot_be_standardized_is_left_and_the_others_are_not(com
     dtype = torch.complex64 if computed_by == "complex" else torch.float32
     conv = nn.Conv2d(8, 8, 3, dtype=dtype)
     if computed_by == "prune":
-        nn.utils.prune.random_unstructured(conv, "weight", amount=0.5)
+        prune.random_unstructured(conv, "weight", amount=0.5)
     elif computed_by != "complex":
         computed_by(conv)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), conv)
