@@ -171,7 +171,7 @@ def test_a_checkpoint_in_a_loop_of_ones_own_restores_the_metrics_of_the_model_th
     def measured(algorithms: Any, num_batches: int) -> State:
         state = start(algorithms)
         state.save_metrics = True
-        state.evaluators = Evaluator(label="test", dataloader=[()])
+        state.evaluators = Evaluator(label="test", dataloader=[torch.zeros(1)])
         state.train_metrics = state.model.get_metrics(is_train=True)  # type: ignore[operator,union-attr]
         state.eval_metrics = {"test": state.model.get_metrics(is_train=False)}  # type: ignore[operator,union-attr]
         for _ in range(num_batches):
