@@ -18,7 +18,7 @@ from composer.core import Algorithm, Callback, Evaluator, Event, Placement, Stat
 from composer.loggers import InMemoryLogger, Logger
 from composer.loggers.console_logger import ConsoleLogger
 from composer.loggers.progress_bar_logger import ProgressBarLogger
-from composer.models import ComposerClassifier
+from composer.models import ComposerModel
 from composer.optim import DecoupledSGDW
 from composer.testing import RandomClassificationDataset, SimpleModel, deep_compare
 from composer.trainer.trainer import _generate_run_name
@@ -154,11 +154,25 @@ def test_schedulers_of_a_wrapped_optimizer_are_its_own(make_trainer: MakeTrainer
     assert [pytest.approx(0.01)] * 2 == [part.param_groups[0]["lr"] for part in (first, second)]
 
 
+class Lazy(ComposerModel):
+    """Learns the number of its inputs from the first batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(2))
+
+    def forward(self, batch: Any) -> Any:
+        return self.module(batch[0])
+
+    def loss(self, outputs: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        return torch.nn.functional.cross_entropy(outputs, batch[1])
+
+
 @pytest.mark.filterwarnings("ignore:Lazy modules are a new feature:UserWarning")
 def test_lazy_modules_are_trained_saved_and_resumed(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     def run(duration: str) -> Any:
         torch.manual_seed(0)
-        model = ComposerClassifier(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(2)), num_classes=2)
+        model = Lazy()
         trainer = make_trainer(
             model=model,
             eval_dataloader=make_trainer.loader(),

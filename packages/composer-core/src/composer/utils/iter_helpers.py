@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-__all__ = ["IteratorFileStream", "ensure_tuple", "iterate_with_callback", "map_collection"]
+__all__ = ["IteratorFileStream", "ensure_tuple", "iterate_with_callback", "map_collection", "map_items"]
 
 
 def ensure_tuple(x: Any) -> tuple[Any, ...]:
@@ -34,6 +35,26 @@ def ensure_tuple(x: Any) -> tuple[Any, ...]:
     if isinstance(x, dict):
         return tuple(x.values())
     return (x,)
+
+
+def map_items(mapping: dict[Any, Any], map_fn: Callable[[Any, Any], Any]) -> dict[Any, Any]:
+    """Return a dict with other values, of the same class, such as a `Counter` or a `defaultdict`.
+
+    Args:
+        mapping: The dict, which is not changed.
+        map_fn: Called with each key and value; returns the new value.
+
+    Example:
+        >>> from collections import Counter
+        >>> map_items(Counter("aab"), lambda key, count: 10 * count)
+        Counter({'a': 20, 'b': 10})
+    """
+    if type(mapping) is dict:
+        return {key: map_fn(key, value) for key, value in mapping.items()}
+    copied = copy.copy(mapping)  # a class may take other arguments than pairs
+    for key, value in mapping.items():
+        copied[key] = map_fn(key, value)
+    return copied
 
 
 def map_collection(collection: Any, map_fn: Callable[[Any], Any]) -> Any:

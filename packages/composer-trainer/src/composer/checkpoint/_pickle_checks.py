@@ -15,7 +15,7 @@ import mmap
 import pickle
 import pickletools
 import re
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import IO, Any
@@ -28,7 +28,8 @@ __all__ = ["UnsafeCheckpointError", "check_pickle", "check_torch_file", "check_v
 
 _DEPTH = 100  # of containers in each other: a run has ten, and `copy.deepcopy` takes four calls for each
 _SHARED = 1_000_000, 4  # values repeated by reference: so many, and so many for each byte of the pickle
-_LONG_KEYS = 10_000  # keys with integers of more than 60 bits, which can be chosen to have one hash
+_SAME_HASH = 1_000  # integer keys of one hash, as those of more than 60 bits can be chosen to be
+_LONG_KEYS = 10_000  # keys that hold such integers in tuples
 _OUTLINE = 1 << 28  # bytes that are read to find what a pickle says
 _REPEATED = 1 << 30, 16  # bytes of a tensor that repeats its data (stride 0): so many, or so many times the data
 
@@ -118,10 +119,12 @@ def _told(where: str) -> Iterator[None]:
 # ---- the first pass: opcodes ----
 
 _Node = list[Any]
-"""What a pickle makes: [its values without sharing, its depth, whether it must not change, whether it holds longs]."""
+"""What a pickle makes: [its values without sharing, its depth, whether it must not change, what longs it holds].
 
-_ATOM: _Node = [1, 0, True, False]
-_LONG: _Node = [1, 0, True, True]
+The last is the hash of a long integer, True for a container that holds one, or None. Dicts and sets with such keys
+also count them by their hashes."""
+
+_ATOM: _Node = [1, 0, True, None]
 _PUSH, _PUT, _GET, _MARK, _MAKE, _CHANGE, _POP, _DUP, _MEMOIZE, _STOP, _NOTHING = range(11)
 _KINDS = {"MARK": _MARK, "POP": _POP, "POP_MARK": _POP, "DUP": _DUP, "MEMOIZE": _MEMOIZE, "STOP": _STOP,
           "PROTO": _NOTHING, "FRAME": _NOTHING, "STACK_GLOBAL": _PUSH}  # fmt: skip
@@ -178,11 +181,12 @@ def _scan(data: Any, at: int) -> int:
             count = int.from_bytes(data[argument:at], "little")
             at += count
             if count > 1024:
-                node = [1 + count // 64, 0, True, False]
+                node = [1 + count // 64, 0, True, None]
         if kind == _PUSH:
             if takes:
                 del stack[-takes:]
-            stack.append(_LONG if code in _LONGS and at - argument > 8 else node)
+            is_long = code in _LONGS and at - argument > 8
+            stack.append([1, 0, True, _hash_of_long(code, data[argument:at])] if is_long else node)
         elif kind == _PUT:
             index = int.from_bytes(data[argument:at], "little") if length > 0 else int(data[argument : at - 1])
             if index > at:  # they are numbered as they come, and unpicklers have a list of them
@@ -207,22 +211,26 @@ def _scan(data: Any, at: int) -> int:
                 if node[2]:
                     raise _Refused("an object that is changed after it was referred to, such as one that holds itself")
             else:
-                node = [1, 1, False, False]
+                node = [1, 1, False, None]
                 stack.append(node)
             size, depth = node[0], node[1]
             for item in items:
                 size += item[0]
                 if item[1] >= depth:
                     depth = item[1] + 1
-                if item[3]:
+                if item[3] is not None:
                     node[3] = True
             node[0], node[1] = size, depth
             if depth > _DEPTH:
                 raise _Refused(f"more than {_DEPTH} containers in each other")
             if node[3] and code in _KEYS:
-                long_keys += sum(item[3] for item in items[:: _KEYS[code]])
-                if long_keys > _LONG_KEYS:
-                    raise _Refused(f"more than {_LONG_KEYS} keys of more than 60 bits")
+                keys = [item[3] for item in items[:: _KEYS[code]] if item[3] is not None]
+                long_keys += keys.count(True)
+                if len(node) == 4:
+                    node.append(Counter())
+                node[4].update(key for key in keys if key is not True)
+                if long_keys > _LONG_KEYS or any(node[4][key] > _SAME_HASH for key in keys):
+                    raise _Refused("keys that are chosen to have one hash")
         elif kind == _MEMOIZE:
             memo[len(memo)] = stack[-1]
         elif kind == _POP:
@@ -234,6 +242,12 @@ def _scan(data: Any, at: int) -> int:
             return at
         elif kind < 0:
             raise ValueError(f"unknown opcode {code}")
+
+
+def _hash_of_long(code: int, argument: bytes) -> int:
+    if code in (0x8A, 0x8B):
+        return hash(pickle.decode_long(bytes(argument[1 if code == 0x8A else 4 :])))
+    return hash(int(bytes(argument).strip().removesuffix(b"L")))
 
 
 # ---- the second pass: calls ----
@@ -379,8 +393,9 @@ def _check_collection(name: str, args: tuple[Any, ...]) -> None:
     if not isinstance(args[0], (list, tuple, dict, set, str, bytes)):  # a number is a size, a range is endless
         raise _Refused(f"a call of `{name}` of something that is no list")
     keys = (item[0] if isinstance(item, (list, tuple)) and item else item for item in args[0])
-    if sum(isinstance(key, int) and key.bit_length() > 60 for key in keys) > _LONG_KEYS:
-        raise _Refused(f"more than {_LONG_KEYS} keys of more than 60 bits")
+    hashes = Counter(hash(key) for key in keys if isinstance(key, int) and key.bit_length() > 60)
+    if hashes and hashes.most_common(1)[0][1] > _SAME_HASH:
+        raise _Refused("keys that are chosen to have one hash")
 
 
 def _check_tensor(storage: Any, offset: Any, size: Any, stride: Any, dtype: Any = None) -> None:

@@ -28,6 +28,7 @@ from composer.checkpoint._seal import CorruptCheckpointError
 from composer.checkpoint._shards import read_shards, shapes_of_shards, write_shards
 from composer.distributed._tensors import is_sharded
 from composer.utils import dist
+from composer.utils.iter_helpers import map_items
 
 if TYPE_CHECKING:
     from composer.core import State
@@ -308,7 +309,7 @@ def _taken_out(value: Any, path: str, shards: dict[str, Any]) -> Any:
         shards[path] = value.detach()
         return {_SHARD: path, "shape": tuple(value.shape), "dtype": value.dtype}
     if isinstance(value, dict):
-        return type(value)((k, _taken_out(v, f"{path}/{k}".lstrip("/"), shards)) for k, v in value.items())
+        return map_items(value, lambda key, item: _taken_out(item, f"{path}/{key}".lstrip("/"), shards))
     if type(value) in (list, tuple):
         return type(value)(_taken_out(v, f"{path}/{i}", shards) for i, v in enumerate(value))
     return value
@@ -318,7 +319,7 @@ def _put_back(value: Any, folder: Path) -> Any:
     if isinstance(value, dict):
         if _SHARD in value:
             return Shard(value[_SHARD], torch.Size(value["shape"]), value["dtype"], folder)
-        return type(value)((k, _put_back(v, folder)) for k, v in value.items())
+        return map_items(value, lambda _, item: _put_back(item, folder))
     if type(value) in (list, tuple):
         return type(value)(_put_back(v, folder) for v in value)
     return value
@@ -335,9 +336,7 @@ def _with_targets(
         targets.setdefault(value.folder, {})[value.name] = target
         return target
     if isinstance(value, dict):
-        return type(value)(
-            (k, _with_targets(v, parameters, parameters.get(k, like), targets)) for k, v in value.items()
-        )
+        return map_items(value, lambda key, v: _with_targets(v, parameters, parameters.get(key, like), targets))
     if type(value) in (list, tuple):
         return type(value)(_with_targets(v, parameters, like, targets) for v in value)
     return value

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from composer.checkpoint._container import write_file
+from composer.utils.iter_helpers import map_items
 
 __all__ = ["CheckpointWriter"]
 
@@ -104,7 +105,7 @@ class _HostCopies:
 
     def _copy(self, value: Any, storages: dict[Any, torch.UntypedStorage], order: dict[Any, int]) -> Any:
         if isinstance(value, dict):
-            return type(value)((k, self._copy(v, storages, order)) for k, v in value.items())
+            return map_items(value, lambda _, item: self._copy(item, storages, order))
         if type(value) in (list, tuple):
             return type(value)(self._copy(v, storages, order) for v in value)
         if isinstance(value, torch.Tensor):

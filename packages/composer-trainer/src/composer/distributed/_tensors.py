@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from composer.utils.iter_helpers import map_items
+
 __all__ = ["gathered", "is_sharded", "map_tensors", "shard_like", "sharded_as"]
 
 
@@ -48,7 +50,7 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, dict):
-        return type(value)((key, map_tensors(item, change)) for key, item in value.items())
+        return map_items(value, lambda _, item: map_tensors(item, change))
     if type(value) in (list, tuple):
         return type(value)(map_tensors(item, change) for item in value)
     return value
@@ -77,9 +79,7 @@ def sharded_as(value: Any, parameters: Mapping[str, torch.Tensor], like: torch.T
     if isinstance(value, torch.Tensor):
         return shard_like(value, like) if like is not None and value.shape == like.shape else value
     if isinstance(value, dict):
-        return type(value)(
-            (key, sharded_as(item, parameters, parameters.get(key, like))) for key, item in value.items()
-        )
+        return map_items(value, lambda key, item: sharded_as(item, parameters, parameters.get(key, like)))
     if type(value) in (list, tuple):
         return type(value)(sharded_as(item, parameters, like) for item in value)
     return value
