@@ -57,7 +57,7 @@ def never(**kwargs: Any) -> Trainer:
         ({"algorithm_passes": 3}, ValueError, r"`algorithm_passes` must be a function"),
         ({"optimizers": "SGD"}, TypeError, r"`optimizers` must be a `torch.optim.Optimizer`, got str"),
         ({"algorithms": [Callback]}, TypeError, r"got the class `Callback`; pass `Callback\(...\)`"),
-        ({"train_dataloader": [1], "train_subset_num_batches": 0}, ValueError, r"or -1 for all, got 0"),
+        ({"train_dataloader": [torch.zeros(1)], "train_subset_num_batches": 0}, ValueError, r"or -1 for all, got 0"),
         ({"python_log_level": "loud"}, ValueError, r"`python_log_level` must be 'debug'"),
     ],
 )

@@ -470,7 +470,7 @@ def test_honest_content_of_every_kind_loads(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta", "ignore:Validating sparse tensor invariants")
 def test_sparse_tensors_load(tmp_path: Path) -> None:
     torch.save({"sparse": torch.eye(3).to_sparse(), "rows": torch.eye(3).to_sparse_csr()}, tmp_path / "a.pt")
 
