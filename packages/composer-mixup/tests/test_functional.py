@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -127,3 +130,11 @@ def test_a_negative_alpha_is_refused() -> None:
 def test_targets_of_another_length_are_refused() -> None:
     with pytest.raises(ValueError, match="`target` must have as many rows as `input`, which has 2, got 3"):
         mixup_batch(torch.zeros(2, 1), torch.arange(3))
+
+
+@pytest.mark.parametrize("alpha", [np.float32(0.2), np.int64(1), Fraction(1, 5)])
+def test_any_real_number_is_an_alpha(alpha: Any) -> None:
+    mixed, _, mixing = mixup_batch(torch.rand(4, 3), torch.arange(4), alpha=alpha)
+
+    assert 0 <= mixing <= 0.5
+    assert mixed.shape == (4, 3)

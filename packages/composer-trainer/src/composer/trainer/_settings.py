@@ -181,7 +181,7 @@ class RunSettings:
             raise ValueError(f"`scale_schedule_ratio` must be positive, got {ratio!r}.")
         build.check_schedulers(given, state.optimizers)
         if ratio != 1.0 and state.max_duration is not None:
-            scaled = state.max_duration * ratio
+            scaled = state.max_duration * float(ratio)
             if scaled.value <= 0:
                 raise ValueError(
                     f"`scale_schedule_ratio` {ratio!r} makes `max_duration` {str(state.max_duration)!r} zero. Use a "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
 
 import torch
 
@@ -77,7 +78,7 @@ def _paste(image: torch.Tensor, indices: torch.Tensor, bbox: Box) -> torch.Tenso
 
 
 def _check_alpha(alpha: float) -> None:
-    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)):
+    if isinstance(alpha, bool) or not isinstance(alpha, Real):
         raise TypeError(f"`alpha` must be a number, got {alpha!r}. Use for example `alpha=1.0`.")
     if not 0 <= alpha < math.inf:
         raise ValueError(
@@ -91,7 +92,7 @@ def _gen_cutmix_coef(alpha: float) -> float:
     if alpha == 0:
         return 0.0
     # A Beta draw is the share of one of two Gamma draws; `_standard_gamma` is the sampler behind torch.distributions.
-    first, second = torch._standard_gamma(torch.full((2,), alpha, dtype=torch.float64)).tolist()
+    first, second = torch._standard_gamma(torch.full((2,), float(alpha), dtype=torch.float64)).tolist()
     return float(first / max(first + second, torch.finfo(torch.float64).tiny))
 
 

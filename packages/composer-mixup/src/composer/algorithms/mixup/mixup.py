@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
 from typing import Any
 
 import torch
@@ -169,7 +170,7 @@ class MixUp(Algorithm):
 
 
 def _check_alpha(alpha: float) -> None:
-    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)):
+    if isinstance(alpha, bool) or not isinstance(alpha, Real):
         raise TypeError(f"`alpha` must be a number, got {alpha!r}. Use for example `alpha=0.2`.")
     if not 0 <= alpha < math.inf:
         raise ValueError(
@@ -183,7 +184,7 @@ def _gen_mixing_coef(alpha: float) -> float:
     if alpha == 0:
         return 0.0
     # A Beta draw is the share of one of two Gamma draws; `_standard_gamma` is the sampler behind torch.distributions.
-    first, second = torch._standard_gamma(torch.full((2,), alpha, dtype=torch.float64)).tolist()
+    first, second = torch._standard_gamma(torch.full((2,), float(alpha), dtype=torch.float64)).tolist()
     weight = first / max(first + second, torch.finfo(torch.float64).tiny)
     return float(min(weight, 1 - weight))
 
