@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from numbers import Real
+from typing import Any
 
 import torch
 
@@ -77,10 +78,10 @@ def _paste(image: torch.Tensor, indices: torch.Tensor, bbox: Box) -> torch.Tenso
     return mixed
 
 
-def _check_alpha(alpha: float) -> None:
+def _check_alpha(alpha: Any) -> None:
     if isinstance(alpha, bool) or not isinstance(alpha, Real):
         raise TypeError(f"`alpha` must be a number, got {alpha!r}. Use for example `alpha=1.0`.")
-    if not 0 <= alpha < math.inf:
+    if not 0 <= float(alpha) < math.inf:
         raise ValueError(
             f"`alpha` must not be negative or infinite, got {alpha!r}. Use `alpha=1.0` to draw all areas alike."
         )

@@ -169,10 +169,10 @@ class MixUp(Algorithm):
         state.batch_set_item(self.input_key, mixed)
 
 
-def _check_alpha(alpha: float) -> None:
+def _check_alpha(alpha: Any) -> None:
     if isinstance(alpha, bool) or not isinstance(alpha, Real):
         raise TypeError(f"`alpha` must be a number, got {alpha!r}. Use for example `alpha=0.2`.")
-    if not 0 <= alpha < math.inf:
+    if not 0 <= float(alpha) < math.inf:
         raise ValueError(
             f"`alpha` must not be negative or infinite, got {alpha!r}. Use `alpha=0` to switch mixing off."
         )
