@@ -623,4 +623,4 @@ def test_ranks_evaluate_and_predict_until_their_own_loader_ends(ranks: Ranks) ->
     assert (3, 1) == (first["batches"], second["batches"])
     assert (1, 2) == (first["predictions"], second["predictions"])
     deep_compare(first["weights"], second["weights"])
-    assert first["error"] == second["error"] == pytest.approx(float(expected))
+    assert first["error"] == second["error"] == pytest.approx(float(expected.detach()))
