@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import socket
 import signal
 import sys
 import urllib.request
@@ -116,6 +117,16 @@ def s3(s3_server: Any, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def stoppable_s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Any]]:
-    """The URI of an empty bucket and its server, for tests that stop the server."""
-    with serve_s3() as server:
+    """The URI of an empty bucket and its server, for tests that stop the server.
+
+    After its `go_away()` nothing else answers at its port.
+    """
+    with serve_s3() as server, socket.socket() as held:
+
+        def go_away() -> None:
+            server.stop()
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.bind(("127.0.0.1", int(server.endpoint.rpartition(":")[2])))
+
+        server.go_away = go_away
         yield _make_bucket(server.endpoint, monkeypatch), server

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import datetime
+import enum
 import os
+import re
+from collections import defaultdict, deque
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from composer.callbacks import CheckpointSaver
-from composer.checkpoint import CorruptCheckpointError, load_checkpoint, save_checkpoint
+from composer.checkpoint import (
+    CorruptCheckpointError,
+    UnsafeCheckpointError,
+    load_checkpoint,
+    safe_torch_load,
+    save_checkpoint,
+)
+from composer.checkpoint._safe_load import unloadable
 from composer.core import Callback, Event, State
 from composer.loggers import FileLogger, Logger
 from composer.optim import ConstantScheduler, LinearScheduler
@@ -212,8 +224,96 @@ def test_a_state_that_will_not_load_is_told_when_it_is_saved(make_trainer: MakeT
         def state_dict(self) -> dict[str, Any]:
             return {"path": [Path("x")]}
 
-    with pytest.warns(UserWarning, match=r"holds a `pathlib.*Path` at 'state/callbacks/.*Odd/path/0'"):
+    with pytest.warns(UserWarning, match=r"At 'state/callbacks/.*Odd/path/0'.* a `pathlib.*Path`"):
         make_trainer(save_folder=tmp_path, callbacks=Odd()).fit()
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+def holds_itself() -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    value["me"] = value
+    return value
+
+
+LOADABLE = {
+    "empty array": lambda: np.zeros((0, 3)),
+    "text": lambda: np.array(["ab"]),
+    "dates": lambda: np.array(["2020-01-01"], dtype="datetime64[D]"),
+    "generator": lambda: np.random.RandomState(0).get_state(),
+    "frozen set": lambda: frozenset({1}),
+    "bytearray": lambda: bytearray(b"ab"),
+    "sparse": lambda: torch.eye(3).to_sparse(),
+    "jagged": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+    "view": lambda: torch.arange(12).view(3, 4).t(),
+    "shared": lambda: [[1, 2]] * 50,
+}
+UNLOADABLE = {
+    "fields": (lambda: np.zeros(2, dtype=[("a", "i4")]), "a NumPy type with parts", []),
+    "objects": (lambda: np.array([1, "a"], dtype=object), "the NumPy type 'O8'", []),
+    "deque": (lambda: deque([1]), "it holds `collections.deque`", [deque]),
+    "defaultdict": (lambda: defaultdict(list, a=[1]), "it holds `collections.defaultdict`", [defaultdict, list]),
+    "strided nested": (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "a nested tensor", []),
+    "itself": (holds_itself, "one that holds itself", []),
+    "large from one": (lambda: torch.ones(1).expand(10**9), r"shape \(1000000000,\) over 4 bytes", []),
+    "repeated": (lambda: [list(range(1_000))] * 2_000, "references that repeat", []),
+}
+ALLOWED_ONLY = {
+    "enum": (Color.RED, [Color]),
+    "key": ({Color.RED: 1}, [Color]),
+    "date": (datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC), [datetime.datetime, datetime.timezone]),
+    "range": (range(3), [range]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:Validating sparse tensor")
+@pytest.mark.parametrize("name", LOADABLE)
+def test_what_loads_is_saved_without_a_word(tmp_path: Path, name: str) -> None:
+    value = LOADABLE[name]()
+    content = {"callbacks": {"Mine": value}}
+
+    assert list(unloadable(content)) == []
+    torch.save(content, tmp_path / "a.pt")
+    assert type(safe_torch_load(tmp_path / "a.pt")["callbacks"]["Mine"]) is type(value)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("name", UNLOADABLE)
+def test_what_cannot_be_loaded_is_told_whatever_is_allowed(tmp_path: Path, name: str) -> None:
+    make, reason, types = UNLOADABLE[name]
+    content = {"callbacks": {"Other": [1], "Mine": make()}}
+    torch.save(content, tmp_path / "a.pt")
+    with torch.serialization.safe_globals(types):
+        ((where, what),) = unloadable(content)
+        with pytest.raises(UnsafeCheckpointError) as caught:
+            safe_torch_load(tmp_path / "a.pt")
+
+    assert where == "callbacks/Mine"
+    assert re.search(f"cannot be loaded again: it holds .*{reason.removeprefix('it holds ')}", what)
+    assert "allow these types" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ALLOWED_ONLY)
+def test_what_loads_once_it_is_allowed_names_all_types(tmp_path: Path, name: str) -> None:
+    value, types = ALLOWED_ONLY[name]
+    content = {"callbacks": {"Mine": value}}
+    ((where, what),) = unloadable(content)
+    torch.save(content, tmp_path / "a.pt")
+
+    assert where == "callbacks/Mine"
+    assert all(f"`{kind.__module__}.{kind.__qualname__}`" in what.partition("with")[2] for kind in types)
+    with torch.serialization.safe_globals(types):
+        assert list(unloadable(content)) == []
+        assert safe_torch_load(tmp_path / "a.pt") == content
+
+
+def test_one_value_out_of_many_is_found_quickly() -> None:
+    shared = list(range(1_000))
+    content = {"many": {f"layer{i}": shared for i in range(1_000)}, "odd": [shared, Path("x")]}
+
+    assert [where for where, _ in unloadable(content)] == ["odd/1"]
 
 
 @pytest.mark.parametrize(

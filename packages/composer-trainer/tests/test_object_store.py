@@ -123,7 +123,7 @@ def test_a_store_that_is_gone_is_a_transient_error(
     uri, server = stoppable_s3
     store = S3ObjectStore(uri.removeprefix("s3://"))
     monkeypatch.setattr(store._storage, "_backoff_seconds", 0.01)
-    server.stop()
+    server.go_away()
     with pytest.raises(ObjectStoreTransientError, match="Could not look up") as caught:
         store.get_object_size("a")
 

@@ -153,7 +153,7 @@ def test_a_lost_store_is_a_clear_error_and_nothing_is_lost(
         def batch_start(self, state: State, logger: Logger) -> None:
             if state.timestamp.batch.value == 6:
                 saver.flush()
-                server.stop()
+                server.go_away()
 
     trainer = trainer_of(make_trainer, f"{bucket}/run", StopServer(), autoresume=False)
     saver = trainer._checkpoint_saver

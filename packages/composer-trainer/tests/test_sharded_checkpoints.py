@@ -332,7 +332,7 @@ def test_an_index_runs_no_code(tmp_path: Path) -> None:
         with pytest.raises(UnsafeCheckpointError, match="is not part of an index"):
             read_index(path)
     path.write_bytes(b"\x80\x04")
-    with pytest.raises(CorruptCheckpointError, match="it cannot be read"):
+    with pytest.raises(CorruptCheckpointError, match="its pickle cannot be read"):
         read_index(path)
 
 

@@ -352,7 +352,7 @@ def test_a_server_that_stops_is_told_and_leaves_nothing(stoppable_s3: tuple[str,
     uri, server = stoppable_s3
     storage = Storage(uri, {"endpoint_url": server.endpoint}, 2, SECONDS)
     storage.write_text("a", "x")
-    server.stop()
+    server.go_away()
     with pytest.raises(StorageError, match=rf"download {uri}/a .*It was tried 2 times\. Check the network"):
         storage.download("a", tmp_path / "a")
     with pytest.raises(StorageError, match=f"write {uri}/b"):

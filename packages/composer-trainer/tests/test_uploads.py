@@ -372,7 +372,7 @@ def test_a_server_that_stops_fails_the_upload_and_leaves_the_link(
     uploader = Uploader(storage, attempts=2)
     uploader.upload(file("a"), "a", overwrite=False, link=("latest", "a"))
     uploader.wait()
-    server.stop()
+    server.go_away()
     uploader.upload(file("b"), "b", overwrite=False, link=("latest", "b"))
     with pytest.raises(StorageError, match=rf"{uri}/b.* tried 2 times"):
         uploader.close()

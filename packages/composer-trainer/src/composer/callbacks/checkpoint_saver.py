@@ -11,6 +11,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ from composer.checkpoint._names import (
     check_run_name,
     counts_of_name,
 )
-from composer.checkpoint._saving import collect, unloadable
+from composer.checkpoint._safe_load import unloadable
+from composer.checkpoint._saving import collect
 from composer.checkpoint._sharded_run import (
     amend_run,
     check_saves_shards,
@@ -610,11 +612,10 @@ class CheckpointSaver(Callback):
         if self._checked_types:
             return
         self._checked_types = True
-        for where, kind in unloadable(content):
+        for where, what in islice(unloadable(content), 10):
             warnings.warn(
-                f"The checkpoint holds a `{kind}` at {where!r}. Loading it would run code, so it will be refused "
-                f"unless `torch.serialization.add_safe_globals([...])` allows this type first. Have `state_dict` "
-                f"return plain values, or leave it out with `save_ignore_keys`.",
+                f"At {where!r} the checkpoint holds {what}. Have `state_dict` return plain values, or leave it out "
+                f"with `save_ignore_keys`.",
                 stacklevel=4,
             )
 

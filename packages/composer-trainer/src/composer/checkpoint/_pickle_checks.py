@@ -35,7 +35,14 @@ _REPEATED = 1 << 30, 16  # bytes of a tensor that repeats its data (stride 0): s
 
 
 class UnsafeCheckpointError(pickle.UnpicklingError):
-    """Loading a checkpoint could run code, or take time or memory out of proportion. Nothing of it was loaded."""
+    """Loading a checkpoint could run code, or take time or memory out of proportion. Nothing of it was loaded.
+
+    `reason` is the part of the message that says what it holds.
+    """
+
+    def __init__(self, message: str, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason or message
 
 
 class _Refused(Exception):
@@ -46,7 +53,8 @@ def refuse(where: str, what: str) -> UnsafeCheckpointError:
     """The error for a file that holds `what`."""
     return UnsafeCheckpointError(
         f"{where!r} holds {what}. No checkpoint needs that, and loading it could take all memory or endless time, so "
-        f"nothing was loaded."
+        f"nothing was loaded.",
+        reason=f"it holds {what}",
     )
 
 
@@ -447,7 +455,7 @@ _TENSORS = {f"torch._utils._rebuild_{kind}" for kind in ("tensor", "tensor_v2", 
 _MAKERS = {f"torch._utils.{name}" for name in dir(torch._utils) if name.startswith("_rebuild_")} | {
     "torch._tensor._rebuild_from_type_v2", "torch.nn.parameter.Parameter"
 }  # fmt: skip
-_COLLECTIONS = {"builtins.bytearray", "builtins.set", "builtins.frozenset", "collections.Counter",
+_COLLECTIONS = {"builtins.bytes", "builtins.bytearray", "builtins.set", "builtins.frozenset", "collections.Counter",
                 "collections.OrderedDict"}  # fmt: skip
 _STORAGES = {f"{kind.__module__}.{kind.__name__}": kind for kind in torch._storage_classes}
 _ITEMSIZES = {

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import datetime
+import io
 import os
 import pickle
 import re
-from collections.abc import Callable
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +21,7 @@ from torch.torch_version import TorchVersion
 from composer.checkpoint._pickle_checks import UnsafeCheckpointError, check_torch_file
 from composer.checkpoint._seal import CorruptCheckpointError, verify
 
-__all__ = ["UnsafeCheckpointError", "load_plain", "safe_torch_load"]
+__all__ = ["UnsafeCheckpointError", "load_plain", "safe_torch_load", "unloadable"]
 
 _NAMES = re.compile(r"(?:GLOBAL|class|type) [`'\"]?([A-Za-z_][\w.]*\.\w+)")
 
@@ -29,8 +33,8 @@ def safe_torch_load(
 ) -> Any:
     """Check a file and load it with torch, running no code from it.
 
-    Besides what `torch.load(weights_only=True)` allows, time spans and NumPy arrays are loaded; more types after
-    `torch.serialization.add_safe_globals([...])`.
+    Besides what `torch.load(weights_only=True)` allows, time spans, frozen sets and NumPy arrays of numbers, dates and
+    text are loaded; more types after `torch.serialization.add_safe_globals([...])`.
 
     Args:
         path: A file that `torch.save` wrote.
@@ -89,14 +93,93 @@ def load_plain(stream: Any, what: str) -> Any:
         try:
             return torch.load(stream, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
-            names = (
-                ", ".join(f"`{name}`" for name in sorted(set(_NAMES.findall(str(error))))) or "what is no plain data"
-            )
+            names = _listed(set(_NAMES.findall(str(error)))) or "what is no plain data"
             raise UnsafeCheckpointError(
-                f"Of a checkpoint, {what} holds {names}, whose loading could run code, so nothing was loaded."
+                f"Of a checkpoint, {what} holds {names}, whose loading could run code, so nothing was loaded.",
+                reason=f"it holds {names}",
             ) from error
         except (RuntimeError, EOFError, ValueError, TypeError, AttributeError, LookupError, MemoryError) as error:
             raise CorruptCheckpointError(what, f"it cannot be read ({error})") from error
+
+
+# ---- what would be refused ----
+
+
+def unloadable(content: Any) -> Iterator[tuple[str, str]]:
+    """What would be refused if it were saved and loaded again: the path of each value, and what to tell of it.
+
+    The content is pickled, without the data of its tensors, and read as a checkpoint is.
+    """
+    yield from _unloadable(content, "", set())
+
+
+def _unloadable(content: Any, path: str, seen: set[int]) -> Iterator[tuple[str, str]]:
+    if type(content) in _ATOMS or id(content) in seen:  # values may be shared, or hold themselves
+        return
+    seen.add(id(content))
+    reason, types = _refused(content)
+    if reason is None:
+        return
+    values = content if type(content) in (list, tuple) else ()
+    items: Iterable[tuple[Any, Any]] = content.items() if isinstance(content, dict) else enumerate(values)
+    found = False
+    for key, value in items:
+        for hit in _unloadable(value, f"{path}/{key}".lstrip("/"), seen):
+            found = True
+            yield hit
+    if found:
+        return
+    kind = f"a `{type(content).__module__}.{type(content).__qualname__}`"
+    if types and _refused(content, allowing=types)[0] is None:
+        yield (
+            path,
+            (
+                f"{kind}. Loading it could run code, so it is refused unless these types are allowed first: "
+                f"`torch.serialization.add_safe_globals([...])` with {_listed(types)}"
+            ),
+        )
+    else:
+        yield path, f"{kind} that cannot be loaded again: {reason}"
+
+
+def _refused(content: Any, allowing: Iterable[str] = ()) -> tuple[str | None, list[str]]:
+    """Why a value could not be loaded, and which types would have to be allowed.
+
+    The first is None if it could, or if it cannot be saved at all, which saving tells.
+    """
+    stream = io.BytesIO()
+    try:
+        torch.save(content, stream, pickle_module=pickle if isinstance(content, torch.Tensor) else _WITHOUT_DATA)
+    except Exception:  # noqa: BLE001
+        return None, []
+    with torch.serialization.safe_globals([kind for name in allowing if (kind := _known(name)) is not None]):
+        try:
+            load_plain(stream, "it")
+        except (UnsafeCheckpointError, CorruptCheckpointError) as error:
+            stream.seek(0)
+            with torch.serialization.safe_globals(_allowed()):
+                return error.reason, torch.serialization.get_unsafe_globals_in_checkpoint(stream)
+    return None, []
+
+
+class _Pickler(pickle.Pickler):
+    """Writes something small in the place of tensors of the common kinds."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return NotImplemented
+        if value.layout is torch.strided and not value.is_meta and type(value) in _KINDS:
+            common = not value.is_nested and not value.is_quantized and value.nbytes <= value.untyped_storage().nbytes()
+        else:
+            common = type(value) in _KINDS or value.layout is torch.jagged or hasattr(value, "to_local")
+        if common:
+            return torch.Size, ((),)
+        return NotImplemented
+
+
+_KINDS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_ATOMS = (type(None), bool, int, float, str, bytes)
+_WITHOUT_DATA = SimpleNamespace(__name__="pickle", Pickler=_Pickler)
 
 
 def _was_sealed(loaded: Any) -> bool:
@@ -110,12 +193,35 @@ def _refusal(path: Path, error: Exception) -> Exception:
     if types is None:
         reason = str(error).rpartition("WeightsUnpickler error:")[2].strip().partition("\n")[0]
         return CorruptCheckpointError(path, f"its pickle cannot be read ({reason})")
-    listed = ", ".join(f"`{name}`" for name in types)
-    return UnsafeCheckpointError(
-        f"The checkpoint {str(path)!r} holds {listed}, whose loading could run code, so nothing was loaded. If you "
-        f"trust the file, allow these types before loading: `torch.serialization.add_safe_globals([...])`. A "
-        f"checkpoint saved anew with plain values (numbers, strings, tensors, lists, dicts) needs no permission."
+    hopeless = [name for name in types if name != "builtins.list" and _is_container(name)]
+    advice = (
+        "If you trust the file, allow these types before loading: `torch.serialization.add_safe_globals([...])`."
+        if not hopeless
+        else f"Allowing it would not help, as torch's safe loading does not fill {_listed(hopeless)}. If you trust the "
+        f"file, read it with `torch.load(path, weights_only=False)`, which runs its code."
     )
+    return UnsafeCheckpointError(
+        f"The checkpoint {str(path)!r} holds {_listed(types)}, whose loading could run code, so nothing was loaded. "
+        f"{advice} A checkpoint saved anew with plain values (numbers, strings, tensors, lists, dicts) needs no "
+        f"permission."
+    )
+
+
+def _is_container(name: str) -> bool:
+    """Whether a class, if it is known here, is one that an unpickler fills: torch's fills plain ones only."""
+    kind = _known(name)
+    return kind is not None and issubclass(kind, (dict, list, set, deque))
+
+
+def _known(name: str) -> type | None:
+    """A class by its full name, if its module is imported already."""
+    module, _, attribute = name.rpartition(".")
+    kind = getattr(sys.modules.get(module), attribute, None)
+    return kind if isinstance(kind, type) else None
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in sorted(names))
 
 
 def _refused_types(path: Path, error: Exception) -> list[str] | None:
@@ -129,7 +235,7 @@ def _refused_types(path: Path, error: Exception) -> list[str] | None:
 
 def _allowed() -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
     """What the state of a run holds besides tensors and plain values."""
-    allowed: list[Any] = [datetime.timedelta, np.ndarray, np.dtype, TorchVersion]
+    allowed: list[Any] = [bytes, frozenset, datetime.timedelta, np.ndarray, np.dtype, TorchVersion]
     allowed += {type(np.dtype(code)) for code in np.typecodes["All"] if code != "O"}  # objects are pickles again
     # Files name these functions by where they were when the file was written.
     for module in ("numpy.core.multiarray", "numpy._core.multiarray"):

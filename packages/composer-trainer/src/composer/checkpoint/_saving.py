@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import datetime
 import os
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
-import torch
 
 from composer.checkpoint._container import write_file
 from composer.checkpoint._filter import IgnoreKeys
@@ -20,25 +16,9 @@ from composer.utils import dist, reproducibility
 if TYPE_CHECKING:
     from composer.core import State
 
-__all__ = ["collect", "save_checkpoint", "unloadable"]
+__all__ = ["collect", "save_checkpoint"]
 
 _WEIGHTS = ("model", "integrations", "metadata")
-_PLAIN = (
-    type(None),
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    torch.Tensor,
-    torch.Size,
-    torch.dtype,
-    torch.device,
-    datetime.timedelta,
-    np.ndarray,
-    np.generic,
-)
 
 
 def save_checkpoint(
@@ -96,17 +76,3 @@ def collect(
             content["resumption"] = part.state_dict()
     filter_and_note(ignore_keys, content)
     return gathered(content) if gather and state.fsdp_enabled else content
-
-
-def unloadable(content: Any, path: str = "") -> list[tuple[str, str]]:
-    """The paths and types of what could be saved, but not loaded again without the user's permission."""
-    if isinstance(content, dict):
-        found = [] if type(content).__module__ in ("builtins", "collections") else [(path, _name(content))]
-        return found + [hit for key, value in content.items() for hit in unloadable(value, f"{path}/{key}".lstrip("/"))]
-    if type(content) in (list, tuple, set):
-        return [hit for i, value in enumerate(content) for hit in unloadable(value, f"{path}/{i}".lstrip("/"))]
-    return [] if isinstance(content, _PLAIN) else [(path, _name(content))]
-
-
-def _name(value: Any) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"
