@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import secrets
-import socket
 import signal
+import socket
 import sys
 import urllib.request
 from collections.abc import Iterator
