@@ -168,7 +168,7 @@ def _optimizers() -> Iterator[Match]:
         return step
 
     sgd = {"momentum": 0.9, "fused": True}
-    yield Match("DecoupledSGDW", made(DecoupledSGDW, **sgd), made(torch.optim.SGD, **sgd), "fused SGD", 1.1)
+    yield Match("DecoupledSGDW", made(DecoupledSGDW, **sgd), made(torch.optim.SGD, **sgd), "fused SGD", 1.4)
     adam = {"fused": True}
     yield Match("DecoupledAdamW", made(DecoupledAdamW, **adam), made(torch.optim.AdamW, **adam), "fused AdamW", 1.1)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -21,7 +20,6 @@ from composer.optim._decoupled import (
     initial_lr_of,
     log_if_large,
 )
-from composer.optim._sgdw_kernel import Numbers, update_
 from composer.utils import check_finite
 
 __all__ = ["DecoupledSGDW"]
@@ -52,11 +50,7 @@ class DecoupledSGDW(KeepsInitialLR, SGD):
             logged.
         nesterov: Use Nesterov momentum, which needs momentum and no dampening.
         foreach: Update all parameters in a few kernels. None lets torch decide: so on accelerators, not on the CPU.
-        fused: Update all parameters in one kernel, after one for the decay. On the CPU, where the machine has a C
-            compiler (`CC`, or the first found of `cc`, `gcc` and `clang`), both are one: the first step with decay
-            compiles it, which takes about half a second, and keeps it in memory only. Without a compiler, with a
-            GradScaler, in a compiled step, and for tensors that are small on average, not dense, or neither float32
-            nor float64, there are two. The results agree but for rounding.
+        fused: Update all parameters in one kernel, after one for the decay.
 
     Attributes:
         single_pass: True: `step` calls its closure at most once, before any update; the Trainer may run forward and
@@ -168,86 +162,36 @@ class DecoupledSGDW(KeepsInitialLR, SGD):
             nesterov: Use Nesterov momentum.
             maximize: Go up instead of down.
             foreach: A few kernels for all parameters; None lets torch decide.
-            fused: One kernel for all parameters, after one for the decay; on the CPU one for both, see the class.
+            fused: One kernel for all parameters, after one for the decay.
             grad_scale: Divisor of the gradients, a tensor without dimensions; needs `fused`.
             found_inf: Skip the step unless this tensor without dimensions is 0; needs `fused`.
         """
         lr = lr.squeeze() if isinstance(lr, Tensor) else lr
         if foreach is None and fused is None:
             fused, foreach = _default_to_fused_or_foreach(params, differentiable=False, use_fused=False)
-        factor = 1 - decay_ratio(lr, initial_lr) * weight_decay if weight_decay != 0 else None
-        two_passes = partial(
-            _two_passes,
-            factor=factor,
-            lr=lr,
-            momentum=momentum,
-            dampening=dampening,
-            nesterov=nesterov,
-            maximize=maximize,
+        if weight_decay != 0:
+            factor = 1 - decay_ratio(lr, initial_lr) * weight_decay
+            decay_(params, factor, grouped=bool(foreach or fused), found_inf=found_inf)
+        if fused and momentum != 0:
+            share = dampening / momentum * (-1 if maximize else 1)
+            for index, buffer in enumerate(momentum_buffer_list):
+                if buffer is None:
+                    momentum_buffer_list[index] = _first_buffer(d_p_list[index], share, grad_scale, found_inf)
+        sgd(
+            params,
+            d_p_list,
+            momentum_buffer_list,
             foreach=foreach,
             fused=fused,
             grad_scale=grad_scale,
             found_inf=found_inf,
+            weight_decay=0.0,
+            momentum=momentum,
+            lr=lr,
+            dampening=dampening,
+            nesterov=nesterov,
+            maximize=maximize,
         )
-        left = list(range(len(params)))
-        if fused and factor is not None and grad_scale is None and found_inf is None and _at_hand(params, lr):
-            numbers = Numbers(float(factor), float(lr), momentum, dampening, nesterov, maximize)
-            left = update_(params, d_p_list, momentum_buffer_list, numbers)
-        if len(left) == len(params):
-            two_passes(params, d_p_list, momentum_buffer_list)
-        elif left:
-            buffers = [momentum_buffer_list[index] for index in left]
-            two_passes([params[index] for index in left], [d_p_list[index] for index in left], buffers)
-            for index, buffer in zip(left, buffers, strict=True):
-                momentum_buffer_list[index] = buffer
-
-
-def _at_hand(params: list[Tensor], lr: float | Tensor) -> bool:
-    """Whether the step runs now, not when torch has compiled it, and on the CPU with a learning rate from there."""
-    if torch.compiler.is_compiling() or not params:
-        return False
-    return params[0].is_cpu and (not isinstance(lr, Tensor) or lr.is_cpu)
-
-
-def _two_passes(
-    params: list[Tensor],
-    grads: list[Tensor],
-    buffers: list[Tensor | None],
-    *,
-    factor: float | Tensor | None,
-    lr: float | Tensor,
-    momentum: float,
-    dampening: float,
-    nesterov: bool,
-    maximize: bool,
-    foreach: bool | None,
-    fused: bool | None,
-    grad_scale: Tensor | None,
-    found_inf: Tensor | None,
-) -> None:
-    """A step with the operators of torch: the decay by `factor`, unless it is None, then the update."""
-    if factor is not None:
-        decay_(params, factor, grouped=bool(foreach or fused), found_inf=found_inf)
-    if fused and momentum != 0:
-        share = dampening / momentum * (-1 if maximize else 1)
-        for index, buffer in enumerate(buffers):
-            if buffer is None:
-                buffers[index] = _first_buffer(grads[index], share, grad_scale, found_inf)
-    sgd(
-        params,
-        grads,
-        buffers,
-        foreach=foreach,
-        fused=fused,
-        grad_scale=grad_scale,
-        found_inf=found_inf,
-        weight_decay=0.0,
-        momentum=momentum,
-        lr=lr,
-        dampening=dampening,
-        nesterov=nesterov,
-        maximize=maximize,
-    )
 
 
 def _first_buffer(grad: Tensor, share: float, grad_scale: Tensor | None, found_inf: Tensor | None) -> Tensor:
