@@ -43,7 +43,8 @@ _PARTS = {
     **dict.fromkeys(
         "algorithms callbacks core datasets devices functional loggers loss models testing utils".split(), _CORE
     ),
-    **dict.fromkeys("checkpoint cli distributed trainer".split(), "composer-trainer"),
+    "cli": "composer-launcher",
+    **dict.fromkeys("checkpoint distributed trainer".split(), "composer-trainer"),
     **{name: f"composer-{name}" for name in "metrics optim profiler recipes".split()},
 }
 

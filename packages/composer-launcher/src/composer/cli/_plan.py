@@ -149,7 +149,7 @@ def _parser() -> argparse.ArgumentParser:
         help="how long ranks may take to save and leave after SIGTERM or Ctrl-C, which are passed on to them; "
         "another Ctrl-C ends them at once. Default: 30",
     )
-    add("--version", action="version", version=f"MosaicML Composer {version('composer-trainer')}")
+    add("--version", action="version", version=f"MosaicML Composer {version('composer-launcher')}")
     add("training_script", help="the script, module or command")
     add("training_script_args", nargs=argparse.REMAINDER, help="its arguments; $RANK and the like differ by rank")
     return parser
