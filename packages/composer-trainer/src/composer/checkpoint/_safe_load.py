@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch.torch_version import TorchVersion
 
-from composer.checkpoint._pickle_checks import UnsafeCheckpointError, check_torch_file
-from composer.checkpoint._seal import CorruptCheckpointError, verify
+from composer.checkpoint._pickle_checks import UnsafeCheckpointError, check_torch_file, outline
+from composer.checkpoint._seal import CorruptCheckpointError, parts_of_archive, verify
 
 __all__ = ["UnsafeCheckpointError", "load_plain", "safe_torch_load"]
 
@@ -40,8 +40,8 @@ def safe_torch_load(
     Raises:
         FileNotFoundError: There is no such file.
         CorruptCheckpointError: It is torn, truncated or altered.
-        UnsafeCheckpointError: It holds other types, which the message names; or loading it could take time or memory
-            out of proportion to its size.
+        UnsafeCheckpointError: It holds other types, which the message names; its pickle protocol is one that torch
+            does not read safely; or loading it could take time or memory out of proportion to its size.
         MemoryError: It is larger than what memory is left.
     """
     if load_monolith_rank0_only:
@@ -107,6 +107,12 @@ def _was_sealed(loaded: Any) -> bool:
 
 def _refusal(path: Path, error: Exception) -> Exception:
     types = _refused_types(path, error)
+    if types is None and (protocol := _protocol_of(path)) > 2:
+        return UnsafeCheckpointError(
+            f"The file {str(path)!r} is a pickle of protocol {protocol}, which the safe loading of torch does not read "
+            f"whole: it is made for protocol 2. Nothing was loaded. If you trust the file, save it anew: "
+            f"`torch.save(torch.load(path, weights_only=False), path)`."
+        )
     if types is None:
         reason = str(error).rpartition("WeightsUnpickler error:")[2].strip().partition("\n")[0]
         return CorruptCheckpointError(path, f"its pickle cannot be read ({reason})")
@@ -116,6 +122,21 @@ def _refusal(path: Path, error: Exception) -> Exception:
         f"trust the file, allow these types before loading: `torch.serialization.add_safe_globals([...])`. A "
         f"checkpoint saved anew with plain values (numbers, strings, tensors, lists, dicts) needs no permission."
     )
+
+
+def _protocol_of(path: Path) -> int:
+    """The pickle protocol of what `torch.save` wrote, as its first bytes tell; 0 of other files."""
+    with open(path, "rb") as file:
+        start = 0
+        if file.read(2) == b"PK":
+            parts = parts_of_archive(file, path)
+            start = next(start for name, (start, _) in parts.items() if name.endswith("/data.pkl"))
+        else:
+            file.seek(0)
+            if outline(file) != torch.serialization.MAGIC_NUMBER:
+                return 0
+        file.seek(start)
+        return file.read(2)[1]
 
 
 def _refused_types(path: Path, error: Exception) -> list[str] | None:
