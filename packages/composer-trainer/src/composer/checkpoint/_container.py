@@ -6,7 +6,6 @@ import lzma
 import os
 import shutil
 import tarfile
-import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from typing import IO, Any
 
 import torch
 
-from composer.checkpoint._durable import replacing, temporary_path
+from composer.checkpoint._durable import replacing, scratch_folder, temporary_path
 from composer.checkpoint._names import check_file_name
 from composer.checkpoint._pickle_checks import UnsafeCheckpointError, refuse
 from composer.checkpoint._safe_load import safe_torch_load
@@ -131,8 +130,8 @@ def _plain(path: Path) -> Iterator[Path]:
     if not (is_tar(name) or is_compressed_pt(name)):
         yield path
         return
-    with tempfile.TemporaryDirectory(prefix="composer-checkpoint-") as folder:
-        plain = Path(folder) / _STATES
+    with scratch_folder("unpacked") as folder:
+        plain = folder / _STATES
         _unpack(path, name, plain)
         try:
             yield plain

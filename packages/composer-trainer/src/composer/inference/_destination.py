@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from composer.checkpoint._durable import sync_folder, temporary_path
+from composer.checkpoint._durable import scratch_folder, sync_folder, temporary_path
 from composer.checkpoint._storage import storage_of
 from composer.inference._formats import ExportFormat
 from composer.utils import is_uri
@@ -72,8 +71,8 @@ def deliver(write: Callable[[Path], None], save_path: str, save_object_store: An
 
     else:
         return _write_here(write, Path(save_path))
-    with tempfile.TemporaryDirectory(prefix="composer-export-") as scratch:
-        file = Path(scratch, name)
+    with scratch_folder("export") as scratch:
+        file = scratch / name
         write(file)
         for each in _main_last(file):
             put(each)
