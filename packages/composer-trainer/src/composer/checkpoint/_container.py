@@ -78,7 +78,7 @@ def read_file(path: str | os.PathLike[str]) -> tuple[Any, str | None]:
         CorruptCheckpointError: It is torn, truncated or altered.
         UnsafeCheckpointError: It holds types whose loading could run code.
     """
-    with _plain(Path(path)) as plain:
+    with _plain(Path(path).expanduser()) as plain:
         content = safe_torch_load(plain)
         sealed = read_seal(plain)
     return content, None if sealed is None else sealed.get("file")
@@ -94,7 +94,7 @@ def check_file(path: str | os.PathLike[str]) -> str | None:
         FileNotFoundError: There is no such file.
         CorruptCheckpointError: It is torn, truncated or altered.
     """
-    with _plain(Path(path)) as plain:
+    with _plain(Path(path).expanduser()) as plain:
         sealed = verify(plain)
     return None if sealed is None else sealed.get("file")
 

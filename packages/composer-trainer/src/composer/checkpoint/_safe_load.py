@@ -49,7 +49,7 @@ def safe_torch_load(
 
         if dist.get_global_rank() != 0:
             return None
-    file = Path(path)
+    file = Path(path).expanduser()
     sealed = verify(file) is not None
     with open(file, "rb") as opened:
         check_torch_file(opened, str(file))

@@ -71,7 +71,7 @@ def export_safetensors(
         >>> torch.equal(model.weight, copy.weight)
         True
     """
-    dtype, target = check_precision(precision), Path(path)
+    dtype, target = check_precision(precision), Path(path).expanduser()
     weights, time = _weights(source)
     names = selected(weights, include_keys, ignore_keys)
 
@@ -138,7 +138,7 @@ def read_weights(path: str | os.PathLike[str], object_store: Any = None) -> Mapp
         CorruptCheckpointError: It is torn, truncated or altered.
         ValueError: It has no model.
     """
-    text = os.fspath(path)
+    text = os.fspath(path) if object_store is not None else os.path.expanduser(path)
     if object_store is None and not is_uri(text):
         return _weights_in(Path(text), text)
     with scratch_folder("download") as folder:

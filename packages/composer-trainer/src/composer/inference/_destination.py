@@ -29,7 +29,7 @@ def check_destination(save_format: ExportFormat, save_path: str | os.PathLike[st
         ValueError: The path has no name, or no kind of store has its scheme.
         ModuleNotFoundError: The package that serves this kind of store is not installed.
     """
-    text = os.fspath(save_path)
+    text = os.fspath(save_path) if save_object_store is not None else os.path.expanduser(save_path)
     if text[-1:] in ("", "/") or Path(text).is_dir():
         raise ValueError(f"`save_path` must be the path of a file, got {text!r}. Append a name, such as 'model.pt2'.")
     if save_format is ExportFormat.TORCH_EXPORT and not text.endswith(".pt2"):
