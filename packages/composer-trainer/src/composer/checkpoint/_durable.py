@@ -12,11 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-try:
-    import fcntl
-except ImportError:  # on Windows
-    fcntl = None  # type: ignore[assignment]
-
 __all__ = [
     "UNDELIVERED",
     "make_scratch_folder",
@@ -192,7 +187,9 @@ def _remove_abandoned(where: Path) -> None:
 
 def _lock(folder: Path, wait: bool) -> int | None:
     """Lock a folder until the descriptor is closed; None: another process has, or this system has no such locks."""
-    if fcntl is None:
+    try:
+        import fcntl
+    except ImportError:  # on Windows
         return None
     try:
         descriptor = os.open(folder, os.O_RDONLY)
