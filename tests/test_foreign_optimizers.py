@@ -241,6 +241,30 @@ def test_schedule_free_weights_are_predicted_with_also_in_the_middle_of_training
     trainer.close()
 
 
+class Interrupt(Callback):
+    """Presses Ctrl-C at the end of the first epoch, once."""
+
+    pressed = False
+
+    def epoch_end(self, state: State, logger: Logger) -> None:
+        if not self.pressed:
+            self.pressed = True
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("make", SCHEDULE_FREE.values(), ids=SCHEDULE_FREE)
+def test_schedule_free_weights_are_in_the_model_after_an_interrupted_fit(make: Make) -> None:
+    trainer = start(make, callbacks=Interrupt())
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit()
+
+    assert not mode(trainer.state)
+    deep_compare(by_hand(make, 1), weights(trainer))
+    trainer.fit()
+    deep_compare(by_hand(make, 1, 1), weights(trainer))
+    trainer.close()
+
+
 RUNS: dict[str, dict[str, Any]] = {
     "alone": {},
     "sam": {"algorithms": lambda: [SAM(rho=0.05)]},

@@ -8,6 +8,7 @@ from torch import nn
 
 from composer import functional as cf
 from composer.algorithms.channels_last import ChannelsLast, apply_channels_last
+from composer.algorithms.warnings import NoEffectWarning
 from composer.core import REPLACES_CONVS, WRAPS_CONVS, Algorithm, Engine, Event, Placement, State
 from composer.loggers import Logger
 from composer.testing import ConvModel, SimpleModel
@@ -70,8 +71,12 @@ def test_feature_maps_follow_the_weights() -> None:
 
 def test_a_model_without_four_dimensional_weights_stays_as_it_is() -> None:
     before, model = SimpleModel(), SimpleModel()
-    apply_channels_last(model)
+    with pytest.warns(
+        NoEffectWarning, match="`apply_channels_last` changed nothing: the model has no parameter"
+    ) as caught:
+        apply_channels_last(model)
 
+    assert caught[0].filename == __file__
     assert [p.stride() for p in before.parameters()] == [p.stride() for p in model.parameters()]
 
 

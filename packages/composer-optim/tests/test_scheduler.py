@@ -205,10 +205,18 @@ def test_without_a_max_duration_any_t_max_will_do(state_of: StateOf, move: Move)
 @pytest.mark.parametrize("make", WARMING)
 def test_a_warmup_of_nothing_warns(make: Callable[[str], ComposerScheduler], state_of: StateOf) -> None:
     with pytest.warns(UserWarning, match="`t_warmup` comes to '0ba', so there is no warm-up") as caught:
-        factor = make("0ba")(state_of())
+        factor = make("0.0001dur")(state_of("100ba"))
 
     assert factor == 1
     assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize("t_warmup", ["0ba", "0dur"])
+@pytest.mark.parametrize("make", WARMING)
+def test_a_warmup_of_exactly_zero_is_meant(
+    make: Callable[[str], ComposerScheduler], t_warmup: str, state_of: StateOf
+) -> None:
+    assert make(t_warmup)(state_of()) == 1
 
 
 @pytest.mark.parametrize("make", WARMING[1:])

@@ -13,8 +13,9 @@ import pytest
 import torch
 from conftest import MakeTrainer
 
-from composer.checkpoint import CorruptCheckpointError, load_checkpoint
+from composer.checkpoint import CorruptCheckpointError, load_checkpoint, read_checkpoint
 from composer.loggers import LoggerDestination
+from composer.testing import SimpleModel
 
 
 def launch(make_trainer: MakeTrainer, folder: Path | str, filename: str, duration: str = "2ba", **kwargs: Any) -> Any:
@@ -153,9 +154,45 @@ def test_what_is_no_checkpoint_of_a_run_is_passed_over(
     put(tmp_path / name)
 
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*is damaged.*(weights only|it is no file)")
+        warnings.filterwarnings("ignore", ".*is damaged.*it is no file")
+        warnings.filterwarnings(
+            "ignore", ".*ba[29].pt' is no checkpoint that a run can go on from: it holds weights only"
+        )
         second = launch(make_trainer, tmp_path, "ba{batch}.pt", "3ba")
     assert second.state.timestamp.batch == (1 if name == "ba2.pt" else 2)
+
+
+@pytest.mark.parametrize("autoresume", [False, True])
+@pytest.mark.parametrize("protocol", [2, 5])
+def test_the_users_own_weights_are_not_replaced(
+    make_trainer: MakeTrainer, tmp_path: Path, protocol: int, autoresume: bool
+) -> None:
+    file = tmp_path / "model.pt"
+    torch.save(SimpleModel().state_dict(), file, pickle_protocol=protocol)
+    content = file.read_bytes()
+
+    with pytest.raises(FileExistsError) as caught:
+        launch(make_trainer, tmp_path, "model.pt", autoresume=autoresume)
+    assert str(caught.value) == (
+        f"`save_folder` must not hold other files under a name that the run 'run' gives, got {str(file)!r}, which is "
+        f"no checkpoint that a run can go on from: it holds weights only, or another program's data. The run would "
+        f"replace it. Use another `save_filename` or `save_folder`, or pass `save_overwrite=True` if it may be "
+        f"replaced."
+    )
+    assert content == file.read_bytes()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*model.pt' is no checkpoint that a run can go on from.*It may be replaced")
+        launch(make_trainer, tmp_path, "model.pt", autoresume=autoresume, save_overwrite=True).fit()
+    assert "timestamp" in read_checkpoint(file)["state"]
+
+
+def test_weights_that_a_run_saved_may_be_replaced_by_it(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    for _ in range(2):
+        trainer = launch(make_trainer, tmp_path, "model.pt", autoresume=False, save_weights_only=True)
+        trainer.fit()
+        trainer.close()
+
+    assert {"model", "metadata", "integrations"} == set(read_checkpoint(tmp_path / "model.pt")["state"])
 
 
 def test_a_pipe_cannot_be_loaded(make_trainer: MakeTrainer, tmp_path: Path) -> None:

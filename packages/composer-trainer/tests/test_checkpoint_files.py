@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import errno
+import gzip
 import os
 import pickle
 import random
@@ -11,6 +12,7 @@ import resource
 import shutil
 import signal
 import tarfile
+import tempfile
 import threading
 import time
 import zipfile
@@ -24,7 +26,14 @@ import torch
 
 from composer.checkpoint import CorruptCheckpointError, UnsafeCheckpointError, check_file, glob_filter, safe_torch_load
 from composer.checkpoint._container import read_file, write_file
-from composer.checkpoint._durable import point_link, remove_leftovers, replacing
+from composer.checkpoint._durable import (
+    UNDELIVERED,
+    make_scratch_folder,
+    point_link,
+    remove_leftovers,
+    replacing,
+    scratch_folder,
+)
 from composer.checkpoint._names import check_file_name, counts_of_name
 from composer.checkpoint._seal import read_seal, seal, verify
 from composer.checkpoint._writer import CheckpointWriter
@@ -216,6 +225,34 @@ class Custom:
         self.value = 3
 
 
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+@pytest.mark.parametrize("name", ["a.pt", "old.pt", "a.pt.gz"])
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_a_pickle_protocol_that_torch_does_not_read_safely_is_named(tmp_path: Path, protocol: int, name: str) -> None:
+    weights, plain, path = {"a": torch.arange(3)}, tmp_path / "plain.pt", tmp_path / name
+    torch.save(weights, plain, pickle_protocol=protocol, _use_new_zipfile_serialization=name != "old.pt")
+    path.write_bytes(gzip.compress(plain.read_bytes()) if name.endswith(".gz") else plain.read_bytes())
+
+    if protocol < 4:
+        deep_compare(read_file(path)[0], weights)
+        return
+    with pytest.raises(UnsafeCheckpointError) as caught:
+        read_file(path)
+    assert str(caught.value) == (
+        f"The file {str(path)!r} is a pickle of protocol {protocol}, which the safe loading of torch does not read "
+        f"whole: it is made for protocol 2. Nothing was loaded. If you trust the file, save it anew: "
+        f"`torch.save(torch.load(path, weights_only=False), path)`."
+    )
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+def test_a_pickle_that_torch_did_not_write_is_told_otherwise(tmp_path: Path) -> None:
+    (tmp_path / "a.pt").write_bytes(pickle.dumps({"a": 1}, protocol=5))
+
+    with pytest.raises(CorruptCheckpointError, match=r"a\.pt"):
+        read_file(tmp_path / "a.pt")
+
+
 def test_a_type_loads_once_it_is_allowed(tmp_path: Path) -> None:
     write_file({"state": {"callbacks": {"Mine": Custom()}}}, tmp_path / "a.pt")
     with pytest.raises(UnsafeCheckpointError, match="Custom"):
@@ -310,6 +347,37 @@ def test_leftovers_are_removed_and_nothing_else(tmp_path: Path) -> None:
     assert remove_leftovers(tmp_path) == names[:1]
     assert sorted(os.listdir(tmp_path)) == sorted(names[1:])
     assert remove_leftovers(tmp_path / "missing") == []
+
+
+def test_scratch_folders_of_killed_processes_are_removed_with_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        for name in ("download", "saving"):
+            folder, _ = make_scratch_folder(name)
+            (folder / "large.pt").write_bytes(b"bytes")
+            os.write(writing, f"{folder} ".encode())
+        (folder / UNDELIVERED).touch()
+        os.write(writing, b"end")
+        signal.pause()
+    told = b""
+    while not told.endswith(b"end"):
+        told += os.read(reading, 4096)
+    download, saving = map(Path, told.decode().split()[:2])
+    try:
+        with scratch_folder("a") as own, scratch_folder("a") as other:
+            assert {own, other, download, saving} == set(tmp_path.iterdir())  # of processes that run
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+    with scratch_folder("a") as own, scratch_folder("a") as other:
+        assert {own, other, saving} == set(tmp_path.iterdir())
+    assert [saving] == list(tmp_path.iterdir())
+    assert (saving / "large.pt").read_bytes() == b"bytes"
 
 
 # ---- names and filters ----

@@ -558,6 +558,38 @@ def test_a_run_without_checkpoint_starts(make_trainer: MakeTrainer, tmp_path: Pa
     assert trainer.state.timestamp.batch == 8
 
 
+def test_time_is_not_reset_under_checkpoints_that_an_earlier_fit_saved(
+    make_trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    trainer = make_trainer(save_folder=tmp_path)
+    trainer.fit()
+    before = {path.name: path.read_bytes() for path in tmp_path.glob("ep*")}
+    with pytest.raises(FileExistsError) as caught:
+        trainer.fit(duration="1ep", reset_time=True)
+    assert str(caught.value) == (
+        f"`reset_time=True` would give the names of checkpoints again that an earlier `fit` of this Trainer saved, "
+        f"such as {str(tmp_path / 'ep1-ba4-rank0.pt')!r}. Leave it out, so that `duration` is counted on from where "
+        f"the run is; save to another folder, or under another `save_filename`, with a Trainer of its own; or pass "
+        f"`save_overwrite=True` to the Trainer to replace those checkpoints."
+    )
+    trainer.fit(duration="1ep")  # it goes on where it was
+
+    assert trainer.state.timestamp.batch == 12
+    assert {"ep1-ba4-rank0.pt", "ep2-ba8-rank0.pt"} == before.keys()
+    assert all(content == (tmp_path / name).read_bytes() for name, content in before.items())
+
+
+@pytest.mark.parametrize("options", [{"save_overwrite": True}, {"save_filename": "last.pt"}])
+def test_time_is_reset_where_checkpoints_may_be_replaced(
+    make_trainer: MakeTrainer, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    trainer = make_trainer(save_folder=tmp_path, **options)
+    trainer.fit()
+    trainer.fit(duration="1ep", reset_time=True)
+
+    assert trainer.state.timestamp.batch == 4
+
+
 def test_a_program_of_several_fits_is_relaunched(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     def program(folder: str, *callbacks: Callback) -> Any:
         trainer = resuming(make_trainer, tmp_path / folder, *callbacks, max_duration=None)

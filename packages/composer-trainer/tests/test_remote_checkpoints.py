@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import secrets
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from composer.callbacks import CheckpointSaver
-from composer.checkpoint._storage import StorageError, storage_of
+from composer.checkpoint._durable import UNDELIVERED
+from composer.checkpoint._storage import Storage, StorageError, storage_of
 from composer.core import Callback, State
 from composer.loggers import Logger, LoggerDestination
 from composer.testing import deep_compare
@@ -69,6 +71,40 @@ def test_a_run_goes_on_from_a_store(make_trainer: MakeTrainer, store: str, tmp_p
     complete = trainer_of(make_trainer, f"{store}/{{run_name}}")
     complete.fit()
     assert complete.state.timestamp.epoch == 2
+
+
+def test_what_was_downloaded_goes_when_it_is_loaded(
+    make_trainer: MakeTrainer, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    first = trainer_of(make_trainer, store)
+    first.fit()
+    (staging,) = tmp_path.glob("composer-scratch-*")
+    assert not (staging / UNDELIVERED).exists()
+    first.close()
+    second = trainer_of(make_trainer, store)
+
+    assert second.state.timestamp.batch == 8
+    assert {staging} == {path for path in tmp_path.glob("composer-*") if "saving" not in path.name or path == staging}
+
+
+def test_what_is_not_uploaded_yet_stays_if_the_process_is_killed(
+    make_trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = trainer_of(make_trainer, f"memory://{secrets.token_hex(4)}", save_interval="1ba")
+    marker, found = Path(trainer._checkpoint_saver._scratch_folder()) / UNDELIVERED, []
+    upload = Storage.upload
+
+    def look(*args: Any, **kwargs: Any) -> Any:
+        found.append(marker.exists())
+        return upload(*args, **kwargs)
+
+    monkeypatch.setattr(Storage, "upload", look)
+    trainer.fit()
+
+    assert len(found) >= 8
+    assert all(found)
+    assert not marker.exists()
 
 
 def test_nothing_is_kept_here_if_so_wanted(make_trainer: MakeTrainer, tmp_path: Path) -> None:

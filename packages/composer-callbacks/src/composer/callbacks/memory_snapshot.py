@@ -56,7 +56,7 @@ class MemorySnapshot(Callback):
             raise ValueError(f"`interval` must be a number of batches, at least 1, got {interval!r}. Use '3ba'.")
         _cuda_memory.check_entries(max_entries)
         self.skip_batches, self.max_entries = skip_batches, max_entries
-        self.folder, self.filename = os.fspath(folder), filename
+        self.folder, self.filename = os.path.expanduser(folder), filename
         self.remote_file_name, self.overwrite = remote_file_name, overwrite
         self._enabled = self._recording = False
         self._left_to_skip, self._end = skip_batches, 0

@@ -96,7 +96,7 @@ class MLPerfCallback(Callback):
                 "`MLPerfCallback` needs `mlperf_logging`. Run `pip install 'composer-callbacks[mlperf]'`.",
                 name=error.name,
             ) from error
-        self.root_folder, self.index = Path(root_folder), index
+        self.root_folder, self.index = Path(root_folder).expanduser(), index
         self.benchmark, self.target, self.division = benchmark, float(target), division
         self.metric_name, self.metric_label = metric_name, metric_label
         self.submitter, self.system_name, self.status = submitter, system_name, status

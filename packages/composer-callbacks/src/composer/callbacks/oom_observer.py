@@ -98,7 +98,7 @@ class OOMObserver(Callback):
     ) -> None:
         _cuda_memory.check_entries(max_entries)
         self.max_entries = max_entries
-        self.folder, self.filename = os.fspath(folder), filename
+        self.folder, self.filename = os.path.expanduser(folder), filename
         self.remote_file_name, self.overwrite = remote_file_name, overwrite
         self._run: tuple[State, Logger] | None = None
         self._is_attached = self._wrote = False

@@ -90,7 +90,7 @@ def loaded(load: Callable[[], T], name: str, datadir: Path | str, download: bool
 
 def inner_folder(datadir: Path | str, layout: str) -> Path:
     """The folder `layout` in `datadir`, or `datadir` if it is that folder already."""
-    root, parts = Path(datadir), Path(layout).parts
+    root, parts = Path(datadir).expanduser(), Path(layout).parts
     return root if root.absolute().parts[-len(parts) :] == parts else root / layout
 
 

@@ -89,7 +89,7 @@ def tokens_of(
     if cache_dir is None:
         parts = list(_parts(documents(), tokenizer, separator, dtype))
         return np.concatenate(parts) if parts else np.empty(0, dtype)
-    folder = Path(cache_dir)
+    folder = Path(cache_dir).expanduser()
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"tokens-{_fingerprint(sources, tokenizer, separator)}.{dtype.name}"
     with dist.busy_wait_for_local_rank_zero(str(folder)):

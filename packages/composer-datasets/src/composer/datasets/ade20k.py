@@ -50,7 +50,7 @@ class ADE20k(Dataset[tuple[Any, Any]]):
     ) -> None:
         if split not in _SPLITS:
             raise ValueError(f"`split` must be one of {', '.join(_SPLITS)}, got {split!r}.")
-        root = Path(datadir)
+        root = Path(datadir).expanduser()
         root = root / "ADEChallengeData2016" if (root / "ADEChallengeData2016").is_dir() else root
         images, annotations = root / "images" / _SPLITS[split], root / "annotations" / _SPLITS[split]
         self._images = sorted(images.glob("*.jpg"))

@@ -62,7 +62,7 @@ class BraTS(Dataset[tuple[Tensor, Tensor]]):
         _nibabel()  # now, not at the first sample
         self._crop_size, self._is_train = tuple(crop_size), is_train
         self._command = _COMMAND.format(datadir=datadir)
-        root = Path(datadir)
+        root = Path(datadir).expanduser()
         if cases is None:
             cases = sorted(path.parent.name for path in root.glob("*/*seg.nii*"))
         if not cases:

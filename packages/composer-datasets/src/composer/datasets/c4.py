@@ -76,7 +76,7 @@ def build_c4_dataloader(
         TypeError: `tokenizer` is none, or an argument of `dataloader_kwargs` is unknown.
         ValueError: A number is out of range, a line is no document, or `masked` and the tokenizer has no mask.
     """
-    shards = _shards(Path(datadir), split)
+    shards = _shards(Path(datadir).expanduser(), split)
     if max_shards is not None and max_shards < 1:
         raise ValueError(f"`max_shards` must be positive or None, got {max_shards!r}.")
     shards = shards[:max_shards]

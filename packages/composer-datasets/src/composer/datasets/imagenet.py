@@ -75,7 +75,7 @@ def build_imagenet_dataloader(
     """
     from torchvision.datasets import ImageFolder
 
-    folder = Path(datadir) / ("train" if is_train else "val")
+    folder = Path(datadir).expanduser() / ("train" if is_train else "val")
     if not folder.is_dir() or not any(path.is_dir() for path in folder.iterdir()):
         raise missing("ImageNet", [folder / "<class>" / "*.JPEG"], _COMMAND.format(datadir=datadir))
     steps = _transform(is_train, resize_size, crop_size) if transform is None else transform

@@ -112,6 +112,7 @@ class FileLogger(LoggerDestination):
             raise ValueError(f"`flush_interval` must be at least 1, got {flush_interval!r}.")
         if overwrite and append:
             raise ValueError("`overwrite` and `append` exclude each other: replace an existing file, or go on in it.")
+        filename = os.path.expanduser(filename)
         self.filename_format = filename
         self.remote_file_name_format = filename if remote_file_name is None else remote_file_name
         self.capture_stdout = capture_stdout

@@ -93,7 +93,7 @@ class RunRecorder(LoggerDestination):
         if timeout <= 0:
             raise ValueError(f"`timeout` must be positive, got {timeout!r}.")
         check_on_error(on_error)
-        self.folder = os.fspath(folder)
+        self.folder = os.path.expanduser(os.fspath(folder))
         self.group = group
         self.rank_zero_only, self.on_error, self.timeout = rank_zero_only, on_error, timeout
         self.path: Path | None = None

@@ -32,7 +32,7 @@ __all__ = [
 def _ramp(t_warmup: Time[Any], scale_warmup: bool, state: State, ssr: float, stacklevel: int = 3) -> float | None:
     """The height of the warm-up ramp, in [0, 1]; None after the warm-up."""
     end = _convert_time(t_warmup, state)
-    if end.value == 0:
+    if end.value == 0 and t_warmup.value != 0:  # who writes zero means it
         warnings.warn(
             f"`t_warmup` comes to {str(end)!r}, so there is no warm-up. Give a longer time than {str(t_warmup)!r}, or "
             f"use a schedule without warm-up.",
@@ -80,7 +80,7 @@ class MultiStepWithWarmupScheduler(Schedule):
         scale_warmup: Whether the scale schedule ratio applies to the ramp.
 
     Warns:
-        UserWarning: When called, `t_warmup` comes to nothing.
+        UserWarning: When called, a `t_warmup` above zero comes to nothing.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class LinearWithWarmupScheduler(_WithWarmup):
         ValueError: When called, `t_max` is shorter than the run or comes to another unit than `t_warmup`.
 
     Warns:
-        UserWarning: When called, `t_warmup` comes to nothing.
+        UserWarning: When called, a `t_warmup` above zero comes to nothing.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class ConstantWithWarmupScheduler(_WithWarmup):
         ValueError: When called, `t_max` is shorter than the run or comes to another unit than `t_warmup`.
 
     Warns:
-        UserWarning: When called, `t_warmup` comes to nothing.
+        UserWarning: When called, a `t_warmup` above zero comes to nothing.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class CosineAnnealingWithWarmupScheduler(_WithWarmup):
         ValueError: When called, `t_max` is shorter than the run or comes to another unit than `t_warmup`.
 
     Warns:
-        UserWarning: When called, `t_warmup` comes to nothing.
+        UserWarning: When called, a `t_warmup` above zero comes to nothing.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class PolynomialWithWarmupScheduler(_WithWarmup):
         ValueError: When called, `t_max` is shorter than the run or comes to another unit than `t_warmup`.
 
     Warns:
-        UserWarning: When called, `t_warmup` comes to nothing.
+        UserWarning: When called, a `t_warmup` above zero comes to nothing.
     """
 
     def __init__(

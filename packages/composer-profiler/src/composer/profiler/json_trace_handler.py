@@ -75,7 +75,8 @@ class JSONTraceHandler(TraceHandler):
         num_traces_to_keep: int = -1,
     ) -> None:
         check_keep(num_traces_to_keep)
-        self.folder, self.filename, self.remote_file_name = os.fspath(folder), filename, remote_file_name
+        self.folder = os.path.expanduser(folder)
+        self.filename, self.remote_file_name = filename, remote_file_name
         self.merged_trace_filename = merged_trace_filename
         self.merged_trace_remote_file_name = merged_trace_remote_file_name
         self.overwrite, self.num_traces_to_keep = overwrite, num_traces_to_keep

@@ -93,7 +93,7 @@ class TorchProfiler(Callback):
             ):
                 if name is not None and not name.endswith(".html"):
                     raise AssertionError(f"`{argument}` must end in '.html', got {name!r}.")
-        self.folder, self.overwrite = os.fspath(folder), overwrite
+        self.folder, self.overwrite = os.path.expanduser(folder), overwrite
         self.filename, self.remote_file_name = (_compressed(n, use_gzip) for n in (filename, remote_file_name))
         self.memory_filename, self.memory_remote_file_name = memory_filename, memory_remote_file_name
         self.use_gzip, self.num_traces_to_keep = use_gzip, num_traces_to_keep

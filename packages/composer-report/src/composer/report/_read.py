@@ -45,7 +45,7 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
         >>> run.name, run.metrics["loss"].values.tolist()
         ('a', [0.5])
     """
-    path = Path(folder)
+    path = Path(folder).expanduser()
     record = record_of(path)
     if record is None:
         log = log_of(path)

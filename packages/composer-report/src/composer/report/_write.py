@@ -47,7 +47,7 @@ def write_report(
     if not given:
         raise ValueError("`folders` must name at least one folder of a run, got none.")
     page = render([read_run(folder) for folder in find_runs(given)])
-    path = Path(output)
+    path = Path(output).expanduser()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page, encoding="utf-8")
     return path

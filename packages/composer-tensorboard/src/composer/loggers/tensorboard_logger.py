@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -78,7 +79,7 @@ class TensorboardLogger(LoggerDestination):
         if delivery_timeout is not None and not 0 < delivery_timeout < math.inf:
             raise ValueError(f"`delivery_timeout` must be positive, got {delivery_timeout!r}.")
         check_on_error(on_error)
-        self.log_dir = log_dir
+        self.log_dir = None if log_dir is None else os.path.expanduser(log_dir)
         self.flush_interval = flush_interval
         self.rank_zero_only = rank_zero_only
         self.on_error, self.delivery_timeout = on_error, delivery_timeout

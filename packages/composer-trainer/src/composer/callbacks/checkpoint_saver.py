@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
-import tempfile
 import time
 import warnings
 import weakref
@@ -16,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from composer.checkpoint._best import BestCheckpoints, is_count
-from composer.checkpoint._durable import point_link, remove_leftovers
+from composer.checkpoint._durable import UNDELIVERED, make_scratch_folder, point_link, remove_leftovers
 from composer.checkpoint._filter import IgnoreKeys
 from composer.checkpoint._lease import FolderInUseError, Lease, folder_lease, live_patterns, remote_lease
 from composer.checkpoint._names import (
@@ -168,6 +166,7 @@ class CheckpointSaver(Callback):
         self._uri = os.fspath(folder) if is_uri(os.fspath(folder)) else None
         self._staging: str | None = None
         self._cleanup: Any = None
+        self._kept = False  # whether the folder for uploads stays if the process is killed
         self.folder = self._local_folder(os.fspath(folder))
         self.filename = PartialFilePath(os.fspath(filename), self.folder)
         self.latest_filename = _path(latest_filename, self.folder)
@@ -187,6 +186,7 @@ class CheckpointSaver(Callback):
         self.is_relaunched = False  # whether a relaunch goes on from what is saved, also from the end of `fit`
         self.continues = False  # whether files in the folder under its names are its own, so that it may replace them
         self.resumed_at: Time[int] | None = None  # the batch of the checkpoint that it goes on from
+        self._written: set[str] = set()  # the paths of what this object saved, not of what it found
         self._last_path: str | None = None
         self._last_names: dict[str, str] = {}
         self._last_fingerprint: tuple[Any, ...] = ()
@@ -376,6 +376,32 @@ class CheckpointSaver(Callback):
         path = parse_uri(self._uri)[2]
         return self._uri[: len(self._uri) - len(path)]
 
+    def check_reset(self, state: State) -> None:
+        """Check that time may be counted from zero again. To be called on every rank.
+
+        Raises:
+            FileExistsError: The names of checkpoints that this object saved would be given again.
+        """
+        if self.overwrite or self.continues:
+            return
+        folder = format_name_with_dist(self.folder, state.run_name)
+        pattern = partial_format(pattern_of_run(state, self.filename).filename, run_name=state.run_name, rank=0)
+
+        def stays(path: str) -> bool:
+            counts = counts_of_name(os.path.relpath(path, folder).replace(os.sep, "/"), pattern)
+            kept = self._uri is not None or os.path.exists(path)  # a store keeps what is rotated out here
+            return kept and counts is not None and max(counts) > 0
+
+        found = [next(filter(stays, sorted(self._written)), None)]
+        dist.broadcast_object_list(found, src=0)
+        if found[0] is not None:
+            raise FileExistsError(
+                f"`reset_time=True` would give the names of checkpoints again that an earlier `fit` of this Trainer "
+                f"saved, such as {found[0]!r}. Leave it out, so that `duration` is counted on from where the run is; "
+                f"save to another folder, or under another `save_filename`, with a Trainer of its own; or pass "
+                f"`save_overwrite=True` to the Trainer to replace those checkpoints."
+            )
+
     def fit_start(self, state: State, logger: Logger) -> None:
         self.best.check(state)
         problem = None
@@ -414,6 +440,8 @@ class CheckpointSaver(Callback):
         if self.remote_uploader is not None:
             with self._kept_if_not_uploaded():
                 self.remote_uploader.check()
+            if self._kept and not self._is_writing:
+                self._keep_if_killed(False)
         self._save_if_due(Event.BATCH_CHECKPOINT, state, logger)
 
     def epoch_checkpoint(self, state: State, logger: Logger) -> None:
@@ -460,6 +488,7 @@ class CheckpointSaver(Callback):
         if self.remote_uploader is not None:
             with self._kept_if_not_uploaded():
                 self.remote_uploader.wait()
+            self._keep_if_killed(False)
 
     @contextmanager
     def _kept_if_not_uploaded(self) -> Iterator[None]:
@@ -537,6 +566,8 @@ class CheckpointSaver(Callback):
         if not again or self._last_path is None:
             self._last_path = pattern_of_run(state, self.filename).format(state)
         path = self._last_path
+        self._keep_if_killed(True)
+        self._written.add(path)
         # Registered first, so that the checkpoint lists itself, too.
         self.all_saved_checkpoints_to_timestamp[path] = state.timestamp
         self.best.consider(path, state)
@@ -595,9 +626,19 @@ class CheckpointSaver(Callback):
     def _scratch_folder(self) -> str:
         """A folder for small files that loggers may upload later; it goes with this object."""
         if self._staging is None:
-            self._staging = tempfile.mkdtemp(prefix="composer-saving-")
-            self._cleanup = weakref.finalize(self, shutil.rmtree, self._staging, ignore_errors=True)
+            folder, remove = make_scratch_folder("saving")
+            self._staging, self._cleanup = str(folder), weakref.finalize(self, remove)
         return self._staging
+
+    def _keep_if_killed(self, keep: bool) -> None:
+        """Let the folder stay if the process is killed before what is in it was uploaded."""
+        if self._uri is None or dist.get_global_rank() != 0 or keep == self._kept:
+            return
+        self._kept, marker = keep, Path(self._scratch_folder()) / UNDELIVERED
+        if keep:
+            marker.touch()
+        else:
+            marker.unlink(missing_ok=True)
 
     def _rotate(self) -> None:
         if self.num_checkpoints_to_keep < 0:

@@ -6,7 +6,6 @@ import lzma
 import os
 import shutil
 import tarfile
-import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from typing import IO, Any
 
 import torch
 
-from composer.checkpoint._durable import replacing, temporary_path
+from composer.checkpoint._durable import replacing, scratch_folder, temporary_path
 from composer.checkpoint._names import check_file_name
 from composer.checkpoint._pickle_checks import UnsafeCheckpointError, refuse
 from composer.checkpoint._safe_load import safe_torch_load
@@ -79,7 +78,7 @@ def read_file(path: str | os.PathLike[str]) -> tuple[Any, str | None]:
         CorruptCheckpointError: It is torn, truncated or altered.
         UnsafeCheckpointError: It holds types whose loading could run code.
     """
-    with _plain(Path(path)) as plain:
+    with _plain(Path(path).expanduser()) as plain:
         content = safe_torch_load(plain)
         sealed = read_seal(plain)
     return content, None if sealed is None else sealed.get("file")
@@ -95,7 +94,7 @@ def check_file(path: str | os.PathLike[str]) -> str | None:
         FileNotFoundError: There is no such file.
         CorruptCheckpointError: It is torn, truncated or altered.
     """
-    with _plain(Path(path)) as plain:
+    with _plain(Path(path).expanduser()) as plain:
         sealed = verify(plain)
     return None if sealed is None else sealed.get("file")
 
@@ -131,8 +130,8 @@ def _plain(path: Path) -> Iterator[Path]:
     if not (is_tar(name) or is_compressed_pt(name)):
         yield path
         return
-    with tempfile.TemporaryDirectory(prefix="composer-checkpoint-") as folder:
-        plain = Path(folder) / _STATES
+    with scratch_folder("unpacked") as folder:
+        plain = folder / _STATES
         _unpack(path, name, plain)
         try:
             yield plain

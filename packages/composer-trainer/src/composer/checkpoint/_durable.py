@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, whatever happens while they are written."""
+"""Files that are there whole or not at all, and temporary folders that go, whatever happens meanwhile."""
 
 from __future__ import annotations
 
@@ -7,13 +7,27 @@ import os
 import re
 import secrets
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["point_link", "remove_leftovers", "replacing", "sync_folder", "temporary_path"]
+__all__ = [
+    "UNDELIVERED",
+    "make_scratch_folder",
+    "point_link",
+    "remove_leftovers",
+    "replacing",
+    "scratch_folder",
+    "sync_folder",
+    "temporary_path",
+]
+
+UNDELIVERED = "UNDELIVERED"
+"""The name of an entry of a scratch folder that holds what is nowhere else: the folder stays if its process dies."""
 
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.saving")
+_SCRATCH = "composer-scratch-"
 _WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 
@@ -118,3 +132,72 @@ def remove_leftovers(folder: Path, is_left_over: Callable[[str], bool] = lambda 
         with suppress(FileNotFoundError):
             (folder / name).unlink()
     return names
+
+
+@contextmanager
+def scratch_folder(purpose: str) -> Iterator[Path]:
+    """A temporary folder that is gone afterwards; see `make_scratch_folder`."""
+    folder, remove = make_scratch_folder(purpose)
+    try:
+        yield folder
+    finally:
+        remove()
+
+
+def make_scratch_folder(purpose: str) -> tuple[Path, Callable[[], None]]:
+    """Make a temporary folder that does not stay for good if this process is killed.
+
+    The folder is locked, and the system ends the locks of a process with it. So whoever makes the next one on this
+    machine, such as a relaunch of the run, removes those whose processes have ended, unless they hold `UNDELIVERED`.
+
+    Args:
+        purpose: A part of its name.
+
+    Returns:
+        The folder, and what removes it.
+    """
+    _remove_abandoned(Path(tempfile.gettempdir()))
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=f"{_SCRATCH}{purpose}-"))
+        descriptor = _lock(folder, wait=True)
+        if folder.is_dir():
+            break
+        if descriptor is not None:  # another process took the folder for abandoned before it was locked
+            os.close(descriptor)
+
+    def remove() -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        if descriptor is not None:
+            os.close(descriptor)
+
+    return folder, remove
+
+
+def _remove_abandoned(where: Path) -> None:
+    names: list[str] = []
+    with suppress(OSError):  # it cannot be listed
+        names = [name for name in os.listdir(where) if name.startswith(_SCRATCH)]
+    for folder in (where / name for name in names):
+        descriptor = None if folder.is_symlink() else _lock(folder, wait=False)
+        if descriptor is not None:
+            if not os.path.lexists(folder / UNDELIVERED):
+                shutil.rmtree(folder, ignore_errors=True)
+            os.close(descriptor)
+
+
+def _lock(folder: Path, wait: bool) -> int | None:
+    """Lock a folder until the descriptor is closed; None: another process has, or this system has no such locks."""
+    try:
+        import fcntl
+    except ImportError:  # on Windows
+        return None
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:  # it is gone, or another user's
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor

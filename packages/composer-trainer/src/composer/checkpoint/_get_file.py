@@ -55,11 +55,12 @@ def get_file(
         ValueError: A `.symlink` leads to itself.
         TypeError: `object_store` cannot download files.
     """
-    target = Path(destination)
+    target = Path(destination).expanduser()
     if not overwrite and os.path.lexists(target):
         raise FileExistsError(f"`destination` {str(target)!r} already exists. Pass `overwrite=True` to replace it.")
     target.parent.mkdir(parents=True, exist_ok=True)
-    _get(os.fspath(path), target, _Source(object_store), progress_bar, _MOST_LINKS)
+    source = os.fspath(path) if object_store is not None else os.path.expanduser(path)
+    _get(source, target, _Source(object_store), progress_bar, _MOST_LINKS)
 
 
 def extract_path_from_symlink(path: str | os.PathLike[str], object_store: Any = None) -> str:

@@ -153,7 +153,8 @@ def _opened(path: str | os.PathLike[str], run_name: str, object_store: Any, prog
     Its shards, if it has any, can be read inside.
     """
     # Only the first rank wrote, whichever rank is reading.
-    name = partial_format(os.fspath(path), run_name=run_name, rank=0, local_rank=0, node_rank=0)
+    given = os.fspath(path) if object_store is not None else os.path.expanduser(path)
+    name = partial_format(given, run_name=run_name, rank=0, local_rank=0, node_rank=0)
     with _local(name, object_store, progress_bar) as file:
         _validate(file)
         if file.is_dir() and not is_sharded_run(file):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from composer.checkpoint._durable import scratch_folder
 from composer.utils import dist
 
 __all__ = ["on_each_node", "on_first_rank"]
@@ -48,12 +47,9 @@ def on_each_node(fetch: Callable[[Path], None]) -> Iterator[Path]:
     Raises:
         RuntimeError: It failed on another rank; on that one, its own error is raised.
     """
-    folder = tempfile.mkdtemp(prefix="composer-checkpoint-") if dist.get_local_rank() == 0 else ""
-    try:
+    with ExitStack() as made:
+        folder = str(made.enter_context(scratch_folder("download"))) if dist.get_local_rank() == 0 else ""
         on_first_rank(lambda: fetch(Path(folder)), each_node=True)
         folders = dict(pair for pair in dist.all_gather_object((dist.get_node_rank(), folder)) if pair[1])
         yield Path(folders[dist.get_node_rank()])
         dist.barrier()
-    finally:
-        if folder:
-            shutil.rmtree(folder, ignore_errors=True)

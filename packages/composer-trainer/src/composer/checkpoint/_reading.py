@@ -39,7 +39,7 @@ def read_checkpoint(path: str | os.PathLike[str], keys: Sequence[str] | None = N
         ...     read_checkpoint(file.name, keys=["model"])
         {'state': {'model': {'weight': tensor([1., 1.])}}}
     """
-    text = os.fspath(path)
+    text = os.path.expanduser(os.fspath(path))
     if not is_uri(text):
         return read_local(Path(text), keys)
     with on_each_node(lambda folder: fetch(text, folder / Path(text).name)) as folder:

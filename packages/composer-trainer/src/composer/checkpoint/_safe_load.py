@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch.torch_version import TorchVersion
 
-from composer.checkpoint._pickle_checks import UnsafeCheckpointError, check_torch_file
-from composer.checkpoint._seal import CorruptCheckpointError, verify
+from composer.checkpoint._pickle_checks import UnsafeCheckpointError, check_torch_file, outline
+from composer.checkpoint._seal import CorruptCheckpointError, parts_of_archive, verify
 
 __all__ = ["UnsafeCheckpointError", "load_plain", "safe_torch_load", "unloadable"]
 
@@ -44,8 +44,8 @@ def safe_torch_load(
     Raises:
         FileNotFoundError: There is no such file.
         CorruptCheckpointError: It is torn, truncated or altered.
-        UnsafeCheckpointError: It holds other types, which the message names; or loading it could take time or memory
-            out of proportion to its size.
+        UnsafeCheckpointError: It holds other types, which the message names; its pickle protocol is one that torch
+            does not read safely; or loading it could take time or memory out of proportion to its size.
         MemoryError: It is larger than what memory is left.
     """
     if load_monolith_rank0_only:
@@ -53,7 +53,7 @@ def safe_torch_load(
 
         if dist.get_global_rank() != 0:
             return None
-    file = Path(path)
+    file = Path(path).expanduser()
     sealed = verify(file) is not None
     with open(file, "rb") as opened:
         check_torch_file(opened, str(file))
@@ -190,6 +190,12 @@ def _was_sealed(loaded: Any) -> bool:
 
 def _refusal(path: Path, error: Exception) -> Exception:
     types = _refused_types(path, error)
+    if types is None and (protocol := _protocol_of(path)) > 2:
+        return UnsafeCheckpointError(
+            f"The file {str(path)!r} is a pickle of protocol {protocol}, which the safe loading of torch does not read "
+            f"whole: it is made for protocol 2. Nothing was loaded. If you trust the file, save it anew: "
+            f"`torch.save(torch.load(path, weights_only=False), path)`."
+        )
     if types is None:
         reason = str(error).rpartition("WeightsUnpickler error:")[2].strip().partition("\n")[0]
         return CorruptCheckpointError(path, f"its pickle cannot be read ({reason})")
@@ -222,6 +228,21 @@ def _known(name: str) -> type | None:
 
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in sorted(names))
+
+
+def _protocol_of(path: Path) -> int:
+    """The pickle protocol of what `torch.save` wrote, as its first bytes tell; 0 of other files."""
+    with open(path, "rb") as file:
+        start = 0
+        if file.read(2) == b"PK":
+            parts = parts_of_archive(file, path)
+            start = next(start for name, (start, _) in parts.items() if name.endswith("/data.pkl"))
+        else:
+            file.seek(0)
+            if outline(file) != torch.serialization.MAGIC_NUMBER:
+                return 0
+        file.seek(start)
+        return file.read(2)[1]
 
 
 def _refused_types(path: Path, error: Exception) -> list[str] | None:

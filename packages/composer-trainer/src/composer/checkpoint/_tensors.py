@@ -62,7 +62,7 @@ def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor],
     """
     from safetensors import SafetensorError, safe_open
 
-    file = Path(path)
+    file = Path(path).expanduser()
     if not file.exists():
         raise FileNotFoundError(f"There is no file {str(file)!r}.")
     try:

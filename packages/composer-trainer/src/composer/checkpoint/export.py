@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from composer.checkpoint._durable import scratch_folder
 from composer.checkpoint._get_file import get_file
 from composer.checkpoint._ranks import on_each_node, on_first_rank
 from composer.checkpoint._reading import fetch, read_checkpoint, read_local
@@ -71,7 +71,7 @@ def export_safetensors(
         >>> torch.equal(model.weight, copy.weight)
         True
     """
-    dtype, target = check_precision(precision), Path(path)
+    dtype, target = check_precision(precision), Path(path).expanduser()
     weights, time = _weights(source)
     names = selected(weights, include_keys, ignore_keys)
 
@@ -138,11 +138,11 @@ def read_weights(path: str | os.PathLike[str], object_store: Any = None) -> Mapp
         CorruptCheckpointError: It is torn, truncated or altered.
         ValueError: It has no model.
     """
-    text = os.fspath(path)
+    text = os.fspath(path) if object_store is not None else os.path.expanduser(path)
     if object_store is None and not is_uri(text):
         return _weights_in(Path(text), text)
-    with tempfile.TemporaryDirectory(prefix="composer-checkpoint-") as folder:
-        file = Path(folder, Path(text).name)
+    with scratch_folder("download") as folder:
+        file = folder / Path(text).name
         if object_store is None:
             fetch(text, file)
         else:

@@ -163,7 +163,7 @@ def load_model_checkpoint(
     """
     options = CheckpointLoadOptions() if load_options is None else load_options
     module = unwrapped_model(model)
-    path = _part(Path(load_path), "model", options.sharded_checkpoint)
+    path = _part(Path(load_path).expanduser(), "model", options.sharded_checkpoint)
     if options.sharded_checkpoint:
         found = _model_of_shards(module, path, options)
     else:
@@ -203,7 +203,7 @@ def load_optim_checkpoint(
     """
     options = CheckpointLoadOptions() if load_options is None else load_options
     module = unwrapped_model(model)
-    path = _part(Path(load_path), "optim", options.sharded_checkpoint)
+    path = _part(Path(load_path).expanduser(), "optim", options.sharded_checkpoint)
     if options.sharded_checkpoint:
         if options.include_keys is not None or options.ignore_keys is not None:
             raise _whole_only("an optimizer in shards")
@@ -234,7 +234,7 @@ def load_resumption_checkpoint(state: State, load_path: Path_) -> None:
         CorruptCheckpointError: It is torn, truncated or altered.
         UnsafeCheckpointError: It holds types whose loading could run code.
     """
-    path = Path(load_path)
+    path = Path(load_path).expanduser()
     saved = read_resumption(path / "resumption.pkl" if path.is_dir() else path)
     content: dict[str, Any] = {"state": saved}
     for key in ("rng", "resumption"):
@@ -275,7 +275,7 @@ def _only_optimizer(state: State, options: CheckpointLoadOptions) -> torch.optim
 def _local_folder(load_path: str, parts: list[str], file: str) -> Iterator[Path]:
     """The checkpoint on this machine; fetched first, once per node, if it is remote."""
     if not is_uri(load_path):
-        yield Path(load_path)
+        yield Path(load_path).expanduser()
         return
 
     def fetch(folder: Path) -> None:

@@ -131,7 +131,7 @@ def save_checkpoint_to_disk(
     """
     options = CheckpointSaveOptions() if options is None else options
     _check_local(destination_dir)
-    folder = Path(_formatted(os.fspath(destination_dir), state)) / _formatted(options.dir_prefix, state)
+    folder = Path(_formatted(os.path.expanduser(destination_dir), state)) / _formatted(options.dir_prefix, state)
     optimizers = state.optimizers if options.save_optimizer else []
     if len(optimizers) > 1:
         raise ValueError(
@@ -190,7 +190,7 @@ def save_model_to_disk(
     _check_local(destination_dir)
     _check_format(save_format, sharded_checkpoint)
     found = get_model_state_dict(model, sharded_checkpoint, precision, include_keys, ignore_keys)
-    folder = Path(destination_dir)
+    folder = Path(destination_dir).expanduser()
     target = folder if sharded_checkpoint else folder / f"model.{save_format}"
     return save_state_dict_to_disk(found, target, overwrite, save_format)
 
@@ -219,7 +219,7 @@ def save_optim_to_disk(
     """
     _check_local(destination_dir)
     found = get_optim_state_dict(model, optimizer, sharded_checkpoint, precision, include_keys, ignore_keys)
-    folder = Path(destination_dir)
+    folder = Path(destination_dir).expanduser()
     return save_state_dict_to_disk(found, folder if sharded_checkpoint else folder / "optim.pt", overwrite)
 
 
@@ -238,7 +238,7 @@ def save_composer_metadata_to_disk(
     """
     _check_local(destination_dir)
     found = get_metadata_state_dict(model, sharded_state_dict, precision, device, device_train_microbatch_size)
-    target = Path(destination_dir) / METADATA_NAME
+    target = Path(destination_dir).expanduser() / METADATA_NAME
 
     def write() -> None:
         with replacing(target) as temporary, open(temporary, "w", encoding="utf-8") as file:
@@ -256,7 +256,7 @@ def save_resumption_state_to_disk(state: State, destination_dir: str | os.PathLi
         The path; None on ranks that do not write.
     """
     _check_local(destination_dir)
-    found, target = get_resumption_state_dict(state), Path(destination_dir) / RESUMPTION_NAME
+    found, target = get_resumption_state_dict(state), Path(destination_dir).expanduser() / RESUMPTION_NAME
     return _written_by_first(lambda: write_file(found, target), target)
 
 
@@ -285,7 +285,7 @@ def save_state_dict_to_disk(
         OSError: It cannot be written.
     """
     _check_local(destination_file_path)
-    target, shards = Path(destination_file_path), _has_shards(state_dict)
+    target, shards = Path(destination_file_path).expanduser(), _has_shards(state_dict)
     _check_format(save_format, shards)
     if shards:
         write_shards(state_dict, target, overwrite)

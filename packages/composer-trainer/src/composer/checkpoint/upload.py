@@ -37,7 +37,7 @@ def upload_file(
         StorageError: The store cannot be written, after several attempts.
         ValueError: `symlink_name` has another ending.
     """
-    source = Path(source_path)
+    source = Path(source_path).expanduser()
     if symlink_name is not None and not symlink_name.endswith(".symlink"):
         raise ValueError(f"`symlink_name` must end in '.symlink', got {symlink_name!r}.")
     if not source.is_file():

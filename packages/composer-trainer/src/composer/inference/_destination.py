@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from composer.checkpoint._durable import sync_folder, temporary_path
+from composer.checkpoint._durable import scratch_folder, sync_folder, temporary_path
 from composer.checkpoint._storage import storage_of
 from composer.inference._formats import ExportFormat
 from composer.utils import is_uri
@@ -30,7 +29,7 @@ def check_destination(save_format: ExportFormat, save_path: str | os.PathLike[st
         ValueError: The path has no name, or no kind of store has its scheme.
         ModuleNotFoundError: The package that serves this kind of store is not installed.
     """
-    text = os.fspath(save_path)
+    text = os.fspath(save_path) if save_object_store is not None else os.path.expanduser(save_path)
     if text[-1:] in ("", "/") or Path(text).is_dir():
         raise ValueError(f"`save_path` must be the path of a file, got {text!r}. Append a name, such as 'model.pt2'.")
     if save_format is ExportFormat.TORCH_EXPORT and not text.endswith(".pt2"):
@@ -72,8 +71,8 @@ def deliver(write: Callable[[Path], None], save_path: str, save_object_store: An
 
     else:
         return _write_here(write, Path(save_path))
-    with tempfile.TemporaryDirectory(prefix="composer-export-") as scratch:
-        file = Path(scratch, name)
+    with scratch_folder("export") as scratch:
+        file = scratch / name
         write(file)
         for each in _main_last(file):
             put(each)

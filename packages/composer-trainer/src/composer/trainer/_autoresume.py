@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import struct
 import sys
 import tarfile
-import tempfile
 import warnings
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from composer.callbacks.checkpoint_saver import CheckpointSaver
 from composer.checkpoint._container import check_file
+from composer.checkpoint._durable import scratch_folder
 from composer.checkpoint._names import counts_of_name, was_swapped
 from composer.checkpoint._pickle_checks import outline
 from composer.checkpoint._seal import CorruptCheckpointError
@@ -47,11 +45,16 @@ log = logging.getLogger(__name__)
 _DOWNLOADS = 3  # of a file that arrives damaged
 _PEEKS = (1 << 20, 1 << 26, 1 << 62)  # bytes fetched to learn whose a remote checkpoint is, one after the other
 _ARCHIVE = b"PK\x03\x04"  # how a checkpoint begins
+_NO_RUN = "is no checkpoint that a run can go on from: it holds weights only, or another program's data"
 _FOLDERS = "ep{epoch}-ba{batch}"  # of shards, of a run that does not say what they are called now
 
 
 def find_checkpoint(
-    saver: CheckpointSaver, state: State, destinations: Iterable[LoggerDestination], progress_bar: bool
+    saver: CheckpointSaver,
+    state: State,
+    destinations: Iterable[LoggerDestination],
+    progress_bar: bool,
+    downloads: ExitStack,
 ) -> str | None:
     """The newest intact checkpoint of a run, or None if it has none. A collective operation; rank 0 searches.
 
@@ -62,19 +65,20 @@ def find_checkpoint(
         state: The run.
         destinations: Loggers, which may keep files remotely.
         progress_bar: Show the progress of downloads.
+        downloads: Removes what was downloaded when it is closed.
 
     Returns:
         A path on rank 0's node.
 
     Raises:
-        FileExistsError: The run would replace checkpoints of another one, without `save_overwrite`.
+        FileExistsError: The run would replace checkpoints of another one or other files, without `save_overwrite`.
         RuntimeError: There are checkpoints, but none can be loaded; or rank 0 failed.
     """
     found: list[str | None] = [None]
     problem: list[str | None] = [None]
     if dist.get_global_rank() == 0:
         try:
-            found = [_find(saver, state, destinations, progress_bar)]
+            found = [_find(saver, state, destinations, progress_bar, downloads)]
         except Exception as error:
             problem = [f"{type(error).__name__}: {error}"]
             if dist.get_world_size() == 1:
@@ -94,34 +98,58 @@ def find_checkpoint(
 
 
 def _find(
-    saver: CheckpointSaver, state: State, destinations: Iterable[LoggerDestination], progress_bar: bool
+    saver: CheckpointSaver,
+    state: State,
+    destinations: Iterable[LoggerDestination],
+    progress_bar: bool,
+    downloads: ExitStack,
 ) -> str | None:
     tried: list[str] = []
-    foreign: dict[str, str] = {}
+    foreign: dict[str, str | None] = {}
+    in_loggers: dict[str, str | None] = {}
     # What this node fetched to check it is not there on others: each fetches it for itself.
     several_nodes = dist.get_local_world_size() < dist.get_world_size()
     run = state.run_name
     found = (
         _newest(_local_candidates(saver, state), run, tried, foreign)
         or _newest(
-            _remote_candidates(saver, state, progress_bar), run, tried, foreign, _DOWNLOADS, by_name=several_nodes
+            _remote_candidates(saver, state, progress_bar, downloads),
+            run,
+            tried,
+            foreign,
+            _DOWNLOADS,
+            by_name=several_nodes,
         )
-        or _newest(_logger_candidates(saver, state, destinations, progress_bar), run, tried, {}, _DOWNLOADS)
+        or _newest(
+            _logger_candidates(saver, state, destinations, progress_bar, downloads), run, tried, in_loggers, _DOWNLOADS
+        )
     )
     if found is None and tried:
         raise RuntimeError(
-            f"There are checkpoints of the run {state.run_name!r}, but none can be loaded: {', '.join(tried)}. To "
-            f"begin anew on purpose, use another `run_name` or `save_folder`, or `autoresume=False` with "
-            f"`save_overwrite=True`."
+            f"There are checkpoints of the run {state.run_name!r}, or files under their names, but none can be loaded: "
+            f"{', '.join(tried)}. To begin anew on purpose, use another `run_name` or `save_folder`, or "
+            f"`autoresume=False` with `save_overwrite=True`."
         )
-    if saver.latest_filename is not None:  # a link, on a disk without links a copy: it may be replaced
-        foreign.pop(saver.latest_filename.format(state), None)
-    if foreign and not saver.overwrite:
-        raise FileExistsError(_refusal(run, *next(iter(foreign.items()))))
+    latest = "" if saver.latest_filename is None else saver.latest_filename.format(state)
+    if foreign.get(latest) is not None:  # a link, on a disk without links a copy: it may be replaced
+        del foreign[latest]
+    foreign.update({name: None for name, other in in_loggers.items() if other is None})
+    for name, other in foreign.items():
+        if not saver.overwrite and (other is not None or found is None):
+            raise FileExistsError(_refusal(run, name, other))
+        if other is None:
+            warnings.warn(f"{name!r} {_NO_RUN}. It may be replaced.", stacklevel=2)
     return found
 
 
-def _refusal(run_name: str, path: str, other: str) -> str:
+def _refusal(run_name: str, path: str, other: str | None) -> str:
+    """The message for a file that a run would replace, of the run `other`; None: of no run."""
+    if other is None:
+        return (
+            f"`save_folder` must not hold other files under a name that the run {run_name!r} gives, got "
+            f"{path!r}, which {_NO_RUN}. The run would replace it. Use another `save_filename` or `save_folder`, or "
+            f"pass `save_overwrite=True` if it may be replaced."
+        )
     return (
         f"`save_folder` must not hold a newer checkpoint of another run under a name that the run {run_name!r} gives, "
         f"got {path!r}, saved by the run {other!r}. Give each run its own `save_folder`, put `{{run_name}}` into "
@@ -130,7 +158,7 @@ def _refusal(run_name: str, path: str, other: str) -> str:
 
 
 def check_fixed_name(saver: CheckpointSaver, state: State) -> None:
-    """Check that a file whose name holds no counts, so that every save replaces it, is not another run's.
+    """Check that a file whose name holds no counts, so that every save replaces it, is no other run's or program's.
 
     A collective operation.
 
@@ -142,19 +170,15 @@ def check_fixed_name(saver: CheckpointSaver, state: State) -> None:
         folder = Path(format_name_with_dist(saver.folder, state.run_name))
         name = partial_format(saver.filename.filename, run_name=state.run_name, rank=0)
         path = folder / name
-        said = None if "{" in name else _run_and_batch(_file_of(path))
-        if said is not None and said[0] != state.run_name:
-            problem = [_refusal(state.run_name, str(path), said[0])]
+        if "{" not in name and path.exists():
+            said = _run_and_batch(_file_of(path))
+            if said is None and not _holds_model(_file_of(path)):
+                problem = [_refusal(state.run_name, str(path), None)]
+            elif said is not None and said[0] != state.run_name:
+                problem = [_refusal(state.run_name, str(path), said[0])]
     dist.broadcast_object_list(problem, src=0)
     if problem[0] is not None:
         raise FileExistsError(problem[0])
-
-
-def _folder_of(state: State) -> Path:
-    """A folder for what is downloaded, which goes with the run."""
-    folder = tempfile.mkdtemp(prefix="composer-resuming-")
-    weakref.finalize(state, shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)
 
 
 Candidate = tuple[str, Callable[[], Path | None]]
@@ -169,13 +193,13 @@ def _newest(
     candidates: Iterable[Candidate],
     run_name: str,
     tried: list[str],
-    foreign: dict[str, str],
+    foreign: dict[str, str | None],
     attempts: int = 1,
     by_name: bool = False,
 ) -> str | None:
     """Return the first candidate of the run that is intact.
 
-    Others are added to `tried`, each with the reason, and those of other runs to `foreign`, with the run.
+    Others are added to `tried`, each with the reason, and those of other runs to `foreign`, with the run or None.
     """
     for name, fetch in candidates:
         try:
@@ -205,11 +229,11 @@ def _newest(
 
 
 def _checked(
-    name: str, fetch: Callable[[], Path | None], run_name: str, foreign: dict[str, str], attempts: int
+    name: str, fetch: Callable[[], Path | None], run_name: str, foreign: dict[str, str | None], attempts: int
 ) -> tuple[Path, str | None] | None:
     """Fetch and check a checkpoint, again if it arrived damaged: a transfer may be at fault. None: it is not the run's.
 
-    Files under the names of the run may have been left by another one, which had the folder before.
+    Files under the names of the run may have been left by another one, which had the folder before, or by the user.
     """
     while True:
         attempts -= 1
@@ -230,9 +254,8 @@ def _checked(
                 raise CorruptCheckpointError(path, "it is no file")
             saved_as = check_run(path) if in_shards else check_file(path)
             if said is None:
-                raise CorruptCheckpointError(
-                    path, "it holds no state of a run: weights only, or another program's data"
-                )
+                foreign[name] = None
+                return None
             return path, saved_as
         except CorruptCheckpointError as error:
             if attempts <= 0 or isinstance(error, _UndeliverableError):
@@ -307,8 +330,23 @@ def _run_and_batch(file: Path) -> tuple[str, int] | None:
     Only the beginning is read, so the rest may be missing. Nothing of it is run.
     """
     said: tuple[str, int] | None = None
+    with suppress(Exception):  # an entry is missing or of another type
+        state = _outline(file)["state"]
+        said = state["run_name"], int(next(iter(state["timestamp"].values()))["batch"])
+    return said
+
+
+def _holds_model(file: Path) -> bool:
+    """Whether a file is a checkpoint of the Trainer's, if only of weights, or empty."""
+    content = _outline(file)
+    return (isinstance(content, dict) and isinstance(content.get("state"), dict)) or file.stat().st_size == 0
+
+
+def _outline(file: Path) -> Any:
+    """Return the plain values at the beginning of a file that `torch.save` wrote; None of any other."""
+    content = None
     if not file.is_file():
-        return None
+        return content
     with suppress(Exception), _stream(file) as stream:  # any other file, a damaged one, or an end that is cut off
         header = _read(stream, 30)  # of the archive's first part, as the specification of zip has it
         name_length, extra_length = struct.unpack_from("<HH", header, 26)
@@ -317,9 +355,7 @@ def _run_and_batch(file: Path) -> tuple[str, int] | None:
         if header.startswith(_ARCHIVE) and name.endswith(b"/data.pkl"):
             content = outline(stream)
             content = content["content"] if file.name == STATES else content
-            batch = int(next(iter(content["state"]["timestamp"].values()))["batch"])
-            said = content["state"]["run_name"], batch
-    return said
+    return content
 
 
 def _stream(file: Path) -> AbstractContextManager[IO[bytes]]:
@@ -346,7 +382,9 @@ def _read(stream: IO[bytes], count: int) -> bytes:
     return data
 
 
-def _remote_candidates(saver: CheckpointSaver, state: State, progress_bar: bool) -> Iterable[Candidate]:
+def _remote_candidates(
+    saver: CheckpointSaver, state: State, progress_bar: bool, downloads: ExitStack
+) -> Iterable[Candidate]:
     root, pattern = saver.remote_root, saver.remote_file_name
     if root is None or pattern is None:
         return
@@ -354,7 +392,7 @@ def _remote_candidates(saver: CheckpointSaver, state: State, progress_bar: bool)
 
     folder = _remote_folder(saver, state.run_name)
     files = format_name_with_dist(pattern.filename, state.run_name, rank=0).removeprefix(f"{folder}/")
-    target = _folder_of(state)
+    target = downloads.enter_context(scratch_folder("resuming"))
     inside = storage_of(f"{root}{folder}")
     names = inside.find()
     named = _by_age(names, _patterns(files, state), lambda name: 0.0)
@@ -388,8 +426,8 @@ def _told_remotely(inside: Storage, name: str, run_name: str) -> tuple[str, int]
 
     A file that the store does not deliver may be one of the run `run_name`: it comes last.
     """
-    with tempfile.TemporaryDirectory(prefix="composer-resuming-") as folder:
-        file = Path(folder) / name.rpartition("/")[2]
+    with scratch_folder("resuming") as folder:
+        file = folder / name.rpartition("/")[2]
         for count in _PEEKS:
             try:
                 data = inside.read_start(name, count)
@@ -430,12 +468,16 @@ def _fetch_remote(inside: Storage, name: str, path: Path, progress_bar: bool) ->
 
 
 def _logger_candidates(
-    saver: CheckpointSaver, state: State, destinations: Iterable[LoggerDestination], progress_bar: bool
+    saver: CheckpointSaver,
+    state: State,
+    destinations: Iterable[LoggerDestination],
+    progress_bar: bool,
+    downloads: ExitStack,
 ) -> Iterable[Candidate]:
     if saver.latest_remote_file_name is None:
         return
     latest = saver.latest_remote_file_name.format(state)
-    target = _folder_of(state)
+    target = downloads.enter_context(scratch_folder("resuming"))
     for destination in destinations:
 
         def fetch(destination: LoggerDestination = destination) -> Path | None:

@@ -224,6 +224,7 @@ def load_run(
     passes: Any,
     announce: Callable[[str], None],
     divide: Callable[[], None],
+    downloads: ExitStack,
 ) -> bool:
     """Load what the user asks for, or the run's own newest checkpoint.
 
@@ -235,6 +236,7 @@ def load_run(
         passes: Order algorithms.
         announce: Tells the user.
         divide: Divides the model among ranks, once algorithms that the checkpoint needs have changed it.
+        downloads: Removes what was downloaded when it is closed.
 
     Returns:
         Whether the run goes on from a checkpoint of its own.
@@ -243,7 +245,7 @@ def load_run(
     if options.autoresume:
         assert saver is not None, "checked with the arguments"
         saver.is_relaunched = True
-        found = find_checkpoint(saver, state, logger.destinations, options.progress_bar)
+        found = find_checkpoint(saver, state, logger.destinations, options.progress_bar, downloads)
         saver.continues = True  # files of other runs were refused
         if found is not None:
             options.take(found)

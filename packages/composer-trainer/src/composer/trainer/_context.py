@@ -70,7 +70,8 @@ class OptimizerModes:
     """Switches optimizers that have a training and an evaluation mode, as schedule-free ones have.
 
     Such an optimizer has methods `train()` and `eval()`, which change the weights in place between those that gradients
-    are computed at and the averages that are meant to be used. Those of other optimizers are left alone.
+    are computed at and the averages that are meant to be used. Those of other optimizers are left alone. Outside of
+    `fit`, however it ended, they are in evaluation mode.
 
     Args:
         state: The run's state.
@@ -86,7 +87,7 @@ class OptimizerModes:
             optimizer.train()
 
     def eval(self) -> None:
-        """Put them in evaluation mode: training has ended."""
+        """Put them in evaluation mode: training has ended, or was interrupted."""
         self._training = False
         for optimizer in self._with_modes():
             optimizer.eval()

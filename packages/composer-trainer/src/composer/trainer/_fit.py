@@ -141,9 +141,9 @@ class FitLoop:
                 self._epoch()
         finally:
             self.position.rest()
+            self.evaluation.modes.eval()  # before algorithms put averages of theirs into the model
         self._log_final_time()
         self._losses.look(state.timestamp._batch - 1, at_end=True)
-        self.evaluation.modes.eval()  # before algorithms put averages of theirs into the model
         run_event(Event.FIT_END)
         self.evaluation.run_due(Event.FIT_END)
         self.metrics.finish()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
@@ -153,7 +154,7 @@ class TrainerParts(Exports):
     def _load(self, options: LoadOptions, passes: PassInput) -> bool:
         """Load what is asked for, and divide the model among ranks before; whether the run goes on from its own."""
         state = self.state
-        with self._parallel.watched():
+        with self._parallel.watched(), ExitStack() as downloads:
             return load_run(
                 options,
                 state,
@@ -162,6 +163,7 @@ class TrainerParts(Exports):
                 passes,
                 self._announce,
                 lambda: self._parallel.divide(state),
+                downloads,
             )
 
     def _follow_model(self) -> None:

@@ -130,8 +130,15 @@ class RunPosition:
         Returns:
             When this call began, if the run that saved the checkpoint had begun it (None: it begins now); and whether
             that run had ended it.
+
+        Raises:
+            FileExistsError: The names of checkpoints that this Trainer saved would be given again.
         """
         number, restored = self._calls, self._restored_fits
+        if reset_time and number >= len(restored):
+            for callback in self.state.callbacks:
+                if isinstance(callback, CheckpointSaver):
+                    callback.check_reset(self.state)
         self._calls += 1
         computed, self._computed = self._computed, {}
         for label, values in computed.items():

@@ -308,7 +308,8 @@ class Trainer(TrainerParts):
             train_dataloader_label: As in the constructor.
             train_subset_num_batches: As in the constructor.
             duration: Train this much longer from where the run is. Seconds are counted from the last whole one.
-            reset_time: Count time from zero again; weights, optimizer and schedulers stay.
+            reset_time: Count time from zero again; weights, optimizer and schedulers stay. Checkpoints then get the
+                names of earlier ones, which needs `save_overwrite=True`.
             schedulers: As in the constructor.
             scale_schedule_ratio: As in the constructor.
             step_schedulers_every_batch: As in the constructor.
@@ -322,6 +323,8 @@ class Trainer(TrainerParts):
         Raises:
             ValueError: There is no optimizer, no data or no duration, or the run is already at its end (unless it was
                 relaunched with `autoresume`: then there is nothing left to do).
+            FileExistsError: With `reset_time` and without `save_overwrite`: an earlier `fit` saved checkpoints under
+                names that this one would give again.
             SystemExit: After SIGTERM, once the batch is trained and saved; the status is 143.
             KeyboardInterrupt: After SIGINT, likewise.
         """

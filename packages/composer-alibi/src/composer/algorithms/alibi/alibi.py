@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import warnings
 from collections.abc import Mapping, MutableMapping, Sequence
 from importlib import import_module
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from composer.algorithms.warnings import NoEffectWarning
 from composer.core import REPLACES_ATTENTION, RESHAPES_SEQUENCES, TRANSFORMS_BATCH, Algorithm, Event, Placement, State
 from composer.loggers import Logger
 from composer.utils import MissingConditionalImportError, check_finite, check_integers, module_surgery
@@ -29,13 +31,16 @@ def apply_alibi(
 
     Each head of self-attention adds `-m * |i - j|` to the score of query i and key j, with a slope m of its own.
     Position embeddings become zeros that are not trained. BERT, RoBERTa and GPT-2 of `transformers`, and what is built
-    from their layers, are known; more are registered in `attention_surgery_functions.policy_registry`. A model that is
-    not known is left alone, which is logged as a warning. A second call changes `max_sequence_length`.
+    from their layers, are known; more are registered in `attention_surgery_functions.policy_registry`. A second call
+    changes `max_sequence_length`.
 
     Args:
         model: The model.
         max_sequence_length: The longest sequence that the model will see, in training or later, in tokens.
         optimizers: The optimizer of the model, for policies that make new parameters. Those here do not.
+
+    Warns:
+        NoEffectWarning: The model has no module of a class that is known; it is left alone.
 
     Raises:
         ValueError: `max_sequence_length` is less than 1, or a policy replaces the model itself.
@@ -63,12 +68,14 @@ def apply_alibi(
     changed = len(module_surgery.replace_module_classes(model, policies, optimizers=optimizers))
     changed += _change_root(model, policies)
     surgery.share_biases(model)
-    if changed:
-        _log.info("ALiBi changed %d modules.", changed)
-    else:
-        _log.warning(
-            "`apply_alibi` changed nothing: `model` has no module of a class that it knows, which are %s.",
-            ", ".join(kind.__name__ for kind in policies),
+    _log.log(logging.INFO if changed else logging.WARNING, "ALiBi changed %d modules.", changed)
+    if not changed:
+        warnings.warn(
+            f"`apply_alibi` changed nothing: the model has no module of a class that it knows, which are "
+            f"{', '.join(f'`{kind.__name__}`' for kind in policies)}. Register others in "
+            f"`attention_surgery_functions.policy_registry`.",
+            NoEffectWarning,
+            stacklevel=2,
         )
 
 

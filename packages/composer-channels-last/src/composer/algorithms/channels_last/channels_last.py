@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
+from composer.algorithms.warnings import NoEffectWarning
 from composer.core import CHANGES_LAYERS, CHANGES_MEMORY_FORMAT, REPLACES_MODEL, Algorithm, Event, Placement, State
 from composer.loggers import Logger
 from composer.utils import module_surgery
@@ -27,6 +30,7 @@ def apply_channels_last(model: torch.nn.Module) -> None:
         model: The model.
 
     Warns:
+        NoEffectWarning: The model has no tensor with four or five dimensions.
         UserWarning: The model has lazy modules, whose shapes are not known yet; they stay as they are.
 
     Example:
@@ -41,6 +45,14 @@ def apply_channels_last(model: torch.nn.Module) -> None:
     reason = "its shape is not known yet. Run the model on one batch first"
     module_surgery.warn_about_kept_modules("apply_channels_last", model, dict.fromkeys(lazy, reason))
     model._apply(_channels_last)  # type: ignore[no-untyped-call]
+    tensors = (tensor for tensor in (*model.parameters(), *model.buffers()) if not is_lazy(tensor))
+    if not any(tensor.dim() in _FORMATS for tensor in tensors):
+        warnings.warn(
+            "`apply_channels_last` changed nothing: the model has no parameter or buffer with four or five dimensions, "
+            "such as the weight of a `Conv2d` or `Conv3d`.",
+            NoEffectWarning,
+            stacklevel=2,
+        )
 
 
 def _channels_last(tensor: torch.Tensor) -> torch.Tensor:

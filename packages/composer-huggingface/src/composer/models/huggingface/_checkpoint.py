@@ -146,7 +146,7 @@ def write_huggingface_pretrained_from_composer_checkpoint(
     content = read(checkpoint_path, local_checkpoint_save_location)
     _warn_of_changes(content)
     if dist.get_global_rank() == 0:
-        _write(content, Path(output_folder), safe_serialization, trust_remote_code)
+        _write(content, Path(output_folder).expanduser(), safe_serialization, trust_remote_code)
     dist.barrier()
 
 
