@@ -34,6 +34,7 @@ def stubborn(folder: str) -> None:
         (place / "ready").touch()
         time.sleep(60)
     _wait_for(place / "ready")
+    (place / "when").write_text(str(time.time()))
     raise RuntimeError("rank 1 is broken")
 
 
