@@ -1,15 +1,21 @@
-"""What no number can be is refused, at construction and by name, by everything of this repository that takes one."""
+"""What no number can be is refused, at construction and by name, by everything of this repository that takes one.
+
+Numbers of NumPy are numbers, and are kept as plain ones.
+"""
 
 from __future__ import annotations
 
 import inspect
+import io
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from composer import optim
+from composer.core import Algorithm, Callback
 from composer.core._registry import points
 
 NAN, INF = float("nan"), float("inf")
@@ -60,7 +66,7 @@ def cases() -> Iterator[Any]:
             kinds = str(parameter.annotation)
             for value in (NAN, INF, -INF):
                 meant = value in MEANT.get((cls.__name__, name), ())
-                if any(kind in kinds for kind in ("float", "int", "Time")) and not meant:
+                if any(kind in kinds for kind in ("float", "int", "SupportsIndex", "Time")) and not meant:
                     yield pytest.param(cls, name, value, id=f"{cls.__name__}-{name}-{value}")
 
 
@@ -128,3 +134,36 @@ def test_a_value_out_of_range_is_refused_by_name(cls: str, name: str, value: Any
     found = next(found for found in classes() if found.__name__ == cls)
     with pytest.raises((ValueError, TypeError), match=rf"`{name}`"):
         make(found, name, value)
+
+
+def numpy_cases() -> Iterator[Any]:
+    """Each algorithm and callback with numbers, and those of its arguments that are numbers."""
+    for cls in classes():
+        defaults = {name: parameter.default for name, parameter in inspect.signature(cls).parameters.items()}
+        given = {**defaults, **REQUIRED.get(cls.__name__, {})}
+        numbers = {name: value for name, value in given.items() if type(value) in (int, float) and name[-4:] != "_key"}
+        if numbers and issubclass(cls, (Algorithm, Callback)):
+            yield pytest.param(cls, numbers, id=cls.__name__)
+
+
+def numbers_of_numpy(value: Any) -> list[Any]:
+    if isinstance(value, np.generic):
+        return [value]
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return [found for item in inner for found in numbers_of_numpy(item)]
+
+
+@pytest.mark.parametrize(("cls", "numbers"), list(numpy_cases()))
+def test_numbers_of_numpy_are_taken_and_kept_as_plain_ones(cls: type, numbers: dict[str, Any]) -> None:
+    if cls.__name__ == "MLPerfCallback":
+        pytest.importorskip("mlperf_logging", reason="MLPerfCallback needs it")
+    as_numpy = {name: (np.int32 if type(value) is int else np.float64)(value) for name, value in numbers.items()}
+    plain, made = (cls(**{**REQUIRED.get(cls.__name__, {}), **given}) for given in (numbers, as_numpy))
+
+    assert numbers_of_numpy(vars(made)) == []
+    if isinstance(made, Algorithm):
+        assert repr(made) == repr(plain)  # from which a checkpoint rebuilds it
+    saved = io.BytesIO()
+    torch.save(made.state_dict(), saved)
+    saved.seek(0)
+    torch.load(saved, weights_only=True)

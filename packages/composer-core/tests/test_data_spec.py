@@ -7,6 +7,7 @@ from collections import UserDict, namedtuple
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
@@ -278,11 +279,31 @@ class TestCounting:
         with pytest.raises(ValueError, match=r"must return 'loss_generating' among the token types, got \['total'\]"):
             spec.get_num_tokens_in_batch(None, token_type="loss_generating")
 
-    def test_other_numbers_of_tokens_are_refused(self) -> None:
-        spec = DataSpec([], get_num_tokens_in_batch=lambda batch: torch.tensor(8))  # type: ignore[arg-type,return-value]
+    @pytest.mark.parametrize("number", [np.int64(8), np.uint8(8), torch.tensor(8), torch.tensor([8])])
+    def test_integers_of_any_library_become_plain_ones(self, number: Any) -> None:
+        spec = DataSpec([], number, number, None, None, None, lambda batch: number, lambda batch: number)
+        typed = DataSpec([], get_num_tokens_in_batch=lambda batch: {"total": number})
 
-        with pytest.raises(ValueError, match=r"must return an int or a dict of ints, got tensor\(8\)"):
+        counts = [spec.num_samples, spec.num_tokens, spec.get_num_samples_in_batch(None)]
+        counts += [spec.get_num_tokens_in_batch(None), typed.get_num_tokens_in_batch(None)]
+        assert [(type(count), count) for count in counts] == [(int, 8)] * 5
+
+    @pytest.mark.parametrize("number", [torch.tensor(8, device="meta"), torch.tensor(8.0), 8.0, True, "8", None])
+    def test_other_numbers_of_tokens_are_refused(self, number: Any) -> None:
+        spec = DataSpec([], get_num_tokens_in_batch=lambda batch: number)
+
+        with pytest.raises(ValueError, match=r"must return an int or a dict of ints, got .* Count on the host"):
             spec.get_num_tokens_in_batch(None)
+
+    @pytest.mark.parametrize("number", [torch.tensor(8, device="meta"), torch.tensor(8.0), True, "8", None])
+    def test_other_numbers_of_samples_are_refused(self, number: Any) -> None:
+        spec = DataSpec([], get_num_samples_in_batch=lambda batch: number)
+
+        with pytest.raises(ValueError, match="`get_num_samples_in_batch` must return a number"):
+            spec.get_num_samples_in_batch(None)
+
+    def test_fractions_of_a_sample_are_counted(self) -> None:
+        assert 0.5 == DataSpec([], get_num_samples_in_batch=lambda batch: np.float32(0.5)).get_num_samples_in_batch(0)
 
 
 class Stream(IterableDataset[int]):
@@ -295,14 +316,13 @@ class TestDataSpec:
         def function(batch: Any, *_: Any) -> Any:
             return batch
 
-        spec = DataSpec([], 5, 50, function, function, function, function)
+        spec = DataSpec([], 5, 50, function, function, function)
 
         assert (5, 50) == (spec.num_samples, spec.num_tokens)
         assert {function} == {
             spec.batch_transforms,
             spec.microbatch_transforms,
             spec.split_batch,
-            spec.get_num_samples_in_batch,
         }
 
     def test_the_default_transforms_change_nothing(self) -> None:

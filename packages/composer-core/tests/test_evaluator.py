@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
@@ -86,7 +87,15 @@ class TestMetricNames:
             "No metric of the model matches 'Acuracy' in `metric_names` of evaluator 'test'; there are Accuracy."
         ]
 
-    @pytest.mark.parametrize("names", ["Accuracy", ("Accuracy",), {"Accuracy": 1}, [1]])
+    @pytest.mark.parametrize("names", [("Entropy", "^Acc"), {"^Acc", "Entropy"}, dict.fromkeys(["Entropy"]).keys()])
+    def test_any_collection_of_them_will_do(self, names: Any) -> None:
+        made = evaluator(metric_names=names)
+
+        assert isinstance(made.metric_names, list)
+        assert set(made.metric_names) == set(names)
+        assert "CrossEntropy" in made.select_metrics(METRICS)
+
+    @pytest.mark.parametrize("names", ["Accuracy", b"Accuracy", {"Accuracy": 1}, [1], 1])
     def test_other_types_are_refused(self, names: Any) -> None:
         with pytest.raises(ValueError, match="`metric_names` should be a list of strings"):
             evaluator(metric_names=names)
@@ -106,7 +115,7 @@ class TestInterval:
 
         assert evaluator(eval_interval=always).eval_interval is always
 
-    @pytest.mark.parametrize("interval", [2, "2ep", Time.from_epoch(2)])
+    @pytest.mark.parametrize("interval", [2, np.int64(2), "2ep", Time.from_epoch(2)])
     def test_an_interval_in_epochs_fires_at_the_end_of_an_epoch(self, interval: Any) -> None:
         due = evaluator(eval_interval=interval).eval_interval
 

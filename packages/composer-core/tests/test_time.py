@@ -8,7 +8,9 @@ import operator
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,6 +51,33 @@ def test_a_time_survives_its_own_string_and_repr(value: int, unit: TimeUnit) -> 
     assert time == eval(repr(time))  # noqa: S307 - the documented promise of repr
     assert time == pickle.loads(pickle.dumps(time))
     assert hash(time) == hash(copy.copy(time))
+
+
+@pytest.mark.parametrize("number", [np.int32(2**31 - 1), np.uint8(255), np.array(7), torch.tensor(7)])
+def test_an_integer_of_any_library_becomes_a_plain_one(number: Any) -> None:
+    for time in (Time(number, "ba"), Time.from_input(number, "ba"), Time.from_batch(number), 0 + Time(number, "ba")):
+        assert time == Time(int(number), "ba")
+        assert type(time.value) is int
+    assert (Time(number, "ba") * 2).value == 2 * int(number)  # NumPy's would have overflowed
+    assert type(Timestamp(batch=number).state_dict()["batch"]) is int
+
+
+@pytest.mark.parametrize("number", [True, np.True_, 2.0, np.float64(2), torch.tensor(2.0), torch.tensor(True), None])
+def test_what_is_no_integer_never_becomes_one(number: Any) -> None:
+    with pytest.raises(TypeError, match="`value` must be an int for the unit 'ba'"):
+        Time(number, "ba")
+
+
+def test_times_compute_with_numbers_of_numpy() -> None:
+    time = Time(6, "ba")
+
+    assert time == np.int64(6) == time
+    assert time < np.int32(7)
+    assert np.int64(5) < time
+    for result in (time + np.int64(2), np.int64(2) + time, time * np.float64(4 / 3), np.int64(14) - time):
+        assert result == Time(8, "ba")
+        assert type(result.value) is int
+    assert type(Time(np.float32(0.5), "dur").value) is float
 
 
 @pytest.mark.parametrize("text", ["1.5ep", "0.1sec", "2.5ba"])

@@ -202,7 +202,10 @@ def test_a_half_life_of_0_is_refused() -> None:
     [
         ({"half_life": None}, "Exactly one of `half_life` and `smoothing` must be given, got None and None"),
         ({"smoothing": 0.9}, "Exactly one .* got '1000ba' and 0.9. Pass `half_life=None` with a `smoothing`"),
-        ({"half_life": "9ba", "update_interval": 1}, "`update_interval` must be a time string or None, got 1"),
+        (
+            {"half_life": "9ba", "update_interval": 1},
+            "`update_interval` must be a time string, a `Time` or None",
+        ),
         ({"half_life": "9ba", "update_interval": "1ep"}, "must have the same unit, got '9ba' and '1ep'"),
         ({"half_life": "9sp"}, "must be in 'ba' or 'ep', got '1sp'"),
         ({"half_life": None, "smoothing": 0.9, "update_interval": "1tok"}, "must be in 'ba' or 'ep', got '1tok'"),
@@ -218,9 +221,19 @@ def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) ->
 
 
 @pytest.mark.parametrize("argument", ["half_life", "ema_start"])
-def test_times_must_be_strings(argument: str) -> None:
-    with pytest.raises(TypeError, match=f"`{argument}` must be a time string, got 5"):
-        EMA(**{argument: 5})  # type: ignore[arg-type]
+@pytest.mark.parametrize("value", [5, 0.5])
+def test_a_time_has_a_unit(argument: str, value: float) -> None:
+    with pytest.raises(TypeError, match=f"`{argument}` must be a time string or a `Time`, got {value}"):
+        EMA(**{argument: value})  # type: ignore[arg-type]
+
+
+def test_times_may_be_objects() -> None:
+    texts = EMA(half_life="100ba", ema_start="0.5dur", update_interval="10ba")
+    times = EMA(half_life=Time(100, "ba"), ema_start=Time(0.5, "dur"), update_interval=Time(10, "ba"))
+
+    assert repr(texts) == repr(times)
+    assert texts.smoothing == times.smoothing
+    assert (texts.ema_start, texts.update_interval) == (times.ema_start, times.update_interval)
 
 
 def test_the_representation_is_the_constructor_call() -> None:

@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from composer import Trainer
-from composer.core import Algorithm, Callback, Evaluator, Event, Placement, State
+from composer.core import Algorithm, Callback, DataSpec, Evaluator, Event, Placement, State
 from composer.loggers import InMemoryLogger, Logger
 from composer.loggers.console_logger import ConsoleLogger
 from composer.loggers.progress_bar_logger import ProgressBarLogger
@@ -548,3 +549,58 @@ def test_an_unknown_sync_strategy_is_refused(make_trainer: MakeTrainer, strategy
 def test_a_timeout_is_a_positive_number(make_trainer: MakeTrainer, seconds: Any) -> None:
     with pytest.raises(ValueError, match=r"`dist_timeout` must be a positive number of seconds, got"):
         make_trainer(dist_timeout=seconds)
+
+
+def number_types(value: Any) -> set[type]:
+    """The types of the numbers in a nesting."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else None
+    if inner is None:
+        return {type(value)} if isinstance(value, (int, float, np.generic)) else set()
+    return {kind for item in inner for kind in number_types(item)}
+
+
+def test_integers_of_numpy_are_arguments_and_are_kept_as_plain_ones(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    def numbers(kind: Any) -> dict[str, Any]:
+        train, evaluation = make_trainer.loader(), make_trainer.loader()
+        return {
+            "train_dataloader": DataSpec(
+                train,
+                get_num_samples_in_batch=lambda batch: kind(len(batch[0])),
+                get_num_tokens_in_batch=lambda batch: kind(100),  # more than int8 holds in all
+            ),
+            "eval_dataloader": Evaluator(
+                label="eval",
+                dataloader=evaluation,
+                subset_num_batches=kind(1),
+                eval_interval=kind(1),
+                device_eval_microbatch_size=kind(2),
+            ),
+            "max_duration": kind(2),
+            "train_subset_num_batches": kind(2),
+            "eval_interval": kind(1),
+            "eval_subset_num_batches": kind(2),
+            "device_train_microbatch_size": kind(2),
+            "seed": kind(3),
+            "save_interval": kind(1),
+            "save_num_checkpoints_to_keep": kind(2),
+            "console_log_interval": kind(1),
+            "dist_timeout": kind(100),
+            "auto_log_hparams": True,
+        }
+
+    def run(name: str, kind: Any) -> Trainer:
+        trainer: Trainer = make_trainer(save_folder=tmp_path / name, run_name="run", **numbers(kind))
+        trainer.fit()
+        trainer.fit(duration=kind(1), device_train_microbatch_size=kind(4), train_subset_num_batches=kind(3))
+        trainer.eval(subset_num_batches=kind(1))
+        assert len(trainer.predict(make_trainer.loader(), subset_num_batches=kind(1))) == 1
+        return trainer
+
+    plain, made = run("plain", int), run("numpy", np.int8)
+
+    assert (made.state.timestamp.batch, made.state.timestamp.token) == ("7ba", "700tok")
+    deep_compare(plain.state.model.state_dict(), made.state.model.state_dict())
+    assert number_types(made.local_hparams) <= {int, float, bool}
+    assert len(made.saved_checkpoints) == 2
+    for path in made.saved_checkpoints:
+        assert number_types(torch.load(path, weights_only=True)) <= {int, float, bool}

@@ -6,18 +6,18 @@ import os
 import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 
-from composer.callbacks._arguments import is_count
 from composer.loggers import Logger
+from composer.utils import plain_int
 
-__all__ = ["check_entries", "record", "stop", "take", "upload", "write_page", "write_pickle"]
+__all__ = ["number_of_entries", "record", "stop", "take", "upload", "write_page", "write_pickle"]
 
 
-def check_entries(max_entries: int) -> None:
-    """Check the number of events to keep.
+def number_of_entries(max_entries: SupportsIndex) -> int:
+    """The number of events to keep, as a plain int.
 
     Args:
         max_entries: At least 1.
@@ -25,8 +25,10 @@ def check_entries(max_entries: int) -> None:
     Raises:
         ValueError: It is not.
     """
-    if not is_count(max_entries):
+    number = plain_int(max_entries)
+    if number is None or number < 1:
         raise ValueError(f"`max_entries` must be at least 1 event, got {max_entries!r}. Use 100000.")
+    return number
 
 
 _recording: list[int] = []  # how many entries each of those who record wants

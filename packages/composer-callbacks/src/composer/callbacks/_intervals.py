@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, SupportsIndex
 
 from composer.core import State, Time, TimeUnit, ensure_time
 
 __all__ = ["FirstOfInterval", "in_batches_or_epochs"]
 
 
-def in_batches_or_epochs(interval: int | str | Time[Any], int_unit: TimeUnit = TimeUnit.BATCH) -> Time[Any]:
+def in_batches_or_epochs(interval: SupportsIndex | str | Time[Any], int_unit: TimeUnit = TimeUnit.BATCH) -> Time[Any]:
     """An interval as a `Time`.
 
     Args:

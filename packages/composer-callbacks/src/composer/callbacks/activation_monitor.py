@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, SupportsIndex
 
 import torch
 
@@ -58,7 +58,7 @@ class ActivationMonitor(Callback):
 
     def __init__(
         self,
-        interval: int | str | Time[Any] = "25ba",
+        interval: SupportsIndex | str | Time[Any] = "25ba",
         ignore_module_types: Sequence[str] | None = None,
         only_log_wandb: bool = True,
     ) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 
 from composer.callbacks._stopping import Comparison, comparison, metric_value, warn_of_unknown_label
 from composer.core import Callback, State, Time, Timestamp, TimeUnit, ensure_time
 from composer.loggers import Logger
-from composer.utils import check_finite
+from composer.utils import check_finite, plain_number
 
 __all__ = ["EarlyStopper"]
 
@@ -56,14 +56,14 @@ class EarlyStopper(Callback):
         dataloader_label: str,
         comp: str | Comparison | None = None,
         min_delta: float = 0.0,
-        patience: int | str | Time[Any] = 1,
+        patience: SupportsIndex | str | Time[Any] = 1,
     ) -> None:
         check_finite(min_delta=min_delta)
         if not min_delta >= 0:
             raise ValueError(f"`min_delta` must not be negative, got {min_delta!r}. Choose the direction with `comp`.")
         self.monitor, self.dataloader_label = monitor, dataloader_label
         self.comp = comparison(comp, monitor)
-        self.min_delta = min_delta
+        self.min_delta = plain_number(min_delta)
         self.patience: Time[Any] = ensure_time(patience, TimeUnit.EPOCH, argument="patience")
         if self.patience.unit not in (TimeUnit.EPOCH, TimeUnit.BATCH) or self.patience.value < 0:
             raise ValueError(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 
-from composer.callbacks._arguments import is_count
 from composer.core import Callback, Event, State, Time, get_precision_context
 from composer.loggers import Logger
-from composer.utils import create_interval_scheduler, dist, model_eval_mode, unwrapped_model
+from composer.utils import create_interval_scheduler, dist, model_eval_mode, plain_int, unwrapped_model
 
 __all__ = ["Generate"]
 
@@ -41,13 +40,18 @@ class Generate(Callback):
     """
 
     def __init__(
-        self, prompts: Sequence[str], interval: int | str | Time[Any], batch_size: int | None = None, **kwargs: Any
+        self,
+        prompts: Sequence[str],
+        interval: SupportsIndex | str | Time[Any],
+        batch_size: SupportsIndex | None = None,
+        **kwargs: Any,
     ) -> None:
         if isinstance(prompts, str) or not prompts or not all(isinstance(prompt, str) for prompt in prompts):
             raise ValueError(f"`prompts` must be a list of at least one text, got {prompts!r}. Use ['Once upon a'].")
-        if batch_size is not None and not is_count(batch_size):
+        number = plain_int(batch_size)
+        if batch_size is not None and (number is None or number < 1):
             raise ValueError(f"`batch_size` must be at least 1 prompt, got {batch_size!r}. Use None for all at once.")
-        self.prompts, self.batch_size, self.generate_kwargs = list(prompts), batch_size, kwargs
+        self.prompts, self.batch_size, self.generate_kwargs = list(prompts), number, kwargs
         self.check_interval = create_interval_scheduler(interval)
         self.last_generate_batch: Time[int] | None = None
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 
-from composer.callbacks._arguments import is_count
 from composer.callbacks._intervals import FirstOfInterval, in_batches_or_epochs
 from composer.core import Callback, State, Time
 from composer.loggers import Logger
+from composer.utils import plain_int
 
 __all__ = ["ImageVisualizer"]
 
@@ -41,19 +41,20 @@ class ImageVisualizer(Callback):
 
     def __init__(
         self,
-        interval: int | str | Time[Any] = "100ba",
+        interval: SupportsIndex | str | Time[Any] = "100ba",
         mode: str = "input",
-        num_images: int = 8,
+        num_images: SupportsIndex = 8,
         channels_last: bool = False,
         input_key: Any = 0,
         target_key: Any = 1,
     ) -> None:
         if str(mode).lower() not in _MODES:
             raise ValueError(f"`mode` must be 'input' or 'segmentation', got {mode!r}. Use 'input'.")
-        if not is_count(num_images):
+        number = plain_int(num_images)
+        if number is None or number < 1:
             raise ValueError(f"`num_images` must be at least 1, got {num_images!r}. Use 8.")
         self.interval = in_batches_or_epochs(interval)
-        self.mode, self.num_images, self.channels_last = mode.lower(), num_images, channels_last
+        self.mode, self.num_images, self.channels_last = mode.lower(), number, channels_last
         self.input_key, self.target_key = input_key, target_key
         self._due = FirstOfInterval(self.interval)
         self._eval_is_new = True

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, SupportsIndex
 
 import torch
 
-from composer.callbacks._arguments import is_count
 from composer.callbacks._units import Declared
 from composer.core import Callback, State
 from composer.loggers import DeferredValue, Logger
-from composer.utils import dist
+from composer.utils import dist, plain_int
 
 __all__ = ["MemoryMonitor"]
 
@@ -60,15 +59,16 @@ class MemoryMonitor(Callback):
     }
 
     def __init__(
-        self, memory_keys: Mapping[str, str] | None = None, dist_aggregate_batch_interval: int | None = None
+        self, memory_keys: Mapping[str, str] | None = None, dist_aggregate_batch_interval: SupportsIndex | None = None
     ) -> None:
         interval = dist_aggregate_batch_interval
-        if interval is not None and not is_count(interval):
+        number = plain_int(interval)
+        if interval is not None and (number is None or number < 1):
             raise ValueError(
                 f"`dist_aggregate_batch_interval` must be at least 1 batch, got {interval!r}. Use None for never."
             )
         self.memory_keys = None if memory_keys is None else dict(memory_keys)
-        self.dist_aggregate_batch_interval = interval
+        self.dist_aggregate_batch_interval = number
 
     def init(self, state: State, logger: Logger) -> None:
         if state.device.name != "gpu":

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 from composer.callbacks import _cuda_memory
-from composer.callbacks._arguments import is_count
 from composer.core import Callback, State, Time, TimeUnit, ensure_time
 from composer.loggers import Logger
-from composer.utils import format_name_with_dist, format_name_with_dist_and_time
+from composer.utils import format_name_with_dist, format_name_with_dist_and_time, plain_int
 
 __all__ = ["MemorySnapshot"]
 
@@ -41,25 +40,25 @@ class MemorySnapshot(Callback):
 
     def __init__(
         self,
-        skip_batches: int = 1,
-        interval: int | str | Time[Any] = "3ba",
-        max_entries: int = 100000,
+        skip_batches: SupportsIndex = 1,
+        interval: SupportsIndex | str | Time[Any] = "3ba",
+        max_entries: SupportsIndex = 100000,
         folder: str = "{run_name}/torch_traces",
         filename: str = "rank{rank}.{batch}.memory_snapshot",
         remote_file_name: str | None = "{run_name}/torch_memory_traces",
         overwrite: bool = False,
     ) -> None:
-        if not is_count(skip_batches, least=0):
+        number = plain_int(skip_batches)
+        if number is None or number < 0:
             raise ValueError(f"`skip_batches` must be a number of batches, at least 0, got {skip_batches!r}. Use 1.")
         self.interval: Time[Any] = ensure_time(interval, TimeUnit.BATCH, argument="interval")
         if self.interval.unit is not TimeUnit.BATCH or self.interval.value < 1:
             raise ValueError(f"`interval` must be a number of batches, at least 1, got {interval!r}. Use '3ba'.")
-        _cuda_memory.check_entries(max_entries)
-        self.skip_batches, self.max_entries = skip_batches, max_entries
+        self.skip_batches, self.max_entries = number, _cuda_memory.number_of_entries(max_entries)
         self.folder, self.filename = os.path.expanduser(folder), filename
         self.remote_file_name, self.overwrite = remote_file_name, overwrite
         self._enabled = self._recording = False
-        self._left_to_skip, self._end = skip_batches, 0
+        self._left_to_skip, self._end = number, 0
 
     def init(self, state: State, logger: Logger) -> None:
         self._enabled = state.device.name == "gpu"

@@ -10,14 +10,13 @@ import subprocess
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
-from composer.callbacks._arguments import is_count
 from composer.callbacks._mlperf_system import STATUS_NAMES, describe_system, system_name_of
 from composer.callbacks._stopping import metric_value
 from composer.core import Callback, State
 from composer.loggers import Logger
-from composer.utils import check_finite, dist
+from composer.utils import check_finite, dist, plain_int, plain_number
 
 __all__ = ["MLPerfCallback"]
 
@@ -72,7 +71,7 @@ class MLPerfCallback(Callback):
     def __init__(
         self,
         root_folder: str | os.PathLike[str],
-        index: int,
+        index: SupportsIndex,
         benchmark: str = "resnet",
         target: float = 0.759,
         division: str = "open",
@@ -88,7 +87,8 @@ class MLPerfCallback(Callback):
         check_finite(target=target)
         if host_processors_per_node is not None:
             check_finite(host_processors_per_node=host_processors_per_node)
-        _check_arguments(index, benchmark, division, status, submitter, system_name)
+        number = _number_of_run(index)
+        _check_arguments(benchmark, division, status, submitter, system_name)
         try:
             self._mllog: Any = import_module("mlperf_logging.mllog.mllog")
         except ModuleNotFoundError as error:
@@ -96,12 +96,12 @@ class MLPerfCallback(Callback):
                 "`MLPerfCallback` needs `mlperf_logging`. Run `pip install 'composer-callbacks[mlperf]'`.",
                 name=error.name,
             ) from error
-        self.root_folder, self.index = Path(root_folder).expanduser(), index
+        self.root_folder, self.index = Path(root_folder).expanduser(), number
         self.benchmark, self.target, self.division = benchmark, float(target), division
         self.metric_name, self.metric_label = metric_name, metric_label
         self.submitter, self.system_name, self.status = submitter, system_name, status
         self.cache_clear_cmd, self.exit_at_target = cache_clear_cmd, exit_at_target
-        self.host_processors_per_node = host_processors_per_node
+        self.host_processors_per_node = plain_number(host_processors_per_node)
         self.filename: Path | None = None
         self.success = False
         self._writer: Any = None  # of rank 0
@@ -238,11 +238,14 @@ class MLPerfCallback(Callback):
             getattr(self._writer, kind)(key=key, value=value, metadata=metadata)
 
 
-def _check_arguments(
-    index: int, benchmark: str, division: str, status: str, submitter: str, system_name: str | None
-) -> None:
-    if not is_count(index, least=0):
+def _number_of_run(index: SupportsIndex) -> int:
+    number = plain_int(index)
+    if number is None or number < 0:
         raise ValueError(f"`index` must be the number of the run, from 0, got {index!r}.")
+    return number
+
+
+def _check_arguments(benchmark: str, division: str, status: str, submitter: str, system_name: str | None) -> None:
     if division != "open":
         raise ValueError(
             f"`division` must be 'open', got {division!r}. The closed division asks for hyperparameters of each "

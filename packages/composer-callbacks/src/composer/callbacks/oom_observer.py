@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 
@@ -90,14 +90,13 @@ class OOMObserver(Callback):
 
     def __init__(
         self,
-        max_entries: int = 100000,
+        max_entries: SupportsIndex = 100000,
         folder: str = "{run_name}/torch_traces",
         filename: str = "rank{rank}_oom",
         remote_file_name: str | None = "{run_name}/oom_traces/rank{rank}_oom",
         overwrite: bool = False,
     ) -> None:
-        _cuda_memory.check_entries(max_entries)
-        self.max_entries = max_entries
+        self.max_entries = _cuda_memory.number_of_entries(max_entries)
         self.folder, self.filename = os.path.expanduser(folder), filename
         self.remote_file_name, self.overwrite = remote_file_name, overwrite
         self._run: tuple[State, Logger] | None = None

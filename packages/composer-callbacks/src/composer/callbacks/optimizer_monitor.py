@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, SupportsIndex
 
 import torch
 
-from composer.callbacks._arguments import is_count
 from composer.callbacks._norms import joint_norm, local_norms, whole_norms
 from composer.callbacks._units import Declared
 from composer.core import Callback, State
 from composer.loggers import DeferredValue, Logger
-from composer.utils import unwrapped_model
+from composer.utils import plain_int, unwrapped_model
 
 __all__ = ["OptimizerMonitor"]
 
@@ -63,11 +62,12 @@ class OptimizerMonitor(Callback):
         "l2_norm/update/<parameter>": ("unit of the weights", "L2 norm of the last update; `DecoupledAdamW`"),
     }
 
-    def __init__(self, log_optimizer_metrics: bool = True, batch_log_interval: int = 10) -> None:
-        if not is_count(batch_log_interval):
+    def __init__(self, log_optimizer_metrics: bool = True, batch_log_interval: SupportsIndex = 10) -> None:
+        number = plain_int(batch_log_interval)
+        if number is None or number < 1:
             raise ValueError(f"`batch_log_interval` must be at least 1 batch, got {batch_log_interval!r}. Use 10.")
         self.log_optimizer_metrics = log_optimizer_metrics
-        self.batch_log_interval = batch_log_interval
+        self.batch_log_interval = number
 
     def batch_end(self, state: State, logger: Logger) -> None:
         if state.timestamp._batch % self.batch_log_interval:

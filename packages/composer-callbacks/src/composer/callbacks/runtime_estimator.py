@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 import warnings
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, SupportsIndex
 
-from composer.callbacks._arguments import is_count
 from composer.callbacks._units import Declared, seconds_in
 from composer.core import Callback, State, TimeUnit
 from composer.loggers import Logger
+from composer.utils import plain_int
 
 __all__ = ["RuntimeEstimator"]
 
@@ -48,11 +48,12 @@ class RuntimeEstimator(Callback):
         "time/remaining_estimate": ("`time_unit`", "estimated time until the end of the run, evaluations included")
     }
 
-    def __init__(self, skip_batches: int = 1, time_unit: str = "hours") -> None:
-        if not is_count(skip_batches, least=0):
+    def __init__(self, skip_batches: SupportsIndex = 1, time_unit: str = "hours") -> None:
+        number = plain_int(skip_batches)
+        if number is None or number < 0:
             raise ValueError(f"`skip_batches` must be a number of batches, at least 0, got {skip_batches!r}. Use 1.")
         self._divider, self.time_unit = seconds_in(time_unit), time_unit
-        self.skip_batches = skip_batches
+        self.skip_batches = number
         self._reset()
 
     def _reset(self) -> None:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from typing import Any, ClassVar
+from typing import Any, ClassVar, SupportsIndex
 
 import torch
 
-from composer.callbacks._arguments import is_count
 from composer.callbacks._flops import GPU_AVAILABLE_FLOPS as GPU_AVAILABLE_FLOPS
 from composer.callbacks._flops import peak_flops
 from composer.callbacks._units import Declared, seconds_in
 from composer.core import Callback, State
 from composer.loggers import DeferredValue, Logger
-from composer.utils import check_finite, dist, unwrapped_model
+from composer.utils import check_finite, dist, plain_int, unwrapped_model
 
 __all__ = ["GPU_AVAILABLE_FLOPS", "SpeedMonitor"]
 
@@ -80,9 +79,10 @@ class SpeedMonitor(Callback):
     }
 
     def __init__(
-        self, window_size: int = 100, gpu_flops_available: float | None = None, time_unit: str = "hours"
+        self, window_size: SupportsIndex = 100, gpu_flops_available: float | None = None, time_unit: str = "hours"
     ) -> None:
-        if not is_count(window_size):
+        number = plain_int(window_size)
+        if number is None or number < 1:
             raise ValueError(f"`window_size` must be at least 1 batch, got {window_size!r}. Use 100.")
         if gpu_flops_available is not None:
             check_finite(gpu_flops_available=gpu_flops_available)
@@ -90,14 +90,14 @@ class SpeedMonitor(Callback):
             raise ValueError(
                 f"`gpu_flops_available` must be positive, got {gpu_flops_available!r}. Leave it out to look it up."
             )
-        self.window_size = window_size
+        self.window_size = number
         self.gpu_flops_available: float | None = gpu_flops_available
         self._given_flops = gpu_flops_available
         self._divider = seconds_in(time_unit)
-        self.history_samples: deque[int] = deque(maxlen=window_size + 1)
-        self.history_tokens: deque[int] = deque(maxlen=window_size + 1)
-        self.history_wct: deque[float] = deque(maxlen=window_size + 1)
-        self.history_flops: deque[float] = deque(maxlen=window_size + 1)
+        self.history_samples: deque[int] = deque(maxlen=number + 1)
+        self.history_tokens: deque[int] = deque(maxlen=number + 1)
+        self.history_wct: deque[float] = deque(maxlen=number + 1)
+        self.history_flops: deque[float] = deque(maxlen=number + 1)
         self.total_eval_wct = 0.0
         self._flops_per_batch: Any = None
         self._ranks = 1

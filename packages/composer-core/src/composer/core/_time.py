@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any, Generic, TypeVar, Union
+from typing import Any, Generic, SupportsIndex, TypeVar, Union, overload
 
 from composer.core.serializable import Serializable
+from composer.utils.misc import plain_int, plain_number
 from composer.utils.string_enum import StringEnum
 
 __all__ = ["Time", "TimeUnit", "ensure_time"]
 
 TValue = TypeVar("TValue", int, float)
-TimeInput = Union["Time[Any]", str, int, float]
+TimeInput = Union["Time[Any]", str, float, SupportsIndex]
 
 _CLOCK = re.compile(r"(?:(\d{1,2})h)?(?:(\d{1,2})m)?(?:(\d{1,2})s)?", re.IGNORECASE)
 _STRING = re.compile(r"\s*([-+]?[\d._]+(?:e[-+]?\d+)?)\s*([a-z]+)\s*", re.IGNORECASE)
@@ -38,11 +39,12 @@ class Time(Serializable, Generic[TValue]):
     taken to be of the same unit.
 
     Args:
-        value: A number; an int for every unit but `DURATION`, which takes a fraction.
+        value: A number; an integer for every unit but `DURATION`, which takes a fraction. It is kept as a plain int or
+            float, whatever library it is of.
         unit: A `TimeUnit`, its name or its value.
 
     Raises:
-        TypeError: `value` is not an int although the unit counts whole things.
+        TypeError: `value` is not an integer although the unit counts whole things.
         ValueError: The unit is unknown, or `value` is NaN or infinite.
 
     Example:
@@ -54,13 +56,21 @@ class Time(Serializable, Generic[TValue]):
 
     __slots__ = ("_unit", "_value")
 
-    def __init__(self, value: TValue, unit: str | TimeUnit) -> None:
+    @overload
+    def __init__(self: Time[int], value: SupportsIndex, unit: str | TimeUnit) -> None: ...
+
+    @overload
+    def __init__(self: Time[float], value: float, unit: str | TimeUnit) -> None: ...
+
+    def __init__(self, value: Any, unit: str | TimeUnit) -> None:
         unit = TimeUnit(unit)
         if unit is TimeUnit.DURATION:
-            value = float(value)  # type: ignore[assignment]
+            value = float(value)
             if not math.isfinite(value):
                 raise ValueError(f"`value` must be finite, got {value!r}. Use for example '0.5dur'.")
-        elif not isinstance(value, int):
+        elif (number := plain_int(value)) is not None:
+            value = number
+        else:
             raise TypeError(
                 f"`value` must be an int for the unit {unit.value!r}, got {value!r} of type {type(value).__name__}. "
                 f"Only 'dur' takes fractions."
@@ -69,27 +79,27 @@ class Time(Serializable, Generic[TValue]):
         self._unit: TimeUnit = unit
 
     @classmethod
-    def from_iteration(cls, iteration: int) -> Time[int]:
+    def from_iteration(cls, iteration: SupportsIndex) -> Time[int]:
         """`Time(iteration, "iter")`."""
         return Time(iteration, TimeUnit.ITERATION)
 
     @classmethod
-    def from_epoch(cls, epoch: int) -> Time[int]:
+    def from_epoch(cls, epoch: SupportsIndex) -> Time[int]:
         """`Time(epoch, "ep")`."""
         return Time(epoch, TimeUnit.EPOCH)
 
     @classmethod
-    def from_batch(cls, batch: int) -> Time[int]:
+    def from_batch(cls, batch: SupportsIndex) -> Time[int]:
         """`Time(batch, "ba")`."""
         return Time(batch, TimeUnit.BATCH)
 
     @classmethod
-    def from_sample(cls, sample: int) -> Time[int]:
+    def from_sample(cls, sample: SupportsIndex) -> Time[int]:
         """`Time(sample, "sp")`."""
         return Time(sample, TimeUnit.SAMPLE)
 
     @classmethod
-    def from_token(cls, token: int) -> Time[int]:
+    def from_token(cls, token: SupportsIndex) -> Time[int]:
         """`Time(token, "tok")`."""
         return Time(token, TimeUnit.TOKEN)
 
@@ -118,7 +128,7 @@ class Time(Serializable, Generic[TValue]):
 
     @classmethod
     def from_input(cls, i: TimeInput, default_int_unit: TimeUnit | str | None = None) -> Time[Any]:
-        """A `Time` from a `Time`, a time string, or a number of `default_int_unit`.
+        """A `Time` from a `Time`, a time string, or a number of any library, of `default_int_unit`.
 
         Raises:
             RuntimeError: A number is given without a default unit, or something that is no time at all.
@@ -127,6 +137,7 @@ class Time(Serializable, Generic[TValue]):
             return i
         if isinstance(i, str):
             return Time.from_timestring(i)
+        i = plain_number(i)
         if isinstance(i, (int, float)):
             if default_int_unit is None:
                 raise RuntimeError(f"A time must have a unit, got the plain number {i!r}. Write for example '{i}ep'.")
@@ -183,6 +194,7 @@ class Time(Serializable, Generic[TValue]):
 
     def _same(self, other: object) -> Any:
         """`other` as a number of this unit; NotImplemented if it is no time."""
+        other = plain_number(other)
         if isinstance(other, (int, float)):
             return other
         if isinstance(other, str):
@@ -255,6 +267,7 @@ class Time(Serializable, Generic[TValue]):
         return float(self._value)
 
     def __truediv__(self, other: TimeInput) -> Time[Any]:
+        other = plain_number(other)
         if isinstance(other, (int, float)):
             return self._cast(self._value / other)
         value = self._same(other)
@@ -264,6 +277,7 @@ class Time(Serializable, Generic[TValue]):
         return ensure_time(other, self._unit) / self if isinstance(other, (str, Time)) else NotImplemented
 
     def __mul__(self, other: TimeInput) -> Time[Any]:
+        other = plain_number(other)
         if isinstance(other, (int, float)):
             return self._cast(self._value * other)
         if not isinstance(other, (str, Time)):

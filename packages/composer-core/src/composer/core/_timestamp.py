@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from typing import Any
+from typing import Any, SupportsIndex
 
 from composer.core._time import Time, TimeInput, TimeUnit
 from composer.core.serializable import Serializable
@@ -96,16 +96,16 @@ class Timestamp(Serializable):
 
     def __init__(
         self,
-        iteration: int | Time[int] = 0,
-        epoch: int | Time[int] = 0,
-        batch: int | Time[int] = 0,
-        sample: int | Time[int] = 0,
-        token: int | Time[int] = 0,
-        epoch_in_iteration: int | Time[int] = 0,
-        token_in_iteration: int | Time[int] = 0,
-        batch_in_epoch: int | Time[int] = 0,
-        sample_in_epoch: int | Time[int] = 0,
-        token_in_epoch: int | Time[int] = 0,
+        iteration: SupportsIndex | Time[int] = 0,
+        epoch: SupportsIndex | Time[int] = 0,
+        batch: SupportsIndex | Time[int] = 0,
+        sample: SupportsIndex | Time[int] = 0,
+        token: SupportsIndex | Time[int] = 0,
+        epoch_in_iteration: SupportsIndex | Time[int] = 0,
+        token_in_iteration: SupportsIndex | Time[int] = 0,
+        batch_in_epoch: SupportsIndex | Time[int] = 0,
+        sample_in_epoch: SupportsIndex | Time[int] = 0,
+        token_in_epoch: SupportsIndex | Time[int] = 0,
         total_wct: datetime.timedelta | None = None,
         iteration_wct: datetime.timedelta | None = None,
         epoch_wct: datetime.timedelta | None = None,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from composer.core._placement import INTERPOLATES_LOSS, Placement
 from composer.core.event import Event
 from composer.core.serializable import Serializable
+from composer.utils.misc import plain_number
 
 if TYPE_CHECKING:
     from composer.core.state import State
@@ -96,7 +97,7 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def _argument(value: Any) -> str:
-    return str(value) if isinstance(value, Enum) else repr(value)
+    return str(value) if isinstance(value, Enum) else repr(plain_number(value))
 
 
 def declared_events(algorithm: Algorithm) -> frozenset[Event] | None:

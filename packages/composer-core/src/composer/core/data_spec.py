@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from numbers import Number
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from composer.core._split import count_samples
 from composer.core._split import default_split_batch as default_split_batch
 from composer.core.types import Batch
 from composer.utils import dist
+from composer.utils.misc import plain_int, plain_number
 
 __all__ = ["DataSpec", "default_split_batch", "ensure_data_spec"]
 
@@ -37,14 +38,15 @@ class DataSpec:
         batch_transforms: `batch -> batch`, on the host, before the batch moves to the device.
         microbatch_transforms: `batch -> batch`, for each microbatch on the device.
         split_batch: `(batch, microbatch_size) -> microbatches`; None is `default_split_batch`.
-        get_num_samples_in_batch: `batch -> number of samples`; None counts tensors and lists of the usual forms.
+        get_num_samples_in_batch: `batch -> number of samples`; None counts tensors and lists of the usual forms. This
+            and the next may return numbers of any library, such as `np.int64` or a CPU tensor of one integer.
         get_num_tokens_in_batch: `batch -> number of tokens`, or a dict of numbers by token type with the key "total",
             and "loss_generating" where the Trainer weighs microbatches by tokens. None counts `batch["input_ids"]`,
             else takes the dataset's `max_seq_len` per sample, else 0.
 
     Raises:
-        TypeError: One of the functions can not be called, or `dataloader` yields no batches: it is a text, a class, a
-            tensor, or a data set, whose items are samples.
+        TypeError: One of the functions can not be called, `num_samples` or `num_tokens` is no integer, or `dataloader`
+            yields no batches: it is a text, a class, a tensor, or a data set, whose items are samples.
         ValueError: `dataloader` is being iterated already, or several ranks would read the same samples of it.
 
     Example:
@@ -58,13 +60,13 @@ class DataSpec:
     def __init__(
         self,
         dataloader: Iterable[Batch],
-        num_samples: int | None = None,
-        num_tokens: int | None = None,
+        num_samples: SupportsIndex | None = None,
+        num_tokens: SupportsIndex | None = None,
         batch_transforms: Callable[[Batch], Batch] | None = None,
         microbatch_transforms: Callable[[Batch], Batch] | None = None,
         split_batch: Callable[[Batch, int | float], Sequence[Batch]] | None = None,
-        get_num_samples_in_batch: Callable[[Batch], int | float] | None = None,
-        get_num_tokens_in_batch: Callable[[Batch], int | dict[str, int]] | None = None,
+        get_num_samples_in_batch: Callable[[Batch], SupportsIndex | float] | None = None,
+        get_num_tokens_in_batch: Callable[[Batch], SupportsIndex | Mapping[str, SupportsIndex]] | None = None,
     ) -> None:
         _check_yields_batches("dataloader", dataloader)
         _check_callable("batch_transforms", batch_transforms)
@@ -77,14 +79,34 @@ class DataSpec:
             if num_samples is None and isinstance(dataloader.dataset, Sized):
                 num_samples = len(dataloader.dataset)
         self.dataloader = dataloader
-        self.num_samples = num_samples
-        self.num_tokens = num_tokens
+        self.num_samples = _count("num_samples", num_samples)
+        self.num_tokens = _count("num_tokens", num_tokens)
         self.batch_transforms = batch_transforms or _unchanged
         self.microbatch_transforms = microbatch_transforms or _unchanged
         self.split_batch = split_batch or default_split_batch
-        self.get_num_samples_in_batch = get_num_samples_in_batch or count_samples
+        self._count_samples = get_num_samples_in_batch or count_samples
         self._max_seq_len = getattr(getattr(dataloader, "dataset", None), "max_seq_len", None)
         self._count_tokens = get_num_tokens_in_batch or self._default_get_num_tokens_in_batch
+
+    def get_num_samples_in_batch(self, batch: Batch) -> int | float:
+        """The number of samples in a batch.
+
+        Args:
+            batch: A batch of this dataloader.
+
+        Raises:
+            ValueError: The user's function returned no number, or a tensor on an accelerator.
+        """
+        samples = self._count_samples(batch)
+        if type(samples) is int:
+            return samples
+        number: Any = plain_number(samples)
+        if isinstance(number, bool) or not isinstance(number, (int, float)):
+            raise ValueError(
+                f"`get_num_samples_in_batch` must return a number, got {samples!r}. Count on the host: shapes are "
+                f"known there."
+            )
+        return number
 
     def get_num_tokens_in_batch(self, batch: Batch, token_type: str = "total") -> int:
         """The number of tokens in a batch.
@@ -96,20 +118,23 @@ class DataSpec:
         Raises:
             ValueError: The user's function returned neither an int nor a dict that holds `token_type`.
         """
-        tokens = self._count_tokens(batch)
-        if isinstance(tokens, dict):
+        tokens: Any = self._count_tokens(batch)
+        if type(tokens) is int:  # asked every step
+            return tokens
+        if isinstance(tokens, Mapping):
             if token_type not in tokens:
                 raise ValueError(
                     f"`get_num_tokens_in_batch` must return {token_type!r} among the token types, "
                     f"got {sorted(tokens)}. Add that key, or return an int."
                 )
-            return tokens[token_type]
-        if not isinstance(tokens, int):
+            tokens = tokens[token_type]
+        number = plain_int(tokens)
+        if number is None:
             raise ValueError(
                 f"`get_num_tokens_in_batch` must return an int or a dict of ints, got {tokens!r}. "
                 f"Count on the host: shapes are known there."
             )
-        return tokens
+        return number
 
     def _default_get_num_samples_in_batch(self, batch: Batch) -> int:
         return count_samples(batch)
@@ -203,6 +228,13 @@ def _has_samples(dataloader: Any) -> bool:
 
 def _unchanged(batch: Batch) -> Batch:
     return batch
+
+
+def _count(name: str, value: Any) -> int | None:
+    number = plain_int(value)
+    if value is not None and number is None:
+        raise TypeError(f"`{name}` must be an integer or None, got {value!r}.")
+    return number
 
 
 def _check_callable(name: str, function: object) -> None:

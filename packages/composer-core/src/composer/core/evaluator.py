@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 
 from composer.core.data_spec import DataSpec, ensure_data_spec
 from composer.core.event import Event
 from composer.core.time import Time, TimeUnit, ensure_time
 from composer.utils._interval_scheduler import check_interval_function
-from composer.utils.misc import create_interval_scheduler
+from composer.utils.misc import create_interval_scheduler, plain_int, plain_number
 
 if TYPE_CHECKING:
     from composer.core.state import State
@@ -30,8 +30,8 @@ class Evaluator:
     Args:
         label: Names the dataset; metrics are logged as `metrics/<label>/<name>`.
         dataloader: An iterable of batches, a `DataSpec`, or a dict of `DataSpec` arguments.
-        metric_names: Case-insensitive regular expressions, searched for in the names of the model's evaluation metrics;
-            None selects all metrics, [] none.
+        metric_names: Case-insensitive regular expressions, a list or another collection of them, searched for in the
+            names of the model's evaluation metrics; None selects all metrics, [] none.
         subset_num_batches: Batches of an evaluation; None takes the Trainer's number, -1 is the whole dataloader.
         eval_interval: How often to evaluate during training: a number of epochs, a time string, a `Time`, or a function
             `(state, event) -> bool`. 0 is never; None takes the Trainer's interval.
@@ -42,7 +42,7 @@ class Evaluator:
     Raises:
         TypeError: `label` is no name, `dataloader` yields no batches, or `eval_interval` is no time.
         ValueError: `eval_interval` is negative, `subset_num_batches` is no number of batches, `metric_names` is
-            not a list of regular expressions, `device_eval_microbatch_size` is neither "auto"
+            no collection of regular expressions, `device_eval_microbatch_size` is neither "auto"
             nor a positive number, or "auto" is asked for with a sequence-parallel dataloader.
         AttributeError: "auto" is to start with the dataloader's `batch_size`, but it has none.
 
@@ -59,18 +59,16 @@ class Evaluator:
         *,
         label: str,
         dataloader: DataSpec | Iterable[Any] | dict[str, Any],
-        metric_names: list[str] | None = None,
-        subset_num_batches: int | None = None,
-        eval_interval: int | str | Time[int] | Time[float] | Callable[[State, Event], bool] | None = None,
-        device_eval_microbatch_size: int | float | str | None = None,
+        metric_names: Collection[str] | None = None,
+        subset_num_batches: SupportsIndex | None = None,
+        eval_interval: SupportsIndex | str | Time[int] | Time[float] | Callable[[State, Event], bool] | None = None,
+        device_eval_microbatch_size: SupportsIndex | float | str | None = None,
     ) -> None:
         _check_label(label)
         self.label = label
         self.dataloader = ensure_data_spec(dataloader)
-        _check_metric_names(metric_names)
-        self.metric_names = metric_names
-        _check_subset(subset_num_batches)
-        self.subset_num_batches = subset_num_batches
+        self.metric_names = _metric_names(metric_names)
+        self.subset_num_batches = _subset(subset_num_batches)
         self.eval_interval = eval_interval
         self.auto_microbatching = device_eval_microbatch_size == "auto"
         if self.auto_microbatching:
@@ -87,16 +85,17 @@ class Evaluator:
 
     @eval_interval.setter
     def eval_interval(
-        self, eval_interval: int | str | Time[int] | Time[float] | Callable[[State, Event], bool] | None
+        self, eval_interval: SupportsIndex | str | Time[int] | Time[float] | Callable[[State, Event], bool] | None
     ) -> None:
-        if isinstance(eval_interval, (int, str, Time)):
-            _check_interval(eval_interval)
+        interval: Any = plain_number(eval_interval)
+        if isinstance(interval, (int, str, Time)):
+            _check_interval(interval)
             self._eval_interval: Callable[[State, Event], bool] | None = create_interval_scheduler(
-                eval_interval, checkpoint_events=False, final_events={Event.FIT_END}
+                interval, checkpoint_events=False, final_events={Event.FIT_END}
             )
         else:
-            _check_function(eval_interval)
-            self._eval_interval = eval_interval
+            _check_function(interval)
+            self._eval_interval = interval
 
     def select_metrics(self, metrics: Mapping[str, T]) -> dict[str, T]:
         """The metrics that this evaluator measures.
@@ -121,7 +120,7 @@ class Evaluator:
 
 
 def ensure_evaluator(
-    evaluator: Evaluator | DataSpec | Iterable[Any] | dict[str, Any], default_metric_names: list[str] | None
+    evaluator: Evaluator | DataSpec | Iterable[Any] | dict[str, Any], default_metric_names: Collection[str] | None
 ) -> Evaluator:
     """Make an `Evaluator` labelled "eval" of a dataloader; an `Evaluator` stays as it is.
 
@@ -163,20 +162,21 @@ def _check_interval(interval: int | str | Time[Any]) -> None:
         )
 
 
-def _check_subset(subset: Any) -> None:
-    if subset is None:
-        return
-    if isinstance(subset, bool) or not isinstance(subset, int) or subset < -1 or subset == 0:
+def _subset(subset: Any) -> int | None:
+    number = plain_int(subset)
+    if subset is not None and (number is None or number < -1 or number == 0):
         raise ValueError(
             f"`subset_num_batches` must be a positive number of batches, -1 for all, or None for the Trainer's number, "
             f"got {subset!r}."
         )
+    return number
 
 
-def _check_metric_names(names: object) -> None:
+def _metric_names(names: Any) -> list[str] | None:
     if names is None:
-        return
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return None
+    is_collection = isinstance(names, Collection) and not isinstance(names, (str, bytes, Mapping))
+    if not is_collection or not all(isinstance(name, str) for name in names):
         raise ValueError(f"`metric_names` should be a list of strings, got {names!r}. Use None for all metrics.")
     for name in names:
         try:
@@ -185,6 +185,7 @@ def _check_metric_names(names: object) -> None:
             raise ValueError(
                 f"`metric_names` must hold regular expressions, got {name!r}: {error}. Write '.*' for anything."
             ) from error
+    return sorted(names) if isinstance(names, Set) else list(names)
 
 
 def _check_auto_microbatching(data_spec: DataSpec) -> None:
@@ -201,7 +202,7 @@ def _check_auto_microbatching(data_spec: DataSpec) -> None:
     )
 
 
-def _microbatch_size(size: int | float | str | None, dataloader: Iterable[Any]) -> int | float | None:
+def _microbatch_size(size: Any, dataloader: Iterable[Any]) -> int | float | None:
     if size is None or size == "auto":
         batch_size = getattr(dataloader, "batch_size", None)
         if batch_size is None:  # a torch dataloader that was given a batch sampler
@@ -213,11 +214,12 @@ def _microbatch_size(size: int | float | str | None, dataloader: Iterable[Any]) 
                 f"`dataloader` must have a `batch_size` if `device_eval_microbatch_size` is {size!r}, got "
                 f"{type(dataloader).__name__} without one. Set `device_eval_microbatch_size` to a number."
             )
-        found: int | float = batch_size
+        found: int | float = plain_number(batch_size)
         return found
-    if not isinstance(size, (int, float)) or not size > 0:
+    number = plain_number(size)
+    if isinstance(number, bool) or not isinstance(number, (int, float)) or not number > 0:
         raise ValueError(
             f"`device_eval_microbatch_size` must be 'auto' or a positive number, got {size!r}. "
             f"Leave it out for the dataloader's batch size."
         )
-    return size
+    return number

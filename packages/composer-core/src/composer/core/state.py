@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
 
@@ -20,7 +21,7 @@ from composer.devices import Device
 from composer.utils import dist
 from composer.utils.batch_helpers import batch_get, batch_set
 from composer.utils.device import get_device
-from composer.utils.misc import is_model_ddp
+from composer.utils.misc import is_model_ddp, plain_number
 
 if TYPE_CHECKING:
     from composer.core._model_snapshot import ModelSnapshot
@@ -110,7 +111,7 @@ class State(StateLists, StateSaving):
     def __init__(
         self,
         model: torch.nn.Module,
-        rank_zero_seed: int = 0,
+        rank_zero_seed: SupportsIndex = 0,
         run_name: str | None = None,
         device: Device | str | None = None,
         max_duration: TimeInput | None = None,
@@ -120,7 +121,7 @@ class State(StateLists, StateSaving):
         evaluators: Evaluator | Sequence[Evaluator] | None = None,
         dataloader: Iterable[Any] | None = None,
         dataloader_label: str | None = None,
-        dataloader_len: int | Time[int] = -1,
+        dataloader_len: SupportsIndex | Time[int] = -1,
         precision: str | Precision = Precision.FP32,
         precision_config: dict[str, Any] | None = None,
         optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
@@ -137,10 +138,10 @@ class State(StateLists, StateSaving):
         self._observers: list[Callable[[], None]] = []
         self._before_init: ModelSnapshot | None = None  # until training starts
         self.model = model
-        self.rank_zero_seed = rank_zero_seed
+        self.rank_zero_seed = operator.index(rank_zero_seed)
         self.run_name = run_name if run_name is not None else f"run-{time.strftime('%Y%m%d-%H%M%S')}"
         self.device = device_of(model) if device is None else get_device(device)
-        self.device_train_microbatch_size = device_train_microbatch_size
+        self.device_train_microbatch_size = plain_number(device_train_microbatch_size)
         self.auto_microbatching = auto_microbatching
         self.precision = precision  # the setter parses
         self.precision_config = precision_config
@@ -290,7 +291,7 @@ class State(StateLists, StateSaving):
         return None if self._dataloader_len is None else Time(self._dataloader_len, TimeUnit.BATCH)
 
     @dataloader_len.setter
-    def dataloader_len(self, value: int | Time[int]) -> None:
+    def dataloader_len(self, value: SupportsIndex | Time[int]) -> None:
         if self._dataloader is None:
             raise RuntimeError("`dataloader_len` must be set together with a loader. Call `set_dataloader` first.")
         number, own = int(ensure_time(value, TimeUnit.BATCH)), length_of(self._dataloader)
@@ -315,7 +316,7 @@ class State(StateLists, StateSaving):
         self,
         dataloader: Iterable[Any] | None = None,
         dataloader_label: str | None = None,
-        dataloader_len: int | Time[int] = -1,
+        dataloader_len: SupportsIndex | Time[int] = -1,
     ) -> None:
         """Make a loader the active one.
 

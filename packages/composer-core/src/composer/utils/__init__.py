@@ -77,6 +77,8 @@ from composer.utils.misc import is_notebook as is_notebook
 from composer.utils.misc import local_part as local_part
 from composer.utils.misc import model_eval_mode as model_eval_mode
 from composer.utils.misc import partial_format as partial_format
+from composer.utils.misc import plain_int as plain_int
+from composer.utils.misc import plain_number as plain_number
 from composer.utils.misc import unwrapped_model as unwrapped_model
 from composer.utils.misc import warning_on_one_line as warning_on_one_line
 from composer.utils.retrying import retry as retry
@@ -135,6 +137,8 @@ __all__ = [
     "model_eval_mode",
     "parse_uri",
     "partial_format",
+    "plain_int",
+    "plain_number",
     "print_env",
     "retry",
     "unwrapped_model",

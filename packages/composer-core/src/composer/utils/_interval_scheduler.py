@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from fractions import Fraction
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 if TYPE_CHECKING:
     from composer.core import Event, State, Time
@@ -65,7 +65,7 @@ def _check_has_iterations(state: State, interval: Time[Any]) -> None:
 
 
 def create_interval_scheduler(
-    interval: str | int | Time[Any],
+    interval: str | SupportsIndex | Time[Any],
     include_end_of_training: bool = True,
     checkpoint_events: bool = True,
     final_events: set[Event] | None = None,

@@ -5,15 +5,17 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
+from composer.utils.misc import plain_number
+
 __all__ = ["convert_flat_dict_to_nested_dict", "convert_nested_dict_to_flat_dict", "extract_hparams"]
 
 
 def extract_hparams(locals_dict: dict[str, Any]) -> dict[str, Any]:
     """Turn the local variables of a constructor into loggable values.
 
-    Numbers, strings and None are kept. An enum member becomes its value, an object with `local_hparams` becomes
-    `{class name: local_hparams}`, any other object its class name. Lists, tuples and dicts are mapped, one level deep.
-    Names that begin with "_", `self`, and classes are left out.
+    Strings and None are kept, numbers too, those of other libraries as plain ones. An enum member becomes its value, an
+    object with `local_hparams` becomes `{class name: local_hparams}`, any other object its class name. Lists, tuples
+    and dicts are mapped, one level deep. Names that begin with "_", `self`, and classes are left out.
 
     Args:
         locals_dict: `locals()`, taken at the start of the constructor.
@@ -39,6 +41,7 @@ def _loggable(value: Any) -> Any:
 
 
 def _loggable_element(value: Any) -> Any:
+    value = plain_number(value)
     if isinstance(value, Enum):
         return value.value
     if value is None or isinstance(value, (int, float, str, bool)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import math
+import operator
 import re
 import socket
 import string
@@ -11,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -37,11 +38,15 @@ __all__ = [
     "local_part",
     "model_eval_mode",
     "partial_format",
+    "plain_int",
+    "plain_number",
     "unwrapped_model",
     "warning_on_one_line",
 ]
 
 STR_TO_DTYPE = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+T = TypeVar("T")
 
 _FIRST_NAME = re.compile(r"[^.\[]*")  # of a replacement field such as `run.name[0]`
 
@@ -80,7 +85,7 @@ def check_finite(**numbers: Any) -> None:
 
 
 def check_integers(**numbers: Any) -> None:
-    """Check arguments of a constructor that are whole numbers.
+    """Check arguments of a constructor that are whole numbers, of any library: `operator.index(value)` is the int.
 
     Args:
         **numbers: Values by the name of the argument.
@@ -95,10 +100,58 @@ def check_integers(**numbers: Any) -> None:
         ...
         TypeError: `depth` must be an integer, got 1.5.
     """
-    check_finite(**numbers)
     for name, value in numbers.items():
-        if not isinstance(value, Integral):
+        if plain_int(value) is None:
+            check_finite(**{name: value})
             raise TypeError(f"`{name}` must be an integer, got {value!r}.")
+
+
+def plain_int(value: object) -> int | None:
+    """Return an integer of any library, such as NumPy's, as a plain int; None for anything else.
+
+    Args:
+        value: What has an `__index__` is an integer, but for True, False, tensors of booleans, and tensors on an
+            accelerator, which the host would have to wait for. 2.0 is none.
+
+    Example:
+        >>> plain_int(np.int32(3)), plain_int(torch.tensor(3)), plain_int(True), plain_int(3.0)
+        (3, 3, None, None)
+    """
+    if type(value) is int:
+        return value
+    if isinstance(value, (bool, np.bool_)):
+        return None
+    if isinstance(value, torch.Tensor) and (value.device.type != "cpu" or value.dtype is torch.bool):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+def plain_number(value: T) -> T:
+    """Return a real number of any library as a plain int or float, and anything else, such as None, as it is.
+
+    NumPy's numbers overflow, and not every program loads them: they stay out of what is computed, saved and logged.
+
+    Args:
+        value: A number; NumPy's booleans become plain ones, and tensors stay tensors but for those that `plain_int`
+            takes.
+
+    Example:
+        >>> plain_number(np.float64(0.5)), plain_number(np.int64(2)), plain_number("1ep")
+        (0.5, 2, '1ep')
+    """
+    if type(value) in (int, float, str):
+        return value
+    number: Any = plain_int(value)
+    if number is None:
+        number = value
+        if isinstance(value, np.bool_):
+            number = bool(value)
+        elif isinstance(value, Real) and not isinstance(value, bool):
+            number = float(value)
+    return number  # type: ignore[no-any-return]
 
 
 def check_flags(**flags: Any) -> None:

@@ -13,13 +13,13 @@ import secrets
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from numbers import Integral
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
 
 from composer.utils import dist
+from composer.utils.misc import plain_int
 
 __all__ = [
     "MAX_SEED",
@@ -55,7 +55,7 @@ def get_random_seed() -> int:
     return secrets.randbelow(MAX_SEED + 1)
 
 
-def seed_all(seed: int) -> None:
+def seed_all(seed: SupportsIndex) -> None:
     """Seed the global generators of Python, NumPy and torch, on all devices.
 
     Args:
@@ -65,16 +65,15 @@ def seed_all(seed: int) -> None:
         ValueError: `seed` is outside.
         TypeError: `seed` is no integer.
     """
-    given: Any = seed
-    if isinstance(given, bool) or not isinstance(given, Integral):
+    number = plain_int(seed)  # Python's own generator takes no integer of numpy
+    if number is None:
         raise TypeError(f"`seed` must be an integer, got {seed!r}.")
-    if not 0 <= seed <= MAX_SEED:
+    if not 0 <= number <= MAX_SEED:
         raise ValueError(f"`seed` must be from 0 to 2**32 - 1, got {seed!r}.")
-    seed = int(seed)  # Python's own generator takes no integer of numpy
-    _log.info("Seeding the random number generators with %d.", seed)
-    random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002
-    torch.manual_seed(seed)  # all devices
+    _log.info("Seeding the random number generators with %d.", number)
+    random.seed(number)
+    np.random.seed(number)  # noqa: NPY002
+    torch.manual_seed(number)  # all devices
 
 
 def get_rng_state() -> list[dict[str, Any]]:
@@ -117,7 +116,7 @@ def load_rng_state(rng_state_dicts: list[dict[str, Any]]) -> None:
 
 
 @contextmanager
-def seed_context(seed: int) -> Iterator[None]:
+def seed_context(seed: SupportsIndex) -> Iterator[None]:
     """Seed the global generators for the body; afterwards they continue as if it had not run.
 
     Args:

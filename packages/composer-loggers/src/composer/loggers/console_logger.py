@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TextIO
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, SupportsIndex, TextIO
 
 from composer.core import Time, TimeUnit
 from composer.loggers import DeferredValue, LoggerDestination, format_log_data_value
@@ -49,7 +49,7 @@ class ConsoleLogger(LoggerDestination):
 
     def __init__(
         self,
-        log_interval: int | str | Time[int] = "1ba",
+        log_interval: SupportsIndex | str | Time[int] = "1ba",
         stream: TextIO | Literal["stdout", "stderr"] = "stderr",
         log_traces: bool = False,
     ) -> None:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from composer.core import State, Timestamp
 from composer.loggers import Logger
-from composer.utils import format_name_with_dist, format_name_with_dist_and_time
+from composer.utils import format_name_with_dist, format_name_with_dist_and_time, plain_int
 
 if TYPE_CHECKING:
     from composer.profiler.profiler import Profiler
 
-__all__ = ["check_keep", "numbered", "numbered_name", "path_of", "profiler_of", "remove_old", "upload"]
+__all__ = ["number_to_keep", "numbered", "numbered_name", "path_of", "profiler_of", "remove_old", "upload"]
 
 
 def profiler_of(state: State, who: str) -> Profiler:
@@ -31,14 +31,16 @@ def profiler_of(state: State, who: str) -> Profiler:
     return cast("Profiler", state.profiler)
 
 
-def check_keep(num_traces_to_keep: Any) -> None:
-    """Check a number of traces to keep.
+def number_to_keep(num_traces_to_keep: Any) -> int:
+    """A number of traces to keep, as a plain int.
 
     Raises:
         ValueError: It is below -1.
     """
-    if isinstance(num_traces_to_keep, bool) or not isinstance(num_traces_to_keep, int) or num_traces_to_keep < -1:
+    number = plain_int(num_traces_to_keep)
+    if number is None or number < -1:
         raise ValueError(f"`num_traces_to_keep` must be at least 0, or -1 for all, got {num_traces_to_keep!r}.")
+    return number
 
 
 def path_of(state: State, folder: str, filename: str) -> Path:

@@ -6,11 +6,11 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 from composer.core import State, Timestamp
 from composer.loggers import Logger
-from composer.profiler._bound import check_keep, numbered, numbered_name, path_of, profiler_of, remove_old, upload
+from composer.profiler._bound import number_to_keep, numbered, numbered_name, path_of, profiler_of, remove_old, upload
 from composer.profiler._merge import merge_traces
 from composer.profiler._spans import Spans
 from composer.profiler._trace_files import TraceEvent, write_trace
@@ -72,14 +72,14 @@ class JSONTraceHandler(TraceHandler):
         merged_trace_remote_file_name: str | None = "{run_name}/traces/merged_trace.json",
         *,
         overwrite: bool = False,
-        num_traces_to_keep: int = -1,
+        num_traces_to_keep: SupportsIndex = -1,
     ) -> None:
-        check_keep(num_traces_to_keep)
+        keep = number_to_keep(num_traces_to_keep)
         self.folder = os.path.expanduser(folder)
         self.filename, self.remote_file_name = filename, remote_file_name
         self.merged_trace_filename = merged_trace_filename
         self.merged_trace_remote_file_name = merged_trace_remote_file_name
-        self.overwrite, self.num_traces_to_keep = overwrite, num_traces_to_keep
+        self.overwrite, self.num_traces_to_keep = overwrite, keep
         self.remote_filenames = [name for name in (remote_file_name, merged_trace_remote_file_name) if name is not None]
         self._reset()
 

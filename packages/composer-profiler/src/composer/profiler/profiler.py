@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import SupportsIndex
 
 from composer.core import Callback, State
 from composer.loggers import Logger
@@ -82,7 +83,7 @@ class Profiler(Callback):
         torch_prof_profile_memory: bool = True,
         torch_prof_with_stack: bool = False,
         torch_prof_with_flops: bool = True,
-        torch_prof_num_traces_to_keep: int = -1,
+        torch_prof_num_traces_to_keep: SupportsIndex = -1,
     ) -> None:
         if not callable(schedule):
             raise TypeError(f"`schedule` must be a function of the state, got {schedule!r}. Use `cyclic_schedule()`.")

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import SupportsIndex
 
 from composer.core import State
 from composer.profiler.profiler_action import ProfilerAction
+from composer.utils import plain_int
 
 __all__ = ["cyclic_schedule"]
 
 
 def cyclic_schedule(
-    skip_first: int = 0, wait: int = 0, warmup: int = 1, active: int = 4, repeat: int = 1
+    skip_first: SupportsIndex = 0,
+    wait: SupportsIndex = 0,
+    warmup: SupportsIndex = 1,
+    active: SupportsIndex = 4,
+    repeat: SupportsIndex = 1,
 ) -> Callable[[State], ProfilerAction]:
     """A schedule that repeats `wait`, `warmup` and `active` batches in every epoch.
 
@@ -43,17 +48,9 @@ def cyclic_schedule(
         >>> actions
         ['skip', 'warmup', 'active', 'active_and_save', 'skip']
     """
-    numbers: dict[str, Any] = {
-        "skip_first": skip_first,
-        "wait": wait,
-        "warmup": warmup,
-        "active": active,
-        "repeat": repeat,
-    }
-    for name, number in numbers.items():
-        least = 1 if name == "active" else 0
-        if isinstance(number, bool) or not isinstance(number, int) or number < least:
-            raise ValueError(f"`{name}` must be a number of at least {least}, got {number!r}.")
+    skip_first, wait = _count("skip_first", skip_first), _count("wait", wait)
+    warmup, active = _count("warmup", warmup), _count("active", active, least=1)
+    repeat = _count("repeat", repeat)
     cycle = wait + warmup + active
 
     def schedule(state: State) -> ProfilerAction:
@@ -71,3 +68,10 @@ def cyclic_schedule(
         return ProfilerAction.ACTIVE_AND_SAVE if is_last or position == cycle - 1 else ProfilerAction.ACTIVE
 
     return schedule
+
+
+def _count(name: str, value: SupportsIndex, least: int = 0) -> int:
+    number = plain_int(value)
+    if number is None or number < least:
+        raise ValueError(f"`{name}` must be a number of at least {least}, got {value!r}.")
+    return number

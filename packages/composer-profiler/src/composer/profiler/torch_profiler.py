@@ -7,7 +7,7 @@ import logging
 import os
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 from torch.profiler import ProfilerAction as TorchAction
@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity
 
 from composer.core import Callback, State, Timestamp
 from composer.loggers import Logger
-from composer.profiler._bound import check_keep, numbered, numbered_name, path_of, profiler_of, remove_old, upload
+from composer.profiler._bound import number_to_keep, numbered, numbered_name, path_of, profiler_of, remove_old, upload
 from composer.profiler.profiler_action import ProfilerAction
 from composer.profiler.utils import export_memory_timeline_html
 from composer.utils import dist, ensure_folder_has_no_conflicting_files, format_name_with_dist
@@ -83,9 +83,9 @@ class TorchProfiler(Callback):
         profile_memory: bool = True,
         with_stack: bool = False,
         with_flops: bool = True,
-        num_traces_to_keep: int = -1,
+        num_traces_to_keep: SupportsIndex = -1,
     ) -> None:
-        check_keep(num_traces_to_keep)
+        keep = number_to_keep(num_traces_to_keep)
         if memory_filename is not None:
             for argument, name in (
                 ("memory_filename", memory_filename),
@@ -96,7 +96,7 @@ class TorchProfiler(Callback):
         self.folder, self.overwrite = os.path.expanduser(folder), overwrite
         self.filename, self.remote_file_name = (_compressed(n, use_gzip) for n in (filename, remote_file_name))
         self.memory_filename, self.memory_remote_file_name = memory_filename, memory_remote_file_name
-        self.use_gzip, self.num_traces_to_keep = use_gzip, num_traces_to_keep
+        self.use_gzip, self.num_traces_to_keep = use_gzip, keep
         self.record_shapes, self.profile_memory = record_shapes, profile_memory
         self.with_stack, self.with_flops = with_stack, with_flops
         self.remote_filenames = [name for name in (self.remote_file_name, self._remote_page()) if name is not None]

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
-from composer.checkpoint._best import BestCheckpoints, is_count
+from composer.checkpoint._best import BestCheckpoints
 from composer.checkpoint._durable import UNDELIVERED, make_scratch_folder, point_link, remove_leftovers
 from composer.checkpoint._filter import IgnoreKeys
 from composer.checkpoint._lease import FolderInUseError, Lease, folder_lease, live_patterns, remote_lease
@@ -53,6 +53,8 @@ from composer.utils import (
     local_part,
     parse_uri,
     partial_format,
+    plain_int,
+    plain_number,
 )
 from composer.utils._interval_scheduler import check_interval_function
 
@@ -60,7 +62,7 @@ __all__ = ["CheckpointSaver"]
 
 log = logging.getLogger(__name__)
 
-Interval = str | int | Time[Any] | Callable[[State, Event], bool]
+Interval = SupportsIndex | str | Time[Any] | Callable[[State, Event], bool]
 
 
 class CheckpointSaver(Callback):
@@ -137,18 +139,19 @@ class CheckpointSaver(Callback):
         save_interval: Interval = "1ep",
         *,
         overwrite: bool = False,
-        num_checkpoints_to_keep: int = -1,
+        num_checkpoints_to_keep: SupportsIndex = -1,
         weights_only: bool = False,
         ignore_keys: IgnoreKeys | None = None,
         num_concurrent_uploads: int = 1,
         upload_timeout_in_seconds: float | None = None,
-        num_best_checkpoints_to_keep: int = 0,
+        num_best_checkpoints_to_keep: SupportsIndex = 0,
         monitor: str | None = None,
         monitor_mode: str = "max",
         asynchronous: bool = False,
         delivery_timeout: float | None = None,
     ) -> None:
-        self._check(num_checkpoints_to_keep, num_concurrent_uploads, upload_timeout_in_seconds)
+        self.num_checkpoints_to_keep = _number_to_keep(num_checkpoints_to_keep)
+        self._check(num_concurrent_uploads, upload_timeout_in_seconds)
         if delivery_timeout is not None:
             check_finite(delivery_timeout=delivery_timeout)
             if delivery_timeout <= 0:
@@ -175,8 +178,7 @@ class CheckpointSaver(Callback):
         self._interval = save_interval if callable(save_interval) else create_interval_scheduler(save_interval)
         self._requested = False
         self.overwrite, self.weights_only, self.ignore_keys = overwrite, weights_only, ignore_keys
-        self.num_checkpoints_to_keep = num_checkpoints_to_keep
-        self.num_concurrent_uploads = num_concurrent_uploads
+        self.num_concurrent_uploads = plain_number(num_concurrent_uploads)
         self.upload_timeout_in_seconds = upload_timeout_in_seconds
         self.best = BestCheckpoints(num_best_checkpoints_to_keep, monitor, monitor_mode)
         self.saved_checkpoints: list[str] = []
@@ -198,9 +200,7 @@ class CheckpointSaver(Callback):
         self._checked_types = False
 
     @staticmethod
-    def _check(keep: int, uploads: int, timeout: float | None) -> None:
-        if not is_count(keep, least=-1):
-            raise ValueError(f"`num_checkpoints_to_keep` must be a number of checkpoints, or -1 for all, got {keep!r}.")
+    def _check(uploads: int, timeout: float | None) -> None:
         check_finite(num_concurrent_uploads=uploads)
         if uploads < 1:
             raise ValueError(f"`num_concurrent_uploads` must be at least 1, got {uploads!r}.")
@@ -694,6 +694,13 @@ def _check_interval(interval: Interval) -> None:
         return
     if ensure_time(interval, TimeUnit.EPOCH, argument="save_interval").value <= 0:
         raise ValueError(f"`save_interval` must be positive, got {interval!r}. Use for example '1ep' or '100ba'.")
+
+
+def _number_to_keep(keep: SupportsIndex) -> int:
+    number = plain_int(keep)
+    if number is None or number < -1:
+        raise ValueError(f"`num_checkpoints_to_keep` must be a number of checkpoints, or -1 for all, got {keep!r}.")
+    return number
 
 
 def _path(name: str | os.PathLike[str] | None, folder: str | None) -> PartialFilePath | None:

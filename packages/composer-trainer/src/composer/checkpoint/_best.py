@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import math
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+from composer.utils import plain_int
 
 if TYPE_CHECKING:
     from composer.core import State
 
-__all__ = ["BestCheckpoints", "is_count"]
+__all__ = ["BestCheckpoints"]
 
 log = logging.getLogger(__name__)
 
@@ -27,12 +29,13 @@ class BestCheckpoints:
         ValueError: An argument cannot work, or one is missing.
     """
 
-    def __init__(self, count: int, monitor: str | None, mode: str) -> None:
-        if not is_count(count, least=0):
+    def __init__(self, count: SupportsIndex, monitor: str | None, mode: str) -> None:
+        number = plain_int(count)
+        if number is None or number < 0:
             raise ValueError(f"`num_best_checkpoints_to_keep` must be a number of checkpoints, got {count!r}.")
         if mode not in ("max", "min"):
             raise ValueError(f"`monitor_mode` must be 'max' or 'min', got {mode!r}.")
-        if (count > 0) != (monitor is not None):
+        if (number > 0) != (monitor is not None):
             raise ValueError(
                 "`num_best_checkpoints_to_keep` and `monitor` must be given together: how many to keep, and the metric "
                 "that tells the best, for example `monitor='eval/MulticlassAccuracy'`."
@@ -41,7 +44,7 @@ class BestCheckpoints:
             raise ValueError(
                 f"`monitor` must name an evaluator and its metric, for example 'eval/{monitor}', got {monitor!r}."
             )
-        self.count, self.monitor, self.mode = count, monitor, mode
+        self.count, self.monitor, self.mode = number, monitor, mode
         self.values: dict[str, float] = {}
 
     @property
@@ -94,11 +97,6 @@ class BestCheckpoints:
         """Restore the values of the checkpoints that still exist, if they are of the same metric."""
         if saved.get("monitor") == self.monitor and self.monitor is not None:
             self.values = {path: value for path, value in saved["values"].items() if os.path.exists(path)}
-
-
-def is_count(value: Any, least: int) -> bool:
-    """Whether a value is a whole number, and at least so much."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def _value(monitor: str, state: State) -> float | None:

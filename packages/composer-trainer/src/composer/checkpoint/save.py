@@ -36,7 +36,7 @@ from composer.checkpoint.state_dict import (
     get_resumption_state_dict,
 )
 from composer.core import Event, State, Time
-from composer.utils import create_interval_scheduler, dist, format_name_with_dist_and_time, is_uri
+from composer.utils import create_interval_scheduler, dist, format_name_with_dist_and_time, is_uri, plain_number
 
 if TYPE_CHECKING:
     from composer.devices import Device
@@ -98,6 +98,7 @@ class CheckpointSaveOptions:
         check_keys(self.include_keys, self.ignore_keys)
         check_precision(self.precision)
         _check_format(self.save_format, self.sharded_checkpoint)
+        self.num_checkpoints_to_keep = plain_number(self.num_checkpoints_to_keep)
         if self.num_checkpoints_to_keep != -1 and self.num_checkpoints_to_keep < 1:
             raise ValueError(
                 f"`num_checkpoints_to_keep` must be at least 1, or -1 for all, got {self.num_checkpoints_to_keep!r}."

@@ -6,14 +6,14 @@ import inspect
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
 import torch
 
 from composer.checkpoint._names import check_characters, check_pattern, check_relative, check_run_name
 from composer.core import Precision, Time, TimeUnit, ensure_time
-from composer.utils import check_flags
+from composer.utils import check_flags, plain_int, plain_number
 from composer.utils._interval_scheduler import check_interval_function
 
 __all__ = ["as_precision", "check_arguments", "described"]
@@ -105,7 +105,7 @@ def _mapping(name: str, value: Any) -> None:
 
 
 def _seed(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, Integral):
+    if plain_int(value) is None:
         raise TypeError(f"`{name}` must be an integer, got {value!r}. Leave it out to draw one.")
 
 
@@ -161,9 +161,10 @@ def _interval(name: str, value: Any) -> None:
 
 
 def _time(name: str, value: Any) -> Time[Any]:
-    if isinstance(value, bool) or not isinstance(value, (Integral, str, Time)):
+    plain = plain_number(value)
+    if isinstance(plain, bool) or not isinstance(plain, (int, str, Time)):
         raise TypeError(f"`{name}` must be a time such as '1ep' or '100ba', or a number of epochs, got {value!r}.")
-    return ensure_time(int(value) if isinstance(value, Integral) else value, TimeUnit.EPOCH, argument=name)
+    return ensure_time(plain, TimeUnit.EPOCH, argument=name)
 
 
 def _keys(name: str, value: Any) -> None:

@@ -38,7 +38,7 @@ from composer.trainer._arguments import as_precision, described
 from composer.trainer._context import wrapped_optimizers
 from composer.trainer._requested import with_members
 from composer.trainer._scale_schedule import scale_pytorch_scheduler
-from composer.utils import ensure_tuple
+from composer.utils import ensure_tuple, plain_int, plain_number
 
 __all__ = [
     "build_evaluators",
@@ -315,7 +315,7 @@ def is_used_up_by_iterating(dataloader: Any) -> bool:
     return isinstance(dataloader, Iterator) and type(dataloader).__module__ in ("builtins", "itertools")
 
 
-def build_evaluators(eval_dataloader: Any, eval_interval: Any, eval_subset_num_batches: int) -> list[Evaluator]:
+def build_evaluators(eval_dataloader: Any, eval_interval: Any, eval_subset_num_batches: Any) -> list[Evaluator]:
     """Return the evaluators of an argument, each with an interval.
 
     Several loaders that are not wrapped are labelled "eval", "eval_1", "eval_2" and so on, with a warning.
@@ -370,17 +370,18 @@ def microbatch_size(size: Any, spec: DataSpec | None, device: Device) -> tuple[f
         ValueError: The size is not positive, or 'auto' is asked for where it cannot work.
         TypeError: The size is no number.
     """
-    own = None if spec is None else getattr(spec.dataloader, "batch_size", None)
+    own = None if spec is None else plain_number(getattr(spec.dataloader, "batch_size", None))
     if size is None:
         return own, False
     if isinstance(size, str):
         _check_auto(size, spec, device)
         return own, True
-    if isinstance(size, bool) or not isinstance(size, (int, float)):
+    number = plain_number(size)
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
         raise TypeError(f"`device_train_microbatch_size` must be a number, 'auto' or None, got {size!r}.")
-    if not 0 < size < math.inf:
+    if not 0 < number < math.inf:
         raise ValueError(f"`device_train_microbatch_size` must be positive and finite, got {size!r}.")
-    return size, False
+    return number, False
 
 
 def _check_auto(size: str, spec: DataSpec | None, device: Device) -> None:
@@ -407,9 +408,10 @@ def check_duration(duration: Any, argument: str) -> Time[Any]:
         ValueError: It does not parse, is not positive, or is a fraction of a run.
         TypeError: It is not a time at all, or a fraction of whole things.
     """
-    if not isinstance(duration, (int, str, Time)) or isinstance(duration, bool):
+    plain = plain_number(duration)
+    if not isinstance(plain, (int, str, Time)) or isinstance(plain, bool):
         raise TypeError(f"`{argument}` must be a number of epochs, a time string or a `Time`, got {duration!r}.")
-    parsed = ensure_time(duration, TimeUnit.EPOCH, argument=argument)
+    parsed = ensure_time(plain, TimeUnit.EPOCH, argument=argument)
     if parsed.unit is TimeUnit.DURATION:
         raise ValueError(
             f"`{argument}` must be in 'ep', 'ba', 'sp', 'tok' or 'sec', got {str(parsed)!r}. Use for example '10ep'."
@@ -484,9 +486,10 @@ def check_subset(argument: str, subset: Any) -> int:
     Raises:
         ValueError: It is neither.
     """
-    if isinstance(subset, bool) or not isinstance(subset, int) or subset < -1 or subset == 0:
+    number = plain_int(subset)
+    if number is None or number < -1 or number == 0:
         raise ValueError(f"`{argument}` must be a positive number of batches, or -1 for all, got {subset!r}.")
-    return subset
+    return number
 
 
 def set_python_log_level(level: str | None) -> None:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
+from numbers import Real
 from typing import Any, TypeVar
 
 import torch
@@ -62,7 +63,7 @@ def check_timeout(seconds: Any) -> float:
     Raises:
         ValueError: It is no positive number.
     """
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < float("inf"):
+    if isinstance(seconds, bool) or not isinstance(seconds, Real) or not 0 < float(seconds) < float("inf"):
         raise ValueError(f"`dist_timeout` must be a positive number of seconds, got {seconds!r}. Use for example 300.")
     return float(seconds)
 

@@ -11,6 +11,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from composer.core import State
+from composer.utils import plain_number
 
 __all__ = ["apply_changes", "describe_schedulers", "requested_of", "restart_schedulers", "with_members"]
 
@@ -43,6 +44,7 @@ def _plain(value: Any) -> Any:
         return value.item() if value.numel() == 1 else value.tolist()
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
+    value = plain_number(value)
     return value if isinstance(value, (bool, int, float, str, type(None))) else repr(value)
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import operator
+from typing import SupportsIndex
+
 from composer.trainer._parallel import SingleProcess
 from composer.utils import reproducibility
 
 __all__ = ["seed_run"]
 
 
-def seed_run(seed: int | None, deterministic_mode: bool, parallel: SingleProcess) -> int:
+def seed_run(seed: SupportsIndex | None, deterministic_mode: bool, parallel: SingleProcess) -> int:
     """Seed the construction of a run, the same on every rank, so that surgery makes the same choices everywhere.
 
     Args:
@@ -26,7 +29,7 @@ def seed_run(seed: int | None, deterministic_mode: bool, parallel: SingleProcess
         reproducibility.configure_deterministic_mode()
     largest = reproducibility.MAX_SEED - (parallel.world_size - 1)
     drawn = reproducibility.get_random_seed() % (largest + 1) if seed is None else seed
-    chosen = parallel.agreed(int(drawn))
+    chosen = parallel.agreed(operator.index(drawn))
     if not 0 <= chosen <= largest:
         raise ValueError(f"`seed` must be from 0 to {largest}, so that every rank gets one, got {chosen!r}.")
     reproducibility.seed_all(chosen)

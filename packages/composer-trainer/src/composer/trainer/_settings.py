@@ -46,7 +46,7 @@ class RunSettings:
         """Whether there is all that the constructor can set, with no schedule waiting for more."""
         return self._waiting is None and self.train_spec is not None
 
-    def set_train_data(self, dataloader: Any, label: str, subset: int, microbatch_size: Any) -> None:
+    def set_train_data(self, dataloader: Any, label: str, subset: Any, microbatch_size: Any) -> None:
         """Make a loader the training data; None: there is none yet."""
         state = self.state
         self.train_spec = None if dataloader is None else build.data_spec_of(dataloader, "train_dataloader")
@@ -59,7 +59,7 @@ class RunSettings:
             subset = build.check_subset("train_subset_num_batches", subset)
             self._activate(self.train_spec.dataloader, subset)
 
-    def replace_train_data(self, dataloader: Any, label: str, subset: int | None, microbatch_size: Any) -> None:
+    def replace_train_data(self, dataloader: Any, label: str, subset: Any, microbatch_size: Any) -> None:
         """What of the training data `fit` was given; None leaves it as it is.
 
         Raises:
@@ -93,7 +93,7 @@ class RunSettings:
         if length is not None and length != own:
             state.dataloader_len = length
 
-    def set_evaluators(self, eval_dataloader: Any, interval: Any, subset: int) -> None:
+    def set_evaluators(self, eval_dataloader: Any, interval: Any, subset: Any) -> None:
         """Replace what is evaluated."""
         evaluators = self.evaluators_of(eval_dataloader, interval, subset)
         for evaluator in evaluators:
@@ -106,7 +106,7 @@ class RunSettings:
                 )
         self.state.evaluators = evaluators
 
-    def evaluators_of(self, eval_dataloader: Any, interval: Any, subset: int) -> list[Evaluator]:
+    def evaluators_of(self, eval_dataloader: Any, interval: Any, subset: Any) -> list[Evaluator]:
         """Evaluators of an argument, with fresh metrics on the state."""
         evaluators = build.build_evaluators(eval_dataloader, interval, subset)
         for evaluator in evaluators:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, TextIO
+from typing import Any, SupportsIndex, TextIO
 
 import torch
 
@@ -40,16 +40,16 @@ from composer.utils.parallelism import ParallelismConfig
 
 __all__ = ["Trainer", "_adjust_device_train_microbatch_size", "_is_cuda_oom"]
 
-TimeArgument = int | str | Time[Any]
-Interval = int | str | Time[Any] | Callable[[State, Event], bool]
+TimeArgument = SupportsIndex | str | Time[Any]
+Interval = SupportsIndex | str | Time[Any] | Callable[[State, Event], bool]
 Loader = Any  # an iterable of batches, a DataSpec, or a dict of its arguments
 
 
 class Trainer(TrainerParts):
     """Trains a model with composed algorithms.
 
-    Times are a number of epochs or a time string such as `"10ep"`, `"500ba"`; see `Time`. All arguments are checked
-    here, before anything runs.
+    Times are a number of epochs or a time string such as `"10ep"`, `"500ba"`; see `Time`. Integers may be of any
+    library (`np.int64(3)`); they are kept as plain ints. All arguments are checked here, before anything runs.
 
     Args:
         model: A `ComposerModel`; it is moved to the device. One wrapped by `torch.compile` is unwrapped, and compiled
@@ -167,7 +167,7 @@ class Trainer(TrainerParts):
         model: ComposerModel,
         train_dataloader: Loader | None = None,
         train_dataloader_label: str = "train",
-        train_subset_num_batches: int = -1,
+        train_subset_num_batches: SupportsIndex = -1,
         max_duration: TimeArgument | None = None,
         algorithms: Algorithm | Sequence[Algorithm] | None = None,
         algorithm_passes: PassInput = None,
@@ -177,7 +177,7 @@ class Trainer(TrainerParts):
         step_schedulers_every_batch: bool | None = None,
         eval_dataloader: Loader | Evaluator | Sequence[Evaluator] | Sequence[Loader] | None = None,
         eval_interval: Interval = 1,
-        eval_subset_num_batches: int = -1,
+        eval_subset_num_batches: SupportsIndex = -1,
         callbacks: Callback | Sequence[Callback] | None = None,
         loggers: LoggerDestination | Sequence[LoggerDestination] | None = None,
         run_name: str | None = None,
@@ -190,9 +190,9 @@ class Trainer(TrainerParts):
         device: str | Device | None = None,
         precision: str | Precision | None = None,
         precision_config: dict[str, Any] | None = None,
-        device_train_microbatch_size: float | str | None = None,
+        device_train_microbatch_size: SupportsIndex | float | str | None = None,
         accumulate_train_batch_on_tokens: bool = False,
-        seed: int | None = None,
+        seed: SupportsIndex | None = None,
         deterministic_mode: bool = False,
         dist_timeout: float = 300.0,
         ddp_sync_strategy: str | DDPSyncStrategy | None = None,
@@ -214,9 +214,9 @@ class Trainer(TrainerParts):
         save_interval: Interval = "1ep",
         save_weights_only: bool = False,
         save_ignore_keys: IgnoreKeys | None = None,
-        save_num_checkpoints_to_keep: int = -1,
+        save_num_checkpoints_to_keep: SupportsIndex = -1,
         save_metrics: bool = False,
-        save_num_best_checkpoints_to_keep: int = 0,
+        save_num_best_checkpoints_to_keep: SupportsIndex = 0,
         save_monitor: str | None = None,
         save_monitor_mode: str = "max",
         save_async: bool = False,
@@ -286,16 +286,16 @@ class Trainer(TrainerParts):
         *,
         train_dataloader: Loader | None = None,
         train_dataloader_label: str = "train",
-        train_subset_num_batches: int | None = None,
+        train_subset_num_batches: SupportsIndex | None = None,
         duration: TimeArgument | None = None,
         reset_time: bool = False,
         schedulers: Any = None,
         scale_schedule_ratio: float = 1.0,
         step_schedulers_every_batch: bool | None = None,
         eval_dataloader: Loader | Evaluator | Sequence[Evaluator] | Sequence[Loader] | None = None,
-        eval_subset_num_batches: int = -1,
+        eval_subset_num_batches: SupportsIndex = -1,
         eval_interval: Interval = 1,
-        device_train_microbatch_size: float | str | None = None,
+        device_train_microbatch_size: SupportsIndex | float | str | None = None,
         precision: str | Precision | None = None,
         spin_dataloaders: bool | None = None,
     ) -> None:
@@ -408,7 +408,7 @@ class Trainer(TrainerParts):
     def eval(
         self,
         eval_dataloader: Loader | Evaluator | Sequence[Evaluator] | Sequence[Loader] | None = None,
-        subset_num_batches: int = -1,
+        subset_num_batches: SupportsIndex = -1,
     ) -> None:
         """Evaluate. Results are in `state.eval_metrics` and, computed, in `state.eval_metric_values`.
 
@@ -424,7 +424,9 @@ class Trainer(TrainerParts):
         extra = self._settings.evaluators_of(eval_dataloader, 0, subset_num_batches) if given else []
         self._evaluation.run_standalone(extra, subset_num_batches)
 
-    def predict(self, dataloader: Loader, subset_num_batches: int = -1, *, return_outputs: bool = True) -> list[Any]:
+    def predict(
+        self, dataloader: Loader, subset_num_batches: SupportsIndex = -1, *, return_outputs: bool = True
+    ) -> list[Any]:
         """The model's outputs over a loader.
 
         Args:

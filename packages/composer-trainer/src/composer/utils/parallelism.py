@@ -12,7 +12,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from composer.utils import dist
-from composer.utils.misc import STR_TO_DTYPE
+from composer.utils.misc import STR_TO_DTYPE, plain_int
 
 __all__ = ["FSDP2Config", "FSDPConfig", "ParallelismConfig", "TPConfig"]
 
@@ -113,10 +113,10 @@ class FSDP2Config:
                 "memory is short, save with `state_dict_type='sharded'`.",
                 stacklevel=3,
             )
-        _check_reshard(self.reshard_after_forward)
+        self.reshard_after_forward = _reshard(self.reshard_after_forward)
         names = ("data_parallel_shard_degree", "data_parallel_replicate_degree")
         for name in names:
-            _check_degree(name, getattr(self, name))
+            setattr(self, name, _degree(name, getattr(self, name)))
         if all(getattr(self, name) == -1 for name in names):
             raise ValueError(
                 "At most one of `data_parallel_shard_degree` and `data_parallel_replicate_degree` may be -1, got both."
@@ -201,7 +201,7 @@ class TPConfig:
     layer_plan: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        _check_degree("tensor_parallel_degree", self.tensor_parallel_degree, least=1)
+        self.tensor_parallel_degree = _degree("tensor_parallel_degree", self.tensor_parallel_degree, least=1) or 1
         if self.device_mesh is not None:
             _check_mesh(self.device_mesh, most=1, degrees=self.tensor_parallel_degree != 1)
             self.tensor_parallel_degree = self.device_mesh.size()
@@ -325,12 +325,14 @@ def _dtypes(given: Mapping[str, Any]) -> dict[str, torch.dtype | None]:
     return dtypes
 
 
-def _check_reshard(reshard: Any) -> None:
-    if not isinstance(reshard, bool) and (not isinstance(reshard, int) or reshard < 1):
+def _reshard(reshard: Any) -> bool | int:
+    number = reshard if isinstance(reshard, bool) else plain_int(reshard)
+    if number is None or not (isinstance(reshard, bool) or number >= 1):
         raise ValueError(
             f"`reshard_after_forward` must be True, False or the positive number of ranks among which parameters stay "
             f"divided after the forward pass, got {reshard!r}."
         )
+    return number
 
 
 def _check_mesh(mesh: Any, most: int, degrees: bool) -> None:
@@ -346,9 +348,9 @@ def _check_mesh(mesh: Any, most: int, degrees: bool) -> None:
         raise ValueError("`device_mesh` has its degrees already. Leave the arguments `..._degree` out.")
 
 
-def _check_degree(name: str, degree: Any, least: int = -1) -> None:
-    if degree is None:
-        return
-    if isinstance(degree, bool) or not isinstance(degree, int) or degree < least or degree == 0:
+def _degree(name: str, degree: Any, least: int = -1) -> int | None:
+    number = plain_int(degree)
+    if degree is not None and (number is None or number < least or number == 0):
         unknown = "" if least == 1 else ", or -1 for what is left of all ranks"
         raise ValueError(f"`{name}` must be a positive number of ranks{unknown}, got {degree!r}.")
+    return number

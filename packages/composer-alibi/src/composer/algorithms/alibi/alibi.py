@@ -15,7 +15,7 @@ from torch import nn
 from composer.algorithms.warnings import NoEffectWarning
 from composer.core import REPLACES_ATTENTION, RESHAPES_SEQUENCES, TRANSFORMS_BATCH, Algorithm, Event, Placement, State
 from composer.loggers import Logger
-from composer.utils import MissingConditionalImportError, check_finite, check_integers, module_surgery
+from composer.utils import MissingConditionalImportError, check_finite, check_integers, module_surgery, plain_number
 
 __all__ = ["Alibi", "apply_alibi"]
 
@@ -160,8 +160,8 @@ class Alibi(Algorithm):
                 f"`train_sequence_length_scaling` must be above 0 and at most 1, got "
                 f"{train_sequence_length_scaling!r}. 1 leaves sequences as long as they are."
             )
-        self.max_sequence_length = max_sequence_length
-        self.train_sequence_length_scaling = train_sequence_length_scaling
+        self.max_sequence_length = plain_number(max_sequence_length)
+        self.train_sequence_length_scaling = plain_number(train_sequence_length_scaling)
         self._applied = False
 
     @staticmethod

@@ -20,7 +20,7 @@ from composer.algorithms.utils import (
 from composer.algorithms.utils.augmentation_common import map_pillow_function
 from composer.core import AUGMENTS_IMAGES, MIXES_AUGMENTATIONS, Algorithm, Event, Placement, State
 from composer.loggers import Logger
-from composer.utils import check_finite, check_integers
+from composer.utils import check_finite, check_integers, plain_number
 
 __all__ = ["AugMix", "AugmentAndMixTransform", "augment_and_mix", "augmix_image"]
 
@@ -124,8 +124,9 @@ class AugmentAndMixTransform(torch.nn.Module):
         super().__init__()
         _check(severity, depth, width, alpha)
         as_augmentation_set(augmentation_set)
-        self.severity, self.depth, self.width = severity, depth, width
-        self.alpha = alpha
+        self.severity = plain_number(severity)
+        self.depth, self.width = plain_number(depth), plain_number(width)
+        self.alpha = plain_number(alpha)
         self.augmentation_set = augmentation_set
 
     def forward(self, img: T) -> T:
@@ -191,9 +192,9 @@ class AugMix(Algorithm):
         alpha: float = 1.0,
         augmentation_set: str = "all",
     ) -> None:
-        self._transform = AugmentAndMixTransform(severity, depth, width, alpha, augmentation_set)
-        self.severity, self.depth, self.width = severity, depth, width
-        self.alpha = alpha
+        mix = self._transform = AugmentAndMixTransform(severity, depth, width, alpha, augmentation_set)
+        self.severity, self.depth, self.width = mix.severity, mix.depth, mix.width
+        self.alpha = mix.alpha
         self.augmentation_set = augmentation_set
 
     def match(self, event: Event, state: State) -> bool:

@@ -12,7 +12,7 @@ from composer.algorithms.blurpool.blurpool_layers import BlurConv2d, BlurMaxPool
 from composer.algorithms.warnings import NoEffectWarning
 from composer.core import REPLACES_BLOCKS, REPLACES_CONVS, WRAPS_CONVS, Algorithm, Event, Placement, State
 from composer.loggers import Logger
-from composer.utils import check_flags, check_integers, module_surgery
+from composer.utils import check_flags, check_integers, module_surgery, plain_number
 
 __all__ = ["BlurPool", "apply_blurpool"]
 
@@ -148,7 +148,7 @@ class BlurPool(Algorithm):
             raise ValueError(f"`min_channels` must not be negative, got {min_channels!r}. Use 0 for every convolution.")
         self.replace_convs, self.replace_maxpools = replace_convs, replace_maxpools
         self.blur_first = blur_first
-        self.min_channels = min_channels
+        self.min_channels = plain_number(min_channels)
 
     @staticmethod
     def required_on_load() -> bool:

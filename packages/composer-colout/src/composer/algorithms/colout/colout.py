@@ -22,7 +22,7 @@ from composer.core import (
     State,
 )
 from composer.loggers import Logger
-from composer.utils import check_finite, check_flags
+from composer.utils import check_finite, check_flags, plain_number
 
 __all__ = ["ColOut", "ColOutTransform", "batch_colout", "colout", "colout_batch"]
 
@@ -115,7 +115,7 @@ class ColOutTransform:
 
     def __init__(self, p_row: float = 0.15, p_col: float = 0.15, resize_target: bool | str = "auto") -> None:
         _check(p_row, p_col, resize_target)
-        self.p_row, self.p_col = p_row, p_col
+        self.p_row, self.p_col = plain_number(p_row), plain_number(p_col)
         self.resize_target = resize_target
 
     def __call__(self, sample: Any) -> Any:
@@ -184,7 +184,7 @@ class ColOut(Algorithm):
                 "Use `batch=True`, or `ColOutTransform` on pairs in your data set."
             )
         self._transform = ColOutTransform(p_row, p_col, resize_target)
-        self.p_row, self.p_col = p_row, p_col
+        self.p_row, self.p_col = self._transform.p_row, self._transform.p_col
         self.batch, self.resize_target = batch, resize_target
         self.input_key, self.target_key = input_key, target_key
         self.events = frozenset({Event.AFTER_DATALOADER} if batch else {Event.INIT, Event.BEFORE_LOAD, Event.FIT_START})

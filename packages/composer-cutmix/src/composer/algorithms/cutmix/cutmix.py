@@ -26,7 +26,7 @@ from composer.core import (
     State,
 )
 from composer.loggers import Logger
-from composer.utils import check_flags
+from composer.utils import check_flags, plain_number
 
 __all__ = ["CutMix", "cutmix", "cutmix_batch"]
 
@@ -148,7 +148,7 @@ class CutMix(Algorithm):
     ) -> None:
         _check_alpha(alpha)
         check_flags(interpolate_loss=interpolate_loss, uniform_sampling=uniform_sampling)
-        self.alpha = alpha
+        self.alpha = plain_number(alpha)
         self.interpolate_loss = interpolate_loss
         self.uniform_sampling = uniform_sampling
         self.input_key, self.target_key = input_key, target_key

@@ -18,7 +18,7 @@ from composer.core import (
     State,
 )
 from composer.loggers import Logger
-from composer.utils import check_finite, check_flags, check_integers
+from composer.utils import check_finite, check_flags, check_integers, plain_number
 
 __all__ = ["CutOut", "cutout_batch"]
 
@@ -123,8 +123,8 @@ class CutOut(Algorithm):
     ) -> None:
         _check_arguments(num_holes, length)
         check_flags(uniform_sampling=uniform_sampling)
-        self.num_holes = num_holes
-        self.length = length
+        self.num_holes = plain_number(num_holes)
+        self.length = plain_number(length)
         self.uniform_sampling = uniform_sampling
         self.input_key = input_key
 

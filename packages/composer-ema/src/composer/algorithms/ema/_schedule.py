@@ -21,8 +21,10 @@ def parse(half_life: Any, smoothing: Any, ema_start: Any, update_interval: Any) 
             f"Exactly one of `half_life` and `smoothing` must be given, got {half_life!r} and {smoothing!r}. "
             f"Pass `half_life=None` with a `smoothing`."
         )
-    if update_interval is not None and not isinstance(update_interval, str):
-        raise ValueError(f"`update_interval` must be a time string or None, got {update_interval!r}. Use '1ba'.")
+    if update_interval is not None and not isinstance(update_interval, (str, Time)):
+        raise ValueError(
+            f"`update_interval` must be a time string, a `Time` or None, got {update_interval!r}. Use '1ba'."
+        )
     decay = None if half_life is None else _parse("half_life", half_life, least=1)
     unit = TimeUnit.BATCH if decay is None else decay.unit
     interval = Time(1, unit) if update_interval is None else _parse("update_interval", update_interval, least=1)
@@ -63,10 +65,10 @@ def is_due(interval: Time[Any], state: State) -> bool:
     return count % every == 0
 
 
-def _parse(argument: str, text: Any, least: int) -> Time[Any]:
-    if not isinstance(text, str):
-        raise TypeError(f"`{argument}` must be a time string, got {text!r}. Write for example '100ba'.")
-    time = Time.from_timestring(text)
+def _parse(argument: str, given: Any, least: int) -> Time[Any]:
+    if not isinstance(given, (str, Time)):
+        raise TypeError(f"`{argument}` must be a time string or a `Time`, got {given!r}. Write for example '100ba'.")
+    time = Time.from_input(given)
     if time.value < least:
-        raise ValueError(f"`{argument}` must be at least {least}, got {text!r}.")
+        raise ValueError(f"`{argument}` must be at least {least}, got {str(given)!r}.")
     return time

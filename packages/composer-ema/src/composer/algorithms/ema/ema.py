@@ -19,10 +19,11 @@ from composer.core import (
     Event,
     Placement,
     State,
+    Time,
     TimeUnit,
 )
 from composer.loggers import Logger
-from composer.utils import unwrapped_model
+from composer.utils import plain_number, unwrapped_model
 
 __all__ = ["EMA", "EMAParameters", "compute_ema"]
 
@@ -93,8 +94,8 @@ class EMA(Algorithm):
     it** together with another method that averages weights.
 
     Args:
-        half_life: The time after which a set of weights counts half, in batches or epochs ("1000ba"). None if
-            `smoothing` is given.
+        half_life: The time after which a set of weights counts half, in batches or epochs ("1000ba"); this and the
+            other times may also be `Time` objects. None if `smoothing` is given.
         smoothing: The weight that the average keeps in one update, in [0, 1]. None if `half_life` is given.
         ema_start: When averaging starts, in any unit.
         update_interval: The time between updates, in the unit of `half_life`. None: 1 of that unit, or "1ba".
@@ -107,7 +108,7 @@ class EMA(Algorithm):
     Raises:
         ValueError: Not exactly one of `half_life` and `smoothing` is given, a time has another unit or is out of range,
             or `smoothing` is outside [0, 1].
-        TypeError: A time is not a string.
+        TypeError: A time is neither a string nor a `Time`.
 
     Example:
         >>> EMA(half_life="100ba", update_interval="20ba").smoothing == 2**-0.2
@@ -131,13 +132,14 @@ class EMA(Algorithm):
 
     def __init__(
         self,
-        half_life: str | None = "1000ba",
+        half_life: str | Time[Any] | None = "1000ba",
         smoothing: float | None = None,
-        ema_start: str = "0.0dur",
-        update_interval: str | None = None,
+        ema_start: str | Time[Any] = "0.0dur",
+        update_interval: str | Time[Any] | None = None,
     ) -> None:
-        self._given = (half_life, smoothing, ema_start, update_interval)
-        self.smoothing, self.update_interval, self.ema_start = parse(*self._given)
+        given = (half_life, smoothing, ema_start, update_interval)
+        self.smoothing, self.update_interval, self.ema_start = parse(*given)
+        self._given = tuple(str(value) if isinstance(value, Time) else plain_number(value) for value in given)
         self.update_event = Event.BATCH_END if self.update_interval.unit is TimeUnit.BATCH else Event.EPOCH_END
         self.ema_model: EMAParameters | None = None
         self.ema_started = False

@@ -29,7 +29,7 @@ from composer.core import (
     State,
 )
 from composer.loggers import Logger
-from composer.utils import check_finite, check_flags, check_integers, module_surgery
+from composer.utils import check_finite, check_flags, check_integers, module_surgery, plain_number
 
 __all__ = [
     "LOG_NUM_CONV2D_REPLACEMENTS_KEY",
@@ -201,8 +201,8 @@ class Factorize(Algorithm):
         _check_latent("latent_channels", latent_channels)
         _check_latent("latent_features", latent_features)
         self.factorize_convs, self.factorize_linears = factorize_convs, factorize_linears
-        self.min_channels, self.latent_channels = min_channels, latent_channels
-        self.min_features, self.latent_features = min_features, latent_features
+        self.min_channels, self.latent_channels = plain_number(min_channels), plain_number(latent_channels)
+        self.min_features, self.latent_features = plain_number(min_features), plain_number(latent_features)
 
     @staticmethod
     def required_on_load() -> bool:

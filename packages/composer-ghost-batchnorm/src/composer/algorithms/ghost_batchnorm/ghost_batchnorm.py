@@ -16,7 +16,7 @@ from composer.algorithms.ghost_batchnorm.ghost_batchnorm_layers import check_gho
 from composer.algorithms.warnings import NoEffectWarning
 from composer.core import ADDS_NORMS, REPLACES_BLOCKS, REPLACES_NORMS, Algorithm, Event, Placement, State
 from composer.loggers import Logger
-from composer.utils import module_surgery
+from composer.utils import module_surgery, plain_number
 
 __all__ = ["GhostBatchNorm", "GhostBatchNorm1d", "GhostBatchNorm2d", "GhostBatchNorm3d", "apply_ghost_batchnorm"]
 
@@ -111,7 +111,7 @@ class GhostBatchNorm(Algorithm):
 
     def __init__(self, ghost_batch_size: int = 32) -> None:
         check_ghost_batch_size(ghost_batch_size)
-        self.ghost_batch_size = ghost_batch_size
+        self.ghost_batch_size = plain_number(ghost_batch_size)
 
     @staticmethod
     def required_on_load() -> bool:

@@ -13,7 +13,7 @@ import torch
 from composer.algorithms.warnings import NotIntendedUseWarning
 from composer.core import CLIPS_GRADIENTS, Algorithm, Event, Placement, State
 from composer.loggers import Logger
-from composer.utils import check_finite
+from composer.utils import check_finite, plain_number
 
 __all__ = ["GradientClipping", "apply_agc", "apply_gradient_clipping"]
 
@@ -131,7 +131,8 @@ class GradientClipping(Algorithm):
 
     def __init__(self, clipping_type: str, clipping_threshold: float, *, eps: float = _EPS) -> None:
         _check(clipping_type, clipping_threshold, eps)
-        self.clipping_type, self.clipping_threshold, self.eps = clipping_type, clipping_threshold, eps
+        self.clipping_type = clipping_type
+        self.clipping_threshold, self.eps = plain_number(clipping_threshold), plain_number(eps)
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Clip; at INIT only warn."""

@@ -13,7 +13,7 @@ from composer.algorithms.gyro_dropout._layer import check
 from composer.algorithms.warnings import NoEffectWarning
 from composer.core import REPLACES_DROPOUT, Algorithm, Event, Placement, State, TimeUnit
 from composer.loggers import Logger
-from composer.utils import module_surgery
+from composer.utils import module_surgery, plain_number
 
 __all__ = ["GyroDropout", "GyroDropoutLayer", "apply_gyro_dropout"]
 
@@ -114,7 +114,7 @@ class GyroDropout(Algorithm):
 
     def __init__(self, p: float | None = None, sigma: int = 256, tau: int = 16) -> None:
         check(0.5 if p is None else p, sigma, tau)
-        self.p, self.sigma, self.tau = p, sigma, tau
+        self.p, self.sigma, self.tau = plain_number(p), plain_number(sigma), plain_number(tau)
         self._layers: list[GyroDropoutLayer] = []
         self._seed: int | None = None
         self._shapes: list[Any] = []  # from a checkpoint

@@ -9,7 +9,7 @@ import torch
 from composer.core import INTERPOLATES_LOSS, MIXES_TARGETS, SMOOTHS_TARGETS, Algorithm, Event, Placement, State
 from composer.loggers import Logger
 from composer.loss.utils import check_for_index_targets, infer_target_type
-from composer.utils import check_finite
+from composer.utils import check_finite, plain_number
 
 __all__ = ["LabelSmoothing", "smooth_labels"]
 
@@ -148,7 +148,7 @@ class LabelSmoothing(Algorithm):
 
     def __init__(self, smoothing: float = 0.1, target_key: Any = 1) -> None:
         _check_smoothing(smoothing)
-        self.smoothing = smoothing
+        self.smoothing = plain_number(smoothing)
         self.target_key = target_key
         self.original_labels: torch.Tensor | None = None
 

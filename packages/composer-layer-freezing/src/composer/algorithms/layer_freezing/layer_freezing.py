@@ -13,7 +13,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from composer.algorithms.warnings import NoEffectWarning
 from composer.core import FREEZES_WEIGHTS, Algorithm, Event, Placement, State
 from composer.loggers import Logger
-from composer.utils import check_finite
+from composer.utils import check_finite, plain_number
 from composer.utils.iter_helpers import ensure_tuple
 
 __all__ = ["LayerFreezing", "freeze_layers"]
@@ -112,7 +112,7 @@ class LayerFreezing(Algorithm):
     def __init__(self, freeze_start: float = 0.5, freeze_level: float = 1.0) -> None:
         _check("freeze_start", freeze_start)
         _check("freeze_level", freeze_level)
-        self.freeze_start, self.freeze_level = freeze_start, freeze_level
+        self.freeze_start, self.freeze_level = plain_number(freeze_start), plain_number(freeze_level)
         self.layers_frozen = 0
         self._state: Callable[[], State | None] = _nothing
 

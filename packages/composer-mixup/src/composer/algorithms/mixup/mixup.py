@@ -20,7 +20,7 @@ from composer.core import (
     State,
 )
 from composer.loggers import Logger
-from composer.utils import check_flags
+from composer.utils import check_flags, plain_number
 
 __all__ = ["MixUp", "mixup_batch"]
 
@@ -112,7 +112,7 @@ class MixUp(Algorithm):
     ) -> None:
         _check_alpha(alpha)
         check_flags(interpolate_loss=interpolate_loss)
-        self.alpha = alpha
+        self.alpha = plain_number(alpha)
         self.interpolate_loss = interpolate_loss
         self.input_key, self.target_key = input_key, target_key
         self.mixing = 0.0

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from composer.core import CHANGES_RESOLUTION, DROPS_PIXELS, TRANSFORMS_BATCH, Algorithm, Event, Placement, State
 from composer.loggers import Logger
-from composer.utils import check_finite, check_flags, check_integers
+from composer.utils import check_finite, check_flags, check_integers, plain_number
 
 __all__ = ["ProgressiveResizing", "resize_batch", "resize_inputs"]
 
@@ -203,9 +203,9 @@ class ProgressiveResizing(Algorithm):
         if size_increment < 1:
             raise ValueError(f"`size_increment` must be at least 1, got {size_increment!r}. Use 1 for every width.")
         self.mode = mode
-        self.initial_scale = initial_scale
-        self.finetune_fraction, self.delay_fraction = finetune_fraction, delay_fraction
-        self.size_increment = size_increment
+        self.initial_scale = plain_number(initial_scale)
+        self.finetune_fraction, self.delay_fraction = plain_number(finetune_fraction), plain_number(delay_fraction)
+        self.size_increment = plain_number(size_increment)
         self.resize_targets = resize_targets
         self.input_key, self.target_key = input_key, target_key
 

@@ -17,7 +17,7 @@ from composer.algorithms.utils import (
 from composer.algorithms.utils.augmentation_common import map_pillow_function
 from composer.core import AUGMENTS_IMAGES, Algorithm, Event, Placement, State
 from composer.loggers import Logger
-from composer.utils import check_finite, check_integers
+from composer.utils import check_finite, check_integers, plain_number
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -106,7 +106,7 @@ class RandAugmentTransform(torch.nn.Module):
         super().__init__()
         _check(severity, depth)
         as_augmentation_set(augmentation_set)
-        self.severity, self.depth = severity, depth
+        self.severity, self.depth = plain_number(severity), plain_number(depth)
         self.augmentation_set = augmentation_set
 
     def forward(self, img: T) -> T:
@@ -160,7 +160,7 @@ class RandAugment(Algorithm):
 
     def __init__(self, severity: float = 9, depth: int = 2, augmentation_set: str = "all") -> None:
         self._transform = RandAugmentTransform(severity, depth, augmentation_set)
-        self.severity, self.depth = severity, depth
+        self.severity, self.depth = plain_number(severity), plain_number(depth)
         self.augmentation_set = augmentation_set
 
     def match(self, event: Event, state: State) -> bool:

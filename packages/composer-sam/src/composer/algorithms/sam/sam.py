@@ -6,7 +6,7 @@ from composer.algorithms.sam._arguments import check_arguments
 from composer.algorithms.sam._optimizer import SAMOptimizer
 from composer.core import WRAPS_OPTIMIZER, Algorithm, Event, Placement, State
 from composer.loggers import Logger
-from composer.utils import check_flags
+from composer.utils import check_flags, plain_number
 
 __all__ = ["SAM", "SAMOptimizer"]
 
@@ -50,7 +50,8 @@ class SAM(Algorithm):
     def __init__(self, rho: float = 0.05, epsilon: float = 1e-12, interval: int = 1, sync_ascent: bool = False) -> None:
         check_arguments(rho, epsilon, interval)
         check_flags(sync_ascent=sync_ascent)
-        self.rho, self.epsilon, self.interval, self.sync_ascent = rho, epsilon, interval, sync_ascent
+        self.rho, self.epsilon = plain_number(rho), plain_number(epsilon)
+        self.interval, self.sync_ascent = plain_number(interval), sync_ascent
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Wrap the optimizers that are not wrapped."""

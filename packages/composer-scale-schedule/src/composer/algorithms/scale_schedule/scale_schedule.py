@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import (
 
 from composer.core import SCALES_SCHEDULE, Algorithm, Event, Placement, State
 from composer.loggers import Logger
-from composer.utils import check_finite
+from composer.utils import check_finite, plain_number
 
 __all__ = ["ScaleSchedule", "scale_scheduler"]
 
@@ -117,7 +117,7 @@ class ScaleSchedule(Algorithm):
             raise NotImplementedError("`method` 'samples' is not implemented. Use 'epoch', which scales all times.")
         if method != "epoch":
             raise ValueError(f"`method` must be 'epoch', got {method!r}.")
-        self.ratio, self.method = ratio, method
+        self.ratio, self.method = plain_number(ratio), method
         self._run: Callable[[], State | None] = _nothing
         self._left: set[str] = set()
 

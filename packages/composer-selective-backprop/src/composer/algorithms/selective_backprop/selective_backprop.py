@@ -23,7 +23,7 @@ from composer.core import (
 )
 from composer.loggers import Logger
 from composer.models import ComposerModel
-from composer.utils import check_finite, check_integers
+from composer.utils import check_finite, check_integers, plain_number
 from composer.utils.batch_helpers import batch_get, batch_set
 
 __all__ = [
@@ -182,9 +182,9 @@ class SelectiveBackprop(Algorithm):
         if interrupt < 0:
             raise ValueError(f"`interrupt` must not be negative, got {interrupt!r}. Use 0 to prune every batch.")
         _selection.check(keep, scale_factor)
-        self.start, self.end = start, end
-        self.keep, self.scale_factor = keep, scale_factor
-        self.interrupt = interrupt
+        self.start, self.end = plain_number(start), plain_number(end)
+        self.keep, self.scale_factor = plain_number(keep), plain_number(scale_factor)
+        self.interrupt = plain_number(interrupt)
         self.input_key, self.target_key = input_key, target_key
 
     def match(self, event: Event, state: State) -> bool:

@@ -11,7 +11,7 @@ import torch
 from composer.algorithms.seq_length_warmup._allocation import allocate
 from composer.core import CHANGES_LENGTH, RESHAPES_SEQUENCES, Algorithm, Event, Placement, State, TimeUnit
 from composer.loggers import Logger
-from composer.utils import check_finite, check_flags, check_integers
+from composer.utils import check_finite, check_flags, check_integers, plain_number
 
 __all__ = ["SeqLengthWarmup", "apply_curriculum", "apply_seq_length_warmup", "set_batch_sequence_length"]
 
@@ -213,9 +213,9 @@ class SeqLengthWarmup(Algorithm):
         for name, value in (("min_seq_length", min_seq_length), ("step_size", step_size)):
             if value < 1:
                 raise ValueError(f"`{name}` must be at least 1, got {value!r}.")
-        self.duration = duration
-        self.min_seq_length, self.max_seq_length = min_seq_length, max_seq_length
-        self.step_size = step_size
+        self.duration = plain_number(duration)
+        self.min_seq_length, self.max_seq_length = plain_number(min_seq_length), plain_number(max_seq_length)
+        self.step_size = plain_number(step_size)
         self.truncate, self.preserve_end_of_sequence = truncate, preserve_end_of_sequence
         self._activated = False
 

@@ -14,7 +14,7 @@ from composer.algorithms.squeeze_excite.squeeze_excite_layers import check_laten
 from composer.algorithms.warnings import NoEffectWarning
 from composer.core import REPLACES_BLOCKS, REPLACES_FEEDFORWARD, WRAPS_CONVS, Algorithm, Event, Placement, State
 from composer.loggers import Logger
-from composer.utils import check_integers, module_surgery
+from composer.utils import check_integers, module_surgery, plain_number
 
 __all__ = ["SqueezeExcite", "SqueezeExcite2d", "SqueezeExciteConv2d", "apply_se", "apply_squeeze_excite"]
 
@@ -134,8 +134,8 @@ class SqueezeExcite(Algorithm):
         check_integers(min_channels=min_channels)
         if min_channels < 0:
             raise ValueError(f"`min_channels` must not be negative, got {min_channels!r}. Use 0 for every convolution.")
-        self.latent_channels = latent_channels
-        self.min_channels = min_channels
+        self.latent_channels = plain_number(latent_channels)
+        self.min_channels = plain_number(min_channels)
 
     @staticmethod
     def required_on_load() -> bool:

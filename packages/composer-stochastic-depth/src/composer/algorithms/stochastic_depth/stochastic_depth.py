@@ -20,7 +20,7 @@ from composer.algorithms.stochastic_depth.stochastic_layers import (
 from composer.algorithms.warnings import NoEffectWarning
 from composer.core import REPLACES_BLOCKS, Algorithm, Event, Placement, State, Time, TimeUnit
 from composer.loggers import Logger
-from composer.utils import check_finite, module_surgery
+from composer.utils import check_finite, module_surgery, plain_number
 
 __all__ = ["StochasticDepth", "apply_stochastic_depth"]
 
@@ -164,6 +164,7 @@ class StochasticDepth(Algorithm):
         drop_warmup: float | Time[Any] | str = 0.0,
     ) -> None:
         check_finite(drop_rate=drop_rate)
+        drop_rate, drop_warmup = plain_number(drop_rate), plain_number(drop_warmup)
         if isinstance(drop_warmup, (int, float)):
             check_finite(drop_warmup=drop_warmup)
         _validate(target_layer_name, stochastic_method, drop_rate, drop_distribution)

@@ -29,7 +29,7 @@ from composer.core import (
     TimeUnit,
 )
 from composer.loggers import Logger
-from composer.utils import check_flags
+from composer.utils import check_flags, plain_number
 
 __all__ = ["SWA"]
 
@@ -97,9 +97,9 @@ class SWA(Algorithm):
 
     def __init__(
         self,
-        swa_start: str = "0.7dur",
-        swa_end: str = "0.97dur",
-        update_interval: str = "1ep",
+        swa_start: str | Time[Any] = "0.7dur",
+        swa_end: str | Time[Any] = "0.97dur",
+        update_interval: str | Time[Any] = "1ep",
         schedule_swa_lr: bool = False,
         anneal_strategy: str = "linear",
         anneal_steps: int = 10,
@@ -111,7 +111,7 @@ class SWA(Algorithm):
         self.schedule_swa_lr = schedule_swa_lr
         self.anneal_strategy = parse_strategy(anneal_strategy)
         check_steps(anneal_steps, swa_lr)
-        self.anneal_steps, self.swa_lr = anneal_steps, swa_lr
+        self.anneal_steps, self.swa_lr = plain_number(anneal_steps), plain_number(swa_lr)
         if self.swa_end.unit is TimeUnit.DURATION and self.swa_end.value == 1:
             _log.warning("`swa_end` is the end of the run: batch norm statistics will not be those of the average.")
         self.match_event = Event.BATCH_END if self.update_interval.unit is TimeUnit.BATCH else Event.EPOCH_END

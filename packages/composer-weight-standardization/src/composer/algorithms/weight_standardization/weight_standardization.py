@@ -25,7 +25,7 @@ from composer.core import (
     State,
 )
 from composer.loggers import Logger
-from composer.utils import check_integers, module_surgery
+from composer.utils import check_integers, module_surgery, plain_number
 
 __all__ = ["WeightStandardization", "WeightStandardizer", "apply_weight_standardization"]
 
@@ -157,7 +157,7 @@ class WeightStandardization(Algorithm):
 
     def __init__(self, n_last_layers_ignore: int = 0) -> None:
         _check_number(n_last_layers_ignore)
-        self.n_last_layers_ignore = n_last_layers_ignore
+        self.n_last_layers_ignore = plain_number(n_last_layers_ignore)
 
     @staticmethod
     def required_on_load() -> bool:
