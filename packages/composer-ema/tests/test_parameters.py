@@ -198,3 +198,21 @@ def test_the_smallest_change_of_a_large_tensor_is_noticed(dtype: torch.dtype, pe
             model[0][2, -1] += torch.finfo(dtype).eps
 
     assert ["0"] == averages.adopt_changes(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_parameter_is_averaged_from_when_it_becomes_trainable(dtype: torch.dtype) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)).to(dtype)
+    model[0].requires_grad_(False)
+    averages = EMAParameters(model)
+    compute_ema(model, averages, smoothing=0.5)
+    assert {"1.weight", "1.bias"} == set(averages.named_parameters_dict)
+
+    model[0].requires_grad_(True)
+    first = model[0].weight.detach().float().clone()  # type: ignore[operator,union-attr]
+    compute_ema(model, averages, smoothing=0.5)
+    assert torch.equal(first, averages.named_parameters_dict["0.weight"])
+    with torch.no_grad():
+        model[0].weight.zero_()  # type: ignore[operator,union-attr]
+    compute_ema(model, averages, smoothing=0.5)
+    assert torch.equal(first / 2, averages.named_parameters_dict["0.weight"])

@@ -46,9 +46,12 @@ class EMAParameters:
             model = unwrapped_model(model)
             for name, parameter in model.named_parameters():
                 if parameter.requires_grad:
-                    self.named_parameters_dict[name] = _fitted(parameter, parameter, _average_dtype(parameter.dtype))
+                    self._add(name, parameter)
             for name, buffer in model.named_buffers():
                 self.named_buffers_dict[name] = _fitted(buffer, buffer, _average_dtype(buffer.dtype))
+
+    def _add(self, name: str, parameter: torch.Tensor) -> None:
+        self.named_parameters_dict[name] = _fitted(parameter, parameter, _average_dtype(parameter.dtype))
 
     def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Name and stored tensor of each parameter."""
@@ -62,7 +65,8 @@ class EMAParameters:
     def update(self, model: torch.nn.Module, smoothing: float) -> None:
         """Move every average towards the model: one fused operation per device and dtype.
 
-        Which tensors belong together is looked up once, and again when a tensor or module of the model is replaced.
+        A parameter that has become trainable is averaged from now on, beginning with its present value. Which tensors
+        belong together is looked up once, and again when a tensor or module of the model is replaced.
 
         Args:
             model: The model.
@@ -77,6 +81,12 @@ class EMAParameters:
                 "with `EMA`, announce BATCH_START before each batch."
             )
         links = self._link(model)
+        if any(parameter.requires_grad for parameter in links.frozen.values()):
+            for name, parameter in links.frozen.items():
+                if parameter.requires_grad:
+                    self._add(name, parameter)
+            self._links = None
+            links = self._link(model)
         links.exact.update(smoothing)
         links.rounded.update(smoothing)
 
@@ -221,6 +231,8 @@ class EMAParameters:
                 for name, tensor in named:
                     if name in store:
                         self._link_one(links, store, name, tensor)
+                    elif store is self.named_parameters_dict:
+                        links.frozen[name] = tensor
             self._links = links
         return links
 
