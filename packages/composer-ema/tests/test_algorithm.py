@@ -342,6 +342,93 @@ def test_a_fit_ends_with_the_averages_and_another_goes_on_from_the_training_weig
     deep_compare(whole.model.state_dict(), run.model.state_dict())
 
 
+def set_by_loading(model: torch.nn.Module, names: set[str]) -> None:
+    saved = model.state_dict()
+    model.load_state_dict({name: tensor + 1 if name in names else tensor for name, tensor in saved.items()})
+
+
+def set_by_data(model: torch.nn.Module, names: set[str]) -> None:
+    for name, parameter in model.named_parameters():
+        if name in names:
+            parameter.data.add_(1)
+
+
+def one_epoch_more(run: Run) -> dict[str, torch.Tensor]:
+    """Train on, and return the weights that training began with."""
+    begun = len(run.weights)
+    for group in run.state.optimizers[0].param_groups:
+        group.update(lr=0.0)
+    run.state.max_duration = Time(int(run.state.timestamp.epoch) + 1, "ep")
+    run.fit()
+    assert len(run.weights) == begun + BATCHES
+    return {name: parameter.detach().clone() for name, parameter in run.model.named_parameters()}
+
+
+@pytest.mark.parametrize("change", [set_by_loading, set_by_data])
+@pytest.mark.parametrize("evaluate", [False, True])
+def test_weights_changed_between_two_fits_are_trained_on(change: Any, evaluate: bool, caplog: Any) -> None:
+    run = Run(EMA(half_life="2ba")).fit()
+    names = {name for name, _ in run.model.named_parameters()}
+    change(run.model, names)
+    theirs = {name: parameter.detach().clone() for name, parameter in run.model.named_parameters()}
+    if evaluate:
+        run._evaluate()
+    deep_compare(theirs, one_epoch_more(run))
+
+    assert torch.equal(theirs["module.0.weight"], run.weights[-1])
+    assert f"{len(names)} parameters (module.0.weight, " in caplog.text
+
+
+@pytest.mark.parametrize("change", [set_by_loading, set_by_data])
+def test_only_what_was_changed_between_two_fits_is_taken_over(change: Any, caplog: Any) -> None:
+    run = Run(ema := EMA(half_life="2ba")).fit()
+    assert ema.ema_model is not None
+    training = {name: tensor.clone() for name, tensor in ema.ema_model.named_parameters()}
+    averages = {name: parameter.detach().clone() for name, parameter in run.model.named_parameters()}
+    last = list(averages)[-1]
+    change(run.model, {last})
+    run.engine.run_event("fit_start")
+
+    for name, parameter in run.model.named_parameters():
+        assert torch.equal(averages[name] + 1 if name == last else training[name], parameter)
+    for name, average in ema.ema_model.named_parameters():
+        assert torch.equal(averages[name] + 1 if name == last else averages[name], average)
+    assert f"1 parameters ({last}) were changed" in caplog.text
+
+
+def test_weights_that_were_only_moved_between_two_fits_are_not_changed(caplog: Any) -> None:
+    whole, run = Run(EMA(half_life="2ba")), Run(EMA(half_life="2ba"))
+    run.state.max_duration = "1ep"
+    run.fit()
+    run.model.load_state_dict(copy.deepcopy(run.model.state_dict()))
+    run.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    for parameter in run.model.parameters():
+        parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
+    for name, buffer in run.model.named_buffers():  # as an evaluation may
+        if "running" in name:
+            buffer.add_(1)
+    run.state.max_duration = f"{EPOCHS}ep"
+    run.fit()
+    whole.fit()
+
+    deep_compare(whole.weights, run.weights)
+    deep_compare(dict(whole.model.named_parameters()), dict(run.model.named_parameters()))
+    assert "changed" not in caplog.text
+
+
+def test_weights_changed_after_a_checkpoint_was_loaded_are_trained_on() -> None:
+    first = Run(EMA(half_life="2ba")).fit()
+    saved = copy.deepcopy(first.state.state_dict())
+    run = Run(EMA(half_life="2ba"))
+    run.state.load_state_dict(saved)
+    run.engine.run_event("after_load")
+    set_by_data(run.model, {"module.0.weight"})
+    theirs = run.first_layer()
+    one_epoch_more(run)
+
+    assert torch.equal(theirs, run.weights[0])
+
+
 @pytest.mark.parametrize("event", ["before_dataloader", "batch_start", "epoch_start", "iteration_start", "fit_start"])
 def test_whatever_comes_after_a_checkpoint_finds_the_training_weights(event: str) -> None:
     run = Run(ema := EMA(half_life="2ba"), callbacks=[Saver(every_batch)])

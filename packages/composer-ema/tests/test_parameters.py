@@ -161,3 +161,58 @@ def test_a_copy_has_its_own_averages_and_not_the_model(copied_by: Any) -> None:
 def test_averages_that_cannot_be_read_are_refused() -> None:
     with pytest.raises(ValueError, match="The saved averages must be tensors by name, which these are not"):
         EMAParameters(None).load_state_dict({"parameters": [torch.zeros(1)]})
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_what_was_changed_while_swapped_becomes_both_weight_and_average(dtype: torch.dtype) -> None:
+    model = make_model(dtype)
+    averages = averaged(model)
+    weights, stored = copied(model), copied(averages)
+    averages.swap_params(model)
+    averages.leave_in(model)
+    with torch.no_grad():
+        model[0].weight.neg_()  # type: ignore[operator,union-attr]
+    theirs = copied(model)["0.weight"]
+
+    assert ["0.weight"] == averages.adopt_changes(model)
+    assert [] == averages.adopt_changes(model)
+    averages.swap_params(model)
+    deep_compare({**weights, "0.weight": theirs}, model.state_dict())
+    stored["named_parameters_dict"]["0.weight"] = theirs.to(averages.named_parameters_dict["0.weight"].dtype)
+    deep_compare(stored, averages.state_dict())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex128])
+@pytest.mark.parametrize("permute", [False, True])
+def test_the_smallest_change_of_a_large_tensor_is_noticed(dtype: torch.dtype, permute: bool) -> None:
+    model = torch.nn.ParameterList([torch.ones(3, 2**21 - 1, dtype=dtype), torch.zeros((), dtype=dtype)])
+    with torch.no_grad():
+        model[0][0, 0] = 2
+    averages = EMAParameters(model)
+    averages.swap_params(model)
+    averages.leave_in(model)
+    with torch.no_grad():
+        if permute:
+            model[0].copy_(model[0].roll(1, dims=1))
+        else:
+            model[0][2, -1] += torch.finfo(dtype).eps
+
+    assert ["0"] == averages.adopt_changes(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_parameter_is_averaged_from_when_it_becomes_trainable(dtype: torch.dtype) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)).to(dtype)
+    model[0].requires_grad_(False)
+    averages = EMAParameters(model)
+    compute_ema(model, averages, smoothing=0.5)
+    assert {"1.weight", "1.bias"} == set(averages.named_parameters_dict)
+
+    model[0].requires_grad_(True)
+    first = model[0].weight.detach().float().clone()  # type: ignore[operator,union-attr]
+    compute_ema(model, averages, smoothing=0.5)
+    assert torch.equal(first, averages.named_parameters_dict["0.weight"])
+    with torch.no_grad():
+        model[0].weight.zero_()  # type: ignore[operator,union-attr]
+    compute_ema(model, averages, smoothing=0.5)
+    assert torch.equal(first / 2, averages.named_parameters_dict["0.weight"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from composer.algorithms.ema import EMA
+from composer.algorithms.ema import EMA, EMAParameters
 from composer.core import Engine, State
 from composer.testing import run_on_ranks
 
@@ -75,3 +75,35 @@ def test_a_model_wrapped_for_data_parallelism_is_averaged() -> None:
 @pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reason="`fully_shard` of this torch needs a GPU")
 def test_each_rank_averages_its_part_of_a_sharded_model() -> None:
     check(run_on_ranks(train, 2, True))
+
+
+def change_one_row() -> list[list[torch.Tensor]]:
+    """Change one row, which one of the ranks holds, while the averages are in the model."""
+    from torch.distributed.fsdp import fully_shard
+
+    model = model_on(0)
+    fully_shard(model, mesh=torch.distributed.init_device_mesh("cpu", (2,)))
+    averages = EMAParameters(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2)
+    averages.swap_params(model)
+    averages.leave_in(model)
+    before = [whole(parameter) for parameter in model.parameters()]
+    with torch.no_grad():
+        local = model[0].weight.to_local()  # type: ignore[operator,union-attr]
+        if torch.distributed.get_rank() == 1:
+            local[-1] = 7
+    assert ["0.weight"] == averages.adopt_changes(model)
+    averages.swap_params(model)
+    return [before, [whole(parameter) for parameter in model.parameters()]]
+
+
+@pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reason="`fully_shard` of this torch needs a GPU")
+def test_ranks_take_over_whole_parameters() -> None:
+    for averages, after in run_on_ranks(change_one_row, 2):
+        changed = averages[0].clone()
+        changed[-1] = 7
+
+        assert torch.equal(changed, after[0])  # not the training weights of the other rank's rows
+        assert all(torch.equal(2 * a, b) for a, b in zip(averages[1:], after[1:], strict=True))

@@ -320,6 +320,69 @@ def test_microbatches_weigh_by_tokens_if_asked_to(make_trainer: MakeTrainer) -> 
     assert trainer.state.total_loss_dict["loss/train/total"] == pytest.approx(expected)
 
 
+class MaskedRegression(SimpleModel):
+    """A mean over the rows that count, so without any of them nan, and so are its gradients."""
+
+    def loss(self, outputs: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        counts = (batch[1] > 0).float()
+        return (outputs.square().sum(dim=1) * counts).sum() / counts.sum()
+
+
+def count_rows(batch: Any) -> dict[str, int]:
+    return {"total": len(batch[1]), "loss_generating": int((batch[1] > 0).sum())}
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_what_has_no_token_that_counts_contributes_nothing(make_trainer: MakeTrainer, size: int, caplog: Any) -> None:
+    generator = torch.Generator().manual_seed(0)
+    masks = [[1, 1, 1, 1], [0, 0, 1, 1], [0, 0, 0, 0], [1, 0, 0, 0]]
+    batches = [(torch.randn(4, 1, 1, 1, generator=generator), torch.tensor(mask)) for mask in masks]
+    model, expected = MaskedRegression(), MaskedRegression()
+    expected.load_state_dict(model.state_dict())
+    by_hand, losses = torch.optim.SGD(expected.parameters(), lr=0.1, momentum=0.9), []
+    for batch in batches:
+        by_hand.zero_grad(set_to_none=False)
+        if batch[1].any():
+            loss = expected.loss(expected(batch), batch)
+            loss.backward()
+        losses.append(float(loss.detach()) if batch[1].any() else 0.0)
+        by_hand.step()
+    seen: list[float] = []
+
+    class See(Callback):
+        def batch_end(self, state: State, logger: Logger) -> None:
+            seen.append(float(state.total_loss_dict["loss/train/total"]))
+
+    make_trainer(
+        model=model,
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        train_dataloader=DataSpec(batches, get_num_tokens_in_batch=count_rows),
+        device_train_microbatch_size=size,
+        accumulate_train_batch_on_tokens=True,
+        max_duration="1ep",
+        schedulers=None,
+        callbacks=[See()],
+    ).fit()
+
+    assert losses == pytest.approx(seen)
+    for theirs, ours in zip(expected.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(theirs, ours)
+    assert "No token of batch 2 generates loss" in caplog.text
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_tokens_that_nobody_counts_cannot_weigh(make_trainer: MakeTrainer, size: int) -> None:
+    trainer = make_trainer(
+        train_dataloader=make_trainer.loader(4, batch_size=4),
+        device_train_microbatch_size=size,
+        accumulate_train_batch_on_tokens=True,
+        max_duration="1ba",
+    )
+
+    with pytest.raises(ValueError, match="needs the number of tokens, which is not known"):
+        trainer.fit()
+
+
 def test_transforms_see_host_batches_and_device_microbatches(make_trainer: MakeTrainer) -> None:
     seen: list[tuple[str, int]] = []
 

@@ -44,6 +44,9 @@ class DataSpec:
             and "loss_generating" where the Trainer weighs microbatches by tokens. None counts `batch["input_ids"]`,
             else takes the dataset's `max_seq_len` per sample, else 0.
 
+    Attributes:
+        has_token_counter: Whether `get_num_tokens_in_batch` was given.
+
     Raises:
         TypeError: One of the functions can not be called, `num_samples` or `num_tokens` is no integer, or `dataloader`
             yields no batches: it is a text, a class, a tensor, or a data set, whose items are samples.
@@ -86,6 +89,7 @@ class DataSpec:
         self.split_batch = split_batch or default_split_batch
         self._count_samples = get_num_samples_in_batch or count_samples
         self._max_seq_len = getattr(getattr(dataloader, "dataset", None), "max_seq_len", None)
+        self.has_token_counter = get_num_tokens_in_batch is not None
         self._count_tokens = get_num_tokens_in_batch or self._default_get_num_tokens_in_batch
 
     def get_num_samples_in_batch(self, batch: Batch) -> int | float:

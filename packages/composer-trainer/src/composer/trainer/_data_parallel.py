@@ -224,16 +224,10 @@ class DataParallel(SingleProcess):
         return everything, int(sums[1]), sums[2] > 0, timedelta(seconds=sums[3])
 
     def mean_count(self, count: float, microbatches: int) -> float:
-        """A rank's batch size, averaged over ranks, which weighs its microbatches.
-
-        Raises:
-            ValueError: It is zero: nothing on any rank counts.
-        """
+        """A rank's batch size, averaged over ranks, which weighs its microbatches."""
         # The squares tell whether all have equally many, on every rank alike.
         total, number, squares = self._sum((count, microbatches, microbatches**2))
         self._in_step = squares * self.world_size == number**2
-        if total == 0:
-            raise ValueError("The batch has no samples or tokens that count on any rank. Leave such batches out.")
         return total / self.world_size
 
     def any_finished(self, finished: bool, stopped: bool = False) -> tuple[bool, bool]:

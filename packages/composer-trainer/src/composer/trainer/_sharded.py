@@ -231,7 +231,6 @@ class ShardedParallel(DataParallel):
 
         Raises:
             RuntimeError: Ranks have different numbers of microbatches.
-            ValueError: It is zero: nothing on any rank counts.
         """
         mean = super().mean_count(count, microbatches)
         if not self._in_step:

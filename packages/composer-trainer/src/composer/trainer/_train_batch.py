@@ -6,7 +6,8 @@ Everything here runs once per step, so it avoids work that can be done once per 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ from composer.trainer._scaler import ClosureGradScaler
 from composer.trainer._train_metrics import TrainMetrics
 
 __all__ = ["BatchTrainer", "needs_closure"]
+
+_log = logging.getLogger(__name__)
 
 
 class BatchTrainer:
@@ -54,6 +57,7 @@ class BatchTrainer:
         self._scaling = False
         self._closure_needed = False
         self._mean_count: float | None = None  # of this batch over ranks, once asked
+        self._told_of_empty = False
         self._search, self._lock_step = MicrobatchSearch(state), LockStepSearch(state, parallel)
         # Of the pass that is running.
         self._logged = self.losses
@@ -115,8 +119,7 @@ class BatchTrainer:
         if self.parallel.world_size == 1:
             return self._search.run(lambda: self._closure(ddp_sync, loss_dict))
         if self._mean_count is None:  # the first pass of this batch; later ones and other tries communicate nothing
-            counts = [self._count(microbatch) for microbatch in self._split()]
-            self._mean_count = self.parallel.mean_count(sum(counts), len(counts))
+            self._average(self._count(microbatch) for microbatch in self._split())
             self.parallel.prepare_lone_passes()
         self._lock_step.run(lambda: self._compute(False, loss_dict), self._num_samples)
         if ddp_sync:
@@ -156,15 +159,13 @@ class BatchTrainer:
         for optimizer in state.optimizers:
             _drop_gradients(optimizer)
         self._create_graph = bool(state.algorithms) and any(a.backwards_create_graph for a in state.algorithms)
-        if len(microbatches) == 1 and self.parallel.world_size == 1:
+        if len(microbatches) == 1 and self.parallel.world_size == 1 and not self.count_tokens:
             self._train_microbatch(microbatches[0], 1.0, last=True)
         else:
             counts = [self._count(microbatch) for microbatch in microbatches]
-            if self._mean_count is None:
-                self._mean_count = self.parallel.mean_count(sum(counts), len(counts))
-            total = self._mean_count
+            total = self._average(counts)
             for i, (microbatch, count) in enumerate(zip(microbatches, counts, strict=True), start=1):
-                self._train_microbatch(microbatch, count / total, last=i == len(counts))
+                self._train_microbatch(microbatch, count / total if count else 0.0, last=i == len(counts))
         state.batch = self._batch
 
     def _finish(self) -> torch.Tensor:
@@ -206,6 +207,11 @@ class BatchTrainer:
         run_event(Event.BEFORE_BACKWARD)
         total = _total(state.loss)
         _add_losses(self._logged, state.loss, total, weight)
+        if weight == 0.0:
+            # A mean over no token is nan, and so are its gradients, which 0 does not silence. All ranks need the pass.
+            for tensor in _tensors(state.outputs):
+                if tensor.grad_fn is not None:
+                    tensor.register_hook(torch.zeros_like)
         if weight != 1.0:
             total = total * weight
         if self._scaling and state.scaler is not None:
@@ -216,6 +222,36 @@ class BatchTrainer:
     def _in_precision(self, function: Callable[..., Any], *args: Any) -> Any:
         with autocast(self.state):
             return function(*args)
+
+    def _average(self, counts: Iterable[float]) -> float:
+        """The batch size that microbatches are weighed by, averaged over ranks; asked once per batch.
+
+        Raises:
+            ValueError: Nothing on any rank counts, and it is samples, or tokens that nobody counts.
+        """
+        if self._mean_count is None:
+            counts = list(counts)
+            self._mean_count = self.parallel.mean_count(sum(counts), len(counts))
+            if self._mean_count == 0:
+                self._check_empty()
+        return self._mean_count
+
+    def _check_empty(self) -> None:
+        if not self.count_tokens:
+            raise ValueError("The batch has no samples that count on any rank. Leave such batches out.")
+        if not self._spec.has_token_counter:
+            raise ValueError(
+                "`accumulate_train_batch_on_tokens=True` needs the number of tokens, which is not known: a batch is no "
+                "dict with 'input_ids'. Pass "
+                "`train_dataloader=DataSpec(dataloader, get_num_tokens_in_batch=...)`, or leave the argument out."
+            )
+        if not self._told_of_empty:
+            self._told_of_empty = True
+            _log.warning(
+                "No token of batch %d generates loss, says `get_num_tokens_in_batch`: such batches have zero gradients "
+                "and a logged loss of 0. This is said once.",
+                self.state.timestamp.batch.value,
+            )
 
     def _count(self, microbatch: Any) -> float:
         if self.count_tokens:
@@ -262,6 +298,21 @@ def _kept(batch: Any) -> Any:
     return list(batch) if isinstance(batch, list) else batch
 
 
+def _tensors(outputs: Any) -> Iterator[torch.Tensor]:
+    """All tensors in nested mappings, sequences and objects with attributes."""
+    if isinstance(outputs, torch.Tensor):
+        yield outputs
+    elif isinstance(outputs, Mapping):
+        for value in outputs.values():
+            yield from _tensors(value)
+    elif isinstance(outputs, Sequence) and not isinstance(outputs, (str, bytes)):
+        for value in outputs:
+            yield from _tensors(value)
+    elif hasattr(outputs, "__dict__") and not isinstance(outputs, type):
+        for value in vars(outputs).values():
+            yield from (value,) if isinstance(value, torch.Tensor) else ()
+
+
 def _total(loss: Any) -> torch.Tensor:
     """The scalar to differentiate: the entry "total" of a dict, otherwise the sum of the means of all losses."""
     if isinstance(loss, torch.Tensor):
@@ -289,6 +340,6 @@ def _add_losses(losses: dict[str, torch.Tensor], loss: Any, total: torch.Tensor,
     elif not isinstance(loss, torch.Tensor) and len(loss) > 1:
         parts.update((f"loss{i}", _total(part)) for i, part in enumerate(loss))
     for name, part in parts.items():
-        share = part.detach() if weight == 1.0 else part.detach() * weight
+        share = part.detach() if weight == 1.0 else part.detach() * weight if weight else torch.zeros_like(part)
         key = f"loss/train/{name}"
         losses[key] = share if key not in losses else losses[key] + share

@@ -75,11 +75,13 @@ class Links:
         exact: Averages of the dtype of the model's tensors.
         rounded: Averages of more precision than that.
         rounded_at: Where those are stored, and for which tensor.
+        frozen: Parameters without an average, by name: averaged from when they require gradients.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.exact, self.rounded = Pairs(), Pairs()
         self.rounded_at: list[tuple[dict[str, torch.Tensor], str, torch.Tensor]] = []
+        self.frozen: dict[str, torch.Tensor] = {}
         self._model = model
         # Everything the model holds, and where: to notice later, at little cost, that some of it was replaced.
         entries = [

@@ -8,9 +8,12 @@ from typing import Any
 import torch
 
 from composer.algorithms.ema._pairs import Links
+from composer.utils import dist, local_part
 from composer.utils.misc import is_model_fsdp2, unwrapped_model
 
 __all__ = ["EMAParameters"]
+
+_CHUNK = 2**22  # elements whose checksum is taken at once: bounds the memory of it
 
 
 class EMAParameters:
@@ -36,14 +39,19 @@ class EMAParameters:
         self.swapped = False
         # While swapped: the averages that the model cannot hold exactly, because its dtype has less precision.
         self._averages: dict[str, torch.Tensor] = {}
+        # Checksums of the averages that were left in the model, where the user may change them.
+        self._left: dict[str, tuple[torch.dtype, int]] | None = None
         self._links: Links | None = None
         if model is not None:
             model = unwrapped_model(model)
             for name, parameter in model.named_parameters():
                 if parameter.requires_grad:
-                    self.named_parameters_dict[name] = _fitted(parameter, parameter, _average_dtype(parameter.dtype))
+                    self._add(name, parameter)
             for name, buffer in model.named_buffers():
                 self.named_buffers_dict[name] = _fitted(buffer, buffer, _average_dtype(buffer.dtype))
+
+    def _add(self, name: str, parameter: torch.Tensor) -> None:
+        self.named_parameters_dict[name] = _fitted(parameter, parameter, _average_dtype(parameter.dtype))
 
     def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Name and stored tensor of each parameter."""
@@ -57,7 +65,8 @@ class EMAParameters:
     def update(self, model: torch.nn.Module, smoothing: float) -> None:
         """Move every average towards the model: one fused operation per device and dtype.
 
-        Which tensors belong together is looked up once, and again when a tensor or module of the model is replaced.
+        A parameter that has become trainable is averaged from now on, beginning with its present value. Which tensors
+        belong together is looked up once, and again when a tensor or module of the model is replaced.
 
         Args:
             model: The model.
@@ -72,6 +81,12 @@ class EMAParameters:
                 "with `EMA`, announce BATCH_START before each batch."
             )
         links = self._link(model)
+        if any(parameter.requires_grad for parameter in links.frozen.values()):
+            for name, parameter in links.frozen.items():
+                if parameter.requires_grad:
+                    self._add(name, parameter)
+            self._links = None
+            links = self._link(model)
         links.exact.update(smoothing)
         links.rounded.update(smoothing)
 
@@ -92,6 +107,45 @@ class EMAParameters:
                 self._averages[name], store[name] = store[name], tensor.detach().clone()
                 tensor.copy_(self._averages[name])
         self.swapped = not self.swapped
+        self._left = None
+
+    @torch.no_grad()
+    def leave_in(self, model: torch.nn.Module) -> None:
+        """Note the averages that stay in the model, for `adopt_changes`. Reads one number per tensor.
+
+        Args:
+            model: The model, which holds the averages.
+        """
+        self._left = {name: _checksum(tensor) for _, name, tensor in self._stored_of(model)}
+
+    @torch.no_grad()
+    def adopt_changes(self, model: torch.nn.Module) -> list[str]:
+        """Take over the parameters that were changed since `leave_in`, as average and as training weights.
+
+        Buffers are taken over only together with parameters: an evaluation may change some.
+
+        Args:
+            model: The model, which holds the averages.
+
+        Returns:
+            The names of the parameters that are no longer, bit for bit, what was left in the model.
+        """
+        left, self._left = self._left, None
+        if left is None or not self.swapped:
+            return []
+        tensors = [(store, name, tensor) for store, name, tensor in self._stored_of(model) if name in left]
+        changed = {name for _, name, tensor in tensors if left[name] != _checksum(tensor)}
+        if any(local_part(tensor) is not tensor for _, _, tensor in tensors):  # a rank sees its part of each only
+            changed = set().union(*dist.all_gather_object(changed))
+        parameters = [name for name in self.named_parameters_dict if name in changed]
+        if not parameters:
+            return []
+        self._links = None
+        for store, name, tensor in tensors:
+            if name in changed:
+                store[name] = _fitted(tensor, tensor, tensor.dtype)
+                self._averages.pop(name, None)  # taken from the model then
+        return parameters
 
     @torch.no_grad()
     def transfer_ema_params(self, model: torch.nn.Module) -> None:
@@ -133,7 +187,7 @@ class EMAParameters:
             ValueError: It is neither.
         """
         state = self._by_kind(state)
-        self._links = None
+        self._links = self._left = None
         self.named_parameters_dict = _copies(state["named_parameters_dict"])
         self.named_buffers_dict = _copies(state["named_buffers_dict"])
         self._averages = _copies(state.get("averages", {}))
@@ -161,6 +215,12 @@ class EMAParameters:
         yield self.named_parameters_dict, model.named_parameters()
         yield self.named_buffers_dict, model.named_buffers()
 
+    def _stored_of(self, model: torch.nn.Module) -> Iterator[tuple[dict[str, torch.Tensor], str, torch.Tensor]]:
+        model = unwrapped_model(model)
+        _reshard(model)
+        for store, named in self._walk(model):
+            yield from ((store, name, tensor) for name, tensor in named if name in store)
+
     def _link(self, model: torch.nn.Module) -> Links:
         model = unwrapped_model(model)
         _reshard(model)
@@ -171,6 +231,8 @@ class EMAParameters:
                 for name, tensor in named:
                     if name in store:
                         self._link_one(links, store, name, tensor)
+                    elif store is self.named_parameters_dict:
+                        links.frozen[name] = tensor
             self._links = links
         return links
 
@@ -206,6 +268,21 @@ def _fitted(stored: torch.Tensor, like: torch.Tensor, dtype: torch.dtype) -> tor
     if stored is not like and (stored.device, stored.dtype, stored.stride()) == (like.device, dtype, like.stride()):
         return stored
     return torch.empty_like(like.detach(), dtype=dtype).copy_(stored.detach())
+
+
+def _checksum(tensor: torch.Tensor) -> tuple[torch.dtype, int]:
+    """Return a hash of the bits of a tensor, or of this rank's part of it, and the dtype; strides do not matter."""
+    flat = local_part(tensor.detach()).reshape(-1).contiguous()
+    bits = flat.view({1: torch.int8, 2: torch.int16, 4: torch.int32}.get(flat.dtype.itemsize, torch.int64))
+    total = torch.zeros((), dtype=torch.int64, device=bits.device)
+    for start in range(0, len(bits), _CHUNK):
+        # The finalizer of SplitMix64 on value and position; wrapping sums are exact in any order.
+        chunk = bits[start : start + _CHUNK]
+        mixed = chunk + torch.arange(start, start + len(chunk), device=bits.device) * -0x61C8864680B583EB
+        for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
+            mixed = (mixed ^ (mixed >> shift)) * factor
+        total += (mixed ^ (mixed >> 31)).sum()
+    return tensor.dtype, int(total)
 
 
 def _copies(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -26,6 +27,8 @@ from composer.loggers import Logger
 from composer.utils import plain_number, unwrapped_model
 
 __all__ = ["EMA", "EMAParameters", "compute_ema"]
+
+_log = logging.getLogger(__name__)
 
 # Training goes on at these events, so whatever happens next must find the training weights.
 _RESTORING = frozenset(
@@ -82,15 +85,17 @@ class EMA(Algorithm):
     After every `update_interval` the averages move towards the weights. They are swapped into the model for each
     evaluation and each checkpoint, and out again before training goes on, which is not changed by a bit. When `fit` has
     ended they stay in the model, as they are in its last checkpoint: `fit(); torch.save(model.state_dict())` saves the
-    averages. Another `fit` goes on from the training weights. The parameters stay the same objects at the same
-    addresses.
+    averages. Another `fit` goes on from the training weights, except that it takes parameters which were changed since,
+    for example by `load_state_dict`, as they are now: as training weights and as averages, with a warning in the log.
+    The parameters stay the same objects at the same addresses.
 
-    **Events** INIT, FIT_START, PREDICT_START (storage); BATCH_END or EPOCH_END (update); EVAL_START, BATCH_CHECKPOINT,
-    EPOCH_CHECKPOINT, ITERATION_CHECKPOINT, FIT_END (averages in); EVAL_END after an evaluation that swapped them in,
-    and the first of FIT_START, ITERATION_START, EPOCH_START, BEFORE_DATALOADER, BATCH_START, EPOCH_END, ITERATION_END
-    (training weights back). **Reads** the model, the timestamp, and the `save_interval(state, event)` of callbacks.
-    **Writes** the model's weights, between the swaps and at the end.
-    **Cost** memory for another set of trainable weights and buffers; one pass over them per update. **When not to use
+    **Events** INIT, AFTER_LOAD, FIT_START, PREDICT_START (storage); BATCH_END or EPOCH_END (update); EVAL_START,
+    BATCH_CHECKPOINT, EPOCH_CHECKPOINT, ITERATION_CHECKPOINT, FIT_END (averages in); EVAL_END after an evaluation that
+    swapped them in, and the first of FIT_START, ITERATION_START, EPOCH_START, BEFORE_DATALOADER, BATCH_START,
+    EPOCH_END, ITERATION_END (training weights back). **Reads** the model, the timestamp, and the
+    `save_interval(state, event)` of callbacks. **Writes** the model's weights, between the swaps and at the end.
+    **Cost** memory for another set of trainable weights and buffers; one pass over them per update, and one at the
+    beginning and end of `fit`, to see what was changed in between. **When not to use
     it** together with another method that averages weights.
 
     Args:
@@ -148,7 +153,14 @@ class EMA(Algorithm):
         self.move_device_events = [Event.FIT_START, Event.EVAL_START, Event.PREDICT_START]
         self.move_param_events = [Event.EVAL_START, Event.EVAL_END, Event.FIT_END, *_RESTORING]
         self.events = frozenset(
-            {Event.INIT, self.update_event, *self.checkpoint_events, *self.move_device_events, *self.move_param_events}
+            {
+                Event.INIT,
+                Event.AFTER_LOAD,
+                self.update_event,
+                *self.checkpoint_events,
+                *self.move_device_events,
+                *self.move_param_events,
+            }
         )
         self._swapped_for_evaluation = False
 
@@ -176,7 +188,7 @@ class EMA(Algorithm):
             return self.ema_started and _saves(event, state)
         if event in self.move_device_events or event is Event.FIT_END:
             return self.ema_started
-        return event in _RESTORING and self.ema_weights_active
+        return (event is Event.AFTER_LOAD or event in _RESTORING) and self.ema_weights_active
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Store, update or swap."""
@@ -184,6 +196,8 @@ class EMA(Algorithm):
             self.ema_model, self.ema_started = EMAParameters(state.model), False
             return
         assert self.ema_model is not None, "INIT comes first"
+        if event in _RESTORING and self.ema_weights_active:
+            _tell_of(self.ema_model.adopt_changes(state.model))
         if event in self.move_device_events:
             self.ema_model.move_params_to_device(state.model)
         if event is Event.EVAL_END or (event in _RESTORING and self.ema_weights_active):
@@ -196,6 +210,8 @@ class EMA(Algorithm):
             self._swapped_for_evaluation = event is Event.EVAL_START
         if event is self.update_event and is_due(self.update_interval, state):
             compute_ema(state.model, self.ema_model, self.smoothing)
+        if event in (Event.FIT_END, Event.AFTER_LOAD) and self.ema_weights_active:
+            self.ema_model.leave_in(state.model)
 
     def get_ema_model(self, model: torch.nn.Module) -> torch.nn.Module:
         """Write the averages into a model, for example to predict with them, and return it.
@@ -258,3 +274,14 @@ def _saves(event: Event, state: State) -> bool:
     """Whether some callback saves a checkpoint at this event: it says so by its `save_interval(state, event)`."""
     intervals = (getattr(callback, "save_interval", None) for callback in state.callbacks)
     return any(interval(state, event) for interval in intervals if callable(interval))
+
+
+def _tell_of(changed: list[str]) -> None:
+    if changed:
+        names = ", ".join(changed[:3]) + (", ..." if len(changed) > 3 else "")
+        _log.warning(
+            "%d parameters (%s) were changed while the averages were in the model: training and averages go on from "
+            "their present values.",
+            len(changed),
+            names,
+        )
