@@ -310,7 +310,8 @@ class Trainer(TrainerParts):
             duration: Train this much longer from where the run is. Seconds are counted from the last whole one.
             reset_time: Count time from zero again; weights, optimizer and schedulers stay. Checkpoints then get the
                 names of earlier ones, which needs `save_overwrite=True`.
-            schedulers: As in the constructor.
+            schedulers: As in the constructor. If a checkpoint was loaded, the settings of the parameter groups (rate,
+                momentum, ...) become again what was loaded, because building a scheduler may have changed them.
             scale_schedule_ratio: As in the constructor.
             step_schedulers_every_batch: As in the constructor.
             eval_dataloader: As in the constructor.
