@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from composer.core import State, Timestamp
 from composer.trainer import _skip
@@ -377,7 +377,10 @@ class LoaderPosition:
                 batches = -(-samples // size)
                 if not exact:
                     rest = -samples % size
-                    _warn_uneven(rest, f"{rest} samples are left out", f"batches of {size}")
+                    effect = f"{rest} samples are left out"
+                    if getattr(loader, "num_workers", 0) > 1 and isinstance(loader.dataset, IterableDataset):
+                        effect = "samples may be left out or trained twice, because each worker makes its own batches"
+                    _warn_uneven(rest, effect, f"batches of {size}")
                     samples = batches * size
         _log.info("The epoch goes on after %s samples of this rank, in batches of %s.", samples, size)
         return dataclasses.replace(place, batches=batches, samples=samples, batch_size=size, world_size=world)
