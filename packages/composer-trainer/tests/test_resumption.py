@@ -267,6 +267,8 @@ class Quiet(Journal):
     def run_event(self, event: Event, state: State, logger: Logger) -> None:
         if event is not Event.FIT_START:
             super().run_event(event, state, logger)
+        elif not self.samples and state.timestamp.batch_in_epoch.value:
+            self.samples.append([])
 
 
 class Snapshots(Callback):
