@@ -784,6 +784,96 @@ def test_a_schedule_given_to_fit_is_resumed(make_trainer: MakeTrainer, tmp_path:
     deep_compare(resumed.state.optimizers[0].state_dict(), whole.state.optimizers[0].state_dict())
 
 
+@pytest.mark.parametrize("kind", ["OneCycleLR", "CyclicLR"])
+@pytest.mark.parametrize("adam", [False, True])
+def test_a_cycled_momentum_is_resumed_where_its_scheduler_is_given_to_fit(
+    make_trainer: MakeTrainer, tmp_path: Path, kind: str, adam: bool
+) -> None:
+    def fit(folder: str, *callbacks: Callback) -> Any:
+        model = make_trainer.model()
+        optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        if adam:
+            optimizer = torch.optim.Adam(model.parameters(), 0.1)
+        trainer = resuming(make_trainer, tmp_path / folder, *callbacks, model=model, optimizers=optimizer)
+        if kind == "OneCycleLR":
+            schedule: Any = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)
+        else:
+            schedule = torch.optim.lr_scheduler.CyclicLR(optimizer, 0.01, 0.1, step_size_up=4)
+        trainer.fit(schedulers=schedule, step_schedulers_every_batch=True)
+        return trainer
+
+    whole = fit("whole")
+    with pytest.raises(InterruptedError):
+        fit("run", StopAt(5))
+    resumed = fit("run")
+
+    deep_compare(weights(resumed), weights(whole))
+    deep_compare(resumed.state.optimizers[0].state_dict(), whole.state.optimizers[0].state_dict())
+
+
+class Hyperparameters(Callback):
+    """Notes what the optimizer trains each batch with."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, tuple[float, float]] = {}
+
+    def batch_start(self, state: State, logger: Logger) -> None:
+        group = state.optimizers[0].param_groups[0]
+        self.seen[state.timestamp.batch.value] = (group["lr"], group["momentum"])
+
+
+SCHEDULES: dict[str, Any] = {
+    "own": lambda optimizer: LinearScheduler(t_max="16ba"),
+    "exponential": lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9),
+    "one cycle": lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=17),
+}
+
+
+@pytest.mark.parametrize("to_fit", [False, True])
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize(
+    "without",
+    [
+        {"load_ignore_keys": ["state/optimizers/*"]},
+        {"load_ignore_keys": ["state/timestamp"]},
+        {"save_ignore_keys": ["state/optimizers"]},
+        {"save_ignore_keys": ["state/optimizers/*/param_groups"]},
+    ],
+    ids=lambda without: str(*without.values()),
+)
+@pytest.mark.filterwarnings("ignore:.*state is kept:UserWarning", "ignore:.*was saved without:UserWarning")
+def test_the_rate_is_the_schedule_s_where_the_optimizer_s_was_not_loaded(
+    make_trainer: MakeTrainer, tmp_path: Path, name: str, without: dict[str, Any], to_fit: bool
+) -> None:
+    def rates(max_duration: str, **options: Any) -> dict[int, tuple[float, float]]:
+        model, noted = make_trainer.model(), Hyperparameters()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        given = {"step_schedulers_every_batch": True}
+        if not to_fit:
+            given["schedulers"] = SCHEDULES[name](optimizer)
+        trainer = make_trainer(
+            model=model, optimizers=optimizer, callbacks=noted, max_duration=max_duration,
+            **{**options, **({} if to_fit else given)},
+        )  # fmt: skip
+        if to_fit:
+            given["schedulers"] = SCHEDULES[name](optimizer)
+        trainer.fit(**(given if to_fit else {}))
+        return noted.seen
+
+    loading = {key: value for key, value in without.items() if key.startswith("load")}
+    saving = {key: value for key, value in without.items() if key.startswith("save")}
+    whole = rates("16ba")
+    rates("7ba", save_folder=tmp_path, **saving)
+    resumed = rates(
+        "16ba" if "timestamp" not in str(without) else "9ba", load_path=tmp_path / "latest-rank0.pt", **loading
+    )
+
+    shift = 7 if "timestamp" in str(without) and name != "own" else 0  # torch's count steps, ours ask for the time
+    assert len(resumed) == 9
+    for batch, seen in resumed.items():
+        assert seen == pytest.approx(whole[batch + shift]), batch
+
+
 def test_a_changed_batch_size_and_duration_are_told(
     make_trainer: MakeTrainer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

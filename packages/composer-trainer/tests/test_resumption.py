@@ -267,6 +267,8 @@ class Quiet(Journal):
     def run_event(self, event: Event, state: State, logger: Logger) -> None:
         if event is not Event.FIT_START:
             super().run_event(event, state, logger)
+        elif not self.samples and state.timestamp.batch_in_epoch.value:
+            self.samples.append([])
 
 
 class Snapshots(Callback):
@@ -739,11 +741,85 @@ def test_a_fit_that_failed_is_repeated_from_the_last_finished_batch() -> None:
     assert whole.journal.samples[0] == run.journal.samples[0][:12] + run.journal.samples[0][16:]
 
 
-def test_another_loader_in_mid_epoch_starts_after_as_many_batches() -> None:
-    run = Run(batches_of(4), max_duration="1ba").fit()
-    run.fit(train_dataloader=DataLoader(Samples(), 4), duration="1ep")
+@pytest.mark.parametrize("size", [12, 16, 40])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_another_loader_in_mid_epoch_starts_at_its_beginning(size: int, workers: int) -> None:
+    run = Run(DataLoader(Samples(), 4, num_workers=workers), max_duration="3ba").fit()
+    run.fit(train_dataloader=DataLoader(Samples(size=size), 4, num_workers=workers), duration="1ep")
 
-    assert list(range(16)) == run.journal.samples[0]
+    assert [[*range(12), *range(size)]] == run.journal.samples
+    now = run.state.timestamp
+    assert (1, 0, 3 + size // 4) == (now.epoch.value, now.batch_in_epoch.value, now.batch.value)
+    run.fit(duration="1ep")
+    assert list(range(size)) == run.journal.samples[1]
+
+
+def test_the_same_loader_given_again_goes_on_where_it_was() -> None:
+    loader = DataLoader(Samples(), 4)
+    run = Run(loader, max_duration="1ba").fit().fit(train_dataloader=loader, duration="1ep")
+
+    assert [list(range(16))] == run.journal.samples
+
+
+@pytest.mark.parametrize(("subset", "then"), [(1, range(4)), (3, range(12)), (4, range(12, 16))])
+def test_a_subset_that_the_epoch_has_had_already_begins_at_its_beginning(subset: int, then: range) -> None:
+    run = Run(batches_of(4), max_duration="3ba").fit().fit(duration="1ep", train_subset_num_batches=subset)
+
+    assert [[*range(12), *then]] == run.journal.samples
+    assert "1ep" == str(run.state.timestamp.epoch)
+
+
+def three_fits(folder: Path, make: Callable[[], Any], second: dict[str, Any], stop: int | None) -> Run:
+    callbacks = [] if stop is None else [StopsAt(stop)]
+    reproducibility.seed_all(0)
+    saving = {"save_folder": folder, "save_interval": "2ba", "run_name": "run", "autoresume": True}
+    run = Run(make(), journal=Quiet(), callbacks=callbacks, max_duration="3ba", **saving)
+    given = dict(second)
+    if "train_dataloader" in given:
+        given["train_dataloader"] = given["train_dataloader"]()
+    with nullcontext() if stop is None else pytest.raises(InterruptedError):
+        run.fit().fit(**given, duration="1ep").fit(duration="3ba")
+    run.trainer.close()
+    return run
+
+
+class StopsAt(Callback):
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
+
+    def batch_start(self, state: State, logger: Logger) -> None:
+        if state.timestamp.batch.value == self.batch:
+            raise InterruptedError("crashed")
+
+
+def shuffled(transform: Callable[[], float] | None = None, **options: Any) -> Any:
+    return DataLoader(Samples(transform, 20), 4, shuffle=True, **options)
+
+
+SECOND: dict[str, dict[str, Any]] = {
+    "loader": {"train_dataloader": shuffled},
+    "loader with generators": {"train_dataloader": lambda: shuffled(OwnGenerators(), generator=generator())},
+    "worker": {"train_dataloader": lambda: shuffled(num_workers=1)},
+    "loader with a state": {"train_dataloader": KeepsItsPlace},
+    "drawn at first": {"train_dataloader": lambda: DataLoader(DrawnAtFirst(), 4)},
+    "list": {"train_dataloader": batches},
+    "subset": {"train_subset_num_batches": 2},
+}
+
+
+@pytest.mark.parametrize("name", SECOND)
+@pytest.mark.parametrize("stop", [3, 5, 8])
+def test_a_relaunch_resumes_a_program_whose_second_fit_has_other_data(tmp_path: Path, name: str, stop: int) -> None:
+    whole = three_fits(tmp_path / "whole", shuffled, SECOND[name], None)
+    three_fits(tmp_path / "run", shuffled, SECOND[name], min(stop, whole.state.timestamp.batch.value - 1))
+    resumed = three_fits(tmp_path / "run", shuffled, SECOND[name], None)
+
+    deep_compare(whole.state.model.state_dict(), resumed.state.model.state_dict())
+    deep_compare(whole.state.optimizers[0].state_dict(), resumed.state.optimizers[0].state_dict())
+    assert whole.state.timestamp.batch == resumed.state.timestamp.batch
+    assert whole.state.timestamp.epoch == resumed.state.timestamp.epoch
+    count = len(resumed.journal.batches)
+    deep_compare(whole.journal.batches[-count:], resumed.journal.batches)
 
 
 # ---- generators

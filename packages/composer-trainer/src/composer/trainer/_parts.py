@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from composer.callbacks.checkpoint_saver import CheckpointSaver
 from composer.checkpoint._resumption_parts import attach
-from composer.core import Algorithm, Callback, Engine, Event, Precision, State
+from composer.core import Algorithm, Callback, DataSpec, Engine, Event, Precision, State, Time, Timestamp
 from composer.core.passes import PassInput
 from composer.devices import Device
 from composer.loggers import Logger, LoggerDestination
@@ -189,6 +189,21 @@ class TrainerParts(Exports):
         self.state.model = self._parallel.wrap(self.state.model, self.state.algorithms)
         if compile_config is not None:
             self.state.model.compile(**compile_config)
+
+    def _follow_loader(self, spec: DataSpec | None, length: Time[int] | None, start: Timestamp) -> None:
+        """Begin the training data anew if this call of `fit` trains other data than the one before.
+
+        Args:
+            spec: The training data before.
+            length: The batches of an epoch before.
+            start: When this call began, in this process or in one that it continues.
+        """
+        now, shorter = self._settings.train_spec, self.state.dataloader_len
+        if spec is None or now is None:
+            return
+        at_end = shorter is not None and shorter != length and start._batch_in_epoch >= shorter.value
+        if now.dataloader is not spec.dataloader or at_end:
+            self._position.loader.replace()
 
     def _loop(self) -> FitLoop:
         state, spec = self.state, self._settings.train_spec

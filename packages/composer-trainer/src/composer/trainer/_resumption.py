@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from composer.core import State, Timestamp
 from composer.trainer import _skip
@@ -77,6 +77,9 @@ class LoaderPosition:
     ) -> None:
         self.spin = spin
         self.ends_at: int | None = None
+        # How often `fit` began with another loader, until now and when the place was noted. A program that is
+        # relaunched counts alike, so this tells which loader a checkpoint's place is in.
+        self._number = self._number_of_place = 0
         self._accesses = FirstAccesses() if accesses is None else accesses
         self._state, self._metrics = state, metrics
         self._loaded: tuple[dict[str, Any] | None, list[dict[str, Any]] | None] | None = None
@@ -112,6 +115,7 @@ class LoaderPosition:
             "batch_in_epoch": at,
             "sample_in_epoch": now._sample_in_epoch,
             "world_size": num_shares(self._state),
+            "number": self._number_of_place,
             "place": place,
             "generators": states_of(generators_of(loader)) if generators is None else generators,
             "loader": own,
@@ -146,6 +150,10 @@ class LoaderPosition:
 
     # ---- the loop ----
 
+    def replace(self) -> None:
+        """Let the next `resume` begin the loader at its beginning: the place is in another one."""
+        self._number += 1
+
     def begin(self) -> bool:
         """Set the generators to where the run goes on; once per `fit`, when nothing more draws before it.
 
@@ -158,15 +166,21 @@ class LoaderPosition:
         (saved, rng), self._loaded = self._loaded, None
         loader, now = self._state.dataloader, self._state.timestamp
         before = global_states()
-        self._repeat_first_accesses(saved)
-        if _is_of(saved, now):
-            self._adopt(saved)
+        self._number_of_place = self._number if saved is None else min(saved.get("number", 0), self._number)
+        in_other_loader = self._number_of_place < self._number
+        if in_other_loader:
+            if self.spin:
+                self._accesses.repeat_evaluators(self._state, saved.get("evaluators", {}))
         else:
-            self._begin_without_place()
+            self._repeat_first_accesses(saved)
+            if _is_of(saved, now):
+                self._adopt(saved)
+            else:
+                self._begin_without_place()
         set_global_states(before)
         if rng is not None:
             reproducibility.load_rng_state(rng)
-        if now._epoch and getattr(loader, "persistent_workers", False):
+        if now._epoch and not in_other_loader and getattr(loader, "persistent_workers", False):
             warnings.warn(
                 "The training loader has `persistent_workers=True`: what its workers draw depends on the epochs they "
                 "have lived through, so random transforms will differ from an uninterrupted run. Use "
@@ -181,8 +195,9 @@ class LoaderPosition:
         loader, now = self._state.dataloader, self._state.timestamp
         # An epoch that is loaded again from its beginning makes the first access by itself; some can do so only once.
         at, length = now._batch_in_epoch, self._state.dataloader_len
+        drawn = (saved.get("place") or {}).get("batches", at)
         loaded_again = (
-            at > 0 and (length is None or at < length.value) and now._epoch == self._accesses.epoch_of("train")
+            at > 0 and (length is None or drawn < length.value) and now._epoch == self._accesses.epoch_of("train")
         )
         if not self._resumes_itself() and not (loaded_again and not _skip.can_advance_sampler(loader)):
             self._accesses.repeat("train", loader)
@@ -227,13 +242,18 @@ class LoaderPosition:
             self._guessed = True
 
     def resume(self) -> Iterator[Any] | None:
-        """The rest of an epoch that has begun, or None: it begins with the next `start`.
+        """The rest of an epoch that has begun, or None: the loader begins with the next `start`.
 
         The global generators are left as they are found.
         """
         now, loader = self._state.timestamp, self._state.dataloader
         at = now._batch_in_epoch
         paused, self._paused_at = self._paused_at, None
+        if self._number_of_place < self._number:
+            self._forget()
+            self._number_of_place, length = self._number, self._state.dataloader_len
+            self.ends_at = None if length is None else at + length.value
+            return None
         if at == 0:
             return None
         if self._loader is not loader or self._place is None or self._place.epoch != now._epoch:
@@ -357,7 +377,10 @@ class LoaderPosition:
                 batches = -(-samples // size)
                 if not exact:
                     rest = -samples % size
-                    _warn_uneven(rest, f"{rest} samples are left out", f"batches of {size}")
+                    effect = f"{rest} samples are left out"
+                    if getattr(loader, "num_workers", 0) > 1 and isinstance(loader.dataset, IterableDataset):
+                        effect = "samples may be left out or trained twice, because each worker makes its own batches"
+                    _warn_uneven(rest, effect, f"batches of {size}")
                     samples = batches * size
         _log.info("The epoch goes on after %s samples of this rank, in batches of %s.", samples, size)
         return dataclasses.replace(place, batches=batches, samples=samples, batch_size=size, world_size=world)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -38,7 +39,9 @@ class RunPosition:
         self._asked = requested_of(state, settings.given_schedulers)
         self._saved: dict[str, Any] | None = None
         self._schedulers: dict[str, Any] = {}
-        self._rates: list[Any] = []
+        self._groups: list[dict[str, Any]] = []  # the parameter groups before loading, which replaces loaded ones
+        self._options: list[dict[str, Any] | None] = []  # by group, as loaded; None: the group was not
+        self._time_is_loaded = True
         self._fits: list[Timestamp] = []
         self._restored_fits: list[Timestamp] = []
         self._computed: dict[str, dict[str, Any]] = {}  # by evaluation metrics, in the loaded checkpoint
@@ -72,13 +75,17 @@ class RunPosition:
         saved = content["state"]
         left_out = "state/schedulers" in content.get("left_out", ())
         self._schedulers = saved.pop("schedulers", None if left_out else {})
-        entries = saved.get("optimizers", {}).values()
-        self._rates = [group.get("lr") for entry in entries for group in entry.get("param_groups", ())]
+        self._groups, self._time_is_loaded = _param_groups(self.state), "timestamp" in saved
 
     def after_load(self, content: dict[str, Any]) -> None:
         """Restore the position, and let changed arguments win."""
         resumption = content.get("resumption") or {}
-        self._rates = self._rates or _rates(self.state)  # those in a state of another form than torch's
+        before, self._groups = {id(group) for group in self._groups}, []
+        if any(
+            path.startswith("state/optimizers/") and "/param_groups" in path for path in content.get("left_out", ())
+        ):
+            before = {id(group) for group in _param_groups(self.state)}
+        self._options = [None if id(group) in before else _options(group) for group in _param_groups(self.state)]
         self.loader.load_state_dict(resumption.get("loader"), content.get("rng"))
         previous = resumption.get("previous_timestamp")
         self.state.previous_timestamp = None if previous is None else _timestamp(previous)
@@ -113,11 +120,20 @@ class RunPosition:
         if not self.state.schedulers or self._schedulers is None:
             return
         self.state.load_state_dict({"schedulers": self._schedulers})
-        groups = [group for optimizer in self.state.optimizers for group in optimizer.param_groups]
-        if len(groups) == len(self._rates):  # building a scheduler sets the rates anew
-            for group, rate in zip(groups, self._rates, strict=True):
-                if rate is not None:
-                    _set_rate(group, rate)
+        groups, saved = _param_groups(self.state), self._options
+        if len(groups) != len(saved):
+            saved = [None] * len(groups)
+        of_schedule = {id(group) for group, options in zip(groups, saved, strict=True) if options is None}
+        for scheduler in self.state.schedulers:
+            _apply_position(scheduler, of_schedule)
+        for group, options in zip(groups, saved, strict=True):
+            for key, value in (options or {}).items():  # building a scheduler sets rates, momenta and more anew
+                _set_option(group, key, value)
+        if not self._time_is_loaded:
+            for scheduler in self.state.schedulers:
+                follow = getattr(scheduler, "scale_schedule", None)
+                if follow is not None:  # a schedule of this library follows the time, which is not the checkpoint's
+                    follow(1.0)
 
     # ---- the calls of `fit` ----
 
@@ -216,13 +232,33 @@ def _restore_computed(metrics: dict[str, Any], values: dict[str, Any]) -> None:
             metrics[name]._computed, metrics[name]._update_count = values[name], 1
 
 
-def _rates(state: State) -> list[Any]:
-    rates = [group.get("lr") for optimizer in state.optimizers for group in optimizer.param_groups]
-    return [rate.clone() if isinstance(rate, torch.Tensor) else rate for rate in rates]
+def _param_groups(state: State) -> list[dict[str, Any]]:
+    return [group for optimizer in state.optimizers for group in optimizer.param_groups]
 
 
-def _set_rate(group: dict[str, Any], rate: Any) -> None:
-    if hasattr(group["lr"], "fill_"):
-        group["lr"].fill_(rate)
+def _options(group: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of a parameter group without its parameters."""
+    return {
+        key: value.clone() if isinstance(value, torch.Tensor) else value
+        for key, value in group.items()
+        if key != "params"
+    }
+
+
+def _set_option(group: dict[str, Any], key: str, value: Any) -> None:
+    if isinstance(group.get(key), torch.Tensor):
+        group[key].copy_(torch.as_tensor(value))
     else:
-        group["lr"] = rate
+        group[key] = value
+
+
+def _apply_position(scheduler: Any, groups: set[int]) -> None:
+    """Give parameter groups, told by their ids, what a scheduler makes of them at its position."""
+    own = scheduler.optimizer.param_groups
+    if getattr(scheduler, "cycle_momentum", False) and any(id(group) in groups for group in own):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of asking outside of `step`; only `get_lr` sets the momentum
+            scheduler.get_lr()
+    for group, rate in zip(own, scheduler.get_last_lr(), strict=False):
+        if id(group) in groups:
+            _set_option(group, "lr", rate)

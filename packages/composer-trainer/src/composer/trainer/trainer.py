@@ -304,13 +304,17 @@ class Trainer(TrainerParts):
         Arguments that the constructor has too replace what it was given; None leaves it.
 
         Args:
-            train_dataloader: As in the constructor.
+            train_dataloader: As in the constructor. Another loader than before is iterated from its beginning. If the
+                run is in the middle of an epoch, it trains that epoch's remainder: the epoch keeps its number, its
+                batches are counted on, and it ends when this loader does.
             train_dataloader_label: As in the constructor.
-            train_subset_num_batches: As in the constructor.
+            train_subset_num_batches: As in the constructor. If the epoch that the run is in the middle of has had as
+                many batches already, its loader is iterated from its beginning again, as another loader would be.
             duration: Train this much longer from where the run is. Seconds are counted from the last whole one.
             reset_time: Count time from zero again; weights, optimizer and schedulers stay. Checkpoints then get the
                 names of earlier ones, which needs `save_overwrite=True`.
-            schedulers: As in the constructor.
+            schedulers: As in the constructor. If a checkpoint was loaded, the settings of the parameter groups (rate,
+                momentum, ...) become again what was loaded, because building a scheduler may have changed them.
             scale_schedule_ratio: As in the constructor.
             step_schedulers_every_batch: As in the constructor.
             eval_dataloader: As in the constructor.
@@ -344,10 +348,12 @@ class Trainer(TrainerParts):
                 "No optimizer was specified when constructing the Trainer, and the model had no parameters then. "
                 "Pass `optimizers` to the `Trainer`."
             )
+        spec, length = settings.train_spec, state.dataloader_len
         settings.replace_train_data(
             train_dataloader, train_dataloader_label, train_subset_num_batches, device_train_microbatch_size
         )
         begun, ended = self._position.begin_fit(reset_time)
+        self._follow_loader(spec, length, state.timestamp if begun is None else begun)
         settings.set_duration(duration, begun)
         if ended or self._position.is_complete():
             self._announce(f"This part of the run {state.run_name!r} is complete; nothing is left to train.")
