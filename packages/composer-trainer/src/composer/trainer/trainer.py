@@ -131,7 +131,8 @@ class Trainer(TrainerParts):
             store, see `CheckpointSaver`, and those of loggers. A saver or logger that is given an argument of this name
             has a time of its own.
         autoresume: Go on from the newest intact checkpoint in `save_folder`, if there is one: the same command starts,
-            continues and, once the run is complete, ends at once.
+            continues and, once the run is complete, ends at once. A run that was stopped early is complete, too; with
+            another `max_duration` than it was launched with it goes on.
         spin_dataloaders: When resuming in mid-epoch, bring the loader to where it was.
 
     Attributes:
