@@ -121,12 +121,16 @@ class RunSettings:
             self.parallel.adopt_metrics(metrics.values())
             self.state.eval_metrics[evaluator.label] = evaluator.select_metrics(metrics)
 
-    def set_max_duration(self, max_duration: Any) -> None:
-        """Set the length of the run; None leaves it open."""
+    def set_max_duration(self, max_duration: Any, ratio: float) -> None:
+        """Set the length of the run, scaled by `ratio`; None leaves it open.
+
+        Raises:
+            ValueError: It cannot work, or `ratio` makes it zero.
+        """
         if max_duration is not None:
             parsed = build.check_duration(max_duration, "max_duration")
             self._check_iterations(parsed, "max_duration")
-            self.state.max_duration = parsed
+            self.state.max_duration = _scaled(parsed, ratio, "max_duration")
             self._check_epochs()
 
     def _check_iterations(self, duration: Time[Any], argument: str) -> None:
@@ -136,22 +140,24 @@ class RunSettings:
                 f"end. Use for example '10ep' or '1000ba'."
             )
 
-    def set_duration(self, duration: Any, begun: Timestamp | None = None) -> None:
+    def set_duration(self, duration: Any, ratio: float, begun: Timestamp | None = None) -> None:
         """Train `duration` more from here on; None: until `max_duration`.
 
         Args:
             duration: How much more.
+            ratio: Scales how much this call of `fit` trains, not what was trained before it.
             begun: When this call of `fit` had begun in the run that is continued, of which nothing may be left but its
                 end; None: it begins now.
 
         Raises:
-            ValueError: There is no length, or it is reached already.
+            ValueError: There is no length, it is reached already, or `ratio` leaves nothing of it.
         """
         state = self.state
+        start = state.timestamp if begun is None else begun
         if duration is not None:
             more = build.check_duration(duration, "duration")
             self._check_iterations(more, "duration")
-            state.max_duration = (state.timestamp if begun is None else begun).get(more.unit) + more
+            state.max_duration = start.get(more.unit) + _scaled(more, ratio, "duration")
         limit = state.max_duration
         if limit is None:
             raise ValueError("No `max_duration` was given. Pass it to the `Trainer`, or `duration` to `fit`.")
@@ -160,34 +166,35 @@ class RunSettings:
                 f"The run is already at its `max_duration` of {str(limit)!r}. Please provide the `duration` or specify "
                 f"`reset_time=True` to `fit`, or raise `trainer.state.max_duration`."
             )
+        if duration is None and ratio != 1.0:
+            begin = start.get(limit.unit)
+            if limit > begin:
+                state.max_duration = begin + _scaled(limit - begin, ratio, "max_duration")
         self._check_epochs()
 
-    def set_schedulers(self, schedulers: Any, ratio: float, every_batch: bool | None) -> None:
-        """Replace the schedules and scale them, and the length of the run, by `ratio`; None leaves them.
+    def check_schedulers(self, schedulers: Any, ratio: float, every_batch: bool | None) -> None:
+        """Check what `set_schedulers` is to be given, and that there is something for `ratio` to scale.
 
         Raises:
-            ValueError: `ratio` cannot work, or has nothing to scale.
+            TypeError: `schedulers` are none.
+            ValueError: Another argument cannot work, or has no effect.
         """
         if isinstance(schedulers, Mapping):
             raise TypeError(f"`schedulers` must be a scheduler or a sequence of them, got {schedulers!r}.")
-        state, given = self.state, ensure_tuple(schedulers)
+        given = ensure_tuple(schedulers)
         if not given:
             if ratio != 1.0:
                 raise ValueError(f"`scale_schedule_ratio` must be 1.0 without `schedulers`, got {ratio!r}.")
             if every_batch is not None:
                 raise ValueError("`step_schedulers_every_batch` has no effect without `schedulers`. Leave it out.")
             return
-        if ratio <= 0:
-            raise ValueError(f"`scale_schedule_ratio` must be positive, got {ratio!r}.")
-        build.check_schedulers(given, state.optimizers)
-        if ratio != 1.0 and state.max_duration is not None:
-            scaled = state.max_duration * float(ratio)
-            if scaled.value <= 0:
-                raise ValueError(
-                    f"`scale_schedule_ratio` {ratio!r} makes `max_duration` {str(state.max_duration)!r} zero. Use a "
-                    f"larger one."
-                )
-            state.max_duration = scaled
+        build.check_schedulers(given, self.state.optimizers)
+
+    def set_schedulers(self, schedulers: Any, ratio: float, every_batch: bool | None) -> None:
+        """Replace the schedules, scaled by `ratio` as the length of the run is already; None leaves them."""
+        state, given = self.state, ensure_tuple(schedulers)
+        if not given:
+            return
         own = any(isinstance(scheduler, LRScheduler) for scheduler in given)
         self.step_every_batch = not own if every_batch is None else every_batch
         self._waiting, self.given_schedulers = (given, ratio), given
@@ -263,3 +270,13 @@ class RunSettings:
                 f"{str(limit)!r}, got a {type(loader).__name__}, which can be iterated only once. Pass a `DataLoader`, "
                 f"a list, or an object whose `__iter__` begins anew."
             )
+
+
+def _scaled(duration: Time[Any], ratio: float, argument: str) -> Time[Any]:
+    """Return a length of training times `scale_schedule_ratio`."""
+    scaled = duration if ratio == 1.0 else duration * float(ratio)
+    if scaled.value <= 0:
+        raise ValueError(
+            f"`scale_schedule_ratio` {ratio!r} makes `{argument}` {str(duration)!r} zero. Use a larger one."
+        )
+    return scaled

@@ -270,7 +270,8 @@ class Trainer(TrainerParts):
             train_dataloader, train_dataloader_label, train_subset_num_batches, device_train_microbatch_size
         )
         settings.set_evaluators(eval_dataloader, eval_interval, eval_subset_num_batches)
-        settings.set_max_duration(max_duration)
+        settings.check_schedulers(schedulers, scale_schedule_ratio, step_schedulers_every_batch)
+        settings.set_max_duration(max_duration, scale_schedule_ratio)
         settings.set_schedulers(schedulers, scale_schedule_ratio, step_schedulers_every_batch)
         self.engine.run_event(Event.BEFORE_LOAD)
         settings.set_scaler()  # an algorithm may have wrapped the optimizer into one that needs closures
@@ -312,7 +313,7 @@ class Trainer(TrainerParts):
             reset_time: Count time from zero again; weights, optimizer and schedulers stay. Checkpoints then get the
                 names of earlier ones, which needs `save_overwrite=True`.
             schedulers: As in the constructor.
-            scale_schedule_ratio: As in the constructor.
+            scale_schedule_ratio: Multiplies what this call trains, and the schedules that it is given.
             step_schedulers_every_batch: As in the constructor.
             eval_dataloader: As in the constructor.
             eval_subset_num_batches: As in the constructor.
@@ -345,11 +346,12 @@ class Trainer(TrainerParts):
                 "No optimizer was specified when constructing the Trainer, and the model had no parameters then. "
                 "Pass `optimizers` to the `Trainer`."
             )
+        settings.check_schedulers(schedulers, scale_schedule_ratio, step_schedulers_every_batch)
         settings.replace_train_data(
             train_dataloader, train_dataloader_label, train_subset_num_batches, device_train_microbatch_size
         )
         begun, ended = self._position.begin_fit(reset_time)
-        settings.set_duration(duration, begun)
+        settings.set_duration(duration, scale_schedule_ratio, begun)
         if ended or self._position.is_complete():
             self._announce(f"This part of the run {state.run_name!r} is complete; nothing is left to train.")
             return
