@@ -66,6 +66,7 @@ class Evaluator:
     ) -> None:
         _check_label(label)
         self.label = label
+        self._inherited: dict[str, Any] = {}  # the values that came from a Trainer
         self.dataloader = ensure_data_spec(dataloader)
         _check_metric_names(metric_names)
         self.metric_names = metric_names
@@ -97,6 +98,14 @@ class Evaluator:
         else:
             _check_function(eval_interval)
             self._eval_interval = eval_interval
+
+    def _inherit(self, **values: Any) -> None:
+        """Take a Trainer's values where the evaluator was given none of its own; a later Trainer's replace them."""
+        for name, value in values.items():
+            own = getattr(self, name)
+            if own is None or self._inherited.get(name) is own:
+                setattr(self, name, value)
+                self._inherited[name] = getattr(self, name)
 
     def select_metrics(self, metrics: Mapping[str, T]) -> dict[str, T]:
         """The metrics that this evaluator measures.

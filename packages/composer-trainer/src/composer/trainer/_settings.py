@@ -59,14 +59,16 @@ class RunSettings:
             subset = build.check_subset("train_subset_num_batches", subset)
             self._activate(self.train_spec.dataloader, subset)
 
-    def replace_train_data(self, dataloader: Any, label: str, subset: int | None, microbatch_size: Any) -> None:
+    def replace_train_data(self, dataloader: Any, label: str | None, subset: int | None, microbatch_size: Any) -> None:
         """What of the training data `fit` was given; None leaves it as it is.
 
         Raises:
             ValueError: There is still no training data.
         """
         if dataloader is not None:
-            self.set_train_data(dataloader, label, -1 if subset is None else subset, microbatch_size)
+            self.set_train_data(
+                dataloader, "train" if label is None else label, -1 if subset is None else subset, microbatch_size
+            )
         elif self.train_spec is None:
             raise ValueError("No `train_dataloader` was given. Pass it to the `Trainer` or to `fit`.")
         else:
@@ -74,7 +76,12 @@ class RunSettings:
                 self._set_microbatch_size(microbatch_size)
             if subset is not None:
                 subset = build.check_subset("train_subset_num_batches", subset)
-                self._activate(self.train_spec.dataloader, subset)
+            if label is not None:
+                self.train_label = label
+            if subset is not None or label is not None:
+                length = self.state._train_dataloader_len
+                kept = -1 if length is None else length
+                self._activate(self.train_spec.dataloader, kept if subset is None else subset)
 
     def _set_microbatch_size(self, asked: Any) -> None:
         state = self.state
@@ -105,6 +112,28 @@ class RunSettings:
                     f"`DataLoader`, a list, or an object whose `__iter__` begins anew."
                 )
         self.state.evaluators = evaluators
+
+    def replace_evaluation(self, eval_dataloader: Any, interval: Any, subset: int | None) -> None:
+        """What of the evaluation `fit` was given; None leaves it, or is the constructor's default for a new loader.
+
+        Raises:
+            ValueError: There is nothing that the interval or the number of batches could be for.
+        """
+        if eval_dataloader is not None:
+            self.set_evaluators(eval_dataloader, 1 if interval is None else interval, -1 if subset is None else subset)
+            return
+        given = {"eval_interval": interval, "eval_subset_num_batches": subset}
+        names = [f"`{name}`" for name, value in given.items() if value is not None]
+        if names and not self.state.evaluators:
+            raise ValueError(
+                f"{' and '.join(names)} must not be given without something to evaluate. Pass `eval_dataloader` to the "
+                f"`Trainer` or to `fit`."
+            )
+        if subset is not None:
+            subset = build.check_subset("eval_subset_num_batches", subset)
+        values = {"eval_interval": interval, "subset_num_batches": subset}
+        for evaluator in self.state.evaluators:
+            evaluator._inherit(**{name: value for name, value in values.items() if value is not None})
 
     def evaluators_of(self, eval_dataloader: Any, interval: Any, subset: int) -> list[Evaluator]:
         """Evaluators of an argument, with fresh metrics on the state."""

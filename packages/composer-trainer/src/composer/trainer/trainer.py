@@ -287,7 +287,7 @@ class Trainer(TrainerParts):
         self,
         *,
         train_dataloader: Loader | None = None,
-        train_dataloader_label: str = "train",
+        train_dataloader_label: str | None = None,
         train_subset_num_batches: int | None = None,
         duration: TimeArgument | None = None,
         reset_time: bool = False,
@@ -295,15 +295,16 @@ class Trainer(TrainerParts):
         scale_schedule_ratio: float = 1.0,
         step_schedulers_every_batch: bool | None = None,
         eval_dataloader: Loader | Evaluator | Sequence[Evaluator] | Sequence[Loader] | None = None,
-        eval_subset_num_batches: int = -1,
-        eval_interval: Interval = 1,
+        eval_subset_num_batches: int | None = None,
+        eval_interval: Interval | None = None,
         device_train_microbatch_size: float | str | None = None,
         precision: str | Precision | None = None,
         spin_dataloaders: bool | None = None,
     ) -> None:
         """Train until `max_duration`, or for `duration` more. May be called again.
 
-        Arguments that the constructor has too replace what it was given; None leaves it.
+        Arguments that the constructor has too replace what it was given; None leaves it. With a new loader, None is the
+        constructor's default for its label, interval and number of batches.
 
         Args:
             train_dataloader: As in the constructor.
@@ -317,7 +318,7 @@ class Trainer(TrainerParts):
             step_schedulers_every_batch: As in the constructor.
             eval_dataloader: As in the constructor.
             eval_subset_num_batches: As in the constructor.
-            eval_interval: As in the constructor.
+            eval_interval: As in the constructor; without `eval_dataloader` for the evaluators there are.
             device_train_microbatch_size: As in the constructor.
             precision: As in the constructor.
             spin_dataloaders: As in the constructor.
@@ -333,11 +334,11 @@ class Trainer(TrainerParts):
         state, settings = self.state, self._settings
         check_arguments(
             {
-                "train_dataloader_label": train_dataloader_label,
+                "train_dataloader_label": "train" if train_dataloader_label is None else train_dataloader_label,
                 "reset_time": reset_time,
                 "scale_schedule_ratio": scale_schedule_ratio,
                 "step_schedulers_every_batch": step_schedulers_every_batch,
-                "eval_interval": eval_interval,
+                "eval_interval": 1 if eval_interval is None else eval_interval,
                 "spin_dataloaders": spin_dataloaders is None or spin_dataloaders,
             }
         )
@@ -355,8 +356,7 @@ class Trainer(TrainerParts):
         if ended or self._position.is_complete():
             self._announce(f"This part of the run {state.run_name!r} is complete; nothing is left to train.")
             return
-        if eval_dataloader is not None:
-            settings.set_evaluators(eval_dataloader, eval_interval, eval_subset_num_batches)
+        settings.replace_evaluation(eval_dataloader, eval_interval, eval_subset_num_batches)
         settings.set_schedulers(schedulers, scale_schedule_ratio, step_schedulers_every_batch)
         settings.compile_schedulers()
         if precision is not None:
