@@ -6,6 +6,7 @@ So are the metrics. Whatever algorithm acts, whenever checkpoints are saved, and
 from __future__ import annotations
 
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from torchvision.transforms import ToTensor
 from composer import Trainer
 from composer.algorithms.warnings import NoEffectWarning, NotIntendedUseWarning
 from composer.checkpoint import read_checkpoint
-from composer.core import Callback, Precision, State
+from composer.core import Callback, Event, Precision, State
 from composer.loggers import Logger
 from composer.testing import deep_compare
 
@@ -77,9 +78,18 @@ class MeasuredCaptioned(Measured, Captioned):
 
 
 def launch(
-    case: str, folder: Path, interval: str, kill: int | None = None, callback: Callback | None = None, **options: Any
+    case: str,
+    folder: Path,
+    interval: str,
+    kill: int | None = None,
+    callback: Callback | None = None,
+    more: str | None = None,
+    **options: Any,
 ) -> dict[str, Any]:
-    """Launch a run's program, and return what it ends with in memory and in its newest checkpoint."""
+    """Launch a run's program, and return what it ends with in memory and in its newest checkpoint.
+
+    With `more`, the program fits again, for that duration.
+    """
     name, arguments, duration = CASES[case]
     has_text = name in LANGUAGE
     model = MeasuredCaptioned() if has_text else Measured()
@@ -93,7 +103,6 @@ def launch(
             model=model,
             train_dataloader=DataLoader(training, batch_size=2, shuffle=True, collate_fn=collate),
             eval_dataloader=DataLoader(measuring, batch_size=6, collate_fn=collate),
-            max_duration=duration,
             optimizers=torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
             algorithms=make(name, keys, arguments),
             callbacks=Kill(kill) if callback is None else callback,
@@ -104,9 +113,11 @@ def launch(
             run_name="run",
             save_folder=folder,
             save_interval=interval,
-            **{"autoresume": True, **options},
+            **{"autoresume": True, "max_duration": duration, **options},
         )
         trainer.fit()
+        if more is not None:
+            trainer.fit(duration=more)
     state = trainer.state
     found = {
         "weights": {key: value.clone() for key, value in state.model.state_dict().items()},
@@ -114,6 +125,7 @@ def launch(
         "computed": {key: metric.compute() for key, metric in state.eval_metrics["eval"].items()},
         "batch": state.timestamp.batch.value,
         "epoch": state.timestamp.epoch.value,
+        "max_duration": str(state.max_duration),
         "algorithms": state.state_dict()["algorithms"],
     }
     trainer.close()
@@ -163,6 +175,71 @@ class KillAtTheEnd(Callback):
 
     def fit_end(self, state: State, logger: Logger) -> None:
         raise Killed
+
+
+STOPS = {  # by event: the batch, counted when it happens, and the run's `eval_interval`
+    Event.BATCH_START: (3, "1ep"),
+    Event.BATCH_END: (4, "1ep"),
+    Event.EVAL_END: (4, "2ba"),
+    Event.EPOCH_END: (3, "1ep"),
+}
+STOPPED = ["EMA", "SWA of batches"]
+
+
+class Stop(Callback):
+    """Stops the run once, as `EarlyStopper` does; may end the process at a later event."""
+
+    def __init__(self, event: Event, dies: Event | None = None) -> None:
+        self.event, self.batch, self.dies = event, STOPS[event][0], dies
+        self.has_stopped = False
+
+    def run_event(self, event: Event, state: State, logger: Logger) -> None:
+        if self.has_stopped and event is self.dies:
+            raise Killed
+        if event is self.event and state.timestamp.batch == self.batch:
+            state.stop_training()
+            self.has_stopped = True
+
+
+@pytest.mark.parametrize("interval", INTERVALS)
+@pytest.mark.parametrize("event", STOPS, ids=str)
+@pytest.mark.parametrize("case", STOPPED)
+def test_a_run_that_was_stopped_is_complete(case: str, event: Event, interval: str, tmp_path: Path) -> None:
+    options = {"eval_interval": STOPS[event][1]}
+    whole = launch(case, tmp_path / "whole", interval, callback=Stop(event), **options)
+    with pytest.raises(Killed):
+        launch(case, tmp_path / "killed", interval, callback=Stop(event, dies=Event.FIT_END), **options)
+
+    assert whole["batch"] == (3 if event is Event.EPOCH_END else 4)
+    deep_compare(whole, launch(case, tmp_path / "killed", interval, callback=Stop(event), **options))
+    for folder in (tmp_path / "whole", tmp_path / "killed"):
+        deep_compare(whole["weights"], weights_of(folder))
+        deep_compare(whole, launch(case, folder, interval, callback=Stop(event), **options))
+
+
+@pytest.mark.parametrize("dies", [None, Event.FIT_END])
+@pytest.mark.parametrize("event", STOPS, ids=str)
+def test_a_stopped_run_that_is_made_longer_goes_on(event: Event, dies: Event | None, tmp_path: Path) -> None:
+    options = {"eval_interval": STOPS[event][1]}
+    never_stopped = launch("CutMix", tmp_path / "whole", "1ba", max_duration="3ep", **options)
+    with pytest.raises(Killed) if dies is not None else nullcontext():
+        launch("CutMix", tmp_path / "run", "1ba", callback=Stop(event, dies), **options)
+    longer = launch("CutMix", tmp_path / "run", "1ba", max_duration="3ep", **options)
+
+    assert longer["batch"] == 3 * LENGTH
+    deep_compare(never_stopped, longer)
+
+
+@pytest.mark.parametrize("event", STOPS, ids=str)
+def test_a_second_fit_goes_on_after_a_stop(event: Event, tmp_path: Path) -> None:
+    options = {"eval_interval": STOPS[event][1], "more": "2ba"}
+    whole = launch("EMA", tmp_path / "whole", "1ba", callback=Stop(event), **options)
+    with pytest.raises(Killed):
+        launch("EMA", tmp_path / "killed", "1ba", callback=Stop(event, dies=Event.BATCH_START), **options)
+
+    assert whole["batch"] == (5 if event is Event.EPOCH_END else 6)
+    for folder in (tmp_path / "killed", tmp_path / "whole"):
+        deep_compare(whole, launch("EMA", folder, "1ba", callback=Stop(event), **options))
 
 
 @pytest.mark.parametrize("interval", INTERVALS)

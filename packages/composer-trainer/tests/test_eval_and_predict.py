@@ -241,3 +241,41 @@ def test_the_end_of_a_loader_without_a_length_ends_an_evaluation(make_trainer: M
 
     assert trainer.state.eval_timestamp.batch == 2
     assert 3 == len(trainer.predict(loader))
+
+
+class Evaluated(Callback):
+    """Notes at which batch, and over how many batches, each evaluator was asked."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str | None, int, int]] = []
+
+    def eval_end(self, state: State, logger: Logger) -> None:
+        self.seen.append((state.dataloader_label, state.timestamp.batch.value, state.eval_timestamp.batch.value))
+
+
+def test_fit_replaces_interval_and_batches_of_the_evaluation(make_trainer: MakeTrainer) -> None:
+    def seen(own: bool = False, **arguments: Any) -> list[Any]:
+        loader, noted = make_trainer.loader(16, batch_size=4), Evaluated()
+        evaluator = Evaluator(label="own", dataloader=loader, eval_interval="1ep", subset_num_batches=3)
+        data = make_trainer.loader(16, batch_size=4)
+        trainer = make_trainer(
+            train_dataloader=data, eval_dataloader=evaluator if own else loader, max_duration="1ep", callbacks=noted
+        )
+        trainer.fit(**arguments)
+        return noted.seen
+
+    assert seen() == [("eval", 4, 4)]
+    assert seen(eval_interval="2ba") == [("eval", 2, 4), ("eval", 4, 4)]
+    assert seen(eval_interval=0) == []
+    assert seen(eval_subset_num_batches=2) == [("eval", 4, 2)]
+    assert seen(own=True, eval_interval="2ba", eval_subset_num_batches=2) == [("own", 4, 3)]  # its own win
+    for arguments in ({"eval_interval": 0}, {"eval_subset_num_batches": 2}):
+        with pytest.raises(ValueError, match="must not be given without something to evaluate"):
+            make_trainer(max_duration="1ep").fit(**arguments)
+
+
+def test_fit_replaces_the_label_of_the_training_data(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(max_duration="1ep", train_subset_num_batches=1)
+    trainer.fit(train_dataloader_label="second")
+
+    assert (trainer.state.dataloader_label, trainer.state.timestamp.batch) == ("second", 1)

@@ -517,6 +517,24 @@ def test_the_schedule_ratio_scales_the_run(make_trainer: MakeTrainer) -> None:
         make_trainer(step_schedulers_every_batch=True)
 
 
+@pytest.mark.parametrize(("first", "second", "ratio", "ends"), [("4ep", "2ep", 0.5, 3), ("2ep", "1ep", 2.0, 6)])
+def test_the_schedule_ratio_of_fit_scales_what_it_trains(
+    make_trainer: MakeTrainer, first: str, second: str, ratio: float, ends: int
+) -> None:
+    trainer = make_trainer(max_duration=None)
+    for duration in (first, second):
+        trainer.fit(duration=duration, schedulers=ConstantScheduler(), scale_schedule_ratio=ratio)
+    assert ends == trainer.state.timestamp.epoch
+
+    trainer = make_trainer(max_duration=first)  # in two parts, without `duration`
+    trainer.fit(duration="1ep")
+    trainer.state.max_duration = "5ep"
+    trainer.fit(schedulers=ConstantScheduler(), scale_schedule_ratio=ratio)
+    assert 1 + 4 * ratio == trainer.state.timestamp.epoch
+    with pytest.raises(ValueError, match=r"`scale_schedule_ratio` 0.5 makes `duration` '1ep' zero"):
+        trainer.fit(duration="1ep", schedulers=ConstantScheduler(), scale_schedule_ratio=0.5)
+
+
 # ---- what is logged, and when it is read ----
 
 

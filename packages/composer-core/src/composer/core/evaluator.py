@@ -66,6 +66,7 @@ class Evaluator:
     ) -> None:
         _check_label(label)
         self.label = label
+        self._inherited: dict[str, Any] = {}  # the values that came from a Trainer
         self.dataloader = ensure_data_spec(dataloader)
         self.metric_names = _metric_names(metric_names)
         self.subset_num_batches = _subset(subset_num_batches)
@@ -96,6 +97,14 @@ class Evaluator:
         else:
             _check_function(interval)
             self._eval_interval = interval
+
+    def _inherit(self, **values: Any) -> None:
+        """Take a Trainer's values where the evaluator was given none of its own; a later Trainer's replace them."""
+        for name, value in values.items():
+            own = getattr(self, name)
+            if own is None or self._inherited.get(name) is own:
+                setattr(self, name, value)
+                self._inherited[name] = getattr(self, name)
 
     def select_metrics(self, metrics: Mapping[str, T]) -> dict[str, T]:
         """The metrics that this evaluator measures.

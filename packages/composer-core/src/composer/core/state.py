@@ -243,7 +243,11 @@ class State(StateLists, StateSaving):
         return epochs * length + min(now._batch_in_epoch, length), length
 
     def stop_training(self) -> None:
-        """End the run after the current batch."""
+        """End the run after the current batch, by shortening `max_duration`.
+
+        For a relaunch with `autoresume` the run is then complete. `trainer.fit(duration=...)` goes on, and so does a
+        relaunch with another `max_duration`.
+        """
         unit = None if self._max_duration is None else self._max_duration.unit
         if unit is None or unit is TimeUnit.EPOCH:
             unit = TimeUnit.BATCH

@@ -355,10 +355,10 @@ def build_evaluators(eval_dataloader: Any, eval_interval: Any, eval_subset_num_b
                 f"The labels of evaluators must differ, got {label!r} twice. Give each `Evaluator` a label of its own."
             )
     for evaluator in evaluators:
-        if evaluator.eval_interval is None:
-            evaluator.eval_interval = eval_interval
-        if evaluator.subset_num_batches is None:
-            evaluator.subset_num_batches = check_subset("eval_subset_num_batches", eval_subset_num_batches)
+        evaluator._inherit(
+            eval_interval=eval_interval,
+            subset_num_batches=check_subset("eval_subset_num_batches", eval_subset_num_batches),
+        )
         data_spec_of(evaluator.dataloader, "eval_dataloader")
     return evaluators
 

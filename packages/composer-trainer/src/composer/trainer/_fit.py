@@ -92,6 +92,8 @@ class FitLoop:
         parallel: What other processes do.
         step_every_batch: Whether schedulers step after every batch, otherwise after every epoch.
         interruption: Notices that the process is asked to end.
+        over_at: The `max_duration` at which this fit was over when the checkpoint was saved that it goes on from; None:
+            it was not.
     """
 
     def __init__(
@@ -106,6 +108,7 @@ class FitLoop:
         parallel: SingleProcess,
         step_every_batch: bool,
         interruption: Interruption,
+        over_at: str | None = None,
     ) -> None:
         self.state, self.engine, self.logger = state, engine, logger
         self.data_spec, self.batches, self.position = data_spec, batches, position
@@ -113,7 +116,7 @@ class FitLoop:
         self.evaluation, self.parallel = evaluation, parallel
         self.step_every_batch, self.interruption = step_every_batch, interruption
         self.timer = StepTimer()
-        self._limit = state.max_duration  # that all ranks have
+        self._limit, self._over_at = state.max_duration, over_at  # the limit is one that all ranks have
         self._told = False  # whether another rank was told to stop training
         self._losses = _LossWatch()
         self._first_batch = state.timestamp._batch  # of this call of `fit`
@@ -129,6 +132,9 @@ class FitLoop:
             self.logger.log_hyperparameters({f"enabled_algorithms/{type(algorithm).__name__}": True})
         run_event(Event.FIT_START)
         resumed = self.position.begin()
+        if self._over_at is not None and not is_over(state):  # it was stopped, and killed before `fit` returned
+            state.max_duration = self._over_at
+            self._limit = state.max_duration
         if resumed:  # the checkpoint may be of the moment before an iteration was closed
             self._iteration_is_over(Event.BATCH_END if state.timestamp._batch_in_epoch else Event.EPOCH_END)
         self.batches.prepare(self.data_spec)

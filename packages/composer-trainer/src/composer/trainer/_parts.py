@@ -222,6 +222,7 @@ class TrainerParts(Exports):
             self._parallel,
             self._settings.step_every_batch,
             Interruption(self._checkpoint_saver, self._announce),
+            self._position.over_at,
         )
 
     def _announce(self, text: str) -> None:

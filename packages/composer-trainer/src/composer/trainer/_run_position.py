@@ -11,6 +11,7 @@ import torch
 from composer.callbacks.checkpoint_saver import CheckpointSaver
 from composer.core import State, Timestamp
 from composer.loggers import Logger
+from composer.trainer._clock import is_over
 from composer.trainer._requested import apply_changes, describe_schedulers, requested_of, restart_schedulers
 from composer.trainer._resumption import LoaderPosition
 from composer.trainer._settings import RunSettings
@@ -29,6 +30,10 @@ class RunPosition:
         settings: What the user gave.
         loader: The position in the training data.
         announce: Tells the user.
+
+    Attributes:
+        over_at: The `max_duration` at which the call of `fit` that is being repeated was over when the checkpoint was
+            saved, which is shorter than what was asked for if the run was stopped; None: it was not over.
     """
 
     def __init__(
@@ -48,12 +53,22 @@ class RunPosition:
         self._complete: dict[str, Any] | None = None  # what the loaded checkpoint says of its end
         self._ended: dict[str, Any] | None = None  # set while the last checkpoint of a fit is saved
         self._calls = 0
+        # The `max_duration` that the current call of `fit` began with, before anything stopped the run.
+        self._limit: str | None = None
+        self._restored_limit: str | None = None
+        self._restored_over_at: str | None = None
+        self.over_at: str | None = None
 
     def state_dict(self) -> dict[str, Any]:
         """Every rank's position in the data, the starts of the calls of `fit`, the arguments and the last values."""
-        previous = self.state.previous_timestamp
+        state, previous = self.state, self.state.previous_timestamp
+        over_at = str(state.max_duration) if is_over(state) else None
+        ranks = dist.all_gather_object((self.loader.state_dict(), over_at))
         return {
-            "loader": dist.all_gather_object(self.loader.state_dict()),
+            "loader": [place for place, _ in ranks],
+            "limit": self._limit,
+            # One rank that was stopped ends the run on all of them.
+            "over_at": next((limit for _, limit in ranks if limit is not None), None),
             "fits": [start.state_dict() for start in self._fits],
             "asked": self._asked,
             **self._values(),
@@ -95,6 +110,7 @@ class RunPosition:
         # A checkpoint that does not tell is taken to be of the program's first call.
         self._restored_fits = [_timestamp(saved) for saved in resumption.get("fits", [])] or [Timestamp()]
         self._complete = resumption.get("complete")
+        self._restored_limit, self._restored_over_at = resumption.get("limit"), resumption.get("over_at")
         self._saved = resumption.get("asked", {})
         given, had = self.settings.given_schedulers, self._saved.get("schedulers")
         if self.settings.is_complete and (given or not had):  # otherwise `fit` may bring them
@@ -171,15 +187,18 @@ class RunPosition:
         """Whether the run that saved the checkpoint had ended the call of `fit` that is being repeated.
 
         Its last checkpoint may be of a moment before the epoch was closed. If the run is longer now, it goes on there.
+        What counts is the length that was asked for, since `state.stop_training` shortens `max_duration`. To be called
+        once per call of `fit`, when it has set that length.
         """
-        done = self._complete
-        if (
-            done is None
-            or self._calls != len(self._restored_fits)
-            or done["max_duration"] != str(self.state.max_duration)
-        ):
+        state, done = self.state, self._complete
+        self._limit, self.over_at = str(state.max_duration), None
+        if self._calls != len(self._restored_fits) or self._limit != self._restored_limit:
             return False
-        self.state.timestamp = _timestamp(done["timestamp"])
+        if done is None:
+            self.over_at = self._restored_over_at
+            return False
+        state.max_duration = done["max_duration"]
+        state.timestamp = _timestamp(done["timestamp"])
         self.loader.load_state_dict(done["loader"], done["rng"])
         reproducibility.load_rng_state(done["rng"])
         return True

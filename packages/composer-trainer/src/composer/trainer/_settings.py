@@ -59,14 +59,16 @@ class RunSettings:
             subset = build.check_subset("train_subset_num_batches", subset)
             self._activate(self.train_spec.dataloader, subset)
 
-    def replace_train_data(self, dataloader: Any, label: str, subset: Any, microbatch_size: Any) -> None:
+    def replace_train_data(self, dataloader: Any, label: str | None, subset: Any, microbatch_size: Any) -> None:
         """What of the training data `fit` was given; None leaves it as it is.
 
         Raises:
             ValueError: There is still no training data.
         """
         if dataloader is not None:
-            self.set_train_data(dataloader, label, -1 if subset is None else subset, microbatch_size)
+            self.set_train_data(
+                dataloader, "train" if label is None else label, -1 if subset is None else subset, microbatch_size
+            )
         elif self.train_spec is None:
             raise ValueError("No `train_dataloader` was given. Pass it to the `Trainer` or to `fit`.")
         else:
@@ -74,7 +76,12 @@ class RunSettings:
                 self._set_microbatch_size(microbatch_size)
             if subset is not None:
                 subset = build.check_subset("train_subset_num_batches", subset)
-                self._activate(self.train_spec.dataloader, subset)
+            if label is not None:
+                self.train_label = label
+            if subset is not None or label is not None:
+                length = self.state._train_dataloader_len
+                kept = -1 if length is None else length
+                self._activate(self.train_spec.dataloader, kept if subset is None else subset)
 
     def _set_microbatch_size(self, asked: Any) -> None:
         state = self.state
@@ -106,6 +113,28 @@ class RunSettings:
                 )
         self.state.evaluators = evaluators
 
+    def replace_evaluation(self, eval_dataloader: Any, interval: Any, subset: Any) -> None:
+        """What of the evaluation `fit` was given; None leaves it, or is the constructor's default for a new loader.
+
+        Raises:
+            ValueError: There is nothing that the interval or the number of batches could be for.
+        """
+        if eval_dataloader is not None:
+            self.set_evaluators(eval_dataloader, 1 if interval is None else interval, -1 if subset is None else subset)
+            return
+        given = {"eval_interval": interval, "eval_subset_num_batches": subset}
+        names = [f"`{name}`" for name, value in given.items() if value is not None]
+        if names and not self.state.evaluators:
+            raise ValueError(
+                f"{' and '.join(names)} must not be given without something to evaluate. Pass `eval_dataloader` to the "
+                f"`Trainer` or to `fit`."
+            )
+        if subset is not None:
+            subset = build.check_subset("eval_subset_num_batches", subset)
+        values = {"eval_interval": interval, "subset_num_batches": subset}
+        for evaluator in self.state.evaluators:
+            evaluator._inherit(**{name: value for name, value in values.items() if value is not None})
+
     def evaluators_of(self, eval_dataloader: Any, interval: Any, subset: Any) -> list[Evaluator]:
         """Evaluators of an argument, with fresh metrics on the state."""
         evaluators = build.build_evaluators(eval_dataloader, interval, subset)
@@ -121,12 +150,16 @@ class RunSettings:
             self.parallel.adopt_metrics(metrics.values())
             self.state.eval_metrics[evaluator.label] = evaluator.select_metrics(metrics)
 
-    def set_max_duration(self, max_duration: Any) -> None:
-        """Set the length of the run; None leaves it open."""
+    def set_max_duration(self, max_duration: Any, ratio: float) -> None:
+        """Set the length of the run, scaled by `ratio`; None leaves it open.
+
+        Raises:
+            ValueError: It cannot work, or `ratio` makes it zero.
+        """
         if max_duration is not None:
             parsed = build.check_duration(max_duration, "max_duration")
             self._check_iterations(parsed, "max_duration")
-            self.state.max_duration = parsed
+            self.state.max_duration = _scaled(parsed, ratio, "max_duration")
             self._check_epochs()
 
     def _check_iterations(self, duration: Time[Any], argument: str) -> None:
@@ -136,22 +169,24 @@ class RunSettings:
                 f"end. Use for example '10ep' or '1000ba'."
             )
 
-    def set_duration(self, duration: Any, begun: Timestamp | None = None) -> None:
+    def set_duration(self, duration: Any, ratio: float, begun: Timestamp | None = None) -> None:
         """Train `duration` more from here on; None: until `max_duration`.
 
         Args:
             duration: How much more.
+            ratio: Scales how much this call of `fit` trains, not what was trained before it.
             begun: When this call of `fit` had begun in the run that is continued, of which nothing may be left but its
                 end; None: it begins now.
 
         Raises:
-            ValueError: There is no length, or it is reached already.
+            ValueError: There is no length, it is reached already, or `ratio` leaves nothing of it.
         """
         state = self.state
+        start = state.timestamp if begun is None else begun
         if duration is not None:
             more = build.check_duration(duration, "duration")
             self._check_iterations(more, "duration")
-            state.max_duration = (state.timestamp if begun is None else begun).get(more.unit) + more
+            state.max_duration = start.get(more.unit) + _scaled(more, ratio, "duration")
         limit = state.max_duration
         if limit is None:
             raise ValueError("No `max_duration` was given. Pass it to the `Trainer`, or `duration` to `fit`.")
@@ -160,34 +195,35 @@ class RunSettings:
                 f"The run is already at its `max_duration` of {str(limit)!r}. Please provide the `duration` or specify "
                 f"`reset_time=True` to `fit`, or raise `trainer.state.max_duration`."
             )
+        if duration is None and ratio != 1.0:
+            begin = start.get(limit.unit)
+            if limit > begin:
+                state.max_duration = begin + _scaled(limit - begin, ratio, "max_duration")
         self._check_epochs()
 
-    def set_schedulers(self, schedulers: Any, ratio: float, every_batch: bool | None) -> None:
-        """Replace the schedules and scale them, and the length of the run, by `ratio`; None leaves them.
+    def check_schedulers(self, schedulers: Any, ratio: float, every_batch: bool | None) -> None:
+        """Check what `set_schedulers` is to be given, and that there is something for `ratio` to scale.
 
         Raises:
-            ValueError: `ratio` cannot work, or has nothing to scale.
+            TypeError: `schedulers` are none.
+            ValueError: Another argument cannot work, or has no effect.
         """
         if isinstance(schedulers, Mapping):
             raise TypeError(f"`schedulers` must be a scheduler or a sequence of them, got {schedulers!r}.")
-        state, given = self.state, ensure_tuple(schedulers)
+        given = ensure_tuple(schedulers)
         if not given:
             if ratio != 1.0:
                 raise ValueError(f"`scale_schedule_ratio` must be 1.0 without `schedulers`, got {ratio!r}.")
             if every_batch is not None:
                 raise ValueError("`step_schedulers_every_batch` has no effect without `schedulers`. Leave it out.")
             return
-        if ratio <= 0:
-            raise ValueError(f"`scale_schedule_ratio` must be positive, got {ratio!r}.")
-        build.check_schedulers(given, state.optimizers)
-        if ratio != 1.0 and state.max_duration is not None:
-            scaled = state.max_duration * float(ratio)
-            if scaled.value <= 0:
-                raise ValueError(
-                    f"`scale_schedule_ratio` {ratio!r} makes `max_duration` {str(state.max_duration)!r} zero. Use a "
-                    f"larger one."
-                )
-            state.max_duration = scaled
+        build.check_schedulers(given, self.state.optimizers)
+
+    def set_schedulers(self, schedulers: Any, ratio: float, every_batch: bool | None) -> None:
+        """Replace the schedules, scaled by `ratio` as the length of the run is already; None leaves them."""
+        state, given = self.state, ensure_tuple(schedulers)
+        if not given:
+            return
         own = any(isinstance(scheduler, LRScheduler) for scheduler in given)
         self.step_every_batch = not own if every_batch is None else every_batch
         self._waiting, self.given_schedulers = (given, ratio), given
@@ -263,3 +299,13 @@ class RunSettings:
                 f"{str(limit)!r}, got a {type(loader).__name__}, which can be iterated only once. Pass a `DataLoader`, "
                 f"a list, or an object whose `__iter__` begins anew."
             )
+
+
+def _scaled(duration: Time[Any], ratio: float, argument: str) -> Time[Any]:
+    """Return a length of training times `scale_schedule_ratio`."""
+    scaled = duration if ratio == 1.0 else duration * float(ratio)
+    if scaled.value <= 0:
+        raise ValueError(
+            f"`scale_schedule_ratio` {ratio!r} makes `{argument}` {str(duration)!r} zero. Use a larger one."
+        )
+    return scaled

@@ -131,7 +131,8 @@ class Trainer(TrainerParts):
             store, see `CheckpointSaver`, and those of loggers. A saver or logger that is given an argument of this name
             has a time of its own.
         autoresume: Go on from the newest intact checkpoint in `save_folder`, if there is one: the same command starts,
-            continues and, once the run is complete, ends at once.
+            continues and, once the run is complete, ends at once. A run that was stopped early is complete, too; with
+            another `max_duration` than it was launched with it goes on.
         spin_dataloaders: When resuming in mid-epoch, bring the loader to where it was.
 
     Attributes:
@@ -269,7 +270,8 @@ class Trainer(TrainerParts):
             train_dataloader, train_dataloader_label, train_subset_num_batches, device_train_microbatch_size
         )
         settings.set_evaluators(eval_dataloader, eval_interval, eval_subset_num_batches)
-        settings.set_max_duration(max_duration)
+        settings.check_schedulers(schedulers, scale_schedule_ratio, step_schedulers_every_batch)
+        settings.set_max_duration(max_duration, scale_schedule_ratio)
         settings.set_schedulers(schedulers, scale_schedule_ratio, step_schedulers_every_batch)
         self.engine.run_event(Event.BEFORE_LOAD)
         settings.set_scaler()  # an algorithm may have wrapped the optimizer into one that needs closures
@@ -285,7 +287,7 @@ class Trainer(TrainerParts):
         self,
         *,
         train_dataloader: Loader | None = None,
-        train_dataloader_label: str = "train",
+        train_dataloader_label: str | None = None,
         train_subset_num_batches: SupportsIndex | None = None,
         duration: TimeArgument | None = None,
         reset_time: bool = False,
@@ -293,15 +295,16 @@ class Trainer(TrainerParts):
         scale_schedule_ratio: float = 1.0,
         step_schedulers_every_batch: bool | None = None,
         eval_dataloader: Loader | Evaluator | Sequence[Evaluator] | Sequence[Loader] | None = None,
-        eval_subset_num_batches: SupportsIndex = -1,
-        eval_interval: Interval = 1,
+        eval_subset_num_batches: SupportsIndex | None = None,
+        eval_interval: Interval | None = None,
         device_train_microbatch_size: SupportsIndex | float | str | None = None,
         precision: str | Precision | None = None,
         spin_dataloaders: bool | None = None,
     ) -> None:
         """Train until `max_duration`, or for `duration` more. May be called again.
 
-        Arguments that the constructor has too replace what it was given; None leaves it.
+        Arguments that the constructor has too replace what it was given; None leaves it. With a new loader, None is the
+        constructor's default for its label, interval and number of batches.
 
         Args:
             train_dataloader: As in the constructor. Another loader than before is iterated from its beginning. If the
@@ -315,11 +318,11 @@ class Trainer(TrainerParts):
                 names of earlier ones, which needs `save_overwrite=True`.
             schedulers: As in the constructor. If a checkpoint was loaded, the settings of the parameter groups (rate,
                 momentum, ...) become again what was loaded, because building a scheduler may have changed them.
-            scale_schedule_ratio: As in the constructor.
+            scale_schedule_ratio: Multiplies what this call trains, and the schedules that it is given.
             step_schedulers_every_batch: As in the constructor.
             eval_dataloader: As in the constructor.
             eval_subset_num_batches: As in the constructor.
-            eval_interval: As in the constructor.
+            eval_interval: As in the constructor; without `eval_dataloader` for the evaluators there are.
             device_train_microbatch_size: As in the constructor.
             precision: As in the constructor.
             spin_dataloaders: As in the constructor.
@@ -335,11 +338,11 @@ class Trainer(TrainerParts):
         state, settings = self.state, self._settings
         check_arguments(
             {
-                "train_dataloader_label": train_dataloader_label,
+                "train_dataloader_label": "train" if train_dataloader_label is None else train_dataloader_label,
                 "reset_time": reset_time,
                 "scale_schedule_ratio": scale_schedule_ratio,
                 "step_schedulers_every_batch": step_schedulers_every_batch,
-                "eval_interval": eval_interval,
+                "eval_interval": 1 if eval_interval is None else eval_interval,
                 "spin_dataloaders": spin_dataloaders is None or spin_dataloaders,
             }
         )
@@ -348,18 +351,18 @@ class Trainer(TrainerParts):
                 "No optimizer was specified when constructing the Trainer, and the model had no parameters then. "
                 "Pass `optimizers` to the `Trainer`."
             )
+        settings.check_schedulers(schedulers, scale_schedule_ratio, step_schedulers_every_batch)
         spec, length = settings.train_spec, state.dataloader_len
         settings.replace_train_data(
             train_dataloader, train_dataloader_label, train_subset_num_batches, device_train_microbatch_size
         )
         begun, ended = self._position.begin_fit(reset_time)
         self._follow_loader(spec, length, state.timestamp if begun is None else begun)
-        settings.set_duration(duration, begun)
+        settings.set_duration(duration, scale_schedule_ratio, begun)
         if ended or self._position.is_complete():
             self._announce(f"This part of the run {state.run_name!r} is complete; nothing is left to train.")
             return
-        if eval_dataloader is not None:
-            settings.set_evaluators(eval_dataloader, eval_interval, eval_subset_num_batches)
+        settings.replace_evaluation(eval_dataloader, eval_interval, eval_subset_num_batches)
         settings.set_schedulers(schedulers, scale_schedule_ratio, step_schedulers_every_batch)
         settings.compile_schedulers()
         if precision is not None:
