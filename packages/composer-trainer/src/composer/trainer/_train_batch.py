@@ -211,7 +211,7 @@ class BatchTrainer:
             # A mean over no token is nan, and so are its gradients, which 0 does not silence. All ranks need the pass.
             for tensor in _tensors(state.outputs):
                 if tensor.grad_fn is not None:
-                    tensor.register_hook(torch.zeros_like)
+                    tensor.register_hook(torch.zeros_like)  # type: ignore[no-untyped-call]
         if weight != 1.0:
             total = total * weight
         if self._scaling and state.scaler is not None:
