@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import random
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -752,6 +753,32 @@ def test_another_loader_in_mid_epoch_starts_at_its_beginning(size: int, workers:
     assert (1, 0, 3 + size // 4) == (now.epoch.value, now.batch_in_epoch.value, now.batch.value)
     run.fit(duration="1ep")
     assert list(range(size)) == run.journal.samples[1]
+
+
+class Cut:
+    """Samples 0 to 23 in batches, whose size it does not tell."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return math.ceil(24 / self.size)
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from DataLoader(Samples(size=24), self.size)
+
+
+@pytest.mark.parametrize(("before", "after", "left_out"), [(4, 4, 0), (4, 6, 0), (4, 2, 0), (4, 8, 4), (2, 24, 18)])
+def test_batches_of_another_size_go_on_after_as_many_samples(
+    before: int, after: int, left_out: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen = 3 * before
+    snapshot = Run(Cut(before), "3ba", max_duration="3ba").fit().snapshots.taken[0]
+    resumed = Run(Cut(after), max_duration="1ep", journal=Quiet()).load(snapshot).fit()
+
+    assert [list(range(seen + left_out, 24))] == resumed.journal.samples
+    assert resumed.state.timestamp.epoch == 1
+    assert (f"{left_out} samples are left out" in caplog.text) == bool(left_out)
 
 
 def test_the_same_loader_given_again_goes_on_where_it_was() -> None:

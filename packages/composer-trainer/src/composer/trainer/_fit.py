@@ -190,7 +190,8 @@ class FitLoop:
     def _batches(self) -> Iterator[Any]:
         """The epoch's batches that are still to be trained, announcing each before it is asked for."""
         run_event = self.engine.run_event
-        iterator = self.position.resume()
+        spec = self.data_spec
+        iterator = self.position.resume(lambda batch: spec.get_num_samples_in_batch(spec.batch_transforms(batch)))
         if self.state.timestamp._batch == self._first_batch:
             self.timer.restart()  # bringing a loader back to its place is not training time
         while True:

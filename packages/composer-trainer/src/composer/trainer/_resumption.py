@@ -16,7 +16,7 @@ import dataclasses
 import itertools
 import logging
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
@@ -94,6 +94,7 @@ class LoaderPosition:
         self._loader_state: Any = None
         self._generators: dict[str, Any] | None = None
         self._at_end = False  # the loader's state is of the end of an epoch
+        self._was_over = False  # the epoch, all of whose batches had been trained
         self._guessed = False  # the checkpoint does not say, so the generators are left where iterating brings them
 
     # ---- checkpoints ----
@@ -116,6 +117,7 @@ class LoaderPosition:
             "sample_in_epoch": now._sample_in_epoch,
             "world_size": num_shares(self._state),
             "number": self._number_of_place,
+            "ends_at": self.ends_at,
             "place": place,
             "generators": states_of(generators_of(loader)) if generators is None else generators,
             "loader": own,
@@ -175,6 +177,7 @@ class LoaderPosition:
             self._repeat_first_accesses(saved)
             if _is_of(saved, now):
                 self._adopt(saved)
+                self._was_over = saved.get("ends_at") == now._batch_in_epoch
             else:
                 self._begin_without_place()
         set_global_states(before)
@@ -241,10 +244,13 @@ class LoaderPosition:
             self._begin_place(loader, drawn=now._batch_in_epoch)
             self._guessed = True
 
-    def resume(self) -> Iterator[Any] | None:
+    def resume(self, count: Callable[[Any], float] | None = None) -> Iterator[Any] | None:
         """The rest of an epoch that has begun, or None: the loader begins with the next `start`.
 
         The global generators are left as they are found.
+
+        Args:
+            count: `batch -> number of samples`, for loaders that do not tell the size of their batches.
         """
         now, loader = self._state.timestamp, self._state.dataloader
         at = now._batch_in_epoch
@@ -264,10 +270,10 @@ class LoaderPosition:
         self._place = self._in_todays_units(self._place.moved_to(at), loader)
         self.ends_at = self._end(self._place, loader)
         if self._iterator is None or paused != (now._epoch, at):
-            self._iterator = self._return(loader)
+            self._iterator = self._return(loader, count)
         return None if self._iterator is None else self._limited(self._iterator)
 
-    def _return(self, loader: Any) -> Iterator[Any] | None:
+    def _return(self, loader: Any, count: Callable[[Any], float] | None) -> Iterator[Any] | None:
         """Go back to the place, or return None to start the loader anew; then the generators go on where they were."""
         rng = global_states()
         generators = states_of(generators_of(loader)) if self._generators is None else self._generators
@@ -275,7 +281,7 @@ class LoaderPosition:
         self._loader_state, self._generators, self._guessed = None, None, False
         iterator = None
         if own is not None or self.spin or self._resumes_itself():
-            iterator = self._iterate_to_place(loader, own)
+            iterator = self._iterate_to_place(loader, own, None if guessed else count)
         if not guessed:
             set_states(generators_of(loader), generators)
         set_global_states(rng)
@@ -399,9 +405,10 @@ class LoaderPosition:
             left = min(dist.all_gather_object(left))
         return place.at + max(left - place.left_out, 0)
 
-    def _iterate_to_place(self, loader: Any, own: Any) -> Iterator[Any]:
+    def _iterate_to_place(self, loader: Any, own: Any, count: Callable[[Any], float] | None) -> Iterator[Any]:
         place = self._place
         assert place is not None
+        samples = self._samples_of(place)
         iterator: Iterator[Any]
         set_global_states(place.rng)
         set_states(generators_of(loader), place.generators, warn=False)
@@ -413,13 +420,26 @@ class LoaderPosition:
         elif self._resumes_itself():
             iterator = iter(loader)
             del self._state.dataset_resumption["train"]
-        elif self.ends_at == place.at:
+        elif self.ends_at == place.at and (samples is None or self._was_over):
             return iter(())
         elif _skip.can_advance_sampler(loader):
             iterator = _skip.advance_sampler(loader, place.batches, place.samples)
         else:
-            iterator = _skip.draw(loader, place.batches)
+            if samples is None or count is None:
+                return _skip.draw(loader, place.batches)[0]
+            iterator, drawn, seen = _skip.draw(loader, place.batches, samples, _without_draws(count))
+            if (drawn, seen) != (place.batches, samples):  # its batches have another size now
+                rest = seen - samples
+                _warn_uneven(max(rest, 0), f"{rest:g} samples are left out", "the loader's batches, which have changed")
+                self._place = dataclasses.replace(place, batches=drawn)
+                self.ends_at = self._end(self._place, loader)
         return iterator
+
+    def _samples_of(self, place: _Place) -> float | None:
+        """Samples up to a place in a loader that does not tell its batch size; None if they are not known."""
+        alone = dist.get_world_size() == 1 and place.world_size == num_shares(self._state) == 1
+        whole = place.batches == place.at  # the epoch has had no other loader
+        return (self._state.timestamp._sample_in_epoch or None) if alone and whole and place.samples is None else None
 
     def _limited(self, iterator: Iterator[Any]) -> Iterator[Any]:
         if self.ends_at is None:
@@ -441,6 +461,19 @@ def _is_of(saved: Any, now: Timestamp) -> bool:
     return (saved.get("epoch"), saved.get("batch_in_epoch")) == (now._epoch, now._batch_in_epoch)
 
 
-def _warn_uneven(rest: int, effect: str, over: str) -> None:
+def _without_draws(count: Callable[[Any], float]) -> Callable[[Any], float]:
+    """The function, which then leaves the global generators as it finds them: transforms of batches may draw."""
+
+    def counted(batch: Any) -> float:
+        before = global_states()
+        try:
+            return count(batch)
+        finally:
+            set_global_states(before)
+
+    return counted
+
+
+def _warn_uneven(rest: float, effect: str, over: str) -> None:
     if rest and dist.get_global_rank() == 0:
         _log.warning("The place in the epoch does not divide evenly over %s: %s.", over, effect)

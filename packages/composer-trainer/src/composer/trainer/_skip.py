@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
@@ -109,12 +109,19 @@ def _with_indices(loader: DataLoader[Any], indices: Iterator[Any]) -> DataLoader
     )
 
 
-def draw(loader: Any, batches: int) -> Iterator[Any]:
+def draw(
+    loader: Any, batches: int, samples: float | None = None, count: Callable[[Any], float] | None = None
+) -> tuple[Iterator[Any], int, float]:
     """An iterator over the rest of an epoch; what comes before is loaded and thrown away, with progress shown.
 
     Args:
         loader: Any iterable of batches.
         batches: What to skip.
+        samples: What to skip instead, where `count` tells how many a batch has: the batches may have another size now.
+        count: `batch -> number of samples`.
+
+    Returns:
+        The iterator, and how many batches and samples were skipped; 0 samples if they were not counted.
     """
     if batches and dist.get_global_rank() == 0:
         _log.warning(
@@ -124,9 +131,15 @@ def draw(loader: Any, batches: int) -> Iterator[Any]:
             batches,
         )
     iterator: Iterator[Any] = iter(loader)
-    for _ in progress(itertools.islice(iterator, batches), "Skipping batches", batches):
-        pass
-    return iterator
+    drawn, seen = 0, 0.0
+    skipped = iterator if count is not None else itertools.islice(iterator, batches)
+    for batch in progress(skipped, "Skipping batches", batches):
+        drawn += 1
+        if count is not None:
+            seen += count(batch)
+            if samples is not None and seen >= samples:
+                break
+    return iterator, drawn, seen
 
 
 def progress(items: Any, label: str, total: int) -> Any:
