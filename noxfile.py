@@ -47,6 +47,7 @@ EVERY_TOOL = [
     "coverage",
 ]
 
+DONORS: dict[str, Path] = {}  # the environment of the last session, by Python
 each_package = nox.parametrize("package", NAMES, ids=NAMES)
 environment.keep_links_possible(Path(".nox"))
 environment.show_pyenv_versions()
@@ -70,6 +71,7 @@ def _wheels(session: nox.Session, names: Iterable[str]) -> list[str]:
 def _install(session: nox.Session, names: Iterable[str], *others: str) -> None:
     """Install packages and their siblings as wheels of the tree, and others, at the pinned versions."""
     session.install("--quiet", "--constraint", PINNED, *_wheels(session, names), *others)
+    environment.share_bytecode(Path(session.virtualenv.location), DONORS)
 
 
 def _install_declared(session: nox.Session, package: str, *arguments: str) -> None:
@@ -78,6 +80,7 @@ def _install_declared(session: nox.Session, package: str, *arguments: str) -> No
         names = [package, *WORKSPACE.siblings(package, with_tests=True)]
     others = WORKSPACE.outside(WORKSPACE[package].test_dependencies)
     session.install("--quiet", *arguments, *_wheels(session, names), *TEST_TOOLS, *others)
+    environment.share_bytecode(Path(session.virtualenv.location), DONORS)
 
 
 def _pytest(session: nox.Session, *arguments: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import py_compile
 import re
 import subprocess
 import sys
@@ -249,6 +251,29 @@ class TestEnvironment:
         environment.keep_links_possible(tmp_path)
 
         assert "UV_CACHE_DIR" not in os.environ
+
+    def test_bytecode_is_shared_by_environments_that_are_linked_to_the_same_sources(self, tmp_path: Path) -> None:
+        source = tmp_path / "cache.py"
+        source.write_text("value = 1\n")
+        environments = [tmp_path / name for name in ("first", "second", "third")]
+        packages = [folder / "lib/python3.11/site-packages" for folder in environments]
+        for folder in packages:
+            folder.mkdir(parents=True)
+            os.link(source, folder / "same.py")
+            (folder / "other.py").write_text("value = 2\n")
+        for name in ("same", "other"):
+            py_compile.compile(str(packages[0] / f"{name}.py"))
+        (packages[0] / "other.py").unlink()
+        donors: dict[str, Path] = {}
+        for folder in environments:
+            environment.share_bytecode(folder, donors)
+
+        compiled = Path(importlib.util.cache_from_source(str(packages[2] / "same.py")))
+        assert [path.name for path in packages[2].glob("**/*.pyc")] == [compiled.name]
+        assert donors == {"python3.11": packages[2]}
+        before = compiled.stat().st_ino
+        subprocess.run([sys.executable, "-c", "import same"], env={"PYTHONPATH": str(packages[2])}, check=True)
+        assert compiled.stat().st_ino == before, "it was taken as it is"
 
     def test_a_python_that_does_not_start_does_not_count(self, tmp_path: Path) -> None:
         shim = tmp_path / "python3.11"
