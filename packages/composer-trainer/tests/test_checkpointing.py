@@ -6,7 +6,7 @@ import datetime
 import enum
 import os
 import re
-from collections import defaultdict, deque
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -254,7 +254,6 @@ UNLOADABLE = {
     "fields": (lambda: np.zeros(2, dtype=[("a", "i4")]), "a NumPy type with parts", []),
     "objects": (lambda: np.array([1, "a"], dtype=object), "the NumPy type 'O8'", []),
     "deque": (lambda: deque([1]), "it holds `collections.deque`", [deque]),
-    "defaultdict": (lambda: defaultdict(list, a=[1]), "it holds `collections.defaultdict`", [defaultdict, list]),
     "strided nested": (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "a nested tensor", []),
     "itself": (holds_itself, "one that holds itself", []),
     "large from one": (lambda: torch.ones(1).expand(10**9), r"shape \(1000000000,\) over 4 bytes", []),
