@@ -32,7 +32,7 @@ def stubborn(folder: str) -> None:
     if RANK == "0":
         _ignore()
         (place / "ready").touch()
-        time.sleep(60)
+        time.sleep(600)
     _wait_for(place / "ready")
     (place / "when").write_text(str(time.time()))
     raise RuntimeError("rank 1 is broken")
@@ -42,7 +42,7 @@ def patient(folder: str) -> None:
     """Do not care to be told to leave."""
     _ignore()
     (Path(folder) / f"ready{RANK}").write_text(str(os.getpid()))
-    time.sleep(60)
+    time.sleep(600)
 
 
 def lonely(folder: str) -> None:
