@@ -60,8 +60,9 @@ def share_bytecode(environment: Path, donors: dict[str, Path]) -> None:
     for packages in environment.glob("lib/python*/site-packages"):  # none on Windows
         donor = donors.get(packages.parent.name)
         donors[packages.parent.name] = packages
-        for compiled in () if donor is None or donor == packages else donor.glob("**/__pycache__/*.pyc"):
-            assert donor is not None
+        if donor is None or donor == packages:
+            continue
+        for compiled in donor.glob("**/__pycache__/*.pyc"):
             folder = packages / compiled.relative_to(donor).parent
             name = f"{compiled.name.partition('.')[0]}.py"
             mine, theirs, target = folder.parent / name, compiled.parent.parent / name, folder / compiled.name

@@ -330,7 +330,7 @@ def _run_and_batch(file: Path) -> tuple[str, int] | None:
     Only the beginning is read, so the rest may be missing. Nothing of it is run.
     """
     said: tuple[str, int] | None = None
-    with suppress(Exception):  # an entry is missing or of another type
+    with suppress(LookupError, TypeError, ValueError, AttributeError, StopIteration):  # it says something else
         state = _outline(file)["state"]
         said = state["run_name"], int(next(iter(state["timestamp"].values()))["batch"])
     return said
