@@ -29,7 +29,7 @@ from composer.checkpoint._resumption_file import read_resumption
 from composer.checkpoint._sharded_run import STATES, _digest, fill_shards, read_run
 from composer.checkpoint._shards import read_shards
 from composer.testing import deep_compare
-from composer.trainer._autoresume import _run_and_batch
+from composer.trainer.resume.autoresume import _run_and_batch
 
 REFUSED, DAMAGED = "UnsafeCheckpointError", "CorruptCheckpointError"
 

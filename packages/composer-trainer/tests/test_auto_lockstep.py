@@ -17,10 +17,9 @@ from torchmetrics import MeanSquaredError
 from composer.core import Algorithm, Callback, Evaluator, Event, State
 from composer.models import ComposerModel
 from composer.testing import deep_compare, run_on_ranks
-from composer.trainer import Trainer
-from composer.trainer import _data_parallel as data_parallel
-from composer.trainer._lockstep import LockStepSearch
-from composer.trainer._settings import RunSettings
+from composer.trainer import Trainer, construction, ranks
+from composer.trainer.microbatch import LockStepSearch
+from composer.trainer.settings import RunSettings
 from composer.utils import dist
 from composer.utils.misc import get_free_tcp_port
 from composer.utils.parallelism import FSDP2Config
@@ -195,7 +194,7 @@ def error_of(act: Callable[[], Any]) -> str:
 
 
 def on_ranks() -> dict[str, Any]:
-    data_parallel.atexit = AtExit()  # type: ignore[assignment]
+    construction.atexit = AtExit()  # type: ignore[assignment]
     parts = (searches, failures, thrashing, evaluations, eval_failures, stops, leaving_the_group)
     return {part.__name__: part() for part in parts}
 
@@ -278,12 +277,12 @@ def failures() -> dict[str, str]:
 
     def synchronised() -> None:
         model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.SyncBatchNorm(1))
-        LockStepSearch(State(model=model), data_parallel.DataParallel(None, TIMEOUT)).check()
+        LockStepSearch(State(model=model), ranks.DataParallel(None, TIMEOUT)).check()
 
     def sharded() -> None:
         state = State(model=(model := Hungry()))
         state.fsdp_config = FSDP2Config()
-        settings = RunSettings(state, model, data_parallel.DataParallel(None, TIMEOUT))
+        settings = RunSettings(state, model, ranks.DataParallel(None, TIMEOUT))
         settings.set_train_data(batches_of(HALVES[0]), "train", -1, "auto")
 
     return {
@@ -341,7 +340,7 @@ def thrashing() -> list[tuple[float | None, list[str]]]:
     results = []
     for samples in (4, 1):
         state = State(model=torch.nn.Linear(1, 1), device_train_microbatch_size=4)
-        search = LockStepSearch(state, data_parallel.DataParallel(None, TIMEOUT))
+        search = LockStepSearch(state, ranks.DataParallel(None, TIMEOUT))
         search._thrashing = Tight(dist.get_global_rank() == 1)  # type: ignore[assignment]
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
@@ -532,7 +531,7 @@ class AtExit:
 
 def leaving_the_group() -> tuple[int, list[bool]]:
     """How many were registered, and whether there still is a group."""
-    registered = data_parallel.atexit.registered  # type: ignore[attr-defined]
+    registered = construction.atexit.registered  # type: ignore[attr-defined]
     leave, ours = registered[0]
     there = []
     leave(object())  # another one than the Trainer's

@@ -17,8 +17,8 @@ from composer.distributed.ddp import exchange, reduce_gradients
 from composer.models import ComposerModel
 from composer.testing import deep_compare, run_on_ranks
 from composer.trainer import Trainer
-from composer.trainer._data_parallel import DataParallel
-from composer.trainer._scaler import ClosureGradScaler
+from composer.trainer.precision import ClosureGradScaler
+from composer.trainer.ranks import DataParallel
 from composer.utils import dist
 
 BATCHES = 4
@@ -516,10 +516,10 @@ def host_values() -> dict[str, Any]:
     rank = dist.get_global_rank()
     parallel = DataParallel(None, 60.0)
     metrics = [SumMetric(), CatMetric(), object(), SumMetric(dist_sync_fn=dist.all_gather)]
-    parallel.adopt_metrics(metrics)
+    parallel.prepare_metrics(metrics)
     return {
-        "total": parallel.total(3 + rank, 7, rank == 1, timedelta(seconds=2.5 + rank)),
-        "not interrupted": parallel.total(0.5, 0)[::2],
+        "total": parallel.sum_counts(3 + rank, 7, rank == 1, timedelta(seconds=2.5 + rank)),
+        "not interrupted": parallel.sum_counts(0.5, 0)[::2],
         "finished": [parallel.any_finished(*each) for each in ((rank == 1,), (False,), (False, rank == 1))],
         "losses": parallel.mean_losses({"a": torch.tensor(1.0 + rank), "b": torch.tensor(2.0, dtype=torch.float16)}),
         "overflow": [overflow_on(1), overflow_on(2)],

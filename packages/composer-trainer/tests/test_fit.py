@@ -367,7 +367,7 @@ def test_what_has_no_token_that_counts_contributes_nothing(make_trainer: MakeTra
     assert losses == pytest.approx(seen)
     for theirs, ours in zip(expected.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(theirs, ours)
-    assert "No token of batch 2 generates loss" in caplog.text
+    assert "Batch 2 has no loss-generating tokens" in caplog.text
 
 
 @pytest.mark.parametrize("size", [2, 4])

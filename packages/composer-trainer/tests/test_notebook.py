@@ -49,10 +49,10 @@ CELLS = {
             logged.close()
     """,
     "skipping": """
-        from composer.trainer import _skip
+        from composer.trainer.resume import skip
 
-        _skip._PATIENCE_SECONDS = 0
-        for _ in _skip.progress(range(100), "Skipping batches", 100):
+        skip._PROGRESS_DELAY_SECONDS = 0
+        for _ in skip.progress(range(100), "Skipping batches", 100):
             pass
     """,
     "download": """

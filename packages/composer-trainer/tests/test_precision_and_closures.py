@@ -12,8 +12,8 @@ from composer.core import Algorithm, Event, Precision, State
 from composer.loggers import Logger
 from composer.optim import DecoupledAdamW, DecoupledSGDW
 from composer.testing import SimpleModel, deep_compare
-from composer.trainer._scaler import ClosureGradScaler
-from composer.trainer._train_batch import needs_closure
+from composer.trainer.precision import ClosureGradScaler
+from composer.trainer.step import needs_closure
 from composer.trainer.trainer import _adjust_device_train_microbatch_size, _is_cuda_oom
 from composer.utils.reproducibility import seed_context
 

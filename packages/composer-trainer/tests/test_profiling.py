@@ -16,7 +16,7 @@ from composer import Trainer
 from composer.core import Callback, State
 from composer.loggers import FileLogger, Logger
 from composer.testing import RandomClassificationDataset, SimpleModel
-from composer.trainer._profiling import RemoteFiles
+from composer.trainer.remote_files import RemoteFiles
 
 
 class Marker:

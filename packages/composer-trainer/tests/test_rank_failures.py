@@ -18,7 +18,7 @@ import torch
 import torch.distributed
 
 from composer.distributed import LostRankError
-from composer.distributed._lost_ranks import _TIMED_OUT_SECONDS, Attendance
+from composer.distributed._lost_ranks import _TIMED_OUT_SECONDS, LostRankDetector
 from composer.testing import run_on_ranks
 
 HERE = Path(__file__).parent
@@ -151,12 +151,12 @@ def who_is_missing(folder: str) -> list[str]:
     """Messages of a rank: one of three does not come; then all notice an error; then one fails for its own reasons."""
     group = torch.distributed.new_group(timeout=timedelta(seconds=1))
     rank = torch.distributed.get_rank()
-    attendance = Attendance(rank, 3, 1.0)
+    attendance = LostRankDetector(rank, 3, 1.0)
     messages = []
 
     def note(body: str) -> None:
         try:
-            with attendance.watched(), attendance.watched():
+            with attendance.report(), attendance.report():
                 if body == "exchange":
                     torch.distributed.all_reduce(torch.ones(1), group=group)
                 if body == "lost":
@@ -195,9 +195,9 @@ def test_without_a_store_rank_zero_is_missing(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.distributed.distributed_c10d, "_get_default_store", lambda: client)
     monkeypatch.delenv("COMPOSER_LAUNCHER_STORE", raising=False)
     del server
-    attendance = Attendance(1, 2, 5.0)
+    attendance = LostRankDetector(1, 2, 5.0)
     expected = "Rank 0, which holds the store, is gone or does not answer, so rank 1 cannot go on."
 
-    with pytest.raises(LostRankError, match=expected), attendance.watched():
+    with pytest.raises(LostRankError, match=expected), attendance.report():
         raise RuntimeError("Connection closed by peer")
     assert attendance.lost

@@ -33,9 +33,9 @@ from composer.loggers import Logger, LoggerDestination
 from composer.optim import ExponentialScheduler
 from composer.testing import SimpleModelWithDropout, deep_compare, run_on_ranks
 from composer.trainer import Trainer
-from composer.trainer._generators import generators_of, set_states, states_of
-from composer.trainer._resumption import LoaderPosition
-from composer.trainer._train_metrics import TrainMetrics
+from composer.trainer.metrics import TrainMetrics
+from composer.trainer.resume.generators import generators_of, set_states, states_of
+from composer.trainer.resume.loader import LoaderPosition
 from composer.utils import dist, reproducibility
 
 SAFE = _allowed()  # what checkpoints may hold besides tensors and plain values
@@ -291,7 +291,7 @@ class Snapshots(Callback):
     def take(self, state: State) -> None:
         saved = {
             "state": state.state_dict(),
-            "resumption": [self.trainer._position.loader.state_dict()],
+            "resumption": [self.trainer._progress.loader.state_dict()],
             "rng": reproducibility.get_rng_state(),
         }
         content = io.BytesIO()
@@ -331,7 +331,7 @@ class Run:
         self.state.load_state_dict(saved["state"])
         for key in without:
             saved[key] = None
-        self.trainer._position.loader.load_state_dict(saved["resumption"], saved["rng"])
+        self.trainer._progress.loader.load_state_dict(saved["resumption"], saved["rng"])
         return self
 
 
@@ -347,8 +347,8 @@ def assert_same_end(whole: Run, resumed: Run) -> None:
     assert whole.state.timestamp.sample == resumed.state.timestamp.sample
     assert whole.state.timestamp.epoch == resumed.state.timestamp.epoch
     deep_compare(
-        whole.trainer._position.loader.state_dict()["generators"],
-        resumed.trainer._position.loader.state_dict()["generators"],
+        whole.trainer._progress.loader.state_dict()["generators"],
+        resumed.trainer._progress.loader.state_dict()["generators"],
     )
 
 
@@ -458,7 +458,7 @@ def test_a_run_may_be_resumed_twice_in_one_epoch(name: str) -> None:
     once = Run(LOADERS[name](), "6ba", seed=98).load(whole.snapshots.taken[0]).fit()
     at_once = once.snapshots.taken[0]
     twice = Run(LOADERS[name](), seed=99).load(at_once)
-    deep_compare(twice.trainer._position.loader._loaded[0], twice.trainer._position.loader.state_dict())  # type: ignore[index]
+    deep_compare(twice.trainer._progress.loader._saved[0], twice.trainer._progress.loader.state_dict())  # type: ignore[index]
 
     assert_same_end(whole, twice.fit())
 
@@ -515,7 +515,7 @@ def test_what_is_loaded_again_is_announced_with_the_way_out(caplog: pytest.LogCa
 def test_without_spinning_the_epoch_has_as_many_batches_but_starts_anew(caplog: pytest.LogCaptureFixture) -> None:
     whole = Run(DataLoader(Samples(OwnGenerators()), 4), "6ba").fit()
     resumed = Run(DataLoader(Samples(OwnGenerators()), 4), "7ba", seed=9).load(whole.snapshots.taken[0])
-    resumed.trainer._position.loader.spin = False
+    resumed.trainer._progress.loader.spin = False
     resumed.fit()
 
     assert [list(range(8)), list(range(16))] == resumed.journal.samples
@@ -600,7 +600,7 @@ def test_a_checkpoint_without_a_place_starts_the_loader_once_per_epoch(
 def test_without_spinning_a_checkpoint_without_a_place_costs_nothing() -> None:
     whole, data = Run(batches_of(4), "6ba").fit(), Samples()
     resumed = Run(DataLoader(data, 4)).load(whole.snapshots.taken[0], "resumption")
-    resumed.trainer._position.loader.spin = False
+    resumed.trainer._progress.loader.spin = False
     resumed.fit()
 
     assert 6 * 4 == data.calls
@@ -610,7 +610,7 @@ def test_without_spinning_a_checkpoint_without_a_place_costs_nothing() -> None:
 def test_generators_that_stay_as_they_are_are_not_touched() -> None:
     whole = Run(batches_of(4), "1ep").fit()
     resumed = Run(batches_of(4), seed=7, callbacks=[]).load(whole.snapshots.taken[0], "rng")
-    resumed.trainer._position.loader.begin()
+    resumed.trainer._progress.loader.begin()
 
     assert torch.equal(torch.Generator().manual_seed(7).get_state(), torch.get_rng_state())
 
@@ -618,7 +618,7 @@ def test_generators_that_stay_as_they_are_are_not_touched() -> None:
 @pytest.mark.parametrize("saved", [[], {}, [None]])
 def test_what_is_no_place_is_refused(saved: Any) -> None:
     with pytest.raises(TypeError, match=r"must be a list of one dict per rank.*load_ignore_keys"):
-        Run(batches_of(4)).trainer._position.loader.load_state_dict(saved, None)
+        Run(batches_of(4)).trainer._progress.loader.load_state_dict(saved, None)
 
 
 # ---- data sets that resume themselves, and iterations
@@ -690,7 +690,7 @@ def test_an_iteration_that_was_about_to_end_ends_in_the_resumed_run(
 def test_a_place_of_another_version_counts_as_none() -> None:
     whole = Run(batches_of(4), "1ep").fit()
     resumed = Run(batches_of(4)).load(whole.snapshots.taken[0])
-    saved: Any = resumed.trainer._position.loader._loaded
+    saved: Any = resumed.trainer._progress.loader._saved
     del saved[0]["place"]
 
     assert_same_end(whole, resumed.fit())
@@ -712,7 +712,7 @@ def test_a_second_fit_goes_on_as_if_it_were_one(name: str) -> None:
 def test_a_second_fit_goes_on_with_workers_which_do_not_outlive_the_first() -> None:
     whole = Run(WITH_WORKERS["workers"](), max_duration="4ba", journal=Quiet()).fit()
     parts = Run(WITH_WORKERS["workers"](), max_duration="2ba", journal=Quiet()).fit()
-    assert parts.trainer._position.loader._iterator is None
+    assert parts.trainer._progress.loader._iterator is None
     parts.fit(duration="2ba")
 
     deep_compare(whole.journal.batches, parts.journal.batches)

@@ -95,7 +95,7 @@ def test_without_a_folder_the_user_is_told(make_trainer: MakeTrainer, capsys: py
         make_trainer(callbacks=Send(1, signal.SIGTERM), progress_bar=True).fit()
     told = capsys.readouterr().err
 
-    assert "SIGTERM: the batch is finished first; nothing is saved. Send it again to leave at once." in told
+    assert "SIGTERM: the batch is finished first; nothing is saved. Send it again to end immediately." in told
     assert "Nothing is saved, since the run has no `save_folder`." in told
 
 

@@ -155,7 +155,7 @@ def _context() -> Any:
             "torch._dynamo",
             "torchmetrics.classification",
             "composer.trainer",
-            "composer.trainer._sharded",
+            "composer.trainer.sharded",
         ]
     )
     return context

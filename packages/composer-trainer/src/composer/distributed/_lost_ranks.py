@@ -16,7 +16,7 @@ import torch.distributed
 
 from composer.core import ComposerError
 
-__all__ = ["Attendance", "LostRankError"]
+__all__ = ["LostRankDetector", "LostRankError"]
 
 # What gloo, NCCL and the store say. Gloo's errors have no class of their own.
 _COMMUNICATION = re.compile(r"gloo/|Connection (closed|reset) by peer|Timed out waiting|Broken pipe|NCCL error")
@@ -32,7 +32,7 @@ class LostRankError(ComposerError, RuntimeError):
     """Another rank does not answer, is gone or has failed, so this one cannot go on."""
 
 
-class Attendance:
+class LostRankDetector:
     """Names the ranks that are missing when an exchange fails. Costs nothing as long as none does.
 
     Each rank that fails leaves a note in the store of the process group; who left none is missing.
@@ -50,7 +50,7 @@ class Attendance:
         self.lost = False  # whether a rank was found missing
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
+    def report(self) -> Iterator[None]:
         """Around exchanges, on all ranks alike. Others learn of whatever is raised in it.
 
         Raises:
@@ -64,7 +64,7 @@ class Attendance:
         try:
             yield
         except BaseException as error:
-            if not is_communication(error):
+            if not is_communication_error(error):
                 first_line = "".join(traceback.format_exception_only(type(error), error)).partition("\n")[0]
                 self._exchange_notes(f"failed {first_line}"[:_NOTE_LENGTH], 0.0)
                 raise
@@ -138,7 +138,7 @@ class Attendance:
             time.sleep(_POLL_SECONDS)
 
 
-def is_communication(error: BaseException) -> bool:
+def is_communication_error(error: BaseException) -> bool:
     """Whether an error is of an exchange between ranks."""
     if isinstance(error, torch.distributed.DistError):
         return True

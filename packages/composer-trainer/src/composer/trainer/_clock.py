@@ -12,7 +12,7 @@ __all__ = ["StepTimer", "is_over"]
 
 
 def is_over(state: State, limit: Time[Any] | None = None) -> bool:
-    """Whether the run has reached a limit. Asked every step, so it compares plain numbers.
+    """Return True if the run has reached a limit. Called every step, so it compares plain numbers.
 
     Args:
         state: The run's state.
@@ -32,11 +32,11 @@ class StepTimer:
         self._last = time.perf_counter()
 
     def restart(self) -> None:
-        """Start the next lap now; what happened since the last lap does not count."""
+        """Start the next lap now; the time since the last lap is dropped."""
         self._last = time.perf_counter()
 
     def lap(self) -> datetime.timedelta:
-        """Time since the last lap or restart."""
+        """Return the time since the last lap or restart."""
         now = time.perf_counter()
         elapsed = datetime.timedelta(seconds=now - self._last)
         self._last = now

@@ -2,40 +2,69 @@
 
 from __future__ import annotations
 
+import copy
+import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, SupportsIndex, TextIO
 
 import torch
+from tqdm import tqdm
 
 from composer.checkpoint import IgnoreKeys, save_checkpoint
 from composer.checkpoint._names import check_path
-from composer.core import Algorithm, Callback, Evaluator, Event, Precision, State, Time
+from composer.checkpoint._resumption_parts import attach
+from composer.core import (
+    Algorithm,
+    Callback,
+    DataSpec,
+    Engine,
+    Evaluator,
+    Event,
+    Precision,
+    State,
+    Time,
+    Timestamp,
+)
 from composer.core.passes import PassInput
 from composer.devices import Device
 from composer.distributed import DDPSyncStrategy
-from composer.loggers import LoggerDestination
+from composer.loggers import Logger, LoggerDestination
+from composer.loggers._text import open_stream
+from composer.loggers.file_logger import FileLogger
 from composer.models import ComposerModel
-from composer.trainer import _construction as build
-from composer.trainer._arguments import check_arguments
-from composer.trainer._checkpointing import (
+from composer.trainer import construction
+from composer.trainer.checkpointing import build_saver, check_autoresume, hold_leases, load_run
+from composer.trainer.construction import RunsProfiler
+from composer.trainer.construction import generate_run_name as _generate_run_name
+from composer.trainer.evaluation import Evaluation, predict
+from composer.trainer.loop import FitLoop
+from composer.trainer.metrics import TrainMetrics
+from composer.trainer.microbatch import adjust_device_train_microbatch_size as _adjust_device_train_microbatch_size
+from composer.trainer.microbatch import is_cuda_oom as _is_cuda_oom
+from composer.trainer.optimizers import build_optimizer, check_optimizers
+from composer.trainer.options import (
+    DataOptions,
+    EvalOptions,
+    Interval,
     LoadOptions,
-    build_saver,
-    check_autoresume,
-    continue_logs,
-    training,
-    with_prefix,
+    LogOptions,
+    RunOptions,
+    SaveOptions,
+    ScheduleOptions,
+    TimeArgument,
+    check_arguments,
+    described,
 )
-from composer.trainer._construction import generate_run_name as _generate_run_name
-from composer.trainer._data_parallel import parallel_of_this_process
-from composer.trainer._microbatch import adjust_device_train_microbatch_size as _adjust_device_train_microbatch_size
-from composer.trainer._microbatch import is_cuda_oom as _is_cuda_oom
-from composer.trainer._parts import TrainerParts, stream_of
-from composer.trainer._prediction import predict
-from composer.trainer._profiling import RunsProfiler, bind_profiler
-from composer.trainer._seeding import seed_run
-from composer.trainer._settings import RunSettings
-from composer.utils import extract_hparams, get_device
+from composer.trainer.precision import resolve_precision
+from composer.trainer.remote_files import remote_files
+from composer.trainer.resume.loader import LoaderPosition
+from composer.trainer.resume.run import RunProgress
+from composer.trainer.settings import RunSettings, check_subset, data_spec_of
+from composer.trainer.signals import Interruption
+from composer.trainer.step import BatchTrainer
+from composer.utils import dist, ensure_tuple, extract_hparams, get_device, reproducibility
 from composer.utils.parallelism import ParallelismConfig
 
 if TYPE_CHECKING:
@@ -43,12 +72,32 @@ if TYPE_CHECKING:
 
 __all__ = ["Trainer", "_adjust_device_train_microbatch_size", "_is_cuda_oom"]
 
-TimeArgument = SupportsIndex | str | Time[Any]
-Interval = SupportsIndex | str | Time[Any] | Callable[[State, Event], bool]
+log = logging.getLogger(__name__)
+
 Loader = Any  # an iterable of batches, a DataSpec, or a dict of its arguments
 
+# Arguments of earlier releases, and what to write instead.
+_REMOVED = {
+    "fsdp_config": "parallelism_config={'fsdp': {...}}",
+    "fsdp_auto_wrap": "parallelism_config={'fsdp': {'auto_wrap': ...}}",
+    "load_fsdp_monolith_rank0_only": "parallelism_config={'fsdp': {...}}`, whose ranks keep only what they need of a "
+    "full checkpoint, and `load_path=...",
+    "deepspeed_config": "parallelism_config={'fsdp': {}}`, which divides parameters, gradients and optimizer states as "
+    "ZeRO stage 3 does, or as stage 2 with `{'fsdp': {'reshard_after_forward': False}}",
+    "grad_accum": "device_train_microbatch_size=...`, the number of samples in each forward pass, not `grad_accum",
+    "grad_clip_norm": "algorithms=[GradientClipping(clipping_type='norm', clipping_threshold=...)]",
+    "validate_every_n_epochs": "eval_interval='...ep'`, or to evaluate never, as -1 did, `eval_interval=0",
+    "validate_every_n_batches": "eval_interval='...ba'`, or to evaluate never, as -1 did, `eval_interval=0",
+    "compute_training_metrics": "get_metrics(is_train=True)` in the model, which returns the metrics to compute, not "
+    "`compute_training_metrics",
+    "max_epochs": "max_duration='...ep'",
+    "log_destinations": "loggers=[...]",
+    "logger_destinations": "loggers=[...]",
+    "load_logger_destination": "load_object_store=...",
+}
 
-class Trainer(TrainerParts):
+
+class Trainer:
     """Trains a model with composed algorithms.
 
     Times are a number of epochs or a time string such as `"10ep"`, `"500ba"`; see `Time`. Integers may be of any
@@ -165,6 +214,18 @@ class Trainer(TrainerParts):
         Time(8, TimeUnit.BATCH)
     """
 
+    if not TYPE_CHECKING:  # it would hide the signature of `__init__` from editors
+
+        def __new__(cls, *args: Any, **arguments: Any) -> Trainer:
+            """Reject arguments of earlier releases, with what to write instead.
+
+            Raises:
+                TypeError: An argument of an earlier release is given.
+            """
+            for name in arguments.keys() & _REMOVED.keys():
+                raise TypeError(f"`{name}` is not an argument of the `Trainer` any more. Write `{_REMOVED[name]}`.")
+            return super().__new__(cls)
+
     def __init__(
         self,
         *,
@@ -228,46 +289,106 @@ class Trainer(TrainerParts):
         autoresume: bool = False,
         spin_dataloaders: bool = True,
     ) -> None:
-        arguments = locals()
-        check_arguments(arguments)
-        loading = LoadOptions(autoresume, **with_prefix(arguments, "load_"))
-        build.set_python_log_level(python_log_level)
-        self.auto_log_hparams, self.python_log_level = auto_log_hparams, python_log_level
-        self.accumulate_train_batch_on_tokens = accumulate_train_batch_on_tokens
-        run_device = get_device(device)
-        run_precision = build.precision_of(precision, run_device)
-        self._model, was_compiled = build.check_model(model)
-        self._compile_config = {} if was_compiled and compile_config is None else compile_config
-        self._parallel = parallel_of_this_process(run_device, ddp_sync_strategy, dist_timeout, parallelism_config)
-        self._build_state(
-            run_device,
-            run_precision,
-            precision_config,
-            build.build_optimizer(self._model, optimizers),
-            algorithms,
-            self._parallel.agreed(run_name if run_name is not None else _generate_run_name()),
-            seed_run(seed, deterministic_mode, self._parallel),
-            save_metrics,
+        run = RunOptions(
+            run_name=run_name,
+            seed=seed,
+            deterministic_mode=deterministic_mode,
+            device=device,
+            precision=precision,
+            precision_config=precision_config,
+            dist_timeout=dist_timeout,
+            ddp_sync_strategy=ddp_sync_strategy,
+            parallelism_config=parallelism_config,
+            compile_config=compile_config,
+            algorithms=algorithms,
+            algorithm_passes=algorithm_passes,
+            optimizers=optimizers,
+            profiler=profiler,
         )
-        bind_profiler(profiler, self.state, device_train_microbatch_size)
-        destinations, watchers = build.build_loggers(
-            loggers,
-            callbacks,
+        data = DataOptions(
+            train_dataloader=train_dataloader,
+            train_dataloader_label=train_dataloader_label,
+            train_subset_num_batches=train_subset_num_batches,
+            device_train_microbatch_size=device_train_microbatch_size,
+            accumulate_train_batch_on_tokens=accumulate_train_batch_on_tokens,
+            spin_dataloaders=spin_dataloaders,
+        )
+        schedule = ScheduleOptions(
+            max_duration=max_duration,
+            schedulers=schedulers,
+            scale_schedule_ratio=scale_schedule_ratio,
+            step_schedulers_every_batch=step_schedulers_every_batch,
+        )
+        evaluation = EvalOptions(
+            eval_dataloader=eval_dataloader,
+            eval_interval=eval_interval,
+            eval_subset_num_batches=eval_subset_num_batches,
+        )
+        logs = LogOptions(
+            callbacks=callbacks,
+            loggers=loggers,
             progress_bar=progress_bar,
             log_to_console=log_to_console,
             console_stream=console_stream,
             console_log_interval=console_log_interval,
             log_traces=log_traces,
+            auto_log_hparams=auto_log_hparams,
+            python_log_level=python_log_level,
+            delivery_timeout=delivery_timeout,
         )
-        self._checkpoint_saver, watchers = build_saver(watchers, **with_prefix(arguments, "save_"))
+        load = LoadOptions(
+            load_path=load_path,
+            load_object_store=load_object_store,
+            load_weights_only=load_weights_only,
+            load_strict_model_weights=load_strict_model_weights,
+            load_progress_bar=load_progress_bar,
+            load_ignore_keys=load_ignore_keys,
+            load_exclude_algorithms=load_exclude_algorithms,
+            autoresume=autoresume,
+        )
+        save = SaveOptions(
+            save_folder=save_folder,
+            save_filename=save_filename,
+            save_latest_filename=save_latest_filename,
+            save_overwrite=save_overwrite,
+            save_interval=save_interval,
+            save_weights_only=save_weights_only,
+            save_ignore_keys=save_ignore_keys,
+            save_num_checkpoints_to_keep=save_num_checkpoints_to_keep,
+            save_metrics=save_metrics,
+            save_num_best_checkpoints_to_keep=save_num_best_checkpoints_to_keep,
+            save_monitor=save_monitor,
+            save_monitor_mode=save_monitor_mode,
+            save_async=save_async,
+        )
+        defaults = Trainer.__init__.__kwdefaults__ or {}
+        load.check_used(defaults)
+        construction.set_python_log_level(python_log_level)
+        self.auto_log_hparams, self.python_log_level = auto_log_hparams, python_log_level
+        self.accumulate_train_batch_on_tokens = accumulate_train_batch_on_tokens
+        self.local_hparams: dict[str, Any] = {}
+        if auto_log_hparams:
+            groups = (run, data, schedule, evaluation, logs, load, save)
+            values = {name: value for group in groups for name, value in vars(group).items()}
+            self.local_hparams = extract_hparams({"model": model, **values})
+        self._model, compiled = construction.check_model(model)
+        run_device = get_device(device)
+        run_precision = resolve_precision(precision, run_device)
+        self._parallel = construction.connect_ranks(run_device, run)
+        self.state = self._build_state(run, run_device, run_precision, save_metrics)
+        construction.bind_profiler(profiler, self.state, device_train_microbatch_size)
+        destinations, user_callbacks = construction.build_loggers(logs)
+        self._checkpoint_saver, user_callbacks = build_saver(save, defaults, user_callbacks)
         if autoresume:
             check_autoresume(self._checkpoint_saver, run_name)
-            continue_logs(destinations)
+            for destination in destinations:
+                if isinstance(destination, FileLogger):
+                    destination.append = True  # to the log of the previous launch
         if self._checkpoint_saver is not None:
             self._checkpoint_saver.reserve(self.state)
-        self._stream = stream_of(console_stream, shown=progress_bar or log_to_console)
-        self.local_hparams = extract_hparams(arguments) if auto_log_hparams else {}
-        self._start_engine(destinations, watchers, algorithm_passes, delivery_timeout)
+        # The stream for messages to the user; None: show nothing.
+        self._stream = open_stream(console_stream) if progress_bar or log_to_console else None
+        self._start_engine(destinations, user_callbacks, algorithm_passes, delivery_timeout)
         settings = self._settings = RunSettings(self.state, self._model, self._parallel)
         settings.set_train_data(
             train_dataloader, train_dataloader_label, train_subset_num_batches, device_train_microbatch_size
@@ -277,14 +398,116 @@ class Trainer(TrainerParts):
         settings.set_max_duration(max_duration, scale_schedule_ratio)
         settings.set_schedulers(schedulers, scale_schedule_ratio, step_schedulers_every_batch)
         self.engine.run_event(Event.BEFORE_LOAD)
-        settings.set_scaler()  # an algorithm may have wrapped the optimizer into one that needs closures
-        self._keep_position(spin_dataloaders)
-        if not self._load(loading, algorithm_passes):
-            self._position.forget_fits()
-        self._follow_model()
-        self.logger.log_hyperparameters({"rank_zero_seed": self.state.rank_zero_seed})  # a resumed run has its own
+        settings.set_scaler()  # after INIT, where an algorithm may wrap the optimizer in one that needs closures
+        position = LoaderPosition(self.state, self._metrics, spin_dataloaders, self._evaluation.accesses)
+        self._progress = RunProgress(self.state, settings, position, self._announce)
+        attach(self.state, self._progress)
+        self._load(load, algorithm_passes)
         self.engine.run_event(Event.AFTER_LOAD)
-        self._settle_model(self._compile_config)
+        self._wrap_model({} if compiled and compile_config is None else compile_config)
+
+    # ---- construction, step by step ----
+
+    def _build_state(self, run: RunOptions, device: Device, precision: Precision, save_metrics: bool) -> State:
+        """Place the model and its optimizer on the device, the same on all ranks, and return the run's state."""
+        optimizer = build_optimizer(self._model, run.optimizers)
+        run_name = self._parallel.broadcast(_generate_run_name() if run.run_name is None else run.run_name)
+        seed = construction.seed_run(run.seed, run.deterministic_mode, self._parallel)
+        model = self._parallel.to_device(self._model, device)
+        self._parallel.sync_module_states(model)
+        if optimizer is not None:
+            device.optimizer_to_device(optimizer)
+        algorithms = ensure_tuple(run.algorithms)
+        for algorithm in algorithms:
+            if not isinstance(algorithm, Algorithm):
+                raise TypeError(f"`algorithms` must be `Algorithm` objects, got {described(algorithm)}.")
+        construction.check_distinct("algorithms", algorithms)
+        state = State(
+            model=model,
+            rank_zero_seed=seed,
+            run_name=run_name,
+            device=device,
+            precision=precision,
+            precision_config=run.precision_config,
+            optimizers=optimizer,
+            algorithms=algorithms,
+            save_metrics=save_metrics,
+        )
+        self._parallel.describe_sharding(state)
+        return state
+
+    def _start_engine(
+        self,
+        destinations: Sequence[LoggerDestination],
+        callbacks: Sequence[Callback],
+        passes: PassInput,
+        delivery_timeout: float,
+    ) -> None:
+        """Create logger and engine, and run INIT, where algorithms change the model."""
+        state = self.state
+        destinations = [*destinations, *remote_files(state.profiler, callbacks)]
+        self.logger = Logger(state, destinations, delivery_timeout=delivery_timeout)
+        state.callbacks = [*destinations, *callbacks, *state.callbacks]  # the profiler has added some
+        self.engine = Engine(state, self.logger, passes)
+        self._model.logger = self.logger
+        self.engine.run_event(Event.INIT)
+        # An algorithm may have replaced the model.
+        self._model, _ = construction.check_model(state.model)
+        self._model.logger = self.logger
+        check_optimizers(state.optimizers, self._model, changed_by="an algorithm")
+        construction.log_standard_hparams(state, self.logger, self.local_hparams)
+        state.train_metrics = dict(copy.deepcopy(self._model.get_metrics(is_train=True)))
+        self._parallel.prepare_metrics(state.train_metrics.values())
+        defer = self._parallel.world_size == 1
+        self._metrics = TrainMetrics(state, self._model, defer, self._parallel.reshard)
+        self._evaluation = Evaluation(state, self.engine, self.logger, self._model, self._parallel)
+        self._evaluation.modes.eval()  # the mode outside `fit`
+
+    def _load(self, options: LoadOptions, passes: PassInput) -> None:
+        """Shard the model among ranks and load the requested checkpoint."""
+        state, parallel = self.state, self._parallel
+        with parallel.report_lost_ranks(), ExitStack() as downloads:
+            resumed = load_run(
+                options,
+                state,
+                self.logger,
+                self._checkpoint_saver,
+                passes,
+                self._announce,
+                lambda: parallel.shard(state),
+                downloads,
+            )
+        if not resumed:
+            self._progress.forget_fits()
+        model, _ = construction.check_model(state.model)
+        if model is not self._model:  # an algorithm of the checkpoint has replaced it
+            self._model = self._settings.model = self._evaluation.model = model
+            model.logger = self.logger
+            # The metrics are the new model's already, and may be loaded.
+            for metrics in (state.train_metrics, *state.eval_metrics.values()):
+                parallel.prepare_metrics(metrics.values())
+            self._metrics.set_model(model)
+        self.logger.log_hyperparameters({"rank_zero_seed": state.rank_zero_seed})  # loading may have changed it
+
+    def _wrap_model(self, compile_config: dict[str, Any] | None) -> None:
+        """Wrap and compile the model, once all module surgery is done and everything is loaded."""
+        if not self.state.fsdp_enabled:  # sharding replaces the parameters
+            check_optimizers(self.state.optimizers, self.state.model, changed_by="an algorithm")
+        self._evaluation.modes.check()
+        # Surgery has drawn random numbers; training starts from the seed with any algorithms.
+        reproducibility.seed_all(self.state.seed)
+        self.state.model = self._parallel.wrap(self.state.model, self.state.algorithms)
+        if compile_config is not None:
+            self.state.model.compile(**compile_config)
+
+    def _announce(self, text: str) -> None:
+        """Show a message to the user: in the log and, with a progress bar or console logger, on its stream."""
+        log.info("%s", text)
+        if self._stream is not None and dist.get_global_rank() == 0:
+            tqdm.write(text, file=self._stream)  # above a progress bar, which would share its line
+            self._stream.flush()
+
+    # ---- training ----
 
     def fit(
         self,
@@ -338,16 +561,14 @@ class Trainer(TrainerParts):
             SystemExit: After SIGTERM, once the batch is trained and saved; the status is 143.
             KeyboardInterrupt: After SIGINT, likewise.
         """
-        state, settings = self.state, self._settings
+        state, settings, position = self.state, self._settings, self._progress.loader
         check_arguments(
-            {
-                "train_dataloader_label": "train" if train_dataloader_label is None else train_dataloader_label,
-                "reset_time": reset_time,
-                "scale_schedule_ratio": scale_schedule_ratio,
-                "step_schedulers_every_batch": step_schedulers_every_batch,
-                "eval_interval": 1 if eval_interval is None else eval_interval,
-                "spin_dataloaders": spin_dataloaders is None or spin_dataloaders,
-            }
+            train_dataloader_label="train" if train_dataloader_label is None else train_dataloader_label,
+            reset_time=reset_time,
+            scale_schedule_ratio=scale_schedule_ratio,
+            step_schedulers_every_batch=step_schedulers_every_batch,
+            eval_interval=1 if eval_interval is None else eval_interval,
+            spin_dataloaders=spin_dataloaders is None or spin_dataloaders,
         )
         if not state.optimizers:
             raise ValueError(
@@ -355,30 +576,67 @@ class Trainer(TrainerParts):
                 "Pass `optimizers` to the `Trainer`."
             )
         settings.check_schedulers(schedulers, scale_schedule_ratio, step_schedulers_every_batch)
-        spec, length = settings.train_spec, state.dataloader_len
+        old_data, old_length = settings.train_spec, state.dataloader_len
         settings.replace_train_data(
             train_dataloader, train_dataloader_label, train_subset_num_batches, device_train_microbatch_size
         )
-        begun, ended = self._position.begin_fit(reset_time)
-        self._follow_loader(spec, length, state.timestamp if begun is None else begun)
+        begun, ended = self._progress.begin_fit(reset_time)
+        if self._is_other_data(old_data, old_length, state.timestamp if begun is None else begun):
+            position.replace_loader()
         settings.set_duration(duration, scale_schedule_ratio, begun)
-        if ended or self._position.is_complete():
+        if ended or self._progress.is_complete():
             self._announce(f"This part of the run {state.run_name!r} is complete; nothing is left to train.")
             return
         settings.replace_evaluation(eval_dataloader, eval_interval, eval_subset_num_batches)
         settings.set_schedulers(schedulers, scale_schedule_ratio, step_schedulers_every_batch)
         settings.compile_schedulers()
         if precision is not None:
-            state.precision = build.precision_of(precision, state.device)
+            state.precision = resolve_precision(precision, state.device)
             settings.set_scaler()
         if spin_dataloaders is not None:
-            self._position.loader.spin = spin_dataloaders
-        self._position.settle()
-        with training(state):
-            self._loop().run()
-            self._position.complete(self._checkpoint_saver, self.logger)
+            position.spin = spin_dataloaders
+        self._progress.apply()
+        with hold_leases(state):
+            self._make_loop().run()
+            self._progress.complete(self._checkpoint_saver, self.logger)
         for optimizer in state.optimizers:
             optimizer.zero_grad(set_to_none=True)
+
+    def _is_other_data(self, old_data: DataSpec | None, old_length: Time[int] | None, start: Timestamp) -> bool:
+        """Return True if this call of `fit` iterates another loader, or the same one from its beginning.
+
+        Args:
+            old_data: The training data before this call.
+            old_length: The number of batches per epoch before this call.
+            start: The start of this call, in this process or in the one that it resumes.
+        """
+        data, length = self._settings.train_spec, self.state.dataloader_len
+        if old_data is None or data is None:
+            return False
+        at_end = length is not None and length != old_length and start._batch_in_epoch >= length.value
+        return at_end or data.dataloader is not old_data.dataloader
+
+    def _make_loop(self) -> FitLoop:
+        state, spec = self.state, self._settings.train_spec
+        assert spec is not None, "`replace_train_data` has checked it"
+        batches = BatchTrainer(
+            state, self.engine, self._model, self._parallel, self._metrics, self.accumulate_train_batch_on_tokens
+        )
+        return FitLoop(
+            state,
+            self.engine,
+            self.logger,
+            spec,
+            batches,
+            self._progress.loader,
+            self._evaluation,
+            self._parallel,
+            self._settings.step_every_batch,
+            Interruption(self._checkpoint_saver, self._announce),
+            self._progress.over_at,
+        )
+
+    # ---- checkpoints ----
 
     def save_checkpoint(
         self, name: str = "ep{epoch}-ba{batch}-rank{rank}", *, weights_only: bool = False
@@ -397,7 +655,7 @@ class Trainer(TrainerParts):
             ValueError: `name` has an unknown field, or is a folder.
         """
         check_path("name", name)
-        with self._parallel.watched():
+        with self._parallel.report_lost_ranks():
             return save_checkpoint(self.state, name, weights_only=weights_only)
 
     def save_checkpoint_to_save_folder(self) -> None:
@@ -431,7 +689,7 @@ class Trainer(TrainerParts):
         Raises:
             ValueError: There is nothing to evaluate, or `subset_num_batches` is no number of batches.
         """
-        subset_num_batches = build.check_subset("subset_num_batches", subset_num_batches)
+        subset_num_batches = check_subset("subset_num_batches", subset_num_batches)
         given = eval_dataloader is not None
         extra = self._settings.evaluators_of(eval_dataloader, 0, subset_num_batches) if given else []
         self._evaluation.run_standalone(extra, subset_num_batches)
@@ -452,8 +710,8 @@ class Trainer(TrainerParts):
         Raises:
             ValueError: The loader is empty, or `subset_num_batches` is no number of batches.
         """
-        spec = build.data_spec_of(dataloader, "dataloader")
-        subset = build.check_subset("subset_num_batches", subset_num_batches)
+        spec = data_spec_of(dataloader, "dataloader")
+        subset = check_subset("subset_num_batches", subset_num_batches)
         modes = self._evaluation.modes
         return predict(self.state, self.engine, spec, subset, return_outputs, self._parallel, modes)
 

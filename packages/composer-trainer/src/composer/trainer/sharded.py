@@ -1,4 +1,4 @@
-"""Several processes that each hold a part of the model: `fully_shard`, and `parallelize_module` below it."""
+"""Ranks that each hold a shard of the model: torch's `fully_shard`, and `parallelize_module` below it."""
 
 from __future__ import annotations
 
@@ -20,23 +20,21 @@ from composer.distributed.ddp import DDPSyncStrategy
 from composer.distributed.fsdp2 import device_of, is_unit, shard_model
 from composer.distributed.mesh import REPLICATE, SHARD, TENSOR, make_mesh
 from composer.distributed.tensor_parallel import divide_layers
-from composer.trainer._data_parallel import DataParallel
+from composer.trainer.ranks import DataParallel
 from composer.utils.parallelism import FSDP2Config, ParallelismConfig, TPConfig
-
-__all__ = ["ShardedParallel"]
 
 
 class ShardedParallel(DataParallel):
-    """This process and the others, among which the model is divided.
+    """The ranks of the default process group, among which the model is sharded.
 
     Args:
-        config: How.
-        device: What is trained on.
-        strategy: When gradients are exchanged; None: with every microbatch, so that whole gradients take no memory.
-        timeout: Seconds until an exchange of host values whose partners do not arrive fails.
+        config: How to shard.
+        device: The device of this rank.
+        strategy: When gradients are synchronized; None: with every microbatch, so that full gradients take no memory.
+        timeout: Seconds until an exchange of host values fails because another rank does not answer.
 
     Raises:
-        ValueError: The degrees do not fit the number of ranks, or the strategy or the offloading cannot be had.
+        ValueError: The degrees do not match the number of ranks, or the strategy or offloading is not supported.
         RuntimeError: This version of torch cannot shard on the CPU.
     """
 
@@ -47,10 +45,10 @@ class ShardedParallel(DataParallel):
     ) -> None:
         if strategy is DDPSyncStrategy.FORCED_SYNC:
             raise ValueError(
-                "`ddp_sync_strategy='forced_sync'` cannot be had with `parallelism_config`: gradients exist in parts "
-                "only. Use 'single_auto_sync' or 'multi_auto_sync'."
+                "`ddp_sync_strategy='forced_sync'` is not supported with `parallelism_config`: gradients exist "
+                "in shards only. Use 'single_auto_sync' or 'multi_auto_sync'."
             )
-        assert isinstance(config.fsdp, FSDP2Config), "there is nothing else to be had"
+        assert isinstance(config.fsdp, FSDP2Config), "`ParallelismConfig.of` converts other types"
         if config.fsdp.cpu_offload and device.name == "cpu":
             raise ValueError(
                 "`cpu_offload` must be False on the CPU, got True: everything is in host memory already. Leave it out."
@@ -68,67 +66,65 @@ class ShardedParallel(DataParallel):
         else:
             self._mesh = self._fsdp.device_mesh
         super().__init__(strategy, timeout)
-        self._data_mesh = self._part_that_divides_data()
+        self._data_mesh = self._get_data_mesh()
         self._data_ranks = self._data_mesh.size()
         if self._data_ranks * self._degree != self.world_size:
             raise ValueError(
-                f"`device_mesh` must hold all {self.world_size} ranks, but {self._data_ranks} ranks that divide the "
-                f"data x {self._degree} that share layers is {self._data_ranks * self._degree}."
+                f"`device_mesh` must hold all {self.world_size} ranks, but {self._data_ranks} ranks that split the "
+                f"data x {self._degree} tensor-parallel ranks is {self._data_ranks * self._degree}."
             )
-        self._data_group = self._group_of_data() if self._degree > 1 else None
+        self._data_group = self._make_data_group() if self._degree > 1 else None
         self._units: list[Any] = []
-        self._precision: Precision | None = None  # that the model was divided for
+        self._precision: Precision | None = None  # the precision that the model was sharded for
 
-    def _part_that_divides_data(self) -> Any:
+    def _get_data_mesh(self) -> Any:
+        """Return the dimensions of the mesh that split the data."""
         names = self._mesh.mesh_dim_names
         if self._fsdp.device_mesh is not None or names is None:
             return self._mesh
         wanted = tuple(name for name in (REPLICATE, SHARD) if name in names)
         return self._mesh[wanted if len(wanted) > 1 else wanted[0]]
 
-    def _group_of_data(self) -> Any:
-        """The ranks that train on different data: one of each group of ranks that share layers."""
+    def _make_data_group(self) -> Any:
+        """Create the group of ranks that train on different data: one of each tensor-parallel group."""
         own = self._data_mesh.mesh.flatten().tolist()
-        groups = sorted({tuple(ranks) for ranks in self._exchanged(own)})  # all ranks make all groups, in one order
-        made = {ranks: torch.distributed.new_group([*ranks]) for ranks in groups}
-        return made[tuple(own)]
-
-    def _exchanged(self, value: Any) -> list[Any]:
-        values: list[Any] = [None] * self.world_size
-        torch.distributed.all_gather_object(values, value, self._host)
-        return values
+        all_ranks: list[Any] = [None] * self.world_size
+        torch.distributed.all_gather_object(all_ranks, own, self._host)
+        groups = sorted({tuple(ranks) for ranks in all_ranks})  # every rank creates all groups in the same order
+        created = {ranks: torch.distributed.new_group([*ranks]) for ranks in groups}
+        return created[tuple(own)]
 
     @property
     def _data_rank(self) -> int:
-        """Which part of each batch this rank trains on; ranks that share layers train on the same."""
-        place = self._data_mesh.get_coordinate()
-        assert place is not None, "the mesh holds all ranks"
+        """The index of the data shard of this rank; tensor-parallel ranks have the same one."""
+        coordinate = self._data_mesh.get_coordinate()
+        assert coordinate is not None, "the mesh has all ranks"
         sizes = self._data_mesh.mesh.shape
-        return sum(index * math.prod(sizes[dim + 1 :]) for dim, index in enumerate(place))
+        return sum(index * math.prod(sizes[dim + 1 :]) for dim, index in enumerate(coordinate))
 
     # ---- at construction ----
 
     def to_device(self, model: torch.nn.Module, device: Device) -> torch.nn.Module:
-        """Nothing yet: a whole model may not fit."""
+        """Leave the model where it is: the unsharded model may not fit the device."""
         return model
 
     def equalize(self, model: torch.nn.Module) -> None:
-        """Check that ranks build the same model; its weights are made equal when it is sharded."""
-        with self.watched():
+        """Check that ranks build the same model; its weights are synchronized when it is sharded."""
+        with self.report_lost_ranks():
             check_same_structure(model, self._rank, self._host)
 
-    def describe(self, state: State) -> None:
-        """Tell the state how the model will be divided, and which part of the data is this rank's."""
+    def describe_sharding(self, state: State) -> None:
+        """Set the attributes of `state` that describe the sharding and this rank's part of the data."""
         state.data_rank = self._data_rank
         state.fsdp_config, state.fsdp_config_version = self._fsdp, 2
         state.fsdp_state_dict_type = self._fsdp.state_dict_type
         state.fsdp_sharded_state_dict_enabled = self._fsdp.state_dict_type == "sharded"
         state.tp_config, state.device_mesh = self._tp, self._mesh
 
-    def divide(self, state: State) -> None:
-        """Divide the model and its optimizers, in place, after surgery and before anything is loaded."""
+    def shard(self, state: State) -> None:
+        """Shard the model and its optimizers in place."""
         model, seed = state.model, state.rank_zero_seed
-        with self.watched():
+        with self.report_lost_ranks():
             if self._tp is not None:
                 place_model(model, device_of(self._mesh), seed, self._host)
                 mesh = self._mesh[TENSOR] if self._tp.device_mesh is None else self._tp.device_mesh
@@ -142,41 +138,41 @@ class ShardedParallel(DataParallel):
         state.fsdp_enabled = True
 
     def check_loader(self, dataloader: Any, argument: str) -> None:
-        """Check that ranks that share layers get the same samples, and the others all of them.
+        """Check that tensor-parallel ranks get the same samples.
 
         Raises:
-            ValueError: The loader's distributed sampler divides the data in another way.
+            ValueError: The loader's distributed sampler splits the data differently.
         """
         if self._degree == 1:
             return
         for sampler in (getattr(dataloader, "sampler", None), getattr(dataloader, "batch_sampler", None)):
             if not isinstance(sampler, DistributedSampler):
                 continue
-            own, wanted = (sampler.num_replicas, sampler.rank), (self._data_ranks, self._data_rank)
-            if own != wanted:
+            actual, expected = (sampler.num_replicas, sampler.rank), (self._data_ranks, self._data_rank)
+            if actual != expected:
                 raise ValueError(
-                    f"The sampler of `{argument}` must have `num_replicas={wanted[0]}` and, on rank {self._rank}, "
-                    f"`rank={wanted[1]}`, got {own[0]} and {own[1]}: ranks that share layers train on the same "
+                    f"The sampler of `{argument}` must have `num_replicas={expected[0]}` and, on rank {self._rank}, "
+                    f"`rank={expected[1]}`, got {actual[0]} and {actual[1]}: tensor-parallel ranks train on the same "
                     f"samples. Give `DistributedSampler` the number of ranks divided by `tensor_parallel_degree`, and "
                     f"the rank divided by it."
                 )
 
     def check_precision(self, precision: Precision) -> None:
-        """Check that the model gathers its weights in the dtype of this precision.
+        """Check that the model gathers its weights in the dtype of `precision`.
 
         Raises:
-            ValueError: It does so in another one.
+            ValueError: The model was sharded for another precision.
         """
         if self._precision is not None and precision is not self._precision and self._fsdp.mixed_precision != "FULL":
             raise ValueError(
-                f"`precision` must stay {self._precision.value!r} once the model is divided for it, got "
+                f"`precision` must stay {self._precision.value!r} once the model is sharded for it, got "
                 f"{precision.value!r}. Give it to the `Trainer`, or use `{{'fsdp': {{'mixed_precision': 'FULL'}}}}`."
             )
 
     def adopt_metrics(self, metrics: Iterable[Any]) -> None:
-        """Let metrics gather their states from ranks with different data, without waiting for the device."""
+        """Let metrics gather their states from the ranks with different data, without waiting for the device."""
         metrics = list(metrics)
-        super().adopt_metrics(metrics)
+        super().prepare_metrics(metrics)
         if self._data_group is None:
             return
         for metric in metrics:
@@ -185,15 +181,15 @@ class ShardedParallel(DataParallel):
                     part.process_group = self._data_group
 
     def wrap(self, model: torch.nn.Module, algorithms: Iterable[Algorithm]) -> torch.nn.Module:
-        """The model as it is: sharding has changed it in place."""
+        """Return the model: `shard` has changed it in place."""
         return model
 
     # ---- in a step ----
 
     def backward_context(self, last_microbatch: bool, sync: bool) -> AbstractContextManager[None] | None:
-        """Around forward and backward of one microbatch, to keep gradients from being exchanged; None: nothing.
+        """Return a context that follows the synchronization strategy; see `SingleProcess`.
 
-        Gradients that are not to be exchanged at all are, too: parts of them are all that there is.
+        `sync=False` is ignored: gradients exist in shards only.
         """
         if last_microbatch or self._strategy is not DDPSyncStrategy.SINGLE_AUTO_SYNC:
             return None
@@ -212,30 +208,30 @@ class ShardedParallel(DataParallel):
             unit.set_requires_gradient_sync(sync, recurse=False)
 
     def free_gathered(self) -> None:
-        """Forget the weights gathered for a forward pass that no backward pass follows."""
+        """Free the weights gathered for a forward pass that has no backward pass."""
         for unit in self._units:
             unit.reshard()
 
-    def total(
+    def sum_counts(
         self, samples: float, tokens: int, interrupted: bool = False, lap: timedelta = timedelta()
     ) -> tuple[float, int, bool, timedelta]:
-        """Samples and tokens of one step, of ranks that share layers only once; see `SingleProcess`."""
-        samples, tokens, interrupted, lap = super().total(samples, tokens, interrupted, lap)
+        """Sum the samples and tokens of one step, those of tensor-parallel ranks only once; see `SingleProcess`."""
+        samples, tokens, interrupted, lap = super().sum_counts(samples, tokens, interrupted, lap)
         if self._degree == 1:
             return samples, tokens, interrupted, lap
         share = samples / self._degree
         return int(share) if share.is_integer() else share, tokens // self._degree, interrupted, lap
 
     def mean_count(self, count: float, microbatches: int) -> float:
-        """A rank's batch size, averaged over ranks, which weighs its microbatches.
+        """Average the batch size over ranks; see `SingleProcess`.
 
         Raises:
             RuntimeError: Ranks have different numbers of microbatches.
         """
         mean = super().mean_count(count, microbatches)
-        if not self._in_step:
+        if not self._equal_microbatches:
             raise RuntimeError(
-                f"All ranks must have equally many microbatches to gather a sharded model together, but not all have "
-                f"{microbatches}, as rank {self._rank} has. Use batches of one size, for example with `drop_last=True`."
+                f"All ranks of a sharded model must have the same number of microbatches, but not all have "
+                f"{microbatches}, like rank {self._rank}. Use batches of one size, for example with `drop_last=True`."
             )
         return mean

@@ -1,4 +1,4 @@
-"""Ways to bring a loader's iterator to a place inside an epoch."""
+"""Advance a loader's iterator to a position inside an epoch."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ __all__ = [
     "batch_size_of",
     "by_samples",
     "can_advance_sampler",
-    "draw",
     "has_state",
     "left_in_sampler",
     "progress",
+    "skip_batches",
 ]
 
 _log = logging.getLogger(__name__)
 
-_PATIENCE_SECONDS = 2.0  # what takes no longer is not worth a progress bar
+_PROGRESS_DELAY_SECONDS = 2.0  # shorter waits show no progress bar
 
 
 def has_state(loader: Any) -> bool:
-    """Whether a loader keeps its own position."""
+    """Return True if a loader saves its own position, as torchdata's `StatefulDataLoader` does."""
     return callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None))
 
 
 def batch_size_of(loader: Any) -> int | None:
-    """Samples in each of a loader's batches; None if they are not told, or not alike."""
+    """Return the samples per batch of a loader; None if they are unknown or vary."""
     sampler = getattr(loader, "batch_sampler", None)
     size = getattr(loader, "batch_size", None) if sampler is None else getattr(sampler, "batch_size", None)
     return size if isinstance(size, int) and size > 0 else None
 
 
 def left_in_sampler(loader: Any, samples: int) -> int | None:
-    """Batches that are left after a number of samples; None if only the loader's end will tell."""
+    """Return the batches left after a number of samples; None if they are unknown."""
     sampler = getattr(loader, "batch_sampler", None)
     if not isinstance(sampler, BatchSampler):
         return None
@@ -55,7 +55,7 @@ def left_in_sampler(loader: Any, samples: int) -> int | None:
 
 
 def can_advance_sampler(loader: Any) -> bool:
-    """Whether `advance_sampler` works: torch's own loader, in this process, over a data set with indices."""
+    """Return True if `advance_sampler` works: torch's own loader, in this process, over a map-style data set."""
     return (
         isinstance(loader, DataLoader)
         and type(loader).__iter__ is DataLoader.__iter__
@@ -65,19 +65,19 @@ def can_advance_sampler(loader: Any) -> bool:
 
 
 def by_samples(loader: Any) -> bool:
-    """Whether `advance_sampler` can stop inside a batch."""
+    """Return True if `advance_sampler` can stop inside a batch."""
     return type(getattr(loader, "batch_sampler", None)) is BatchSampler
 
 
 def advance_sampler(loader: DataLoader[Any], batches: int, samples: int | None) -> Iterator[Any]:
-    """An iterator over the rest of an epoch; what comes before is sampled, but neither loaded nor transformed.
+    """Return an iterator over the rest of an epoch; skipped samples are drawn, but neither loaded nor transformed.
 
-    Random numbers are drawn in the order in which a plain iteration draws them.
+    Random numbers are drawn in the same order as by a plain iteration.
 
     Args:
-        loader: One for which `can_advance_sampler` holds.
-        batches: What to skip.
-        samples: What to skip, where a `BatchSampler` makes the batches; None: go by `batches`.
+        loader: A loader for which `can_advance_sampler` is True.
+        batches: The number of batches to skip.
+        samples: The number of samples to skip instead, if a `BatchSampler` makes the batches; None: use `batches`.
     """
     sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     if samples is not None and by_samples(loader):
@@ -86,7 +86,7 @@ def advance_sampler(loader: DataLoader[Any], batches: int, samples: int | None) 
     else:
         skipped = indices = iter(sampler)
         number = batches
-    # First: it draws the seed of the workers that it does not have.
+    # Before the sampler advances: this draws the base seed for worker processes, also when there are none.
     iterator: Iterator[Any] = iter(_with_indices(loader, indices))
     for _ in itertools.islice(skipped, number):
         pass
@@ -94,30 +94,30 @@ def advance_sampler(loader: DataLoader[Any], batches: int, samples: int | None) 
 
 
 def _with_indices(loader: DataLoader[Any], indices: Iterator[Any]) -> DataLoader[Any]:
-    """The same loader over other indices."""
-    chosen: dict[str, Any] = {"batch_sampler": indices}
+    """Return a copy of the loader over other indices."""
+    source: dict[str, Any] = {"batch_sampler": indices}
     if loader.batch_sampler is None:
-        chosen = {"sampler": indices, "batch_size": None}
+        source = {"sampler": indices, "batch_size": None}
     if getattr(loader, "pin_memory_device", ""):
-        chosen["pin_memory_device"] = loader.pin_memory_device
+        source["pin_memory_device"] = loader.pin_memory_device
     return DataLoader(
         loader.dataset,
         collate_fn=loader.collate_fn,
         pin_memory=loader.pin_memory,
         generator=loader.generator,
-        **chosen,
+        **source,
     )
 
 
-def draw(
+def skip_batches(
     loader: Any, batches: int, samples: float | None = None, count: Callable[[Any], float] | None = None
 ) -> tuple[Iterator[Any], int, float]:
-    """An iterator over the rest of an epoch; what comes before is loaded and thrown away, with progress shown.
+    """Return an iterator over the rest of an epoch; skipped batches are loaded and dropped, with a progress bar.
 
     Args:
         loader: Any iterable of batches.
-        batches: What to skip.
-        samples: What to skip instead, where `count` tells how many a batch has: the batches may have another size now.
+        batches: The number of batches to skip.
+        samples: The number of samples to skip instead, if `count` is given: the batch size may have changed.
         count: `batch -> number of samples`.
 
     Returns:
@@ -125,9 +125,9 @@ def draw(
     """
     if batches and dist.get_global_rank() == 0:
         _log.warning(
-            "Loading %d batches once more to reach the place where the epoch goes on. A loader with `state_dict` and "
-            "`load_state_dict` (such as torchdata's `StatefulDataLoader`) goes there at once; `spin_dataloaders=False` "
-            "skips this too, but then starts the epoch's data from its beginning.",
+            "Loading %d batches again to reach the position where the epoch continues. A loader with `state_dict` and "
+            "`load_state_dict` (such as torchdata's `StatefulDataLoader`) does not need this; `spin_dataloaders=False` "
+            "avoids it, but then starts the data of the epoch from the beginning.",
             batches,
         )
     iterator: Iterator[Any] = iter(loader)
@@ -143,12 +143,12 @@ def draw(
 
 
 def progress(items: Any, label: str, total: int) -> Any:
-    """The items, with a progress bar on rank 0 if they take long."""
+    """Iterate over the items, with a progress bar on rank 0 if that takes long."""
     return tqdm(
         items,
         desc=label,
         total=total,
-        delay=_PATIENCE_SECONDS,
+        delay=_PROGRESS_DELAY_SECONDS,
         leave=False,
         disable=dist.get_global_rank() != 0,
         file=bar_file(open_stream("stderr")),

@@ -1,4 +1,4 @@
-"""The random generators that a run draws from: the global ones, and those that a loader's parts hold."""
+"""The random generators of a run: the global ones, and those inside the training and evaluation loaders."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-
-__all__ = ["generators_of", "global_states", "set_global_states", "set_states", "states_of"]
 
 _MAX_ITEMS = 256  # a longer container holds data, not transforms
 _MAX_DEPTH = 12
@@ -29,9 +27,9 @@ _LEAVES = (str, bytes, int, float, complex, type, types.ModuleType, torch.Tensor
 
 
 def global_states() -> dict[str, Any]:
-    """The states of this process's global generators: Python, NumPy, torch and, once in use, the CUDA device's.
+    """Return the states of the global generators: Python, NumPy, torch and, once in use, the CUDA device.
 
-    The state of a CUDA generator lies on the host, so the device is not waited for.
+    The state of a CUDA generator is on the host, so this does not wait for the device.
     """
     states = {
         "python": _packed(random.getstate()),
@@ -44,7 +42,7 @@ def global_states() -> dict[str, Any]:
 
 
 def set_global_states(states: Mapping[str, Any]) -> None:
-    """Set the global generators to what `global_states` returned; CUDA's only if it is in use."""
+    """Set the global generators to the result of `global_states`; CUDA's only if it is in use."""
     random.setstate(_unpacked(states["python"]))
     np.random.set_state(states["numpy"])  # noqa: NPY002
     torch.set_rng_state(states["torch"])
@@ -53,7 +51,7 @@ def set_global_states(states: Mapping[str, Any]) -> None:
 
 
 def generators_of(loader: Any) -> dict[str, Any]:
-    """Every generator that a loader, its samplers, its data set and their parts hold, by the path to it.
+    """Return every generator inside a loader, its samplers, its data set and their parts, by the path to it.
 
     Attributes, closures, bound methods and `functools.partial` objects are followed, as are containers of up to 256
     items. Each generator appears once, under its shortest path.
@@ -61,28 +59,28 @@ def generators_of(loader: Any) -> dict[str, Any]:
     Args:
         loader: An iterable of batches.
     """
-    found: dict[str, Any] = {}
+    generators: dict[str, Any] = {}
     seen = {id(loader)}
     queue: deque[tuple[str, Any, int]] = deque([("", loader, 0)])
     while queue and len(seen) < _MAX_OBJECTS:
         path, value, depth = queue.popleft()
         if isinstance(value, tuple(_KINDS.values())):
-            found[path] = value
+            generators[path] = value
             continue
         if depth == _MAX_DEPTH:
             continue
         for name, part in _parts(value):
             if part is None or isinstance(part, _LEAVES) or id(part) in seen:
                 continue
-            if not path and name == "_iterator":  # what a loader is just doing comes and goes
+            if not path and name == "_iterator":  # the running iteration
                 continue
             seen.add(id(part))
             queue.append((f"{path}.{name}" if path else name, part, depth + 1))
-    return found
+    return generators
 
 
 def states_of(generators: Mapping[str, Any]) -> dict[str, Any]:
-    """The states of generators by path, made of what loads safely: tensors, numbers and plain containers."""
+    """Return the states of generators by path, as types that load safely: tensors, numbers and plain containers."""
     return {path: _state_of(generator) for path, generator in generators.items()}
 
 
@@ -90,22 +88,22 @@ def set_states(generators: Mapping[str, Any], states: Mapping[str, Any], warn: b
     """Set generators to saved states.
 
     Args:
-        generators: From `generators_of`.
-        states: From `states_of`.
-        warn: Whether to warn of what is there on one side only.
+        generators: The result of `generators_of`.
+        states: The result of `states_of`.
+        warn: Warn of generators without a saved state and of states without a generator.
     """
-    strange = sorted(generators.keys() ^ states.keys())
+    unmatched = sorted(generators.keys() ^ states.keys())
     for path in generators.keys() & states.keys():
         saved, generator = states[path], generators[path]
         if saved["kind"] == _kind_of(generator) and saved.get("of") == _bit_generator(generator):
             _set_state(generator, saved["state"])
         else:
-            strange.append(path)
-    if strange and warn:
+            unmatched.append(path)
+    if unmatched and warn:
         warnings.warn(
-            f"These random generators of the training loader differ from when it was saved, so they are not restored "
-            f"and what they draw will differ from an uninterrupted run: {', '.join(strange)}. Build the loader as it "
-            f"was built then.",
+            f"These random generators of the training loader do not match the checkpoint, so they are not restored "
+            f"and their random numbers will differ from an uninterrupted run: {', '.join(unmatched)}. Build the loader "
+            f"in the same way as the run that saved the checkpoint.",
             stacklevel=2,
         )
 
@@ -115,7 +113,7 @@ def _uses_cuda() -> bool:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """What an object refers to, by name."""
+    """Iterate over the objects that an object refers to, by name."""
     if isinstance(value, (list, tuple, dict)):
         if len(value) <= _MAX_ITEMS:
             pairs = value.items() if isinstance(value, dict) else enumerate(value)
@@ -151,7 +149,7 @@ def _kind_of(generator: Any) -> str:
 
 
 def _bit_generator(generator: Any) -> str | None:
-    """The algorithm of a NumPy generator, which its state belongs to."""
+    """Return the name of a NumPy generator's algorithm; a state fits only the same algorithm."""
     if isinstance(generator, np.random.Generator):
         return type(generator.bit_generator).__name__
     return None
@@ -178,7 +176,7 @@ def _set_state(generator: Any, state: Any) -> None:
 
 
 def _packed(state: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A state of Python's generator, with one tensor for its 625 numbers: those take long to pickle one by one."""
+    """Convert a state of Python's generator: its 625 numbers become one tensor, which pickles faster."""
     version, numbers, gauss = state
     return version, torch.tensor(numbers), gauss
 

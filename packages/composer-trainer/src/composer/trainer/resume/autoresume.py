@@ -38,8 +38,6 @@ from composer.utils import (
 if TYPE_CHECKING:
     from composer.checkpoint._storage import Storage
 
-__all__ = ["check_fixed_name", "find_checkpoint"]
-
 log = logging.getLogger(__name__)
 
 _DOWNLOADS = 3  # of a file that arrives damaged

@@ -13,65 +13,62 @@ import torch
 from composer.core import DataSpec, Engine, Event, State, TimeUnit
 from composer.loggers import DeferredValue, Logger
 from composer.trainer._clock import StepTimer, is_over
-from composer.trainer._context import set_epoch
-from composer.trainer._evaluation import Evaluation
-from composer.trainer._parallel import SingleProcess
-from composer.trainer._resumption import LoaderPosition
-from composer.trainer._signals import Interruption
-from composer.trainer._skip import has_state
-from composer.trainer._train_batch import BatchTrainer
+from composer.trainer.evaluation import Evaluation
+from composer.trainer.ranks import SingleProcess, set_epoch
+from composer.trainer.resume.loader import LoaderPosition
+from composer.trainer.resume.skip import has_state
+from composer.trainer.signals import Interruption
+from composer.trainer.step import BatchTrainer
 from composer.utils import dist
 from composer.utils._interval_scheduler import check_has_tokens
 
-__all__ = ["FitLoop"]
 
+class _LossMonitor:
+    """Warns once if the losses stay NaN or infinite, without waiting for the device in a step.
 
-class _LossWatch:
-    """Warns once when the losses stay NaN or infinite, without waiting for the device in a step.
-
-    It keeps the last losses, and looks at them at the ends of epochs, at evaluations and, so that nobody waits long for
-    the first of these, after 16, 32, 64, ... batches. The answer travels to the host in the background.
+    The last losses are checked at the end of epochs, at evaluations and, since these may come late, after 16, 32,
+    64, ... batches. The result is copied to the host in the background.
     """
 
     def __init__(self) -> None:
         self._last: deque[torch.Tensor] = deque(maxlen=8)
-        self._answer: tuple[int, int, DeferredValue] | None = None  # how many bad ones are told, up to which batch
+        self._result: tuple[int, int, DeferredValue] | None = None  # least number to warn of, last batch, number
         self._count, self._warned = 0, False
 
     def add(self, losses: Mapping[str, torch.Tensor], batch: int) -> None:
-        """Take the losses of a batch."""
+        """Add the losses of a batch."""
         if "loss/train/total" not in losses:  # an optimizer that never called its closure
             return
         self._last.append(losses["loss/train/total"])
         self._count += 1
         if self._count >= 16 and self._count & (self._count - 1) == 0:
-            self.look(batch)
+            self.check(batch)
 
-    def look(self, batch: int, at_end: bool = False) -> None:
-        """Look at the last losses, up to those of `batch`.
+    def check(self, batch: int, at_end: bool = False) -> None:
+        """Check the last losses, up to that of `batch`.
 
-        During the run all of the last losses must be bad to be told, since a bad batch may be skipped; at its end,
-        where there is time to wait for the answer, the last two.
+        During the run, all of the last losses must be bad, since a bad batch may be skipped; at its end, where waiting
+        for the result costs nothing, the last two.
         """
-        self._tell(at_end)
-        if self._last and self._answer is None and not self._warned:
+        self._warn(at_end)
+        if self._last and self._result is None and not self._warned:
             bad = torch.stack([~loss.isfinite() for loss in reversed(self._last)])
-            answer = DeferredValue.of_tensor(bad.cumprod(0).sum())  # how many of the last in a row
-            DeferredValue.fetch([answer])
-            self._answer = (min(2 if at_end else 8, len(self._last)), batch, answer)
-        self._tell(at_end)
+            result = DeferredValue.of_tensor(bad.cumprod(0).sum())  # how many of the last in a row
+            DeferredValue.fetch([result])
+            self._result = (min(2 if at_end else 8, len(self._last)), batch, result)
+        self._warn(at_end)
 
-    def _tell(self, wait: bool) -> None:
-        if self._answer is None or not (wait or self._answer[2].ready):
+    def _warn(self, wait: bool) -> None:
+        if self._result is None or not (wait or self._result[2].ready):
             return
-        (least, batch, answer), self._answer = self._answer, None
-        number = int(answer.value)
+        (least, batch, result), self._result = self._result, None
+        number = int(result.value)
         if number < least or self._warned or dist.get_global_rank() != 0:
             return
         self._warned = True
         warnings.warn(
             f"The training loss was NaN or infinite in all of the last {number} batches, up to batch {batch}, counted "
-            f"from 0: nothing useful is being trained. Lower the learning rate or warm it up, clip gradients "
+            f"from 0: the model is not learning. Lower the learning rate or warm it up, clip gradients "
             f"with `GradientClipping`, use `precision='amp_bf16'` instead of 'amp_fp16', or look for bad data. The "
             f"callback `NaNMonitor` ends a run at the first such batch.",
             stacklevel=2,
@@ -84,16 +81,15 @@ class FitLoop:
     Args:
         state: The run's state, with everything in place.
         engine: Announces the events.
-        logger: Takes times, losses and metrics.
+        logger: Receives times, losses and metrics.
         data_spec: The training data.
         batches: Trains one batch.
         position: Iterates the training loader.
         evaluation: Runs the evaluators that are due.
-        parallel: What other processes do.
-        step_every_batch: Whether schedulers step after every batch, otherwise after every epoch.
-        interruption: Notices that the process is asked to end.
-        over_at: The `max_duration` at which this fit was over when the checkpoint was saved that it goes on from; None:
-            it was not.
+        parallel: The ranks of the run.
+        step_every_batch: Step schedulers after every batch, otherwise after every epoch.
+        interruption: Receives SIGTERM and SIGINT.
+        over_at: The `max_duration` at which this fit was over when its checkpoint was saved; None: it was not over.
     """
 
     def __init__(
@@ -116,14 +112,14 @@ class FitLoop:
         self.evaluation, self.parallel = evaluation, parallel
         self.step_every_batch, self.interruption = step_every_batch, interruption
         self.timer = StepTimer()
-        self._limit, self._over_at = state.max_duration, over_at  # the limit is one that all ranks have
-        self._told = False  # whether another rank was told to stop training
-        self._losses = _LossWatch()
+        self._limit, self._over_at = state.max_duration, over_at  # the limit is the same on all ranks
+        self._stopped_elsewhere = False  # another rank was asked to stop training
+        self._losses = _LossMonitor()
         self._first_batch = state.timestamp._batch  # of this call of `fit`
 
     def run(self) -> None:
         """Train until `state.max_duration`."""
-        with self.interruption, self.parallel.watched():
+        with self.interruption, self.parallel.report_lost_ranks():
             self._run()
 
     def _run(self) -> None:
@@ -132,32 +128,32 @@ class FitLoop:
             self.logger.log_hyperparameters({f"enabled_algorithms/{type(algorithm).__name__}": True})
         run_event(Event.FIT_START)
         resumed = self.position.begin()
-        if self._over_at is not None and not is_over(state):  # it was stopped, and killed before `fit` returned
+        if self._over_at is not None and not is_over(state):  # the run was stopped, and killed before `fit` returned
             state.max_duration = self._over_at
             self._limit = state.max_duration
-        if resumed:  # the checkpoint may be of the moment before an iteration was closed
-            self._iteration_is_over(Event.BATCH_END if state.timestamp._batch_in_epoch else Event.EPOCH_END)
+        if resumed:  # the checkpoint may be from just before the end of an iteration
+            self._end_iteration_if_over(Event.BATCH_END if state.timestamp._batch_in_epoch else Event.EPOCH_END)
         self.batches.prepare(self.data_spec)
         state.model.train()
-        self.evaluation.modes.train()  # after algorithms have taken averages of theirs out of the model
+        self.evaluation.modes.train()  # after algorithms have removed their averages from the model
         try:
             if resumed and is_over(state):
                 self._finish_last_epoch()
             while not self._is_over():
                 self._epoch()
         finally:
-            self.position.rest()
-            self.evaluation.modes.eval()  # before algorithms put averages of theirs into the model
+            self.position.finish()
+            self.evaluation.modes.eval()  # before algorithms load their averages into the model
         self._log_final_time()
-        self._losses.look(state.timestamp._batch - 1, at_end=True)
+        self._losses.check(state.timestamp._batch - 1, at_end=True)
         run_event(Event.FIT_END)
         self.evaluation.run_due(Event.FIT_END)
         self.metrics.finish()
 
     def _finish_last_epoch(self) -> None:
-        """Do what a process had left to do that was killed after the last checkpoint, before `fit` returned."""
+        """Finish the run of a process that was killed after its last checkpoint, before `fit` returned."""
         at = self.state.timestamp._batch_in_epoch
-        # What was due then had been evaluated before the checkpoint was written; the intervals remember being asked.
+        # Due evaluations ran before the checkpoint was written; calling the intervals marks them as done.
         for evaluator in self.state.evaluators:
             if evaluator.eval_interval is not None:
                 evaluator.eval_interval(self.state, Event.BATCH_END if at else Event.EPOCH_END)
@@ -178,56 +174,56 @@ class FitLoop:
         stopped = False
         for batch in self._batches():
             self._batch(batch)
-            if self._is_over() or self._iteration_is_over(Event.BATCH_END):
+            if self._is_over() or self._end_iteration_if_over(Event.BATCH_END):
                 stopped = True
                 self.position.pause()
                 break
-        if state.timestamp._batch == start._batch and start._batch_in_epoch == 0 and not self._told:
+        if state.timestamp._batch == start._batch and start._batch_in_epoch == 0 and not self._stopped_elsewhere:
             self._nothing_trained()
-        if not (stopped or self._told) or self.position.ends_at == state.timestamp._batch_in_epoch:
+        if not (stopped or self._stopped_elsewhere) or self.position.ends_at == state.timestamp._batch_in_epoch:
             self._end_epoch()
 
     def _batches(self) -> Iterator[Any]:
-        """The epoch's batches that are still to be trained, announcing each before it is asked for."""
+        """Iterate over the remaining batches of the epoch, with the events before and after each is loaded."""
         run_event = self.engine.run_event
         spec = self.data_spec
         iterator = self.position.resume(lambda batch: spec.get_num_samples_in_batch(spec.batch_transforms(batch)))
         if self.state.timestamp._batch == self._first_batch:
-            self.timer.restart()  # bringing a loader back to its place is not training time
+            self.timer.restart()  # advancing a loader is not training time
         while True:
             run_event(Event.BEFORE_DATALOADER)
             if iterator is None:
                 iterator = self.position.start()
             batch = next(iterator, _END)
-            finished, self._told = self.parallel.any_finished(batch is _END)
-            if self._told:
+            finished, self._stopped_elsewhere = self.parallel.any_finished(batch is _END)
+            if self._stopped_elsewhere:
                 self._stop()
                 self._put_back(() if batch is _END else (batch,))
-            if finished or self._told:
+            if finished or self._stopped_elsewhere:
                 self.engine.run_marker_only_event(Event.AFTER_DATALOADER)
                 return
             yield batch
 
     def _is_over(self) -> bool:
-        """Whether the run is over, on every rank."""
+        """Return True if the run is over on every rank."""
         state = self.state
         if not is_over(state):
-            self._limit = state.max_duration  # whoever moves it ahead does so on every rank
+            self._limit = state.max_duration  # it is extended on every rank
             return False
         if self.parallel.world_size > 1 and not is_over(state, self._limit):
-            # This rank was told to stop, maybe it alone: the others hear of it where they ask for their next batch.
+            # Only this rank may have been asked to stop; the others learn it in the next `any_finished` all-reduce.
             self.parallel.any_finished(False, stopped=True)
             self._stop()
         return True
 
     def _put_back(self, batches: Sequence[Any]) -> None:
-        """Leave what was drawn before another rank was known to stop to the next `fit`."""
+        """Return a batch that was drawn before another rank stopped to the loader, for the next `fit`."""
         self.position.put_back(batches)
         if batches and has_state(self.state.dataloader):
             warnings.warn(
                 f"When another rank stopped training, rank {dist.get_global_rank()} had already drawn the next batch "
-                f"from a loader that keeps its own state. The next `fit` trains it, but a checkpoint saved before that "
-                f"leaves it out. Call `stop_training` on all ranks to keep it.",
+                f"from a loader that saves its own state. The next `fit` trains it, but a checkpoint saved before that "
+                f"does not contain it. Call `stop_training` on all ranks to avoid this.",
                 stacklevel=2,
             )
 
@@ -252,8 +248,8 @@ class FitLoop:
         if self.step_every_batch:
             self._step_schedulers()
         self._log_metrics(logged)
-        asked_to_end = self.interruption.signal is not None
-        samples, tokens, ends, lap = self.parallel.total(samples, tokens, asked_to_end, self.timer.lap())
+        interrupted = self.interruption.signal is not None
+        samples, tokens, ends, lap = self.parallel.sum_counts(samples, tokens, interrupted, self.timer.lap())
         state.previous_timestamp = state.timestamp
         state.timestamp = state.timestamp.to_next_batch(samples, tokens, lap)
         if tokens == 0 and self._limit is not None and self._limit.unit is TimeUnit.TOKEN:
@@ -271,12 +267,12 @@ class FitLoop:
         for scheduler in self.state.schedulers:
             scheduler.step()
             for rate in scheduler.get_last_lr():
-                # One in a tensor is not read: that would wait for the device.
+                # A rate in a tensor is not read: that would wait for the device.
                 if isinstance(rate, float) and not math.isfinite(rate):
                     raise ValueError(
-                        f"`{type(scheduler).__name__}` must give finite learning rates, got {rate!r} after batch "
-                        f"{self.state.timestamp._batch}. Every weight would be NaN after the next step; look at how it "
-                        f"is computed."
+                        f"`{type(scheduler).__name__}` must return finite learning rates, got {rate!r} after batch "
+                        f"{self.state.timestamp._batch}. Every weight would be NaN after the next step. Check how the "
+                        f"rate is computed."
                     )
 
     def _publish(self, losses: dict[str, torch.Tensor], microbatch_size: float, logged: bool) -> None:
@@ -287,11 +283,11 @@ class FitLoop:
             return
         values = {key: DeferredValue.of_tensor(loss) for key, loss in losses.items()}
         self.state.total_loss_dict = values
-        # In one call, because every logger takes microseconds for a call.
+        # In one call: each call costs every logger some microseconds.
         self.logger.log_metrics({"trainer/device_train_microbatch_size": microbatch_size, **values})
 
     def _log_metrics(self, logged: bool) -> None:
-        if not self.metrics.wanted:
+        if not self.metrics.enabled:
             return
         values = self.metrics.values()
         self.state.train_metric_values = dict(values)
@@ -300,7 +296,7 @@ class FitLoop:
 
     def _evaluate(self, event: Event) -> None:
         if self.evaluation.run_due(event):
-            self._losses.look(self.state.timestamp._batch - 1)
+            self._losses.check(self.state.timestamp._batch - 1)
             self.timer.restart()  # evaluation is not training time
 
     def _end_epoch(self) -> None:
@@ -310,15 +306,15 @@ class FitLoop:
             self._step_schedulers()
         state.previous_timestamp = state.timestamp
         state.timestamp = state.timestamp.to_next_epoch()
-        self.position.rest(ended=True)
+        self.position.finish(epoch_ended=True)
         run_event(Event.EPOCH_END)
-        self._losses.look(state.timestamp._batch - 1)
+        self._losses.check(state.timestamp._batch - 1)
         self._evaluate(Event.EPOCH_END)
         run_event(Event.EPOCH_CHECKPOINT)
-        self._iteration_is_over(Event.EPOCH_END)
+        self._end_iteration_if_over(Event.EPOCH_END)
 
-    def _iteration_is_over(self, event: Event) -> bool:
-        """Close the iteration if its length, in the unit that `event` advances, is reached."""
+    def _end_iteration_if_over(self, event: Event) -> bool:
+        """End the iteration if its length, in the unit that `event` advances, is reached."""
         state = self.state
         length = state._iteration_length
         if length is None:
@@ -363,12 +359,12 @@ class FitLoop:
             self.logger.log_metrics({"time/token_in_epoch": now._token_in_epoch})
 
     def _nothing_trained(self) -> None:
-        """Tell that an epoch had no batches; end the run if its length then cannot be reached."""
+        """Warn that an epoch had no batches; raise if the run could never end."""
         limit, now = self.state.max_duration, self.state.timestamp
         yielded = now._batch - self._first_batch
         before = f", although it had yielded {yielded} before: it can be iterated only once" if yielded else ""
         text = f"The training loader yielded no batch in epoch {now._epoch}{before}"
-        advice = "Pass a `DataLoader`, a list, or another loader whose `__iter__` begins anew."
+        advice = "Pass a `DataLoader`, a list, or another iterable that can be iterated repeatedly."
         if limit is not None and limit.unit is not TimeUnit.EPOCH:
             raise RuntimeError(f"{text}, so `max_duration` {str(limit)!r} would never be reached. {advice}")
         warnings.warn(

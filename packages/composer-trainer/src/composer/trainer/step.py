@@ -1,11 +1,10 @@
-"""One training batch: microbatches, forward, loss, backward, optimizer step.
+"""One training step: microbatches, forward, loss, backward, optimizer.
 
 Everything here runs once per step, so it avoids work that can be done once per `fit`, and never reads a tensor.
 """
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -14,14 +13,11 @@ import torch
 
 from composer.core import DataSpec, Engine, Event, Precision, State
 from composer.models import ComposerModel
-from composer.trainer._context import autocast, device_type
-from composer.trainer._lockstep import LockStepSearch
-from composer.trainer._microbatch import MicrobatchSearch
-from composer.trainer._parallel import SingleProcess
-from composer.trainer._scaler import ClosureGradScaler
-from composer.trainer._train_metrics import TrainMetrics
-
-__all__ = ["BatchTrainer", "needs_closure"]
+from composer.trainer.metrics import TrainMetrics
+from composer.trainer.microbatch import LockStepSearch, MicrobatchSearch
+from composer.trainer.optimizers import needs_closure
+from composer.trainer.precision import ClosureGradScaler, autocast, device_type
+from composer.trainer.ranks import SingleProcess
 
 _log = logging.getLogger(__name__)
 
@@ -32,10 +28,10 @@ class BatchTrainer:
     Args:
         state: The run's state.
         engine: Announces the events of a batch.
-        model: The user's model, whose `loss` and `update_metric` are called; `state.model` may be a wrapper around it.
-        parallel: What other processes do.
-        metrics: Takes the outputs for the training metrics.
-        count_tokens: Whether microbatches weigh by their loss-generating tokens instead of their samples.
+        model: The user's model, whose `loss` and `update_metric` are called; `state.model` may wrap it.
+        parallel: The ranks of the run.
+        metrics: Collects the outputs for the training metrics.
+        count_tokens: Weigh microbatches by their loss-generating tokens instead of their samples.
     """
 
     def __init__(
@@ -55,17 +51,17 @@ class BatchTrainer:
         self._num_samples: float = 0
         self._microbatches: Sequence[Any] = ()
         self._scaling = False
-        self._closure_needed = False
-        self._mean_count: float | None = None  # of this batch over ranks, once asked
-        self._told_of_empty = False
+        self._needs_closure = False
+        self._mean_count: float | None = None  # the batch size averaged over ranks, once exchanged
+        self._warned_of_empty = False
         self._search, self._lock_step = MicrobatchSearch(state), LockStepSearch(state, parallel)
-        # Of the pass that is running.
-        self._logged = self.losses
-        self._measured: TrainMetrics | None = None
+        # Of the current forward and backward pass.
+        self._pass_losses = self.losses
+        self._pass_metrics: TrainMetrics | None = None
         self._ddp_sync, self._create_graph = True, False
 
     def prepare(self, data_spec: DataSpec) -> None:
-        """Decide, once per `fit`, what every step needs.
+        """Prepare for the steps of a `fit`.
 
         Args:
             data_spec: Splits and counts the batches.
@@ -75,12 +71,12 @@ class BatchTrainer:
         self._microbatch_transforms = data_spec.microbatch_transforms
         self._to_device = state.device.batch_to_device
         self._scaling = state.precision is Precision.AMP_FP16
-        self._closure_needed = any(needs_closure(optimizer) for optimizer in state.optimizers)
-        if self._closure_needed and self._scaling and not isinstance(state.scaler, ClosureGradScaler):
+        self._needs_closure = any(needs_closure(optimizer) for optimizer in state.optimizers)
+        if self._needs_closure and self._scaling and not isinstance(state.scaler, ClosureGradScaler):
             state.scaler = ClosureGradScaler(device_type(state))
         if state.auto_microbatching:
             self._lock_step.check()
-        # Autocast contexts are built anew for each use; without autocast there is nothing to enter at all.
+        # Autocast contexts are created for each use; without autocast none is entered at all.
         self._autocast = state.precision is not Precision.FP32 or torch.is_autocast_enabled(device_type(state))
 
     def train(self, num_samples: float) -> dict[str, torch.Tensor]:
@@ -100,7 +96,7 @@ class BatchTrainer:
         self.losses = {}
         optimizer, scaler = state.optimizers[0], state.scaler if self._scaling else None
         closure = self._searching_closure if state.auto_microbatching else self._closure
-        if not self._closure_needed:
+        if not self._needs_closure:
             closure()
             if scaler is None:
                 optimizer.step()
@@ -115,12 +111,12 @@ class BatchTrainer:
         return self.losses
 
     def _searching_closure(self, ddp_sync: bool = True, loss_dict: dict[str, torch.Tensor] | None = None) -> Any:
-        """`_closure` with microbatches as large as fit the memory, of all ranks."""
+        """Run `_closure` with the largest microbatches that fit the memory of all ranks."""
         if self.parallel.world_size == 1:
             return self._search.run(lambda: self._closure(ddp_sync, loss_dict))
-        if self._mean_count is None:  # the first pass of this batch; later ones and other tries communicate nothing
+        if self._mean_count is None:  # the first pass of this batch; later passes and attempts do not communicate
             self._average(self._count(microbatch) for microbatch in self._split())
-            self.parallel.prepare_lone_passes()
+            self.parallel.prepare_local_passes()
         self._lock_step.run(lambda: self._compute(False, loss_dict), self._num_samples)
         if ddp_sync:
             self.parallel.average_gradients()
@@ -133,11 +129,11 @@ class BatchTrainer:
         return self._spec.split_batch(self._batch, size)
 
     def _closure(self, ddp_sync: bool = True, loss_dict: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
-        """Gradients of the whole batch.
+        """Compute the gradients of the whole batch.
 
         Args:
-            ddp_sync: Whether gradients are exchanged between ranks.
-            loss_dict: Takes the losses of a pass that is not to be logged and does not count for the metrics.
+            ddp_sync: Synchronize gradients between ranks.
+            loss_dict: Receives the losses of an additional pass, which is neither logged nor counted by the metrics.
 
         Returns:
             The total loss, detached, on the device.
@@ -146,18 +142,18 @@ class BatchTrainer:
         return self._finish()
 
     def _compute(self, ddp_sync: bool, loss_dict: dict[str, torch.Tensor] | None) -> None:
-        """Forward and backward of all microbatches; see `_closure`."""
+        """Run forward and backward for all microbatches; see `_closure`."""
         state, run_event = self.state, self.engine.run_event
         microbatches = self._microbatches = self._split()
         self._ddp_sync = ddp_sync
-        self._logged = self.losses if loss_dict is None else loss_dict
-        self._logged.clear()
-        self._measured = self.metrics if loss_dict is None and self.metrics.wanted else None
-        if self._measured is not None:
-            self._measured.begin()
+        self._pass_losses = self.losses if loss_dict is None else loss_dict
+        self._pass_losses.clear()
+        self._pass_metrics = self.metrics if loss_dict is None and self.metrics.enabled else None
+        if self._pass_metrics is not None:
+            self._pass_metrics.begin()
         run_event(Event.BEFORE_TRAIN_BATCH)
         for optimizer in state.optimizers:
-            _drop_gradients(optimizer)
+            _zero_grad(optimizer)
         self._create_graph = bool(state.algorithms) and any(a.backwards_create_graph for a in state.algorithms)
         if len(microbatches) == 1 and self.parallel.world_size == 1 and not self.count_tokens:
             self._train_microbatch(microbatches[0], 1.0, last=True)
@@ -169,18 +165,18 @@ class BatchTrainer:
         state.batch = self._batch
 
     def _finish(self) -> torch.Tensor:
-        """What is done with the gradients before the step; returns the total loss."""
+        """Process the gradients before the optimizer steps; return the total loss."""
         state = self.state
         if self._scaling and state.scaler is not None:
             for optimizer in state.optimizers:
                 state.scaler.unscale_(optimizer)
         self.engine.run_event(Event.AFTER_TRAIN_BATCH)
-        return self._logged["loss/train/total"]
+        return self._pass_losses["loss/train/total"]
 
     def _train_microbatch(self, microbatch: Any, weight: float, last: bool) -> None:
-        state, metrics = self.state, self._measured
+        state, metrics = self.state, self._pass_metrics
         batch = state.batch = self._microbatch_transforms(self._to_device(microbatch))
-        clean = None if metrics is None else _kept(batch)
+        unchanged = None if metrics is None else _shallow_copy(batch)
         context = self.parallel.backward_context(last, self._ddp_sync)
         if context is None:
             self._forward_and_backward(weight)
@@ -188,7 +184,7 @@ class BatchTrainer:
             with context:
                 self._forward_and_backward(weight)
         if metrics is not None:
-            metrics.collect(clean, state.outputs, len(self._microbatches) == 1)
+            metrics.collect(unchanged, state.outputs, len(self._microbatches) == 1)
 
     def _forward_and_backward(self, weight: float) -> None:
         state, run_event = self.state, self.engine.run_event
@@ -206,9 +202,9 @@ class BatchTrainer:
         run_event(Event.AFTER_LOSS)
         run_event(Event.BEFORE_BACKWARD)
         total = _total(state.loss)
-        _add_losses(self._logged, state.loss, total, weight)
+        _add_losses(self._pass_losses, state.loss, total, weight)
         if weight == 0.0:
-            # A mean over no token is nan, and so are its gradients, which 0 does not silence. All ranks need the pass.
+            # A mean over no tokens is NaN, and its gradients stay NaN when multiplied by 0. All ranks need the pass.
             for tensor in _tensors(state.outputs):
                 if tensor.grad_fn is not None:
                     tensor.register_hook(torch.zeros_like)  # type: ignore[no-untyped-call]
@@ -224,10 +220,10 @@ class BatchTrainer:
             return function(*args)
 
     def _average(self, counts: Iterable[float]) -> float:
-        """The batch size that microbatches are weighed by, averaged over ranks; asked once per batch.
+        """Return the batch size that weighs microbatches, averaged over ranks; exchanged once per batch.
 
         Raises:
-            ValueError: Nothing on any rank counts, and it is samples, or tokens that nobody counts.
+            ValueError: No rank has samples, or tokens are counted and their number is unknown.
         """
         if self._mean_count is None:
             counts = list(counts)
@@ -238,18 +234,18 @@ class BatchTrainer:
 
     def _check_empty(self) -> None:
         if not self.count_tokens:
-            raise ValueError("The batch has no samples that count on any rank. Leave such batches out.")
+            raise ValueError("The batch has no samples on any rank. Leave such batches out.")
         if not self._spec.has_token_counter:
             raise ValueError(
-                "`accumulate_train_batch_on_tokens=True` needs the number of tokens, which is not known: a batch is no "
+                "`accumulate_train_batch_on_tokens=True` needs the number of tokens, which is unknown: the batch is no "
                 "dict with 'input_ids'. Pass "
                 "`train_dataloader=DataSpec(dataloader, get_num_tokens_in_batch=...)`, or leave the argument out."
             )
-        if not self._told_of_empty:
-            self._told_of_empty = True
+        if not self._warned_of_empty:
+            self._warned_of_empty = True
             _log.warning(
-                "No token of batch %d generates loss, says `get_num_tokens_in_batch`: such batches have zero gradients "
-                "and a logged loss of 0. This is said once.",
+                "Batch %d has no loss-generating tokens according to `get_num_tokens_in_batch`. Such batches have zero "
+                "gradients and a logged loss of 0. This warning is shown once.",
                 self.state.timestamp.batch.value,
             )
 
@@ -259,47 +255,27 @@ class BatchTrainer:
         return self._spec.get_num_samples_in_batch(microbatch)
 
 
-def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether an optimizer must run the forward and backward pass itself.
-
-    It must if its `step` requires a closure (LBFGS), or if it declares so: with an attribute `needs_closure = True`, or
-    with `_step_supports_amp_closure = True`, which also promises to skip the step if the closure returns None. A `step`
-    that merely allows a closure calls it first and once, which is the same as stepping after the pass, except that it
-    does not know None, the sign of an overflow in fp16. So it gets none.
-
-    Args:
-        optimizer: The optimizer as it is stepped, with all wrappers.
-    """
-    for declared in ("_step_supports_amp_closure", "needs_closure"):
-        if getattr(optimizer, declared, False):
-            return True
-    if getattr(optimizer, "single_pass", False):
-        return False
-    closure = inspect.signature(inspect.unwrap(type(optimizer).step)).parameters.get("closure")
-    return closure is not None and closure.default is inspect.Parameter.empty
-
-
-def _drop_gradients(optimizer: torch.optim.Optimizer) -> None:
-    """`optimizer.zero_grad(set_to_none=True)`."""
+def _zero_grad(optimizer: torch.optim.Optimizer) -> None:
+    """Call `optimizer.zero_grad(set_to_none=True)`."""
     zero_grad = optimizer.zero_grad
     if getattr(zero_grad, "__func__", None) is not torch.optim.Optimizer.zero_grad:
         zero_grad(set_to_none=True)
         return
-    # What torch's own does, without the profiler record around it, which takes longer than the rest.
+    # The same as torch's own, without its profiler record, which takes longer than the rest.
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = None
 
 
-def _kept(batch: Any) -> Any:
-    # Algorithms replace what is in the batch; a container of one's own keeps what was there before.
+def _shallow_copy(batch: Any) -> Any:
+    # Algorithms replace entries of the batch; a copy of the container still has the old ones.
     if isinstance(batch, dict):
         return batch.copy()
     return list(batch) if isinstance(batch, list) else batch
 
 
 def _tensors(outputs: Any) -> Iterator[torch.Tensor]:
-    """All tensors in nested mappings, sequences and objects with attributes."""
+    """Iterate over all tensors in nested mappings, sequences and objects with attributes."""
     if isinstance(outputs, torch.Tensor):
         yield outputs
     elif isinstance(outputs, Mapping):
@@ -314,7 +290,7 @@ def _tensors(outputs: Any) -> Iterator[torch.Tensor]:
 
 
 def _total(loss: Any) -> torch.Tensor:
-    """The scalar to differentiate: the entry "total" of a dict, otherwise the sum of the means of all losses."""
+    """Return the scalar to differentiate: the entry "total" of a dict, otherwise the sum of the means of all losses."""
     if isinstance(loss, torch.Tensor):
         return loss if loss.dim() == 0 else loss.mean()
     if isinstance(loss, Mapping):
@@ -331,7 +307,7 @@ def _total(loss: Any) -> torch.Tensor:
 
 def _add_losses(losses: dict[str, torch.Tensor], loss: Any, total: torch.Tensor, weight: float) -> None:
     """Add a microbatch's share to the logged losses."""
-    if weight == 1.0 and isinstance(loss, torch.Tensor):  # nearly always, and every step
+    if weight == 1.0 and isinstance(loss, torch.Tensor):  # the usual case
         losses["loss/train/total"] = total.detach()
         return
     parts = {"total": total}

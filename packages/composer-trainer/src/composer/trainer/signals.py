@@ -12,20 +12,18 @@ from composer.callbacks.checkpoint_saver import CheckpointSaver
 from composer.core import State
 from composer.loggers._text import open_stream
 
-__all__ = ["Interruption"]
-
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Interruption:
-    """Remembers that the process was asked to end, while a fit runs; a second signal ends it at once.
+    """Records a signal to end the process while a fit runs; a second signal ends it immediately.
 
-    Handlers are installed in the main thread only, since others may not, and restored afterwards. A signal that the
+    Handlers are installed in the main thread only, as Python requires, and restored afterwards. A signal that the
     program ignores stays ignored.
 
     Args:
         saver: Saves the run before it ends; None: nothing is saved.
-        announce: Tells the user.
+        announce: Shows a message to the user.
     """
 
     def __init__(self, saver: CheckpointSaver | None, announce: Callable[[str], None]) -> None:
@@ -35,11 +33,11 @@ class Interruption:
 
     @property
     def requested(self) -> bool:
-        """Whether a signal came."""
+        """True if a signal was received."""
         return self.signal is not None
 
     def prepare(self) -> None:
-        """Have the run saved at the coming BATCH_CHECKPOINT. To be called on every rank if any of them got a signal."""
+        """Save the run at the next BATCH_CHECKPOINT. Called on every rank if any of them received a signal."""
         if self._saver is not None:
             self._saver.save_soon()
 
@@ -57,22 +55,22 @@ class Interruption:
         self._restore()
 
     def leave(self, state: State) -> NoReturn:
-        """Leave as the signal asks, once what was saved has arrived.
+        """End the process as the signal requests, after pending uploads.
 
         Raises:
             KeyboardInterrupt: After SIGINT.
-            SystemExit: After SIGTERM, or a signal to another rank, with the status of a process ended by it (143).
+            SystemExit: After SIGTERM or a signal to another rank, with exit status 143.
         """
         number = signal.SIGTERM if self.signal is None else signal.Signals(self.signal)
-        saved = "Nothing is saved, since the run has no `save_folder`."
+        saved = "Nothing is saved, because the run has no `save_folder`."
         if self._saver is not None:
             self._saver.flush()
-            saved = f"Saved to {self._saver.saved_to}; `autoresume=True` goes on from there."
+            saved = f"Saved to {self._saver.saved_to}; `autoresume=True` continues from there."
         self._announce(f"{number.name}: the run ends after batch {state.timestamp._batch}. {saved}")
         before = self._before.get(number)
         self._restore()
         if callable(before) and before is not signal.default_int_handler:
-            before(number, None)  # the program's own handler, which was put aside
+            before(number, None)  # the program's own handler
         if number == signal.SIGINT:
             raise KeyboardInterrupt
         raise SystemExit(128 + number)
@@ -83,7 +81,7 @@ class Interruption:
             name = signal.Signals(number).name
             first = "finished first; nothing is saved" if self._saver is None else "finished and saved first"
             # The line break ends the line of a progress bar.
-            text = f"\n{name}: the batch is {first}. Send it again to leave at once."
+            text = f"\n{name}: the batch is {first}. Send it again to end immediately."
             print(text, file=open_stream("stderr"), flush=True)
             return
         self._restore()

@@ -1,4 +1,7 @@
-"""Checks of the Trainer's arguments that need nothing but the value itself: its type and its range."""
+"""Groups of the Trainer's arguments, and the checks that need only an argument's value: its type and range.
+
+The fields have the names of the Trainer's arguments and are documented there. The defaults are in its signature only.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +9,188 @@ import inspect
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 
+from composer.checkpoint import IgnoreKeys
 from composer.checkpoint._names import check_characters, check_pattern, check_relative, check_run_name
-from composer.core import Precision, Time, TimeUnit, ensure_time
+from composer.core import Algorithm, Callback, Event, Precision, State, Time, TimeUnit, ensure_time
+from composer.core.passes import PassInput
+from composer.devices import Device
+from composer.distributed import DDPSyncStrategy
+from composer.loggers import LoggerDestination
 from composer.utils import check_flags, plain_int, plain_number
 from composer.utils._interval_scheduler import check_interval_function
+from composer.utils.parallelism import ParallelismConfig
 
-__all__ = ["as_precision", "check_arguments", "described"]
+__all__ = [
+    "DataOptions",
+    "EvalOptions",
+    "Interval",
+    "LoadOptions",
+    "LogOptions",
+    "RunOptions",
+    "SaveOptions",
+    "ScheduleOptions",
+    "TimeArgument",
+    "check_arguments",
+    "described",
+]
+
+TimeArgument = SupportsIndex | str | Time[Any]
+Interval = SupportsIndex | str | Time[Any] | Callable[[State, Event], bool]
 
 
-def check_arguments(arguments: Mapping[str, Any]) -> None:
-    """Refuse values that an argument of `Trainer` or of `Trainer.fit` can never have.
+@dataclass(frozen=True, kw_only=True)
+class _Options:
+    def __post_init__(self) -> None:
+        check_arguments(**vars(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(_Options):
+    """The run as a whole: its name, seed, device, precision and ranks."""
+
+    run_name: str | None
+    seed: SupportsIndex | None
+    deterministic_mode: bool
+    device: str | Device | None
+    precision: str | Precision | None
+    precision_config: dict[str, Any] | None
+    dist_timeout: float
+    ddp_sync_strategy: str | DDPSyncStrategy | None
+    parallelism_config: dict[str, Any] | ParallelismConfig | None
+    compile_config: dict[str, Any] | None
+    algorithms: Algorithm | Sequence[Algorithm] | None
+    algorithm_passes: PassInput
+    optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
+    profiler: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions(_Options):
+    """The training data, and how a batch is split."""
+
+    train_dataloader: Any
+    train_dataloader_label: str
+    train_subset_num_batches: SupportsIndex
+    device_train_microbatch_size: SupportsIndex | float | str | None
+    accumulate_train_batch_on_tokens: bool
+    spin_dataloaders: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleOptions(_Options):
+    """The length of the run and its learning-rate schedules."""
+
+    max_duration: TimeArgument | None
+    schedulers: Any
+    scale_schedule_ratio: float
+    step_schedulers_every_batch: bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalOptions(_Options):
+    """What is evaluated, and when."""
+
+    eval_dataloader: Any
+    eval_interval: Interval
+    eval_subset_num_batches: SupportsIndex
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogOptions(_Options):
+    """Callbacks, loggers and what the console shows."""
+
+    callbacks: Callback | Sequence[Callback] | None
+    loggers: LoggerDestination | Sequence[LoggerDestination] | None
+    progress_bar: bool
+    log_to_console: bool
+    console_stream: Any
+    console_log_interval: TimeArgument
+    log_traces: bool
+    auto_log_hparams: bool
+    python_log_level: str | None
+    delivery_timeout: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions(_Options):
+    """The checkpoint that the run starts from.
+
+    Raises:
+        ValueError: An option has no effect without `load_path`.
+    """
+
+    load_path: str | os.PathLike[str] | None
+    load_object_store: Any
+    load_weights_only: bool
+    load_strict_model_weights: bool
+    load_progress_bar: bool
+    load_ignore_keys: IgnoreKeys | None
+    load_exclude_algorithms: Sequence[str] | None
+    autoresume: bool
+
+    def check_used(self, defaults: Mapping[str, Any]) -> None:
+        """Check that no option is without effect.
+
+        Args:
+            defaults: The defaults of the Trainer's arguments.
+
+        Raises:
+            ValueError: An option differs from its default, but there is nothing to load.
+        """
+        if self.load_path is None and not self.autoresume:
+            for name in _changed(self, defaults):
+                if name != "load_progress_bar":
+                    raise ValueError(f"`{name}` has no effect without `load_path`. Give the checkpoint to load.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveOptions(_Options):
+    """The checkpoints that the run saves."""
+
+    save_folder: str | os.PathLike[str] | None
+    save_filename: str
+    save_latest_filename: str | None
+    save_overwrite: bool
+    save_interval: Interval
+    save_weights_only: bool
+    save_ignore_keys: IgnoreKeys | None
+    save_num_checkpoints_to_keep: SupportsIndex
+    save_metrics: bool
+    save_num_best_checkpoints_to_keep: SupportsIndex
+    save_monitor: str | None
+    save_monitor_mode: str
+    save_async: bool
+
+    def changed(self, defaults: Mapping[str, Any]) -> list[str]:
+        """Return the names of the saver's options that differ from the Trainer's defaults."""
+        # `save_metrics` is an option of the state.
+        return [name for name in _changed(self, defaults) if name not in ("save_folder", "save_metrics")]
+
+
+def _changed(options: _Options, defaults: Mapping[str, Any]) -> list[str]:
+    # Types are compared first: a `Time` in batches cannot be compared with "1ep".
+    return [
+        name
+        for name, value in vars(options).items()
+        if type(value) is not type(defaults[name]) or value != defaults[name]
+    ]
+
+
+def check_arguments(**arguments: Any) -> None:
+    """Check the types and ranges of arguments of `Trainer` or `Trainer.fit`.
 
     Args:
-        arguments: Values by the name of the argument; names without a check are left alone.
+        **arguments: Values by the name of the argument; names without a check are ignored.
 
     Raises:
         TypeError: A value has the wrong type, or is a class where an object is needed.
-        ValueError: A value has the right type but cannot work.
+        ValueError: A value is out of range.
     """
     for name, value in arguments.items():
         check = _CHECKS.get(name)
@@ -36,28 +199,10 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
 
 
 def described(value: Any) -> str:
-    """What was given instead of an object, for a message; a class is told apart from its objects."""
+    """Describe a value of the wrong type for an error message."""
     if isinstance(value, type):
         return f"the class `{value.__name__}`; pass `{value.__name__}(...)`"
     return type(value).__name__
-
-
-def as_precision(precision: str | Precision) -> Precision:
-    """Return the `Precision` of a name.
-
-    Raises:
-        ValueError: There is none of that name.
-        TypeError: It is no name.
-    """
-    allowed = ", ".join(repr(member.value) for member in Precision)
-    if not isinstance(precision, (str, Precision)):
-        raise TypeError(f"`precision` must be one of {allowed}, got {precision!r}.")
-    try:
-        return Precision(precision)
-    except ValueError:
-        meant = f"amp_{precision}".lower()
-        hint = f" Did you mean {meant!r}?" if meant in allowed else ""
-        raise ValueError(f"`precision` must be one of {allowed}, got {precision!r}.{hint}") from None
 
 
 def _flag(name: str, value: Any) -> None:
@@ -184,7 +329,7 @@ def _names(name: str, value: Any, what: str) -> None:
 
 
 def _optional(check: Callable[[str, Any], None]) -> Callable[[str, Any], None]:
-    """A check that lets None pass."""
+    """Return a check that accepts None."""
 
     def check_unless_none(name: str, value: Any) -> None:
         if value is not None:

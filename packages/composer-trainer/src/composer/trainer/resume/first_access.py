@@ -1,6 +1,6 @@
-"""What loaders draw only once: the generators of before their first iteration, and going through it again.
+"""Repeat the first access to each data set when a run resumes.
 
-A data set may draw random numbers when it is first accessed, and keep them. A resumed run accesses it at another
+A data set may draw random numbers when it is first accessed, and store the result. A resumed run accesses it at another
 moment, so it first repeats the access, with the generators as they were then.
 """
 
@@ -11,27 +11,27 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from composer.core import State
-from composer.trainer import _skip
-from composer.trainer._context import set_epoch
-from composer.trainer._generators import generators_of, global_states, set_global_states, set_states, states_of
+from composer.trainer.ranks import set_epoch
+from composer.trainer.resume.generators import generators_of, global_states, set_global_states, set_states, states_of
+from composer.trainer.resume.skip import has_state
 
 __all__ = ["FirstAccesses"]
 
 
 class FirstAccesses:
-    """The generators' states before the first iteration of each loader of a run, by its label."""
+    """The states of the random generators before the first iteration of each loader, by the loader's label."""
 
     def __init__(self) -> None:
         self._saved: dict[str, dict[str, Any]] = {}
         self._loaders: dict[str, Any] = {}
 
-    def note(self, label: str, loader: Any, epoch: int) -> None:
-        """Keep the states, if this is the first iteration of a loader; call it before each one.
+    def record(self, label: str, loader: Any, epoch: int) -> None:
+        """Store the generators' states if this is the loader's first iteration; call it before each iteration.
 
         Args:
-            label: Of the loader.
+            label: The label of the loader.
             loader: An iterable of batches.
-            epoch: What its distributed samplers were told.
+            epoch: The epoch that was set on its distributed samplers.
         """
         if self._loaders.get(label) is loader or not _is_repeatable(loader):
             return
@@ -39,10 +39,10 @@ class FirstAccesses:
         self._saved[label] = {"epoch": epoch, "rng": global_states(), "generators": states_of(generators_of(loader))}
 
     def repeat(self, label: str, loader: Any) -> None:
-        """Load the first batch once more, as it was loaded in the run that saved. Leaves all generators changed.
+        """Load the first batch again, as the saved run loaded it. This changes the state of all generators.
 
         Args:
-            label: Of the loader.
+            label: The label of the loader.
             loader: An iterable of batches that has not been iterated in this process.
         """
         saved = self._saved.get(label)
@@ -60,33 +60,33 @@ class FirstAccesses:
         return None if saved is None else saved["epoch"]
 
     def state_dict(self, state: State) -> dict[str, Any]:
-        """Return the states, and those of the generators that evaluation loaders hold now."""
-        held = {each.label: states_of(generators_of(each.dataloader.dataloader)) for each in state.evaluators}
+        """Return the stored states, and the current ones of the generators in evaluation loaders."""
+        current = {each.label: states_of(generators_of(each.dataloader.dataloader)) for each in state.evaluators}
         return {
             "first": dict(self._saved),
-            "evaluators": {label: states for label, states in held.items() if states},
+            "evaluators": {label: states for label, states in current.items() if states},
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Restore the states of the run that saved."""
         self._saved, self._loaders = dict(saved.get("first", {})), {}
 
-    def repeat_evaluators(self, state: State, held: dict[str, Any]) -> None:
-        """Repeat the first access of evaluation loaders, and set the generators that they hold.
+    def repeat_evaluators(self, state: State, generators: dict[str, Any]) -> None:
+        """Repeat the first access of evaluation loaders, and set their generators.
 
         Args:
             state: The run.
-            held: The entry "evaluators" of a saved `state_dict`.
+            generators: The entry "evaluators" of a saved `state_dict`.
         """
         for evaluator in state.evaluators:
             label, loader = evaluator.label, evaluator.dataloader.dataloader
             self.repeat(label, loader)
-            if label in held:
-                set_states(generators_of(loader), held[label])
+            if label in generators:
+                set_states(generators_of(loader), generators[label])
 
 
 def _is_repeatable(loader: Any) -> bool:
-    """Return whether iterating a loader once more in this process changes nothing but what its data set keeps."""
+    """Return True if iterating a loader once more in this process changes nothing but the data set's stored values."""
     if isinstance(loader, DataLoader):
-        return loader.num_workers == 0  # each iteration has new worker processes, with a data set of their own
-    return not (isinstance(loader, (list, tuple)) or hasattr(loader, "__next__") or _skip.has_state(loader))
+        return loader.num_workers == 0  # each iteration has new worker processes with their own copy of the data set
+    return not (isinstance(loader, (list, tuple)) or hasattr(loader, "__next__") or has_state(loader))

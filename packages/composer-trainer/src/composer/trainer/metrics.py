@@ -1,9 +1,9 @@
-"""Training metrics that cost nothing until somebody reads them.
+"""Training metrics, computed when they are read.
 
-The metrics of a batch come from the outputs its loss was computed from. Nearly always nobody looks at them before the
-next batch replaces them, so the outputs are kept instead, and the metrics are updated when they are read. They are
-updated at once where that may not be the same: with several microbatches, or a model with an `eval_forward` of its own
-that does not say that it can wait (`composer.models.base.of_outputs_alone`).
+The metrics of a batch come from the outputs that its loss was computed from. They are rarely read before the next
+batch replaces them, so only the outputs are kept, and the metrics are updated when they are read. They are updated
+immediately where the result could differ: with several microbatches, or with a model whose `eval_forward` does not
+declare `composer.models.base.of_outputs_alone`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from composer.models import ComposerModel
 from composer.models.base import is_of_outputs_alone
 from composer.utils import model_eval_mode
 
-__all__ = ["TrainMetrics"]
-
 
 class TrainMetrics:
     """Collects the training metrics of the current batch.
@@ -29,14 +27,14 @@ class TrainMetrics:
     Args:
         state: The run's state; its `train_metrics` are filled.
         model: The user's model, unwrapped.
-        defer: Whether metrics may be computed on reading. Not with several ranks, where computing communicates.
-        measured: Called when the model has been asked.
+        defer: Allow computing metrics when they are read. Not with several ranks, where computing communicates.
+        on_update: Called after the metrics were updated.
     """
 
     def __init__(
-        self, state: State, model: ComposerModel, defer: bool, measured: Callable[[], None] = lambda: None
+        self, state: State, model: ComposerModel, defer: bool, on_update: Callable[[], None] = lambda: None
     ) -> None:
-        self._state, self._model, self._measured = state, model, measured
+        self._state, self._model, self._on_update = state, model, on_update
         self._may_defer = defer
         self.set_model(model)
         self._batch: tuple[Any, Any] | None = None
@@ -44,18 +42,18 @@ class TrainMetrics:
         self._reset = False
 
     def set_model(self, model: ComposerModel) -> None:
-        """Set the model that says how to measure; loading a checkpoint may have replaced it."""
+        """Use the metrics of this model; loading a checkpoint may have replaced it."""
         self._model = model
         self._plain_forward = type(model).eval_forward is ComposerModel.eval_forward
         self._defer = self._may_defer and (self._plain_forward or is_of_outputs_alone(type(model).eval_forward))
 
     @property
-    def wanted(self) -> bool:
-        """Whether the model has training metrics."""
+    def enabled(self) -> bool:
+        """True if the model has training metrics."""
         return bool(self._state._train_metrics)
 
     def begin(self) -> None:
-        """Forget the previous batch."""
+        """Drop the previous batch."""
         for value in self._values.values():
             value.expire()
         self._values = {}
@@ -63,12 +61,12 @@ class TrainMetrics:
         self._state._pending_metrics = self._flush
 
     def collect(self, batch: Any, outputs: Any, alone: bool) -> None:
-        """Take the outputs of a microbatch.
+        """Add the outputs of a microbatch.
 
         Args:
-            batch: The microbatch as it was before any algorithm changed it, on the device.
-            outputs: What the model returned.
-            alone: Whether it is the batch's only microbatch.
+            batch: The microbatch before any algorithm changed it, on the device.
+            outputs: The outputs of the model.
+            alone: The microbatch is the only one of its batch.
         """
         if self._defer and alone:
             self._batch = (batch, outputs)
@@ -77,7 +75,7 @@ class TrainMetrics:
         self._update(batch, outputs)
 
     def values(self) -> dict[str, DeferredValue]:
-        """The metrics of the batch by name, computed when read."""
+        """Return the metrics of the batch by name, computed when they are read."""
         if not self._values:
             self._values = {name: DeferredValue(partial(self._value, name)) for name in self._state._train_metrics}
             if not self._defer:
@@ -86,13 +84,13 @@ class TrainMetrics:
         return self._values
 
     def last_values(self) -> dict[str, Any]:
-        """The metrics of the batch by name, on the host, to be saved."""
-        if not self.wanted:
+        """Return the metrics of the batch by name, on the host, for a checkpoint."""
+        if not self.enabled:
             return {}
         return {name: _on_host(value.value) for name, value in self.values().items()}
 
     def restore(self, values: dict[str, Any]) -> None:
-        """Take what `last_values` returned as the metrics of the batch, until the next batch begins."""
+        """Restore the values that `last_values` returned; they hold until the next batch begins."""
         to_device = self._state.device.tensor_to_device
         for name in self._state._train_metrics.keys() & values.keys():
             saved = values[name]
@@ -100,15 +98,15 @@ class TrainMetrics:
             self._values[name] = DeferredValue(partial(_identity, value)).hold()
 
     def finish(self) -> None:
-        """Compute what is pending, so that the last batch's outputs can be freed."""
-        if self.wanted:
+        """Compute pending metrics, so that the outputs of the last batch can be freed."""
+        if self.enabled:
             self._flush()
 
     def _value(self, name: str) -> Any:
         return self._state.train_metrics[name].compute()
 
     def _flush(self) -> None:
-        """Bring the metrics up to date."""
+        """Update the metrics."""
         self._state._pending_metrics = None
         if self._reset:
             self._reset = False
@@ -127,7 +125,7 @@ class TrainMetrics:
                 outputs = self._model.eval_forward(batch, outputs)
         for metric in self._state._train_metrics.values():
             self._state.metric_outputs = _mapping(self._model.update_metric(batch, outputs, metric))
-        self._measured()
+        self._on_update()
 
 
 def _identity(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What the user asked for, so that a resumed run can tell it from what its checkpoint was started with."""
+"""The arguments of a run, compared with those of its checkpoint: what the user changes wins."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch.optim.lr_scheduler import LRScheduler
 from composer.core import State
 from composer.utils import plain_number
 
-__all__ = ["apply_changes", "describe_schedulers", "requested_of", "restart_schedulers", "with_members"]
+__all__ = ["apply_changes", "describe_arguments", "describe_schedulers", "restart_schedulers", "with_members"]
 
 _PROGRESS = {"last_epoch", "_last_lr", "_step_count", "base_lrs", "_is_initial", "_get_lr_called_within_step"}
 
 
-def requested_of(state: State, schedulers: Iterable[Any]) -> dict[str, Any]:
-    """The arguments a run was built with, as plain values.
+def describe_arguments(state: State, schedulers: Iterable[Any]) -> dict[str, Any]:
+    """Return the arguments of a run as plain values.
 
     Args:
         state: The run, before a checkpoint is loaded into it.
@@ -49,7 +49,7 @@ def _plain(value: Any) -> Any:
 
 
 def describe_schedulers(schedulers: Iterable[Any]) -> list[str]:
-    """What tells schedulers apart: their kinds and arguments, but not how far they are."""
+    """Return the types and arguments of schedulers, without their progress."""
     return [_describe(scheduler) for scheduler in schedulers]
 
 
@@ -62,7 +62,7 @@ def _describe(scheduler: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    """A text of plain values; of objects, their kind."""
+    """Return the representation of a plain value; of an object, its type."""
     if isinstance(value, Mapping):
         parts = (f"{key}={_text(item)}" for key, item in sorted(value.items(), key=str) if key not in _PROGRESS)
         return ", ".join(parts)
@@ -72,53 +72,53 @@ def _text(value: Any) -> str:
     return type(value).__qualname__ if " at 0x" in text else text
 
 
-def apply_changes(state: State, asked: dict[str, Any], saved: dict[str, Any]) -> list[str]:
-    """Let what the user asks for now win over the checkpoint, where it differs from what was asked for then.
+def apply_changes(state: State, current: dict[str, Any], saved: dict[str, Any]) -> list[str]:
+    """Override restored values with the user's arguments, where these differ from those of the saved run.
 
     Args:
         state: The run, after loading.
-        asked: `requested_of` this run.
-        saved: `requested_of` the saved run.
+        current: `describe_arguments` of this run.
+        saved: `describe_arguments` of the saved run.
 
     Returns:
-        What was overridden, one text each.
+        A description of each change.
     """
     changes: list[str] = []
     groups = [group for optimizer in state.optimizers for group in optimizer.param_groups]
-    if len(groups) == len(asked["param_groups"]) == len(saved["param_groups"]):
+    if len(groups) == len(current["param_groups"]) == len(saved["param_groups"]):
         for index, group in enumerate(groups):
-            now, then = asked["param_groups"][index], saved["param_groups"][index]
-            for key in sorted(now.keys() & then.keys()):
-                if now[key] != then[key]:
-                    _override(state, group, index, key, now[key], then[key])
+            new, old = current["param_groups"][index], saved["param_groups"][index]
+            for key in sorted(new.keys() & old.keys()):
+                if new[key] != old[key]:
+                    _override(state, group, index, key, new[key], old[key])
                     place = f" of parameter group {index}" if len(groups) > 1 else ""
-                    changes.append(f"{key}{place}: {then[key]} -> {now[key]}")
+                    changes.append(f"{key}{place}: {old[key]} -> {new[key]}")
     for key, name in (("max_duration", "max_duration"), ("batch_size", "batch size"), ("schedulers", "schedulers")):
-        if asked[key] != saved[key]:
-            changes.append(f"{name}: {saved[key]} -> {asked[key]}")
+        if current[key] != saved[key]:
+            changes.append(f"{name}: {saved[key]} -> {current[key]}")
     return changes
 
 
-def _override(state: State, group: dict[str, Any], index: int, key: str, now: Any, then: Any) -> None:
+def _override(state: State, group: dict[str, Any], index: int, key: str, new: Any, old: Any) -> None:
     if key != "lr":
         if isinstance(group[key], torch.Tensor):
-            group[key].fill_(now)
+            group[key].fill_(new)
         else:
-            group[key] = tuple(now) if isinstance(group[key], tuple) else now
+            group[key] = tuple(new) if isinstance(group[key], tuple) else new
         return
-    # The schedule stays where it is: what it made of the former learning rate it makes of the new one.
-    current = _plain(group["lr"])
-    _set_lr(group, now if current == then or not then else current * (now / then))
+    # The schedule keeps its progress: it scales the new learning rate as it scaled the old one.
+    rate = _plain(group["lr"])
+    _set_lr(group, new if rate == old or not old else rate * (new / old))
     if "initial_lr" in group:
-        group["initial_lr"] = now
+        group["initial_lr"] = new
     for scheduler in with_members(state.schedulers):
-        for attribute, rate in (("base_lrs", now), ("_last_lr", _plain(group["lr"]))):
+        for attribute, value in (("base_lrs", new), ("_last_lr", _plain(group["lr"]))):
             if getattr(scheduler, attribute, None):
-                getattr(scheduler, attribute)[index] = rate
+                getattr(scheduler, attribute)[index] = value
 
 
 def with_members(schedulers: Iterable[Any]) -> Iterator[Any]:
-    """Schedulers, and those that they are made of, as `SequentialLR` is."""
+    """Iterate over schedulers and the schedulers that they consist of, as in `SequentialLR`."""
     for scheduler in schedulers:
         yield scheduler
         yield from with_members(getattr(scheduler, "_schedulers", ()))
@@ -132,23 +132,23 @@ def _set_lr(group: dict[str, Any], lr: float) -> None:
 
 
 def restart_schedulers(state: State, steps: int) -> None:
-    """Bring new schedulers to where the run is, as if they had been there from its beginning.
+    """Advance new schedulers to the current time of the run, as if they had been used from its start.
 
     Args:
         state: The run, after loading.
-        steps: How often they would have been stepped.
+        steps: How often the schedulers would have been stepped.
     """
     for optimizer in state.optimizers:
         for group in optimizer.param_groups:
             if "initial_lr" in group:
                 _set_lr(group, group["initial_lr"])
     for scheduler in state.schedulers:
-        follow = getattr(scheduler, "scale_schedule", None)
-        if follow is not None:  # a schedule of this library asks the state how far the run is
+        rescale = getattr(scheduler, "scale_schedule", None)
+        if rescale is not None:  # a schedule of composer.optim reads the time from the state
             scheduler.last_epoch = steps
-            follow(1.0)
+            rescale(1.0)
             continue
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of stepping before the optimizer, which it is not
+            warnings.simplefilter("ignore")  # that the optimizer was not stepped before, which it was
             for _ in range(steps):
                 scheduler.step()

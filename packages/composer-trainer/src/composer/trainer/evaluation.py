@@ -1,0 +1,383 @@
+"""Evaluation, in `fit` and in `Trainer.eval`, and prediction."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch.utils.data.distributed import DistributedSampler
+
+from composer.core import DataSpec, Engine, Evaluator, Event, State, Timestamp
+from composer.devices import DeviceCPU
+from composer.loggers import Logger
+from composer.models import ComposerModel
+from composer.trainer._clock import StepTimer
+from composer.trainer.microbatch import adjust_device_eval_microbatch_size, eval_search, is_cuda_oom
+from composer.trainer.optimizers import OptimizerModes
+from composer.trainer.precision import autocast
+from composer.trainer.ranks import SingleProcess, set_epoch
+from composer.trainer.resume.first_access import FirstAccesses
+from composer.utils import dist, model_eval_mode
+
+
+class Evaluation:
+    """Runs evaluators.
+
+    Args:
+        state: The run's state.
+        engine: Announces the events.
+        logger: Receives the metrics.
+        model: The user's model, unwrapped.
+        parallel: The ranks of the run.
+
+    Attributes:
+        accesses: Records the first iteration of each loader of the run.
+        modes: Switches the modes of schedule-free optimizers.
+    """
+
+    def __init__(
+        self, state: State, engine: Engine, logger: Logger, model: ComposerModel, parallel: SingleProcess
+    ) -> None:
+        self.state, self.engine, self.logger, self.model, self.parallel = state, engine, logger, model, parallel
+        self._forward_pass = ForwardPass(self._outputs_of, state, parallel, fp8=False)
+        self.accesses, self.modes = FirstAccesses(), OptimizerModes(state)
+
+    def run_due(self, event: Event) -> bool:
+        """Run the evaluators that are due.
+
+        Args:
+            event: BATCH_END, EPOCH_END or FIT_END.
+
+        Returns:
+            True if any evaluator ran.
+        """
+        evaluators = self.state.evaluators
+        if not evaluators:
+            return False
+        due = [e for e in evaluators if e.eval_interval is not None and e.eval_interval(self.state, event)]
+        if not due:
+            return False
+        with torch.no_grad(), model_eval_mode(self.state.model), self.modes.evaluating():
+            self.engine.run_event(Event.EVAL_BEFORE_ALL)
+            self.run(due)
+            self.engine.run_event(Event.EVAL_AFTER_ALL)
+        return True
+
+    def run_standalone(self, extra: Sequence[Evaluator], subset: int) -> None:
+        """Evaluate outside `fit`.
+
+        Args:
+            extra: Evaluators for this call only; empty: those of the run.
+            subset: The number of batches of each evaluator; -1: its own setting.
+
+        Raises:
+            ValueError: There are no evaluators.
+        """
+        state = self.state
+        own = list(state.evaluators)
+        if not extra and not own:
+            raise ValueError("There is nothing to evaluate. Pass `eval_dataloader` to the `Trainer` or to `eval`.")
+        labels = {evaluator.label for evaluator in own}
+        for evaluator in extra:
+            if evaluator.label in labels:
+                warnings.warn(
+                    f"The label {evaluator.label!r} is already used; its earlier results are replaced. Pass an "
+                    f"`Evaluator` with another label.",
+                    stacklevel=3,
+                )
+        state.evaluators = [*own, *extra]
+        try:
+            with self.parallel.report_lost_ranks():
+                self.engine.run_event(Event.EVAL_STANDALONE_START)
+                self.run(extra or own, None if subset == -1 else subset)
+                self.engine.run_event(Event.EVAL_STANDALONE_END)
+        finally:
+            state.evaluators = own
+
+    def run(self, evaluators: Sequence[Evaluator], subset_num_batches: int | None = None) -> None:
+        """Run evaluators one after the other, in eval mode and without gradients.
+
+        Args:
+            evaluators: The evaluators.
+            subset_num_batches: The number of batches of each; None: its own setting.
+        """
+        with torch.no_grad(), model_eval_mode(self.state.model), self.modes.evaluating():
+            for evaluator in evaluators:
+                default = -1 if evaluator.subset_num_batches is None else evaluator.subset_num_batches
+                self._evaluate(evaluator, default if subset_num_batches is None else subset_num_batches)
+
+    def _evaluate(self, evaluator: Evaluator, subset: int) -> None:
+        state, run_event, spec = self.state, self.engine.run_event, evaluator.dataloader
+        with active_dataloader(state, spec.dataloader, evaluator.label, subset):
+            state.eval_timestamp = Timestamp()
+            run_event(Event.EVAL_START)
+            # Every rank evaluates the buffers that are saved. Not earlier: EVAL_START may have swapped weights.
+            self.parallel.broadcast_buffers(self.model)
+            metrics = state.eval_metrics[evaluator.label]
+            for name, metric in metrics.items():
+                metrics[name] = state.device.module_to_device(metric)
+                metrics[name].reset()
+            set_epoch(spec.dataloader, state.timestamp._batch)
+            timer, tail = StepTimer(), PaddingDetector(spec.dataloader)
+            searches = evaluator.auto_microbatching
+            with eval_search(evaluator, state, self.parallel) if searches else self._forward_pass:
+                self.accesses.record(evaluator.label, spec.dataloader, state.timestamp._batch)
+                for batch in self._batches(spec):
+                    self._eval_batch(evaluator, batch, metrics, timer, tail)
+            if not state.eval_timestamp._batch and not tail.found:
+                warnings.warn(
+                    f"No batches were evaluated for global rank {dist.get_global_rank()}: the loader of the evaluator "
+                    f"{evaluator.label!r} yielded nothing.",
+                    stacklevel=2,
+                )
+            self._log(evaluator.label, metrics)
+            run_event(Event.EVAL_END)
+
+    def _batches(self, spec: DataSpec) -> Any:
+        length = self.state.dataloader_len
+        return itertools.islice(iter(spec.dataloader), None if length is None else length.value)
+
+    def _eval_batch(
+        self, evaluator: Evaluator, batch: Any, metrics: dict[str, Any], timer: StepTimer, tail: PaddingDetector
+    ) -> None:
+        state, run_event, spec = self.state, self.engine.run_event, evaluator.dataloader
+        batch = spec.batch_transforms(batch)
+        samples = spec.get_num_samples_in_batch(batch)
+        if tail.ends_batch(samples):
+            samples -= 1
+            if not samples:
+                if self.parallel.collective_forward:
+                    self._forward_pass.set_filler(spec.microbatch_transforms(state.device.batch_to_device(batch)))
+                return
+            batch = spec.split_batch(batch, samples)[0]
+        tokens = spec.get_num_tokens_in_batch(batch)
+        state.batch = batch
+        run_event(Event.EVAL_BATCH_START)
+        batch = state.batch
+        size: float | None = evaluator.device_eval_microbatch_size
+        pending = [batch] if size is None or samples <= size else list(spec.split_batch(batch, size))
+        while pending:
+            microbatch = pending.pop(0)
+            try:
+                self._forward(spec, microbatch)
+            except RuntimeError as error:
+                if not (evaluator.auto_microbatching and is_cuda_oom(error)):
+                    raise
+                state.outputs = None
+                # A microbatch from before the last halving only has to be split again.
+                if spec.get_num_samples_in_batch(microbatch) <= (evaluator.device_eval_microbatch_size or 1):
+                    adjust_device_eval_microbatch_size(evaluator)
+                pending[:0] = spec.split_batch(microbatch, evaluator.device_eval_microbatch_size or 1)
+                continue
+            for metric in metrics.values():
+                outputs = self.model.update_metric(state.batch, state.outputs, metric)
+                state.metric_outputs = dict(outputs) if isinstance(outputs, dict) else {}
+        state.batch = batch
+        if evaluator.auto_microbatching:
+            key = f"trainer/{evaluator.label}/device_eval_microbatch_size"
+            self.logger.log_metrics({key: evaluator.device_eval_microbatch_size})
+        state.eval_timestamp = state.eval_timestamp.to_next_batch(samples, tokens, timer.lap())
+        run_event(Event.EVAL_BATCH_END)
+
+    def _forward(self, spec: DataSpec, microbatch: Any) -> None:
+        state, run_event = self.state, self.engine.run_event
+        state.batch = spec.microbatch_transforms(state.device.batch_to_device(microbatch))
+        run_event(Event.EVAL_BEFORE_FORWARD)
+        state.outputs = self._forward_pass(state.batch)
+        run_event(Event.EVAL_AFTER_FORWARD)
+
+    def _outputs_of(self, batch: Any) -> Any:
+        return self.model.eval_forward(batch)
+
+    def _log(self, label: str, metrics: dict[str, Any]) -> None:
+        values = {name: metric.compute() for name, metric in metrics.items()}
+        self.state.eval_metric_values.update(values)
+        self.logger.log_metrics({f"metrics/{label}/{name}": value for name, value in values.items()})
+
+
+def _unwrapped(state: State) -> Any:
+    # DDP broadcasts buffers in every forward pass, and ranks may have different numbers of batches.
+    return state.model.module if state.is_model_ddp else state.model
+
+
+def predict(
+    state: State,
+    engine: Engine,
+    spec: DataSpec,
+    subset_num_batches: int,
+    return_outputs: bool,
+    parallel: SingleProcess,
+    modes: OptimizerModes,
+) -> list[Any]:
+    """Run the model over a loader, in eval mode and without gradients.
+
+    Args:
+        state: The run's state; its active loader, batch and outputs are restored afterwards.
+        engine: Announces the events.
+        spec: The data.
+        subset_num_batches: The number of batches to use; -1: until the loader ends.
+        return_outputs: Return the outputs.
+        parallel: The ranks of the run.
+        modes: Switches the modes of schedule-free optimizers.
+
+    Returns:
+        The outputs of each batch, on the CPU; an empty list without `return_outputs`.
+    """
+    parallel.check_loader(spec.dataloader, "dataloader")
+    outputs: list[Any] = []
+    cpu, timer, forward = DeviceCPU(), StepTimer(), ForwardPass(_unwrapped(state), state, parallel)
+    with (
+        # Ranks with an unsharded model may predict alone.
+        parallel.report_lost_ranks() if parallel.collective_forward else nullcontext(),
+        torch.no_grad(),
+        model_eval_mode(state.model),
+        modes.evaluating(),
+        active_dataloader(state, spec.dataloader, "predict", subset_num_batches),
+    ):
+        length = state.dataloader_len
+        state.predict_timestamp = Timestamp()
+        engine.run_event(Event.PREDICT_START)
+        with forward:
+            for batch in itertools.islice(iter(spec.dataloader), None if length is None else length.value):
+                batch = spec.batch_transforms(batch)
+                samples, tokens = spec.get_num_samples_in_batch(batch), spec.get_num_tokens_in_batch(batch)
+                state.batch = spec.microbatch_transforms(state.device.batch_to_device(batch))
+                engine.run_event(Event.PREDICT_BATCH_START)
+                engine.run_event(Event.PREDICT_BEFORE_FORWARD)
+                state.outputs = forward(state.batch)
+                engine.run_event(Event.PREDICT_AFTER_FORWARD)
+                if return_outputs:
+                    outputs.append(cpu.batch_to_device(state.outputs))
+                state.predict_timestamp = state.predict_timestamp.to_next_batch(samples, tokens, timer.lap())
+                engine.run_event(Event.PREDICT_BATCH_END)
+        engine.run_event(Event.PREDICT_END)
+    return outputs
+
+
+_NO_BATCH = object()
+
+
+class ForwardPass:
+    """The forward passes of one evaluation or prediction, where ranks may have different numbers of batches.
+
+    A forward pass of a sharded model gathers weights, so all ranks must run it together. A rank without a batch repeats
+    its last one and drops the outputs until all ranks are done. Used as a context manager: leaving it waits for them.
+
+    Args:
+        forward: Computes the outputs of a batch on the device.
+        state: The run's state.
+        parallel: The ranks of the run.
+        fp8: Allow FP8.
+    """
+
+    def __init__(self, forward: Callable[[Any], Any], state: State, parallel: SingleProcess, fp8: bool = True) -> None:
+        self._forward, self._state, self._parallel, self._fp8 = forward, state, parallel, fp8
+        self._filler = _NO_BATCH  # the batch to repeat
+
+    def __enter__(self) -> ForwardPass:
+        self._parallel.reshard()  # the weights may have changed since
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None and self._parallel.collective_forward:
+            while self._any_has_batch(False):
+                self._run(self._filler)
+            self._filler = _NO_BATCH
+        self._parallel.reshard()
+
+    def __call__(self, batch: Any) -> Any:
+        """Return the outputs for a batch on the device.
+
+        Raises:
+            RuntimeError: Another rank has no batch at all.
+        """
+        if self._parallel.collective_forward:
+            self.set_filler(batch)
+            self._any_has_batch(True)
+        return self._run(batch)
+
+    def set_filler(self, batch: Any) -> None:
+        """Set the batch to repeat when this rank has no other."""
+        self._filler = batch
+
+    def _any_has_batch(self, has_batch: bool) -> bool:
+        """Return True if any rank still has a batch."""
+        ranks = self._parallel.all_gather((has_batch, self._filler is _NO_BATCH))
+        result = any(has for has, _ in ranks)
+        if result and any(no_filler for _, no_filler in ranks):
+            raise RuntimeError(
+                "All ranks need at least one batch to run a sharded model together, but the loader of some rank was "
+                "empty. Give every rank a part of the data."
+            )
+        return result
+
+    def _run(self, batch: Any) -> Any:
+        with autocast(self._state, fp8=self._fp8):
+            return self._forward(batch)
+
+
+class PaddingDetector:
+    """Detects the sample that a distributed sampler repeats, so that evaluation counts every sample once.
+
+    `DistributedSampler` appends the first samples of its order until all ranks have the same number: at most one per
+    rank, which is the last sample of the last ranks.
+
+    Args:
+        dataloader: The loader to evaluate, before its iteration.
+
+    Attributes:
+        found: The repeated sample was reached.
+    """
+
+    def __init__(self, dataloader: Any) -> None:
+        self.found = False
+        self._seen: float = 0
+        self._last = 0  # the number of samples of this rank if the last one is repeated, otherwise 0
+        sampler = _plain_sampler(dataloader)
+        if sampler is not None and not sampler.drop_last:
+            padding = sampler.total_size - len(sampler.dataset)  # type: ignore[arg-type]
+            if sampler.rank >= sampler.num_replicas - padding:
+                self._last = sampler.num_samples
+
+    def ends_batch(self, samples: float) -> bool:
+        """Return True if a batch ends with the repeated sample. Call it for every batch, in order.
+
+        Args:
+            samples: The number of samples in the batch.
+        """
+        self._seen += samples
+        self.found = self._last > 0 and self._seen == self._last
+        return self.found
+
+
+def _plain_sampler(dataloader: Any) -> DistributedSampler[Any] | None:
+    batch_sampler = getattr(dataloader, "batch_sampler", None)
+    for sampler in (getattr(dataloader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)):
+        # A subclass with another order may pad differently.
+        if isinstance(sampler, DistributedSampler) and type(sampler).__iter__ is DistributedSampler.__iter__:
+            return sampler
+    return None
+
+
+@contextmanager
+def active_dataloader(state: State, dataloader: Iterable[Any], label: str, length: int) -> Iterator[None]:
+    """Make a loader the active one temporarily; then restore loader, batch and outputs.
+
+    Args:
+        state: The run's state.
+        dataloader: The loader.
+        label: The label of the loader.
+        length: The number of batches to use; -1: all.
+    """
+    before, before_label, before_length = state.dataloader, state.dataloader_label, state.dataloader_len
+    batch, outputs = state.batch, state.outputs
+    state.set_dataloader(dataloader, label, length)
+    try:
+        yield
+    finally:
+        state.set_dataloader(before, before_label, -1 if before_length is None else before_length)
+        state.batch, state.outputs = batch, outputs

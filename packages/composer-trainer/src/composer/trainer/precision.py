@@ -1,0 +1,136 @@
+"""Numerical precision: autocast, and gradient scaling for optimizers that call a closure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch.amp.grad_scaler import OptState
+
+from composer.core import Precision, State, get_precision_context
+from composer.core.precision import _validate_precision
+from composer.devices import Device
+from composer.utils import dist
+
+__all__ = ["ClosureGradScaler", "autocast", "device_type", "parse_precision", "resolve_precision"]
+
+
+def parse_precision(precision: str | Precision) -> Precision:
+    """Convert a name to a `Precision`.
+
+    Raises:
+        TypeError: `precision` is neither a string nor a `Precision`.
+        ValueError: There is no precision of that name.
+    """
+    allowed = ", ".join(repr(member.value) for member in Precision)
+    if not isinstance(precision, (str, Precision)):
+        raise TypeError(f"`precision` must be one of {allowed}, got {precision!r}.")
+    try:
+        return Precision(precision)
+    except ValueError:
+        candidate = f"amp_{precision}".lower()
+        hint = f" Did you mean {candidate!r}?" if candidate in allowed else ""
+        raise ValueError(f"`precision` must be one of {allowed}, got {precision!r}.{hint}") from None
+
+
+def resolve_precision(precision: str | Precision | None, device: Device) -> Precision:
+    """Return the given precision, or the device's default: fp16 on a GPU, fp32 elsewhere.
+
+    Raises:
+        ValueError: The precision is unknown, or the device does not support it.
+    """
+    if precision is None:
+        precision = Precision.AMP_FP16 if device.name == "gpu" else Precision.FP32
+    precision = parse_precision(precision)
+    _validate_precision(precision, device)
+    return precision
+
+
+def device_type(state: State) -> str:
+    """Return torch's name of the run's device, for example `"cuda"`."""
+    return "cuda" if state.device.name == "gpu" else state.device.name
+
+
+def autocast(state: State, fp8: bool = True) -> AbstractContextManager[None]:
+    """Return a context with the run's numerical precision.
+
+    Args:
+        state: The run's state.
+        fp8: Allow FP8; evaluation does not use it.
+    """
+    return get_precision_context(
+        state.precision, state.precision_config, fp8_autocast_enabled=fp8, device_type=device_type(state)
+    )
+
+
+class ClosureGradScaler(torch.amp.GradScaler):
+    """`torch.amp.GradScaler` for optimizers whose `step` calls a closure.
+
+    `step(optimizer, closure=closure)` passes the optimizer a closure that clears the gradients, runs the given one,
+    unscales the gradients and checks them for infinities. It returns the loss. If a gradient overflowed on any rank,
+    the closure returns None to optimizers that declare `_step_supports_amp_closure = True`, which then skip the step
+    themselves. The step of any other optimizer is aborted and its weights are restored.
+    """
+
+    def step(
+        self, optimizer: torch.optim.Optimizer, *args: Any, closure: Callable[..., Any] | None = None, **kwargs: Any
+    ) -> Any:
+        """Step the optimizer.
+
+        Args:
+            optimizer: Calls the closure that it is given; each call is one forward and backward pass.
+            *args: Passed to torch's scaler when there is no closure.
+            closure: Computes the scaled gradients and returns the loss. None: the gradients are already computed.
+            **kwargs: Passed to torch's scaler when there is no closure.
+
+        Returns:
+            The return value of the optimizer's `step`; None if the step was aborted.
+        """
+        if closure is None:
+            return super().step(optimizer, *args, **kwargs)
+        accepts_none = getattr(optimizer, "_step_supports_amp_closure", False)
+
+        def unscaled_closure(**closure_kwargs: Any) -> Any:
+            state = self._per_optimizer_states[id(optimizer)]
+            state["stage"] = OptState.READY
+            state["found_inf_per_device"] = {}
+            optimizer.zero_grad(set_to_none=True)
+            loss = closure(**closure_kwargs)
+            if state["stage"] is OptState.READY:  # the closure may have unscaled already
+                self.unscale_(optimizer)
+            if not self._overflowed(state["found_inf_per_device"]):
+                return loss
+            if accepts_none:
+                return None
+            raise _OverflowError
+
+        if accepts_none:
+            return optimizer.step(closure=unscaled_closure)
+        # The optimizer may move the weights between two passes, as LBFGS does in its line search.
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        weights = [parameter.detach().clone() for parameter in parameters]
+        try:
+            return optimizer.step(closure=unscaled_closure)
+        except _OverflowError:
+            with torch.no_grad():
+                for parameter, weight in zip(parameters, weights, strict=True):
+                    parameter.copy_(weight)
+            return None
+
+    def _overflowed(self, found_inf: dict[torch.device, torch.Tensor]) -> bool:
+        """Return True if a gradient of any rank overflowed; `update` then reduces the scale on all ranks."""
+        # A pass without gradient synchronization may overflow on some ranks only, and all must take the same branch.
+        device = torch.device("cpu") if self._scale is None else self._scale.device
+        worst = torch.stack([found.to(device) for found in found_inf.values()]).max() if found_inf else None
+        worst = torch.zeros((), device=device) if worst is None else worst
+        dist.all_reduce(worst, "MAX")
+        for found in found_inf.values():
+            found.fill_(worst)
+        # The one host read that gradient scaling needs; torch's own `step` does the same.
+        return bool(worst.item())
+
+
+class _OverflowError(Exception):
+    """Aborts the step of an optimizer that cannot handle an overflow itself."""

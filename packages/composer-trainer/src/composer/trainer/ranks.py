@@ -1,0 +1,356 @@
+"""The processes that train one model together.
+
+The loop calls these methods instead of `torch.distributed`, so that a run on several ranks has the same loop with
+another object. `composer.trainer.sharded` has the third variant, for models that are sharded among ranks.
+
+Host values that every rank needs in a step (the samples of all ranks, whether any loader is exhausted) are exchanged
+through a gloo group as numbers that are already on the host, so the device never blocks. Losses are reduced on the
+device.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data.distributed import DistributedSampler
+
+from composer.core import Algorithm, Precision, State
+from composer.devices import Device
+from composer.distributed._lost_ranks import LostRankDetector
+from composer.distributed._structure import check_same_structure
+from composer.distributed.ddp import (
+    DDPSyncStrategy,
+    exchange,
+    exchange_context,
+    prepare_ddp_module,
+    reduce_gradients,
+)
+from composer.utils import dist
+
+__all__ = ["DataParallel", "SingleProcess", "num_data_shards", "set_epoch"]
+
+T = TypeVar("T")
+
+
+class SingleProcess:
+    """A run in one process: nothing to wrap, synchronize or reduce."""
+
+    world_size = 1
+    collective_forward = False  # True if all ranks must run a forward pass together
+
+    # ---- at construction ----
+
+    def broadcast(self, value: T) -> T:
+        """Return rank 0's value; it is pickled."""
+        return value
+
+    def min_length(self, length: int | None) -> int | None:
+        """Return the length of the shortest loader of all ranks; None: no rank knows its length."""
+        return length
+
+    def to_device(self, model: torch.nn.Module, device: Device) -> torch.nn.Module:
+        """Move the model to the device that it is trained on."""
+        return device.module_to_device(model)
+
+    def sync_module_states(self, model: torch.nn.Module) -> None:
+        """Broadcast parameters and buffers from rank 0."""
+
+    def describe_sharding(self, state: State) -> None:
+        """Set the attributes of `state` that say how the model will be sharded."""
+
+    def shard(self, state: State) -> None:
+        """Shard the model and its optimizers in place: after module surgery, before a checkpoint is loaded."""
+
+    def check_loader(self, dataloader: Any, argument: str) -> None:
+        """Check that a loader's sampler splits the data as the ranks need it."""
+
+    def check_precision(self, precision: Precision) -> None:
+        """Check that the run can continue in another precision."""
+
+    def prepare_metrics(self, metrics: Iterable[Any]) -> None:
+        """Prepare metrics to be computed over all ranks."""
+
+    def wrap(self, model: torch.nn.Module, algorithms: Iterable[Algorithm]) -> torch.nn.Module:
+        """Return the module that the loop calls, once all module surgery is done."""
+        return model
+
+    # ---- in a step ----
+
+    def backward_context(self, last_microbatch: bool, sync: bool) -> AbstractContextManager[None] | None:
+        """Return a context for the forward and backward pass of one microbatch that controls gradient synchronization.
+
+        Args:
+            last_microbatch: The microbatch is the last one of its batch.
+            sync: Gradients are synchronized in this pass.
+
+        Returns:
+            The context; None if none is needed.
+        """
+        return None
+
+    def sum_counts(
+        self, samples: float, tokens: int, interrupted: bool = False, lap: timedelta = timedelta()
+    ) -> tuple[float, int, bool, timedelta]:
+        """Sum the samples and tokens of one step over ranks.
+
+        Args:
+            samples: Samples of this rank.
+            tokens: Tokens of this rank.
+            interrupted: This rank was asked to stop.
+            lap: Wall-clock time of the step.
+
+        Returns:
+            The sums; True if any rank was asked to stop; the wall-clock time of rank 0.
+        """
+        return samples, tokens, interrupted, lap
+
+    def mean_count(self, count: float, microbatches: int) -> float:
+        """Average the batch size over ranks; the result weighs each rank's microbatches.
+
+        Args:
+            count: The batch size of this rank.
+            microbatches: The number of microbatches of this rank.
+        """
+        return count
+
+    def any_finished(self, finished: bool, stopped: bool = False) -> tuple[bool, bool]:
+        """Combine two flags over ranks before each batch.
+
+        A rank that was asked to stop calls this instead of training its next batch.
+
+        Args:
+            finished: This rank's loader is exhausted.
+            stopped: This rank was asked to stop training.
+
+        Returns:
+            True if any rank's loader is exhausted, and True if any rank was asked to stop.
+        """
+        return finished, stopped
+
+    def mean_losses(self, losses: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Average the logged losses over ranks, on their device."""
+        return losses
+
+    def reshard(self) -> None:
+        """Free the weights gathered for a forward pass that has no backward pass."""
+
+    # ---- in a step that searches the microbatch size ----
+
+    def prepare_local_passes(self) -> None:
+        """Exchange now what a forward pass would: until the next step, passes without `sync` do not communicate."""
+
+    def all_gather(self, numbers: Sequence[float]) -> list[list[float]]:
+        """Return the numbers of each rank, ordered by rank; every rank passes the same number of them."""
+        return [list(numbers)]
+
+    def average_gradients(self) -> None:
+        """Average gradients that each rank computed without synchronization."""
+
+    # ---- around many steps ----
+
+    def report_lost_ranks(self) -> AbstractContextManager[None]:
+        """Return a context for code that communicates: if that fails, the error names the missing rank."""
+        return nullcontext()
+
+    # ---- between steps ----
+
+    def broadcast_buffers(self, model: torch.nn.Module) -> None:
+        """Broadcast buffers from rank 0: only its copy is evaluated and saved."""
+
+    def close(self) -> None:
+        """Wait for the other ranks and leave the group. Safe to call twice."""
+
+
+class DataParallel(SingleProcess):
+    """The ranks of the default process group, each of which trains on its own part of every batch.
+
+    Args:
+        strategy: When gradients are synchronized; None: with every microbatch if an algorithm leaves parameters unused,
+            otherwise once per batch.
+        timeout: Seconds until an exchange of host values fails because another rank does not answer.
+    """
+
+    def __init__(self, strategy: DDPSyncStrategy | None, timeout: float) -> None:
+        self.world_size = dist.get_world_size()
+        self._rank = dist.get_global_rank()
+        self._strategy = strategy
+        self._model: DistributedDataParallel | None = None
+        self._equal_microbatches = True  # in the current step, all ranks have the same number of microbatches
+        self._closed = False
+        self._lost_ranks = LostRankDetector(self._rank, self.world_size, timeout)
+        # NCCL transfers device tensors only, and reading those would stall the step.
+        self._owns_group = torch.distributed.get_backend() != "gloo"
+        self._host: Any = None
+        if self._owns_group:
+            self._host = torch.distributed.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
+        self._lost_ranks.name = self.broadcast(secrets.token_hex(4))
+
+    def report_lost_ranks(self) -> AbstractContextManager[None]:
+        """Return a context that raises `LostRankError` if communication in it fails."""
+        return self._lost_ranks.report()
+
+    def broadcast(self, value: T) -> T:
+        """Return rank 0's value; it is pickled."""
+        values = [value]
+        with self.report_lost_ranks():
+            dist.broadcast_object_list(values, 0, self._host)
+        return values[0]
+
+    def min_length(self, length: int | None) -> int | None:
+        """Return the length of the shortest loader of all ranks; None: no rank knows its length."""
+        with self.report_lost_ranks():
+            lengths = dist.all_gather_object(length, self._host)
+        return min((other for other in lengths if other is not None), default=None)
+
+    def sync_module_states(self, model: torch.nn.Module) -> None:
+        """Broadcast parameters and buffers from rank 0.
+
+        Raises:
+            RuntimeError: The model has another structure on another rank.
+        """
+        with self.report_lost_ranks():
+            check_same_structure(model, self._rank, self._host)
+            tensors = (t.detach() for t in (*model.parameters(), *model.buffers()) if not t.is_meta)
+            exchange(tensors, lambda tensor: torch.distributed.broadcast(tensor, 0, async_op=True))
+
+    def broadcast_buffers(self, model: torch.nn.Module) -> None:
+        """Broadcast buffers from rank 0: only its copy is evaluated and saved."""
+        groups: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+        for buffer in model.buffers():
+            if not buffer.is_meta:
+                groups.setdefault((buffer.dtype, buffer.device), []).append(buffer.detach())
+        for buffers in groups.values():  # many small tensors, so one broadcast for all of a kind
+            flat = torch.cat([buffer.reshape(-1) for buffer in buffers])
+            torch.distributed.broadcast(flat, 0)
+            if self._rank:
+                parts = torch.split(flat, [buffer.numel() for buffer in buffers])
+                torch._foreach_copy_(buffers, [part.view_as(b) for part, b in zip(parts, buffers, strict=True)])
+
+    def prepare_metrics(self, metrics: Iterable[Any]) -> None:
+        """Let metrics gather their states without waiting for the device, unless they define a gather of their own."""
+        for metric in metrics:
+            parts: Iterable[Any] = metric.modules() if isinstance(metric, torch.nn.Module) else ()
+            for part in parts:
+                if _has_fixed_shapes(part) and part.dist_sync_fn is None:
+                    part.dist_sync_fn = _gather
+
+    def wrap(self, model: torch.nn.Module, algorithms: Iterable[Algorithm]) -> torch.nn.Module:
+        """Wrap the model in `DistributedDataParallel` if it has trainable parameters."""
+        unused = any(algorithm.find_unused_parameters for algorithm in algorithms)
+        if self._strategy is None:
+            self._strategy = DDPSyncStrategy.MULTI_AUTO_SYNC if unused else DDPSyncStrategy.SINGLE_AUTO_SYNC
+        wrapped = prepare_ddp_module(model, unused)
+        self._model = wrapped if isinstance(wrapped, DistributedDataParallel) else None
+        return wrapped
+
+    def backward_context(self, last_microbatch: bool, sync: bool) -> AbstractContextManager[None] | None:
+        """Return a context that follows the synchronization strategy; see `SingleProcess`."""
+        if self._model is None:
+            return None
+        if not sync:
+            return self._model.no_sync()
+        strategy = self._strategy
+        assert strategy is not None, "`wrap` sets the strategy"
+        if strategy is DDPSyncStrategy.MULTI_AUTO_SYNC and not self._equal_microbatches:
+            strategy = DDPSyncStrategy.SINGLE_AUTO_SYNC  # the rank with more microbatches would wait forever
+        return exchange_context(self._model, last_microbatch, strategy, self._host)
+
+    def sum_counts(
+        self, samples: float, tokens: int, interrupted: bool = False, lap: timedelta = timedelta()
+    ) -> tuple[float, int, bool, timedelta]:
+        """Sum the samples and tokens of one step over ranks; see `SingleProcess`."""
+        seconds = lap.total_seconds() if self._rank == 0 else 0.0
+        sums = self._all_reduce((samples, tokens, interrupted, seconds))
+        total = int(sums[0]) if sums[0].is_integer() else sums[0]
+        return total, int(sums[1]), sums[2] > 0, timedelta(seconds=sums[3])
+
+    def mean_count(self, count: float, microbatches: int) -> float:
+        """Average the batch size over ranks; see `SingleProcess`."""
+        # The sum of squares tells every rank whether all have the same number of microbatches.
+        total, number, squares = self._all_reduce((count, microbatches, microbatches**2))
+        self._equal_microbatches = squares * self.world_size == number**2
+        return total / self.world_size
+
+    def any_finished(self, finished: bool, stopped: bool = False) -> tuple[bool, bool]:
+        """Combine two flags over ranks; see `SingleProcess`."""
+        sums = self._all_reduce((finished, stopped))
+        return sums[0] > 0, sums[1] > 0
+
+    def prepare_local_passes(self) -> None:
+        """Broadcast buffers now, which the wrapper would do in its next forward pass."""
+        if self._model is not None:
+            self._model.require_forward_param_sync = False
+            self.broadcast_buffers(self._model.module)
+
+    def all_gather(self, numbers: Sequence[float]) -> list[list[float]]:
+        """Return the numbers of each rank, ordered by rank."""
+        local = torch.tensor(numbers, dtype=torch.float64)
+        return [tensor.tolist() for tensor in dist.all_gather(local, self._host)]
+
+    def average_gradients(self) -> None:
+        """Average the gradients of the wrapped model, in place."""
+        if self._model is not None:
+            reduce_gradients(self._model.parameters(), self._host)
+
+    def mean_losses(self, losses: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Average the logged losses over ranks, on their device.
+
+        Not deferred until they are read: a callback may read them on one rank only.
+        """
+        stacked = torch.stack([*losses.values()])
+        stacked = stacked.to(torch.promote_types(stacked.dtype, torch.float32))
+        torch.distributed.all_reduce(stacked)
+        return dict(zip(losses, (stacked / self.world_size).unbind(), strict=True))
+
+    def close(self) -> None:
+        """Wait for the other ranks and leave the group. Safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._lost_ranks.lost:  # the others cannot answer
+            return
+        with self.report_lost_ranks():
+            dist.barrier(self._host)
+        if self._owns_group:
+            dist.destroy_process_group(self._host)
+
+    def _all_reduce(self, numbers: Sequence[float]) -> list[float]:
+        tensor = torch.tensor(numbers, dtype=torch.float64)
+        torch.distributed.all_reduce(tensor, group=self._host)
+        sums: list[float] = tensor.tolist()
+        return sums
+
+
+def num_data_shards(state: State) -> int:
+    """Return into how many parts the data is split: one per rank, or per group of tensor-parallel ranks."""
+    return dist.get_world_size() // (1 if state.tp_config is None else int(state.tp_config.tensor_parallel_degree))
+
+
+def set_epoch(dataloader: Any, epoch: int) -> None:
+    """Call `set_epoch` of a loader's distributed samplers, whose order depends on the epoch."""
+    for name in ("batch_sampler", "sampler"):
+        sampler = getattr(dataloader, name, None)
+        if isinstance(sampler, DistributedSampler):
+            sampler.set_epoch(epoch)
+
+
+def _has_fixed_shapes(metric: Any) -> bool:
+    """Return True if the shapes of a metric's states do not depend on the data: they are summed or the like."""
+    from torchmetrics import Metric  # slow to import, and already loaded if there are metrics
+    from torchmetrics.utilities.data import dim_zero_max, dim_zero_mean, dim_zero_min, dim_zero_sum
+
+    fixed = (dim_zero_sum, dim_zero_mean, dim_zero_max, dim_zero_min)
+    reductions = metric._reductions.values() if isinstance(metric, Metric) else ()
+    return bool(reductions) and all(reduction in fixed for reduction in reductions)
+
+
+def _gather(tensor: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
+    # Torchmetrics' own function also exchanges shapes and reads them, which waits for the device.
+    return dist.all_gather(tensor, group)

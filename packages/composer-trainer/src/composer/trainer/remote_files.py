@@ -1,0 +1,84 @@
+"""Uploads files that callbacks and profilers name by URIs."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from composer.checkpoint._storage import storage_of
+from composer.checkpoint._uploads import Uploader
+from composer.core import Callback, State
+from composer.loggers import Logger, LoggerDestination
+from composer.utils import dist, format_name_with_dist, is_uri, parse_uri
+from composer.utils.retrying import DeliveryDeadline
+
+__all__ = ["RemoteFiles", "remote_files"]
+
+
+def remote_files(profiler: Any, callbacks: Iterable[Callback]) -> list[LoggerDestination]:
+    """Return a logger that uploads the files that a profiler and callbacks name by URIs; an empty list if none do."""
+    names = [] if profiler is None else list(profiler.remote_filenames)
+    # A logger learns its file name when the run begins.
+    watchers = [callback for callback in callbacks if not isinstance(callback, LoggerDestination)]
+    names += [getattr(watcher, "remote_file_name", None) for watcher in watchers]
+    uris = [name for name in names if isinstance(name, str) and is_uri(name)]
+    return [RemoteFiles(uris)] if uris else []
+
+
+class RemoteFiles(LoggerDestination):
+    """Uploads files whose names are URIs in the background; ignores other names.
+
+    The end of `fit` waits for the uploads. A failed upload is a warning, and training continues.
+
+    Args:
+        uris: The names of the files, format strings; only names in these buckets are uploaded.
+    """
+
+    def __init__(self, uris: Sequence[str]) -> None:
+        self._uris = tuple(uris)
+        self._uploaders: dict[str, Uploader] = {}
+        self._deadline = DeliveryDeadline(60.0)  # replaced by that of the run in `init`
+        self._roots = {_split(uri)[0] for uri in uris}
+
+    def init(self, state: State, logger: Logger) -> None:
+        self._deadline = logger.delivery_deadline
+        if dist.get_global_rank() == 0:  # find rejected credentials now, not after hours of training
+            folders = [format_name_with_dist(uri.rpartition("/")[0], state.run_name) for uri in self._uris]
+            for folder in dict.fromkeys(folder.partition("{")[0] for folder in folders):
+                storage_of(folder).check_writable()
+
+    def can_upload_files(self) -> bool:
+        return True
+
+    def upload_file(self, state: State, remote_file_name: str, file_path: Path, *, overwrite: bool) -> None:
+        if not is_uri(remote_file_name):
+            return
+        root, name = _split(remote_file_name)
+        if root not in self._roots:
+            return
+        if root not in self._uploaders:
+            self._uploaders[root] = Uploader(storage_of(root), timeout=self._deadline.for_service())
+        self._uploaders[root].upload(file_path, name, overwrite=overwrite)
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        self._wait()
+
+    def post_close(self) -> None:
+        self._wait()
+
+    def _wait(self) -> None:
+        """Wait for all uploads; later ones get new uploaders."""
+        uploaders, self._uploaders = self._uploaders, {}
+        for uploader in uploaders.values():
+            try:
+                uploader.close()
+            except Exception as error:  # noqa: BLE001 - a warning is enough: the run does not depend on it
+                warnings.warn(f"Not everything was uploaded: {error}", RuntimeWarning, stacklevel=2)
+
+
+def _split(uri: str) -> tuple[str, str]:
+    """Split a URI into its bucket and the name in it."""
+    path = parse_uri(uri)[2]
+    return uri[: len(uri) - len(path)], path

@@ -1,0 +1,321 @@
+"""The progress of a run beyond its state: position in the data, calls of `fit`, arguments and last values.
+
+The Trainer attaches a `RunProgress` to its state. Every checkpoint then contains its `state_dict` under the key
+`resumption`. Loading happens in three steps:
+
+1. `before_load` sets aside what the state must not load yet; `after_load` stores the rest of the entry (`_Loaded`).
+2. `apply` restores schedulers and lets changed arguments win, once the run's schedulers and data are known: after
+   loading if the constructor was given them, otherwise in `fit`.
+3. `begin_fit` counts the calls of `fit`. A relaunched program repeats the calls of the run that saved, so those that
+   had ended are skipped, and the one that was interrupted continues.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from composer.callbacks.checkpoint_saver import CheckpointSaver
+from composer.core import State, Timestamp
+from composer.loggers import Logger
+from composer.trainer._clock import is_over
+from composer.trainer.resume.arguments import (
+    apply_changes,
+    describe_arguments,
+    describe_schedulers,
+    restart_schedulers,
+)
+from composer.trainer.resume.loader import LoaderPosition
+from composer.trainer.settings import RunSettings
+from composer.utils import dist, reproducibility
+
+__all__ = ["RunProgress"]
+
+_VALUES = ("train_metric_values", "eval_metric_values", "total_loss_dict")
+
+
+@dataclass
+class _Loaded:
+    """The part of a checkpoint that `RunProgress` restores.
+
+    Attributes:
+        schedulers: The states of schedulers; None: the checkpoint was saved without them.
+        groups: The parameter groups before loading, which replaces those that the checkpoint has.
+        has_time: The checkpoint has a timestamp.
+        options: The settings of each parameter group as loaded; None: the group was not loaded.
+        arguments: `describe_arguments` of the saved run; None: applied already.
+        fits: The start of each call of `fit`.
+        computed: The results of evaluation metrics, by evaluator.
+        complete: The end of the last call of `fit`, if it had ended.
+        limit: The `max_duration` of the last call of `fit`, as requested.
+        over_at: The `max_duration` at which that call was over; None: it was not over.
+    """
+
+    schedulers: dict[str, Any] | None = field(default_factory=dict)
+    groups: list[dict[str, Any]] = field(default_factory=list)
+    has_time: bool = True
+    options: list[dict[str, Any] | None] = field(default_factory=list)
+    arguments: dict[str, Any] | None = None
+    fits: list[Timestamp] = field(default_factory=list)
+    computed: dict[str, dict[str, Any]] = field(default_factory=dict)
+    complete: dict[str, Any] | None = None
+    limit: str | None = None
+    over_at: str | None = None
+
+
+class RunProgress:
+    """Saves and restores what a run needs to continue exactly where it was.
+
+    Args:
+        state: The run.
+        settings: The data, evaluators and schedules of the run.
+        loader: The position in the training data.
+        announce: Shows a message to the user.
+
+    Attributes:
+        over_at: The `max_duration` at which the repeated call of `fit` was over when the checkpoint was saved. It is
+            shorter than requested if the run was stopped. None: the call was not over.
+    """
+
+    def __init__(
+        self, state: State, settings: RunSettings, loader: LoaderPosition, announce: Callable[[str], None]
+    ) -> None:
+        self.state, self.settings, self.loader, self.announce = state, settings, loader, announce
+        # Taken here, before a checkpoint or training changes any of it.
+        self._arguments = describe_arguments(state, settings.given_schedulers)
+        self._loaded = _Loaded()
+        self._fits: list[Timestamp] = []
+        self._calls = 0
+        self._limit: str | None = None  # `max_duration` of the current call of `fit`, before anything stopped the run
+        self._ended: dict[str, Any] | None = None  # set while the last checkpoint of a call of `fit` is saved
+        self.over_at: str | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the progress; a collective operation with the same result on every rank."""
+        state, previous = self.state, self.state.previous_timestamp
+        over_at = str(state.max_duration) if is_over(state) else None
+        ranks = dist.all_gather_object((self.loader.state_dict(), over_at))
+        return {
+            "loader": [position for position, _ in ranks],
+            "limit": self._limit,
+            # If one rank is stopped, the run ends on all of them.
+            "over_at": next((limit for _, limit in ranks if limit is not None), None),
+            "fits": [start.state_dict() for start in self._fits],
+            "asked": self._arguments,
+            **self._values(),
+            "previous_timestamp": None if previous is None else previous.state_dict(),
+            **({} if self._ended is None else {"complete": self._ended}),
+        }
+
+    def _values(self) -> dict[str, dict[str, Any]]:
+        """Return the last losses and metrics, and the computed values of evaluation metrics."""
+        return {
+            "values": {name: dict(getattr(self.state, name)) for name in _VALUES},
+            "computed": {label: _computed(metrics) for label, metrics in self.state.eval_metrics.items()},
+        }
+
+    # ---- loading ----
+
+    def before_load(self, content: dict[str, Any]) -> None:
+        """Set aside the schedulers' states until the run's schedulers are known."""
+        saved = content["state"]
+        left_out = "state/schedulers" in content.get("left_out", ())
+        self._loaded = _Loaded(
+            schedulers=saved.pop("schedulers", None if left_out else {}),
+            groups=_param_groups(self.state),
+            has_time="timestamp" in saved,
+        )
+
+    def after_load(self, content: dict[str, Any]) -> None:
+        """Restore the last values, and store the rest for `apply` and `begin_fit`."""
+        resumption, loaded = content.get("resumption") or {}, self._loaded
+        groups = _param_groups(self.state)
+        if any(
+            path.startswith("state/optimizers/") and "/param_groups" in path for path in content.get("left_out", ())
+        ):
+            loaded.groups = groups
+        unchanged = {id(group) for group in loaded.groups}
+        loaded.options = [None if id(group) in unchanged else _options(group) for group in groups]
+        loaded.groups = []
+        self.loader.load_state_dict(resumption.get("loader"), content.get("rng"))
+        previous = resumption.get("previous_timestamp")
+        self.state.previous_timestamp = None if previous is None else _timestamp(previous)
+        for name, values in resumption.get("values", {}).items():
+            setattr(self.state, name, values)
+        # A checkpoint without this entry is taken to be of the program's first call.
+        loaded.fits = [_timestamp(saved) for saved in resumption.get("fits", [])] or [Timestamp()]
+        loaded.computed = resumption.get("computed", {})
+        loaded.complete = resumption.get("complete")
+        loaded.limit, loaded.over_at = resumption.get("limit"), resumption.get("over_at")
+        loaded.arguments = resumption.get("asked", {})
+        had_schedulers = loaded.arguments.get("schedulers")
+        if self.settings.is_complete and (self.settings.given_schedulers or not had_schedulers):
+            self.apply()  # otherwise `fit` may bring schedulers
+
+    def apply(self) -> None:
+        """Restore schedulers, and let changed arguments win over the checkpoint."""
+        self._arguments["schedulers"] = describe_schedulers(self.settings.given_schedulers)
+        self._arguments["batch_size"] = getattr(self.state.train_dataloader, "batch_size", None)
+        saved, self._loaded.arguments = self._loaded.arguments, None
+        if saved is None:
+            return
+        if not saved or saved["schedulers"] == self._arguments["schedulers"]:
+            self._restore_schedulers()
+        else:
+            now = self.state.timestamp
+            restart_schedulers(self.state, (now.batch if self.settings.step_every_batch else now.epoch).value)
+        changes = apply_changes(self.state, self._arguments, saved) if saved else []
+        if changes:
+            self.announce(f"These arguments differ from the checkpoint and replace it: {'; '.join(changes)}.")
+
+    def _restore_schedulers(self) -> None:
+        loaded = self._loaded
+        if not self.state.schedulers or loaded.schedulers is None:
+            return
+        self.state.load_state_dict({"schedulers": loaded.schedulers})
+        groups, options = _param_groups(self.state), loaded.options
+        if len(groups) != len(options):
+            options = [None] * len(groups)
+        not_loaded = {id(group) for group, saved in zip(groups, options, strict=True) if saved is None}
+        for scheduler in self.state.schedulers:
+            _apply_scheduler(scheduler, not_loaded)
+        for group, saved in zip(groups, options, strict=True):
+            for key, value in (saved or {}).items():  # building a scheduler has changed rates, momenta and more
+                _set_option(group, key, value)
+        if not loaded.has_time:
+            for scheduler in self.state.schedulers:
+                rescale = getattr(scheduler, "scale_schedule", None)
+                if rescale is not None:  # a schedule of composer.optim follows the time, which was not loaded
+                    rescale(1.0)
+
+    # ---- the calls of `fit` ----
+
+    def begin_fit(self, reset_time: bool) -> tuple[Timestamp | None, bool]:
+        """Count a call of `fit`; all evaluators are known by now.
+
+        Args:
+            reset_time: Time starts from zero with this call.
+
+        Returns:
+            The start of this call in the run that saved the checkpoint (None: it begins now), and True if the call had
+            ended there.
+
+        Raises:
+            FileExistsError: This call would save checkpoints under names that this Trainer has used.
+        """
+        number, restored = self._calls, self._loaded.fits
+        if reset_time and number >= len(restored):
+            for callback in self.state.callbacks:
+                if isinstance(callback, CheckpointSaver):
+                    callback.check_reset(self.state)
+        self._calls += 1
+        computed, self._loaded.computed = self._loaded.computed, {}
+        for label, values in computed.items():
+            _restore_computed(self.state.eval_metrics.get(label, {}), values)
+        if number < len(restored):
+            self._fits = restored[: number + 1]
+            return restored[number], number + 1 < len(restored)
+        if reset_time:
+            self.state.timestamp = Timestamp()
+        self._fits = [*self._fits, self.state.timestamp]
+        return None, False
+
+    def is_complete(self) -> bool:
+        """Return True if the current call of `fit` had ended in the run that saved the checkpoint.
+
+        The last checkpoint may be from before the end of the epoch. If the run is longer now, it continues there. The
+        requested length is compared, because `state.stop_training` shortens `max_duration`. Call this once per call of
+        `fit`, when that length is set.
+        """
+        state, loaded = self.state, self._loaded
+        self._limit, self.over_at = str(state.max_duration), None
+        if self._calls != len(loaded.fits) or self._limit != loaded.limit:
+            return False
+        if loaded.complete is None:
+            self.over_at = loaded.over_at
+            return False
+        state.max_duration = loaded.complete["max_duration"]
+        state.timestamp = _timestamp(loaded.complete["timestamp"])
+        self.loader.load_state_dict(loaded.complete["loader"], loaded.complete["rng"])
+        reproducibility.load_rng_state(loaded.complete["rng"])
+        return True
+
+    def complete(self, saver: CheckpointSaver | None, logger: Logger) -> None:
+        """Save the end of this call of `fit` in its last checkpoint, so that a relaunch does not repeat it."""
+        if saver is None:
+            return
+        state = self.state
+        end = self._ended = {
+            "max_duration": str(state.max_duration),
+            "timestamp": state.timestamp.state_dict(),
+            "loader": dist.all_gather_object(self.loader.state_dict()),
+            "rng": reproducibility.get_rng_state(),
+        }
+        # In one write: a run killed between two would repeat an end that the first already contains.
+        saved = saver.finalize(state, logger)
+        self._ended, values = None, self._values()
+        if saved or not saver.is_relaunched:
+            return
+
+        def change(resumption: dict[str, Any]) -> None:
+            resumption.update(values, complete=end)
+
+        saver.amend(state, logger, change)
+
+    def forget_fits(self) -> None:
+        """Count all calls of `fit` as new: the user loaded a checkpoint, but did not relaunch its program."""
+        self._loaded.fits = []
+
+
+def _timestamp(saved: dict[str, Any]) -> Timestamp:
+    timestamp = Timestamp()
+    timestamp.load_state_dict(saved)
+    return timestamp
+
+
+def _computed(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Return the values that metrics of torchmetrics have computed, by name."""
+    return {name: m._computed for name, m in metrics.items() if getattr(m, "_computed", None) is not None}
+
+
+def _restore_computed(metrics: dict[str, Any], values: dict[str, Any]) -> None:
+    """Make `compute` of metrics whose states were not saved return the saved value until they are reset."""
+    for name in metrics.keys() & values.keys():
+        if not metrics[name].update_called:
+            metrics[name]._computed, metrics[name]._update_count = values[name], 1
+
+
+def _param_groups(state: State) -> list[dict[str, Any]]:
+    return [group for optimizer in state.optimizers for group in optimizer.param_groups]
+
+
+def _options(group: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of a parameter group without its parameters."""
+    return {
+        key: value.clone() if isinstance(value, torch.Tensor) else value
+        for key, value in group.items()
+        if key != "params"
+    }
+
+
+def _set_option(group: dict[str, Any], key: str, value: Any) -> None:
+    if isinstance(group.get(key), torch.Tensor):
+        group[key].copy_(torch.as_tensor(value))
+    else:
+        group[key] = value
+
+
+def _apply_scheduler(scheduler: Any, groups: set[int]) -> None:
+    """Apply a scheduler's current values to the parameter groups with these ids."""
+    scheduled = scheduler.optimizer.param_groups
+    if getattr(scheduler, "cycle_momentum", False) and any(id(group) in groups for group in scheduled):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it is called outside `step`; only `get_lr` sets the momentum
+            scheduler.get_lr()
+    for group, rate in zip(scheduled, scheduler.get_last_lr(), strict=False):
+        if id(group) in groups:
+            _set_option(group, "lr", rate)

@@ -1,0 +1,565 @@
+"""The settings of a run that both the constructor and `fit` can change: data, evaluators, length, schedules, scaler."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from composer.core import (
+    DataSpec,
+    Evaluator,
+    Precision,
+    State,
+    Time,
+    Timestamp,
+    TimeUnit,
+    ensure_data_spec,
+    ensure_time,
+)
+from composer.devices import Device
+from composer.models import ComposerModel
+from composer.optim import compile_composer_scheduler, scale_pytorch_scheduler
+from composer.trainer.microbatch import check_not_profiled, check_not_sharded
+from composer.trainer.optimizers import needs_closure, wrapped_optimizers
+from composer.trainer.options import described
+from composer.trainer.precision import ClosureGradScaler
+from composer.trainer.ranks import SingleProcess
+from composer.trainer.resume.arguments import with_members
+from composer.utils import ensure_tuple, plain_int, plain_number
+
+__all__ = ["RunSettings", "check_subset", "data_spec_of"]
+
+
+class RunSettings:
+    """Checks settings and applies them to the state.
+
+    Args:
+        state: The run's state.
+        model: The user's model, which provides the metrics.
+        parallel: The ranks of the run.
+
+    Attributes:
+        train_spec: The training data; None: not given yet.
+        step_every_batch: Step schedulers after every batch, otherwise after every epoch.
+        given_schedulers: The user's schedulers.
+    """
+
+    def __init__(self, state: State, model: ComposerModel, parallel: SingleProcess) -> None:
+        self.state, self.model, self.parallel = state, model, parallel
+        self.train_spec: DataSpec | None = None
+        self.train_label = "train"
+        self.step_every_batch = True
+        # Schedulers that need the length of the run to be built, and their ratio.
+        self._unbuilt: tuple[Sequence[Any], float] | None = None
+        self.given_schedulers: Sequence[Any] = ()
+
+    @property
+    def is_complete(self) -> bool:
+        """True if the training data is given and all schedulers are built."""
+        return self._unbuilt is None and self.train_spec is not None
+
+    def set_train_data(self, dataloader: Any, label: str, subset: Any, microbatch_size: Any) -> None:
+        """Set the training data; None: it is given later."""
+        state = self.state
+        self.train_spec = None if dataloader is None else data_spec_of(dataloader, "train_dataloader")
+        self.train_label = label
+        self._set_microbatch_size(microbatch_size)
+        if self.train_spec is not None:
+            self.parallel.check_loader(self.train_spec.dataloader, "train_dataloader")
+            _check_trainable(self.model)
+            state.train_dataloader = self.train_spec.dataloader
+            subset = check_subset("train_subset_num_batches", subset)
+            self._activate(self.train_spec.dataloader, subset)
+
+    def replace_train_data(self, dataloader: Any, label: str | None, subset: Any, microbatch_size: Any) -> None:
+        """Apply the arguments of `fit` about training data; None leaves a setting unchanged.
+
+        Raises:
+            ValueError: There is no training data.
+        """
+        if dataloader is not None:
+            self.set_train_data(
+                dataloader, "train" if label is None else label, -1 if subset is None else subset, microbatch_size
+            )
+        elif self.train_spec is None:
+            raise ValueError("No `train_dataloader` was given. Pass it to the `Trainer` or to `fit`.")
+        else:
+            if microbatch_size is not None:
+                self._set_microbatch_size(microbatch_size)
+            if subset is not None:
+                subset = check_subset("train_subset_num_batches", subset)
+            if label is not None:
+                self.train_label = label
+            if subset is not None or label is not None:
+                length = self.state._train_dataloader_len
+                current = -1 if length is None else length
+                self._activate(self.train_spec.dataloader, current if subset is None else subset)
+
+    def _set_microbatch_size(self, requested: Any) -> None:
+        state = self.state
+        if requested == "auto":
+            check_not_profiled(state.profiler, requested)
+            check_not_sharded("device_train_microbatch_size", state)
+        size, auto = _microbatch_size(requested, self.train_spec, state.device)
+        state.device_train_microbatch_size, state.auto_microbatching = size, auto
+
+    def _activate(self, dataloader: Any, subset: int) -> None:
+        """Make the training loader the active one, with a length that all ranks have."""
+        state = self.state
+        state.set_dataloader(dataloader, self.train_label, subset)
+        local = None if state.dataloader_len is None else state.dataloader_len.value
+        length = self.parallel.min_length(local)
+        if length is not None and length != local:
+            state.dataloader_len = length
+
+    def set_evaluators(self, eval_dataloader: Any, interval: Any, subset: Any) -> None:
+        """Set the evaluators."""
+        evaluators = self.evaluators_of(eval_dataloader, interval, subset)
+        for evaluator in evaluators:
+            loader = evaluator.dataloader.dataloader
+            if _is_iterator(loader):
+                raise ValueError(
+                    f"`eval_dataloader` must be a loader that can be iterated in every evaluation, got a "
+                    f"{type(loader).__name__} for {evaluator.label!r}, which can be iterated only once. Pass a "
+                    f"`DataLoader`, a list, or another iterable that can be iterated repeatedly."
+                )
+        self.state.evaluators = evaluators
+
+    def replace_evaluation(self, eval_dataloader: Any, interval: Any, subset: Any) -> None:
+        """Apply the arguments of `fit` about evaluation; None leaves a setting, or is the default for a new loader.
+
+        Raises:
+            ValueError: An interval or number of batches is given, but there are no evaluators.
+        """
+        if eval_dataloader is not None:
+            self.set_evaluators(eval_dataloader, 1 if interval is None else interval, -1 if subset is None else subset)
+            return
+        given = {"eval_interval": interval, "eval_subset_num_batches": subset}
+        names = [f"`{name}`" for name, value in given.items() if value is not None]
+        if names and not self.state.evaluators:
+            raise ValueError(
+                f"{' and '.join(names)} must not be given without evaluators. Pass `eval_dataloader` to the "
+                f"`Trainer` or to `fit`."
+            )
+        if subset is not None:
+            subset = check_subset("eval_subset_num_batches", subset)
+        values = {"eval_interval": interval, "subset_num_batches": subset}
+        for evaluator in self.state.evaluators:
+            evaluator._inherit(**{name: value for name, value in values.items() if value is not None})
+
+    def evaluators_of(self, eval_dataloader: Any, interval: Any, subset: Any) -> list[Evaluator]:
+        """Build evaluators, and add their metrics to the state."""
+        evaluators = _build_evaluators(eval_dataloader, interval, subset)
+        for evaluator in evaluators:
+            self.parallel.check_loader(evaluator.dataloader.dataloader, "eval_dataloader")
+        self._add_metrics(evaluators)
+        return evaluators
+
+    def _add_metrics(self, evaluators: Sequence[Evaluator]) -> None:
+        for evaluator in evaluators:
+            metrics = copy.deepcopy(self.model.get_metrics(is_train=False))
+            self.parallel.prepare_metrics(metrics.values())
+            self.state.eval_metrics[evaluator.label] = evaluator.select_metrics(metrics)
+
+    def set_max_duration(self, max_duration: Any, ratio: float) -> None:
+        """Set the length of the run, scaled by `ratio`; None: it is given later.
+
+        Raises:
+            ValueError: The duration is invalid, or `ratio` makes it zero.
+        """
+        if max_duration is not None:
+            parsed = _check_duration(max_duration, "max_duration")
+            self._check_iterations(parsed, "max_duration")
+            self.state.max_duration = _scaled(parsed, ratio, "max_duration")
+            self._check_epochs()
+
+    def _check_iterations(self, duration: Time[Any], argument: str) -> None:
+        if duration.unit is TimeUnit.ITERATION and self.state._iteration_length is None:
+            raise ValueError(
+                f"`{argument}` must not be in iterations, got {str(duration)!r}: it would "
+                f"never end. Use for example '10ep' or '1000ba'."
+            )
+
+    def set_duration(self, duration: Any, ratio: float, begun: Timestamp | None = None) -> None:
+        """Set the end of this call of `fit`: `duration` from its start, or `max_duration` if None.
+
+        Args:
+            duration: How much to train.
+            ratio: Scales how much this call of `fit` trains.
+            begun: The start of this call in the run that is resumed, which may have reached its end; None: it begins
+                now.
+
+        Raises:
+            ValueError: No duration is given, it has been reached, or `ratio` makes it zero.
+        """
+        state = self.state
+        start = state.timestamp if begun is None else begun
+        if duration is not None:
+            more = _check_duration(duration, "duration")
+            self._check_iterations(more, "duration")
+            state.max_duration = start.get(more.unit) + _scaled(more, ratio, "duration")
+        limit = state.max_duration
+        if limit is None:
+            raise ValueError("No `max_duration` was given. Pass it to the `Trainer`, or `duration` to `fit`.")
+        if state.timestamp >= limit and begun is None:
+            raise ValueError(
+                f"The run is already at its `max_duration` of {str(limit)!r}. Please provide the `duration` or specify "
+                f"`reset_time=True` to `fit`, or raise `trainer.state.max_duration`."
+            )
+        if duration is None and ratio != 1.0:
+            begin = start.get(limit.unit)
+            if limit > begin:
+                state.max_duration = begin + _scaled(limit - begin, ratio, "max_duration")
+        self._check_epochs()
+
+    def check_schedulers(self, schedulers: Any, ratio: float, every_batch: bool | None) -> None:
+        """Check the arguments of `set_schedulers`.
+
+        Raises:
+            TypeError: An object is not a scheduler.
+            ValueError: A scheduler belongs to another optimizer, or an argument has no effect without schedulers.
+        """
+        if isinstance(schedulers, Mapping):
+            raise TypeError(f"`schedulers` must be a scheduler or a sequence of them, got {schedulers!r}.")
+        given = ensure_tuple(schedulers)
+        if not given:
+            if ratio != 1.0:
+                raise ValueError(f"`scale_schedule_ratio` must be 1.0 without `schedulers`, got {ratio!r}.")
+            if every_batch is not None:
+                raise ValueError("`step_schedulers_every_batch` has no effect without `schedulers`. Leave it out.")
+            return
+        _check_schedulers(given, self.state.optimizers)
+
+    def set_schedulers(self, schedulers: Any, ratio: float, every_batch: bool | None) -> None:
+        """Set the schedulers, scaled by `ratio`; None leaves them unchanged."""
+        state, given = self.state, ensure_tuple(schedulers)
+        if not given:
+            return
+        torch_schedulers = any(isinstance(scheduler, LRScheduler) for scheduler in given)
+        self.step_every_batch = not torch_schedulers if every_batch is None else every_batch
+        self._unbuilt, self.given_schedulers = (given, ratio), given
+        if state.max_duration is not None and self.train_spec is not None:
+            self.compile_schedulers()
+
+    def compile_schedulers(self) -> None:
+        """Build schedulers that could not be built before the length of the run and its data were known."""
+        if self._unbuilt is not None:
+            given, ratio = self._unbuilt
+            self._unbuilt = None
+            self.state.schedulers = _build_schedulers(given, self.state, ratio)
+            self._check_lengths(scheduler for scheduler in given if isinstance(scheduler, LRScheduler))
+
+    def _check_lengths(self, schedulers: Iterable[LRScheduler]) -> None:
+        """Warn of a torch scheduler whose length is in batches but is stepped per epoch, or the reverse."""
+        steps = self._steps_of_run()
+        if steps is None:
+            return
+        unit, other = ("batch", "epoch") if self.step_every_batch else ("epoch", "batch")
+        way_out = (
+            "Leave out `step_schedulers_every_batch`."
+            if self.step_every_batch
+            else ("Pass `step_schedulers_every_batch=True`.")
+        )
+        for scheduler in schedulers:
+            name = next((name for name in ("total_steps", "T_max") if hasattr(scheduler, name)), None)
+            if name is None:
+                continue
+            length, given = getattr(scheduler, name), f"`{type(scheduler).__name__}` has {name}="
+            if length != steps[unit] and length == steps[other]:
+                warnings.warn(
+                    f"{given}{length}, one step per {other} of the run, but takes one per {unit}, "
+                    f"{steps[unit]} in all. {way_out}",
+                    stacklevel=5,
+                )
+            elif name == "total_steps" and length < steps[unit]:
+                warnings.warn(
+                    f"{given}{length} and fails after these, but takes one step per {unit}, {steps[unit]} in all. "
+                    f"Give it {name}={steps[unit]}.",
+                    stacklevel=5,
+                )
+
+    def _steps_of_run(self) -> dict[str, int] | None:
+        """Return how many batches and epochs are left to train; None if unknown."""
+        limit, per_epoch = self.state.max_duration, self.state.dataloader_len
+        if limit is None or per_epoch is None or limit.unit not in (TimeUnit.EPOCH, TimeUnit.BATCH):
+            return None
+        left = (limit - self.state.timestamp.get(limit.unit)).value
+        if limit.unit is TimeUnit.EPOCH:
+            return {"epoch": left, "batch": left * per_epoch.value}
+        return {"epoch": left // per_epoch.value, "batch": left}
+
+    def set_scaler(self) -> None:
+        """Create a gradient scaler for fp16; remove it for other precisions."""
+        state = self.state
+        self.parallel.check_precision(state.precision)
+        state.scaler = None
+        if state.precision is Precision.AMP_FP16:
+            closure = any(needs_closure(optimizer) for optimizer in state.optimizers)
+            kind = ClosureGradScaler if closure else torch.amp.GradScaler
+            state.scaler = kind("cuda" if state.device.name == "gpu" else state.device.name)
+
+    def _check_epochs(self) -> None:
+        """Raise ValueError for several epochs over an iterator."""
+        state, limit = self.state, self.state.max_duration
+        if limit is None or limit.unit is not TimeUnit.EPOCH or self.train_spec is None:
+            return
+        loader, epochs = self.train_spec.dataloader, limit.value - state.timestamp.epoch.value
+        if epochs > 1 and _is_iterator(loader):
+            raise ValueError(
+                f"`train_dataloader` must be a loader that can be iterated {epochs} times for `max_duration` "
+                f"{str(limit)!r}, got a {type(loader).__name__}, which can be iterated only once. Pass a `DataLoader`, "
+                f"a list, or another iterable that can be iterated repeatedly."
+            )
+
+
+def _scaled(duration: Time[Any], ratio: float, argument: str) -> Time[Any]:
+    """Scale a duration by `scale_schedule_ratio`."""
+    scaled = duration if ratio == 1.0 else duration * float(ratio)
+    if scaled.value <= 0:
+        raise ValueError(
+            f"`scale_schedule_ratio` {ratio!r} makes `{argument}` {str(duration)!r} zero. Use a larger one."
+        )
+    return scaled
+
+
+def _check_trainable(model: torch.nn.Module) -> None:
+    """Check that a model has trainable parameters, if it has any.
+
+    Raises:
+        ValueError: All parameters are frozen.
+    """
+    parameters = list(model.parameters())
+    if parameters and not any(parameter.requires_grad for parameter in parameters):
+        raise ValueError(
+            f"`model` must have parameters that require gradients, got {type(model).__name__}, all of whose "
+            f"{len(parameters)} parameters are frozen: there is nothing to train. Call `requires_grad_(True)` on the "
+            f"part to train, or leave `train_dataloader` out to evaluate only."
+        )
+
+
+def data_spec_of(dataloader: Any, argument: str) -> DataSpec:
+    """Convert a dataloader argument to a `DataSpec`.
+
+    Raises:
+        TypeError: It is not an iterable of batches, but for example a data set, a string or a class.
+        ValueError: It is empty.
+    """
+    spec = ensure_data_spec(dataloader, argument)
+    if _length(spec.dataloader) == 0:
+        dataset = getattr(spec.dataloader, "dataset", None)
+        samples = None if dataset is None else _length(dataset)
+        why = (
+            "" if not samples else f" Its data set has {samples} samples: fewer than one batch, and `drop_last` is on."
+        )
+        raise ValueError(f"`{argument}` must not be empty, got a loader of 0 batches.{why}")
+    return spec
+
+
+def _is_iterator(dataloader: Any) -> bool:
+    """Return True for generators and other iterators of Python, which can be iterated only once.
+
+    Iterators of libraries can often be iterated repeatedly.
+    """
+    return isinstance(dataloader, Iterator) and type(dataloader).__module__ in ("builtins", "itertools")
+
+
+def _build_evaluators(eval_dataloader: Any, eval_interval: Any, eval_subset_num_batches: Any) -> list[Evaluator]:
+    """Return the evaluators of `eval_dataloader`, each with an interval.
+
+    Several loaders are labelled "eval", "eval_1", "eval_2" and so on, with a warning.
+
+    Raises:
+        ValueError: Evaluators are mixed with loaders, two have the same label, or a loader is empty.
+    """
+    given = [] if eval_dataloader is None else _as_sequence(eval_dataloader)
+    kinds = {isinstance(item, Evaluator) for item in given}
+    if kinds == {True, False}:
+        raise ValueError(
+            "Mixing Evaluator with other classes is not allowed, please wrap every loader: "
+            "`Evaluator(label=..., dataloader=...)`."
+        )
+    if not given:
+        if eval_interval not in (0, 1):
+            warnings.warn("`eval_interval` has no effect without `eval_dataloader`.", stacklevel=5)
+        if eval_subset_num_batches != -1:
+            warnings.warn("`eval_subset_num_batches` has no effect without `eval_dataloader`.", stacklevel=5)
+    labels = ["eval" if i == 0 else f"eval_{i}" for i in range(len(given))]
+    if len(given) > 1 and kinds == {False}:
+        warnings.warn(
+            f"The loaders of `eval_dataloader` are labelled {', '.join(map(repr, labels))}. Wrap each to choose its "
+            f"label: `Evaluator(label=..., dataloader=...)`.",
+            stacklevel=5,
+        )
+    evaluators = [
+        item
+        if isinstance(item, Evaluator)
+        else Evaluator(label=label, dataloader=ensure_data_spec(item, "eval_dataloader"))
+        for label, item in zip(labels, given, strict=True)
+    ]
+    labels = [evaluator.label for evaluator in evaluators]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise ValueError(
+                f"The labels of evaluators must differ, got {label!r} twice. Give each `Evaluator` another label."
+            )
+    for evaluator in evaluators:
+        evaluator._inherit(
+            eval_interval=eval_interval,
+            subset_num_batches=check_subset("eval_subset_num_batches", eval_subset_num_batches),
+        )
+        data_spec_of(evaluator.dataloader, "eval_dataloader")
+    return evaluators
+
+
+def _microbatch_size(size: Any, spec: DataSpec | None, device: Device) -> tuple[float | None, bool]:
+    """Return the samples per forward pass (None: the whole batch), and True if the size is searched.
+
+    Raises:
+        ValueError: The size is not positive, or 'auto' is not supported here.
+        TypeError: The size is not a number.
+    """
+    batch_size = None if spec is None else plain_number(getattr(spec.dataloader, "batch_size", None))
+    if size is None:
+        return batch_size, False
+    if isinstance(size, str):
+        _check_auto(size, spec, device)
+        return batch_size, True
+    number = plain_number(size)
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
+        raise TypeError(f"`device_train_microbatch_size` must be a number, 'auto' or None, got {size!r}.")
+    if not 0 < number < math.inf:
+        raise ValueError(f"`device_train_microbatch_size` must be positive and finite, got {size!r}.")
+    return number, False
+
+
+def _check_auto(size: str, spec: DataSpec | None, device: Device) -> None:
+    if size != "auto":
+        raise ValueError(f"`device_train_microbatch_size` must be a number, 'auto' or None, got {size!r}.")
+    if device.name != "gpu":
+        raise ValueError("`device_train_microbatch_size='auto'` needs a GPU: it searches what fits its memory.")
+    if spec is not None and getattr(spec.dataloader, "batch_size", None) is None:
+        raise ValueError(
+            "`device_train_microbatch_size='auto'` starts from the loader's `batch_size`, but `train_dataloader` has "
+            "none. Give a number instead."
+        )
+    warnings.warn(
+        "`device_train_microbatch_size='auto'` may potentially fail with unexpected CUDA errors. Give a "
+        "number if it does.",
+        stacklevel=4,
+    )
+
+
+def _check_duration(duration: Any, argument: str) -> Time[Any]:
+    """Convert a duration to a `Time`.
+
+    Raises:
+        ValueError: It cannot be parsed, is not positive, or is a fraction of the run.
+        TypeError: It is not a number of epochs, a time string or a `Time`.
+    """
+    plain = plain_number(duration)
+    if not isinstance(plain, (int, str, Time)) or isinstance(plain, bool):
+        raise TypeError(f"`{argument}` must be a number of epochs, a time string or a `Time`, got {duration!r}.")
+    parsed = ensure_time(plain, TimeUnit.EPOCH, argument=argument)
+    if parsed.unit is TimeUnit.DURATION:
+        raise ValueError(
+            f"`{argument}` must be in 'ep', 'ba', 'sp', 'tok' or 'sec', got {str(parsed)!r}. Use for example '10ep'."
+        )
+    if parsed.value <= 0:
+        raise ValueError(f"`{argument}` must be positive, got {str(parsed)!r}.")
+    return parsed
+
+
+def _check_schedulers(schedulers: Sequence[Any], optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Check that objects are schedulers that this run can step.
+
+    Args:
+        schedulers: The user's schedulers.
+        optimizers: The run's optimizers.
+
+    Raises:
+        TypeError: An object is neither a torch scheduler nor a function, or its `step` needs a metric.
+        ValueError: A scheduler belongs to another optimizer.
+    """
+    known = wrapped_optimizers(optimizers)
+    groups = {id(group) for optimizer in known for group in optimizer.param_groups}
+    for scheduler in schedulers:
+        if isinstance(scheduler, type) or not (isinstance(scheduler, LRScheduler) or callable(scheduler)):
+            raise TypeError(
+                f"`schedulers` must be torch schedulers or functions `f(state, ssr)`, got {described(scheduler)}."
+            )
+    for scheduler in with_members(schedulers):
+        if not isinstance(scheduler, LRScheduler):
+            continue
+        kind = type(scheduler).__name__
+        required = [p for p in inspect.signature(scheduler.step).parameters.values() if p.default is p.empty]
+        if any(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in required):
+            raise TypeError(
+                f"`schedulers` must be schedulers whose `step` needs no argument, got {kind}, whose "
+                f"`step({required[0].name})` needs one. Use a schedule of `composer.optim`, or step it yourself in "
+                f"`eval_end` of a `Callback`, where `state.eval_metrics` has the metrics."
+            )
+        target = getattr(scheduler, "optimizer", None)
+        if target is None or any(target is optimizer for optimizer in known):
+            continue
+        if not any(id(group) in groups for group in target.param_groups):
+            given = type(known[0]).__name__ if known else "no optimizer"
+            raise ValueError(
+                f"`schedulers` must change the learning rate of the run's optimizer, but {kind} belongs to another "
+                f"{type(target).__name__}; the run trains with {given}. Create the scheduler for the optimizer that "
+                f"is passed as `optimizers`."
+            )
+
+
+def _build_schedulers(schedulers: Sequence[Any], state: State, ssr: float) -> list[LRScheduler]:
+    """Return torch schedulers: those of `composer.optim` compiled, and all scaled by the schedule ratio.
+
+    Raises:
+        ValueError: There is no optimizer.
+    """
+    built: list[LRScheduler] = []
+    for scheduler in schedulers:
+        if isinstance(scheduler, LRScheduler):
+            scale_pytorch_scheduler(scheduler, ssr)
+            built.append(scheduler)
+        elif state.optimizers:
+            built.append(compile_composer_scheduler(scheduler, state, ssr))
+        else:
+            raise ValueError("`schedulers` need an optimizer, but the run has none. Pass `optimizers`.")
+    return built
+
+
+def check_subset(argument: str, subset: Any) -> int:
+    """Convert a number of batches; -1 is all.
+
+    Raises:
+        ValueError: It is not a positive integer or -1.
+    """
+    number = plain_int(subset)
+    if number is None or number < -1 or number == 0:
+        raise ValueError(f"`{argument}` must be a positive number of batches, or -1 for all, got {subset!r}.")
+    return number
+
+
+def _as_sequence(value: Any) -> list[Any]:
+    # A loader may itself be a list of batches: only lists of loaders and evaluators are sequences here.
+    if isinstance(value, (list, tuple)) and value and all(_is_data(item) for item in value):
+        return list(value)
+    return [value]
+
+
+def _is_data(item: Any) -> bool:
+    return isinstance(item, (Evaluator, DataSpec, torch.utils.data.DataLoader))
+
+
+def _length(sized: Any) -> int | None:
+    try:
+        return len(sized)
+    except (TypeError, NotImplementedError):
+        return None
