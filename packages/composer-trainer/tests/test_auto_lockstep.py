@@ -17,8 +17,9 @@ from torchmetrics import MeanSquaredError
 from composer.core import Algorithm, Callback, Evaluator, Event, State
 from composer.models import ComposerModel
 from composer.testing import deep_compare, run_on_ranks
-from composer.trainer import Trainer, construction, ranks
+from composer.trainer import Trainer, construction
 from composer.trainer.microbatch import LockStepSearch
+from composer.trainer.ranks import DataParallel
 from composer.trainer.settings import RunSettings
 from composer.utils import dist
 from composer.utils.misc import get_free_tcp_port
@@ -277,12 +278,12 @@ def failures() -> dict[str, str]:
 
     def synchronised() -> None:
         model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.SyncBatchNorm(1))
-        LockStepSearch(State(model=model), ranks.DataParallel(None, TIMEOUT)).check()
+        LockStepSearch(State(model=model), DataParallel(None, TIMEOUT)).check()
 
     def sharded() -> None:
         state = State(model=(model := Hungry()))
         state.fsdp_config = FSDP2Config()
-        settings = RunSettings(state, model, ranks.DataParallel(None, TIMEOUT))
+        settings = RunSettings(state, model, DataParallel(None, TIMEOUT))
         settings.set_train_data(batches_of(HALVES[0]), "train", -1, "auto")
 
     return {
@@ -340,7 +341,7 @@ def thrashing() -> list[tuple[float | None, list[str]]]:
     results = []
     for samples in (4, 1):
         state = State(model=torch.nn.Linear(1, 1), device_train_microbatch_size=4)
-        search = LockStepSearch(state, ranks.DataParallel(None, TIMEOUT))
+        search = LockStepSearch(state, DataParallel(None, TIMEOUT))
         search._thrashing = Tight(dist.get_global_rank() == 1)  # type: ignore[assignment]
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")

@@ -100,103 +100,103 @@ _REMOVED = {
 class Trainer:
     """Trains a model with composed algorithms.
 
-    Times are a number of epochs or a time string such as `"10ep"`, `"500ba"`; see `Time`. Integers may be of any
-    library (`np.int64(3)`); they are kept as plain ints. All arguments are checked here, before anything runs.
+    Times are a number of epochs or a time string such as `"10ep"` or `"500ba"`; see `Time`. Integers may be of any
+    library (`np.int64(3)`). All arguments are checked before anything runs.
 
     Args:
-        model: A `ComposerModel`; it is moved to the device. One wrapped by `torch.compile` is unwrapped, and compiled
-            again when everything is in place.
-        train_dataloader: The training data: an iterable of batches, a `DataSpec` or a dict of its arguments. May be
+        model: A `ComposerModel`; it is moved to the device. A model wrapped by `torch.compile` is unwrapped, and
+            compiled again at the end of the construction.
+        train_dataloader: The training data: an iterable of batches, a `DataSpec` or a dict of its arguments. It can be
             given to `fit` instead.
         train_dataloader_label: The label of the training data.
-        train_subset_num_batches: End each epoch after this many batches; -1: at the loader's end. An endless loader
-            needs it if `max_duration` is in epochs: otherwise its first epoch does not end.
-        max_duration: How long to train. In seconds (`"90sec"`, `"1h20m"`) it is training time, which
-            `state.timestamp.total_wct` counts: loading data, training, callbacks and saving count, evaluation and what
-            comes before the first batch do not, and a resumed run goes on counting where its checkpoint was. The run
-            ends after the batch in which the time is up, by the clock of rank 0 on all ranks. Fractions of the run,
-            such as `t_max="1dur"`, are then fractions of this time; so two runs are not equal bit for bit.
-        algorithms: The methods to compose, in your order.
+        train_subset_num_batches: End each epoch after this many batches; -1: at the loader's end. Required for an
+            endless loader if `max_duration` is in epochs: otherwise its first epoch never ends.
+        max_duration: How long to train. A duration in seconds (`"90sec"`, `"1h20m"`) is training time, as in
+            `state.timestamp.total_wct`: it includes loading data, callbacks and saving, but neither evaluation nor the
+            time before the first batch, and a resumed run continues the count of its checkpoint. The run ends after
+            the batch in which the time is up, by the clock of rank 0 on all ranks. Fractions of the run such as
+            `t_max="1dur"` are then fractions of this time, so two runs are not bit-identical.
+        algorithms: The methods to compose, in this order where their placements allow it.
         algorithm_passes: Passes that reorder algorithms; see `Engine`.
         optimizers: One optimizer; None is `DecoupledSGDW(lr=0.1)`, with a warning.
         schedulers: Learning-rate schedulers, of `composer.optim` or of torch.
-        scale_schedule_ratio: Multiplies `max_duration` and the schedules.
+        scale_schedule_ratio: A factor for `max_duration` and the schedules.
         step_schedulers_every_batch: Step schedulers after every batch, or after every epoch; None: after every batch
             unless one is torch's own.
-        eval_dataloader: The evaluation data: as for training, or an `Evaluator`, or a sequence of either. Several
+        eval_dataloader: The evaluation data: like the training data, an `Evaluator`, or a sequence of either. Several
             loaders are labelled "eval", "eval_1", "eval_2" and so on, with a warning.
-        eval_interval: How often to evaluate: a time, or a function of state and event; 0 is never. An `Evaluator`'s own
-            interval wins.
-        eval_subset_num_batches: Batches per evaluation; -1: until the loader ends. An endless loader, which cannot be
-            told from others without a length, needs a number.
-        callbacks: Callbacks.
-        loggers: Loggers.
-        run_name: The run's name; None: of the environment (`COMPOSER_RUN_NAME`, `RUN_NAME`) or made up.
+        eval_interval: How often to evaluate: a time, or a function of state and event; 0: never. The interval of an
+            `Evaluator` takes precedence.
+        eval_subset_num_batches: Batches per evaluation; -1: until the loader ends. Required for an endless loader.
+        callbacks: The callbacks.
+        loggers: The loggers.
+        run_name: The run's name; None: the value of `COMPOSER_RUN_NAME` or `RUN_NAME`, or a generated name.
         progress_bar: Show a progress bar.
-        log_to_console: Print metrics.
-        console_stream: `"stdout"`, `"stderr"` or a text stream; where the progress bar and the console logger write. In
-            a notebook, which shows `sys.stderr` as an error, `"stderr"` is also stdout.
+        log_to_console: Print metrics to the console.
+        console_stream: The stream of the progress bar and console logger: `"stdout"`, `"stderr"` or a text stream. In a
+            notebook, which shows stderr as an error, `"stderr"` is stdout.
         console_log_interval: How often to print, in epochs or batches.
-        log_traces: Show in both which algorithms ran.
+        log_traces: Log which algorithms ran.
         auto_log_hparams: Log the arguments of this constructor as hyperparameters.
-        device: `"cpu"`, `"gpu"`, `"mps"` or a `Device`; None is a GPU if there is one.
-        precision: `"fp32"`, `"amp_fp16"`, `"amp_bf16"`, `"amp_fp8"`; None is fp16 on a GPU and fp32 elsewhere.
+        device: `"cpu"`, `"gpu"`, `"mps"` or a `Device`; None: a GPU if there is one.
+        precision: `"fp32"`, `"amp_fp16"`, `"amp_bf16"`, `"amp_fp8"`; None: fp16 on a GPU, fp32
+            elsewhere.
         precision_config: Arguments of the FP8 recipe.
-        device_train_microbatch_size: Samples per forward and backward pass; gradients accumulate over the batch. None
-            is the loader's `batch_size`; `"auto"` searches the largest that fits the GPU.
+        device_train_microbatch_size: Samples per forward and backward pass; gradients accumulate over the batch. None:
+            the loader's `batch_size`; `"auto"`: search the largest size that fits the GPU.
         accumulate_train_batch_on_tokens: Weigh microbatches by their loss-generating tokens, not their samples.
-        seed: The seed of all randomness, rank r trains with `seed + r`; None draws one.
+        seed: The seed of all random generators; rank r trains with `seed + r`. None draws one.
         deterministic_mode: Use deterministic operations only.
-        dist_timeout: Seconds that a rank waits for the others before it fails.
-        ddp_sync_strategy: When ranks exchange gradients: `"single_auto_sync"` once per batch, `"multi_auto_sync"` with
-            every microbatch, `"forced_sync"` after the last one. None: with every microbatch if an algorithm leaves
-            parameters unused, else once per batch.
-        parallelism_config: Divide the model among ranks: `{"fsdp": {...}, "tp": {...}}` with arguments of `FSDPConfig`
-            and `TPConfig`, or a `ParallelismConfig`; None: every rank has a whole copy.
-        profiler: Profiles some batches, see `composer.profiler.Profiler`. It slows them down, and does not go with the
-            microbatch size `"auto"`.
-        python_log_level: Show the library's log records from this level on (`"info"`, `"debug"`).
-        compile_config: Arguments of `torch.compile`; `{}` compiles with its defaults, None does not compile.
-        load_path: A checkpoint to load: a path or a URI; may hold `{run_name}` and `{rank}`.
-        load_object_store: Where `load_path` is: an object store, or a logger that keeps files.
-        load_weights_only: Load the model only, and train from the beginning.
-        load_strict_model_weights: Whether the model's keys must match those of the checkpoint exactly.
+        dist_timeout: Seconds that a rank waits for other ranks before it fails.
+        ddp_sync_strategy: When ranks synchronize gradients: `"single_auto_sync"` once per batch, `"multi_auto_sync"`
+            with every microbatch, `"forced_sync"` after the last one. None: with every microbatch if an algorithm
+            leaves parameters unused, else once per batch.
+        parallelism_config: Shard the model among ranks: `{"fsdp": {...}, "tp": {...}}` with arguments of `FSDPConfig`
+            and `TPConfig`, or a `ParallelismConfig`; None: every rank has a full copy.
+        profiler: A `composer.profiler.Profiler`. It slows down the batches that it profiles, and cannot be used with
+            the microbatch size `"auto"`.
+        python_log_level: Show the library's log records of at least this level (`"info"`, `"debug"`).
+        compile_config: Arguments of `torch.compile`; `{}`: compile with its defaults; None: do not compile.
+        load_path: A checkpoint to load: a path or URI, which may contain `{run_name}` and `{rank}`.
+        load_object_store: The object store, or logger that stores files, that contains `load_path`.
+        load_weights_only: Load the model only, and start a new run.
+        load_strict_model_weights: Require that the model's keys match those of the checkpoint.
         load_progress_bar: Show the progress of downloads.
         load_ignore_keys: What not to load: patterns of paths such as `"state/optimizers/*"`, or a function that removes
             keys.
-        load_exclude_algorithms: Class names of algorithms not to apply although the checkpoint's run had them.
-        save_folder: Where to save checkpoints: a folder or a URI (`s3://...`); None saves none. This and the next three
-            are format strings; see `CheckpointSaver`.
-        save_filename: The name of a checkpoint.
-        save_latest_filename: The name of the link to the latest checkpoint; None makes none.
-        save_overwrite: Whether files in `save_folder` that are newer than the run may be replaced.
+        load_exclude_algorithms: Class names of algorithms of the checkpoint's run that are not applied.
+        save_folder: The folder for checkpoints: a path or URI (`s3://...`); None: save none. This and the next two
+            arguments are format strings; see `CheckpointSaver`.
+        save_filename: The file name of a checkpoint.
+        save_latest_filename: The name of the link to the latest checkpoint; None: no link.
+        save_overwrite: Allow replacing files in `save_folder` that are newer than the run.
         save_interval: How often to save: a time, or a function of state and event.
         save_weights_only: Save the model only.
         save_ignore_keys: What not to save, as `load_ignore_keys`.
-        save_num_checkpoints_to_keep: Newest checkpoints to keep; -1 keeps all.
-        save_metrics: Save the metrics' states, too.
-        save_num_best_checkpoints_to_keep: Best checkpoints to keep besides.
-        save_monitor: The metric that tells the best: `"eval/MulticlassAccuracy"`.
-        save_monitor_mode: `"max"` or `"min"`.
+        save_num_checkpoints_to_keep: The number of newest checkpoints to keep; -1: all.
+        save_metrics: Also save the states of metrics.
+        save_num_best_checkpoints_to_keep: The number of best checkpoints to keep in addition.
+        save_monitor: The metric that ranks checkpoints: `"eval/MulticlassAccuracy"`.
+        save_monitor_mode: `"max"` or `"min"`, whichever is better.
         save_async: Write checkpoints in the background, from a copy in host memory.
-        delivery_timeout: How many seconds the end of the run waits in all for services that fail or hang: the remote
-            store, see `CheckpointSaver`, and those of loggers. A saver or logger that is given an argument of this name
-            has a time of its own.
-        autoresume: Go on from the newest intact checkpoint in `save_folder`, if there is one: the same command starts,
-            continues and, once the run is complete, ends at once. A run that was stopped early is complete, too; with
-            another `max_duration` than it was launched with it goes on.
-        spin_dataloaders: When resuming in mid-epoch, bring the loader to where it was.
+        delivery_timeout: The total number of seconds that the end of the run waits for services that fail or hang: the
+            remote store (see `CheckpointSaver`) and those of loggers. A saver or logger with an argument of this name
+            waits separately.
+        autoresume: Continue from the newest intact checkpoint in `save_folder`, if there is one: the same command
+            starts and continues the run and, once it is complete, ends immediately. A run that was stopped early is
+            also complete; it continues if `max_duration` differs from that of its launch.
+        spin_dataloaders: When resuming inside an epoch, advance the loader to its position.
 
     Attributes:
         state: The run's `State`.
-        logger: Hands what is logged to the loggers.
+        logger: Passes values to the loggers.
         engine: Runs the algorithms; `print(trainer.engine.explain())` shows the plan.
         local_hparams: The logged arguments, with `auto_log_hparams`.
 
     Raises:
-        ValueError: An argument has a value that cannot work; the message says what to do.
-        TypeError: An argument is of a type that cannot work.
-        FolderInUseError: Another launch saves the same files to `save_folder`; see `CheckpointSaver`.
+        ValueError: An argument has an invalid value; the message says what to do.
+        TypeError: An argument has an invalid type.
+        FolderInUseError: Another process saves the same files to `save_folder`; see `CheckpointSaver`.
 
     Example:
         >>> from composer.testing import RandomClassificationDataset, SimpleModel
@@ -527,39 +527,39 @@ class Trainer:
         precision: str | Precision | None = None,
         spin_dataloaders: bool | None = None,
     ) -> None:
-        """Train until `max_duration`, or for `duration` more. May be called again.
+        """Train until `max_duration`, or for `duration`. May be called repeatedly.
 
-        Arguments that the constructor has too replace what it was given; None leaves it. With a new loader, None is the
-        constructor's default for its label, interval and number of batches.
+        Arguments replace those of the constructor with the same name; None leaves them unchanged. With a new loader,
+        None is the constructor's default for its label, interval and number of batches.
 
         Args:
-            train_dataloader: As in the constructor. Another loader than before is iterated from its beginning. If the
-                run is in the middle of an epoch, it trains that epoch's remainder: the epoch keeps its number, its
-                batches are counted on, and it ends when this loader does.
-            train_dataloader_label: As in the constructor.
-            train_subset_num_batches: As in the constructor. If the epoch that the run is in the middle of has had as
-                many batches already, its loader is iterated from its beginning again, as another loader would be.
-            duration: Train this much longer from where the run is. Seconds are counted from the last whole one.
-            reset_time: Count time from zero again; weights, optimizer and schedulers stay. Checkpoints then get the
-                names of earlier ones, which needs `save_overwrite=True`.
-            schedulers: As in the constructor. If a checkpoint was loaded, the settings of the parameter groups (rate,
-                momentum, ...) become again what was loaded, because building a scheduler may have changed them.
-            scale_schedule_ratio: Multiplies what this call trains, and the schedules that it is given.
-            step_schedulers_every_batch: As in the constructor.
-            eval_dataloader: As in the constructor.
-            eval_subset_num_batches: As in the constructor.
-            eval_interval: As in the constructor; without `eval_dataloader` for the evaluators there are.
-            device_train_microbatch_size: As in the constructor.
-            precision: As in the constructor.
-            spin_dataloaders: As in the constructor.
+            train_dataloader: The training data. Another loader than before is iterated from its beginning. If the run
+                is inside an epoch, the loader provides the rest of it: the epoch keeps its number, batches are counted
+                further, and it ends with this loader.
+            train_dataloader_label: The label of the training data.
+            train_subset_num_batches: Batches per epoch. If the current epoch has had that many, its loader is iterated
+                from its beginning, like another loader.
+            duration: How long to train from the current time on. Seconds count from the last full second.
+            reset_time: Count time from zero again; weights, optimizer and schedulers keep their state. Checkpoints get
+                the names of earlier ones again, which requires `save_overwrite=True`.
+            schedulers: Learning-rate schedulers. If a checkpoint was loaded, the settings of the parameter groups
+                (rate, momentum, ...) are set to the loaded values again, because building a scheduler may change them.
+            scale_schedule_ratio: A factor for the length of this call and for the given schedules.
+            step_schedulers_every_batch: Step schedulers after every batch, or after every epoch.
+            eval_dataloader: The evaluation data.
+            eval_subset_num_batches: Batches per evaluation.
+            eval_interval: How often to evaluate; without `eval_dataloader`, for the existing evaluators.
+            device_train_microbatch_size: Samples per forward and backward pass, or `"auto"`.
+            precision: The numerical precision.
+            spin_dataloaders: Advance the loader to its position when resuming inside an epoch.
 
         Raises:
-            ValueError: There is no optimizer, no data or no duration, or the run is already at its end (unless it was
-                relaunched with `autoresume`: then there is nothing left to do).
-            FileExistsError: With `reset_time` and without `save_overwrite`: an earlier `fit` saved checkpoints under
-                names that this one would give again.
-            SystemExit: After SIGTERM, once the batch is trained and saved; the status is 143.
-            KeyboardInterrupt: After SIGINT, likewise.
+            ValueError: There is no optimizer, data or duration, or the run is at its end (a run relaunched with
+                `autoresume` returns instead).
+            FileExistsError: With `reset_time` and without `save_overwrite`, an earlier `fit` has saved checkpoints
+                under the names that this call would use.
+            SystemExit: After SIGTERM, when the batch is trained and saved; the exit status is 143.
+            KeyboardInterrupt: After SIGINT, when the batch is trained and saved.
         """
         state, settings, position = self.state, self._settings, self._progress.loader
         check_arguments(
@@ -641,17 +641,17 @@ class Trainer:
     def save_checkpoint(
         self, name: str = "ep{epoch}-ba{batch}-rank{rank}", *, weights_only: bool = False
     ) -> str | None:
-        """Save the run now, to one file also if it saves in shards otherwise; to be called on every rank.
+        """Save the run to one file, even if it saves shards otherwise. Call it on every rank.
 
         Args:
-            name: The path, with the variables of a checkpoint's name. An extension such as `.pt` is up to you.
+            name: The path; a format string like `save_filename`. No extension is added.
             weights_only: Save the model only.
 
         Returns:
             The path; None on ranks that do not write.
 
         Raises:
-            TypeError: `name` is no path.
+            TypeError: `name` is not a path.
             ValueError: `name` has an unknown field, or is a folder.
         """
         check_path("name", name)
@@ -659,7 +659,7 @@ class Trainer:
             return save_checkpoint(self.state, name, weights_only=weights_only)
 
     def save_checkpoint_to_save_folder(self) -> None:
-        """Save the run now to `save_folder`, like any other checkpoint there.
+        """Save the run to `save_folder` now, like a scheduled checkpoint.
 
         Raises:
             ValueError: There is no `save_folder`.
@@ -672,7 +672,7 @@ class Trainer:
 
     @property
     def saved_checkpoints(self) -> list[str]:
-        """The paths of the checkpoints that this run saved and still exist, oldest first."""
+        """The paths of this run's existing checkpoints, oldest first."""
         return [] if self._checkpoint_saver is None else self._checkpoint_saver.saved_checkpoints
 
     def eval(
@@ -680,14 +680,14 @@ class Trainer:
         eval_dataloader: Loader | Evaluator | Sequence[Evaluator] | Sequence[Loader] | None = None,
         subset_num_batches: SupportsIndex = -1,
     ) -> None:
-        """Evaluate. Results are in `state.eval_metrics` and, computed, in `state.eval_metric_values`.
+        """Evaluate. The metrics are in `state.eval_metrics`, their computed values in `state.eval_metric_values`.
 
         Args:
-            eval_dataloader: What to evaluate; None: what the run evaluates.
-            subset_num_batches: Batches to use of each; -1: those that its `Evaluator` says, else until the loader ends.
+            eval_dataloader: The evaluation data; None: that of the run.
+            subset_num_batches: Batches to use of each loader; -1: the number of its `Evaluator`, or all.
 
         Raises:
-            ValueError: There is nothing to evaluate, or `subset_num_batches` is no number of batches.
+            ValueError: There is no evaluation data, or `subset_num_batches` is not a number of batches.
         """
         subset_num_batches = check_subset("subset_num_batches", subset_num_batches)
         given = eval_dataloader is not None
@@ -697,18 +697,18 @@ class Trainer:
     def predict(
         self, dataloader: Loader, subset_num_batches: SupportsIndex = -1, *, return_outputs: bool = True
     ) -> list[Any]:
-        """The model's outputs over a loader.
+        """Compute the model's outputs over a loader.
 
         Args:
             dataloader: The data: an iterable of batches, a `DataSpec` or a dict of its arguments.
-            subset_num_batches: Batches to use; -1: until the loader ends.
-            return_outputs: Whether to keep the outputs; callbacks see them either way.
+            subset_num_batches: Batches to use; -1: all.
+            return_outputs: Return the outputs; callbacks receive them in any case.
 
         Returns:
             The outputs of each batch, on the CPU; an empty list without `return_outputs`.
 
         Raises:
-            ValueError: The loader is empty, or `subset_num_batches` is no number of batches.
+            ValueError: The loader is empty, or `subset_num_batches` is not a number of batches.
         """
         spec = data_spec_of(dataloader, "dataloader")
         subset = check_subset("subset_num_batches", subset_num_batches)
