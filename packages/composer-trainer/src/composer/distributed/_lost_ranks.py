@@ -1,4 +1,4 @@
-"""Which rank is missing when an exchange between ranks fails."""
+"""Name the missing rank when communication between ranks fails."""
 
 from __future__ import annotations
 
@@ -18,49 +18,49 @@ from composer.core import ComposerError
 
 __all__ = ["LostRankDetector", "LostRankError"]
 
-# What gloo, NCCL and the store say. Gloo's errors have no class of their own.
+# Messages of gloo, NCCL and the store. Gloo's errors have no class of their own.
 _COMMUNICATION = re.compile(r"gloo/|Connection (closed|reset) by peer|Timed out waiting|Broken pipe|NCCL error")
 _TIMEOUT = re.compile(r"timed? ?out", re.IGNORECASE)
-_TIMED_OUT_SECONDS = 3.0  # to wait for notes: others that wait in vain notice at nearly the same time
-_CLOSED_SECONDS = 1.0  # who fails leaves its note before its connections are closed
-_HANGING_SECONDS = 2.0  # the store is taken to be gone that long after
+_TIMED_OUT_SECONDS = 3.0  # to wait for notes after a timeout: other ranks time out at nearly the same time
+_CLOSED_SECONDS = 1.0  # to wait for notes after a closed connection: a failing rank writes its note before
+_HANGING_SECONDS = 2.0  # more, after which the store is considered gone
 _POLL_SECONDS = 0.05
 _NOTE_LENGTH = 500
 
 
 class LostRankError(ComposerError, RuntimeError):
-    """Another rank does not answer, is gone or has failed, so this one cannot go on."""
+    """Another rank does not answer, has exited or has failed, so this rank cannot continue."""
 
 
 class LostRankDetector:
-    """Names the ranks that are missing when an exchange fails. Costs nothing as long as none does.
+    """Names the missing ranks when communication fails. Costs nothing as long as none fails.
 
-    Each rank that fails leaves a note in the store of the process group; who left none is missing.
+    Each failing rank writes a note to the store of the process group; a rank without a note is missing.
 
     Args:
         rank: This process.
         world_size: The number of processes.
-        timeout: Seconds until an exchange fails.
+        timeout: Seconds until communication fails.
     """
 
     def __init__(self, rank: int, world_size: int, timeout: float) -> None:
         self._rank, self._world_size, self._timeout = rank, world_size, timeout
-        self._round, self._watching = 0, False
-        self.name = ""  # tells the notes of different Trainers apart; the same on all ranks
-        self.lost = False  # whether a rank was found missing
+        self._round, self._active = 0, False
+        self.name = ""  # distinguishes the notes of different Trainers; the same on all ranks
+        self.lost = False  # a rank is missing
 
     @contextmanager
     def report(self) -> Iterator[None]:
-        """Around exchanges, on all ranks alike. Others learn of whatever is raised in it.
+        """Return a context for code that communicates, entered by all ranks. Its errors are reported to the others.
 
         Raises:
-            LostRankError: An exchange in the body failed, and it is known who is missing.
+            LostRankError: Communication failed, and the missing rank is known.
         """
-        if self._watching:  # whatever is around takes care
+        if self._active:  # the outer context reports
             yield
             return
-        self._watching = True
-        self._round += 1  # a note of an earlier failure, which the program survived, does not count
+        self._active = True
+        self._round += 1  # ignores notes of earlier failures that the program has handled
         try:
             yield
         except BaseException as error:
@@ -77,37 +77,38 @@ class LostRankDetector:
             self.lost = True
             raise LostRankError(message) from error
         finally:
-            self._watching = False
+            self._active = False
 
     def _message(self, notes: Mapping[int, str] | None, timed_out: bool) -> str | None:
-        """Who is missing, and what to do; None: nobody, so the error is another one."""
-        own = self._rank
+        """Return which ranks are missing and what to do; None if no rank is missing."""
+        local = self._rank
         if notes is None:
             return (
-                f"Rank 0, which holds the store, is gone or does not answer, so rank {own} cannot go on. See the log "
-                f"of rank 0 for the reason."
+                f"Rank 0, which hosts the store, has exited or does not answer, so rank {local} cannot continue. "
+                f"See the log of rank 0 for the reason."
             )
         failed = {rank: note.partition(" ")[2] for rank, note in notes.items() if note.startswith("failed")}
         if failed:
             rank, reason = min(failed.items())
-            return f"Rank {rank} failed while rank {own} waited for it, with {reason}. See the log of rank {rank}."
-        missing = [rank for rank in range(self._world_size) if rank != own and rank not in notes]
+            return f"Rank {rank} failed while rank {local} waited for it, with {reason}. See the log of rank {rank}."
+        missing = [rank for rank in range(self._world_size) if rank != local and rank not in notes]
         if not missing:
             return None
         who = f"Rank {missing[0]}" if len(missing) == 1 else f"Ranks {', '.join(map(str, missing))}"
-        one = len(missing) == 1
+        singular = len(missing) == 1
         if timed_out or any("timed out" in note for note in notes.values()):
             return (
-                f"{who} {'has' if one else 'have'} not answered for {self._timeout:g} s, so rank {own} cannot go on. "
-                f"Such a rank is stopped, hangs, or is slower than that: see its log, or raise `dist_timeout`."
+                f"{who} {'has' if singular else 'have'} not answered for {self._timeout:g} s, so rank {local} "
+                f"cannot continue. Such a rank is stopped, hangs, or is slower than that: see its "
+                f"log, or increase `dist_timeout`."
             )
         return (
-            f"{who} {'is' if one else 'are'} gone: the connection was closed while rank {own} waited. See the log "
-            f"of {who.lower()} for the reason."
+            f"{who} {'is' if singular else 'are'} gone: the connection was closed while rank {local} waited. See "
+            f"the log of {who.lower()} for the reason."
         )
 
     def _exchange_notes(self, note: str, seconds: float) -> dict[int, str] | None:
-        """Leave a note, and wait some seconds for those of the others; None: the store does not answer."""
+        """Write a note, and wait some seconds for those of other ranks; None: the store does not answer."""
         notes: dict[int, str] = {}
         answered = threading.Event()
 
@@ -118,7 +119,7 @@ class LostRankDetector:
                 return
             answered.set()
 
-        # The store may hang as well: it is in a process that can be stopped.
+        # The store may hang as well: its process may be stopped.
         thread = threading.Thread(target=exchange, name="composer-lost-ranks", daemon=True)
         thread.start()
         thread.join(seconds + _HANGING_SECONDS)
@@ -139,14 +140,14 @@ class LostRankDetector:
 
 
 def is_communication_error(error: BaseException) -> bool:
-    """Whether an error is of an exchange between ranks."""
+    """Return True if an error comes from communication between ranks."""
     if isinstance(error, torch.distributed.DistError):
         return True
     return isinstance(error, RuntimeError) and _COMMUNICATION.search(str(error)) is not None
 
 
 def _store() -> Any:
-    """The store of the `composer` launcher, which outlives any rank; without it, that of the process group."""
+    """Return the store of the `composer` launcher, which outlives any rank, or that of the process group."""
     host, _, port = os.environ.get("COMPOSER_LAUNCHER_STORE", "").rpartition(":")
     if host:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it

@@ -1,4 +1,4 @@
-"""Giving modules their weights before they are divided: those of rank 0, or fresh ones for the meta device."""
+"""Materialize modules before they are sharded: with the weights of rank 0, or initialized if on the meta device."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ __all__ = ["init_fn_of", "materialize", "own_modules", "place_model", "uninitial
 
 
 def uninitialized(model: torch.nn.Module, host_group: Any = None) -> set[torch.nn.Module]:
-    """The modules that are still to be initialised: on rank 0 they are on the meta device. A collective operation.
+    """Return the modules to initialize: those on the meta device on rank 0. A collective operation.
 
     Raises:
-        ValueError: On another rank they are not.
+        ValueError: Such a module is not on the meta device on another rank.
     """
-    own = {name for name, module in model.named_modules() if any(tensor.is_meta for tensor in _tensors(module))}
-    everywhere = dist.all_gather_object(own, host_group)
-    for rank, names in enumerate(everywhere):
-        if everywhere[0] - names:
+    local = {name for name, module in model.named_modules() if any(tensor.is_meta for tensor in _tensors(module))}
+    on_meta = dist.all_gather_object(local, host_group)
+    for rank, names in enumerate(on_meta):
+        if on_meta[0] - names:
             raise ValueError(
-                f"Detected mixed initialization: {min(everywhere[0] - names)!r} is on the meta device on rank 0, but "
-                f"not on rank {rank}. All ranks start from the weights of rank 0, so build the model there, and on the "
-                f"meta device elsewhere; or on the meta device everywhere."
+                f"Detected mixed initialization: {min(on_meta[0] - names)!r} is on the meta device on rank 0, but "
+                f"not on rank {rank}. All ranks start from the weights of rank 0, so build the model on rank 0 and "
+                f"on the meta device elsewhere, or on the meta device on all ranks."
             )
-    return {model.get_submodule(name) for name in everywhere[0]}
+    return {model.get_submodule(name) for name in on_meta[0]}
 
 
 def materialize(
@@ -38,16 +38,16 @@ def materialize(
     fresh: Collection[torch.nn.Module],
     init_fn: Callable[[torch.nn.Module], Any] | None,
 ) -> None:
-    """Move the parameters and buffers of modules to the device, equal on all ranks. A collective operation.
+    """Move the parameters and buffers of modules to the device, with equal values on all ranks. A collective operation.
 
     Args:
-        modules: The modules; what their children hold is not touched.
-        device: Where they will be.
-        fresh: Those to be initialised. The others get what they have on rank 0.
-        init_fn: Initialises one module; None: its `reset_parameters` does.
+        modules: The modules; their children are not changed.
+        device: The device.
+        fresh: The modules to initialize. The others get the values of rank 0.
+        init_fn: Initializes one module; None: its `reset_parameters` does.
 
     Raises:
-        ValueError: Nothing tells how a module is initialised.
+        ValueError: A module has no way to be initialized.
     """
     for module in modules:
         _to(module, device)
@@ -60,16 +60,16 @@ def materialize(
 
 
 def place_model(model: torch.nn.Module, device: torch.device, seed: int, host_group: Any = None) -> None:
-    """Move a whole model to the device, equal on all ranks. A collective operation.
+    """Move a model to the device, with equal values on all ranks. A collective operation.
 
     Args:
         model: The model.
-        device: Where it will be.
-        seed: Of the initialisation of what is on the meta device; the same on every rank.
+        device: The device.
+        seed: The seed for initializing modules on the meta device; the same on every rank.
         host_group: A process group for host values; None: the default one.
 
     Raises:
-        ValueError: The model is on the meta device on rank 0 only, or nothing tells how to initialise it.
+        ValueError: The model is on the meta device on rank 0 only, or a module has no way to be initialized.
     """
     fresh = uninitialized(model, host_group)
     with reproducibility.seed_context(seed):
@@ -79,13 +79,13 @@ def place_model(model: torch.nn.Module, device: torch.device, seed: int, host_gr
 
 
 def init_fn_of(model: torch.nn.Module, name: str) -> Callable[[torch.nn.Module], Any] | None:
-    """The `param_init_fn` for a module of the model: of the child that it is in, else of the model; None: neither."""
+    """Return the `param_init_fn` for a module: that of the child it belongs to, or that of the model, or None."""
     child = model.get_submodule(name.partition(".")[0])
     return getattr(child, "param_init_fn", None) or getattr(model, "param_init_fn", None)
 
 
 def own_modules(module: torch.nn.Module) -> list[torch.nn.Module]:
-    """A module and those inside it, but for what is sharded already."""
+    """Return a module and the modules inside it that are not sharded yet."""
     from torch.distributed.fsdp import FSDPModule
 
     units = (inner for inner in module.modules() if isinstance(inner, FSDPModule) and inner is not module)
@@ -104,9 +104,9 @@ def _to(module: torch.nn.Module, device: torch.device) -> None:
         if parameter is None:
             continue
         if parameter.is_meta:
-            # The object stays, so that ties and whoever holds it stay, too.
-            there = torch.nn.Parameter(torch.empty_like(parameter, device=device), parameter.requires_grad)
-            torch.utils.swap_tensors(parameter, there)  # type: ignore[no-untyped-call]
+            # Keep the object, so that tied weights and other references stay valid.
+            real = torch.nn.Parameter(torch.empty_like(parameter, device=device), parameter.requires_grad)
+            torch.utils.swap_tensors(parameter, real)  # type: ignore[no-untyped-call]
         else:
             parameter.data = parameter.data.to(device)
     for name, buffer in module._buffers.items():
@@ -122,6 +122,6 @@ def _initialize(module: torch.nn.Module, init_fn: Callable[[torch.nn.Module], An
         reset()
     else:
         raise ValueError(
-            f"`{type(module).__name__}` is on the meta device, and nothing tells how to initialise it. Give it a "
+            f"`{type(module).__name__}` is on the meta device and cannot be initialized. Give it a "
             f"method `reset_parameters()`, or the model a method `param_init_fn(module)`."
         )

@@ -14,51 +14,51 @@ __all__ = ["OptimizerParameters"]
 
 
 class OptimizerParameters:
-    """Remembers which parameters optimizers hold, to give them those that are there later.
+    """Stores the names of the parameters in optimizers, to replace them after the model is sharded.
 
     Args:
         model: The model, before its parameters are replaced.
         optimizers: Its optimizers.
 
     Raises:
-        ValueError: An optimizer holds a parameter that the model does not have, or keeps a state that only it knows.
+        ValueError: An optimizer has a parameter that is not in the model, or its `state_dict` has another layout.
     """
 
     def __init__(self, model: torch.nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         self._optimizers = list(optimizers)
-        self._before = {parameter: name for name, parameter in model.named_parameters()}
+        self._names = {parameter: name for name, parameter in model.named_parameters()}
         for optimizer in self._optimizers:
-            foreign = [p for group in optimizer.param_groups for p in group["params"] if p not in self._before]
+            foreign = [p for group in optimizer.param_groups for p in group["params"] if p not in self._names]
             if has_own_state_dict(optimizer):
                 raise ValueError(
-                    f"`optimizers` must keep their state as torch's do to be sharded, got {type(optimizer).__name__}, "
-                    f"whose `state_dict` has no `param_groups`. Use the optimizer inside it, or train without "
-                    f"`parallelism_config`."
+                    f"`optimizers` must have the state layout of torch's optimizers to be sharded, got "
+                    f"{type(optimizer).__name__}, whose `state_dict` has no `param_groups`. Use the optimizer inside it, "
+                    f"or train without `parallelism_config`."
                 )
             if foreign:
                 raise ValueError(
-                    f"`optimizers` must hold parameters of `model` to be sharded with it, but {len(foreign)} "
+                    f"`optimizers` must have parameters of `model` to be sharded with it, but {len(foreign)} "
                     f"parameters of {type(optimizer).__name__} are not in it; the first has the shape "
                     f"{tuple(foreign[0].shape)}. Build the optimizer from `model.parameters()`."
                 )
 
-    def follow(self, model: torch.nn.Module) -> None:
-        """Put the model's parameters of now in the places of those of before, with what is kept for each."""
+    def replace(self, model: torch.nn.Module) -> None:
+        """Replace the old parameters by the model's current ones, with their optimizer states."""
         named = dict(model.named_parameters())
-        now: dict[torch.Tensor, torch.nn.Parameter] = {old: named[name] for old, name in self._before.items()}
+        current: dict[torch.Tensor, torch.nn.Parameter] = {old: named[name] for old, name in self._names.items()}
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
-                group["params"] = [now[parameter] for parameter in group["params"]]
-            kept = list(optimizer.state.items())
+                group["params"] = [current[parameter] for parameter in group["params"]]
+            states = list(optimizer.state.items())
             optimizer.state.clear()
-            for parameter, values in kept:
-                optimizer.state[now[parameter]] = _sharded(values, parameter, now[parameter])
+            for parameter, values in states:
+                optimizer.state[current[parameter]] = _sharded(values, parameter, current[parameter])
 
 
-def _sharded(values: Any, before: torch.Tensor, now: torch.Tensor) -> Any:
+def _sharded(values: Any, old: torch.Tensor, new: torch.Tensor) -> Any:
     if not isinstance(values, dict):
         return values
     return {
-        key: shard_like(value, now) if isinstance(value, torch.Tensor) and value.shape == before.shape else value
+        key: shard_like(value, new) if isinstance(value, torch.Tensor) and value.shape == old.shape else value
         for key, value in values.items()
     }

@@ -1,4 +1,4 @@
-"""Whether all ranks have built the same model."""
+"""Check that all ranks have built the same model."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def check_same_structure(model: torch.nn.Module, rank: int, host_group: Any = No
     """Compare names, shapes and dtypes over ranks. A collective operation.
 
     Raises:
-        RuntimeError: The model has another structure on another rank.
+        RuntimeError: The structure of the model differs between ranks.
     """
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    own = {name: (tuple(tensor.shape), str(tensor.dtype)) for name, tensor in tensors.items()}
-    for other_rank, other in enumerate(dist.all_gather_object(own, host_group)):
-        differing = sorted(name for name in {*own, *other} if own.get(name) != other.get(name))
+    local = {name: (tuple(tensor.shape), str(tensor.dtype)) for name, tensor in tensors.items()}
+    for other_rank, other in enumerate(dist.all_gather_object(local, host_group)):
+        differing = sorted(name for name in {*local, *other} if local.get(name) != other.get(name))
         if differing:
             raise RuntimeError(
                 f"`model` must have the same structure on every rank, but it differs between rank {rank} and rank "

@@ -1,4 +1,4 @@
-"""Which modules of a model are sharded as units: gathered together before they run, and freed together."""
+"""Select the modules of a model that are sharded as units: gathered together before they run, and freed together."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _OPTIONS = {"mesh", "mp_policy", "offload_policy", "reshard_after_forward", "sha
 
 @dataclass
 class Unit:
-    """A module that is sharded as one.
+    """A module whose parameters are gathered and freed together.
 
     Attributes:
         name: Its name in the model; empty: the model itself.
         module: The module.
-        options: What differs for it from the rest: arguments of `fully_shard`.
+        options: Arguments of `fully_shard` for this module only.
     """
 
     name: str
@@ -29,16 +29,16 @@ class Unit:
 
 
 def plan_units(model: torch.nn.Module, auto_wrap: bool = True) -> list[Unit]:
-    """The units of a model, inner ones before outer ones.
+    """Return the units of a model, inner ones before outer ones.
 
-    Each child of the model that has parameters is a unit. Inside it, those modules are that have an attribute
-    `_fsdp_wrap = True`, or for which the child's `fsdp_wrap_fn(module)` returns True or a dict of arguments of
-    `fully_shard`; if it says neither, those of the classes in its `_no_split_modules`. With `_fsdp_wrap = False` a
-    module, also a child, belongs to the unit around it. What is in no child belongs to the model itself.
+    Each child of the model with parameters is a unit. Inside a child, these modules are units: those with an attribute
+    `_fsdp_wrap = True`, and those for which the child's `fsdp_wrap_fn(module)` returns True or a dict of arguments of
+    `fully_shard`; without that method, those of the classes in its `_no_split_modules`. A module or child with
+    `_fsdp_wrap = False` belongs to the unit around it. Parameters outside all children belong to the model itself.
 
     Args:
         model: The model, such as a `ComposerModel`.
-        auto_wrap: Whether `_no_split_modules` is asked.
+        auto_wrap: Use `_no_split_modules`.
 
     Raises:
         KeyError: `fsdp_wrap_fn` returned an unknown argument.
@@ -46,7 +46,7 @@ def plan_units(model: torch.nn.Module, auto_wrap: bool = True) -> list[Unit]:
     """
     units: list[Unit] = []
     children = dict(model.named_children())
-    # A child that is also inside another one is only another way to get at it.
+    # A child that is also inside another child belongs to that child.
     inner = {id(module) for child in children.values() for module in child.modules() if module is not child}
     for name, child in children.items():
         if id(child) not in inner and any(True for _ in child.parameters()):
@@ -59,12 +59,12 @@ def plan_units(model: torch.nn.Module, auto_wrap: bool = True) -> list[Unit]:
 
 
 def _units_of_child(name: str, child: torch.nn.Module, auto_wrap: bool) -> list[Unit]:
-    asks = _policy(child, auto_wrap)
+    wraps = _policy(child, auto_wrap)
     units = []
     for inner, module in _innermost_first(name, child):
-        answer = True if module is child else asks(module)
-        own = getattr(module, "_fsdp_wrap", None)
-        answer = answer if own is None else bool(own) and (answer or True)
+        answer = True if module is child else wraps(module)
+        attribute = getattr(module, "_fsdp_wrap", None)
+        answer = answer if attribute is None else bool(attribute) and (answer or True)
         if isinstance(answer, dict):
             _check_options(inner, answer)
         if answer is not False and any(True for _ in module.parameters()):
@@ -80,9 +80,9 @@ def _innermost_first(prefix: str, module: torch.nn.Module) -> Iterator[tuple[str
 
 
 def _policy(child: torch.nn.Module, auto_wrap: bool) -> Callable[[torch.nn.Module], Any]:
-    own = getattr(child, "fsdp_wrap_fn", None)
-    if own is not None:
-        return lambda module: own(module) or False
+    wrap_fn = getattr(child, "fsdp_wrap_fn", None)
+    if wrap_fn is not None:
+        return lambda module: wrap_fn(module) or False
     classes = (getattr(child, "_no_split_modules", None) or ()) if auto_wrap else ()
     return lambda module: type(module).__name__ in classes
 
@@ -103,23 +103,23 @@ def _check_sharing(model: torch.nn.Module, units: list[Unit]) -> None:
     for path, module in model.named_modules():
         for key, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             full, owner = f"{path}.{key}".lstrip("."), _owner(model, path, names)
-            first, its = owners.setdefault(id(parameter), (full, owner))
-            if its != owner:
-                tied = "" in (its, owner)
+            first, first_owner = owners.setdefault(id(parameter), (full, owner))
+            if first_owner != owner:
+                with_model = "" in (first_owner, owner)
                 what = (
-                    f"Parameter sharing detected between modules to be sharded and module {owner or its!r}"
-                    if tied
+                    f"Parameter sharing detected between modules to be sharded and module {owner or first_owner!r}"
+                    if with_model
                     else "Detected tied parameters between modules designated for FSDP wrapping"
                 )
                 raise ValueError(
-                    f"{what}: {first!r} (in the unit {its or 'of the model'!r}) and {full!r} (in "
+                    f"{what}: {first!r} (in the unit {first_owner or 'of the model'!r}) and {full!r} (in "
                     f"{owner or 'that of the model'!r}) are one parameter. Set `_fsdp_wrap = False` on the inner of "
-                    f"these units, so that one unit holds both."
+                    f"these units, so that both belong to one unit."
                 )
 
 
 def _owner(model: torch.nn.Module, path: str, names: dict[int, str]) -> str:
-    """The name of the innermost unit around a module."""
+    """Return the name of the innermost unit around a module."""
     while path:
         module = model.get_submodule(path)
         if id(module) in names:

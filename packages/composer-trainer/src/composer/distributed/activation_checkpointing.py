@@ -1,4 +1,4 @@
-"""Activations that are computed again in the backward pass, or wait for it in host memory."""
+"""Recompute activations in the backward pass, or offload them to host memory."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ __all__ = ["apply_ac", "lighten_activations"]
 def lighten_activations(
     model: torch.nn.Module, units: Sequence[Unit], recompute: bool = True, offload: bool = False
 ) -> list[str]:
-    """Let some modules keep less for the backward pass on the device.
+    """Reduce the device memory that modules use for activations.
 
     These are the modules with an attribute `_activation_checkpointing = True` and those for which the
-    `activation_checkpointing_fn(module)` of a child of the model says so; if there is neither, the inner units.
+    `activation_checkpointing_fn(module)` of a child of the model returns True; without either, the inner units.
 
     Args:
         model: The model.
         units: Its units.
-        recompute: Whether they keep their inputs only, and compute the rest again.
-        offload: Whether what they keep waits in host memory.
+        recompute: Store only the inputs of the modules, and recompute the rest.
+        offload: Store activations in host memory.
 
     Returns:
         The names of the modules.
 
     Raises:
-        ValueError: Nothing tells which modules are meant.
+        ValueError: No module is selected.
     """
     chosen: list[str] = []
     for top, child in model.named_children():
-        asks: Callable[[torch.nn.Module], Any] = getattr(child, "activation_checkpointing_fn", _says_nothing)
+        select: Callable[[torch.nn.Module], Any] = getattr(child, "activation_checkpointing_fn", lambda module: False)
         for name, module in child.named_modules(prefix=top):
-            own = getattr(module, "_activation_checkpointing", None)
-            if own or (own is None and asks(module)):
+            attribute = getattr(module, "_activation_checkpointing", None)
+            if attribute or (attribute is None and select(module)):
                 chosen.append(name)
     if not chosen:
         chosen = [unit.name for unit in units if "." in unit.name]
     if not chosen:
         raise ValueError(
-            "`activation_checkpointing` or `activation_cpu_offload` is on, but nothing tells which modules are meant. "
+            "`activation_checkpointing` or `activation_cpu_offload` is on, but no module is selected. "
             "Give the model inside the `ComposerModel` a method `activation_checkpointing_fn(module)`, or set "
             "`_activation_checkpointing = True` on the modules."
         )
@@ -57,14 +57,14 @@ def lighten_activations(
 
 
 def apply_ac(module: torch.nn.Module, recompute: bool = True, offload: bool = False) -> None:
-    """Let a module keep less for the backward pass on the device. Its names and its class stay.
+    """Reduce the device memory that a module uses for activations. Its parameter names and class stay the same.
 
     Args:
         module: The module.
-        recompute: Whether it keeps its inputs only, and computes the rest again.
-        offload: Whether what it keeps waits in host memory.
+        recompute: Store only its inputs, and recompute the rest.
+        offload: Store activations in host memory.
     """
-    # On the object, not around it: a wrapper would rename the parameters.
+    # Replaces `forward` instead of wrapping the module, which would rename the parameters.
     module.forward = partial(_forward, module.forward, recompute, offload)
 
 
@@ -75,7 +75,3 @@ def _forward(forward: Callable[..., Any], recompute: bool, offload: bool, *args:
         if recompute:
             return checkpoint(forward, *args, use_reentrant=False, **kwargs)
         return forward(*args, **kwargs)
-
-
-def _says_nothing(module: torch.nn.Module) -> bool:
-    return False

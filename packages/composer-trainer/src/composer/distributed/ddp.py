@@ -1,4 +1,4 @@
-"""Data parallel training with `DistributedDataParallel`: when gradients are exchanged between ranks."""
+"""Data parallel training with `DistributedDataParallel`: when gradients are synchronized between ranks."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ __all__ = [
 
 
 class DDPSyncStrategy(StringEnum):
-    """When the gradients of a batch are exchanged between ranks.
+    """When the gradients of a batch are synchronized between ranks.
 
     Attributes:
-        SINGLE_AUTO_SYNC: During the backward pass of the last microbatch. One exchange per batch.
+        SINGLE_AUTO_SYNC: During the backward pass of the last microbatch: once per batch.
         MULTI_AUTO_SYNC: During the backward pass of every microbatch.
-        FORCED_SYNC: After the backward pass of the last microbatch. Does not overlap with it, but does not care which
-            parameters a microbatch used either.
+        FORCED_SYNC: After the backward pass of the last microbatch. It does not overlap with the pass, but works for
+            any use of parameters in microbatches.
     """
 
     SINGLE_AUTO_SYNC = "single_auto_sync"
@@ -46,8 +46,8 @@ def prepare_ddp_module(module: torch.nn.Module, find_unused_parameters: bool) ->
 
     Args:
         module: The module, of the same structure on every rank.
-        find_unused_parameters: Whether some backward passes leave some parameters without a gradient. Costs a walk
-            through the graph in every pass.
+        find_unused_parameters: Allow backward passes that leave parameters without a gradient. This traverses the
+            graph in every pass.
 
     Returns:
         The wrapped module; `module` itself if nothing in it is trainable.
@@ -68,12 +68,12 @@ def prepare_ddp_module(module: torch.nn.Module, find_unused_parameters: bool) ->
 def ddp_sync_context(
     state: State, is_final_microbatch: bool, sync_strategy: str | DDPSyncStrategy
 ) -> AbstractContextManager[None]:
-    """Around the forward and backward pass of a microbatch: exchanges gradients when the strategy says so.
+    """Return a context for the forward and backward pass of a microbatch that synchronizes gradients as configured.
 
     Args:
         state: A state whose model is wrapped by `prepare_ddp_module`.
-        is_final_microbatch: Whether it is the last one of its batch.
-        sync_strategy: When to exchange.
+        is_final_microbatch: The microbatch is the last one of its batch.
+        sync_strategy: When to synchronize.
 
     Raises:
         RuntimeError: The model is not wrapped.
@@ -90,13 +90,13 @@ def ddp_sync_context(
 def exchange_context(
     model: DistributedDataParallel, last: bool, strategy: DDPSyncStrategy, host_group: ProcessGroup | None = None
 ) -> AbstractContextManager[None] | None:
-    """`ddp_sync_context`, or None if the wrapper does the right thing by itself.
+    """Return the context of `ddp_sync_context`, or None if the wrapper's default is right.
 
     Args:
         model: The wrapped model.
-        last: Whether it is the last microbatch of its batch.
-        strategy: When to exchange.
-        host_group: A group that exchanges host values; None: the default one does.
+        last: The microbatch is the last one of its batch.
+        strategy: When to synchronize.
+        host_group: A process group for host values; None: the default one.
     """
     if strategy is DDPSyncStrategy.FORCED_SYNC:
         return _forced(model, host_group) if last else model.no_sync()
@@ -116,8 +116,8 @@ def exchange(tensors: Iterable[torch.Tensor], start: Callable[[torch.Tensor], An
     """Run a collective operation on many tensors at once, in place.
 
     Args:
-        tensors: Of any memory format, which may differ between ranks.
-        start: Starts the operation on a contiguous tensor, to be waited for.
+        tensors: The tensors; their memory format may differ between ranks.
+        start: Starts an asynchronous operation on a contiguous tensor.
     """
     running = []
     for tensor in tensors:
@@ -131,16 +131,16 @@ def exchange(tensors: Iterable[torch.Tensor], start: Callable[[torch.Tensor], An
 
 @torch.no_grad()
 def reduce_gradients(parameters: Iterable[torch.nn.Parameter], host_group: ProcessGroup | None = None) -> None:
-    """Average gradients over ranks, in place. A gradient that only some ranks have counts as zero on the others.
+    """Average gradients over ranks, in place. A gradient that is missing on a rank counts as zero there.
 
     Args:
-        parameters: The same ones in the same order on every rank.
-        host_group: A group that exchanges host values; None: the default one does.
+        parameters: The parameters, in the same order on every rank.
+        host_group: A process group for host values; None: the default one.
     """
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
     if not trainable:
         return
-    # All ranks must take part in the same exchanges, so they agree first on what there is to exchange.
+    # All ranks must run the same operations, so they first determine which gradients exist.
     present = torch.tensor([parameter.grad is not None for parameter in trainable], dtype=torch.uint8)
     if host_group is None and torch.distributed.get_backend() == "nccl":
         present = present.to(trainable[0].device)

@@ -1,4 +1,4 @@
-"""Sharding a model with `torch.distributed.fsdp.fully_shard`."""
+"""Shard a model with `torch.distributed.fsdp.fully_shard`."""
 
 from __future__ import annotations
 
@@ -41,30 +41,30 @@ def shard_model(
     host_group: Any = None,
     ready: bool = False,
 ) -> None:
-    """Divide parameters, gradients and optimizer states among ranks, in place. A collective operation.
+    """Shard parameters, gradients and optimizer states among ranks, in place. A collective operation.
 
-    Unit by unit, inner ones first, the weights are moved to the device, made equal to those of rank 0 (or initialised,
-    the same on all ranks, if they are on the meta device), and sharded, so that no rank ever holds more than one unit
-    besides its shards. Optimizers go on with the new parameters.
+    Unit by unit, inner ones first, the weights are moved to the device, set to those of rank 0 (or initialized, with
+    the same values on all ranks, if they are on the meta device), and sharded. So no rank ever stores more than one
+    unit in addition to its shards. Optimizers get the new parameters.
 
     Args:
         model: The model; its children are the units, see `plan_units`.
         optimizers: Its optimizers.
         config: How to shard.
-        mesh: The ranks that share the data: one dimension that shards, or before it one that replicates.
+        mesh: The ranks that split the data: one dimension that shards, optionally after one that replicates.
         precision: The run's precision.
-        seed: Of the initialisation; the same on every rank.
+        seed: The seed of the initialization; the same on every rank.
         host_group: A process group for host values; None: the default one.
-        ready: Whether the weights are on the device and equal already.
+        ready: The weights are on the device and equal on all ranks.
 
     Raises:
-        ValueError: Units share parameters, an optimizer holds parameters of another model, the model is on the meta
-            device on rank 0 only, or nothing tells how to initialise it.
+        ValueError: Units share parameters, an optimizer has parameters of another model, the model is on the meta
+            device on rank 0 only, or a module has no way to be initialized.
     """
     from torch.distributed.fsdp import fully_shard
 
     units = plan_units(model, config.auto_wrap)
-    held = OptimizerParameters(model, optimizers)
+    optimized = OptimizerParameters(model, optimizers)
     device = device_of(mesh)
     if config.activation_checkpointing or config.activation_cpu_offload:
         lighten_activations(model, units, config.activation_checkpointing, config.activation_cpu_offload)
@@ -74,26 +74,26 @@ def shard_model(
         for unit in units:
             if not ready:
                 materialize(own_modules(unit.module), device, fresh, init_fn_of(model, unit.name))
-            # What the model holds itself stays gathered: its methods may use it after its forward pass.
+            # Parameters of the model itself stay gathered: its methods may use them after its forward pass.
             reshard = config.reshard_after_forward and unit.module is not model
             fully_shard(unit.module, **{**arguments, "reshard_after_forward": reshard, **unit.options})
         if not (ready or is_unit(model)):  # it may have buffers
             materialize(own_modules(model), device, fresh, init_fn_of(model, ""))
     _gather_in_methods(model)
-    held.follow(model)
+    optimized.replace(model)
     plan = ", ".join(unit.name or "the model" for unit in units)
     log.log(logging.WARNING if config.verbose else logging.INFO, "Sharded over %s in units: %s", mesh, plan)
 
 
 def is_unit(module: torch.nn.Module) -> bool:
-    """Whether a module is sharded as one."""
+    """Return True if a module is a sharded unit."""
     from torch.distributed.fsdp import FSDPModule
 
     return isinstance(module, FSDPModule)
 
 
 def _gather_in_methods(model: torch.nn.Module) -> None:
-    """Let methods other than `forward` have whole weights, too."""
+    """Gather weights in methods other than `forward`, too."""
     from torch.distributed.fsdp import register_fsdp_forward_method
 
     for child in model.children():
@@ -106,9 +106,9 @@ def _gather_in_methods(model: torch.nn.Module) -> None:
 
 
 def _gather_in(model: Any, name: str) -> None:
-    """Let a method of the model have what is in no inner unit, and leave it gathered for those that follow.
+    """Gather the parameters outside inner units in a method of the model, and leave them gathered.
 
-    So they do not gather it, which some ranks might do more often than others.
+    Otherwise later methods would gather them, on some ranks more often than on others.
     """
     from torch.distributed.fsdp import register_fsdp_forward_method
 
@@ -124,7 +124,7 @@ def _gather_in(model: Any, name: str) -> None:
         if not is_sharded(owner._parameters[key]):
             return plain(*args, **kwargs)
         result = gathering(*args, **kwargs)
-        model.unshard()  # a pass inside it has freed it
+        model.unshard()  # a forward pass inside it has freed the parameters
         return result
 
     setattr(model, name, method)
@@ -154,7 +154,7 @@ def _policy(mixed_precision: Any, precision: Precision) -> Any:
 
 
 def device_of(mesh: DeviceMesh) -> torch.device:
-    """Where a rank keeps its part: the device of its number on its node."""
+    """Return the device of this rank: the one with its local rank."""
     if mesh.device_type == "cpu":
         return torch.device("cpu")
     return torch.device(mesh.device_type, dist.get_local_rank())

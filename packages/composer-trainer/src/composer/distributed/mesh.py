@@ -1,4 +1,4 @@
-"""The grid of ranks: which of them hold copies of the model, its shards, and parts of its layers."""
+"""The device mesh: which ranks hold replicas of the model, its shards, and parts of its layers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ TENSOR = ParallelismType.TENSOR_PARALLEL.value
 
 
 def mesh_shape(fsdp: FSDP2Config, tensor_degree: int, world_size: int) -> dict[str, int]:
-    """The sizes of a mesh's dimensions, by their names in `ParallelismType`; of copies and parts if there are several.
+    """Return the sizes of a mesh's dimensions by their names in `ParallelismType`, without dimensions of size 1.
 
     Args:
         fsdp: How the model is sharded.
-        tensor_degree: Ranks that share each layer.
-        world_size: Number of ranks.
+        tensor_degree: The number of tensor-parallel ranks.
+        world_size: The number of ranks.
 
     Raises:
         ValueError: The product of the sizes is not the number of ranks.
@@ -35,17 +35,17 @@ def mesh_shape(fsdp: FSDP2Config, tensor_degree: int, world_size: int) -> dict[s
         raise ValueError(
             f"The degrees of `parallelism_config` must multiply to the number of ranks, {world_size}, but {copies} "
             f"copies x {shard} shards x {tensor_degree} parts of layers is {copies * shard * tensor_degree}. Leave "
-            f"`data_parallel_shard_degree` at -1, which takes all that are left."
+            f"`data_parallel_shard_degree` at -1, which uses all remaining ranks."
         )
     shape = {REPLICATE: copies, SHARD: shard, TENSOR: tensor_degree}
     return {name: size for name, size in shape.items() if size > 1 or name == SHARD}
 
 
 def make_mesh(fsdp: FSDP2Config, tensor_degree: int, device_type: str) -> DeviceMesh:
-    """The mesh of all ranks. A collective operation.
+    """Create the mesh of all ranks. A collective operation.
 
     Raises:
-        ValueError: The degrees do not fit the number of ranks.
+        ValueError: The degrees do not match the number of ranks.
     """
     shape = mesh_shape(fsdp, tensor_degree, dist.get_world_size())
     return init_device_mesh(device_type, tuple(shape.values()), mesh_dim_names=tuple(shape))

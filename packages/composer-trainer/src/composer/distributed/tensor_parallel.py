@@ -1,4 +1,4 @@
-"""Dividing single layers among ranks with `torch.distributed.tensor.parallel`."""
+"""Split layers among ranks with `torch.distributed.tensor.parallel`."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ def divide_layers(
     layer_plan: Mapping[str, Any],
     mesh: DeviceMesh,
 ) -> None:
-    """Divide layers among the ranks of a mesh, in place. A collective operation; before `shard_model`.
+    """Split layers among the ranks of a mesh, in place. A collective operation; call it before `shard_model`.
 
     Args:
         model: The model, on the device and equal on the ranks of the mesh.
-        optimizers: Its optimizers, which go on with the new parameters.
-        layer_plan: `{name of a module: ParallelStyle}`; a `*` stands for one part of a name.
-        mesh: One dimension of ranks that share each layer.
+        optimizers: Its optimizers, which get the new parameters.
+        layer_plan: `{name of a module: ParallelStyle}`; `*` matches one part of a name.
+        mesh: A one-dimensional mesh of the tensor-parallel ranks.
 
     Raises:
-        ValueError: A name of the plan matches no module, or an optimizer holds parameters of another model.
+        ValueError: A name of the plan matches no module, or an optimizer has parameters of another model.
     """
     from torch.distributed.tensor.parallel import parallelize_module
 
     _check_names(model, layer_plan)
-    held = OptimizerParameters(model, optimizers)
+    optimized = OptimizerParameters(model, optimizers)
     parallelize_module(model, mesh, dict(layer_plan))
-    held.follow(model)
+    optimized.replace(model)
 
 
 def _check_names(model: torch.nn.Module, layer_plan: Mapping[str, Any]) -> None:
     names = [name.split(".") for name, _ in model.named_modules()]
     for pattern in layer_plan:
-        wanted = pattern.split(".")
-        if not any(len(name) == len(wanted) and all(map(fnmatchcase, name, wanted)) for name in names):
+        parts = pattern.split(".")
+        if not any(len(name) == len(parts) and all(map(fnmatchcase, name, parts)) for name in names):
             known = ", ".join(".".join(name) for name in names if name != [""])
             raise ValueError(
-                f"`layer_plan` names {pattern!r}, which is no module of the model. Its modules are {known[:400]}."
+                f"`layer_plan` names {pattern!r}, which is not a module of the model. Its modules are {known[:400]}."
             )
