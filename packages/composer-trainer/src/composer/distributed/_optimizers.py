@@ -32,8 +32,8 @@ class OptimizerParameters:
             if has_own_state_dict(optimizer):
                 raise ValueError(
                     f"`optimizers` must have the state layout of torch's optimizers to be sharded, got "
-                    f"{type(optimizer).__name__}, whose `state_dict` has no `param_groups`. Use the optimizer inside it, "
-                    f"or train without `parallelism_config`."
+                    f"{type(optimizer).__name__}, whose `state_dict` has no `param_groups`. Use the "
+                    f"optimizer inside it, or train without `parallelism_config`."
                 )
             if foreign:
                 raise ValueError(
