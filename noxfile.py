@@ -199,21 +199,17 @@ def docs(session: nox.Session) -> None:
 
 @nox.session(tags=["ci"])
 def lint(session: nox.Session) -> None:
-    """Check style, format and what is generated; change nothing."""
+    """Check style and format; change nothing."""
     session.install("--quiet", "--constraint", PINNED, *LINTERS, *TOOL_TOOLS)
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("python", "-m", "tools.check_style")
-    session.run("python", "-m", "tools.catalog", "--check")
-    session.run("python", "-m", "tools.umbrella", "--check")
 
 
 @nox.session
 def fix(session: nox.Session) -> None:
-    """Mend what `lint` can mend."""
-    session.install("--quiet", "--constraint", PINNED, *LINTERS, *TOOL_TOOLS)
-    session.run("python", "-m", "tools.catalog")
-    session.run("python", "-m", "tools.umbrella")
+    """Correct the style and format that `lint` checks, where that can be done automatically."""
+    session.install("--quiet", "--constraint", PINNED, *LINTERS)
     session.run("ruff", "check", "--fix", ".", success_codes=[0, 1])  # what is left is for `lint` to report
     session.run("ruff", "format", ".")
 
@@ -245,6 +241,9 @@ def wheels(session: nox.Session) -> None:
     session.run("python", "tools/check_installed.py", *NAMES)
     with _plain_errors(session):
         check_wheels.check_footprint(built, Path(session.create_tmp()), constraint=PINNED)
+        session.install("--quiet", "--constraint", PINNED, *TOOL_TOOLS)
+        session.run("python", "-m", "tools.pairs")  # with which the readme of composer-all ends
+        wheelhouse.build(WORKSPACE["composer-all"].path, Path(".nox/dist/composer-all"))
 
 
 @nox.session
@@ -273,6 +272,7 @@ def dev(session: nox.Session) -> None:
     session.run(uv, "venv", "--quiet", "--clear", "--python", sys.executable, ".venv", external=True)
     command = [uv, "pip", "install", "--quiet", "--python", python, "--constraint", PINNED]
     session.run(*command, *editables, *EVERY_TOOL, *sorted(set().union(*groups)), external=True)
+    session.run(python, "-m", "tools.derived", external=True)  # uv may take the editable of core from its cache
     session.run(python, "-m", "tools.link_sources", external=True)
     session.log("Run `source .venv/bin/activate`. Editors: add `.dev/src` to the paths of the type checker.")
 
@@ -282,14 +282,13 @@ def new(session: nox.Session) -> None:
     """Make an algorithm package from the template: `nox -s new -- composer-foo Foo`."""
     session.install("--quiet", "--constraint", PINNED, *LINTERS, *TOOL_TOOLS)
     session.run("python", "-m", "tools.new_package", *session.posargs)
-    session.run("python", "-m", "tools.umbrella")
     session.run("ruff", "check", "--quiet", "--fix", f"packages/{session.posargs[0]}")  # long names wrap lines
     session.run("ruff", "format", "--quiet", f"packages/{session.posargs[0]}")
 
 
 @nox.session
 def pairs(session: nox.Session) -> None:
-    """Write which algorithms compose with which, from what they declare."""
+    """Write `packages/composer-all/COMPOSITION.md`: which algorithms compose with which, from what they declare."""
     _install(session, NAMES, *TOOL_TOOLS)
     session.run("python", "-m", "tools.pairs", *session.posargs)
 

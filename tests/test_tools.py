@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -152,6 +154,49 @@ class TestWheelhouse:
         tree.add_algorithm("one", dependencies=("composer-core>=0.1,<1", "torch>=2.6", "numpy>=1.24"))
 
         assert wheelhouse.declared(wheelhouse.wheels(tree.workspace, ["composer-one"])) == ["numpy>=1.24", "torch>=2.6"]
+
+
+class TestPackagesBuiltFromAll:
+    """composer-core and composer-all, whose wheels hold what follows from the other packages."""
+
+    GENERATED = ("composer/core/_catalog.json", "composer/algorithms/__init__.pyi")
+
+    def test_wheels_are_the_same_from_the_repository_and_from_an_sdist(self, tree: Tree) -> None:
+        core, umbrella = tree.add_built_from_all()
+        tree.add_algorithm("one")
+        tree.write({"COMPOSITION.md": "# Which algorithms compose\n"}, umbrella)
+        tree.commit()
+
+        for package in (core, umbrella):
+            wheel = wheelhouse.build(package, tree.root / "dist" / package.name / "plain", "--wheel")
+            through_sdist = wheelhouse.build(package, tree.root / "dist" / package.name / "through")
+            assert wheel.read_bytes() == through_sdist.read_bytes()
+        check_wheels.check(tree.workspace, tree.root.glob("dist/*/plain/*.whl"))
+
+        (path,) = tree.root.glob("dist/composer-core/plain/*.whl")
+        with zipfile.ZipFile(path) as archive:
+            assert set(self.GENERATED) <= set(archive.namelist())
+            assert json.loads(archive.read(self.GENERATED[0])) == {"composer.algorithms": {"One": "composer-one"}}
+        (path,) = tree.root.glob("dist/composer-all/plain/*.whl")
+        wheel = wheelhouse.Wheel.read(path)
+        assert list(map(str, wheel.requirements)) == ["composer-core<1,>=0.1", "composer-one<1,>=0.1"]
+        assert str(wheel.metadata.get_payload()).strip().endswith("# Which algorithms compose")
+        assert tree.git("status", "--porcelain", "packages") == "", "what is generated must be ignored by git"
+
+    def test_another_package_gives_other_wheels(self, tree: Tree) -> None:
+        tree.add_built_from_all()
+        tree.add_algorithm("one")
+        names = ["composer-core", "composer-all"]
+        before = [wheelhouse.fingerprint(tree.workspace[name]) for name in names]
+        first, _, _ = wheelhouse.wheels(tree.workspace, names)
+
+        tree.add_algorithm("two")
+        again, _, _, _ = wheelhouse.wheels(tree.workspace, names)
+        after = [wheelhouse.fingerprint(tree.workspace[name]) for name in names]
+
+        assert first != again
+        assert all(old != new for old, new in zip(before, after, strict=True))
+        assert [str(one) for one in wheelhouse.Wheel.read(again).requirements][-1] == "composer-two<1,>=0.1"
 
 
 class TestCheckWheels:

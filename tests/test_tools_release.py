@@ -17,6 +17,7 @@ from tools import (
     changes,
     ci_matrix,
     ci_summary,
+    derived,
     environment,
     new_package,
     release,
@@ -66,6 +67,20 @@ class TestChanges:
         assert run.returncode == 1
         assert "composer-core: a change must be told to users" in run.stderr
 
+    def test_a_new_algorithm_changes_and_documents_no_other_package(self, tree: Tree) -> None:
+        core, umbrella = tree.add_built_from_all()
+        for path in (core, umbrella):
+            tree.write({"CHANGELOG.md": "# Changelog\n\n## 0.1.0 (2026-01-01)\n"}, path)
+        derived.write(tree.workspace["composer-core"])
+        tree.commit()
+
+        new_package.make(tree.workspace, "composer-brand-new", "BrandNew")
+        derived.write(tree.workspace["composer-core"])
+
+        assert tree.git("status", "--porcelain") == "?? packages/composer-brand-new/\n"
+        for package in tree.workspace.packages.values():
+            assert list(changes.problems(package, changes.touched_since(tree.workspace, package, "HEAD"))) == []
+
 
 class TestRelease:
     def released(self, tree: Tree) -> Path:
@@ -110,6 +125,22 @@ class TestRelease:
 
         with pytest.raises(release.ReleaseError, match=r"must bring something, got no fragment"):
             release.release(tree.workspace, tree.workspace["composer-one"], "0.2.0")
+
+    @pytest.mark.parametrize("name", ["composer-core", "composer-all"])
+    def test_new_packages_are_news_for_the_packages_that_are_built_from_all(self, tree: Tree, name: str) -> None:
+        tree.add_built_from_all()
+        tree.commit()
+        release.release(tree.workspace, tree.workspace[name], "0.1.0")
+        with pytest.raises(release.ReleaseError, match=r"must bring something, got no fragment"):
+            release.check(tree.workspace, tree.workspace[name], "0.2.0")
+        tree.add_algorithm("one")
+        tree.commit()
+
+        release.release(tree.workspace, tree.workspace[name], "0.2.0")
+
+        assert "### Added\n\n- New packages: `composer-one`.\n" in tree.workspace[name].news
+        assert tree.workspace[name].fragments == []
+        assert tree.git("status", "--porcelain") == ""
 
     def test_a_dirty_tree_is_refused(self, tree: Tree) -> None:
         path = self.released(tree)

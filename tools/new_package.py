@@ -11,7 +11,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from tools import catalog
+from tools import derived
 from tools.workspace import PREFIX, Workspace
 
 TEMPLATE = Path(__file__).with_name("template")
@@ -39,7 +39,7 @@ def make(workspace: Workspace, distribution: str, class_name: str) -> Path:
     if path.exists():
         raise ValueError(f"`distribution` must be a new name, got {distribution!r}, which is there. Choose another.")
     snake = distribution.removeprefix(PREFIX).replace("-", "_")
-    taken = catalog.collect(workspace)
+    taken = derived.catalog(workspace)
     for group, name in (("composer.algorithms", class_name), ("composer.functional", f"{snake}_batch")):
         if name in taken.get(group, {}):
             raise ValueError(f"`{group}.{name}` must be a new name; `{taken[group][name]}` has it. Choose another.")
@@ -69,8 +69,7 @@ def main() -> None:
         path = make(workspace, arguments.distribution, arguments.class_name)
     except ValueError as error:
         sys.exit(str(error))
-    # A new view of the tree, which now holds the package.
-    catalog.path_of(workspace).write_text(catalog.text_of(catalog.collect(Workspace())), encoding="utf-8")
+    derived.write(Workspace()[derived.CORE])  # a new view of the tree, which now holds the package
     print(f'{path.relative_to(workspace.root)} is ready: nox -s "tests({arguments.distribution})"')
 
 

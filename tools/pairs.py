@@ -1,15 +1,15 @@
 """Write which algorithms compose with which, from what they declare (all packages must be installed).
 
-python -m tools.pairs            # write packages/composer-all/COMPOSITION.md, as `nox -s pairs` does
-python -m tools.pairs --check    # fail if what is written is wrong
+python -m tools.pairs    # as `nox -s pairs` does
+
+The table goes to packages/composer-all/COMPOSITION.md, which is not in version control: the readme of a released
+composer-all ends with it.
 """
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import itertools
-import sys
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from composer import algorithms
 from composer.algorithms.warnings import NotIntendedUseWarning
 from composer.core import Algorithm, ConflictError
 from composer.core._ordering import Ordering
-from tools.workspace import Workspace
+from tools.workspace import ROOT
 
 # For algorithms that cannot be made without.
 ARGUMENTS: dict[str, dict[str, Any]] = {
@@ -116,15 +116,9 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Write which algorithms compose with which.")
-    parser.add_argument("--check", action="store_true", help="change nothing; fail if the page is not up to date")
-    check: bool = parser.parse_args().check
-    path, text = Workspace()["composer-all"].path / "COMPOSITION.md", text_of(pairs())
-    if path.is_file() and path.read_text(encoding="utf-8") == text:
-        return
-    if check:
-        sys.exit(f"{path.name} is not what the algorithms declare. Run `nox -s pairs`.")
-    path.write_text(text, encoding="utf-8")
+    path = ROOT / "packages" / "composer-all" / "COMPOSITION.md"
+    path.write_text(text_of(pairs()), encoding="utf-8")
+    print(path.relative_to(ROOT))
 
 
 if __name__ == "__main__":

@@ -9,13 +9,14 @@ import argparse
 import re
 import subprocess
 import sys
+import tempfile
 from datetime import datetime, timezone
 from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from tools import catalog
 from tools.changes import UNRELEASED
+from tools.derived import BUILT_FROM_ALL
 from tools.workspace import Package, Workspace
 
 
@@ -45,7 +46,7 @@ def check(workspace: Workspace, package: Package, version: str) -> None:
                 f"{[fragment.name for fragment in package.fragments]}. Move their text into the section."
             )
         return
-    if not package.fragments:
+    if not package.fragments and not _new_packages(workspace, package):
         raise ReleaseError(f"a release must bring something, got no fragment in {package.path / 'changes'}.")
     breaking = [fragment.name for fragment in package.fragments if ".breaking." in fragment.name]
     if breaking and released and wanted.release[:2] == released[-1].release[:2]:
@@ -63,19 +64,31 @@ def release(workspace: Workspace, package: Package, version: str) -> str:
         today = datetime.now(timezone.utc).date().isoformat()
         text = package.news.replace(f"## {version} {UNRELEASED}", f"## {version} ({today})", 1)
     else:
+        new = _new_packages(workspace, package)
+        if new:
+            text = f"New packages: {', '.join(f'`{name}`' for name in new)}.\n"
+            (package.path / "changes" / "+new-packages.added.md").write_text(text, encoding="utf-8")
         command = [sys.executable, "-m", "towncrier", "build", "--yes", "--config", "pyproject.toml"]
         command += ["--dir", str(package.path), "--version", version, "--name", package.name]
         subprocess.run(command, cwd=workspace.root, check=True)
         text = package.news
     package.changelog.write_text(re.sub(r"\n{3,}", "\n\n", text.lstrip()), encoding="utf-8")
     _write_version(package, version)
-    if package.name == "composer-core":
-        catalog.path_of(workspace).write_text(catalog.text_of(catalog.collect(workspace)), encoding="utf-8")
     tag = f"{package.name}-v{version}"
     _git(workspace, "add", "--all", str(package.path))
     _git(workspace, "commit", "--message", f"{package.name} {version}")
     _git(workspace, "tag", "--annotate", "--message", f"{package.name} {version}", tag)
     return tag
+
+
+def _new_packages(workspace: Workspace, package: Package) -> list[str]:
+    """Return the packages made since the last release of a package that is built from what all others declare."""
+    released = workspace.releases(package.name)
+    if package.name not in BUILT_FROM_ALL or not released:
+        return []
+    with tempfile.TemporaryDirectory() as directory:
+        workspace.check_out(package.name, released[-1], Path(directory))
+        return sorted(set(workspace.names) - set(Workspace(Path(directory)).names))
 
 
 def _is_handwritten(package: Package, version: str) -> bool:

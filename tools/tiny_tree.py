@@ -82,6 +82,21 @@ class Tree:
         """Make a `composer-core` that is only just large enough to be one."""
         return self.add("composer-core", {"__init__.py": "", "py.typed": "", "core/__init__.py": "ONE = 1\n"})
 
+    def add_built_from_all(self) -> tuple[Path, Path]:
+        """Make a `composer-core` and a `composer-all` that are built as the real ones are, from what all declare."""
+        copied = ["tools/__init__.py", "tools/derived.py", "tools/workspace.py"]
+        for name in ("composer-core", "composer-all"):
+            copied += [f"packages/{name}/{file}" for file in ("pyproject.toml", "hatch_build.py", "LICENSE")]
+        self.write({file: (ROOT / file).read_text(encoding="utf-8") for file in copied})
+        core, umbrella = self.root / "packages" / "composer-core", self.root / "packages" / "composer-all"
+        for path in (core, umbrella):
+            news = "# Changelog\n\n## 0.1.0 (unreleased)\n\nFirst release.\n"
+            readme = f"# {path.name}\n\n{'What it is, when to use it and how. ' * 8}\n"
+            self.write({"CHANGELOG.md": news, "README.md": readme, "changes/.gitignore": "!.gitignore\n"}, path)
+        sources = ("py.typed", "__init__.py", "functional.py", "core/__init__.py", "algorithms/__init__.py")
+        self.write({f"src/composer/{file}": "" for file in sources}, core)
+        return core, umbrella
+
     def add_algorithm(self, name: str, **options: Any) -> Path:
         """Make the package `composer-<name>` with an algorithm and a function."""
         files = {f"algorithms/{name}/__init__.py": f"class {name.title()}: ...\n", f"algorithms/{name}/py.typed": ""}

@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tools import derived
 from tools.workspace import PREFIX, Package, Workspace, find_uv
 
 _LEFT_OUT = {"changes", "dist", "tests"}
@@ -83,9 +84,10 @@ def oldest_wheels(workspace: Workspace, package: Package) -> list[Path]:
 
 
 def wheel_of(workspace: Workspace, package: Package) -> Path:
-    """The wheel of one package, which may be one that is checked out from a tag."""
+    """Return the wheel of one package, which may be one that is checked out from a tag."""
+    derived.write(package)  # as the build would do, so that the fingerprint covers them
     shelf = workspace.root / ".nox" / "wheelhouse" / package.name
-    slot = shelf / fingerprint(package.path)
+    slot = shelf / fingerprint(package)
     if not slot.is_dir():
         shelf.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=shelf) as scratch:
@@ -122,11 +124,11 @@ def build(path: Path, out: Path, *arguments: str) -> Path:
     return wheel
 
 
-def fingerprint(path: Path) -> str:
-    """A digest of all files that can end up in the wheel of the package at `path`."""
-    digest = hashlib.sha256()
-    for file in sorted(path.rglob("*")):
-        inside = file.relative_to(path)
+def fingerprint(package: Package) -> str:
+    """Return a digest of the dependencies and of all files that can end up in the wheel of a package."""
+    digest = hashlib.sha256("\n".join(map(str, package.dependencies)).encode())
+    for file in sorted(package.path.rglob("*")):
+        inside = file.relative_to(package.path)
         if file.is_file() and inside.parts[0] not in _LEFT_OUT and "__pycache__" not in inside.parts:
             digest.update(f"{inside.as_posix()}\0{file.stat().st_size}\0".encode())
             digest.update(file.read_bytes())

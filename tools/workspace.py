@@ -41,7 +41,7 @@ class Package:
         path: Its directory.
         version: The version in its pyproject.toml.
         requires_python: The specifier of the Pythons it supports.
-        dependencies: What it declares.
+        dependencies: What it declares; for a package that leaves it to the build (composer-all), all other packages.
         test_dependencies: What its dependency group `test` adds to pytest and hypothesis.
         entry_points: `{group: {name: value}}`, without console scripts.
         scripts: Its console scripts, `{name: value}`.
@@ -87,6 +87,8 @@ class Package:
         """
         data = tomllib.loads((path / "pyproject.toml").read_text(encoding="utf-8"))
         project: dict[str, Any] = data.get("project", {})
+        if "dependencies" in project.get("dynamic", ()):
+            project["dependencies"] = _bounds_of_others(path)
         for key in ("name", "version", "requires-python", "dependencies"):
             if key not in project:
                 raise ValueError(f"{path / 'pyproject.toml'}: `project.{key}` must be there, got nothing. Add it.")
@@ -100,6 +102,13 @@ class Package:
             entry_points=project.get("entry-points", {}),
             scripts=project.get("scripts", {}),
         )
+
+
+def _bounds_of_others(path: Path) -> list[str]:
+    """Return a requirement for each package beside `path`: at least its present version, below the next major one."""
+    others = [Package.read(file.parent) for file in sorted(path.parent.glob("*/pyproject.toml")) if file.parent != path]
+    versions = [(package.name, Version(package.version)) for package in others]
+    return [f"{name}>={version.major}.{version.minor},<{version.major + 1}" for name, version in versions]
 
 
 @dataclass(frozen=True)
@@ -179,13 +188,14 @@ class Workspace:
         return sorted(Version(tag.removeprefix(prefix)) for tag in run.stdout.split())
 
     def check_out(self, name: str, version: Version, directory: Path) -> Package:
-        """Write a released version of a package below `directory`; return that package."""
-        inside = f"packages/{name}"
-        command = ["git", "archive", f"{name}-v{version}", inside]
-        run = subprocess.run(command, cwd=self.root, check=True, capture_output=True)
+        """Write the repository at a released version of a package below `directory`; return that package.
+
+        The whole repository, because some packages are built from what the others declare.
+        """
+        run = subprocess.run(["git", "archive", f"{name}-v{version}"], cwd=self.root, check=True, capture_output=True)
         with TarFile(fileobj=BytesIO(run.stdout)) as archive:
             archive.extractall(directory, filter="data")
-        return Package.read(directory / inside)
+        return Package.read(directory / "packages" / name)
 
     def changed(self, base: str) -> list[str]:
         """The packages whose tests a change since `base` can affect: the changed ones and what depends on them.
