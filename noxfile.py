@@ -279,11 +279,11 @@ def dev(session: nox.Session) -> None:
 
 @nox.session
 def new(session: nox.Session) -> None:
-    """Make an algorithm package from the template: `nox -s new -- composer-foo Foo`."""
+    """Make an algorithm package: `nox -s new -- composer-foo Foo --kind batch` (or model, gradient, loss)."""
     session.install("--quiet", "--constraint", PINNED, *LINTERS, *TOOL_TOOLS)
     session.run("python", "-m", "tools.new_package", *session.posargs)
-    session.run("ruff", "check", "--quiet", "--fix", f"packages/{session.posargs[0]}")  # long names wrap lines
-    session.run("ruff", "format", "--quiet", f"packages/{session.posargs[0]}")
+    session.run("ruff", "format", "--quiet", f"packages/{session.posargs[0]}")  # long names wrap lines
+    session.run("ruff", "check", "--quiet", "--fix", f"packages/{session.posargs[0]}")
 
 
 @nox.session

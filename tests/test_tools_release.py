@@ -178,30 +178,41 @@ class TestRelease:
 
 
 class TestNewPackage:
-    def test_the_package_passes_its_tests_at_once(self, tree: Tree) -> None:
+    def test_packages_of_all_kinds_pass_their_tests_as_generated(self, tree: Tree) -> None:
         tree.add_core()  # its name only: the tests run against the installed one
-        path = new_package.make(tree.workspace, "composer-brand-new", "BrandNew")
-        (wheel,) = (one for one in wheelhouse.wheels(tree.workspace, [path.name]) if "brand_new" in one.name)
+        paths = [
+            new_package.make(tree.workspace, f"composer-new-{kind}", f"New{kind.title()}", kind)
+            for kind in new_package.KINDS
+        ]
         site = tree.root / "site"
-        command = [find_uv(), "pip", "install", "--quiet", "--no-deps", "--target", str(site), str(wheel)]
+        built = [wheelhouse.wheel_of(tree.workspace, tree.workspace[path.name]) for path in paths]
+        command = [find_uv(), "pip", "install", "--quiet", "--no-deps", "--target", str(site), *map(str, built)]
         subprocess.run(command, check=True)
 
         run = subprocess.run(
             [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tree.root),
-             "-p", "no:cacheprovider", str(path / "tests")],
+             "-k", "not test_ranks_agree or TestNewGradient",  # starting processes takes longer than all the rest
+             "-p", "no:cacheprovider", *(str(path / "tests") for path in paths)],
             cwd=tree.root, env={**os.environ, "PYTHONPATH": str(site)}, check=False, capture_output=True, text=True,
         )  # fmt: skip
 
         assert run.returncode == 0, run.stdout + run.stderr
-        assert "passed" in run.stdout
+        assert all(f"{path.name}/tests/test_contract.py" in run.stdout for path in paths)
 
-    def test_no_mark_of_the_template_is_left(self, tree: Tree) -> None:
-        path = new_package.make(tree.workspace, "composer-brand-new", "BrandNew")
+    @pytest.mark.parametrize("kind", new_package.KINDS)
+    def test_no_mark_of_the_template_is_left(self, tree: Tree, kind: str) -> None:
+        path = new_package.make(tree.workspace, "composer-brand-new", "BrandNew", kind)
 
         files = [file for file in path.rglob("*") if file.is_file()]
-        assert [file for file in files if "__DIST__" in file.read_text() or "__SNAKE__" in str(file)] == []
+        mark = re.compile(r"__[A-Z]+__")
+        assert [file for file in files if mark.search(str(file)) or mark.search(file.read_text())] == []
         assert (path / "src/composer/algorithms/brand_new/brand_new.py").is_file()
         assert (path / "changes/.gitignore").is_file()
+
+    def test_every_folder_of_the_template_is_a_kind(self) -> None:
+        folders = {path.name for path in new_package.TEMPLATE.iterdir()}
+
+        assert folders == {"shared", *new_package.KINDS}
 
     @pytest.mark.parametrize(
         ("distribution", "class_name", "message"),
@@ -209,7 +220,7 @@ class TestNewPackage:
             ("brand-new", "BrandNew", r"`distribution` must be `composer-` and lower-case words"),
             ("composer-Brand", "Brand", r"`distribution` must be `composer-` and lower-case words"),
             ("composer-brand", "brand", r"`class_name` must be a class name"),
-            ("composer-one", "Brand", r"got 'composer-one', which is there"),
+            ("composer-one", "Brand", r"but 'composer-one' exists already"),
             ("composer-brand", "One", r"`composer.algorithms.One` must be a new name; `composer-one` has it"),
         ],
     )
