@@ -59,7 +59,7 @@ class TestWorkspace:
     def test_what_a_package_must_say_must_be_there(self, tree: Tree) -> None:
         tree.write({"packages/composer-bad/pyproject.toml": '[project]\nname = "composer-bad"\n'})
 
-        with pytest.raises(ValueError, match=r"`project.version` must be there"):
+        with pytest.raises(ValueError, match=r"`project.version` is required, but missing"):
             _ = tree.workspace.packages
 
     def test_a_change_affects_the_package_and_what_depends_on_it(self, tree: Tree) -> None:
@@ -201,7 +201,7 @@ class TestPackagesBuiltFromAll:
 
 class TestCheckWheels:
     def problems(self, tree: Tree) -> str:
-        """What `check` says about the wheels of a tree; "" for nothing."""
+        """Return the message of `check` about the wheels of a tree, or "" if all are right."""
         built = wheelhouse.wheels(tree.workspace, tree.workspace.names)
         try:
             check_wheels.check(tree.workspace, built)

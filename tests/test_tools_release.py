@@ -41,7 +41,8 @@ class TestChanges:
         assert list(changes.problems(package, ["tests/test_core.py"])) == []
         (problem,) = changes.problems(package, ["src/composer/core/__init__.py"])
         assert problem == (
-            "composer-core: a change must be told to users, got no fragment. Write changes/<issue>.<kind>.md."
+            "composer-core: a change of the source needs a fragment for the changelog, got none. "
+            "Write changes/<issue>.<kind>.md."
         )
         tree.write({"changes/7.added.md": "`composer.core.TWO`."}, path)
         assert list(changes.problems(package, ["src/composer/core/__init__.py"])) == []
@@ -65,7 +66,7 @@ class TestChanges:
         tree.write({"src/composer/core/__init__.py": "TWO = 2\n"}, path)
         run = run_tool("changes", "HEAD", cwd=tree.root)
         assert run.returncode == 1
-        assert "composer-core: a change must be told to users" in run.stderr
+        assert "composer-core: a change of the source needs a fragment" in run.stderr
 
     def test_a_new_algorithm_changes_and_documents_no_other_package(self, tree: Tree) -> None:
         core, umbrella = tree.add_built_from_all()
@@ -123,7 +124,7 @@ class TestRelease:
     def test_no_fragment_no_release(self, tree: Tree) -> None:
         self.released(tree)
 
-        with pytest.raises(release.ReleaseError, match=r"must bring something, got no fragment"):
+        with pytest.raises(release.ReleaseError, match=r"needs at least one change, got no fragment"):
             release.release(tree.workspace, tree.workspace["composer-one"], "0.2.0")
 
     @pytest.mark.parametrize("name", ["composer-core", "composer-all"])
@@ -131,7 +132,7 @@ class TestRelease:
         tree.add_built_from_all()
         tree.commit()
         release.release(tree.workspace, tree.workspace[name], "0.1.0")
-        with pytest.raises(release.ReleaseError, match=r"must bring something, got no fragment"):
+        with pytest.raises(release.ReleaseError, match=r"needs at least one change, got no fragment"):
             release.check(tree.workspace, tree.workspace[name], "0.2.0")
         tree.add_algorithm("one")
         tree.commit()
@@ -146,7 +147,7 @@ class TestRelease:
         path = self.released(tree)
         tree.write({"changes/7.added.md": "More."}, path)
 
-        with pytest.raises(release.ReleaseError, match=r"the tree must be clean"):
+        with pytest.raises(release.ReleaseError, match=r"the working tree must be clean"):
             release.release(tree.workspace, tree.workspace["composer-one"], "0.2.0")
 
     @pytest.mark.parametrize(

@@ -21,23 +21,23 @@ from tools.workspace import Package, Workspace
 
 
 class ReleaseError(RuntimeError):
-    """The release cannot be made as asked."""
+    """Error of a release that cannot be made."""
 
 
 def check(workspace: Workspace, package: Package, version: str) -> None:
-    """Refuse what must not be released.
+    """Check that a version of a package can be released.
 
     Raises:
-        ReleaseError: The tree is dirty, the version is not a later one, or there is nothing to tell users.
+        ReleaseError: The tree is dirty, the version is not a later one, or there is no change to release.
     """
     if _git(workspace, "status", "--porcelain"):
-        raise ReleaseError("the tree must be clean, got uncommitted changes. Commit or remove them.")
+        raise ReleaseError("the working tree must be clean, got uncommitted changes. Commit or remove them.")
     try:
-        wanted = Version(version)
+        new_version = Version(version)
     except InvalidVersion:
         raise ReleaseError(f"the version must look like 0.2.0, got {version!r}.") from None
     released = workspace.releases(package.name)
-    if released and wanted <= released[-1]:
+    if released and new_version <= released[-1]:
         raise ReleaseError(f"the version must be later than the released {released[-1]}, got {version}.")
     if _is_handwritten(package, version):
         if package.fragments:
@@ -47,9 +47,9 @@ def check(workspace: Workspace, package: Package, version: str) -> None:
             )
         return
     if not package.fragments and not _new_packages(workspace, package):
-        raise ReleaseError(f"a release must bring something, got no fragment in {package.path / 'changes'}.")
+        raise ReleaseError(f"a release needs at least one change, got no fragment in {package.path / 'changes'}.")
     breaking = [fragment.name for fragment in package.fragments if ".breaking." in fragment.name]
-    if breaking and released and wanted.release[:2] == released[-1].release[:2]:
+    if breaking and released and new_version.release[:2] == released[-1].release[:2]:
         raise ReleaseError(f"a breaking change must raise more than the patch number, got {version} with {breaking}.")
 
 
@@ -115,7 +115,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Release one package: version, changelog, commit and tag.")
     parser.add_argument("package", help="for example composer-mixup")
     parser.add_argument("version", help="for example 0.2.0")
-    parser.add_argument("--check", action="store_true", help="only say whether it could be released")
+    parser.add_argument("--check", action="store_true", help="only check that it can be released")
     arguments = parser.parse_args()
     workspace = Workspace(Path.cwd())
     try:

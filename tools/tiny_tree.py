@@ -1,4 +1,4 @@
-"""Tiny repositories for the tests of the tools."""
+"""Small repositories for the tests of the tools."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ packages = ["src/composer"]
 
 
 class Tree:
-    """A tiny repository in a directory of its own, with packages that a test makes.
+    """Small repository in its own directory, with packages that a test adds.
 
     Attributes:
         root: The directory.
@@ -46,7 +46,7 @@ class Tree:
 
     @property
     def workspace(self) -> Workspace:
-        """A fresh view of the packages."""
+        """A new view of the packages."""
         return Workspace(self.root)
 
     def add(
@@ -79,7 +79,7 @@ class Tree:
         return path
 
     def add_core(self) -> Path:
-        """Make a `composer-core` that is only just large enough to be one."""
+        """Make a minimal `composer-core`."""
         return self.add("composer-core", {"__init__.py": "", "py.typed": "", "core/__init__.py": "ONE = 1\n"})
 
     def add_built_from_all(self) -> tuple[Path, Path]:
@@ -112,11 +112,11 @@ class Tree:
             path.write_text(dedent(text), encoding="utf-8")
 
     def git(self, *arguments: str) -> str:
-        """Run git here; return what it prints."""
+        """Run git in the repository; return its output."""
         return subprocess.run(["git", *arguments], cwd=self.root, check=True, capture_output=True, text=True).stdout
 
     def commit(self) -> None:
-        """Commit everything, in a repository that is made if needed."""
+        """Commit everything; initialize the git repository first if needed."""
         if not (self.root / ".git").is_dir():
             self.git("init", "--quiet", "--initial-branch", "main")
             self.git("config", "user.name", "Test")
