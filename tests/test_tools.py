@@ -239,14 +239,22 @@ class TestCheckWheels:
 
         assert "`composer/algorithms/__init__.py` belongs to `composer-core` alone" in self.problems(tree)
 
-    def test_two_owners_of_one_name_are_found(self, tree: Tree) -> None:
+    def test_two_owners_of_one_command_are_found(self, tree: Tree) -> None:
+        tree.add_core()
+        for name in ("one", "two"):
+            tree.add_algorithm(name, scripts={"train": f"composer.algorithms.{name}:main"})
+
+        assert "`train` of `console_scripts` must have one owner, got `composer-one` and `composer-two`" in (
+            self.problems(tree)
+        )
+
+    def test_core_is_not_built_while_a_name_has_two_owners(self, tree: Tree) -> None:
         tree.add_core()
         tree.add_algorithm("one")
         tree.add_algorithm("two", points={"composer.algorithms": {"One": "composer.algorithms.two:Two"}})
 
-        assert "`One` of `composer.algorithms` must have one owner, got `composer-one` and `composer-two`" in (
-            self.problems(tree)
-        )
+        with pytest.raises(ValueError, match=r"`composer.algorithms.One` .* got 'composer-one' and 'composer-two'"):
+            wheelhouse.wheels(tree.workspace, ["composer-core"])
 
     def test_missing_files_are_found(self, tree: Tree) -> None:
         tree.add_core()
