@@ -1,4 +1,4 @@
-"""All development tasks. `nox --list` shows them; `nox -s <session>` runs one; what they do is in tools/."""
+"""All development tasks. `nox --list` shows them, `nox -s <session>` runs one. The work is done by tools/."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ LINTERS = ["ruff"]
 TEST_TOOLS = ["pytest", "hypothesis"]
 TOOL_TOOLS = ["packaging", "tomli", "towncrier", "uv"]  # what tools/ imports or runs
 TYPE_TOOLS = ["mypy", "nox", "types-psutil", "types-PyYAML", "types-tqdm"]
-EDITOR_TOOLS = ["basedpyright"]  # what an editor sees; brings its own node
+EDITOR_TOOLS = ["basedpyright"]  # a type checker of editors; brings its own node
 IMPORT_TOOLS = ["import-linter"]
-OPTIMIZERS = ["lion-pytorch", "prodigyopt", "pytorch-optimizer", "schedulefree"]  # of others, that we must train with
-BENCH_TOOLS = ["timm"]  # the rival of one method, and a source of models
+OPTIMIZERS = ["lion-pytorch", "prodigyopt", "pytorch-optimizer", "schedulefree"]  # third-party ones that must work
+BENCH_TOOLS = ["timm"]  # has an alternative to one of our methods, and models
 EVERY_TOOL = [
     *LINTERS,
     *TEST_TOOLS,
@@ -56,7 +56,7 @@ OLDEST_PYTHON = "3.11" if environment.runs("python3.11") else None  # later ones
 
 @contextmanager
 def _plain_errors(session: nox.Session) -> Iterator[None]:
-    """End the session with the message of an error of the tools, without the traceback."""
+    """End the session with the error message of a tool, without a traceback."""
     try:
         yield
     except (RuntimeError, ValueError) as error:
@@ -69,13 +69,13 @@ def _wheels(session: nox.Session, names: Iterable[str]) -> list[str]:
 
 
 def _install(session: nox.Session, names: Iterable[str], *others: str) -> None:
-    """Install packages and their siblings as wheels of the tree, and others, at the pinned versions."""
+    """Install packages and their siblings as wheels of the working tree, and other requirements, at pinned versions."""
     session.install("--quiet", "--constraint", PINNED, *_wheels(session, names), *others)
     environment.share_bytecode(Path(session.virtualenv.location), DONORS)
 
 
 def _install_declared(session: nox.Session, package: str, *arguments: str) -> None:
-    """Install what a package and its tests declare, and nothing more."""
+    """Install the declared dependencies of a package and its tests, and nothing else."""
     with _plain_errors(session):
         names = [package, *WORKSPACE.siblings(package, with_tests=True)]
     others = WORKSPACE.outside(WORKSPACE[package].test_dependencies)
@@ -84,9 +84,9 @@ def _install_declared(session: nox.Session, package: str, *arguments: str) -> No
 
 
 def _pytest(session: nox.Session, *arguments: str) -> None:
-    # Hypothesis draws the same examples in every run, and gives slow machines time. Several processes import torch:
-    # with bytecode, which some machines do not keep by default, all but the first do so in half the time. A test that
-    # hangs ends its session, with the stack of every thread.
+    # The profile "ci" draws the same examples in every run and has no deadline. Tests start processes that import
+    # torch: cached bytecode, which some machines disable, halves that time. A test that hangs ends the session and
+    # prints the stack of every thread.
     limit = ["-o", "faulthandler_timeout=600", "-o", "faulthandler_exit_on_timeout=true"]
     command = ["python", "-m", "pytest", "--hypothesis-profile=ci", *limit, *arguments, *session.posargs]
     session.run(*command, env={"PYTHONDONTWRITEBYTECODE": ""})
@@ -116,7 +116,7 @@ def recipe(session: nox.Session) -> None:
 @nox.session(tags=["ci"])
 @each_package
 def tests(session: nox.Session, package: str) -> None:
-    """Test a package where nothing is installed but what it declares."""
+    """Test a package in an environment with its declared dependencies only."""
     _install_declared(session, package, "--constraint", PINNED)
     _pytest_of(session, package)
 
@@ -124,7 +124,7 @@ def tests(session: nox.Session, package: str) -> None:
 @nox.session(python=PYTHONS, tags=["ci"])
 @each_package
 def matrix(session: nox.Session, package: str) -> None:
-    """The same on each supported Python that is found."""
+    """Test a package on each supported Python that is installed."""
     _install_declared(session, package, "--constraint", PINNED)
     _pytest_of(session, package)
 
@@ -132,20 +132,20 @@ def matrix(session: nox.Session, package: str) -> None:
 @nox.session(python=OLDEST_PYTHON, tags=["ci"])
 @each_package
 def oldest(session: nox.Session, package: str) -> None:
-    """The same on the lowest versions it declares: torch 2.6, and the oldest fitting release of each sibling."""
+    """Test a package on the lowest versions it declares: torch 2.6, and the oldest matching release of each sibling."""
     member = WORKSPACE[package]
     with _plain_errors(session):
         wheels = wheelhouse.oldest_wheels(WORKSPACE, member)
     lowest = ["--resolution", "lowest-direct", "--only-binary", ":all:", "--constraint", OLDEST]
     session.install("--quiet", *lowest, *map(str, wheels), *wheelhouse.declared(wheels))
-    # In a call of their own: in the first one the test tools would be lowered too.
+    # In a separate call: in the first one the test tools would get their lowest versions too.
     frozen = environment.freeze(Path(session.virtualenv.location))
-    kept = Path(session.create_tmp()) / "installed.txt"
-    kept.write_text("".join(f"{name}=={version}\n" for name, version in frozen.items() if name not in NAMES))
+    installed = Path(session.create_tmp()) / "installed.txt"
+    installed.write_text("".join(f"{name}=={version}\n" for name, version in frozen.items() if name not in NAMES))
     more = set(WORKSPACE.siblings(package, with_tests=True)) - set(WORKSPACE.siblings(package))
     others = [wheel for wheel in _wheels(session, more) if Path(wheel).parent.parent.name in more]
     others += [*TEST_TOOLS, *WORKSPACE.outside(member.test_dependencies)]
-    session.install("--quiet", "--constraint", str(kept), "--constraint", OLDEST, *others)
+    session.install("--quiet", "--constraint", str(installed), "--constraint", OLDEST, *others)
     session.log(f"torch {frozen.get('torch', 'is not declared')}, numpy {frozen.get('numpy', 'is not declared')}")
     _pytest_of(session, package)
 
@@ -153,7 +153,7 @@ def oldest(session: nox.Session, package: str) -> None:
 @nox.session
 @each_package
 def regress(session: nox.Session, package: str) -> None:
-    """Run the tests of a package's latest release against the siblings in the tree: what core promises not to break."""
+    """Run the tests of a package's latest release against the siblings in the working tree, for compatibility."""
     versions = WORKSPACE.releases(package)
     if not versions:
         session.skip(f"{package} has no release yet")
@@ -168,14 +168,14 @@ def regress(session: nox.Session, package: str) -> None:
 @nox.session(tags=["ci"])
 @each_package
 def newest(session: nox.Session, package: str) -> None:
-    """The same on the newest versions the registry has, torch included."""
+    """Test a package on the newest versions in the registry, including torch."""
     _install_declared(session, package, "--upgrade")
     _pytest_of(session, package)
 
 
 @nox.session(tags=["ci"])
 def together(session: nox.Session) -> None:
-    """Run the tests that need several packages, with all of them installed."""
+    """Run the tests that need several packages, with all packages installed."""
     callbacks = WORKSPACE.outside(WORKSPACE["composer-callbacks"].test_dependencies)  # one needs more than it declares
     tools = [*TEST_TOOLS, *TOOL_TOOLS, *EDITOR_TOOLS, *IMPORT_TOOLS, *OPTIMIZERS, *BENCH_TOOLS]
     _install(session, NAMES, *tools, *callbacks)
@@ -199,21 +199,17 @@ def docs(session: nox.Session) -> None:
 
 @nox.session(tags=["ci"])
 def lint(session: nox.Session) -> None:
-    """Check style, format and what is generated; change nothing."""
+    """Check style and format without changing files."""
     session.install("--quiet", "--constraint", PINNED, *LINTERS, *TOOL_TOOLS)
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("python", "-m", "tools.check_style")
-    session.run("python", "-m", "tools.catalog", "--check")
-    session.run("python", "-m", "tools.umbrella", "--check")
 
 
 @nox.session
 def fix(session: nox.Session) -> None:
-    """Mend what `lint` can mend."""
-    session.install("--quiet", "--constraint", PINNED, *LINTERS, *TOOL_TOOLS)
-    session.run("python", "-m", "tools.catalog")
-    session.run("python", "-m", "tools.umbrella")
+    """Correct the style and format that `lint` checks, where that can be done automatically."""
+    session.install("--quiet", "--constraint", PINNED, *LINTERS)
     session.run("ruff", "check", "--fix", ".", success_codes=[0, 1])  # what is left is for `lint` to report
     session.run("ruff", "format", ".")
 
@@ -227,7 +223,7 @@ def types(session: nox.Session) -> None:
 
 @nox.session(tags=["ci"])
 def imports(session: nox.Session) -> None:
-    """Check that imports point down only, on wheels."""
+    """Check on wheels that imports follow the layers and declared dependencies."""
     _install(session, NAMES, *IMPORT_TOOLS, *TOOL_TOOLS)
     session.run("lint-imports", "--no-logo", "--config", "pyproject.toml", *session.posargs)
     session.run("python", "-m", "tools.check_imports")
@@ -235,7 +231,7 @@ def imports(session: nox.Session) -> None:
 
 @nox.session(tags=["ci"])
 def wheels(session: nox.Session) -> None:
-    """Build every package, check what the wheels hold, install them all and resolve every entry point."""
+    """Build every package, check the contents of the wheels, install them all and resolve every entry point."""
     from tools import check_wheels
 
     with _plain_errors(session):
@@ -245,6 +241,9 @@ def wheels(session: nox.Session) -> None:
     session.run("python", "tools/check_installed.py", *NAMES)
     with _plain_errors(session):
         check_wheels.check_footprint(built, Path(session.create_tmp()), constraint=PINNED)
+        session.install("--quiet", "--constraint", PINNED, *TOOL_TOOLS)
+        session.run("python", "-m", "tools.pairs")  # the readme of composer-all ends with this table
+        wheelhouse.build(WORKSPACE["composer-all"].path, Path(".nox/dist/composer-all"))
 
 
 @nox.session
@@ -273,36 +272,36 @@ def dev(session: nox.Session) -> None:
     session.run(uv, "venv", "--quiet", "--clear", "--python", sys.executable, ".venv", external=True)
     command = [uv, "pip", "install", "--quiet", "--python", python, "--constraint", PINNED]
     session.run(*command, *editables, *EVERY_TOOL, *sorted(set().union(*groups)), external=True)
+    session.run(python, "-m", "tools.derived", external=True)  # uv may take the editable of core from its cache
     session.run(python, "-m", "tools.link_sources", external=True)
     session.log("Run `source .venv/bin/activate`. Editors: add `.dev/src` to the paths of the type checker.")
 
 
 @nox.session
 def new(session: nox.Session) -> None:
-    """Make an algorithm package from the template: `nox -s new -- composer-foo Foo`."""
+    """Make an algorithm package: `nox -s new -- composer-foo Foo --kind batch` (or model, gradient, loss)."""
     session.install("--quiet", "--constraint", PINNED, *LINTERS, *TOOL_TOOLS)
     session.run("python", "-m", "tools.new_package", *session.posargs)
-    session.run("python", "-m", "tools.umbrella")
-    session.run("ruff", "check", "--quiet", "--fix", f"packages/{session.posargs[0]}")  # long names wrap lines
-    session.run("ruff", "format", "--quiet", f"packages/{session.posargs[0]}")
+    session.run("ruff", "format", "--quiet", f"packages/{session.posargs[0]}")  # long names wrap lines
+    session.run("ruff", "check", "--quiet", "--fix", f"packages/{session.posargs[0]}")
 
 
 @nox.session
 def pairs(session: nox.Session) -> None:
-    """Write which algorithms compose with which, from what they declare."""
+    """Write `packages/composer-all/COMPOSITION.md`: which algorithms compose with which, from what they declare."""
     _install(session, NAMES, *TOOL_TOOLS)
     session.run("python", "-m", "tools.pairs", *session.posargs)
 
 
 @nox.session(venv_backend="none")
 def changes(session: nox.Session) -> None:
-    """Check that every changed package says so in `changes/`, and that changelogs fit versions (`-- origin/main`)."""
+    """Check that every changed package has a fragment in `changes/` and a changelog entry (`-- origin/main`)."""
     session.run(sys.executable, "-m", "tools.changes", *session.posargs, external=True)
 
 
 @nox.session(venv_backend="none")
 def lock(session: nox.Session) -> None:
-    """Write the pinned versions anew, moving as few as possible (`-- --upgrade`, `-- --upgrade-package torch`)."""
+    """Update the pinned versions, changing as few as possible (`-- --upgrade`, `-- --upgrade-package torch`)."""
     from tools import lock as tool
 
     tool.write(WORKSPACE, EVERY_TOOL, Path(PINNED), session.posargs)

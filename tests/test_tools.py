@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -57,7 +59,7 @@ class TestWorkspace:
     def test_what_a_package_must_say_must_be_there(self, tree: Tree) -> None:
         tree.write({"packages/composer-bad/pyproject.toml": '[project]\nname = "composer-bad"\n'})
 
-        with pytest.raises(ValueError, match=r"`project.version` must be there"):
+        with pytest.raises(ValueError, match=r"`project.version` is required, but missing"):
             _ = tree.workspace.packages
 
     def test_a_change_affects_the_package_and_what_depends_on_it(self, tree: Tree) -> None:
@@ -154,9 +156,52 @@ class TestWheelhouse:
         assert wheelhouse.declared(wheelhouse.wheels(tree.workspace, ["composer-one"])) == ["numpy>=1.24", "torch>=2.6"]
 
 
+class TestPackagesBuiltFromAll:
+    """composer-core and composer-all, whose wheels hold what follows from the other packages."""
+
+    GENERATED = ("composer/core/_catalog.json", "composer/algorithms/__init__.pyi")
+
+    def test_wheels_are_the_same_from_the_repository_and_from_an_sdist(self, tree: Tree) -> None:
+        core, umbrella = tree.add_built_from_all()
+        tree.add_algorithm("one")
+        tree.write({"COMPOSITION.md": "# Which algorithms compose\n"}, umbrella)
+        tree.commit()
+
+        for package in (core, umbrella):
+            wheel = wheelhouse.build(package, tree.root / "dist" / package.name / "plain", "--wheel")
+            through_sdist = wheelhouse.build(package, tree.root / "dist" / package.name / "through")
+            assert wheel.read_bytes() == through_sdist.read_bytes()
+        check_wheels.check(tree.workspace, tree.root.glob("dist/*/plain/*.whl"))
+
+        (path,) = tree.root.glob("dist/composer-core/plain/*.whl")
+        with zipfile.ZipFile(path) as archive:
+            assert set(self.GENERATED) <= set(archive.namelist())
+            assert json.loads(archive.read(self.GENERATED[0])) == {"composer.algorithms": {"One": "composer-one"}}
+        (path,) = tree.root.glob("dist/composer-all/plain/*.whl")
+        wheel = wheelhouse.Wheel.read(path)
+        assert list(map(str, wheel.requirements)) == ["composer-core<1,>=0.1", "composer-one<1,>=0.1"]
+        assert str(wheel.metadata.get_payload()).strip().endswith("# Which algorithms compose")
+        assert tree.git("status", "--porcelain", "packages") == "", "what is generated must be ignored by git"
+
+    def test_another_package_gives_other_wheels(self, tree: Tree) -> None:
+        tree.add_built_from_all()
+        tree.add_algorithm("one")
+        names = ["composer-core", "composer-all"]
+        before = [wheelhouse.fingerprint(tree.workspace[name]) for name in names]
+        first, _, _ = wheelhouse.wheels(tree.workspace, names)
+
+        tree.add_algorithm("two")
+        again, _, _, _ = wheelhouse.wheels(tree.workspace, names)
+        after = [wheelhouse.fingerprint(tree.workspace[name]) for name in names]
+
+        assert first != again
+        assert all(old != new for old, new in zip(before, after, strict=True))
+        assert [str(one) for one in wheelhouse.Wheel.read(again).requirements][-1] == "composer-two<1,>=0.1"
+
+
 class TestCheckWheels:
     def problems(self, tree: Tree) -> str:
-        """What `check` says about the wheels of a tree; "" for nothing."""
+        """Return the message of `check` about the wheels of a tree, or "" if all are right."""
         built = wheelhouse.wheels(tree.workspace, tree.workspace.names)
         try:
             check_wheels.check(tree.workspace, built)
@@ -194,14 +239,22 @@ class TestCheckWheels:
 
         assert "`composer/algorithms/__init__.py` belongs to `composer-core` alone" in self.problems(tree)
 
-    def test_two_owners_of_one_name_are_found(self, tree: Tree) -> None:
+    def test_two_owners_of_one_command_are_found(self, tree: Tree) -> None:
+        tree.add_core()
+        for name in ("one", "two"):
+            tree.add_algorithm(name, scripts={"train": f"composer.algorithms.{name}:main"})
+
+        assert "`train` of `console_scripts` must have one owner, got `composer-one` and `composer-two`" in (
+            self.problems(tree)
+        )
+
+    def test_core_is_not_built_while_a_name_has_two_owners(self, tree: Tree) -> None:
         tree.add_core()
         tree.add_algorithm("one")
         tree.add_algorithm("two", points={"composer.algorithms": {"One": "composer.algorithms.two:Two"}})
 
-        assert "`One` of `composer.algorithms` must have one owner, got `composer-one` and `composer-two`" in (
-            self.problems(tree)
-        )
+        with pytest.raises(ValueError, match=r"`composer.algorithms.One` .* got 'composer-one' and 'composer-two'"):
+            wheelhouse.wheels(tree.workspace, ["composer-core"])
 
     def test_missing_files_are_found(self, tree: Tree) -> None:
         tree.add_core()

@@ -17,6 +17,7 @@ from tools import (
     changes,
     ci_matrix,
     ci_summary,
+    derived,
     environment,
     new_package,
     release,
@@ -40,7 +41,8 @@ class TestChanges:
         assert list(changes.problems(package, ["tests/test_core.py"])) == []
         (problem,) = changes.problems(package, ["src/composer/core/__init__.py"])
         assert problem == (
-            "composer-core: a change must be told to users, got no fragment. Write changes/<issue>.<kind>.md."
+            "composer-core: a change of the source needs a fragment for the changelog, got none. "
+            "Write changes/<issue>.<kind>.md."
         )
         tree.write({"changes/7.added.md": "`composer.core.TWO`."}, path)
         assert list(changes.problems(package, ["src/composer/core/__init__.py"])) == []
@@ -64,7 +66,21 @@ class TestChanges:
         tree.write({"src/composer/core/__init__.py": "TWO = 2\n"}, path)
         run = run_tool("changes", "HEAD", cwd=tree.root)
         assert run.returncode == 1
-        assert "composer-core: a change must be told to users" in run.stderr
+        assert "composer-core: a change of the source needs a fragment" in run.stderr
+
+    def test_a_new_algorithm_changes_and_documents_no_other_package(self, tree: Tree) -> None:
+        core, umbrella = tree.add_built_from_all()
+        for path in (core, umbrella):
+            tree.write({"CHANGELOG.md": "# Changelog\n\n## 0.1.0 (2026-01-01)\n"}, path)
+        derived.write(tree.workspace["composer-core"])
+        tree.commit()
+
+        new_package.make(tree.workspace, "composer-brand-new", "BrandNew")
+        derived.write(tree.workspace["composer-core"])
+
+        assert tree.git("status", "--porcelain") == "?? packages/composer-brand-new/\n"
+        for package in tree.workspace.packages.values():
+            assert list(changes.problems(package, changes.touched_since(tree.workspace, package, "HEAD"))) == []
 
 
 class TestRelease:
@@ -108,14 +124,30 @@ class TestRelease:
     def test_no_fragment_no_release(self, tree: Tree) -> None:
         self.released(tree)
 
-        with pytest.raises(release.ReleaseError, match=r"must bring something, got no fragment"):
+        with pytest.raises(release.ReleaseError, match=r"needs at least one change, got no fragment"):
             release.release(tree.workspace, tree.workspace["composer-one"], "0.2.0")
+
+    @pytest.mark.parametrize("name", ["composer-core", "composer-all"])
+    def test_new_packages_are_news_for_the_packages_that_are_built_from_all(self, tree: Tree, name: str) -> None:
+        tree.add_built_from_all()
+        tree.commit()
+        release.release(tree.workspace, tree.workspace[name], "0.1.0")
+        with pytest.raises(release.ReleaseError, match=r"needs at least one change, got no fragment"):
+            release.check(tree.workspace, tree.workspace[name], "0.2.0")
+        tree.add_algorithm("one")
+        tree.commit()
+
+        release.release(tree.workspace, tree.workspace[name], "0.2.0")
+
+        assert "### Added\n\n- New packages: `composer-one`.\n" in tree.workspace[name].news
+        assert tree.workspace[name].fragments == []
+        assert tree.git("status", "--porcelain") == ""
 
     def test_a_dirty_tree_is_refused(self, tree: Tree) -> None:
         path = self.released(tree)
         tree.write({"changes/7.added.md": "More."}, path)
 
-        with pytest.raises(release.ReleaseError, match=r"the tree must be clean"):
+        with pytest.raises(release.ReleaseError, match=r"the working tree must be clean"):
             release.release(tree.workspace, tree.workspace["composer-one"], "0.2.0")
 
     @pytest.mark.parametrize(
@@ -147,30 +179,41 @@ class TestRelease:
 
 
 class TestNewPackage:
-    def test_the_package_passes_its_tests_at_once(self, tree: Tree) -> None:
+    def test_packages_of_all_kinds_pass_their_tests_as_generated(self, tree: Tree) -> None:
         tree.add_core()  # its name only: the tests run against the installed one
-        path = new_package.make(tree.workspace, "composer-brand-new", "BrandNew")
-        (wheel,) = (one for one in wheelhouse.wheels(tree.workspace, [path.name]) if "brand_new" in one.name)
+        paths = [
+            new_package.make(tree.workspace, f"composer-new-{kind}", f"New{kind.title()}", kind)
+            for kind in new_package.KINDS
+        ]
         site = tree.root / "site"
-        command = [find_uv(), "pip", "install", "--quiet", "--no-deps", "--target", str(site), str(wheel)]
+        built = [wheelhouse.wheel_of(tree.workspace, tree.workspace[path.name]) for path in paths]
+        command = [find_uv(), "pip", "install", "--quiet", "--no-deps", "--target", str(site), *map(str, built)]
         subprocess.run(command, check=True)
 
         run = subprocess.run(
             [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tree.root),
-             "-p", "no:cacheprovider", str(path / "tests")],
+             "-k", "not test_ranks_agree or TestNewGradient",  # starting processes takes longer than all the rest
+             "-p", "no:cacheprovider", *(str(path / "tests") for path in paths)],
             cwd=tree.root, env={**os.environ, "PYTHONPATH": str(site)}, check=False, capture_output=True, text=True,
         )  # fmt: skip
 
         assert run.returncode == 0, run.stdout + run.stderr
-        assert "passed" in run.stdout
+        assert all(f"{path.name}/tests/test_contract.py" in run.stdout for path in paths)
 
-    def test_no_mark_of_the_template_is_left(self, tree: Tree) -> None:
-        path = new_package.make(tree.workspace, "composer-brand-new", "BrandNew")
+    @pytest.mark.parametrize("kind", new_package.KINDS)
+    def test_no_mark_of_the_template_is_left(self, tree: Tree, kind: str) -> None:
+        path = new_package.make(tree.workspace, "composer-brand-new", "BrandNew", kind)
 
         files = [file for file in path.rglob("*") if file.is_file()]
-        assert [file for file in files if "__DIST__" in file.read_text() or "__SNAKE__" in str(file)] == []
+        mark = re.compile(r"__[A-Z]+__")
+        assert [file for file in files if mark.search(str(file)) or mark.search(file.read_text())] == []
         assert (path / "src/composer/algorithms/brand_new/brand_new.py").is_file()
         assert (path / "changes/.gitignore").is_file()
+
+    def test_every_folder_of_the_template_is_a_kind(self) -> None:
+        folders = {path.name for path in new_package.TEMPLATE.iterdir()}
+
+        assert folders == {"shared", *new_package.KINDS}
 
     @pytest.mark.parametrize(
         ("distribution", "class_name", "message"),
@@ -178,7 +221,7 @@ class TestNewPackage:
             ("brand-new", "BrandNew", r"`distribution` must be `composer-` and lower-case words"),
             ("composer-Brand", "Brand", r"`distribution` must be `composer-` and lower-case words"),
             ("composer-brand", "brand", r"`class_name` must be a class name"),
-            ("composer-one", "Brand", r"got 'composer-one', which is there"),
+            ("composer-one", "Brand", r"but 'composer-one' exists already"),
             ("composer-brand", "One", r"`composer.algorithms.One` must be a new name; `composer-one` has it"),
         ],
     )

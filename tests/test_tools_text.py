@@ -1,16 +1,16 @@
-"""The tools that read and write text: catalog, links, stubs, examples, style."""
+"""The tools that read and write text: catalog, stubs, links, examples, style."""
 
 from __future__ import annotations
 
 import json
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
 from tools import (
-    catalog,
     check_style,
-    gen_stubs,
+    derived,
     link_sources,
     readme_blocks,
 )
@@ -24,7 +24,7 @@ class TestCatalog:
         tree.add_algorithm("one")
         tree.add("composer-plain", {"plain.py": ""}, points={"pytest11": {"plain": "composer.plain"}})
 
-        assert catalog.collect(tree.workspace) == {"composer.algorithms": {"One": "composer-one"}}
+        assert derived.catalog(tree.workspace) == {"composer.algorithms": {"One": "composer-one"}}
 
     def test_it_says_which_algorithms_are_required_on_load(self, tree: Tree) -> None:
         tree.add_core()
@@ -33,7 +33,7 @@ class TestCatalog:
         source = package / "src/composer/algorithms/one/surgery.py"
         source.write_text(f"class Other:\n{method}\n\nclass One:\n{method}", encoding="utf-8")
 
-        assert catalog.collect(tree.workspace)["required_on_load"] == {"One": "composer-one"}
+        assert derived.catalog(tree.workspace)["required_on_load"] == {"One": "composer-one"}
 
     def test_two_owners_of_one_name_are_refused(self, tree: Tree) -> None:
         tree.add_core()
@@ -41,13 +41,12 @@ class TestCatalog:
         tree.add_algorithm("two", points={"composer.algorithms": {"One": "composer.algorithms.two:Two"}})
 
         with pytest.raises(ValueError, match=r"`composer.algorithms.One` .* got 'composer-one' and 'composer-two'"):
-            catalog.collect(tree.workspace)
+            derived.catalog(tree.workspace)
 
-    def test_the_one_in_core_has_no_wrong_entry(self) -> None:
-        workspace = Workspace()
-        written = json.loads(catalog.path_of(workspace).read_text(encoding="utf-8"))
+    def test_the_installed_one_has_no_wrong_entry(self) -> None:
+        installed = files("composer.core").joinpath("_catalog.json").read_text(encoding="utf-8")
 
-        assert written == catalog.collect(workspace)
+        assert json.loads(installed) == derived.catalog(Workspace()), "run `nox -s dev` or `python -m tools.derived`"
 
 
 class TestLinksAndStubs:
@@ -84,15 +83,15 @@ class TestLinksAndStubs:
             },
         )
 
-        first, second = gen_stubs.write(tree.workspace, tree.root / "stubs")
+        _, first, second = derived.write(tree.workspace["composer-core"])
 
-        assert first == tree.root / "stubs/composer/algorithms/__init__.pyi"
+        assert first == core / "src/composer/algorithms/__init__.pyi"
         assert first.read_text().splitlines()[1:] == [
             "from composer.algorithms.one import One as One",
             "from composer.core import ONE as ONE",
             *("", "__all__ = [", '    "ONE",', '    "One",', "]"),
         ]
-        assert second == tree.root / "stubs/composer/functional.pyi"
+        assert second == core / "src/composer/functional.pyi"
         assert second.read_text().splitlines()[1:] == [
             "from composer.algorithms.one import one_batch as one_batch",
             "from composer.one import parts as one",
@@ -177,5 +176,18 @@ class TestStyle:
         (tmp_path / "letters.md").write_text("one\nd\u00e9j\u00e0\n", encoding="utf-8")
 
         assert list(check_style.problems(tmp_path, ["good.py", "letters.md"])) == [
-            "letters.md:2: text must be ASCII, got '\\xe9'. Write it in other letters.",
+            "letters.md:2: text must be ASCII, got '\\xe9'. Replace it by ASCII characters.",
+        ]
+
+    def test_docstrings_of_packages_and_tools_that_begin_as_fragments_are_reported(self, tmp_path: Path) -> None:
+        text = '"""Good."""\n\n\ndef f():\n    """What it does."""\n\n\nclass C:\n    """Whatever."""\n'
+        paths = ["packages/composer-one/src/composer/one.py", "packages/composer-one/tests/test_one.py", "tools/two.py"]
+        for path in paths:
+            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / path).write_text(text)
+
+        assert list(check_style.docstring_problems(tmp_path, paths)) == [
+            f"{path}:5: a docstring must not begin with 'What'. "
+            "Begin with a verb such as `Return`; for a class, module or property, with a noun."
+            for path in (paths[0], paths[2])
         ]

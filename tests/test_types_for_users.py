@@ -1,4 +1,4 @@
-"""What a type checker, and so an editor, tells a user."""
+"""Messages of a type checker, and so of an editor, about programs of users."""
 
 from __future__ import annotations
 

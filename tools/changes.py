@@ -1,4 +1,4 @@
-"""Check that every package changed since a commit says so, and that each changelog has its version.
+"""Check that every package changed since a commit has a change fragment, and that each changelog has its version.
 
 python -m tools.changes [BASE]    # default origin/main
 """
@@ -17,11 +17,11 @@ _KINDS = ("breaking", "added", "fixed")
 
 
 def problems(package: Package, touched: Iterable[str]) -> Iterator[str]:
-    """What is wrong with the notes of a package.
+    """Yield a sentence for each problem of a package's changelog and fragments.
 
     Args:
         package: The package.
-        touched: The paths below its directory that changed.
+        touched: The changed paths, relative to its directory.
     """
     changelog = package.news
     if not changelog.startswith("# Changelog\n"):
@@ -35,11 +35,14 @@ def problems(package: Package, touched: Iterable[str]) -> Iterator[str]:
     first_release = f"## {package.version} {UNRELEASED}" in changelog
     shipped = any(path.startswith("src/") or path == "pyproject.toml" for path in touched)
     if shipped and not package.fragments and not first_release:
-        yield f"{package.name}: a change must be told to users, got no fragment. Write changes/<issue>.<kind>.md."
+        yield (
+            f"{package.name}: a change of the source needs a fragment for the changelog, got none. Write "
+            "changes/<issue>.<kind>.md."
+        )
 
 
 def touched_since(workspace: Workspace, package: Package, base: str) -> list[str]:
-    """The paths below the package's directory that differ between `base` and the working tree."""
+    """Return the paths, relative to the package, that differ between the commit `base` and the working tree."""
     command = ["git", "diff", "--name-only", "-z", "--relative", base, "--", "."]
     run = subprocess.run(command, cwd=package.path, check=True, capture_output=True, text=True)
     return list(filter(None, run.stdout.split("\0")))
@@ -48,12 +51,12 @@ def touched_since(workspace: Workspace, package: Package, base: str) -> list[str
 def main() -> None:
     base = sys.argv[1] if len(sys.argv) > 1 else "origin/main"
     workspace = Workspace(Path.cwd())
-    found = [
+    all_problems = [
         problem
         for package in workspace.packages.values()
         for problem in problems(package, touched_since(workspace, package, base))
     ]
-    sys.exit("\n".join(found) or None)
+    sys.exit("\n".join(all_problems) or None)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from importlib.metadata import distribution
 
 
 def resolve(name: str) -> list[str]:
-    """Load all entry points of a distribution; return what went wrong, one sentence each."""
+    """Load all entry points of a distribution; return one sentence for each problem."""
     problems = []
     points = distribution(name).entry_points
     for point in points:

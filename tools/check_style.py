@@ -1,19 +1,21 @@
-"""Check what ruff does not: text is ASCII."""
+"""Check the rules of style that ruff does not know: text is ASCII, and docstrings begin with a verb or a noun."""
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from tools.workspace import ROOT
 
 _CHECKED = {".cfg", ".in", ".json", ".md", ".py", ".pyi", ".sh", ".toml", ".txt", ".yaml", ".yml"}
+_FRAGMENTS = ("What ", "Whether ", "Where ", "Which ", "How ", "As in the constructor")
 
 
 def problems(root: Path, paths: list[str]) -> Iterator[str]:
-    """What is wrong with the files, one sentence each."""
+    """Yield a sentence for each line that is not ASCII."""
     for path in paths:
         file = root / path
         if file.suffix not in _CHECKED or not file.is_file():
@@ -21,16 +23,41 @@ def problems(root: Path, paths: list[str]) -> Iterator[str]:
         lines = file.read_text(encoding="utf-8").splitlines()
         for number, line in enumerate(lines, start=1):
             if not line.isascii():
-                strange = next(letter for letter in line if not letter.isascii())
-                yield f"{path}:{number}: text must be ASCII, got {strange!a}. Write it in other letters."
+                character = next(letter for letter in line if not letter.isascii())
+                yield f"{path}:{number}: text must be ASCII, got {character!a}. Replace it by ASCII characters."
+
+
+def docstring_problems(root: Path, paths: list[str]) -> Iterator[str]:
+    """Yield a sentence for each docstring of the packages and tools that begins as a fragment."""
+    for path in paths:
+        file = root / path
+        if not _is_documented(path) or not file.is_file():
+            continue
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            docstring = ast.get_docstring(node) or ""
+            fragment = next((words for words in _FRAGMENTS if docstring.startswith(words)), None)
+            if fragment is not None:
+                yield (
+                    f"{path}:{node.body[0].lineno}: a docstring must not begin with {fragment.strip()!r}. "
+                    "Begin with a verb such as `Return`; for a class, module or property, with a noun."
+                )
+
+
+def _is_documented(path: str) -> bool:
+    parts = PurePosixPath(path).parts
+    is_source = parts[0] == "tools" or (parts[0] == "packages" and parts[2:3] == ("src",))
+    return is_source and path.endswith(".py")
 
 
 def main() -> None:
     listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     run = subprocess.run(listing, cwd=ROOT, check=True, capture_output=True, text=True)
-    found = list(problems(ROOT, sorted(filter(None, run.stdout.split("\0")))))
-    print(*found, sep="\n", end="\n" if found else "")
-    sys.exit(bool(found))
+    paths = sorted(filter(None, run.stdout.split("\0")))
+    all_problems = [*problems(ROOT, paths), *docstring_problems(ROOT, paths)]
+    print(*all_problems, sep="\n", end="\n" if all_problems else "")
+    sys.exit(bool(all_problems))
 
 
 if __name__ == "__main__":

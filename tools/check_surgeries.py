@@ -1,4 +1,4 @@
-"""Check every method that replaces layers on networks of timm, which nobody here wrote.
+"""Check every method that replaces layers on networks of timm, which were written without Composer in mind.
 
     python -m tools.check_surgeries [network of timm ...]
 
@@ -31,7 +31,7 @@ from composer.algorithms.squeeze_excite import SqueezeExciteConv2d
 from composer.algorithms.warnings import NoEffectWarning
 from composer.algorithms.weight_standardization import WeightStandardizer
 
-# Networks of different families, and what makes them small. "size" is that of the images.
+# Networks of different families, with arguments that make them small. "size" is the height and width of the images.
 NETWORKS: dict[str, dict[str, Any]] = {
     "resnet18": {},
     "resnet26d": {},
@@ -101,14 +101,14 @@ LAYERS = (nn.Conv2d, nn.MaxPool2d, nn.Linear, nn.LayerNorm, nn.GroupNorm, nn.Bat
 
 @dataclass
 class Outcome:
-    """What a method did to a network.
+    """Result of applying a method to a network.
 
     Attributes:
-        replaced: How many layers of each type were replaced or given another weight.
-        kept: The warnings about layers that were left alone, and about finding nothing to do.
-        problems: What is not as it should be.
-        overflows: Whether an evaluation gives infinities or NaN, as running statistics that were not trained do not
-            tame standardized weights. Copies must then give the same ones.
+        replaced: The number of layers of each type that were replaced or have another weight.
+        kept: The warnings about layers that were not replaced, and about networks without a matching layer.
+        problems: One sentence for each problem.
+        overflows: True if an evaluation gives infinities or NaN: standardized weights overflow while the running
+            statistics are untrained. Copies must then give the same ones.
     """
 
     replaced: Counter[str] = field(default_factory=Counter)
@@ -118,7 +118,7 @@ class Outcome:
 
 
 def make(network: str) -> tuple[nn.Module, torch.Tensor]:
-    """Return a network with random weights, the same each time, and two batches' worth of images."""
+    """Return a network with random weights, the same in every call, and images for two batches."""
     import timm  # type: ignore[import-untyped,unused-ignore]
 
     options = dict(NETWORKS.get(network, {}))
@@ -129,7 +129,7 @@ def make(network: str) -> tuple[nn.Module, torch.Tensor]:
 
 
 def check(network: str, method: str) -> Outcome:
-    """Apply a method to a network and compare it with what it was."""
+    """Apply a method to a network and compare the result with the original."""
     outcome = Outcome()
     original, images = make(network)
     model = copy.deepcopy(original)
@@ -159,7 +159,7 @@ def check(network: str, method: str) -> Outcome:
 
 
 def check_idle(network: str, method: str) -> bool:
-    """Return whether a method that matches nothing leaves the outputs as they are, bit by bit."""
+    """Return True if a method that matches no layer leaves the outputs bit-identical."""
     original, images = make(network)
     model = copy.deepcopy(original)
     with warnings.catch_warnings():
@@ -169,7 +169,7 @@ def check_idle(network: str, method: str) -> bool:
 
 
 def _find_changed(model: nn.Module, original: nn.Module, modules: dict[str, nn.Module]) -> dict[str, nn.Module]:
-    """The layers that stand where others stood, or have another weight, by name."""
+    """Return the layers that replaced others, or have another weight, by name."""
     changed = {}
     for name, module in model.named_modules():
         if name in modules and isinstance(original.get_submodule(name), LAYERS):
@@ -197,7 +197,7 @@ def _check_identity(
     if len(held) != len(set(held)) or trained != set(held):
         outcome.problems.append("the optimizer does not hold each parameter once")
     if keeps and not set(params) <= set(model.parameters()):
-        outcome.problems.append("parameters that stay have become others")
+        outcome.problems.append("parameters that should stay were replaced")
     groups = [{p.dim() > 1 for p in group["params"]} for group in optimizer.param_groups]
     if not all(kinds <= {expected} for kinds, expected in zip(groups, (True, False), strict=True)):
         outcome.problems.append("the groups mix weights with biases")
@@ -230,7 +230,7 @@ def _check_outputs(
 
 
 def reference(old: nn.Module, new: Any, x: torch.Tensor) -> torch.Tensor:
-    """Compute directly, in evaluation mode, what a replacement must give: `old` is a copy of the replaced layer."""
+    """Compute the expected output of a replacement in evaluation mode; `old` is a copy of the replaced layer."""
     output: torch.Tensor
     if isinstance(new, BlurConv2d):
         if new.blur_first:
@@ -285,7 +285,7 @@ def _check_copies(outcome: Outcome, network: str, method: str, model: nn.Module,
 
 
 def _is_same(expected: torch.Tensor, actual: torch.Tensor) -> bool:
-    """Return whether tensors are equal; what overflowed in one must have overflowed in the other."""
+    """Return True if tensors are equal, including the positions of infinities and NaN."""
     return torch.equal(expected.isnan(), actual.isnan()) and torch.equal(expected.nan_to_num(), actual.nan_to_num())
 
 

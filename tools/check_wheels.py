@@ -1,4 +1,4 @@
-"""Build every package and check what its wheel holds and says; what must be installed for it is `check_installed`."""
+"""Build every package and check the files and metadata of its wheel. `check_installed` checks installed packages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHARED = {
 
 
 def build(workspace: Workspace, out: Path) -> list[Path]:
-    """Build the sdist of every package, and from it the wheel, into the emptied directory `out`; return the wheels."""
+    """Build the sdist of every package, and from it the wheel, into the emptied directory `out`. Return the wheels."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
 
@@ -41,18 +41,18 @@ def check(workspace: Workspace, paths: Iterable[Path]) -> None:
     """Check the wheels of all packages.
 
     Raises:
-        RuntimeError: Something is wrong; the message names all of it.
+        RuntimeError: The message lists all problems.
     """
     wheels = [Wheel.read(path) for path in paths]
-    found = [*owner_problems(wheels), *entry_point_problems(workspace)]
+    problems = [*owner_problems(wheels), *entry_point_problems(workspace)]
     for wheel in wheels:
-        found += [f"{wheel.name}: {problem}" for problem in wheel_problems(workspace[wheel.name], wheel)]
-    if found:
-        raise RuntimeError("the wheels are not fit for release:\n  " + "\n  ".join(found))
+        problems += [f"{wheel.name}: {problem}" for problem in wheel_problems(workspace[wheel.name], wheel)]
+    if problems:
+        raise RuntimeError("the wheels cannot be released:\n  " + "\n  ".join(problems))
 
 
 def owner_problems(wheels: Sequence[Wheel]) -> Iterator[str]:
-    """Paths that two wheels hold: installers overwrite the one silently, and uninstalling either deletes it."""
+    """Yield the paths that two wheels hold: installers overwrite one silently, and uninstalling either deletes it."""
     owners: dict[PurePosixPath, str] = {}
     for wheel in wheels:
         for file in wheel.code:
@@ -62,7 +62,7 @@ def owner_problems(wheels: Sequence[Wheel]) -> Iterator[str]:
 
 
 def entry_point_problems(workspace: Workspace) -> Iterator[str]:
-    """Names that two packages register in one group."""
+    """Yield the names that two packages register in one group."""
     owners: dict[tuple[str, str], str] = {}
     for package in workspace.packages.values():
         for group, points in (*package.entry_points.items(), ("console_scripts", package.scripts)):
@@ -73,7 +73,7 @@ def entry_point_problems(workspace: Workspace) -> Iterator[str]:
 
 
 def wheel_problems(package: Package, wheel: Wheel) -> Iterator[str]:
-    """What is wrong with one wheel."""
+    """Yield a sentence for each problem of one wheel."""
     yield from _file_problems(wheel)
     yield from _metadata_problems(package, wheel)
     for one in wheel.requirements:
@@ -103,21 +103,21 @@ def _file_problems(wheel: Wheel) -> Iterator[str]:
 
 
 def _tops(directories: Iterable[PurePosixPath]) -> set[PurePosixPath]:
-    """The highest of the directories that are the wheel's own."""
+    """Return the topmost directories that belong to this wheel alone."""
     own = set(directories) - SHARED
     return {one for one in own if not own.intersection(one.parents)}
 
 
 def _metadata_problems(package: Package, wheel: Wheel) -> Iterator[str]:
     metadata = wheel.metadata
-    wanted = {
+    expected = {
         "Name": package.name,
         "Version": package.version,
         "License-Expression": "Apache-2.0",
         "Requires-Python": ">=3.10",
         "Description-Content-Type": "text/markdown",
     }
-    for key, value in wanted.items():
+    for key, value in expected.items():
         if metadata[key] != value:
             yield f"its metadata must say `{key}: {value}`, got {metadata[key]!r}."
     if not metadata["Summary"]:
@@ -144,10 +144,10 @@ def _requirement_problems(requirement: Requirement) -> Iterator[str]:
 
 
 def check_footprint(paths: Iterable[Path], scratch: Path, *, constraint: str) -> None:
-    """Check that composer-core and composer-mixup add themselves to an environment with torch and numpy, and no more.
+    """Check that composer-core and composer-mixup, installed beside torch and numpy, add no other distribution.
 
     Raises:
-        RuntimeError: They add something else, or do not run there.
+        RuntimeError: They add another distribution, or do not run there.
     """
     names = (CORE, "composer-mixup")
     wheels = [str(path) for path in paths if path.parent.name in names]
@@ -160,7 +160,7 @@ def check_footprint(paths: Iterable[Path], scratch: Path, *, constraint: str) ->
     subprocess.run([*install, *wheels], check=True)
     added = freeze(environment).keys() - before
     if added != set(names):
-        raise RuntimeError(f"installing {names} beside torch and numpy must add these two only, got {sorted(added)}.")
+        raise RuntimeError(f"installing {names} beside torch and numpy must only add these two, got {sorted(added)}.")
     program = "import torch\nfrom composer import functional as cf\nx, y = torch.rand(4, 3), torch.arange(4)\n"
     program += "print('mixed:', tuple(cf.mixup_batch(x, y, alpha=0.2)[0].shape), 'beside torch and numpy only')\n"
     subprocess.run([str(environment / "bin" / "python"), "-W", "error", "-c", program], check=True)

@@ -13,15 +13,15 @@ from typing import Any
 
 from tools.workspace import Workspace
 
-PYTHON = "3.12"  # for the sessions that do not name one
+PYTHON = "3.12"  # for sessions without a Python of their own
 OLDEST_PYTHON = "3.11"
 
 
 def matrix(listing: list[dict[str, Any]], packages: set[str]) -> dict[str, list[dict[str, str]]]:
-    """The matrix `{"include": [{"column", "python", "sessions"}]}`.
+    """Return the matrix `{"include": [{"column", "python", "sessions"}]}`.
 
     Args:
-        listing: What `nox --list --json` prints.
+        listing: The output of `nox --list --json`.
         packages: The packages to test.
     """
     columns: dict[str, dict[str, str]] = {}

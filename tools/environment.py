@@ -1,4 +1,4 @@
-"""What the machine has: devices, and a cache that environments can link to."""
+"""Devices and Pythons of the machine, and files that virtual environments share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tools.workspace import find_uv
 
 
 def keep_links_possible(folder: Path) -> None:
-    """Have uv keep its cache inside `folder` if the default cache is on another file system.
+    """Set uv's cache to a directory inside `folder` if the default cache is on another file system.
 
     uv links files from its cache into environments. Across file systems it would copy them: several gigabytes of torch
     for each environment.
@@ -25,15 +25,15 @@ def keep_links_possible(folder: Path) -> None:
 
 
 def show_pyenv_versions() -> None:
-    """Have the Pythons that pyenv keeps found, although its shims on the path refuse to run all but the chosen one."""
+    """Add the Pythons of pyenv to the path, because its shims only run the active version."""
     root = os.environ.get("PYENV_ROOT")
     if root:
-        kept = sorted(str(path) for path in Path(root).glob("versions/3.*/bin"))
-        os.environ["PATH"] = os.pathsep.join([os.environ["PATH"], *kept])
+        folders = sorted(str(path) for path in Path(root).glob("versions/3.*/bin"))
+        os.environ["PATH"] = os.pathsep.join([os.environ["PATH"], *folders])
 
 
 def runs(python: str) -> bool:
-    """Whether a Python of that name is on the path and starts."""
+    """Return True if a Python of that name is on the path and starts."""
     try:
         return subprocess.run([python, "-c", ""], check=False, capture_output=True).returncode == 0
     except FileNotFoundError:
@@ -41,21 +41,20 @@ def runs(python: str) -> bool:
 
 
 def freeze(environment: Path) -> dict[str, str]:
-    """The distributions in a virtual environment, `{name: version}`."""
+    """Return the distributions in a virtual environment as `{name: version}`."""
     command = [find_uv(), "pip", "list", "--quiet", "--format", "json", "--python", str(environment)]
     run = subprocess.run(command, check=True, capture_output=True, text=True)
     return {entry["name"]: entry["version"] for entry in json.loads(run.stdout)}
 
 
 def share_bytecode(environment: Path, donors: dict[str, Path]) -> None:
-    """Link the bytecode that an earlier environment compiled into a new one, where both have the same source files.
+    """Link the bytecode of an earlier environment into a new one, for source files that both link to in uv's cache.
 
-    uv installs none, and compiling torch takes as long as most packages' tests. Only files that are linked to the same
-    file of uv's cache are the same.
+    uv installs no bytecode, and compiling torch takes as long as the tests of most packages.
 
     Args:
         environment: A virtual environment, after packages were installed.
-        donors: By the name of the Python: the folder of packages of the last environment; updated to this one.
+        donors: The site-packages folder of the last environment by the name of its Python; updated to this one.
     """
     for packages in environment.glob("lib/python*/site-packages"):  # none on Windows
         donor = donors.get(packages.parent.name)
@@ -65,14 +64,14 @@ def share_bytecode(environment: Path, donors: dict[str, Path]) -> None:
         for compiled in donor.glob("**/__pycache__/*.pyc"):
             folder = packages / compiled.relative_to(donor).parent
             name = f"{compiled.name.partition('.')[0]}.py"
-            mine, theirs, target = folder.parent / name, compiled.parent.parent / name, folder / compiled.name
-            if mine.exists() and theirs.exists() and mine.samefile(theirs) and not target.exists():
+            source, donated, target = folder.parent / name, compiled.parent.parent / name, folder / compiled.name
+            if source.exists() and donated.exists() and source.samefile(donated) and not target.exists():
                 folder.mkdir(exist_ok=True)
                 os.link(compiled, target)
 
 
 def count_cuda_devices() -> int:
-    """The number of CUDA devices the driver shows to this process; 0 without a driver."""
+    """Return the number of CUDA devices that are visible to this process; 0 without a driver."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -1,6 +1,7 @@
-"""Make `.dev/src`: links to all sources as one `composer` package, for editors and type checkers that know one root.
+"""Make `.dev/src`: links to all sources as one `composer` package, for editors and type checkers.
 
-Running code does not need it: editables find each other through `composer.__path__`.
+They expect a package in one directory. Running code does not need it: editable installs find each other through
+`composer.__path__`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ def link(workspace: Workspace, farm: Path) -> int:
 
     Args:
         workspace: The packages.
-        farm: The directory to make.
+        farm: The directory to create.
 
     Returns:
         The number of links.

@@ -1,4 +1,4 @@
-"""Write the versions that development uses: one for each third-party distribution, Python and platform."""
+"""Write the versions that are used for development: one for each third-party distribution, Python and platform."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ HEADER = "# The versions that development and CI use. Written by `nox -s lock`.\
 
 
 def write(workspace: Workspace, tools: Iterable[str], pinned: Path, arguments: Iterable[str] = ()) -> None:
-    """Resolve everything the packages, their tests and the tools need, staying at the versions in `pinned`.
+    """Resolve the dependencies of the packages, their tests and the tools, keeping the versions in `pinned`.
 
     Args:
         workspace: The packages.
-        tools: What development needs besides them.
-        pinned: The constraints file to write; its versions are kept unless `arguments` say otherwise.
-        arguments: More arguments of `uv pip compile`, for example `--upgrade-package torch`.
+        tools: Requirements of the development tools.
+        pinned: The constraints file to write; its versions stay unless `arguments` change them.
+        arguments: Additional arguments of `uv pip compile`, for example `--upgrade-package torch`.
     """
-    wanted = {"hatchling", *tools}
+    requirements = {"hatchling", *tools}
     for package in workspace.packages.values():
-        wanted.update(workspace.outside(package.dependencies + package.test_dependencies))
+        requirements.update(workspace.outside(package.dependencies + package.test_dependencies))
     command = [find_uv(), "pip", "compile", "--quiet", "--universal", "--python-version", "3.10", "--no-annotate"]
     command += ["--no-header", "--output-file", str(pinned), *arguments, "-"]
-    subprocess.run(command, input="\n".join(sorted(wanted)), text=True, check=True)
+    subprocess.run(command, input="\n".join(sorted(requirements)), text=True, check=True)
     pinned.write_text(HEADER + pinned.read_text(encoding="utf-8"), encoding="utf-8")

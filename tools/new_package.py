@@ -1,6 +1,10 @@
-"""Make an algorithm package from the template. It passes its tests at once; then change what it does.
+"""Make an algorithm package from the template of its kind. Its tests pass immediately; then change what it does.
 
-python -m tools.new_package composer-foo Foo
+    python -m tools.new_package composer-foo Foo --kind batch
+
+Each kind is a folder of `tools/template`: "batch" changes inputs and targets before the forward pass, "model" changes
+modules before training, "gradient" changes gradients after the backward pass, and "loss" changes the loss. The files in
+`tools/template/shared` belong to all of them.
 """
 
 from __future__ import annotations
@@ -11,23 +15,33 @@ import shutil
 import sys
 from pathlib import Path
 
-from tools import catalog
+from tools import derived
 from tools.workspace import PREFIX, Workspace
 
 TEMPLATE = Path(__file__).with_name("template")
+# For each kind: the name of its function, and one line on the example.
+KINDS = {
+    "batch": ("{}_batch", "train on batches in which some examples are replaced by others"),
+    "model": ("apply_{}", "train the slopes of the activations"),
+    "gradient": ("apply_{}", "train with gradients whose mean is zero"),
+    "loss": ("{}_loss", "train with a penalty for confident predictions"),
+}
 
 
-def make(workspace: Workspace, distribution: str, class_name: str) -> Path:
+def make(workspace: Workspace, distribution: str, class_name: str, kind: str = "batch") -> Path:
     """Write the package `distribution` with the algorithm `class_name`; return its directory.
 
     Args:
         workspace: Where to put it.
         distribution: For example `composer-label-smoothing`.
         class_name: For example `LabelSmoothing`, as the paper writes it.
+        kind: A key of `KINDS`.
 
     Raises:
-        ValueError: A name is malformed or taken.
+        ValueError: A name is malformed or taken, or the kind is unknown.
     """
+    if kind not in KINDS:
+        raise ValueError(f"`kind` must be one of {list(KINDS)}, got {kind!r}.")
     if not re.fullmatch(rf"{PREFIX}[a-z][a-z0-9]*(-[a-z0-9]+)*", distribution):
         raise ValueError(
             f"`distribution` must be `{PREFIX}` and lower-case words joined by hyphens, got {distribution!r}. "
@@ -37,18 +51,27 @@ def make(workspace: Workspace, distribution: str, class_name: str) -> Path:
         raise ValueError(f"`class_name` must be a class name such as LabelSmoothing, got {class_name!r}.")
     path = workspace.root / "packages" / distribution
     if path.exists():
-        raise ValueError(f"`distribution` must be a new name, got {distribution!r}, which is there. Choose another.")
+        raise ValueError(f"`distribution` must be a new name, but {distribution!r} exists already. Choose another.")
     snake = distribution.removeprefix(PREFIX).replace("-", "_")
-    taken = catalog.collect(workspace)
-    for group, name in (("composer.algorithms", class_name), ("composer.functional", f"{snake}_batch")):
-        if name in taken.get(group, {}):
-            raise ValueError(f"`{group}.{name}` must be a new name; `{taken[group][name]}` has it. Choose another.")
-    words = {"__DIST__": distribution, "__SNAKE__": snake, "__CLASS__": class_name}
-    for source in sorted(TEMPLATE.rglob("*")):
-        if source.is_file() and "__pycache__" not in source.parts:
-            target = path / _fill(source.relative_to(TEMPLATE).as_posix(), words)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(_fill(source.read_text(encoding="utf-8"), words), encoding="utf-8")
+    function, summary = KINDS[kind]
+    function = function.format(snake)
+    catalog = derived.catalog(workspace)
+    for group, name in (("composer.algorithms", class_name), ("composer.functional", function)):
+        if name in catalog.get(group, {}):
+            raise ValueError(f"`{group}.{name}` must be a new name; `{catalog[group][name]}` has it. Choose another.")
+    words = {
+        "__DIST__": distribution,
+        "__SNAKE__": snake,
+        "__CLASS__": class_name,
+        "__FUNCTION__": function,
+        "__SUMMARY__": summary,
+    }
+    for folder in (TEMPLATE / "shared", TEMPLATE / kind):
+        for source in sorted(folder.rglob("*")):
+            if source.is_file() and "__pycache__" not in source.parts:
+                target = path / _fill(source.relative_to(folder).as_posix(), words)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_text(_fill(source.read_text(encoding="utf-8"), words), encoding="utf-8")
     shutil.copyfile(workspace.root / "LICENSE", path / "LICENSE")
     return path
 
@@ -60,17 +83,17 @@ def _fill(text: str, words: dict[str, str]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Make an algorithm package from the template.")
+    parser = argparse.ArgumentParser(description="Make an algorithm package from a template.")
     parser.add_argument("distribution", help="for example composer-label-smoothing")
     parser.add_argument("class_name", help="for example LabelSmoothing")
+    parser.add_argument("--kind", choices=KINDS, default="batch", help="the template (default: batch)")
     arguments = parser.parse_args()
     workspace = Workspace()
     try:
-        path = make(workspace, arguments.distribution, arguments.class_name)
+        path = make(workspace, arguments.distribution, arguments.class_name, arguments.kind)
     except ValueError as error:
         sys.exit(str(error))
-    # A new view of the tree, which now holds the package.
-    catalog.path_of(workspace).write_text(catalog.text_of(catalog.collect(Workspace())), encoding="utf-8")
+    derived.write(Workspace()[derived.CORE])  # a new view of the repository, which now holds the package
     print(f'{path.relative_to(workspace.root)} is ready: nox -s "tests({arguments.distribution})"')
 
 

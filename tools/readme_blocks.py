@@ -1,9 +1,9 @@
-"""Run the code blocks of a README as its reader would: top to bottom, each seeing what came before.
+"""Run the code blocks of a README as a reader would: from top to bottom, in one namespace.
 
     python -m tools.readme_blocks packages/composer-core/README.md
 
-`python` blocks are executed, in one namespace and an empty directory. `bash` blocks are not: each of their commands
-must be one that exists here, and each session, package and script that it names as well. Other blocks are for reading.
+`python` blocks are executed in an empty directory. `bash` blocks are not: their commands, and the sessions, packages
+and scripts that they name, must exist. Other blocks are ignored.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Block:
     """A fenced block.
 
     Attributes:
-        language: What its fence says.
+        language: The language that its fence names.
         line: The line of its first line of code, counted from 1.
         code: Its text.
     """
@@ -44,16 +44,16 @@ class Block:
 
 
 def blocks(text: str) -> list[Block]:
-    """The fenced blocks of a Markdown text."""
-    found = []
+    """Return the fenced blocks of a Markdown text."""
+    result = []
     for match in _FENCE.finditer(text):
         line = text.count("\n", 0, match.start("code")) + 1
-        found.append(Block(match["language"], line, re.sub(rf"(?m)^{match['indent']}", "", match["code"])))
-    return found
+        result.append(Block(match["language"], line, re.sub(rf"(?m)^{match['indent']}", "", match["code"])))
+    return result
 
 
 def script(text: str) -> str:
-    """The `python` blocks as one program whose line numbers are those of the text."""
+    """Return the `python` blocks as one program that keeps the line numbers of the text."""
     lines: list[str] = []
     for block in blocks(text):
         if block.language == "python":
@@ -62,7 +62,7 @@ def script(text: str) -> str:
 
 
 def command_problems(text: str, workspace: Workspace, sessions: set[str]) -> Iterator[str]:
-    """What the `bash` blocks name that does not exist, one sentence each.
+    """Yield a sentence for each command, session or package of the `bash` blocks that does not exist.
 
     Args:
         text: The Markdown text.
@@ -98,12 +98,12 @@ def _problem(words: list[str], workspace: Workspace, scripts: set[str], sessions
         if command.startswith("composer."):
             return None if _has_module(workspace, command) else f"no module named {command!r}"
     if command == "pip" or (command == "uv" and rest[:1] == ["pip"]):
-        named = [re.split(r"[\[<>=!~;]", word)[0] for word in rest if word.startswith(PREFIX)]
-        unknown = [name for name in named if name not in workspace.packages]
+        names = [re.split(r"[\[<>=!~;]", word)[0] for word in rest if word.startswith(PREFIX)]
+        unknown = [name for name in names if name not in workspace.packages]
         return f"no package named {unknown}" if unknown else None
     if command == "nox":
-        wanted = [word for flag, word in pairwise(rest) if flag in ("-s", "--session")]
-        unknown = [name for name in wanted if name.split("(")[0] not in sessions]
+        names = [word for flag, word in pairwise(rest) if flag in ("-s", "--session")]
+        unknown = [name for name in names if name.split("(")[0] not in sessions]
         return f"no nox session named {unknown}" if unknown else None
     if command in _PLAIN or command in scripts or (ROOT / command).is_file():
         return None
@@ -111,9 +111,11 @@ def _problem(words: list[str], workspace: Workspace, scripts: set[str], sessions
 
 
 def run(path: Path) -> None:
-    """Execute the `python` blocks of a README in an empty directory; an error points at the line of the README."""
+    """Execute the `python` blocks of a README in an empty directory. Tracebacks show the lines of the README."""
     program = compile(script(path.read_text(encoding="utf-8")), str(path.resolve()), "exec")
-    main_module = sys.modules["__main__"] = ModuleType("__main__")  # where pickle looks for what the blocks define
+    main_module = sys.modules["__main__"] = ModuleType(
+        "__main__"
+    )  # where pickle looks up the definitions of the blocks
     with tempfile.TemporaryDirectory() as scratch:
         os.chdir(scratch)
         try:

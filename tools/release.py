@@ -9,34 +9,35 @@ import argparse
 import re
 import subprocess
 import sys
+import tempfile
 from datetime import datetime, timezone
 from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from tools import catalog
 from tools.changes import UNRELEASED
+from tools.derived import BUILT_FROM_ALL
 from tools.workspace import Package, Workspace
 
 
 class ReleaseError(RuntimeError):
-    """The release cannot be made as asked."""
+    """Error of a release that cannot be made."""
 
 
 def check(workspace: Workspace, package: Package, version: str) -> None:
-    """Refuse what must not be released.
+    """Check that a version of a package can be released.
 
     Raises:
-        ReleaseError: The tree is dirty, the version is not a later one, or there is nothing to tell users.
+        ReleaseError: The tree is dirty, the version is not a later one, or there is no change to release.
     """
     if _git(workspace, "status", "--porcelain"):
-        raise ReleaseError("the tree must be clean, got uncommitted changes. Commit or remove them.")
+        raise ReleaseError("the working tree must be clean, got uncommitted changes. Commit or remove them.")
     try:
-        wanted = Version(version)
+        new_version = Version(version)
     except InvalidVersion:
         raise ReleaseError(f"the version must look like 0.2.0, got {version!r}.") from None
     released = workspace.releases(package.name)
-    if released and wanted <= released[-1]:
+    if released and new_version <= released[-1]:
         raise ReleaseError(f"the version must be later than the released {released[-1]}, got {version}.")
     if _is_handwritten(package, version):
         if package.fragments:
@@ -45,10 +46,10 @@ def check(workspace: Workspace, package: Package, version: str) -> None:
                 f"{[fragment.name for fragment in package.fragments]}. Move their text into the section."
             )
         return
-    if not package.fragments:
-        raise ReleaseError(f"a release must bring something, got no fragment in {package.path / 'changes'}.")
+    if not package.fragments and not _new_packages(workspace, package):
+        raise ReleaseError(f"a release needs at least one change, got no fragment in {package.path / 'changes'}.")
     breaking = [fragment.name for fragment in package.fragments if ".breaking." in fragment.name]
-    if breaking and released and wanted.release[:2] == released[-1].release[:2]:
+    if breaking and released and new_version.release[:2] == released[-1].release[:2]:
         raise ReleaseError(f"a breaking change must raise more than the patch number, got {version} with {breaking}.")
 
 
@@ -63,19 +64,31 @@ def release(workspace: Workspace, package: Package, version: str) -> str:
         today = datetime.now(timezone.utc).date().isoformat()
         text = package.news.replace(f"## {version} {UNRELEASED}", f"## {version} ({today})", 1)
     else:
+        new = _new_packages(workspace, package)
+        if new:
+            text = f"New packages: {', '.join(f'`{name}`' for name in new)}.\n"
+            (package.path / "changes" / "+new-packages.added.md").write_text(text, encoding="utf-8")
         command = [sys.executable, "-m", "towncrier", "build", "--yes", "--config", "pyproject.toml"]
         command += ["--dir", str(package.path), "--version", version, "--name", package.name]
         subprocess.run(command, cwd=workspace.root, check=True)
         text = package.news
     package.changelog.write_text(re.sub(r"\n{3,}", "\n\n", text.lstrip()), encoding="utf-8")
     _write_version(package, version)
-    if package.name == "composer-core":
-        catalog.path_of(workspace).write_text(catalog.text_of(catalog.collect(workspace)), encoding="utf-8")
     tag = f"{package.name}-v{version}"
     _git(workspace, "add", "--all", str(package.path))
     _git(workspace, "commit", "--message", f"{package.name} {version}")
     _git(workspace, "tag", "--annotate", "--message", f"{package.name} {version}", tag)
     return tag
+
+
+def _new_packages(workspace: Workspace, package: Package) -> list[str]:
+    """Return the packages made since the last release of a package that is built from what all others declare."""
+    released = workspace.releases(package.name)
+    if package.name not in BUILT_FROM_ALL or not released:
+        return []
+    with tempfile.TemporaryDirectory() as directory:
+        workspace.check_out(package.name, released[-1], Path(directory))
+        return sorted(set(workspace.names) - set(Workspace(Path(directory)).names))
 
 
 def _is_handwritten(package: Package, version: str) -> bool:
@@ -102,7 +115,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Release one package: version, changelog, commit and tag.")
     parser.add_argument("package", help="for example composer-mixup")
     parser.add_argument("version", help="for example 0.2.0")
-    parser.add_argument("--check", action="store_true", help="only say whether it could be released")
+    parser.add_argument("--check", action="store_true", help="only check that it can be released")
     arguments = parser.parse_args()
     workspace = Workspace(Path.cwd())
     try:

@@ -1,4 +1,4 @@
-"""Tiny repositories for the tests of the tools."""
+"""Small repositories for the tests of the tools."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ packages = ["src/composer"]
 
 
 class Tree:
-    """A tiny repository in a directory of its own, with packages that a test makes.
+    """Small repository in its own directory, with packages that a test adds.
 
     Attributes:
         root: The directory.
@@ -46,7 +46,7 @@ class Tree:
 
     @property
     def workspace(self) -> Workspace:
-        """A fresh view of the packages."""
+        """A new view of the packages."""
         return Workspace(self.root)
 
     def add(
@@ -79,8 +79,23 @@ class Tree:
         return path
 
     def add_core(self) -> Path:
-        """Make a `composer-core` that is only just large enough to be one."""
+        """Make a minimal `composer-core`."""
         return self.add("composer-core", {"__init__.py": "", "py.typed": "", "core/__init__.py": "ONE = 1\n"})
+
+    def add_built_from_all(self) -> tuple[Path, Path]:
+        """Make a `composer-core` and a `composer-all` that are built as the real ones are, from what all declare."""
+        copied = ["tools/__init__.py", "tools/derived.py", "tools/workspace.py"]
+        for name in ("composer-core", "composer-all"):
+            copied += [f"packages/{name}/{file}" for file in ("pyproject.toml", "hatch_build.py", "LICENSE")]
+        self.write({file: (ROOT / file).read_text(encoding="utf-8") for file in copied})
+        core, umbrella = self.root / "packages" / "composer-core", self.root / "packages" / "composer-all"
+        for path in (core, umbrella):
+            news = "# Changelog\n\n## 0.1.0 (unreleased)\n\nFirst release.\n"
+            readme = f"# {path.name}\n\n{'What it is, when to use it and how. ' * 8}\n"
+            self.write({"CHANGELOG.md": news, "README.md": readme, "changes/.gitignore": "!.gitignore\n"}, path)
+        sources = ("py.typed", "__init__.py", "functional.py", "core/__init__.py", "algorithms/__init__.py")
+        self.write({f"src/composer/{file}": "" for file in sources}, core)
+        return core, umbrella
 
     def add_algorithm(self, name: str, **options: Any) -> Path:
         """Make the package `composer-<name>` with an algorithm and a function."""
@@ -97,11 +112,11 @@ class Tree:
             path.write_text(dedent(text), encoding="utf-8")
 
     def git(self, *arguments: str) -> str:
-        """Run git here; return what it prints."""
+        """Run git in the repository; return its output."""
         return subprocess.run(["git", *arguments], cwd=self.root, check=True, capture_output=True, text=True).stdout
 
     def commit(self) -> None:
-        """Commit everything, in a repository that is made if needed."""
+        """Commit everything; initialize the git repository first if needed."""
         if not (self.root / ".git").is_dir():
             self.git("init", "--quiet", "--initial-branch", "main")
             self.git("config", "user.name", "Test")

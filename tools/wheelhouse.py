@@ -1,6 +1,6 @@
-"""Wheels of the packages in the tree, each built once for each state of its files.
+"""Wheels of the packages in the repository, each built once for each state of its files.
 
-Tests run on wheels rather than on editables: a file that the wheel lacks is then missing in the tests too.
+Tests run on wheels rather than on editable installs, so that a file that is missing in a wheel is missing in the tests.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tools import derived
 from tools.workspace import PREFIX, Package, Workspace, find_uv
 
 _LEFT_OUT = {"changes", "dist", "tests"}
@@ -27,7 +28,7 @@ _LEFT_OUT = {"changes", "dist", "tests"}
 
 @dataclass(frozen=True)
 class Wheel:
-    """What a built wheel says and holds."""
+    """Metadata and file names of a built wheel."""
 
     path: Path
     metadata: Message
@@ -47,17 +48,17 @@ class Wheel:
 
     @property
     def code(self) -> list[PurePosixPath]:
-        """All files but the metadata."""
+        """All files except the metadata."""
         return sorted(file for file in self.files if not file.parts[0].endswith(".dist-info"))
 
     @property
     def requirements(self) -> list[Requirement]:
-        """What it declares, extras included."""
+        """The declared requirements, including those of extras."""
         return [Requirement(line) for line in self.metadata.get_all("Requires-Dist", [])]
 
 
 def wheels(workspace: Workspace, names: Iterable[str]) -> list[Path]:
-    """The wheels of `names` and all their siblings in the tree, built where the house does not have them yet."""
+    """Return the wheels of `names` and of all their siblings; build those that are not in the wheelhouse."""
     packages = [workspace[name] for name in workspace.closure(names)]
     find_uv()
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
@@ -65,27 +66,28 @@ def wheels(workspace: Workspace, names: Iterable[str]) -> list[Path]:
 
 
 def oldest_wheels(workspace: Workspace, package: Package) -> list[Path]:
-    """The wheel of `package`, and of each sibling the lowest release its declared bounds allow, built from its tag.
+    """Return the wheel of `package`, and of each sibling the lowest release that the bounds allow, built from its tag.
 
-    While no release of a sibling satisfies the bounds, the tree stands for it.
+    A sibling without such a release is built from the working tree.
     """
     bounds: dict[str, list[Requirement]] = {}
     for member in (package.name, *workspace.siblings(package.name)):
         for requirement in workspace[member].dependencies:
             bounds.setdefault(canonicalize_name(requirement.name), []).append(requirement)
-    found = [wheel_of(workspace, package)]
+    result = [wheel_of(workspace, package)]
     for name in workspace.siblings(package.name):
         fitting = [v for v in workspace.releases(name) if all(bound.specifier.contains(v) for bound in bounds[name])]
         with tempfile.TemporaryDirectory() as scratch:
             sibling = workspace.check_out(name, fitting[0], Path(scratch)) if fitting else workspace[name]
-            found.append(wheel_of(workspace, sibling))
-    return found
+            result.append(wheel_of(workspace, sibling))
+    return result
 
 
 def wheel_of(workspace: Workspace, package: Package) -> Path:
-    """The wheel of one package, which may be one that is checked out from a tag."""
+    """Return the wheel of one package, which may be checked out from a tag."""
+    derived.write(package)  # as the build would do, so that the fingerprint covers them
     shelf = workspace.root / ".nox" / "wheelhouse" / package.name
-    slot = shelf / fingerprint(package.path)
+    slot = shelf / fingerprint(package)
     if not slot.is_dir():
         shelf.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=shelf) as scratch:
@@ -94,7 +96,7 @@ def wheel_of(workspace: Workspace, package: Package) -> Path:
             (made / ".gitignore").unlink(missing_ok=True)
             try:
                 made.rename(slot)
-            except OSError:  # another process was faster; its wheel is as good
+            except OSError:  # another process has built the same wheel
                 if not slot.is_dir():
                     raise
     (wheel,) = slot.glob("*.whl")
@@ -102,17 +104,17 @@ def wheel_of(workspace: Workspace, package: Package) -> Path:
 
 
 def declared(paths: Iterable[Path]) -> list[str]:
-    """What wheels need from the registry, without their extras; each bound is kept, so a name can come up twice."""
-    needed = (requirement for path in paths for requirement in Wheel.read(path).requirements)
-    kept = (one for one in needed if not one.name.startswith(PREFIX) and "extra" not in str(one.marker))
-    return sorted(set(map(str, kept)))
+    """Return the third-party requirements of wheels, without extras. A name can occur with several bounds."""
+    requirements = (requirement for path in paths for requirement in Wheel.read(path).requirements)
+    outside = (one for one in requirements if not one.name.startswith(PREFIX) and "extra" not in str(one.marker))
+    return sorted(set(map(str, outside)))
 
 
 def build(path: Path, out: Path, *arguments: str) -> Path:
     """Build the package at `path` into `out`, by default its sdist and from that its wheel; return the wheel.
 
     Raises:
-        RuntimeError: It cannot be built; the message holds what the builder said.
+        RuntimeError: It cannot be built; the message holds the output of the build.
     """
     command = [find_uv(), "build", *arguments, "--out-dir", str(out), str(path)]
     run = subprocess.run(command, check=False, capture_output=True, text=True)
@@ -122,11 +124,11 @@ def build(path: Path, out: Path, *arguments: str) -> Path:
     return wheel
 
 
-def fingerprint(path: Path) -> str:
-    """A digest of all files that can end up in the wheel of the package at `path`."""
-    digest = hashlib.sha256()
-    for file in sorted(path.rglob("*")):
-        inside = file.relative_to(path)
+def fingerprint(package: Package) -> str:
+    """Return a digest of the dependencies and of all files that can end up in the wheel of a package."""
+    digest = hashlib.sha256("\n".join(map(str, package.dependencies)).encode())
+    for file in sorted(package.path.rglob("*")):
+        inside = file.relative_to(package.path)
         if file.is_file() and inside.parts[0] not in _LEFT_OUT and "__pycache__" not in inside.parts:
             digest.update(f"{inside.as_posix()}\0{file.stat().st_size}\0".encode())
             digest.update(file.read_bytes())

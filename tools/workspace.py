@@ -1,4 +1,4 @@
-"""The packages of this repository, read from their own pyproject.toml; nothing is listed by hand.
+"""The packages of this repository, read from their pyproject.toml files.
 
 python tools/workspace.py                          # a table
 python tools/workspace.py --changed origin/main    # the packages a change can affect, one per line
@@ -34,15 +34,15 @@ PREFIX = "composer-"  # of every distribution of this repository
 
 @dataclass(frozen=True)
 class Package:
-    """One distribution.
+    """Description of one distribution.
 
     Attributes:
         name: Its canonical name, for example `composer-mixup`.
         path: Its directory.
         version: The version in its pyproject.toml.
         requires_python: The specifier of the Pythons it supports.
-        dependencies: What it declares.
-        test_dependencies: What its dependency group `test` adds to pytest and hypothesis.
+        dependencies: The declared requirements; those of composer-all, which are dynamic, are all other packages.
+        test_dependencies: The requirements of its tests besides pytest and hypothesis: its dependency group `test`.
         entry_points: `{group: {name: value}}`, without console scripts.
         scripts: Its console scripts, `{name: value}`.
     """
@@ -70,12 +70,12 @@ class Package:
 
     @property
     def news(self) -> str:
-        """The text of its changelog; "" without one."""
+        """The text of its changelog, or "" without one."""
         return self.changelog.read_text(encoding="utf-8") if self.changelog.is_file() else ""
 
     @property
     def fragments(self) -> list[Path]:
-        """What `changes/` holds for the next release."""
+        """The change fragments for the next release."""
         return sorted(self.path.glob("changes/*.md"))
 
     @classmethod
@@ -83,13 +83,15 @@ class Package:
         """Read `path/pyproject.toml`.
 
         Raises:
-            ValueError: Something every package must have is missing from the file.
+            ValueError: A required key is missing.
         """
         data = tomllib.loads((path / "pyproject.toml").read_text(encoding="utf-8"))
         project: dict[str, Any] = data.get("project", {})
+        if "dependencies" in project.get("dynamic", ()):
+            project["dependencies"] = _bounds_of_others(path)
         for key in ("name", "version", "requires-python", "dependencies"):
             if key not in project:
-                raise ValueError(f"{path / 'pyproject.toml'}: `project.{key}` must be there, got nothing. Add it.")
+                raise ValueError(f"{path / 'pyproject.toml'}: `project.{key}` is required, but missing. Add it.")
         return cls(
             name=canonicalize_name(project["name"]),
             path=path,
@@ -102,9 +104,16 @@ class Package:
         )
 
 
+def _bounds_of_others(path: Path) -> list[str]:
+    """Return a requirement for each package beside `path`: at least its present version, below the next major one."""
+    others = [Package.read(file.parent) for file in sorted(path.parent.glob("*/pyproject.toml")) if file.parent != path]
+    versions = [(package.name, Version(package.version)) for package in others]
+    return [f"{name}>={version.major}.{version.minor},<{version.major + 1}" for name, version in versions]
+
+
 @dataclass(frozen=True)
 class Workspace:
-    """All packages below a root directory."""
+    """Collection of all packages below a root directory."""
 
     root: Path = ROOT
 
@@ -124,30 +133,32 @@ class Workspace:
         return list(self.packages)
 
     def siblings(self, name: str, *, with_tests: bool = False) -> list[str]:
-        """The packages of this repository that `name` needs, directly or through another one; without itself.
+        """Return the packages of this repository that `name` depends on, directly or indirectly.
 
         Args:
             name: A package.
-            with_tests: Whether to count what its own tests need.
+            with_tests: Include the dependencies of its own tests.
 
         Raises:
-            ValueError: One of them is not in this repository.
+            ValueError: A dependency with the prefix of this repository is not in it.
         """
-        found: set[str] = set()
-        waiting = [name]
-        while waiting:
-            package = self[waiting.pop()]
-            needed = package.dependencies + (package.test_dependencies if with_tests and package.name == name else ())
-            new = {sibling for requirement in needed if (sibling := self._own(requirement, package))} - found
-            found |= new
-            waiting += new
-        return sorted(found - {name})
+        result: set[str] = set()
+        queue = [name]
+        while queue:
+            package = self[queue.pop()]
+            requirements = package.dependencies + (
+                package.test_dependencies if with_tests and package.name == name else ()
+            )
+            new = {sibling for requirement in requirements if (sibling := self._own(requirement, package))} - result
+            result |= new
+            queue += new
+        return sorted(result - {name})
 
     def _own(self, requirement: Requirement, package: Package) -> str | None:
         name = canonicalize_name(requirement.name)
         if name in self.packages:
             return name
-        if name.startswith(PREFIX):  # never fetched from a registry, where it could be anybody's
+        if name.startswith(PREFIX):  # never fetched from a registry, where anyone could publish it
             raise ValueError(
                 f"{package.name}: a dependency named {PREFIX}* must be a package of this repository, got {name!r}."
                 f" Choose from {self.names}."
@@ -155,23 +166,23 @@ class Workspace:
         return None
 
     def closure(self, names: Iterable[str]) -> list[str]:
-        """`names` and all their siblings, each once."""
+        """Return `names` and all their siblings, sorted and without duplicates."""
         return sorted({member for name in names for member in (name, *self.siblings(name))})
 
     def in_order(self) -> list[str]:
-        """The names, each after everything it depends on."""
+        """Return the names so that each follows its dependencies."""
         return sorted(self.packages, key=lambda name: (len(self.siblings(name)), name))
 
     def inside(self, requirements: Iterable[Requirement]) -> list[str]:
-        """The names of those of `requirements` that are packages of this repository."""
+        """Return the names of the `requirements` that are packages of this repository."""
         return sorted({canonicalize_name(one.name) for one in requirements} & self.packages.keys())
 
     def outside(self, requirements: Iterable[Requirement]) -> list[str]:
-        """Those of `requirements` that come from the registry rather than from this repository."""
+        """Return the `requirements` that are not packages of this repository."""
         return sorted({str(one) for one in requirements if not canonicalize_name(one.name).startswith(PREFIX)})
 
     def releases(self, name: str) -> list[Version]:
-        """The released versions of a package, from the git tags, lowest first."""
+        """Return the released versions of a package from the git tags, lowest first."""
         prefix = f"{name}-v"
         run = subprocess.run(
             ["git", "tag", "--list", f"{prefix}*"], cwd=self.root, check=True, capture_output=True, text=True
@@ -179,18 +190,19 @@ class Workspace:
         return sorted(Version(tag.removeprefix(prefix)) for tag in run.stdout.split())
 
     def check_out(self, name: str, version: Version, directory: Path) -> Package:
-        """Write a released version of a package below `directory`; return that package."""
-        inside = f"packages/{name}"
-        command = ["git", "archive", f"{name}-v{version}", inside]
-        run = subprocess.run(command, cwd=self.root, check=True, capture_output=True)
+        """Write the repository at a released version of a package into `directory`; return that package.
+
+        Some packages are built from the declarations of all others, so the whole repository is needed.
+        """
+        run = subprocess.run(["git", "archive", f"{name}-v{version}"], cwd=self.root, check=True, capture_output=True)
         with TarFile(fileobj=BytesIO(run.stdout)) as archive:
             archive.extractall(directory, filter="data")
-        return Package.read(directory / inside)
+        return Package.read(directory / "packages" / name)
 
     def changed(self, base: str) -> list[str]:
-        """The packages whose tests a change since `base` can affect: the changed ones and what depends on them.
+        """Return the packages that a change since `base` can affect: the changed ones and those that depend on them.
 
-        A change to what all packages share (the root settings, the tools) affects all.
+        A change of shared files (the settings in the root, the tools) affects all.
         """
         run = subprocess.run(
             ["git", "diff", "--name-only", "-z", f"{base}...HEAD"],
@@ -208,27 +220,29 @@ class Workspace:
 
 @cache
 def find_uv() -> str:
-    """The path of uv: the one installed beside nox if there is one, else the one on the path.
+    """Return the path of uv: the one installed beside nox if it exists, else the one on the path.
 
-    Call it once before starting threads: what it asks, `sysconfig`, is not safe while it is being set up.
+    Call it once before starting threads: it uses `sysconfig`, whose initialization is not thread-safe.
 
     Raises:
-        RuntimeError: There is none.
+        RuntimeError: uv is not installed.
     """
     try:
         from uv import find_uv_bin
 
-        found: str | None = os.fspath(find_uv_bin())
+        path: str | None = os.fspath(find_uv_bin())
     except (ModuleNotFoundError, FileNotFoundError):
-        found = shutil.which("uv")
-    if found is None:
-        raise RuntimeError("`uv` must be installed, got none. Run `python3 -m pip install uv`.")
-    return found
+        path = shutil.which("uv")
+    if path is None:
+        raise RuntimeError("`uv` is not installed. Run `python3 -m pip install uv`.")
+    return path
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="The packages of this repository.")
-    parser.add_argument("--changed", metavar="BASE", help="only the names of what a change since BASE can affect")
+    parser.add_argument(
+        "--changed", metavar="BASE", help="only the names of the packages that a change since BASE can affect"
+    )
     base: str | None = parser.parse_args().changed
     workspace = Workspace()
     if base is not None:

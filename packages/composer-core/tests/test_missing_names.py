@@ -75,11 +75,12 @@ def test_a_name_that_nobody_has_is_an_attribute_error() -> None:
         _ = composer.Nothing  # type: ignore[attr-defined]
 
 
-def test_core_in_a_zip_file_names_the_package_of_a_missing_name(tmp_path: Path) -> None:
+def error_in_a_zip_file(tmp_path: Path, *suffixes: str) -> str:
+    """Return the last line that looking up a missing name prints, from a zip file with core's files of these kinds."""
     archive = tmp_path / "core.whl"
     with zipfile.ZipFile(archive, "w") as file:
         for path in CORE.rglob("*"):
-            if path.suffix in {".py", ".json"}:
+            if path.suffix in suffixes:
                 file.write(path, path.relative_to(CORE.parent))
     program = f"""
 import importlib.metadata
@@ -91,7 +92,17 @@ composer.functional.apply_blurpool
     environ = {**os.environ, "PYTHONPATH": str(archive)}
     run = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=False)
 
-    assert run.stderr.splitlines()[-1] == (
+    return run.stderr.splitlines()[-1]
+
+
+def test_core_in_a_zip_file_names_the_package_of_a_missing_name(tmp_path: Path) -> None:
+    assert error_in_a_zip_file(tmp_path, ".py", ".json") == (
         "AttributeError: `composer.functional.apply_blurpool` is part of `composer-blurpool`, which is not installed. "
         "Run `pip install composer-blurpool`."
+    )
+
+
+def test_core_without_its_generated_catalog_works_and_names_no_package(tmp_path: Path) -> None:
+    assert error_in_a_zip_file(tmp_path, ".py").startswith(
+        "AttributeError: `composer.functional` has no `apply_blurpool`: no installed package provides it."
     )

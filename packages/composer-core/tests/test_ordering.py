@@ -11,10 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import composer.core
 from composer.algorithms.warnings import NotIntendedUseWarning
 from composer.core import (
     ADDS_NORMS,
     CHANGES_LAYERS,
+    EFFECTS,
     FACTORIZES_WEIGHTS,
     INTERPOLATES_LOSS,
     MIXES_TARGETS,
@@ -389,3 +391,8 @@ def test_what_is_done_to_layers_of_one_kind_is_done_to_layers() -> None:
     assert CHANGES_LAYERS in Placement(provides={REPLACES_NORMS}).provides
     assert CHANGES_LAYERS in Placement(provides={FACTORIZES_WEIGHTS}).provides
     assert CHANGES_LAYERS not in Placement(provides={WRAPS_OPTIMIZER}, after={REPLACES_NORMS}).provides
+
+
+def test_every_effect_is_a_constant_of_the_core_package() -> None:
+    assert {getattr(composer.core, effect.upper()) for effect in EFFECTS} == EFFECTS
+    assert {effect.upper() for effect in EFFECTS} <= set(composer.core.__all__)

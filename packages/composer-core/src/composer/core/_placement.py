@@ -29,7 +29,6 @@ __all__ = [
     "MIXES_INPUTS",
     "MIXES_TARGETS",
     "PASTES_REGIONS",
-    "PHRASES",
     "PRUNES_BATCH",
     "REPLACES_ATTENTION",
     "REPLACES_BLOCKS",

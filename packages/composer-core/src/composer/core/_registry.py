@@ -155,12 +155,17 @@ def _owner(point: Any) -> str:
 
 @cache
 def _catalog() -> dict[str, dict[str, str]]:
-    """Which distribution of this project registers which name, by group; `"required_on_load"` holds those algorithms.
+    """Return `{group: {name: distribution}}` for the packages of this project.
 
-    Generated from the packages, and used for messages only.
+    The group `"required_on_load"` holds the algorithms of which `Algorithm.required_on_load` is True.
+
+    The file is generated when composer-core is built, and serves messages only: they name no distribution without it.
     """
     from importlib.resources import files  # as slow as `importlib.metadata`; core may be imported from a zip file
 
-    text = files("composer.core").joinpath("_catalog.json").read_text(encoding="utf-8")
+    try:
+        text = files("composer.core").joinpath("_catalog.json").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}
     catalog: dict[str, dict[str, str]] = json.loads(text)
     return catalog
