@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from composer.core import Callback, Engine, State
+from composer.core.logging import tell_failures
 from composer.loggers import Logger, LoggerDestination
-from composer.loggers._failures import tell_failures
 
 METHODS: dict[str, tuple[Any, ...]] = {
     "log_metrics": ({"a": 1.0},),

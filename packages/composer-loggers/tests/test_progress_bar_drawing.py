@@ -15,8 +15,7 @@ import torch
 import tqdm.auto
 
 from composer.loggers import DeferredValue
-from composer.loggers._bar import Bar
-from composer.loggers.progress_bar_logger import ProgressBarLogger
+from composer.loggers.progress_bar_logger import Bar, ProgressBarLogger
 
 
 def shown(terminal: io.StringIO) -> list[str]:

@@ -15,8 +15,7 @@ import torch
 
 from composer.core import Algorithm, Callback, Event, State, Timestamp
 from composer.loggers import DeferredValue, Logger
-from composer.loggers._run_file import plain
-from composer.loggers.run_recorder import RunRecorder
+from composer.loggers.run_recorder import RunRecorder, _plain
 
 
 def lines(path: str | Path = "my-run/run-rank0.jsonl") -> list[dict[str, Any]]:
@@ -157,8 +156,8 @@ def test_what_is_named_like_a_secret_is_hidden(start: Any) -> None:
     ],
 )
 def test_hyperparameters_become_plain_values(value: Any, expected: Any) -> None:
-    assert plain(value) == expected
-    json.dumps(plain(value), allow_nan=False)
+    assert _plain(value) == expected
+    json.dumps(_plain(value), allow_nan=False)
 
 
 def test_what_is_logged_before_the_run_begins_is_kept(start: Any) -> None:
@@ -395,7 +394,7 @@ def test_a_step_puts_and_nothing_more(start: Any, monkeypatch: pytest.MonkeyPatc
         written.append(threading.current_thread().name)
         return original(*args, **kwargs)
 
-    monkeypatch.setattr("composer.loggers._run_file.json.dumps", dumps)
+    monkeypatch.setattr("composer.loggers.run_recorder.json.dumps", dumps)
     run = start(RunRecorder(), "20ba", 20)
     run.fit()
     run.close()

@@ -24,9 +24,8 @@ from PIL import Image
 import composer.loggers
 from composer.core import Event
 from composer.loggers import DeferredValue
-from composer.loggers._mlflow_run import MLFlowRun
-from composer.loggers._sender import Logged
-from composer.loggers.mlflow_logger import MLFlowLogger
+from composer.loggers.mlflow_logger import MLFlowLogger, _MLFlowRun
+from composer.loggers.spi import Logged
 
 
 def only_run(client: MlflowClient, arguments: dict[str, Any]) -> Any:
@@ -141,7 +140,7 @@ def test_a_request_that_fails_costs_no_other_and_its_values_are_sent_again() -> 
         sent.append([(metric.key, metric.step) for metric in metrics])
 
     empty = SimpleNamespace(data=SimpleNamespace(params={}))
-    run = MLFlowRun(SimpleNamespace(log_batch=log_batch, get_run=lambda _: empty), "id", {}, repeat_after=100)
+    run = _MLFlowRun(SimpleNamespace(log_batch=log_batch, get_run=lambda _: empty), "id", {}, repeat_after=100)
     values = {f"m{i}": 1.0 for i in range(1001)}
     with pytest.raises(OSError, match="busy"):
         run.send([Logged(values, 0, 0.0)])

@@ -14,7 +14,7 @@ import torch
 from composer.checkpoint._names import check_characters, check_pattern, check_relative, check_run_name
 from composer.core import Precision, Time, TimeUnit, ensure_time
 from composer.utils import check_flags, plain_int, plain_number
-from composer.utils._interval_scheduler import check_interval_function
+from composer.utils.interval_scheduler import check_interval_function
 
 __all__ = ["as_precision", "check_arguments", "described"]
 

@@ -29,9 +29,9 @@ from composer.core import (
 from composer.core.precision import _validate_precision
 from composer.devices import Device
 from composer.loggers import LoggerDestination
-from composer.loggers._text import open_stream
 from composer.loggers.console_logger import ConsoleLogger
 from composer.loggers.progress_bar_logger import ProgressBarLogger
+from composer.loggers.terminal import open_stream
 from composer.models import ComposerModel
 from composer.optim import DecoupledSGDW, compile_composer_scheduler
 from composer.trainer._arguments import as_precision, described

@@ -21,7 +21,7 @@ from composer.trainer._signals import Interruption
 from composer.trainer._skip import has_state
 from composer.trainer._train_batch import BatchTrainer
 from composer.utils import dist
-from composer.utils._interval_scheduler import check_has_tokens
+from composer.utils.interval_scheduler import check_has_tokens
 
 __all__ = ["FitLoop"]
 

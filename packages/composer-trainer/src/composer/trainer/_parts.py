@@ -17,7 +17,7 @@ from composer.core import Algorithm, Callback, DataSpec, Engine, Event, Precisio
 from composer.core.passes import PassInput
 from composer.devices import Device
 from composer.loggers import Logger, LoggerDestination
-from composer.loggers._text import open_stream
+from composer.loggers.terminal import open_stream
 from composer.models import ComposerModel
 from composer.trainer import _construction as build
 from composer.trainer._arguments import described

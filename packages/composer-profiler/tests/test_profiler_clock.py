@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from composer.profiler._clock import ClockSync
+from composer.profiler.profiler import ClockSync
 from composer.testing import run_on_ranks
 from composer.utils import dist
 

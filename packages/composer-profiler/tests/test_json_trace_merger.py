@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer.profiler import json_trace_merger
-from composer.profiler._trace_files import parse_trace
+from composer.profiler._traces import parse_trace
 from composer.profiler.json_trace_merger import merge_traces
 
 START = 1_700_000_000_000_000  # microseconds since 1970
@@ -212,8 +212,8 @@ def test_whatever_is_cut_off_what_is_whole_is_read(events: list[Any], data: st.D
         ('{"a": 1}', "has no 'traceEvents'"),
         ("[1, 2]", "must hold a list of events"),
         ('{"traceEvents": 3}', "must hold a list of events"),
-        ('{"traceEvents": []}', "does not tell of which rank it is: it has no 'global_rank'"),
-        ("[]", "does not tell of which rank it is: no event has a number"),
+        ('{"traceEvents": []}', "does not say which rank it is from: it has no 'global_rank'"),
+        ("[]", "does not say which rank it is from: no event has a number"),
     ],
 )
 def test_what_is_no_trace(text: str, message: str, tmp_path: Path) -> None:
