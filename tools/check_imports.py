@@ -4,12 +4,14 @@
 - No package imports a private module or name (with a leading underscore) of a sibling, not even for type checkers.
 - The modules of a package do not import each other in a circle, not even inside functions.
 
-Runs where all packages are installed from wheels. Except for private names, imports for type checkers do not count.
+Runs where all packages are installed from wheels. Imports for type checkers and names of modules in strings
+count for private names only.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import distribution
@@ -20,10 +22,36 @@ import grimp
 
 from tools.workspace import Workspace
 
+_MODULE_NAME = re.compile(r"composer(\.\w+)+(:\w+)?")
+
 # To be emptied: the importing distribution and the private name. An entry that is no longer needed is an error.
-KNOWN_PRIVATE: frozenset[tuple[str, str]] = frozenset()
-# To be emptied: modules of one circle. An entry that is no longer needed is an error.
-KNOWN_CIRCLES: tuple[frozenset[str], ...] = ()
+KNOWN_PRIVATE: frozenset[tuple[str, str]] = frozenset(
+    {
+        ("composer-core", "composer.trainer._sharded"),
+        ("composer-huggingface", "composer.checkpoint._get_file"),
+        ("composer-huggingface", "composer.core._registry"),
+        ("composer-huggingface", "composer.core._required_algorithms"),
+        ("composer-trainer", "composer.core._required_algorithms"),
+        ("composer-trainer", "composer.core._state_dict"),
+        ("composer-trainer", "composer.core.precision._validate_precision"),
+    }
+)
+_ALIBI = "composer.algorithms.alibi.attention_surgery_functions"
+# To be emptied: the modules of each circle. An entry that is no longer needed is an error.
+KNOWN_CIRCLES: tuple[frozenset[str], ...] = (
+    frozenset({f"{_ALIBI}._attention", f"{_ALIBI}._bias"}),
+    frozenset({"composer.devices", "composer.devices._gpu", "composer.utils.device", "composer.utils.dist"}),
+    frozenset({"composer.trainer._data_parallel", "composer.trainer._sharded"}),
+    frozenset(
+        {
+            "composer.core._time",
+            "composer.core._timestamp",
+            "composer.core.time",
+            "composer.utils.interval_scheduler",
+            "composer.utils.misc",
+        }
+    ),
+)
 
 
 class Module(NamedTuple):
@@ -40,12 +68,12 @@ class Import(NamedTuple):
     Attributes:
         target: The dotted name: `composer.core.time` or `composer.core.time.Time`.
         line: The line of the import.
-        type_checking: Whether only type checkers see it.
+        runs: Whether it is executed: False for imports for type checkers and for names of modules in strings.
     """
 
     target: str
     line: int
-    type_checking: bool
+    runs: bool
 
 
 def installed_modules(workspace: Workspace) -> dict[str, Module]:
@@ -84,9 +112,7 @@ def undeclared(workspace: Workspace, graph: grimp.ImportGraph, owner: Mapping[st
     return problems
 
 
-def private_imports(
-    modules: Mapping[str, Module], known: Iterable[tuple[str, str]] = KNOWN_PRIVATE
-) -> list[str]:
+def private_imports(modules: Mapping[str, Module], known: Iterable[tuple[str, str]] = KNOWN_PRIVATE) -> list[str]:
     """Return a sentence for each import of a private module or name of another distribution.
 
     Args:
@@ -125,10 +151,8 @@ def circles(modules: Mapping[str, Module], known: Iterable[frozenset[str]] = KNO
     """
     graph: dict[str, set[str]] = {}
     for importer, module in modules.items():
-        targets = {_module_of(i.target, modules) for i in imports(importer, module) if not i.type_checking}
-        graph[importer] = {
-            t for t in targets if t and t != importer and modules[t].distribution == module.distribution
-        }
+        targets = {_module_of(i.target, modules) for i in imports(importer, module) if i.runs}
+        graph[importer] = {t for t in targets if t and t != importer and modules[t].distribution == module.distribution}
     components = [component for component in _strong_components(graph) if len(component) > 1]
     problems = [
         f"{modules[min(component)].distribution}: these modules import each other in a circle: "
@@ -144,38 +168,41 @@ def circles(modules: Mapping[str, Module], known: Iterable[frozenset[str]] = KNO
 
 
 def imports(name: str, module: Module) -> Iterator[Import]:
-    """Yield the imports of a module, also those inside functions.
+    """Yield the imports of a module, also those inside functions, and names of modules in strings.
 
     Args:
         name: The dotted name of the module.
         module: The module.
     """
-    yield from _imports(ast.parse(module.source), name if module.is_package else name.rpartition(".")[0], False)
+    yield from _imports(ast.parse(module.source), name if module.is_package else name.rpartition(".")[0], True)
 
 
-def _imports(node: ast.AST, package: str, type_checking: bool) -> Iterator[Import]:
+def _imports(node: ast.AST, package: str, runs: bool) -> Iterator[Import]:
     if isinstance(node, ast.Import):
         for alias in node.names:
-            yield Import(alias.name, node.lineno, type_checking)
+            yield Import(alias.name, node.lineno, runs)
     elif isinstance(node, ast.ImportFrom):
         parent = package.split(".")
         base = ".".join(parent[: len(parent) - node.level + 1]) if node.level else ""
         source = ".".join(part for part in (base, node.module) if part)
         for alias in node.names:
-            yield Import(f"{source}.{alias.name}", node.lineno, type_checking)
+            yield Import(f"{source}.{alias.name}", node.lineno, runs)
+    elif isinstance(node, ast.Constant):
+        if isinstance(node.value, str) and _MODULE_NAME.fullmatch(node.value):  # as in `import_module("composer.x")`
+            yield Import(node.value, node.lineno, False)
     elif isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
         for child in node.body:
-            yield from _imports(child, package, True)
+            yield from _imports(child, package, False)
         for child in node.orelse:
-            yield from _imports(child, package, type_checking)
+            yield from _imports(child, package, runs)
     else:
         for child in ast.iter_child_nodes(node):
-            yield from _imports(child, package, type_checking)
+            yield from _imports(child, package, runs)
 
 
 def _private_part(target: str) -> str | None:
     """Return a dotted name up to its first private part; None if all parts are public."""
-    parts = target.split(".")
+    parts = target.replace(":", ".").split(".")
     for i, part in enumerate(parts):
         if part.startswith("_") and not part.endswith("__"):
             return ".".join(parts[: i + 1])
