@@ -33,7 +33,7 @@ def test_what_was_taken_is_not_counted_again() -> None:
     assert counter.take() == []
 
 
-def test_an_event_that_holds_a_slash_is_kept_whole() -> None:
+def test_an_event_with_a_slash_is_not_split() -> None:
     counter = _ActionCounter()
     counter.add("algorithm_traces/Mine/Event.A/B", 0)
 

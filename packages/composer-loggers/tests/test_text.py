@@ -47,7 +47,7 @@ def test_nan_is_written_as_yaml_wants_it() -> None:
     assert math.isnan(yaml.safe_load(to_yaml({"a": math.nan}))["a"])
 
 
-def test_the_config_stands_between_stars() -> None:
+def test_the_config_is_printed_between_stars() -> None:
     stars = "*" * 30
 
     assert f"{stars}\nConfig:\nseed: 3\n\n{stars}\n" == config_block({"seed": 3})

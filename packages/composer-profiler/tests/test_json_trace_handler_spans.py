@@ -22,7 +22,7 @@ def named(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @given(st.lists(ACTS, max_size=40))
-def test_what_is_taken_is_whole_and_nested(
+def test_taken_spans_are_complete_and_nested(
     check_trace: Callable[[Any], None], acts: list[tuple[str, str, int]]
 ) -> None:
     spans, now, parts = _Spans(), 10**18, []

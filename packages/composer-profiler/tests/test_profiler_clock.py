@@ -13,7 +13,7 @@ from composer.utils import dist
 HELD_UP_SECONDS = 0.4
 
 
-def test_alone() -> None:
+def test_a_single_process_has_no_error_bound() -> None:
     before = time.time_ns() // 1000
     sync = ClockSync.measure(3)
     assert (sync.number, sync.error_bound_us) == (3, 0)

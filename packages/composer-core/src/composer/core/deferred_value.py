@@ -78,7 +78,7 @@ class DeferredValue:
 
     @property
     def value(self) -> Any:
-        """The value: a float for `of_tensor`, otherwise what `compute` returned.
+        """The value: a float for `of_tensor`, otherwise the result of `compute`.
 
         Raises:
             RuntimeError: The batch is over and the value was not held.

@@ -1,4 +1,4 @@
-"""`Logger`, which passes what is logged to each `LoggerDestination`, and the handling of destinations that fail."""
+"""`Logger`, which passes logged values to each `LoggerDestination`, and the handling of destinations that fail."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class LoggerDestination(Callback, ABC):
             state: The state of the run.
             remote_file_name: The name to store it under.
             file_path: The local file. It may change or be deleted after the call returns.
-            overwrite: Whether to replace what is stored under that name.
+            overwrite: Whether to replace a file that is stored under that name.
         """
 
     def can_upload_files(self) -> bool:
@@ -152,7 +152,7 @@ _BASE_LOG_METRICS = LoggerDestination.log_metrics
 
 
 class Logger:
-    """Pass what is logged to every destination, in order. Callbacks and algorithms receive one to log with.
+    """Logger of a run: passes logged values to every destination, in order. Callbacks and algorithms receive it.
 
     A destination that raises an exception does not end the run, unless its `on_error` is "raise": its first exception
     becomes a warning, and the other destinations are not affected.
@@ -295,7 +295,7 @@ class Logger:
             remote_file_name: The name to store it under. May contain `{run_name}`, `{rank}`, `{local_rank}`,
                 `{world_size}`, `{local_world_size}` and `{node_rank}`.
             file_path: The local file; the same variables are filled in.
-            overwrite: Whether to replace what is stored under that name.
+            overwrite: Whether to replace a file that is stored under that name.
         """
         run_name = self._state.run_name
         remote_file_name = format_name_with_dist(remote_file_name, run_name)

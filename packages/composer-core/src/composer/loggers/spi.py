@@ -4,7 +4,7 @@ The loggers for Weights & Biases, MLflow and TensorBoard are made of these. A `S
 thread; the functions below help with what such loggers have in common: images, tables, files, timeouts, failures.
 
 Example:
-    A logger that sends each step's numbers to `client`, which stands for any service. A rank that does not log must
+    A logger that sends the numbers of each step to `client`, which can be any service. A rank that does not log must
     still call `hold_metrics`, because computing a metric may be a collective operation::
 
         from composer.loggers import LoggerDestination
@@ -485,7 +485,7 @@ class _PendingValue:
 
 
 def _snapshot(value: Any, pending: list[_PendingValue], arrays: list[Any]) -> Any:
-    """Return a value as it is now; what is still on the device is added to `pending`, what is large to `arrays`."""
+    """Return a value as it is now; add values on the device to `pending`, and other large ones to `arrays`."""
     if type(value) is DeferredValue:
         number = value.settled()
         if number is not None:

@@ -52,7 +52,7 @@ class _Numbers(NamedTuple):
 
 
 class FileLogger(LoggerDestination):
-    r"""Write everything that is logged, and the output of the process, to a text file on every rank.
+    r"""Logger that writes all values, and the output of the process, to a text file on every rank.
 
     One line each, in the order of events::
 
@@ -353,7 +353,7 @@ class FileLogger(LoggerDestination):
 
 
 class Capture:
-    """Call a function with everything that is written to a stream, until closed.
+    """Capture of a stream: calls a function with everything that is written to it, until closed.
 
     The stream's `write` is replaced, not the stream, so objects that hold the stream (logging handlers, progress bars)
     are captured too.
@@ -391,7 +391,7 @@ class Capture:
 
 
 class LineAssembler:
-    """Assemble lines from pieces of text, without text that a carriage return overwrites (of a progress bar).
+    """Assembler of lines from pieces of text, without text that a carriage return overwrites (of a progress bar).
 
     Args:
         sink: Called with each finished line, without its newline.

@@ -23,7 +23,7 @@ _MAX_PENDING = 8192  # calls of `log_metrics`; limits the device memory of unrea
 
 
 class InMemoryLogger(LoggerDestination):
-    """Store everything that is logged in memory, for notebooks and tests.
+    """Logger that stores everything in memory, for notebooks and tests.
 
     A training step only appends to a list: values on the device are read when one of the attributes is read. Every
     value is a snapshot, so later changes to a logged object have no effect.

@@ -34,7 +34,7 @@ _STATS_WITHOUT_END = "{n_fmt} [{elapsed}, {rate_fmt}{postfix}]"
 
 
 class ProgressBarLogger(LoggerDestination):
-    """Show a bar for the training and one for every evaluation, on the first rank of each node.
+    """Logger that shows a bar for the training and one for every evaluation, on the first rank of each node.
 
     The training has a bar for each epoch if `max_duration` is in epochs, else one for the whole run, in the unit of
     `max_duration`, such as seconds of training. It shows progress, time left, rate and the losses; an evaluation's bar

@@ -52,7 +52,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 class RunRecorder(LoggerDestination):
-    """Record a run in a folder, for the command `composer-report` and `read_run` of the package `composer-report`.
+    """Logger that records a run in a folder, for the command `composer-report` and `read_run` of that package.
 
     The file `run-rank0.jsonl` has one line of JSON for each record: metrics with step, epoch and seconds;
     hyperparameters, evaluations, tables; hardware and versions (no environment variables, no names of hosts or users;
@@ -419,7 +419,7 @@ def _remote_of(saver: Callback) -> str | None:
 
 
 class _ActionCounter:
-    """Counts when algorithms act, in memory that does not grow with the run.
+    """Counter of the actions of algorithms, in memory that does not grow with the run.
 
     It counts how often each algorithm acted at each event since the last `take`, and at which batches. Consecutive
     batches become one span. An algorithm that acts irregularly would create many short spans: spans that are close to

@@ -51,7 +51,7 @@ _REFUSED = re.compile(r"[^\w/.: -]")
 
 
 class MLFlowLogger(LoggerDestination):
-    """Log to an MLflow server or a local store.
+    """Logger for an MLflow server or a local store.
 
     Training puts logged values into a queue, and a thread sends them, many values in one request: a step waits neither
     for the server nor for the device. Numbers become metrics, with the number of trained batches as their step; other

@@ -41,8 +41,8 @@ def merge_traces(output_file: str | os.PathLike[str], *trace_files: str | os.Pat
     Raises:
         ValueError: There is nothing to merge, a file is not a trace, or its rank is unknown.
 
-    Differs: traces of several cycles can be merged at once, and each rank's clock is moved by the same amount in all
-    of them, so that what was nested stays nested. Torch's threads get rows of their own, because its spans overlap the
+    Differs: traces of several cycles can be merged together, and each rank's clock is shifted by the same amount in all
+    of them, so that nested spans stay nested. Torch's threads have separate rows, because its spans overlap the
     markers; ids of flows are made unique. A list with a trailing comma, or cut off, is read up to its last event.
     """
     if not trace_files:

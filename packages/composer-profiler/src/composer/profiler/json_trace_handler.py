@@ -26,7 +26,7 @@ __all__ = ["JSONTraceHandler"]
 
 
 class JSONTraceHandler(TraceHandler):
-    """Write each cycle of a profile as one file per rank, and all of them as one timeline.
+    """Trace handler that writes each cycle of a profile as one file per rank, and all of them as one timeline.
 
     Open `merged_trace.json` at https://ui.perfetto.dev or chrome://tracing. Each rank is a process; markers are spans
     of its first thread, and what torch's profiler recorded follows below.

@@ -20,7 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Marker:
-    """Marks the start and end of a span of code. `Profiler.marker` creates one.
+    """Marker of the start and end of a span of code. `Profiler.marker` creates one.
 
     A span is recorded if the schedule's action at its start is one of `actions`. Its end is then recorded too, whatever
     the action is by then, so that a span is either complete or absent.

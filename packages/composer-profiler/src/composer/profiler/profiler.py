@@ -61,7 +61,7 @@ class ClockSync:
 
 
 class Profiler(Callback):
-    """Profile some batches of a run: events, algorithms, callbacks, your own markers, torch, and the system.
+    """Profiler of some batches of a run: events, algorithms, callbacks, your own markers, torch, and the system.
 
     Pass it as `Trainer(profiler=...)`. With an `Engine` of your own, call `bind_to_state(state)`.
 

@@ -29,7 +29,7 @@ _CUDA = {
 
 
 class SystemProfiler(Callback):
-    """Record the use of processors, memory, disks and network in a background thread.
+    """Profiler of processors, memory, disks and network, in a background thread.
 
     Counters: `cpu` in percent of all processors; `memory/virtual` and `memory/swap`, used and free, and
     `memory/cuda/<name>` (`current_allocated_mem`, `peak_reserved_mem`, ...) of this rank's GPU in GiB (2**30 bytes);

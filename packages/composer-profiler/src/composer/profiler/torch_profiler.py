@@ -33,7 +33,7 @@ _ACTIONS = {
 
 
 class TorchProfiler(Callback):
-    """Run `torch.profiler` with the schedule of the run's profiler, and write its traces.
+    """Profiler that runs `torch.profiler` with the schedule of the run's profiler and writes its traces.
 
     A trace is written at the end of an ACTIVE_AND_SAVE batch, and when an epoch of unknown length or the training ends
     during recording. It is also passed to the trace handlers, which add it to the timeline of the markers.

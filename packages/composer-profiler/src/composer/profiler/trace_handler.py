@@ -11,7 +11,7 @@ __all__ = ["TraceHandler"]
 
 
 class TraceHandler(Callback):
-    """Receives the events of a profile. Override the methods it supports; it is also a callback.
+    """Base class of receivers of a profile's events. Override the methods it supports; it is also a callback.
 
     The methods may be called from several threads.
 

@@ -31,7 +31,7 @@ __all__ = ["TensorboardLogger"]
 
 
 class TensorboardLogger(LoggerDestination):
-    """Write event files, which `tensorboard --logdir tensorboard_logs` shows.
+    """Logger that writes event files, which `tensorboard --logdir tensorboard_logs` shows.
 
     The files are in `<log_dir>/<run_name>`; ranks other than 0 use its subfolders `rank<rank>`. Training puts logged
     values into a queue, and a thread writes them: a step waits neither for the disk nor for the device. Numbers become

@@ -44,7 +44,7 @@ _open_runs: set[str] = set()  # ids of the runs that loggers have opened and not
 
 
 class WandBLogger(LoggerDestination):
-    """Log to Weights & Biases.
+    """Logger for Weights & Biases.
 
     Training puts logged values into a queue, and a thread passes them to W&B: a step waits neither for W&B nor for the
     device. The step of a value is the number of trained batches.
