@@ -191,10 +191,10 @@ def _imports(node: ast.AST, package: str, runs: bool) -> Iterator[Import]:
         if isinstance(node.value, str) and _MODULE_NAME.fullmatch(node.value):  # as in `import_module("composer.x")`
             yield Import(node.value, node.lineno, False)
     elif isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
-        for child in node.body:
-            yield from _imports(child, package, False)
-        for child in node.orelse:
-            yield from _imports(child, package, runs)
+        for statement in node.body:
+            yield from _imports(statement, package, False)
+        for statement in node.orelse:
+            yield from _imports(statement, package, runs)
     else:
         for child in ast.iter_child_nodes(node):
             yield from _imports(child, package, runs)
