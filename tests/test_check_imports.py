@@ -33,6 +33,7 @@ def modules(**sources: str) -> dict[str, Module]:
         ("from composer.core import _table", "composer.core._table"),
         ("from composer.core import Time, _registry", "composer.core._registry"),
         ("from composer.core._table import Table", "composer.core._table"),
+        ("from composer.core._table import Table, Row", "composer.core._table"),
         ("from composer.core._inner.part import Part", "composer.core._inner"),
         ("from composer.core.time import _parse", "composer.core.time._parse"),
         ("def f():\n    from composer.core._table import Table", "composer.core._table"),
