@@ -348,7 +348,7 @@ class TestCheckImports:
         graph.add_import(importer="composer.core", imported="composer.algorithms.one")
         owner = {"composer.core": "composer-core", "composer.algorithms.one": "composer-one"}
 
-        found = check_imports.problems(tree.workspace, graph, owner)
+        found = check_imports.undeclared(tree.workspace, graph, owner)
 
         assert found == [
             "composer-core: `composer.core` imports `composer.algorithms.one` of `composer-one`, which is not declared."

@@ -1,53 +1,279 @@
-"""Check that each installed package of this repository declares every sibling that it imports.
+"""Check the imports of the installed packages of this repository.
 
-Runs where all of them are installed from wheels. Imports for type checkers only do not count.
+- Each package declares every sibling that it imports.
+- No package imports a private module or name (with a leading underscore) of a sibling, not even for type checkers.
+- The modules of a package do not import each other in a circle, not even inside functions.
+
+Runs where all packages are installed from wheels. Imports for type checkers and names of modules in strings
+count for private names only.
 """
 
 from __future__ import annotations
 
+import ast
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import distribution
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 import grimp
 
 from tools.workspace import Workspace
 
+_MODULE_NAME = re.compile(r"composer(\.\w+)+(:\w+)?")
 
-def owners(workspace: Workspace) -> dict[str, str]:
-    """Which distribution installed which module: `{"composer.core.time": "composer-core"}`."""
-    found = {}
+# To be emptied: the importing distribution and the private name. An entry that is no longer needed is an error.
+KNOWN_PRIVATE: frozenset[tuple[str, str]] = frozenset(
+    {
+        ("composer-checkpoint", "composer.core._required_algorithms"),
+        ("composer-checkpoint", "composer.core._state_dict"),
+        ("composer-core", "composer.trainer._sharded"),
+        ("composer-export", "composer.checkpoint._durable"),
+        ("composer-export", "composer.checkpoint._storage"),
+        ("composer-huggingface", "composer.core._registry"),
+        ("composer-huggingface", "composer.core._required_algorithms"),
+        ("composer-trainer", "composer.checkpoint._best"),
+        ("composer-trainer", "composer.checkpoint._container"),
+        ("composer-trainer", "composer.checkpoint._durable"),
+        ("composer-trainer", "composer.checkpoint._filter"),
+        ("composer-trainer", "composer.checkpoint._lease"),
+        ("composer-trainer", "composer.checkpoint._loading"),
+        ("composer-trainer", "composer.checkpoint._names"),
+        ("composer-trainer", "composer.checkpoint._pickle_checks"),
+        ("composer-trainer", "composer.checkpoint._resumption_parts"),
+        ("composer-trainer", "composer.checkpoint._safe_load"),
+        ("composer-trainer", "composer.checkpoint._saving"),
+        ("composer-trainer", "composer.checkpoint._seal"),
+        ("composer-trainer", "composer.checkpoint._sharded_run"),
+        ("composer-trainer", "composer.checkpoint._storage"),
+        ("composer-trainer", "composer.checkpoint._store_errors"),
+        ("composer-trainer", "composer.checkpoint._uploads"),
+        ("composer-trainer", "composer.checkpoint._writer"),
+        ("composer-trainer", "composer.core.precision._validate_precision"),
+    }
+)
+_ALIBI = "composer.algorithms.alibi.attention_surgery_functions"
+# To be emptied: the modules of each circle. An entry that is no longer needed is an error.
+KNOWN_CIRCLES: tuple[frozenset[str], ...] = (
+    frozenset({f"{_ALIBI}._attention", f"{_ALIBI}._bias"}),
+    frozenset({"composer.devices", "composer.devices._gpu", "composer.utils.device", "composer.utils.dist"}),
+    frozenset({"composer.trainer._data_parallel", "composer.trainer._sharded"}),
+    frozenset(
+        {
+            "composer.core._time",
+            "composer.core._timestamp",
+            "composer.core.time",
+            "composer.utils.interval_scheduler",
+            "composer.utils.misc",
+        }
+    ),
+)
+
+
+class Module(NamedTuple):
+    """A module of an installed distribution."""
+
+    distribution: str
+    source: str
+    is_package: bool = False
+
+
+class Import(NamedTuple):
+    """An imported module, or a name of a module.
+
+    Attributes:
+        target: The dotted name: `composer.core.time` or `composer.core.time.Time`.
+        line: The line of the import.
+        runs: Whether it is executed: False for imports for type checkers and for names of modules in strings.
+    """
+
+    target: str
+    line: int
+    runs: bool
+
+
+def installed_modules(workspace: Workspace) -> dict[str, Module]:
+    """Read the modules that the distributions of the workspace have installed, by dotted name."""
+    modules = {}
     for name in workspace.names:
         for file in distribution(name).files or ():
             path = PurePosixPath(file)
             if path.suffix == ".py" and path.parts[0] == "composer":
                 parts = path.with_suffix("").parts
-                found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = name
-    return found
+                is_package = parts[-1] == "__init__"
+                source = Path(str(file.locate())).read_text(encoding="utf-8")
+                modules[".".join(parts[:-1] if is_package else parts)] = Module(name, source, is_package)
+    return modules
 
 
-def problems(workspace: Workspace, graph: grimp.ImportGraph, owner: Mapping[str, str]) -> list[str]:
-    """Each import of a sibling that the importing package does not declare, one sentence each."""
-    found = []
+def undeclared(workspace: Workspace, graph: grimp.ImportGraph, owner: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each import of a sibling that the importing package does not declare.
+
+    Args:
+        workspace: The packages with their declared dependencies.
+        graph: The imports between modules.
+        owner: The distribution of each module.
+    """
+    problems = []
     for importer in sorted(owner.keys() & graph.modules):
-        mine = workspace[owner[importer]]
-        declared = {requirement.name for requirement in mine.dependencies}
+        package = workspace[owner[importer]]
+        declared = {requirement.name for requirement in package.dependencies}
         for imported in sorted(graph.find_modules_directly_imported_by(importer)):
-            theirs = owner.get(imported, mine.name)
-            if theirs != mine.name and theirs not in declared:
-                found.append(
-                    f"{mine.name}: `{importer}` imports `{imported}` of `{theirs}`, which is not declared."
+            sibling = owner.get(imported, package.name)
+            if sibling != package.name and sibling not in declared:
+                problems.append(
+                    f"{package.name}: `{importer}` imports `{imported}` of `{sibling}`, which is not declared."
                     " Declare it, or remove the import."
                 )
-    return found
+    return problems
+
+
+def private_imports(modules: Mapping[str, Module], known: Iterable[tuple[str, str]] = KNOWN_PRIVATE) -> list[str]:
+    """Return a sentence for each import of a private module or name of another distribution.
+
+    Args:
+        modules: The modules by dotted name.
+        known: Pairs of an importing distribution and a private name that are allowed.
+    """
+    problems, used = [], set()
+    for importer, module in sorted(modules.items()):
+        for found in imports(importer, module):
+            name = _private_part(found.target)
+            if name is None:
+                continue
+            provider = modules.get(_module_of(name, modules) or "")
+            if provider is None or provider.distribution == module.distribution:
+                continue
+            if (module.distribution, name) in known:
+                used.add((module.distribution, name))
+            else:
+                problem = (
+                    f"{module.distribution}: `{importer}`, line {found.line}, imports `{name}`, which is private to"
+                    f" `{provider.distribution}`. Use its public interface, or extend that."
+                )
+                if problem not in problems:  # once for `from composer.x._y import a, b`
+                    problems.append(problem)
+    for pair in sorted(set(known) - used):
+        problems.append(f"KNOWN_PRIVATE lists {pair}, which is not imported any more. Remove the entry.")
+    return problems
+
+
+def circles(modules: Mapping[str, Module], known: Iterable[frozenset[str]] = KNOWN_CIRCLES) -> list[str]:
+    """Return a sentence for each circle of imports between modules of one distribution.
+
+    Imports inside functions count; imports for type checkers do not.
+
+    Args:
+        modules: The modules by dotted name.
+        known: The modules of each circle that is allowed.
+    """
+    graph: dict[str, set[str]] = {}
+    for importer, module in modules.items():
+        targets = {_module_of(i.target, modules) for i in imports(importer, module) if i.runs}
+        graph[importer] = {t for t in targets if t and t != importer and modules[t].distribution == module.distribution}
+    components = [component for component in _strong_components(graph) if len(component) > 1]
+    problems = [
+        f"{modules[min(component)].distribution}: these modules import each other in a circle: "
+        + "; ".join(f"`{name}` imports {_listed(graph[name] & component)}" for name in sorted(component))
+        + ". Move what they share into a module that imports none of them."
+        for component in components
+        if component not in known
+    ]
+    for names in known:
+        if names not in components:
+            problems.append(f"KNOWN_CIRCLES lists {_listed(names)}, which is not a circle any more. Change the entry.")
+    return sorted(problems)
+
+
+def imports(name: str, module: Module) -> Iterator[Import]:
+    """Yield the imports of a module, also those inside functions, and names of modules in strings.
+
+    Args:
+        name: The dotted name of the module.
+        module: The module.
+    """
+    yield from _imports(ast.parse(module.source), name if module.is_package else name.rpartition(".")[0], True)
+
+
+def _imports(node: ast.AST, package: str, runs: bool) -> Iterator[Import]:
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            yield Import(alias.name, node.lineno, runs)
+    elif isinstance(node, ast.ImportFrom):
+        parent = package.split(".")
+        base = ".".join(parent[: len(parent) - node.level + 1]) if node.level else ""
+        source = ".".join(part for part in (base, node.module) if part)
+        for alias in node.names:
+            yield Import(f"{source}.{alias.name}", node.lineno, runs)
+    elif isinstance(node, ast.Constant):
+        if isinstance(node.value, str) and _MODULE_NAME.fullmatch(node.value):  # as in `import_module("composer.x")`
+            yield Import(node.value, node.lineno, False)
+    elif isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+        for statement in node.body:
+            yield from _imports(statement, package, False)
+        for statement in node.orelse:
+            yield from _imports(statement, package, runs)
+    else:
+        for child in ast.iter_child_nodes(node):
+            yield from _imports(child, package, runs)
+
+
+def _private_part(target: str) -> str | None:
+    """Return a dotted name up to its first private part; None if all parts are public."""
+    parts = target.replace(":", ".").split(".")
+    for i, part in enumerate(parts):
+        if part.startswith("_") and not part.endswith("__"):
+            return ".".join(parts[: i + 1])
+    return None
+
+
+def _module_of(target: str, modules: Mapping[str, Module]) -> str | None:
+    """Return the module that a dotted name is or belongs to; None if it is in no distribution of ours."""
+    while target and target not in modules:
+        target = target.rpartition(".")[0]
+    return target or None
+
+
+def _strong_components(graph: Mapping[str, set[str]]) -> list[frozenset[str]]:
+    """Return the strongly connected components of a graph (Tarjan, "Depth-first search ...", 1972)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    components: list[frozenset[str]] = []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for target in sorted(graph[node]):
+            if target not in index:
+                visit(target)
+                low[node] = min(low[node], low[target])
+            elif target in stack:
+                low[node] = min(low[node], index[target])
+        if low[node] == index[node]:
+            at = stack.index(node)
+            components.append(frozenset(stack[at:]))
+            del stack[at:]
+
+    for node in sorted(graph):
+        if node not in index:
+            visit(node)
+    return components
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in sorted(names))
 
 
 def main() -> None:
     workspace = Workspace()
+    modules = installed_modules(workspace)
     graph = grimp.build_graph("composer", exclude_type_checking_imports=True, cache_dir=None)
-    found = problems(workspace, graph, owners(workspace))
-    sys.exit("\n".join(found) or None)
+    problems = undeclared(workspace, graph, {name: module.distribution for name, module in modules.items()})
+    problems += private_imports(modules) + circles(modules)
+    sys.exit("\n".join(problems) or None)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from composer.core import Callback, Engine, State
+from composer.core.logging import tell_failures
 from composer.loggers import Logger, LoggerDestination
-from composer.loggers._failures import tell_failures
 
 METHODS: dict[str, tuple[Any, ...]] = {
     "log_metrics": ({"a": 1.0},),
@@ -52,7 +52,7 @@ def _state(*callbacks: Callback) -> State:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_failure_is_told_once_with_its_traceback_and_later_ones_are_counted(
+def test_the_first_failure_is_reported_with_its_traceback_and_later_ones_are_counted(
     method: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     bad, good = Bad(), Good()
@@ -69,7 +69,7 @@ def test_a_failure_is_told_once_with_its_traceback_and_later_ones_are_counted(
     assert ["`Bad` failed 3 times in this run; the first was reported."] == [r.getMessage() for r in caplog.records]
 
 
-def test_a_failure_at_an_event_is_told_and_the_end_tells_how_many(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failure_at_an_event_is_reported_and_the_end_reports_the_count(caplog: pytest.LogCaptureFixture) -> None:
     engine = Engine(_state(Bad()))
     engine.run_event("init")
     with pytest.warns(UserWarning, match="`Bad.epoch_end` failed"):

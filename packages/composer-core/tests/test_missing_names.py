@@ -13,6 +13,7 @@ import pytest
 
 import composer
 from composer.core import _registry
+from composer.utils import import_helpers
 
 CORE = Path(_registry.__file__).parents[1]  # the folder with core's part of `composer`
 # A module, a name that it takes from another package, and that package.
@@ -41,7 +42,7 @@ def _nothing_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ModuleNotFoundError(f"No module named {module!r}", name=module)
 
     monkeypatch.setattr(_registry, "points", lambda group: {})
-    monkeypatch.setattr(_registry, "import_module", refuse)
+    monkeypatch.setattr(import_helpers, "import_module", refuse)
     for module, name, _ in NAMES:
         monkeypatch.delitem(vars(importlib.import_module(module)), name, raising=False)
     monkeypatch.delitem(sys.modules, "composer.metrics", raising=False)

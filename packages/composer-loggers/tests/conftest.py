@@ -206,8 +206,7 @@ def bars(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Stops the clock of the bars, which then only goes on by hand: `clock.now += 1`."""
     clock = SimpleNamespace(now=1000.0)
-    for module in ("_bar", "progress_bar_logger"):
-        stopped = SimpleNamespace(perf_counter=lambda: clock.now)
-        monkeypatch.setattr(f"composer.loggers.{module}.time", stopped)
+    stopped = SimpleNamespace(perf_counter=lambda: clock.now)
+    monkeypatch.setattr("composer.loggers.progress_bar_logger.time", stopped)
     monkeypatch.setattr(tqdm.std, "time", lambda: clock.now)
     return clock

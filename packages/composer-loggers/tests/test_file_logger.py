@@ -86,7 +86,7 @@ def test_output_is_captured_from_construction_on_and_in_order(start: Any) -> Non
     assert sys.stdout.getvalue() == "Hello, stdout!\nExtra Line\nHello, stdout!\nExtra Line3\n"  # type: ignore[attr-defined]
 
 
-def test_the_prefix_stands_at_the_start_of_a_line_only(start: Any) -> None:
+def test_the_prefix_is_at_the_start_of_a_line_only(start: Any) -> None:
     run = start(FileLogger())
     print("one", end=" ")
     print("line", end="")
@@ -123,7 +123,7 @@ def test_everything_is_put_back_at_the_end(start: Any) -> None:
 
 
 @pytest.mark.parametrize("wanted", ["stdout", "stderr"])
-def test_either_stream_can_be_left_alone(start: Any, wanted: str) -> None:
+def test_capturing_one_stream_can_be_turned_off(start: Any, wanted: str) -> None:
     run = start(FileLogger(capture_stdout=wanted == "stdout", capture_stderr=wanted == "stderr"))
     print("text")
     print("text", file=sys.stderr)
@@ -200,7 +200,7 @@ def test_every_rank_writes_its_own_file(start: Any, local_rank: Callable[[int], 
     assert Path("my-run/logs-rank1.txt").read_text() == "[metric][batch=0]: a: 1 \n"
 
 
-def test_an_existing_file_is_not_replaced_unless_wanted(start: Any) -> None:
+def test_an_existing_file_is_not_replaced_by_default(start: Any) -> None:
     LOG.parent.mkdir()
     LOG.write_text("precious")
 
@@ -217,7 +217,7 @@ def test_an_existing_file_is_not_replaced_unless_wanted(start: Any) -> None:
     assert lines() == ["[metric][batch=0]: a: 1 \n"]
 
 
-def test_a_relaunched_run_goes_on_in_its_file(start: Any) -> None:
+def test_a_relaunched_run_appends_to_its_file(start: Any) -> None:
     for number in (1, 2):
         run = start(FileLogger(append=True))
         run.logger.log_metrics({"a": number})

@@ -116,7 +116,7 @@ def test_the_file_is_flushed_at_intervals_and_turning_points(
     assert expected == flushes(run, lambda: run.engine.run_event(event))
 
 
-def test_a_flush_hands_over_the_whole_file(start: Any) -> None:
+def test_a_flush_passes_the_complete_file(start: Any) -> None:
     uploads = Uploads()
     run = start([FileLogger(remote_file_name="logs/{run_name}-{rank}.txt"), uploads])
     run.logger.log_hyperparameters({"a": 1})
@@ -157,7 +157,7 @@ def test_a_value_that_cannot_be_read_does_not_take_the_rest_with_it(start: Any) 
     run.engine.run_event("fit_end")  # the failure is reported once
 
 
-def test_the_disk_is_asked_once_a_second_and_at_the_end(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fsync_is_called_once_a_second_and_at_the_end(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     monkeypatch.setattr(os, "fsync", asked.append)
     monkeypatch.setattr("composer.loggers.file_logger._WRITE_SECONDS", 1e9)

@@ -42,7 +42,7 @@ def test_metrics_are_kept_as_tensors_and_survive_their_batch(start: Any) -> None
     assert torch.equal(torch.tensor([0.01, 0.02, 0.03, 0.03]), torch.stack(values))
 
 
-def test_values_are_read_only_when_they_are_asked_for(memory: InMemoryLogger) -> None:
+def test_values_are_read_on_access_only(memory: InMemoryLogger) -> None:
     loss = DeferredValue.of_tensor(torch.tensor(1.0))
     memory.log_metrics({"loss": loss})
 

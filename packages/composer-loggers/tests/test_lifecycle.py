@@ -78,7 +78,7 @@ def test_it_can_evaluate_alone(start: Any, name: str) -> None:
 
 
 @each
-def test_it_stands_every_event_in_any_order(start: Any, name: str) -> None:
+def test_it_accepts_every_event_in_any_order(start: Any, name: str) -> None:
     run = start(MAKERS[name](), "3ba", 3)
     for event in Event:
         if event is not Event.INIT:

@@ -15,8 +15,7 @@ import torch
 import tqdm.auto
 
 from composer.loggers import DeferredValue
-from composer.loggers._bar import Bar
-from composer.loggers.progress_bar_logger import ProgressBarLogger
+from composer.loggers.progress_bar_logger import Bar, ProgressBarLogger
 
 
 def shown(terminal: io.StringIO) -> list[str]:
@@ -262,7 +261,7 @@ def test_traces_are_printed_on_demand_above_the_bar(start: Any, terminal: io.Str
     assert log_traces == ("trace" in terminal.getvalue())
 
 
-def test_a_resumed_run_goes_on_with_the_last_loss(start: Any, terminal: io.StringIO) -> None:
+def test_a_resumed_run_shows_the_last_loss(start: Any, terminal: io.StringIO) -> None:
     first = ProgressBarLogger(io.StringIO())
     run = start(first, "10ba", 10)
     run.fit(stop_after=3)

@@ -72,7 +72,7 @@ def test_an_epoch_can_be_continued_without_its_start(start: Any, bars: SimpleNam
     assert [updates(bar) for bar in bars.train] == [[1], [1] * 4]
 
 
-def test_a_second_fit_goes_on(start: Any, bars: SimpleNamespace) -> None:
+def test_a_second_fit_continues_the_bar(start: Any, bars: SimpleNamespace) -> None:
     run = start(ProgressBarLogger(), "2ba", 5)
     run.fit()
     run.state.max_duration = "5ba"

@@ -15,8 +15,7 @@ import torch
 
 from composer.core import Algorithm, Callback, Event, State, Timestamp
 from composer.loggers import DeferredValue, Logger
-from composer.loggers._run_file import plain
-from composer.loggers.run_recorder import RunRecorder
+from composer.loggers.run_recorder import RunRecorder, _plain
 
 
 def lines(path: str | Path = "my-run/run-rank0.jsonl") -> list[dict[str, Any]]:
@@ -157,8 +156,8 @@ def test_what_is_named_like_a_secret_is_hidden(start: Any) -> None:
     ],
 )
 def test_hyperparameters_become_plain_values(value: Any, expected: Any) -> None:
-    assert plain(value) == expected
-    json.dumps(plain(value), allow_nan=False)
+    assert _plain(value) == expected
+    json.dumps(_plain(value), allow_nan=False)
 
 
 def test_what_is_logged_before_the_run_begins_is_kept(start: Any) -> None:
@@ -216,7 +215,7 @@ def test_a_run_that_is_closed_early_is_stopped(start: Any) -> None:
     assert of("end")[0]["status"] == "stopped"
 
 
-def test_a_run_that_is_told_to_stop_is_stopped(start: Any) -> None:
+def test_a_run_that_is_stopped_early_is_recorded_as_stopped(start: Any) -> None:
     run = start(RunRecorder(), "5ba", 5)
     run.fit(stop_after=3)
     run.engine.run_event("fit_start")
@@ -300,7 +299,7 @@ def test_a_torn_line_is_ended_before_more_is_written(start: Any) -> None:
     assert json.loads(text[1])["type"] == "start"
 
 
-def test_a_resumed_run_names_the_checkpoint_it_goes_on_from(start: Any) -> None:
+def test_a_resumed_run_names_its_checkpoint(start: Any) -> None:
     recorder = RunRecorder()
     run = start(recorder, "5ba", 5)
     run.fit(stop_after=2)
@@ -330,7 +329,7 @@ def test_a_checkpoint_waits_for_what_was_logged_before_it(start: Any) -> None:
     run.close()
 
 
-def test_only_rank_zero_records_unless_told_otherwise(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_rank_zero_records_by_default(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("composer.utils.dist.get_global_rank", lambda: 1)
     computed: list[int] = []
     quiet = RunRecorder()
@@ -348,7 +347,7 @@ def test_only_rank_zero_records_unless_told_otherwise(start: Any, monkeypatch: p
     assert lines("my-run/run-rank1.jsonl")[0]["rank"] == 1
 
 
-def test_a_folder_that_cannot_be_written_warns_once_and_the_run_goes_on(start: Any) -> None:
+def test_a_folder_that_cannot_be_written_warns_once_and_the_run_continues(start: Any) -> None:
     Path("my-run").write_text("in the way")
     with pytest.warns(UserWarning, match="`RunRecorder` failed to log"):
         run = start(RunRecorder(), "2ba", 2)
@@ -395,7 +394,7 @@ def test_a_step_puts_and_nothing_more(start: Any, monkeypatch: pytest.MonkeyPatc
         written.append(threading.current_thread().name)
         return original(*args, **kwargs)
 
-    monkeypatch.setattr("composer.loggers._run_file.json.dumps", dumps)
+    monkeypatch.setattr("composer.loggers.run_recorder.json.dumps", dumps)
     run = start(RunRecorder(), "20ba", 20)
     run.fit()
     run.close()

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer.loggers._text import config_block, table_json, to_yaml
+from composer.loggers.terminal import config_block, table_json, to_yaml
 
 yaml = pytest.importorskip("yaml")
 
@@ -47,7 +47,7 @@ def test_nan_is_written_as_yaml_wants_it() -> None:
     assert math.isnan(yaml.safe_load(to_yaml({"a": math.nan}))["a"])
 
 
-def test_the_config_stands_between_stars() -> None:
+def test_the_config_is_printed_between_stars() -> None:
     stars = "*" * 30
 
     assert f"{stars}\nConfig:\nseed: 3\n\n{stars}\n" == config_block({"seed": 3})

@@ -127,7 +127,7 @@ def test_a_process_ends_although_its_server_hangs_when_a_run_is_resumed(
     assert found is not None, run.stderr
 
 
-def test_a_process_ends_although_nobody_listens(tmp_path: Path) -> None:
+def test_a_process_ends_while_the_server_is_down(tmp_path: Path) -> None:
     with server("nothing") as uri:
         pass
 

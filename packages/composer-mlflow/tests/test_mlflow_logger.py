@@ -24,9 +24,8 @@ from PIL import Image
 import composer.loggers
 from composer.core import Event
 from composer.loggers import DeferredValue
-from composer.loggers._mlflow_run import MLFlowRun
-from composer.loggers._sender import Logged
-from composer.loggers.mlflow_logger import MLFlowLogger
+from composer.loggers.mlflow_logger import MLFlowLogger, _MLFlowRun
+from composer.loggers.spi import Logged
 
 
 def only_run(client: MlflowClient, arguments: dict[str, Any]) -> Any:
@@ -141,7 +140,7 @@ def test_a_request_that_fails_costs_no_other_and_its_values_are_sent_again() -> 
         sent.append([(metric.key, metric.step) for metric in metrics])
 
     empty = SimpleNamespace(data=SimpleNamespace(params={}))
-    run = MLFlowRun(SimpleNamespace(log_batch=log_batch, get_run=lambda _: empty), "id", {}, repeat_after=100)
+    run = _MLFlowRun(SimpleNamespace(log_batch=log_batch, get_run=lambda _: empty), "id", {}, repeat_after=100)
     values = {f"m{i}": 1.0 for i in range(1001)}
     with pytest.raises(OSError, match="busy"):
         run.send([Logged(values, 0, 0.0)])
@@ -255,7 +254,7 @@ def test_a_server_that_is_down_is_not_one_without_the_file(start: Any, arguments
             logger.download_file("my-run/latest.symlink", str(tmp_path / "b"))
 
 
-def test_files_are_not_stored_unless_wanted(start: Any, client: Any, arguments: Any, tmp_path: Path) -> None:
+def test_files_are_not_stored_by_default(start: Any, client: Any, arguments: Any, tmp_path: Path) -> None:
     logger = MLFlowLogger(**arguments)
     run = start(logger)
     (tmp_path / "a").write_text("a")
@@ -266,7 +265,7 @@ def test_files_are_not_stored_unless_wanted(start: Any, client: Any, arguments: 
     assert [] == client.list_artifacts(only_run(client, arguments).info.run_id)
 
 
-def test_a_resumed_run_goes_on_in_its_run(start: Any, client: Any, arguments: Any) -> None:
+def test_a_resumed_run_continues_its_run(start: Any, client: Any, arguments: Any) -> None:
     logger = MLFlowLogger(**arguments)
     run = start(logger)
     run.logger.log_hyperparameters({"lr": 0.1})
@@ -290,7 +289,7 @@ def test_a_resumed_run_goes_on_in_its_run(start: Any, client: Any, arguments: An
     assert stored.info.status == "FINISHED"
 
 
-def test_rank_zero_alone_deletes_the_run_that_was_begun_in_vain(
+def test_only_rank_zero_deletes_the_unused_run(
     start: Any, client: Any, arguments: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = MLFlowLogger(**arguments)
@@ -536,7 +535,7 @@ def test_it_can_be_closed_without_a_fit_or_a_run(start: Any, arguments: Any) -> 
     assert MLFlowLogger().state_dict() == {}
 
 
-def test_it_stands_every_event_in_any_order(start: Any, arguments: Any) -> None:
+def test_it_accepts_every_event_in_any_order(start: Any, arguments: Any) -> None:
     run = start(MLFlowLogger(**arguments))
     for event in Event:
         if event is not Event.INIT:

@@ -168,7 +168,7 @@ def test_several_fits_are_on_one_timeline(
     assert (tmp_path / "run/traces/ep0-ba4-rank0.1.json").exists()  # at the same time as another one
 
 
-def test_a_resumed_run_goes_on_in_the_merged_file(
+def test_a_resumed_run_continues_the_merged_file(
     make_trainer: Callable[..., Trainer],
     tmp_path: Path,
     read: Callable[[Path], Any],
@@ -188,7 +188,7 @@ def test_a_resumed_run_goes_on_in_the_merged_file(
     assert [e["args"]["batch"] for e in merged if e["name"] == "event/forward" and e["ph"] == "B"] == [0, 1, 3]
 
 
-def test_an_error_leaves_a_whole_trace(
+def test_an_error_leaves_a_complete_trace(
     make_trainer: Callable[..., Trainer],
     tmp_path: Path,
     read: Callable[[Path], Any],

@@ -70,7 +70,7 @@ def test_starts_and_ends_are_recorded_in_order(profiler: Profiler, recorder: Rec
     assert recorder.times == sorted(recorder.times)
 
 
-def test_a_span_is_recorded_as_a_whole_or_not_at_all(profiler: Profiler, recorder: Recorder, schedule: Fixed) -> None:
+def test_a_span_is_recorded_completely_or_not_at_all(profiler: Profiler, recorder: Recorder, schedule: Fixed) -> None:
     marker = profiler.marker("work")
     marker.start()
     schedule.action = ProfilerAction.SKIP

@@ -198,7 +198,7 @@ def test_an_interval_is_positive() -> None:
         SystemProfiler(stats_thread_interval_seconds=0)
 
 
-def test_a_failing_look_is_logged_and_training_goes_on(
+def test_a_failing_measurement_is_logged_and_training_continues(
     make_trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*args: Any) -> None:

@@ -38,7 +38,7 @@ scalar_lists = st.lists(st.tuples(st.text(st.characters(exclude_categories=["Cs"
 def test_events_are_those_that_protobuf_makes(scalars: Scalars, step: int, seconds: float) -> None:
     class Kept(EventFile):
         def __init__(self) -> None:
-            self._before: dict[str, bytes] = {}
+            self._prefixes: dict[str, bytes] = {}
 
         def _write(self, data: bytes) -> None:
             self.data = data

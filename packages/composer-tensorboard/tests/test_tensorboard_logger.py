@@ -207,7 +207,7 @@ def test_hyperparameters_are_written_without_an_evaluation(start: Any, events: A
     assert {"lr": 0.1} == session(events)
 
 
-def test_a_resumed_run_goes_on_at_its_checkpoint(start: Any, curve: Any) -> None:
+def test_a_resumed_run_continues_at_its_checkpoint(start: Any, curve: Any) -> None:
     logger = TensorboardLogger()
     run = start(logger)
     run.fit(3, end=False)
@@ -301,7 +301,7 @@ def test_only_rank_zero_writes_and_the_others_take_part_in_computing(
     assert not FOLDER.exists()
 
 
-def test_all_ranks_write_if_so_wanted(start: Any, monkeypatch: pytest.MonkeyPatch, curve: Any) -> None:
+def test_all_ranks_write_with_rank_zero_only_false(start: Any, monkeypatch: pytest.MonkeyPatch, curve: Any) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     start(TensorboardLogger("elsewhere", rank_zero_only=False)).fit()
@@ -309,7 +309,7 @@ def test_all_ranks_write_if_so_wanted(start: Any, monkeypatch: pytest.MonkeyPatc
     assert 5 == len(curve("loss", "elsewhere/my-run/rank1"))  # TensorBoard follows one file of a folder at a time
 
 
-def test_a_failure_is_a_warning_and_the_run_goes_on(start: Any) -> None:
+def test_a_failure_is_a_warning_and_the_run_continues(start: Any) -> None:
     Path("tensorboard_logs").write_text("not a folder")
     with pytest.warns(UserWarning, match="`TensorboardLogger` failed to log: .*The run goes on"):
         run = start(TensorboardLogger())
@@ -318,7 +318,7 @@ def test_a_failure_is_a_warning_and_the_run_goes_on(start: Any) -> None:
     run.close()
 
 
-def test_a_failure_is_an_error_if_so_wanted(start: Any) -> None:
+def test_a_failure_is_an_error_with_on_error_raise(start: Any) -> None:
     Path("tensorboard_logs").write_text("not a folder")
     logger = TensorboardLogger(on_error="raise")
     with pytest.raises(RuntimeError, match="`TensorboardLogger` failed to log"):
@@ -383,7 +383,7 @@ def test_it_can_be_closed_without_a_fit_or_a_run(start: Any) -> None:
     TensorboardLogger().post_close()
 
 
-def test_it_stands_every_event_in_any_order(start: Any) -> None:
+def test_it_accepts_every_event_in_any_order(start: Any) -> None:
     run = start(TensorboardLogger())
     for event in Event:
         if event is not Event.INIT:

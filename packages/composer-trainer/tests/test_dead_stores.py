@@ -19,7 +19,7 @@ from composer.callbacks import CheckpointSaver
 from composer.checkpoint import _lease
 from composer.core import Callback, State
 from composer.loggers import Logger, LoggerDestination
-from composer.loggers._sender import Sender
+from composer.loggers.spi import Sender
 
 PROGRAM = """
 import sys, time

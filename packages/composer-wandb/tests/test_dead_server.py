@@ -122,7 +122,7 @@ def test_a_process_ends_although_its_server_hangs(own: str, tmp_path: Path, monk
         assert 1 == run.stderr.count("has not ended in 0.3 seconds")
 
 
-def test_a_missing_artifact_is_told_from_a_server_that_is_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_artifact_differs_from_a_server_that_is_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     logger = WandBLogger(project="tests", entity="team")
     with server("is empty") as uri:
         use(uri, monkeypatch)

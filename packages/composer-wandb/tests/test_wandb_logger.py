@@ -93,7 +93,7 @@ def test_one_bad_value_costs_its_step_only(start: Any, stored: Any, offline: Any
     assert [(0, 1), (2, 3)] == stored()[0].curve("a")
 
 
-def test_a_failure_is_an_error_if_so_wanted(start: Any, offline: Any) -> None:
+def test_a_failure_is_an_error_with_on_error_raise(start: Any, offline: Any) -> None:
     run = start(WandBLogger(**offline, on_error="raise"))
     run.logger.log_metrics({3: 1}, 1)
     with pytest.raises(RuntimeError, match="`WandBLogger` failed to log"):
@@ -205,7 +205,7 @@ def test_files_become_artifacts(start: Any, stored: Any, offline: Any, tmp_path:
     assert [] == list(tmp_path.glob(".held-*"))
 
 
-def test_files_are_not_stored_unless_wanted(start: Any, stored: Any, offline: Any, tmp_path: Path) -> None:
+def test_files_are_not_stored_by_default(start: Any, stored: Any, offline: Any, tmp_path: Path) -> None:
     logger = WandBLogger(**offline)
     run = start(logger)
     (tmp_path / "a").write_text("a")
@@ -229,7 +229,7 @@ def test_storing_the_files_of_rank_zero_only_is_a_warning(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("before_init", [True, False])
-def test_a_resumed_run_goes_on_in_its_run(start: Any, stored: Any, offline: Any, before_init: bool) -> None:
+def test_a_resumed_run_continues_its_run(start: Any, stored: Any, offline: Any, before_init: bool) -> None:
     logger = WandBLogger(**offline)
     run = start(logger)
     run.logger.log_hyperparameters({"lr": 0.1})
@@ -412,7 +412,7 @@ def test_it_can_be_closed_without_a_fit_or_a_run(start: Any, offline: Any) -> No
     assert WandBLogger().state_dict() == {}
 
 
-def test_it_stands_every_event_in_any_order(start: Any, offline: Any) -> None:
+def test_it_accepts_every_event_in_any_order(start: Any, offline: Any) -> None:
     run = start(WandBLogger(**offline))
     for event in Event:
         if event is not Event.INIT:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 __path__ = extend_path(__path__, __name__)  # editable installs keep the parts in different directories
 
-from composer.core._registry import missing_error, moved
+from composer.core._registry import missing_error
+from composer.utils.import_helpers import import_from_distribution as moved
 
 if TYPE_CHECKING:
     from composer.core import Algorithm as Algorithm

@@ -22,8 +22,7 @@ def showing_progress(progress: Progress, name: str) -> Iterator[Any]:
     """
     from fsspec.callbacks import Callback, TqdmCallback
 
-    from composer.loggers._bar import bar_file
-    from composer.loggers._text import open_stream
+    from composer.loggers.terminal import bar_file, open_stream
 
     if progress is False:
         yield Callback()

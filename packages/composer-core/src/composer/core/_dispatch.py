@@ -13,9 +13,9 @@ from composer.core.event import Event
 
 if TYPE_CHECKING:
     from composer.core.algorithm import Algorithm
+    from composer.core.logging import Logger
     from composer.core.passes import AlgorithmPass
     from composer.core.state import State
-    from composer.loggers import Logger
 
 __all__ = ["AlgorithmPlan", "Trace", "Traces"]
 

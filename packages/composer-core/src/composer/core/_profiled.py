@@ -9,8 +9,8 @@ from composer.core.event import Event
 
 if TYPE_CHECKING:
     from composer.core.algorithm import Algorithm
+    from composer.core.logging import Logger
     from composer.core.state import State
-    from composer.loggers import Logger
 
 __all__ = ["EventMarkers", "RunMarker", "RunProfiler"]
 

@@ -6,12 +6,11 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from functools import cache
-from importlib import import_module
 from opcode import opmap
 from types import FrameType
 from typing import Any
 
-__all__ = ["lazy_namespace", "load", "missing_error", "moved", "points", "required_on_load"]
+__all__ = ["lazy_namespace", "load", "missing_error", "points", "required_on_load"]
 
 _IMPORT_FROM = opmap["IMPORT_FROM"]
 
@@ -110,38 +109,6 @@ def lazy_namespace(group: str, namespace: dict[str, Any]) -> tuple[Callable[[str
         return sorted({*public, *own, *points(group)})
 
     return __getattr__, __dir__
-
-
-def moved(
-    module: str,
-    attribute: str,
-    distribution: str,
-    public: str,
-    missing: type[ImportError | AttributeError] = ModuleNotFoundError,
-) -> Any:
-    """Import an object of a known other distribution; if that is missing, say how to install it.
-
-    Args:
-        module: The module that defines the object.
-        attribute: The object's name there, or "" for the module itself.
-        distribution: The distribution that ships `module`.
-        public: The public name the user asked for, for the message.
-        missing: What to raise if `distribution` is not installed.
-
-    Raises:
-        ImportError: `missing`, unless that is an AttributeError.
-    """
-    try:
-        found = import_module(module)
-    except ModuleNotFoundError as error:
-        # A missing parent package (`composer.x` for `composer.x.y`) means the same as a missing module.
-        if error.name is None or not (module == error.name or module.startswith(f"{error.name}.")):
-            raise
-        raise missing(
-            f"`{public}` is part of `{distribution}`, which is not installed. Run `pip install {distribution}`.",
-            name=error.name,
-        ) from None
-    return getattr(found, attribute) if attribute else found
 
 
 def required_on_load() -> dict[str, str]:

@@ -13,6 +13,7 @@ from composer.core._ordering import Ordering
 from composer.core._rebuild import rebuild
 from composer.core.algorithm import Algorithm, declared_events
 from composer.core.event import Event
+from composer.core.logging import Logger, LoggerDestination
 from composer.core.passes import (
     AlgorithmPass,
     PassInput,
@@ -26,7 +27,6 @@ from composer.utils.misc import unwrapped_model
 
 if TYPE_CHECKING:
     from composer.core.state import State
-    from composer.loggers import Logger
 
 __all__ = ["add_required"]
 
@@ -195,8 +195,6 @@ def _acts(algorithm: Algorithm, state: State) -> bool:
 
 
 def _apply(state: State, added: Sequence[Algorithm], acting: Sequence[Algorithm], logger: Logger | None) -> None:
-    from composer.loggers import Logger, LoggerDestination
-
     if logger is None:
         logger = Logger(state, [c for c in state.callbacks if isinstance(c, LoggerDestination)])
     for algorithm in acting:

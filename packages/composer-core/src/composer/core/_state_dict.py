@@ -22,13 +22,13 @@ from composer.core._required_algorithms import add_required
 from composer.core._saved_data import dataset_state, hand_over_dataset_state
 from composer.core._saved_metrics import load_metrics, metrics_state
 from composer.core._saved_optimizers import load_optimizers, named, numbered, optimizers_state
+from composer.core.logging import Logger, LoggerDestination, call_logger
 from composer.core.passes import PassInput
 from composer.utils import dist
 from composer.utils.misc import unwrapped_model
 
 if TYPE_CHECKING:
     from composer.core.state import State
-    from composer.loggers import Logger
 
 __all__ = ["integrations", "load", "load_model", "metadata", "model_state", "modern", "save"]
 
@@ -181,18 +181,12 @@ def _load_single(target: Any, saved: dict[str, Any]) -> None:
 
 
 def _saved(target: Any) -> Any:
-    from composer.loggers import LoggerDestination
-    from composer.loggers._failures import call_logger
-
     if isinstance(target, LoggerDestination):
         return call_logger(target, "state_dict") or {}
     return target.state_dict()
 
 
 def _restore(target: Any, saved: Any) -> None:
-    from composer.loggers import LoggerDestination
-    from composer.loggers._failures import call_logger
-
     if isinstance(target, LoggerDestination):
         call_logger(target, "load_state_dict", saved)
     else:
@@ -200,8 +194,6 @@ def _restore(target: Any, saved: Any) -> None:
 
 
 def _misses_a_state(target: Any) -> bool:
-    from composer.loggers import LoggerDestination  # core.callback is imported there
-
     # A progress bar that is new in this run is no loss.
     return not isinstance(target, LoggerDestination) and bool(target.state_dict())
 

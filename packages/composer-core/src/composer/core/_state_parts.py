@@ -15,7 +15,7 @@ __all__ = ["device_of", "length_of", "pair_of", "resolved"]
 
 def resolved(values: dict[str, Any], tensors: bool = False) -> dict[str, Any]:
     """The values, each read from the device now if it has not been; with `tensors`, those in tensors too."""
-    from composer.loggers import DeferredValue
+    from composer.core.deferred_value import DeferredValue
 
     for key, value in values.items():
         if isinstance(value, DeferredValue):

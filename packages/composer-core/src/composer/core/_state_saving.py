@@ -10,8 +10,8 @@ from composer.core.passes import PassInput
 from composer.core.serializable import Serializable
 
 if TYPE_CHECKING:
+    from composer.core.logging import Logger
     from composer.core.state import State
-    from composer.loggers import Logger
 
 __all__ = ["StateSaving"]
 

@@ -13,8 +13,8 @@ from composer.core.serializable import Serializable
 from composer.utils.misc import plain_number
 
 if TYPE_CHECKING:
+    from composer.core.logging import Logger
     from composer.core.state import State
-    from composer.loggers import Logger
 
 __all__ = ["Algorithm"]
 

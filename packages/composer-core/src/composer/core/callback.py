@@ -12,8 +12,8 @@ from composer.core.event import Event
 from composer.core.serializable import Serializable
 
 if TYPE_CHECKING:
+    from composer.core.logging import Logger
     from composer.core.state import State
-    from composer.loggers import Logger
 
 __all__ = ["Callback"]
 

@@ -16,6 +16,7 @@ from composer.core._ordering import Ordering
 from composer.core._profiled import EventMarkers
 from composer.core.callback import Callback, dispatches_by_name, overridden_hooks
 from composer.core.event import Event
+from composer.core.logging import Logger, LoggerDestination, note_failure, tell_failures
 from composer.core.passes import (
     AlgorithmPass,
     PassInput,
@@ -29,7 +30,6 @@ from composer.utils.iter_helpers import ensure_tuple
 if TYPE_CHECKING:
     from composer.core.algorithm import Algorithm
     from composer.core.state import State
-    from composer.loggers import Logger
 
 __all__ = ["Engine", "Trace", "Traces"]
 
@@ -85,8 +85,6 @@ class Engine:
         *,
         algorithms: Algorithm | Sequence[Algorithm] | None = None,
     ) -> None:
-        from composer.loggers import Logger, LoggerDestination
-
         self._table: list[Callable[[], Traces] | None] | None = None
         self._markers: EventMarkers | None = None
         self.state = state
@@ -159,8 +157,6 @@ class Engine:
 
         An algorithm that declares no `events` is listed under every event, because it is asked at every event.
         """
-        from composer.loggers import LoggerDestination
-
         rows: list[PlanRow] = []
         for event in Event:
             found: list[tuple[str, str, str]] = []
@@ -224,8 +220,6 @@ class Engine:
 
     def _watchers(self, event: Event) -> list[Callback]:
         """The callbacks that listen to an event, in the order they are called."""
-        from composer.loggers import LoggerDestination
-
         callbacks = [c for c in self.state.callbacks if event.value in overridden_hooks(c)]
         loggers_first = event is Event.INIT
         return sorted(callbacks, key=lambda c: isinstance(c, LoggerDestination) != loggers_first)
@@ -293,9 +287,6 @@ def _hook(callback: Callback, event: Event) -> Callable[[State, Logger], Any]:
 
 def _forgiving(callback: Callback, event: Event) -> Callable[[State, Logger], Any]:
     """The method of a callback for an event; if it is a logger's, a failure of it does not end the run."""
-    from composer.loggers import LoggerDestination
-    from composer.loggers._failures import note_failure
-
     hook = _hook(callback, event)
     if not isinstance(callback, LoggerDestination):
         return hook
@@ -368,8 +359,6 @@ def _logged(callback: Callback, hook: Callable[[State, Logger], Any], event: Eve
 
 def _close(state: State, logger: Logger) -> None:
     """Close all callbacks; one that fails is logged, and the others still close."""
-    from composer.loggers._failures import tell_failures
-
     log.debug("Closing the engine.")
     failed = set()
     for callback in state.callbacks:

@@ -1,6 +1,7 @@
-"""Loggers: where metrics, hyperparameters and files go. `Logger` hands them to each `LoggerDestination`.
+"""Loggers: destinations of metrics, hyperparameters and files. `Logger` passes them to each `LoggerDestination`.
 
-Other names are looked up from whatever is installed; a missing one says which package that is.
+Other names are looked up in the installed packages; for a missing one the error names the package to install.
+To write a logger for a remote service, see `composer.loggers.spi`.
 """
 
 from pkgutil import extend_path
@@ -9,7 +10,7 @@ from composer.core._registry import lazy_namespace
 
 __path__ = extend_path(__path__, __name__)  # editable installs keep the parts in different directories
 
-from composer.loggers._deferred import DeferredValue as DeferredValue
+from composer.core.deferred_value import DeferredValue as DeferredValue
 from composer.loggers.logger import Logger as Logger
 from composer.loggers.logger import format_log_data_value as format_log_data_value
 from composer.loggers.logger_destination import LoggerDestination as LoggerDestination

@@ -1,11 +1,11 @@
-"""Import by name, and report what is not installed."""
+"""Import objects by name, with errors that name the package to install."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import Any
 
-__all__ = ["MissingConditionalImportError", "import_object"]
+__all__ = ["MissingConditionalImportError", "import_from_distribution", "import_object"]
 
 
 class MissingConditionalImportError(ImportError):
@@ -48,3 +48,39 @@ def import_object(name: str) -> Any:
     for attribute in path.split("."):
         found = getattr(found, attribute)
     return found
+
+
+def import_from_distribution(
+    module: str,
+    attribute: str,
+    distribution: str,
+    public: str,
+    missing: type[ImportError | AttributeError] = ModuleNotFoundError,
+) -> Any:
+    """Import an object of another distribution of this project; if that is missing, say how to install it.
+
+    Args:
+        module: The module that defines the object.
+        attribute: The object's name there, or "" for the module itself.
+        distribution: The distribution that ships `module`.
+        public: The public name of the object, for the message.
+        missing: The error to raise if `distribution` is not installed.
+
+    Raises:
+        ImportError: `missing`, unless that is an AttributeError.
+
+    Example:
+        >>> import_from_distribution("composer.core", "Event", "composer-core", "composer.Event").INIT
+        <Event.INIT: 'init'>
+    """
+    try:
+        found = import_module(module)
+    except ModuleNotFoundError as error:
+        # A missing parent package (`composer.x` for `composer.x.y`) means the same as a missing module.
+        if error.name is None or not (module == error.name or module.startswith(f"{error.name}.")):
+            raise
+        raise missing(
+            f"`{public}` is part of `{distribution}`, which is not installed. Run `pip install {distribution}`.",
+            name=error.name,
+        ) from None
+    return getattr(found, attribute) if attribute else found

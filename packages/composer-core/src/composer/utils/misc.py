@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from composer.utils._interval_scheduler import create_interval_scheduler as create_interval_scheduler
 from composer.utils._vision_transforms import add_vision_dataset_transform as add_vision_dataset_transform
+from composer.utils.interval_scheduler import create_interval_scheduler as create_interval_scheduler
 from composer.utils.string_enum import StringEnum
 
 __all__ = [

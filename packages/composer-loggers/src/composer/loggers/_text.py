@@ -1,20 +1,17 @@
-"""Hyperparameters and tables as text."""
+"""Format hyperparameters as YAML and tables as JSON."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-import sys
 from collections.abc import Mapping
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 import torch
 
-from composer.utils import is_notebook
-
-__all__ = ["config_block", "open_stream", "table_json", "to_yaml"]
+__all__ = ["config_block", "table_json", "to_yaml"]
 
 _STARS = "*" * 30
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./+-]*(?: [A-Za-z0-9_./+-]+)*")
@@ -22,16 +19,16 @@ _RESERVED = frozenset("true false null yes no on off y n".split())
 
 
 def config_block(hparams: Mapping[str, Any]) -> str:
-    """Hyperparameters as YAML between two lines of stars, to be printed once at the start of a run."""
+    """Format hyperparameters as YAML between two lines of stars, to print once at the start of a run."""
     return f"{_STARS}\nConfig:\n{to_yaml(hparams)}\n{_STARS}\n"
 
 
 def to_yaml(data: Any) -> str:
-    """YAML of nested mappings and sequences, keys sorted, for reading by people and by any YAML parser.
+    """Format nested mappings and sequences as YAML with sorted keys.
 
     Args:
-        data: Mappings and sequences of None, bools, numbers and strings; anything else is written as its `str`. Keys
-            are short, as YAML wants them: at most 1024 characters, of which a character beyond ASCII takes up to ten.
+        data: Mappings and sequences of None, bools, numbers and strings; anything else is written as its `str`. YAML
+            limits keys to 1024 characters, of which a character beyond ASCII takes up to ten.
 
     Example:
         >>> print(to_yaml({"optimizer": {"lr": 0.1, "betas": [0.9, 0.95]}, "seed": 3}), end="")
@@ -86,16 +83,16 @@ def _float(value: float) -> str:
     if math.isinf(value):
         return ".inf" if value > 0 else "-.inf"
     text = repr(value)
-    # YAML 1.1 takes `1e-05` for a string.
+    # YAML 1.1 reads `1e-05` as a string.
     return text.replace("e", ".0e") if "e" in text and "." not in text else text
 
 
 def table_json(columns: list[str], rows: list[list[Any]]) -> str:
-    """A table as JSON: `{"columns": [...], "data": [[...], ...]}`, which pandas reads with `orient="split"`.
+    """Format a table as JSON: `{"columns": [...], "data": [[...], ...]}`, which pandas reads with `orient="split"`.
 
     Args:
         columns: The names of the columns.
-        rows: One list per row, as long as `columns`. NaN becomes null; what JSON lacks is written as its `str`.
+        rows: One list per row, as long as `columns`. NaN becomes null; other types are written as their `str`.
 
     Raises:
         ValueError: A row has another length than `columns`.
@@ -121,21 +118,3 @@ def _jsonable(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if value is None or isinstance(value, (bool, int, str)) else str(value)
-
-
-def open_stream(stream: TextIO | str) -> TextIO:
-    """Return the stream itself, or the process's current one of that name.
-
-    In a notebook "stderr" also means `sys.stdout`: what is written to `sys.stderr` is shown there as an error.
-
-    Raises:
-        ValueError: A string other than "stdout" and "stderr".
-        TypeError: Neither a string nor writable.
-    """
-    if isinstance(stream, str):
-        if stream.lower() not in ("stdout", "stderr"):
-            raise ValueError(f"`stream` must be 'stdout', 'stderr' or a text stream, got {stream!r}.")
-        return sys.stdout if stream.lower() == "stdout" or is_notebook() else sys.stderr
-    if not callable(getattr(stream, "write", None)):
-        raise TypeError(f"`stream` must be 'stdout', 'stderr' or a text stream, got {stream!r}.")
-    return stream

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, SupportsIndex, TextIO
 
 from composer.core import Time, TimeUnit
 from composer.loggers import DeferredValue, LoggerDestination, format_log_data_value
-from composer.loggers._text import config_block, open_stream, table_json
+from composer.loggers.spi import hold_metrics
+from composer.loggers.terminal import config_block, open_stream, table_json
 from composer.utils import dist
 
 if TYPE_CHECKING:
@@ -16,28 +17,28 @@ if TYPE_CHECKING:
 __all__ = ["NUM_EVAL_LOGGING_EVENTS", "ConsoleLogger"]
 
 NUM_EVAL_LOGGING_EVENTS = 11
-"""How many lines an evaluation prints: one at its first batch and one at every tenth of it."""
+"""The number of lines that an evaluation prints: one at its first batch and one at every tenth of it."""
 
 
 class ConsoleLogger(LoggerDestination):
-    """Prints blocks of metrics to the terminal, on the first rank of each node.
+    """Logger that prints blocks of metrics to the terminal, on the first rank of each node.
 
     A training block holds the last value of everything logged since the block before. It is printed at every multiple
     of `log_interval`, after the first batch (or epoch), and at the end of `fit`. Every evaluation prints its progress
     and then its results, whatever the interval. The hyperparameters are printed once, before anything else.
 
-    Printing waits for the device, so a long `log_interval` is kinder to a fast training step. A metric that the Trainer
-    computes on demand is not computed at all for batches that are not printed.
+    Printing waits for the device, so use a long `log_interval` if training steps are fast. A metric that the Trainer
+    computes on demand is not computed for batches that are not printed.
 
     Args:
         log_interval: A number of epochs, or a time string or `Time` in 'ep' or 'ba'.
-        stream: "stdout", "stderr" (looked up now; in a notebook, which shows that as an error, also stdout), or a text
-            stream.
+        stream: A text stream, "stdout" or "stderr" (in a notebook, which shows standard error as an error, also
+            stdout). A name is resolved when the logger is constructed.
         log_traces: Whether to print which algorithms ran at which event.
 
     Attributes:
-        logged_metrics: What the next block will hold, by name.
-        tables: The tables that the next block will hold, by name, as JSON.
+        logged_metrics: The values of the next block, by name.
+        tables: The tables of the next block, by name, as JSON.
         hparams: The hyperparameters.
 
     Raises:
@@ -61,18 +62,18 @@ class ConsoleLogger(LoggerDestination):
             )
         self.stream = open_stream(stream)
         self.should_log_traces = log_traces
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self.hparams: dict[str, Any] = {}
         self.logged_metrics: dict[str, Any] = {}
         self.tables: dict[str, str] = {}
-        self._training_metrics: dict[str, Any] | None = None  # put aside during an evaluation
+        self._training_metrics: dict[str, Any] | None = None  # set aside during an evaluation
         self._config_printed = False
         self._printed_batch = 0
         self._eval_marks: frozenset[int] = frozenset()
 
-    # ---- what is logged ----
+    # ---- values ----
 
     def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
         self.hparams.update(hyperparameters)
@@ -80,7 +81,7 @@ class ConsoleLogger(LoggerDestination):
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         self.logged_metrics.update(metrics)
         if self._training_metrics is not None:  # what is logged during an evaluation is always printed
-            _hold(metrics)
+            hold_metrics(metrics)
 
     def log_table(
         self, columns: list[str], rows: list[list[Any]], name: str = "Table", step: int | None = None
@@ -91,10 +92,10 @@ class ConsoleLogger(LoggerDestination):
         if self.should_log_traces:
             self._print("".join(f"[trace]: {key}:{format_log_data_value(run)}\n" for key, run in traces.items()))
 
-    # ---- when it is printed ----
+    # ---- events ----
 
     def init(self, state: State, logger: Logger) -> None:
-        self._begin()
+        self._reset()
 
     def fit_start(self, state: State, logger: Logger) -> None:
         self._print_config()
@@ -107,7 +108,7 @@ class ConsoleLogger(LoggerDestination):
         if self.log_interval.unit is TimeUnit.BATCH and (batch == 1 or batch % self.log_interval.value == 0):
             self._print_training(state)
         elif state.max_duration is not None and state.timestamp >= state.max_duration:
-            _hold(self.logged_metrics)  # for the block at `fit_end`
+            hold_metrics(self.logged_metrics)  # for the block at `fit_end`
         else:
             self._drop_unheld()
 
@@ -116,7 +117,7 @@ class ConsoleLogger(LoggerDestination):
         if self.log_interval.unit is TimeUnit.EPOCH and (epoch == 1 or epoch % self.log_interval.value == 0):
             self._print_training(state)
         else:
-            _hold(self.logged_metrics)  # for the block at `fit_end`
+            hold_metrics(self.logged_metrics)  # for the block at `fit_end`
 
     def fit_end(self, state: State, logger: Logger) -> None:
         if state.timestamp.batch.value != self._printed_batch:
@@ -142,15 +143,15 @@ class ConsoleLogger(LoggerDestination):
     # ---- printing ----
 
     def log_to_console(self, data: dict[str, Any], state: State, prefix: str = "", is_train: bool = True) -> None:
-        """Print one block: where the run stands, then a line for each value and each waiting table.
+        """Print one block: the progress, then a line for each value and each table.
 
         Args:
             data: Values by name.
             state: The state of the run.
-            prefix: Comes before each name.
-            is_train: Whether to head the block with the progress of the training or of the evaluation.
+            prefix: A prefix of each name.
+            is_train: Whether the block starts with the progress of the training; otherwise of the evaluation.
         """
-        _hold(data)  # on every rank: computing a metric may be a collective
+        hold_metrics(data)  # on every rank: computing a metric may be a collective
         if dist.get_local_rank() != 0:
             return
         DeferredValue.fetch(value for value in data.values() if type(value) is DeferredValue)
@@ -175,20 +176,14 @@ class ConsoleLogger(LoggerDestination):
             self.stream.flush()
 
     def _drop_unheld(self) -> None:
-        """Forget what cannot be read after its batch. It belongs to a batch that is not printed."""
+        """Remove values that cannot be read after their batch, which is not printed."""
         unheld = [k for k, v in self.logged_metrics.items() if type(v) is DeferredValue and not v.held]
         for name in unheld:
             del self.logged_metrics[name]
 
 
-def _hold(metrics: dict[str, Any]) -> None:
-    for value in metrics.values():
-        if type(value) is DeferredValue:
-            value.hold()
-
-
 def _marks(last: int | None) -> list[int]:
-    """The batches, counted from one, at which an evaluation of `last` batches prints a line."""
+    """Return the batches, counted from one, at which an evaluation of `last` batches prints a line."""
     if last is None or last < 1:
         return []
     if last < NUM_EVAL_LOGGING_EVENTS:

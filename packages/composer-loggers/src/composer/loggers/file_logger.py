@@ -7,16 +7,16 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, ClassVar, NamedTuple, TextIO
 
 import torch
 
 from composer.loggers import DeferredValue, LoggerDestination, format_log_data_value
-from composer.loggers._capture import Capture, LineAssembler
-from composer.loggers._text import table_json
+from composer.loggers.terminal import table_json
 from composer.utils import format_name_with_dist
 
 if TYPE_CHECKING:
@@ -36,14 +36,14 @@ class _Unread(NamedTuple):
 
 
 class _Numbers(NamedTuple):
-    """Metrics that are all on the host. Their lines are made when they are written: faster than in the step."""
+    """Metrics that are all on the host. They are formatted when they are written, not in the training step."""
 
     step: int | None
     values: dict[str, float]
 
     @property
     def lines(self) -> str:
-        """As `format_log_data_value` formats them, in half the time."""
+        """The lines as `format_log_data_value` would format them, in half the time."""
         start = f"[metric][batch={self.step}]: "
         return "".join(
             f"{start}{name}: {value:.4f} \n" if type(value) is float else f"{start}{name}: {value} \n"
@@ -52,7 +52,7 @@ class _Numbers(NamedTuple):
 
 
 class FileLogger(LoggerDestination):
-    r"""Writes everything that is logged, and what the process prints, to a text file on every rank.
+    r"""Logger that writes all values, and the output of the process, to a text file on every rank.
 
     One line each, in the order of events::
 
@@ -63,32 +63,32 @@ class FileLogger(LoggerDestination):
         [stdout]: what the process printed
         [stderr]: and its warnings and errors
 
-    Standard output and error are captured from construction to `close` and still appear where they did; of a progress
-    bar, only what finally stands there. Lines from before the run has a name are kept until there is a file.
+    Standard output and error are captured from construction to `close` and are still shown; of a progress bar, only its
+    final line is written. Lines from before INIT, when the file is opened, are buffered until then.
 
     A training step does not wait for the device. Values are copied in the background and written about a second later.
-    A flush waits for them, writes everything, makes sure it is on the disk (once a second, and at `close`), and hands
-    the file to the loggers that store files. It takes place every `flush_interval` batches and epochs, at the start of
-    an epoch or evaluation, at the end of `fit`, and at `close`. An uncaught exception reaches the disk at once.
+    A flush waits for them, writes everything, calls `fsync` (at most once a second, and at `close`), and passes the
+    file to the loggers that store files. A flush happens every `flush_interval` batches and epochs, at the start of an
+    epoch or evaluation, at the end of `fit`, and at `close`. An uncaught exception is written to the disk immediately.
 
     Args:
-        filename: Where to write. May contain `{run_name}`, `{rank}`, `{local_rank}`, `{world_size}`,
+        filename: The path of the file. May contain `{run_name}`, `{rank}`, `{local_rank}`, `{world_size}`,
             `{local_world_size}` and `{node_rank}`.
         remote_file_name: The name to store the file under, with the same variables; None is `filename`.
         capture_stdout: Whether to capture standard output.
         capture_stderr: Whether to capture standard error.
         buffer_size: Passed to `open` as `buffering`; 1 writes line by line.
         log_traces: Whether to write which algorithms ran at which event.
-        flush_interval: Batches, and epochs, between two flushes.
+        flush_interval: The number of batches, and of epochs, between two flushes.
         overwrite: Whether to replace an existing file.
-        append: Whether to go on in an existing file. A Trainer with `autoresume` turns it on, so that a relaunched run
-            continues its log.
+        append: Whether to append to an existing file. A Trainer with `autoresume` turns it on, so that a relaunched
+            run continues its log.
 
     Raises:
         ValueError: `buffer_size` is 0, `flush_interval` is not positive, or both `overwrite` and `append` are True.
         FileExistsError: At INIT, the file exists, and neither `overwrite` nor `append` is True.
 
-    Differs: `overwrite=False` is honoured; the established API replaces the file all the same.
+    Differs: `overwrite=False` is honored; the established API replaces the file anyway.
     """
 
     accepts_deferred: ClassVar[bool] = True
@@ -111,7 +111,7 @@ class FileLogger(LoggerDestination):
         if flush_interval < 1:
             raise ValueError(f"`flush_interval` must be at least 1, got {flush_interval!r}.")
         if overwrite and append:
-            raise ValueError("`overwrite` and `append` exclude each other: replace an existing file, or go on in it.")
+            raise ValueError("`overwrite` and `append` exclude each other: replace an existing file, or append to it.")
         filename = os.path.expanduser(filename)
         self.filename_format = filename
         self.remote_file_name_format = filename if remote_file_name is None else remote_file_name
@@ -123,11 +123,11 @@ class FileLogger(LoggerDestination):
         self.overwrite, self.append = overwrite, append
         self.file: IO[str] | None = None
         self._run_name: str | None = None
-        self._own_files: set[str] = set()  # written by this object, so to be continued
+        self._own_files: set[str] = set()  # written by this object, so it appends to them
         self._queue: deque[str | _Unread | _Numbers] = deque()
         self._lock = threading.RLock()  # other threads print too
         self._write_due = 0.0
-        self._sync_due = 0.0  # fsync takes milliseconds, which steps of a millisecond would feel
+        self._sync_due = 0.0  # fsync takes milliseconds, too long for a fast training step
         self._previous_hook: Any = None
         self._captures: list[Capture] = []
         self._assemblers: list[LineAssembler] = []
@@ -157,7 +157,7 @@ class FileLogger(LoggerDestination):
             raise RuntimeError(f"`FileLogger.{attribute}` is not known before the run has begun (Event.INIT).")
         return self._run_name
 
-    # ---- what is logged ----
+    # ---- values ----
 
     def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
         for name, value in hyperparameters.items():
@@ -200,12 +200,12 @@ class FileLogger(LoggerDestination):
         """Add lines to the file.
 
         Args:
-            prefix: Comes before each line.
+            prefix: A prefix of each line.
             s: One or more lines.
         """
         self._queue.extend(f"{prefix}{line}\n" for line in s.removesuffix("\n").split("\n"))
 
-    # ---- when it is written ----
+    # ---- events ----
 
     def init(self, state: State, logger: Logger) -> None:
         self._run_name = state.run_name
@@ -221,7 +221,7 @@ class FileLogger(LoggerDestination):
             self._stop_capture()
             raise FileExistsError(
                 f"The log file {self.filename!r} exists. Use `FileLogger(overwrite=True)` to replace it, `append=True` "
-                f"to go on in it, or a `filename` that differs from run to run, for example with '{{run_name}}'."
+                f"to append to it, or a `filename` that differs from run to run, for example with '{{run_name}}'."
             ) from None
         self._own_files.add(self.filename)
         self._start_capture()
@@ -263,7 +263,7 @@ class FileLogger(LoggerDestination):
             self.file = None
 
     def _flush(self, logger: Logger) -> None:
-        """Bring everything to the disk, and the file to the loggers that store files.
+        """Write everything to the disk, and pass the file to the loggers that store files.
 
         Raises:
             RuntimeError: A value could not be read from the device. Everything else is done.
@@ -283,10 +283,13 @@ class FileLogger(LoggerDestination):
         self._sync_due = time.monotonic() + _WRITE_SECONDS
 
     def _write_out(self, *, wait: bool) -> RuntimeError | None:
-        """Write the queue to the file, as far as its values are there, or all of it.
+        """Write the queue to the file.
+
+        Args:
+            wait: Whether to wait for values on the device; otherwise the queue is written up to the first such value.
 
         Returns:
-            Why some value could not be read, if so; its line says that it could not.
+            The error of a value that could not be read; the line of that value says so. None without an error.
         """
         assert self.file is not None
         self._write_due = time.monotonic() + _WRITE_SECONDS
@@ -294,7 +297,7 @@ class FileLogger(LoggerDestination):
         with self._lock:
             try:
                 DeferredValue.fetch(line.value for line in tuple(self._queue) if type(line) is _Unread)
-            except RuntimeError as error:  # the device has failed; now the rest is worth all the more
+            except RuntimeError as error:  # the device failed; the other lines are still written
                 problem = error
             lines: list[str] = []
             while self._queue:
@@ -316,21 +319,21 @@ class FileLogger(LoggerDestination):
             self.file.flush()
         return problem
 
-    # ---- what the process prints ----
+    # ---- output of the process ----
 
     def _start_capture(self) -> None:
         if self._captures:
             return
-        for wanted, stream, prefix in (
+        for captured, stream, prefix in (
             (self.capture_stdout, sys.stdout, "[stdout]: "),
             (self.capture_stderr, sys.stderr, "[stderr]: "),
         ):
-            if wanted and stream is not None:  # None: the process has none, as under pythonw
+            if captured and stream is not None:  # None: the process has none, as under pythonw
                 assembler = LineAssembler(partial(self.write, prefix))
                 self._assemblers.append(assembler)
-                self._captures.append(Capture(stream, partial(self._take, assembler)))
+                self._captures.append(Capture(stream, partial(self._feed, assembler)))
 
-    def _take(self, assembler: LineAssembler, text: str) -> None:
+    def _feed(self, assembler: LineAssembler, text: str) -> None:
         with self._lock:
             assembler.feed(text)
 
@@ -342,8 +345,76 @@ class FileLogger(LoggerDestination):
         self._captures, self._assemblers = [], []
 
     def _on_exception(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-        """Let the exception be reported, which is captured, and bring it to the disk before anything else can fail."""
+        """Report the exception, which is captured, and write it to the disk before anything else can fail."""
         self._previous_hook(kind, error, traceback)
         if self.file is not None:
             self._write_out(wait=True)
             self._sync()
+
+
+class Capture:
+    """Capture of a stream: calls a function with everything that is written to it, until closed.
+
+    The stream's `write` is replaced, not the stream, so objects that hold the stream (logging handlers, progress bars)
+    are captured too.
+
+    Args:
+        stream: The stream, which still receives the text.
+        sink: Called with the text. Not called in forked processes, such as the workers of a dataloader.
+    """
+
+    def __init__(self, stream: TextIO, sink: Callable[[str], None]) -> None:
+        self._stream = stream
+        self._sink = sink
+        self._pid = os.getpid()
+        self._active = True
+        self._inherited = "write" not in vars(stream)
+        self._original = stream.write
+        self._replacement = self._write  # one object, which `close` compares with
+        stream.write = self._replacement  # type: ignore[method-assign]
+
+    def _write(self, text: str) -> int:
+        written = self._original(text)
+        if self._active and os.getpid() == self._pid:
+            self._sink(text)
+        return written
+
+    def close(self) -> None:
+        """Restore the stream's own `write`. A second call does nothing."""
+        self._active = False
+        if vars(self._stream).get("write") is not self._replacement:
+            return  # replaced again after us: from now on we only pass text through
+        if self._inherited:
+            del self._stream.write
+        else:
+            self._stream.write = self._original  # type: ignore[method-assign]
+
+
+class LineAssembler:
+    """Assembler of lines from pieces of text, without text that a carriage return overwrites (of a progress bar).
+
+    Args:
+        sink: Called with each finished line, without its newline.
+    """
+
+    def __init__(self, sink: Callable[[str], None]) -> None:
+        self._sink = sink
+        self._rest = ""
+
+    def feed(self, text: str) -> None:
+        """Add the next piece."""
+        *lines, rest = (self._rest + text).split("\n")
+        for line in lines:
+            self._sink(_visible(line.removesuffix("\r")))
+        # A carriage return at the very end may be the first half of a line end.
+        self._rest = _visible(rest[:-1]) + "\r" if rest.endswith("\r") else _visible(rest)
+
+    def finish(self) -> None:
+        """Treat the rest, which has no newline, as a line."""
+        rest, self._rest = self._rest.removesuffix("\r"), ""
+        if rest:
+            self._sink(rest)
+
+
+def _visible(line: str) -> str:
+    return line.rpartition("\r")[2].rstrip(" ") if "\r" in line else line

@@ -1,4 +1,4 @@
-"""A logger that keeps everything in memory."""
+"""A logger that stores everything in memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from composer.loggers import DeferredValue, LoggerDestination
-from composer.loggers._text import table_json
+from composer.loggers.terminal import table_json
 
 if TYPE_CHECKING:
     from composer.core import State, Timestamp
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 __all__ = ["InMemoryLogger"]
 
 _IMMUTABLE = frozenset({float, int, str, bool, type(None)})
-_MAX_PENDING = 8192  # calls of `log_metrics`; bounds the device memory that unread values take
+_MAX_PENDING = 8192  # calls of `log_metrics`; limits the device memory of unread values
 
 
 class InMemoryLogger(LoggerDestination):
-    """Keeps everything that is logged, for notebooks and tests.
+    """Logger that stores everything in memory, for notebooks and tests.
 
-    Logging costs the training step nothing but appending to a list: values on the device are read when one of the
-    attributes is. Every value is a snapshot, so changing what was logged afterwards does not show.
+    A training step only appends to a list: values on the device are read when one of the attributes is read. Every
+    value is a snapshot, so later changes to a logged object have no effect.
 
     Attributes:
-        state: The state of the run, once it has begun; else None.
+        state: The state of the run; None before INIT.
         hyperparameters: Hyperparameters by name.
         tables: Tables by name, as JSON (pandas: `orient="split"`).
 
@@ -78,28 +78,28 @@ class InMemoryLogger(LoggerDestination):
             )
         self._pending.append((self.state.timestamp, {key: _snapshot(value) for key, value in metrics.items()}))
         if len(self._pending) >= _MAX_PENDING:
-            self._settle()
+            self._read_pending()
 
     @property
     def data(self) -> dict[str, list[tuple[Timestamp, Any]]]:
         """Every logged value by name, as pairs of the timestamp and the value."""
-        self._settle()
+        self._read_pending()
         return self._data
 
     @property
     def most_recent_values(self) -> dict[str, Any]:
         """The last value of each name."""
-        self._settle()
+        self._read_pending()
         return self._values
 
     @property
     def most_recent_timestamps(self) -> dict[str, Timestamp]:
-        """When the last value of each name was logged."""
-        self._settle()
+        """The timestamp of the last value of each name."""
+        self._read_pending()
         return self._timestamps
 
     def get_timeseries(self, metric: str) -> dict[str, np.ndarray]:
-        """All values of one metric as arrays, for plotting.
+        """Return all values of one metric as arrays, for plotting.
 
         Args:
             metric: A logged name.
@@ -123,8 +123,8 @@ class InMemoryLogger(LoggerDestination):
                 columns.setdefault(field, []).append(seconds)
         return {name: np.array(column) for name, column in columns.items()}
 
-    def _settle(self) -> None:
-        """Read what has not been read, all of it in one go, and file it."""
+    def _read_pending(self) -> None:
+        """Read all pending values with one copy from the device, and store them."""
         if not self._pending:
             return
         pending, self._pending = self._pending, []

@@ -3,40 +3,49 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TextIO
 
+import torch
+import tqdm.std
+
 from composer.core import TimeUnit
-from composer.loggers import LoggerDestination, format_log_data_value
-from composer.loggers._bar import Bar
-from composer.loggers._text import config_block, open_stream
-from composer.utils import dist
+from composer.loggers import DeferredValue, LoggerDestination, format_log_data_value
+from composer.loggers.terminal import bar_file, config_block, open_stream
+from composer.utils import dist, is_notebook
 
 if TYPE_CHECKING:
-    from composer.core import State
+    from composer.core import State, Timestamp
     from composer.loggers import Logger
 
 __all__ = ["ProgressBarLogger"]
 
+_LIVE_SECONDS = 0.1  # between two redraws on a terminal
+_PLAIN_SECONDS = 30.0  # between two lines in a log file
+_GRAPHIC = "|{bar}|"
+_UNITS = {"batch": "ba", "sample": "sp", "token": "tok", "epoch": "ep", "iteration": "iter", "second": "sec"}
 _TRAIN_KEYS = ("loss/train",)
 _STATS = "{n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
-_STATS_OF_SECONDS = "{n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"  # of which there is one per second
+_STATS_OF_SECONDS = "{n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"  # the rate is one per second
 _STATS_WITHOUT_END = "{n_fmt} [{elapsed}, {rate_fmt}{postfix}]"
 
 
 class ProgressBarLogger(LoggerDestination):
-    """Shows a bar for the training and one for every evaluation, on the first rank of each node.
+    """Logger that shows a bar for the training and one for every evaluation, on the first rank of each node.
 
     The training has a bar for each epoch if `max_duration` is in epochs, else one for the whole run, in the unit of
     `max_duration`, such as seconds of training. It shows progress, time left, rate and the losses; an evaluation's bar
-    shows its results. Time spent evaluating does not count into the rate of the training. The hyperparameters are
+    shows its results. The rate of the training does not include the time of evaluations. The hyperparameters are
     printed once, before anything else.
 
     On a terminal or in a notebook a bar is redrawn ten times a second; in a file it is a plain line every 30 seconds. A
     training step never waits for the device: the losses shown are copied in the background.
 
     Args:
-        stream: "stdout", "stderr" (looked up now; in a notebook, which shows that as an error, also stdout), or a text
-            stream.
+        stream: A text stream, "stdout" or "stderr" (in a notebook, which shows standard error as an error, also
+            stdout). A name is resolved when the logger is constructed.
         log_traces: Whether to print which algorithms ran at which event.
 
     Attributes:
@@ -58,7 +67,7 @@ class ProgressBarLogger(LoggerDestination):
         self._config_printed = False
         self._eval_started = 0.0
 
-    # ---- what is logged ----
+    # ---- values ----
 
     def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
         self.hparams.update(hyperparameters)
@@ -165,7 +174,7 @@ class ProgressBarLogger(LoggerDestination):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over the bars of a checkpoint. Nothing is drawn before the run goes on."""
+        """Restore the bars of a checkpoint. They are drawn when the run continues."""
         self.train_pbar, self.eval_pbar = (
             None if state.get(name) is None else Bar.restore(state[name]) for name in ("train_pbar", "eval_pbar")
         )
@@ -205,10 +214,223 @@ def _bar(
 
 
 def _when(state: State) -> str:
-    """When an evaluation takes place, to tell its bar from others; empty outside of training."""
+    """Return the epoch or batch of an evaluation, for the title of its bar; empty outside of training."""
     now = state.timestamp
     if now.batch.value == 0:
         return ""
     if _by_epochs(state):
         return f"epoch {now.epoch.value + (now.batch_in_epoch.value > 0)}"
     return f"batch {now.batch.value}"
+
+
+class Bar:
+    """Progress bar of a counter of a `Timestamp`, with some of the logged values.
+
+    On a terminal or in a notebook it is redrawn in place ten times a second. Anywhere else, such as in a log file, it
+    prints a plain line every 30 seconds and one when it is closed. Between redraws a step only reads the clock. Values
+    are copied from the device in the background and shown when they have arrived.
+
+    Args:
+        total: The final count; None if it is unknown.
+        bar_format: The format of the line, for tqdm.
+        timestamp_key: The counter: a property of `Timestamp`, or "second" for its whole seconds of training.
+        keys_to_log: Metrics whose name contains one of these are shown.
+        position: The line of the terminal, for tqdm.
+        n: The current count.
+        metrics: Values to show until new ones are logged.
+    """
+
+    def __init__(
+        self,
+        total: int | None,
+        bar_format: str,
+        timestamp_key: str,
+        keys_to_log: Iterable[str],
+        *,
+        position: int = 0,
+        n: int = 0,
+        metrics: dict[str, Any] | None = None,
+    ) -> None:
+        self.total = total
+        self.bar_format = bar_format
+        self.timestamp_key = timestamp_key
+        self._count: Callable[[Timestamp], int] = _seconds
+        if timestamp_key != "second":
+            self._count = attrgetter(f"_{timestamp_key}")  # the plain int, which is fast to read
+        self.keys_to_log = list(keys_to_log)
+        self.position = position
+        self.n = n
+        self._values: dict[str, Any] = dict(metrics or {})
+        self._is_shown: dict[str, bool] = {}  # by name; read several times per step
+        self._arriving: dict[str, Any] | None = None  # values that are being copied from the device
+        self._bar: Any = None  # None until `show`, which only some ranks call
+        self._shares_line = False  # with other output on its stream
+        self._interval = _LIVE_SECONDS
+        self._due = 0.0  # when to check the values again
+
+    def show(self, stream: TextIO) -> None:
+        """Draw the bar for the first time.
+
+        Args:
+            stream: The stream to draw on.
+        """
+        file = bar_file(stream)
+        self._shares_line = file is stream
+        live = not self._shares_line or stream.isatty()
+        self._interval = _LIVE_SECONDS if live else _PLAIN_SECONDS
+        lines = None if live else _Lines(stream)
+        self._bar = _tqdm()(
+            total=self.total,
+            initial=self.n,
+            position=self.position,
+            bar_format=self.bar_format if live else self.bar_format.replace(_GRAPHIC, ""),
+            unit=_UNITS[self.timestamp_key.removesuffix("_in_epoch")],
+            file=file if lines is None else lines,
+            dynamic_ncols=live and self._shares_line,
+            mininterval=self._interval,
+            miniters=1,  # tqdm must not guess the number of steps between two redraws: their durations vary
+        )
+        if lines is not None:
+            lines.open = True  # only now: an empty bar is not worth a line in a log file
+        self._set_text(self._values)
+
+    def log(self, metrics: dict[str, Any]) -> None:
+        """Store the values that the bar shows.
+
+        Args:
+            metrics: Values by name.
+        """
+        for key, value in metrics.items():
+            shown = self._is_shown.get(key)
+            if shown is None:
+                shown = self._is_shown[key] = any(part in key for part in self.keys_to_log)
+            if shown:
+                self._values[key] = _hold(value)
+
+    def advance(self, timestamp: Timestamp) -> None:
+        """Move the bar. Called once per batch.
+
+        Args:
+            timestamp: The current time.
+        """
+        n = self._count(timestamp)
+        bar = self._bar
+        if bar is None:
+            self.n = n
+            return
+        now = time.perf_counter()
+        if now >= self._due:
+            self._update_text(now)
+        step, self.n = n - self.n, n
+        if self.total is not None and n > self.total:  # the last batch may reach past the end
+            self.total = bar.total = n
+        bar.update(step)
+
+    def resume(self, paused_seconds: float) -> None:
+        """Exclude a pause from the elapsed time and the rate.
+
+        Args:
+            paused_seconds: The length of the pause.
+        """
+        if self._bar is not None and not self._bar.disable:
+            self._bar.start_t += paused_seconds
+            self._bar.last_print_t += paused_seconds
+
+    def clear(self) -> None:
+        """Erase the line, so that other text can be written there."""
+        if self._bar is not None and self._shares_line:
+            self._bar.clear()
+
+    def close(self, *, read: bool = True) -> None:
+        """Draw the bar for the last time, and leave it on the screen.
+
+        Args:
+            read: Whether to wait for the last values. After an error the device may not respond.
+        """
+        if self._bar is None:
+            return
+        if read:
+            DeferredValue.fetch(_deferred(self._values))
+            self._set_text(self._values)
+        self._bar.close()
+        self._bar = None
+
+    @classmethod
+    def restore(cls, state: dict[str, Any]) -> Bar:
+        """Create a bar from a `state_dict`, without showing it."""
+        names = ("total", "bar_format", "timestamp_key", "keys_to_log", "position", "n", "metrics")
+        return cls(**{name: state[name] for name in names})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the arguments that recreate the bar."""
+        DeferredValue.fetch(_deferred(self._values))
+        return {
+            "total": self.total,
+            "position": self.position,
+            "bar_format": self.bar_format,
+            "metrics": {k: v.plain if type(v) is DeferredValue else v for k, v in self._values.items()},
+            "keys_to_log": list(self.keys_to_log),
+            "n": self.n,
+            "timestamp_key": self.timestamp_key,
+        }
+
+    def _update_text(self, now: float) -> None:
+        """Start copying the values, or show them once they have arrived; until then check at every step."""
+        if self._arriving is None:
+            self._arriving = dict(self._values)
+            DeferredValue.fetch(_deferred(self._arriving))
+        if all(value.ready for value in _deferred(self._arriving)):
+            self._set_text(self._arriving)
+            self._arriving = None
+            self._due = now + self._interval
+        else:
+            self._due = 0.0
+
+    def _set_text(self, values: dict[str, Any]) -> None:
+        self._bar.set_postfix_str(", ".join(f"{k}={_short(v)}" for k, v in values.items()), refresh=False)
+
+
+def _tqdm() -> Any:
+    """Return the class of the bars. In a notebook `tqdm.auto` would use widgets, and warn if there are none."""
+    return tqdm.std.tqdm if is_notebook() else import_module("tqdm.auto").tqdm
+
+
+class _Lines:
+    """A file for tqdm that writes each redraw as a line."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.encoding = getattr(stream, "encoding", None)  # read by tqdm
+        self.open = False
+
+    def write(self, text: str) -> int:
+        line = text.strip("\r\n ")
+        if line and self.open:
+            self._stream.write(f"{line}\n")
+        return len(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+
+def _seconds(timestamp: Timestamp) -> int:
+    return int(timestamp.total_wct.total_seconds())
+
+
+def _hold(value: Any) -> Any:
+    """Return the value as it is now, without reading it from the device."""
+    if type(value) is DeferredValue:
+        return value.hold()
+    if isinstance(value, torch.Tensor):
+        return DeferredValue(value.detach).hold()
+    return value
+
+
+def _deferred(values: dict[str, Any]) -> list[DeferredValue]:
+    return [value for value in values.values() if type(value) is DeferredValue]
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, DeferredValue):
+        value = value.plain
+    return f"{value:.4g}" if isinstance(value, float) else format_log_data_value(value)

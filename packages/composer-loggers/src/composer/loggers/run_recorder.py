@@ -1,64 +1,82 @@
-"""A logger that records a run, to be looked at later."""
+"""A logger that records a run in a file, for a report."""
 
 from __future__ import annotations
 
+import json
+import math
 import os
+import platform
+import re
 import secrets
 import sys
 import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import partial
+from importlib.metadata import distributions
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from composer.core import Callback
-from composer.loggers import LoggerDestination
-from composer.loggers import _run_facts as facts
-from composer.loggers._acts import ALGORITHM, ActCounter
-from composer.loggers._run_file import RunFile, plain
-from composer.loggers._sender import Sender, check_on_error, hold_metrics, report_failure
+import numpy as np
+import torch
+
+from composer.core import Callback, Plan, State
+from composer.loggers import LoggerDestination, format_log_data_value
+from composer.loggers.spi import Logged, Sender, check_delivery_options, hold_metrics, report_failure
 from composer.utils import dist, format_name_with_dist, is_uri
 
 if TYPE_CHECKING:
-    from composer.core import State
     from composer.loggers import Logger
 
 __all__ = ["RunRecorder"]
 
 _SCHEMA = 1
-_HOST = "node_name"  # which the Trainer logs: a record, which others may read, names no hosts
-_ACTS_SECONDS = 10.0  # between two records of when algorithms acted
-_MOST_ROWS = 1000  # of a table
-_WRITE_SECONDS = 1.0  # how far the file may lag behind
-_CAPACITY = 1 << 18  # calls of `log_metrics` that may wait, for training steps of microseconds
+_HOST = "node_name"  # a hyperparameter of the Trainer that is left out: a recording names no hosts
+_ACTIONS_SECONDS = 10.0  # between two records of the actions of algorithms
+_MAX_ROWS = 1000  # of a table
+_WRITE_SECONDS = 1.0  # between two writes
+_CAPACITY = 1 << 18  # of the queue: enough calls of `log_metrics` for training steps of microseconds
+_ALGORITHM_TRACES = "algorithm_traces/"  # the prefix of traces of algorithms
+_MAX_SPANS = 128  # of one algorithm at one event, between two records
+_MAX_MODULES = 200  # replaced modules that are listed by name
+_OBJECT_ADDRESS = re.compile(r" object at 0x[0-9a-f]+| at 0x[0-9a-f]+")
+_MAX_TEXT = 4000
+_SECRET = re.compile(
+    r"(^|[^a-z])(api_?key|secrets?|secret_?key|password|passwd|passphrase|credentials?|private_?key"
+    r"|(access|auth|api|bearer|hf|hub|wandb)_?token)$",
+    re.IGNORECASE,
+)
+_USER_IN_URI = re.compile(r"(?<=://)[^/@\s]+@")
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 class RunRecorder(LoggerDestination):
-    """Records a run in a folder, as `composer-report` (package `composer-report`) shows it and `read_run` reads it.
+    """Logger that records a run in a folder, for the command `composer-report` and `read_run` of that package.
 
-    The file `run-rank0.jsonl` gets everything that is logged and happens, as lines of JSON: metrics with step, epoch
-    and seconds; hyperparameters, evaluations, tables; machine and versions (no environment variables, no names of hosts
-    or users; hyperparameters named like a password or key are hidden); the engine's plan; when each algorithm acted, as
+    The file `run-rank0.jsonl` has one line of JSON for each record: metrics with step, epoch and seconds;
+    hyperparameters, evaluations, tables; hardware and versions (no environment variables, no names of hosts or users;
+    hyperparameters with the name of a password or key are hidden); the engine's plan; when each algorithm acted, as
     spans of batches; modules that were replaced; checkpoints; and how the run ended. Images are left out.
 
-    A step puts what is logged into a queue, and a thread writes it: a step waits neither for the disk nor for the
+    Training puts logged values into a queue, and a thread writes them: a step waits neither for the disk nor for the
     device.
 
-    Recording into a folder again appends: a run that is resumed from a checkpoint goes on where the checkpoint was, and
-    what came after the checkpoint is marked as superseded. A line that a killed process left unfinished does no harm.
+    Recording into the same folder again appends: a run that is resumed from a checkpoint continues from there, and
+    records after that checkpoint are marked as superseded. An incomplete last line of a killed process is harmless.
 
     The lines are documented in the README of this package, "What RunRecorder writes".
 
     Args:
-        folder: The run's folder. May contain `{run_name}`, `{rank}` and the like, as file names elsewhere.
-        group: What the run is one of, for example the recipe of which it is one seed: a report shows the runs of a
-            group as one, with mean and spread. None: it stands alone.
-        rank_zero_only: Whether only rank 0 records. Otherwise every rank writes a file of its own.
-        on_error: What happens if writing fails: "warn" (once, and the run goes on) or "raise".
-        timeout: How long checkpoints, `close` and the end of the process wait for the thread, in seconds.
+        folder: The folder of the run. May contain `{run_name}`, `{rank}` and the like.
+        group: The name of a group of runs, for example of one recipe with several seeds: a report shows them as one,
+            with mean and spread. None: the run has no group.
+        rank_zero_only: Whether only rank 0 records. Otherwise every rank writes a file.
+        on_error: What to do if writing fails: "warn" (once; the run continues) or "raise".
+        timeout: How many seconds checkpoints, `close` and the end of the process wait for the thread.
 
     Attributes:
-        path: The file, once the run has begun; None on ranks that record nothing.
+        path: The file, set at INIT; None on ranks that do not record.
 
     Raises:
         ValueError: `on_error` is unknown, or `timeout` is not positive.
@@ -92,37 +110,36 @@ class RunRecorder(LoggerDestination):
     ) -> None:
         if timeout <= 0:
             raise ValueError(f"`timeout` must be positive, got {timeout!r}.")
-        check_on_error(on_error)
+        check_delivery_options(on_error)
         self.folder = os.path.expanduser(os.fspath(folder))
         self.group = group
         self.rank_zero_only, self.on_error, self.timeout = rank_zero_only, on_error, timeout
         self.path: Path | None = None
         self._sender: Sender | None = None
-        self._file: RunFile | None = None
+        self._file: _RunFile | None = None
         self._resumed: dict[str, Any] | None = None
         self._previous_hook: Any = None
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
-        """Begin another run."""
+    def _reset(self) -> None:
         self._attempt = ""
         self._began = 0.0
         self._begun = False
-        self._mark: tuple[int, int] = (0, -1)  # the number of the last mark, and of records up to it
-        self._before: list[dict[str, Any]] = []  # logged before the run began
-        self._acts = ActCounter()
-        self._acts_due = 0.0
+        self._mark: tuple[int, int] = (0, -1)  # the number of the last mark, and the number of records at that time
+        self._before: list[dict[str, Any]] = []  # logged before INIT
+        self._actions = _ActionCounter()
+        self._actions_due = 0.0
         self._state: State | None = None
         self._modules: dict[str, type] | None = None
         self._savers: list[Any] = []
         self._saved: list[set[str]] = []  # the checkpoints of each saver that are recorded
-        self._goes_on = False
+        self._is_resumed = False
         self._limit: Any = None
         self._evaluation_began, self._status = 0.0, "unused"
         self._described: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the thread and the file, for copies."""
+        """Return the attributes without the thread and the file, which cannot be copied."""
         return {
             **vars(self),
             "_sender": None,
@@ -133,7 +150,7 @@ class RunRecorder(LoggerDestination):
             "_previous_hook": None,
         }
 
-    # ---- what is logged ----
+    # ---- values ----
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         if self._sender is None:
@@ -144,28 +161,28 @@ class RunRecorder(LoggerDestination):
     def log_traces(self, traces: dict[str, Any]) -> None:
         state = self._state
         if state is not None:
-            add, batch = self._acts.add, state.timestamp._batch
+            add, batch = self._actions.add, state.timestamp._batch
             for key, value in traces.items():
-                if key.startswith(ALGORITHM):
+                if key.startswith(_ALGORITHM_TRACES):
                     add(key, batch)
-                else:  # somebody's own
+                else:  # traces of other callbacks
                     self.log_metrics({key: value}, batch)
 
     def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
-        values = {str(key): plain(value, str(key)) for key, value in hyperparameters.items() if key != _HOST}
+        values = {str(key): _plain(value, str(key)) for key, value in hyperparameters.items() if key != _HOST}
         self._put("hyperparameters", values=values)
 
     def log_table(
         self, columns: list[str], rows: list[list[Any]], name: str = "Table", step: int | None = None
     ) -> None:
-        kept = [[plain(cell) for cell in row] for row in rows[:_MOST_ROWS]]
+        kept = [[_plain(cell) for cell in row] for row in rows[:_MAX_ROWS]]
         self._put("table", name=name, step=step, columns=[str(c) for c in columns], rows=kept, num_rows=len(rows))
 
-    # ---- the beginning ----
+    # ---- start ----
 
     def init(self, state: State, logger: Logger) -> None:
         before = self._before
-        self._forget()
+        self._reset()
         self._begun, self.path = True, None
         if self.rank_zero_only and dist.get_global_rank() != 0:
             return
@@ -174,7 +191,7 @@ class RunRecorder(LoggerDestination):
         folder = Path(format_name_with_dist(self.folder, state.run_name))
         path = folder / f"run-rank{dist.get_global_rank()}.jsonl"
         try:
-            self._file = RunFile(path, self._began)
+            self._file = _RunFile(path, self._began)
         except OSError as error:
             report_failure("RunRecorder", error, self.on_error)
             return
@@ -197,35 +214,35 @@ class RunRecorder(LoggerDestination):
             seed=state.rank_zero_seed,
             rank=dist.get_global_rank(),
         )
-        self._sender.put(partial(_write_environment, self._file, facts.machine(state)))
+        self._sender.put(partial(_write_environment, self._file, _describe_machine(state)))
         for record in before:
             self._put(record.pop("type"), **record)
-        self._modules = facts.module_classes(state.model)
+        self._modules = _module_classes(state.model)
         self._previous_hook, sys.excepthook = sys.excepthook, self._on_exception
 
     def after_load(self, state: State, logger: Logger) -> None:
         self._write_modules(state)
         resumed, self._resumed = self._resumed, None
-        self._goes_on = state.timestamp.batch.value > 0
-        if self._goes_on:
+        self._is_resumed = state.timestamp.batch.value > 0
+        if self._is_resumed:
             mark = (resumed or {}).get("mark")
             self._put("resume", mark=mark, epoch=state.timestamp.epoch.value, batch=state.timestamp.batch.value)
             self._put_epoch(state)
 
     def fit_start(self, state: State, logger: Logger) -> None:
         self._write_modules(state)
-        self._limit, self._status = state.max_duration, "stopped"  # unless it comes to its end
+        self._limit, self._status = state.max_duration, "stopped"  # unless `fit` finishes
         self._savers = [c for c in state.callbacks if hasattr(c, "all_saved_checkpoints_to_timestamp")]
-        # A checkpoint is recorded after what it holds: a run that goes on from one tells of it anew.
-        known = [() if self._goes_on else saver.all_saved_checkpoints_to_timestamp for saver in self._savers]
-        self._saved, self._goes_on = [set(paths) for paths in known], False
+        # A record of a checkpoint comes after its mark, so a run resumed from that checkpoint records it again.
+        known = [() if self._is_resumed else saver.all_saved_checkpoints_to_timestamp for saver in self._savers]
+        self._saved, self._is_resumed = [set(paths) for paths in known], False
         described = [*state.algorithms, *state.callbacks]
         if self._sender is not None and described != self._described:
             self._described = described
-            self._put("model", values=facts.describe_model(state.model))
-            self._put("algorithms", values=facts.describe_algorithms(state))
+            self._put("model", values=_describe_model(state.model))
+            self._put("algorithms", values=_describe_algorithms(state))
             if logger.plan is not None:
-                self._put("plan", rows=facts.plan_rows(logger.plan))
+                self._put("plan", rows=_plan_rows(logger.plan))
         length = state.dataloader_len
         self._put(
             "fit_start",
@@ -233,17 +250,17 @@ class RunRecorder(LoggerDestination):
             max_duration=None if state.max_duration is None else str(state.max_duration),
             epoch_batches=None if length is None else length.value,
         )
-        self._acts_due = time.monotonic() + _ACTS_SECONDS
+        self._actions_due = time.monotonic() + _ACTIONS_SECONDS
 
     def _write_modules(self, state: State) -> None:
         if self._sender is not None and self._modules is not None:
-            after = facts.module_classes(state.model)
-            changes = facts.module_changes(self._modules, after)
+            after = _module_classes(state.model)
+            changes = _module_changes(self._modules, after)
             self._modules = after
             if changes is not None:
                 self._put("modules", batch=state.timestamp.batch.value, **changes)
 
-    # ---- on the way ----
+    # ---- training ----
 
     def epoch_start(self, state: State, logger: Logger) -> None:
         self._put_epoch(state)
@@ -257,8 +274,8 @@ class RunRecorder(LoggerDestination):
         self._put("epoch", **fields, sample=now.sample.value, token=now.token.value)
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        if time.monotonic() >= self._acts_due:
-            self._write_acts()
+        if time.monotonic() >= self._actions_due:
+            self._write_actions()
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
         self._note_checkpoints()
@@ -282,9 +299,9 @@ class RunRecorder(LoggerDestination):
             samples=state.eval_timestamp.sample.value,
         )
 
-    def _write_acts(self) -> None:
-        self._acts_due = time.monotonic() + _ACTS_SECONDS
-        acts = self._acts.take()
+    def _write_actions(self) -> None:
+        self._actions_due = time.monotonic() + _ACTIONS_SECONDS
+        acts = self._actions.take()
         if acts:
             self._put("acts", values=acts)
 
@@ -301,25 +318,25 @@ class RunRecorder(LoggerDestination):
                 self._put("checkpoint", path=where, remote=remote, epoch=now.epoch.value, batch=now.batch.value)
 
     def _relative(self, path: str) -> str:
-        """Seen from the run's folder, which may be moved with its checkpoints."""
+        """Return a path relative to the run's folder, which may be moved together with its checkpoints."""
         assert self.path is not None
         try:
             return Path(os.path.relpath(path, self.path.parent)).as_posix()
         except ValueError:  # another drive of Windows
             return Path(path).as_posix()
 
-    # ---- checkpoints and the end ----
+    # ---- checkpoints and end ----
 
     def state_dict(self) -> dict[str, Any]:
-        """Where in the file the checkpoint is, so that a run that goes on from it knows what it replaces."""
+        """Return the position of the checkpoint in the file: a resumed run replaces the records after it."""
         if self._sender is None:
             return {}
-        self._write_acts()
+        self._write_actions()
         number, records = self._mark
-        if records != self._sender._put:  # something was recorded since
+        if records != self._sender.num_queued:  # there are new records
             number += 1
             self._put("mark", mark=f"{self._attempt}.{number}")
-            self._mark = (number, self._sender._put)
+            self._mark = (number, self._sender.num_queued)
         self._sender.flush(check=False)
         return {"mark": f"{self._attempt}.{number}"}
 
@@ -328,7 +345,7 @@ class RunRecorder(LoggerDestination):
 
     def fit_end(self, state: State, logger: Logger) -> None:
         self._note_checkpoints()
-        self._write_acts()
+        self._write_actions()
         limit = state.max_duration
         early = self._limit is not None and limit is not None and self._limit != limit
         self._status = "stopped" if early else "finished"
@@ -356,12 +373,12 @@ class RunRecorder(LoggerDestination):
         if state is None or self._sender is None or self._status == "ended":
             return
         self._note_checkpoints()
-        self._write_acts()
+        self._write_actions()
         kept = [self._relative(path) for saver in self._savers for path in getattr(saver, "saved_checkpoints", ())]
         crashed = error is not None and self._status != "finished"
         interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
         described = (
-            None if error is None or not crashed else {"type": type(error).__name__, "message": plain(str(error))}
+            None if error is None or not crashed else {"type": type(error).__name__, "message": _plain(str(error))}
         )
         self._put(
             "end",
@@ -370,7 +387,7 @@ class RunRecorder(LoggerDestination):
             epoch=state.timestamp.epoch.value,
             batch=state.timestamp.batch.value,
             kept_checkpoints=kept,
-            dropped=self._sender._dropped,
+            dropped=self._sender.num_dropped,
         )
         self._status = "ended"
         self._sender.fetch()
@@ -391,11 +408,283 @@ class RunRecorder(LoggerDestination):
             self._before.append({"type": type, **fields})
 
 
-def _write_environment(file: RunFile, machine: dict[str, Any]) -> None:
-    file.write({"type": "environment", "values": machine | {"packages": facts.packages()}})
+def _write_environment(file: _RunFile, machine: dict[str, Any]) -> None:
+    file.write({"type": "environment", "values": machine | {"packages": _installed_packages()}})
 
 
 def _remote_of(saver: Callback) -> str | None:
-    """Where a saver uploads to; None: it does not."""
+    """Return the URI that a saver uploads to; None if it does not upload."""
     where = getattr(saver, "saved_to", None)
-    return str(plain(where)) if isinstance(where, str) and is_uri(where) else None
+    return str(_plain(where)) if isinstance(where, str) and is_uri(where) else None
+
+
+class _ActionCounter:
+    """Counter of the actions of algorithms, in memory that does not grow with the run.
+
+    It counts how often each algorithm acted at each event since the last `take`, and at which batches. Consecutive
+    batches become one span. An algorithm that acts irregularly would create many short spans: spans that are close to
+    each other are joined, so that their number is bounded.
+    """
+
+    def __init__(self) -> None:
+        self._spans: dict[str, _Spans] = {}
+
+    def add(self, key: str, batch: int) -> None:
+        """Count an action. Called several times in every step.
+
+        Args:
+            key: `algorithm_traces/<algorithm>/Event.<EVENT>`.
+            batch: The number of trained batches.
+        """
+        acts = self._spans.get(key)
+        if acts is None:
+            acts = self._spans[key] = _Spans(batch)
+        span = acts.spans[-1]
+        if batch - span[1] > acts.gap:
+            acts.spans.append([batch, batch, 1])
+            if len(acts.spans) > _MAX_SPANS:
+                acts.join()
+        else:
+            span[1] = batch
+            span[2] += 1
+
+    def take(self) -> list[dict[str, Any]]:
+        """Return and reset the counts, as `{"algorithm", "event", "count", "spans": [[first, last, count], ...]}`."""
+        taken, self._spans = self._spans, {}
+        records = []
+        for key, acts in taken.items():
+            algorithm, event = key.removeprefix(_ALGORITHM_TRACES).split("/", 1)
+            spans = [span for span in acts.spans if span[2]]
+            record = {"algorithm": algorithm, "event": event.removeprefix("Event.").lower()}
+            records.append(record | {"count": sum(span[2] for span in spans), "spans": spans})
+        return records
+
+
+class _Spans:
+    """The spans `[first batch, last batch, count]` of one algorithm at one event."""
+
+    __slots__ = ("gap", "spans")
+
+    def __init__(self, batch: int) -> None:
+        self.gap = 1  # the maximum number of batches between two actions of a span
+        self.spans = [[batch, batch, 0]]
+
+    def join(self) -> None:
+        """Join neighboring spans until at most half of the allowed number remain."""
+        while len(self.spans) > _MAX_SPANS // 2:
+            self.gap *= 2
+            joined = [self.spans[0]]
+            for first, last, count in self.spans[1:]:
+                if first - joined[-1][1] <= self.gap:
+                    joined[-1][1] = last
+                    joined[-1][2] += count
+                else:
+                    joined.append([first, last, count])
+            self.spans = joined
+
+
+class _RunFile:
+    """The file of a recorded run: one JSON object per line. Only the constructor runs in the training thread.
+
+    Args:
+        path: The file. If it exists, records are appended; an incomplete last line of a killed process is terminated.
+        started: The start of the run, in seconds since 1970.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+
+    def __init__(self, path: Path, started: float) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("ab")
+        self._started = started
+        self._epoch = 0
+        if self._file.tell() and not _ends_with_newline(path):
+            self._file.write(b"\n")
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Write a record."""
+        if record["type"] == "epoch":
+            self._epoch = record["epoch"]
+        self._write([record])
+
+    def write_metrics(self, records: Sequence[Logged]) -> None:
+        """Write metrics, those of one step in one line."""
+        lines: list[dict[str, Any]] = []
+        for metrics, step, seconds in records:
+            line = lines[-1] if lines else None
+            if line is None or line["step"] != step or not line["values"].keys().isdisjoint(metrics):
+                line = {"type": "metrics", "step": step, "epoch": self._epoch}
+                line |= {"seconds": round(seconds - self._started, 3), "values": {}}
+                lines.append(line)
+            for key, value in metrics.items():
+                line["values"][str(key)] = _number(value)
+        for line in lines:
+            values = line["values"]
+            texts = {key: values.pop(key)[0] for key in [key for key in values if type(values[key]) is tuple]}
+            if texts:
+                line["texts"] = texts
+        self._write(lines)
+
+    def _write(self, records: Sequence[dict[str, Any]]) -> None:
+        text = "".join(json.dumps(record, allow_nan=False, separators=(",", ":")) + "\n" for record in records)
+        self._file.write(text.encode("ascii"))
+        self._file.flush()  # to the operating system, so that it survives a crash of the process
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _plain(value: Any, key: str = "") -> Any:
+    """Convert a value to JSON types: numbers, text, None, lists and dictionaries; anything else is formatted as text.
+
+    Args:
+        value: The logged value.
+        key: Its name. Values with the name of a secret are hidden, and so are user names and passwords in URIs.
+    """
+    if _SECRET.search(key):
+        return "(hidden)"
+    if isinstance(value, np.generic | np.ndarray | torch.Tensor) and math.prod(value.shape) == 1:
+        value = value.item()
+    if isinstance(value, bool | int) or value is None:
+        return value
+    if isinstance(value, float):
+        return _float(value)
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item, str(name)) for name, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(item) for item in value]
+    text = value if isinstance(value, str) else format_log_data_value(value)
+    return _short(_USER_IN_URI.sub("", _ADDRESS.sub("", text)))
+
+
+def _number(value: Any) -> Any:
+    """Convert a metric to JSON types; anything but a number becomes a tuple with its text."""
+    kind = type(value)
+    if kind is float:
+        return _float(value)
+    if kind is int or kind is bool:
+        return int(value)
+    if isinstance(value, np.ndarray | torch.Tensor) and math.prod(value.shape) == 1:
+        return _number(value.item())
+    if isinstance(value, float):
+        return _float(float(value))
+    if isinstance(value, int):
+        return int(value)
+    return (_short(value if isinstance(value, str) else format_log_data_value(value)),)
+
+
+def _float(value: float) -> float | str:
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]} ... ({len(text)} characters)"
+
+
+def _ends_with_newline(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, 2)
+        return file.read(1) == b"\n"
+
+
+def _describe_machine(state: State) -> dict[str, Any]:
+    """Return hardware, versions and settings: no environment variables, no names of hosts, users or folders."""
+    kind = state.device.name
+    device: dict[str, Any] = {"kind": kind, "precision": str(state.precision.value)}
+    if kind == "gpu":
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        device |= {"name": properties.name, "memory_bytes": properties.total_memory}
+    else:
+        device["name"] = _processor()
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda,
+        "numpy": np.__version__,
+        "device": device,
+        "world_size": dist.get_world_size(),
+        "nodes": dist.get_world_size() // dist.get_local_world_size(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+    }
+
+
+def _processor() -> str:
+    if sys.platform == "linux":
+        try:
+            with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+                for line in file:
+                    if line.startswith("model name"):
+                        return line.partition(":")[2].strip()
+        except OSError:  # a sandbox may hide it
+            return platform.machine()
+    return platform.processor() or platform.machine()
+
+
+def _installed_packages() -> dict[str, str]:
+    """Return the versions of the installed packages of this library. Reads a file for each installed package."""
+    versions = {each.metadata["Name"]: each.version for each in distributions()}
+    return dict(sorted((name, version) for name, version in versions.items() if name and name.startswith("composer")))
+
+
+def _describe_model(model: torch.nn.Module) -> dict[str, Any]:
+    """Return the class and the size of the model."""
+    parameters = list(model.parameters())
+    return {
+        "class": type(model).__name__,
+        "inner": [type(child).__name__ for child in model.children()][:8],
+        "parameters": sum(parameter.numel() for parameter in parameters),
+        "trainable": sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
+        "modules": sum(1 for _ in model.modules()),
+    }
+
+
+def _describe_algorithms(state: State) -> list[dict[str, Any]]:
+    """Return the algorithms, in the user's order."""
+    return [
+        {
+            "name": type(algorithm).__name__,
+            "config": _OBJECT_ADDRESS.sub("", repr(algorithm)),
+            "events": None if algorithm.events is None else sorted(event.value for event in algorithm.events),
+        }
+        for algorithm in state.algorithms
+    ]
+
+
+def _plan_rows(plan: Plan) -> list[dict[str, Any]]:
+    """Convert the result of `engine.explain()` to JSON types."""
+    return [
+        {"event": row.event.value, "order": row.order, "kind": row.kind, "name": row.name, "reason": row.reason}
+        for row in plan
+    ]
+
+
+def _module_classes(model: torch.nn.Module) -> dict[str, type]:
+    """Return the class of each module."""
+    return {name: type(module) for name, module in model.named_modules()}
+
+
+def _module_changes(before: dict[str, type], after: dict[str, type]) -> dict[str, Any] | None:
+    """Return the modules that were replaced, added and removed; None if there are none."""
+    replaced = [
+        {"module": name, "before": before[name].__name__, "after": kind.__name__}
+        for name, kind in after.items()
+        if name in before and before[name] is not kind
+    ]
+    added = Counter(kind.__name__ for name, kind in after.items() if name not in before)
+    removed = Counter(kind.__name__ for name, kind in before.items() if name not in after)
+    if not (replaced or added or removed):
+        return None
+    kinds = Counter((each["before"], each["after"]) for each in replaced)
+    return {
+        "replaced": replaced[:_MAX_MODULES],
+        "kinds": [{"before": old, "after": new, "count": count} for (old, new), count in kinds.most_common()],
+        "added": dict(added),
+        "removed": dict(removed),
+    }

@@ -5,9 +5,15 @@ from __future__ import annotations
 import logging
 import math
 import os
+import posixpath
+import re
+import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -15,20 +21,19 @@ import numpy as np
 import torch
 
 from composer.loggers import LoggerDestination
-from composer.loggers._held_files import hold_file, kept_files
-from composer.loggers._mlflow_run import (
-    MLFlowRun,
-    check_registry,
-    current_run,
-    ended_as,
-    find_flavor,
-    matches,
-    open_run,
-    register,
-    start_monitor,
+from composer.loggers.spi import (
+    HeldFiles,
+    ImageCopy,
+    Logged,
+    Sender,
+    call_in_time,
+    check_delivery_options,
+    hold_metrics,
+    list_images,
+    read_numbers,
+    report_failure,
+    table_cell,
 )
-from composer.loggers._process import call_in_time
-from composer.loggers._sender import Sender, check_on_error, hold_metrics, report_failure, start_copy
 from composer.utils import dist
 from composer.utils.retrying import DeliveryDeadline
 
@@ -40,47 +45,51 @@ __all__ = ["MLFlowLogger"]
 
 log = logging.getLogger(__name__)
 
+_METRICS_PER_REQUEST, _PARAMS_PER_REQUEST, _LONGEST_KEY = 1000, 100, 250
+_URI = "MLFLOW_TRACKING_URI"
+_REFUSED = re.compile(r"[^\w/.: -]")
+
 
 class MLFlowLogger(LoggerDestination):
-    """Sends what is logged to an MLflow server or a local store.
+    """Logger for an MLflow server or a local store.
 
-    The training puts what it logs into a queue, and a thread sends it, many values in one request: a step waits neither
+    Training puts logged values into a queue, and a thread sends them, many values in one request: a step waits neither
     for the server nor for the device. Numbers become metrics, with the number of trained batches as their step; other
     metrics (text, arrays) are left out, and so is a value that has not changed since it was sent. Names may consist of
-    letters, digits and `_-. :/`; anything else in one becomes a dot. NaN and infinity are sent as they are.
+    letters, digits and `_-. :/`; other characters become dots. NaN and infinity are sent as they are.
 
-    A run that is resumed from a checkpoint under the same run name goes on in its MLflow run.
+    A run that is resumed from a checkpoint under the same run name continues its MLflow run.
 
     Args:
-        experiment_name: None is MLFLOW_EXPERIMENT_NAME of the environment or "my-mlflow-experiment".
-        run_name: None is the name of the run.
+        experiment_name: None is the environment variable MLFLOW_EXPERIMENT_NAME or "my-mlflow-experiment".
+        run_name: The name of the MLflow run; None is the run name.
         tags: Tags of the run.
-        tracking_uri: The server or store; None is what MLflow is set to.
+        tracking_uri: The server or store; None is MLflow's setting.
         rank_zero_only: Whether only rank 0 logs; else all ranks log to one MLflow run.
-        flush_interval: Seconds between two requests with metrics, at least.
-        model_registry_prefix: Goes before the names of registered models, with a dot.
-        model_registry_uri: The registry; None is what MLflow is set to.
-        synchronous: Whether every call of `log_metrics` waits until it is sent. Slows training.
+        flush_interval: The minimum number of seconds between two requests with metrics.
+        model_registry_prefix: A prefix of the names of registered models, separated by a dot.
+        model_registry_uri: The registry; None is MLflow's setting.
+        synchronous: Whether each call of `log_metrics` waits until its values are sent. Slows down training.
         log_system_metrics: Whether MLflow logs the use of CPU, memory, disk and network every 10 seconds.
         rename_metrics: New names by old ones.
         ignore_metrics: Metrics to leave out: patterns as for file names, such as "time/*".
-        ignore_hyperparameters: Hyperparameters to leave out, likewise.
-        run_group: Becomes the tag "run_group".
-        resume: Whether to go on in the run of this experiment that has the tag `run_name`, if there is one.
-        logging_buffer_seconds: How long metrics gather before they are sent.
+        ignore_hyperparameters: Hyperparameters to leave out: patterns, as above.
+        run_group: The tag "run_group".
+        resume: Whether to continue the run of this experiment with the same tag `run_name`, if there is one.
+        logging_buffer_seconds: How long metrics are collected before they are sent.
         log_duplicated_metric_every_n_steps: After how many steps an unchanged value is sent again.
-        on_error: What happens if logging fails: "warn" (once, and the run goes on) or "raise".
+        on_error: What to do if logging fails: "warn" (once; the run continues) or "raise".
         log_artifacts: Whether to store files, such as checkpoints, as artifacts.
-        delivery_timeout: How many seconds the end of the run waits in all for what is still queued, once the service
-            fails or hangs: counted from the first failure, or from the last delivery if it hangs. While it takes
-            anything, however slowly, it is waited for. None: the Trainer's, which its services share; 60 without one.
+        delivery_timeout: How many seconds in total the end of the run waits for queued data once the service fails or
+            hangs, counted from the first failure, or from the last delivery if it hangs. A service that still accepts
+            data, however slowly, is waited for. None: the Trainer's timeout, which its services share (60 by default).
 
     Raises:
-        ValueError: A number is not positive, `on_error` is unknown, or `model_registry_prefix` does not suit the Unity
-            Catalog.
+        ValueError: A number is not positive, `on_error` is unknown, or `model_registry_prefix` is not valid for the
+            Unity Catalog.
 
-    Differs: sending is done by a thread of ours, not by that of MLflow. There is no process that watches the run on
-    Databricks: the run ends as FAILED or KILLED when the logger is closed by an error or at the end of the process.
+    Differs: values are sent by our own thread, not by MLflow's. No process watches the run on Databricks: the run ends
+    as FAILED or KILLED when an error closes the logger, or at the end of the process.
     """
 
     accepts_deferred: ClassVar[bool] = True
@@ -109,17 +118,16 @@ class MLFlowLogger(LoggerDestination):
         log_artifacts: bool = False,
         delivery_timeout: float | None = None,
     ) -> None:
-        check_on_error(on_error)
+        check_delivery_options(on_error, delivery_timeout)
         interval = max(flush_interval, logging_buffer_seconds or 0.0)
         for argument, value in (
             ("flush_interval", flush_interval),
             ("logging_buffer_seconds", logging_buffer_seconds or interval),
             ("log_duplicated_metric_every_n_steps", log_duplicated_metric_every_n_steps),
-            ("delivery_timeout", 60.0 if delivery_timeout is None else delivery_timeout),
         ):
             if not 0 < value < math.inf:
                 raise ValueError(f"`{argument}` must be positive, got {value!r}.")
-        check_registry(model_registry_uri, model_registry_prefix)
+        _check_registry(model_registry_uri, model_registry_prefix)
         self.experiment_name, self.run_name = experiment_name, run_name
         self.tags = dict(tags or {})
         self.tracking_uri = None if tracking_uri is None else str(tracking_uri)
@@ -139,19 +147,19 @@ class MLFlowLogger(LoggerDestination):
         self._hyperparameters: dict[str, Any] = {}
         self._resumed: dict[str, Any] | None = None
         self._created = self._training = False
-        self._abandoned: str | None = None  # the run that was begun before the checkpoint told of another
-        self._deadline = DeliveryDeadline(60.0)  # the run's, from `init` on
+        self._abandoned: str | None = None  # a run that was created before a checkpoint with another run was loaded
+        self._deadline = DeliveryDeadline(60.0)  # replaced at `init` by that of the run
         self._clear()
 
     def _clear(self) -> None:
-        self._run: MLFlowRun | None = None
+        self._run: _MLFlowRun | None = None
         self._sender: Sender | None = None
         self._monitor: Any = None
-        self._held: list[Path] = []  # files that are sent, or still to be
-        self._ignored: dict[str, bool] = {}  # whether a name is to be left out
+        self._files = HeldFiles()
+        self._ignored: dict[str, bool] = {}  # by name of a metric
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the thread and the connection, for copies."""
+        """Return the attributes without the thread and the connection, which cannot be copied."""
         return {**vars(self), "_run": None, "_sender": None, "_monitor": None}
 
     @property
@@ -162,10 +170,10 @@ class MLFlowLogger(LoggerDestination):
     def _metrics_cache(self) -> dict[str, tuple[float, int]]:
         return self._run.metrics_cache if self._run else {}
 
-    # ---- what is logged ----
+    # ---- values ----
 
     def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
-        kept = {k: v for k, v in hyperparameters.items() if not matches(k, self.ignore_hyperparameters)}
+        kept = {k: v for k, v in hyperparameters.items() if not _matches(k, self.ignore_hyperparameters)}
         self._hyperparameters |= kept
         if self._sender is not None and self._run is not None:
             self._sender.put(partial(self._run.send_params, {key: str(value) for key, value in kept.items()}))
@@ -182,7 +190,7 @@ class MLFlowLogger(LoggerDestination):
 
     def _is_ignored(self, name: str) -> bool:
         if name not in self._ignored:
-            self._ignored[name] = matches(name, self.ignore_metrics)
+            self._ignored[name] = _matches(name, self.ignore_metrics)
         return self._ignored[name]
 
     def log_table(
@@ -202,15 +210,10 @@ class MLFlowLogger(LoggerDestination):
         mask_class_labels: dict[int, str] | None = None,
         use_table: bool = True,
     ) -> None:
-        several = images if isinstance(images, Sequence) else [images]
-        for image in several:
-            if image.ndim not in (2, 3, 4):
-                raise ValueError(f"`images` must have 2 to 4 dimensions, got shape {tuple(image.shape)}.")
+        arrays = list_images(images)
         if self._sender is not None and self._run is not None:
-            size = 1 + sum(math.prod(image.shape) for image in several) * 4 // 1024
-            copies = [start_copy(image) for image in several]
-            send = partial(self._run.send_images, copies, name, channels_last, step)
-            self._sender.put(send, size=size, may_drop=True)
+            send = partial(self._run.send_images, name=name, channels_last=channels_last, step=step)
+            self._sender.put_images(arrays, send)
 
     # ---- files and models ----
 
@@ -222,8 +225,7 @@ class MLFlowLogger(LoggerDestination):
             return
         remote = Path(remote_file_name)
         folder = None if remote.parent == Path() else remote.parent.as_posix()
-        held = hold_file(file_path, remote.name)
-        self._held = [path for path in self._held if path.exists()] + [held]
+        held = self._files.hold(file_path, remote.name)
         self._sender.put(partial(self._run.send_file, held, folder))
 
     def download_file(
@@ -237,15 +239,15 @@ class MLFlowLogger(LoggerDestination):
             self._sender.flush()
         client, run_id = self._client(), self._run_id
         inside = os.path.dirname(remote_file_name) or None
-        try:  # a server that is down must not be mistaken for one that does not have the file
-            there = call_in_time(
+        try:
+            artifacts = call_in_time(
                 lambda: client.list_artifacts(run_id, inside), self._timeout, "Asking MLflow for its artifacts"
             )
         except Exception as error:
-            if getattr(error, "error_code", None) != "RESOURCE_DOES_NOT_EXIST":
+            if getattr(error, "error_code", None) != "RESOURCE_DOES_NOT_EXIST":  # a server that is down may have it
                 raise
-            there = []
-        if remote_file_name not in [artifact.path for artifact in there]:
+            artifacts = []
+        if remote_file_name not in [artifact.path for artifact in artifacts]:
             raise FileNotFoundError(f"{remote_file_name!r} is not among the artifacts of the MLflow run {run_id}.")
         folder = os.path.dirname(os.path.abspath(destination))
         with tempfile.TemporaryDirectory(dir=folder) as temporary:
@@ -258,9 +260,9 @@ class MLFlowLogger(LoggerDestination):
         """Register a model.
 
         Args:
-            model_uri: Where it is.
-            name: Its name; `model_registry_prefix` and a dot go before it.
-            await_creation_for: How long to wait for it, in seconds.
+            model_uri: The URI of the model.
+            name: Its name, to which `model_registry_prefix` and a dot are prepended.
+            await_creation_for: How long to wait for its creation, in seconds.
             tags: Tags of the version.
 
         Returns:
@@ -271,39 +273,39 @@ class MLFlowLogger(LoggerDestination):
     def register_model_with_run_id(
         self, model_uri: str, name: str, await_creation_for: int = 300, tags: dict[str, Any] | None = None
     ) -> Any:
-        """Register a model as made by this run; otherwise as `register_model`."""
+        """Register a model as created by this run; otherwise like `register_model`."""
         return self._register(self._run_id, model_uri, name, await_creation_for, tags)
 
     def _register(self, run_id: str | None, model_uri: str, name: str, wait: int, tags: dict[str, Any] | None) -> Any:
         if self._run is None:
             return None
         full_name = f"{self.model_registry_prefix}.{name}" if self.model_registry_prefix else name
-        return register(self._run.client, run_id, model_uri, full_name, wait, tags)
+        return _register(self._run.client, run_id, model_uri, full_name, wait, tags)
 
     def save_model(self, flavor: str, **kwargs: Any) -> None:
-        """Save a model locally, as `mlflow.<flavor>.save_model`.
+        """Save a model locally with `mlflow.<flavor>.save_model`.
 
         Raises:
             ValueError: MLflow has no such flavor.
         """
         if self._run is not None:
-            find_flavor(flavor).save_model(**kwargs)
+            _find_flavor(flavor).save_model(**kwargs)
 
     def log_model(self, flavor: str, **kwargs: Any) -> Any:
-        """Store a model as an artifact of the run, as `mlflow.<flavor>.log_model`.
+        """Store a model as an artifact of the run with `mlflow.<flavor>.log_model`.
 
         Raises:
             ValueError: MLflow has no such flavor.
         """
         if self._run is None:
             return None
-        module = find_flavor(flavor)
-        with current_run(self._run_id, self.tracking_uri):
+        module = _find_flavor(flavor)
+        with _current_run(self._run_id, self.tracking_uri):
             logged = module.log_model(**kwargs)
-        self._run.client.update_run(self._run_id, status="RUNNING")  # leaving the block has ended it
+        self._run.client.update_run(self._run_id, status="RUNNING")  # the context has ended it
         return logged
 
-    # ---- when ----
+    # ---- events ----
 
     def init(self, state: State, logger: Logger) -> None:
         self._composer_run_name = state.run_name
@@ -316,13 +318,13 @@ class MLFlowLogger(LoggerDestination):
                 tags = self.tags | ({} if self.run_group is None else {"run_group": self.run_group})
                 tags["run_name"] = os.environ.get("RUN_NAME") or self.run_name or state.run_name
                 name = self.experiment_name or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "my-mlflow-experiment"
-                open_ = partial(open_run, name=self.run_name or state.run_name, tags=tags, resume=self.resume)
-                client = self._client()  # whose import takes seconds, which are not the server's
-                # A server that is down is tried for minutes by the client.
+                open_ = partial(_open_run, name=self.run_name or state.run_name, tags=tags, resume=self.resume)
+                client = self._client()  # imports MLflow, which takes seconds; the timeout is for the server
+                # The client retries for minutes if the server is down.
                 ids = [*call_in_time(lambda: open_(client, name), self._timeout, "Opening a run")]
             except Exception as error:  # noqa: BLE001 - reported below
                 failure = error
-        dist.broadcast_object_list(ids)  # before anything is raised, or the others would wait for ever
+        dist.broadcast_object_list(ids)  # before an error is raised, or the other ranks would wait forever
         self._experiment_id, self._run_id, self._created = ids
         if failure is None and self._run_id is not None and (not self.rank_zero_only or dist.get_global_rank() == 0):
             try:
@@ -342,7 +344,7 @@ class MLFlowLogger(LoggerDestination):
         every = self.log_duplicated_metric_every_n_steps
         client, run_id = self._client(), self._run_id
         self._run = call_in_time(
-            lambda: MLFlowRun(client, run_id, self.rename_metrics, every), self._timeout, "Reading the run"
+            lambda: _MLFlowRun(client, run_id, self.rename_metrics, every), self._timeout, "Reading the run"
         )
         if self._sender is None:
             self._sender = Sender(
@@ -351,12 +353,12 @@ class MLFlowLogger(LoggerDestination):
                 on_error=self.on_error,
                 interval=self._interval,
                 timeout=self._deadline.for_service(self.delivery_timeout),
-                kept=lambda: kept_files(self._held, "Metrics are lost."),
+                kept=lambda: self._files.describe("Metrics are lost."),
             )
-        self.log_hyperparameters(self._hyperparameters)  # those that came before there was a run
+        self.log_hyperparameters(self._hyperparameters)  # logged before the run was opened
         if self.log_system_metrics:
             self._monitor = call_in_time(
-                lambda: start_monitor(run_id, self.tracking_uri, again=not self._created),
+                lambda: _start_monitor(run_id, self.tracking_uri, resume=not self._created),
                 self._timeout,
                 "Starting the system metrics",
             )
@@ -375,7 +377,7 @@ class MLFlowLogger(LoggerDestination):
             self._sender.flush()
             self._stop_monitor()
             self._connect()
-        except Exception as error:  # noqa: BLE001 - of whatever kind MLflow's are
+        except Exception as error:  # noqa: BLE001 - MLflow has no common base class of errors
             report_failure("MLFlowLogger", error, self.on_error)
             self._experiment_id, self._run_id, self._created = fresh
             return
@@ -393,7 +395,7 @@ class MLFlowLogger(LoggerDestination):
 
     def epoch_end(self, state: State, logger: Logger) -> None:
         if self._sender is not None:
-            self._sender.fetch()  # nothing may be logged for a while
+            self._sender.fetch()  # it may be a while until something is logged again
 
     eval_start = eval_end = epoch_end
 
@@ -414,7 +416,7 @@ class MLFlowLogger(LoggerDestination):
         self._delete_abandoned()
         self._hyperparameters = {}
         if dist.get_global_rank() == 0:
-            sender.put(partial(run.end, ended_as(training=self._training)), check=False)
+            sender.put(partial(run.end, _final_status(training=self._training)), check=False)
         try:
             sender.close()
         finally:
@@ -430,10 +432,227 @@ class MLFlowLogger(LoggerDestination):
                 log.info("%s", error)
 
     def state_dict(self) -> dict[str, Any]:
-        """Which MLflow run a resumed run goes on in."""
+        """Return the MLflow run that a resumed run continues."""
         if self._run_id is None:
             return {}
         return {"run_name": self._composer_run_name, "run_id": self._run_id, "experiment_id": self._experiment_id}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._resumed = state or None
+
+
+class _MLFlowRun:
+    """An MLflow run. Most of its methods are called in the thread of the sender.
+
+    Args:
+        client: A `mlflow.MlflowClient`.
+        run_id: The id of the run.
+        rename_metrics: New names by old ones.
+        repeat_after: The number of steps after which an unchanged value is sent again.
+    """
+
+    def __init__(self, client: Any, run_id: str, rename_metrics: dict[str, str], repeat_after: int) -> None:
+        self.client, self.run_id = client, run_id
+        self.metrics_cache: dict[str, tuple[float, int]] = {}  # the last value sent, and its step
+        self._rename, self._repeat_after = rename_metrics, repeat_after
+        self._names: dict[str, str] = {}
+        self._params: dict[str, str] = dict(client.get_run(run_id).data.params)
+
+    def send(self, records: Sequence[Logged]) -> None:
+        """Send metrics in as few requests as the server allows."""
+        from mlflow.entities import Metric
+
+        metrics = [
+            Metric(name, value, int(seconds * 1000), step)
+            for values, step, seconds in records
+            for name, value in self._changed(values, step)
+        ]
+        problem: Exception | None = None
+        for start in range(0, len(metrics), _METRICS_PER_REQUEST):
+            batch = metrics[start : start + _METRICS_PER_REQUEST]
+            try:
+                self.client.log_batch(self.run_id, metrics=batch)
+            except Exception as error:  # noqa: BLE001 - one failed request must not lose the others
+                problem = problem or error
+                for metric in batch:  # otherwise the same value would not be sent again
+                    self.metrics_cache.pop(metric.key, None)
+        if problem is not None:
+            raise problem
+
+    def _changed(self, values: Mapping[str, Any], step: int) -> list[tuple[str, float]]:
+        """Return the numbers that differ from the last ones sent, or were sent `repeat_after` steps ago."""
+        changed: list[tuple[str, float]] = []
+        for key, number in read_numbers(values).items():
+            name = self.name(self._rename.get(key, key))
+            before = self.metrics_cache.get(name)
+            if before is None or before[0] != number or step >= before[1] + self._repeat_after:
+                self.metrics_cache[name] = (number, step)
+                changed.append((name, number))
+        return changed
+
+    def name(self, key: str) -> str:
+        """Return a name that MLflow accepts: of letters, digits and `_-. :/`, short, and not like `../a` or `a//b`."""
+        name = self._names.get(key)
+        if name is None:
+            name = posixpath.normpath(_REFUSED.sub(".", str(key)).strip("/"))[:_LONGEST_KEY]
+            name = self._names[key] = re.sub(r"^(\.\./)+|^\.\.?$", "_", name)
+            if name != key:
+                log.warning("MLflow does not accept the name %r; it is logged as %r.", key, name)
+        return name
+
+    def send_params(self, hyperparameters: dict[str, Any]) -> None:
+        """Send hyperparameters that the run does not have yet: MLflow does not allow them to be changed."""
+        from mlflow.entities import Param
+
+        new: list[Any] = []
+        for key, value in hyperparameters.items():
+            name, text = self.name(key), value if isinstance(value, str) else str(value)
+            before = self._params.get(name)
+            if before is None:
+                self._params[name] = text
+                new.append(Param(name, text))
+            elif not text.startswith(before):  # MLflow truncates long values
+                log.warning("MLflow cannot change the hyperparameter %s=%r to %r.", name, before, text)
+        for start in range(0, len(new), _PARAMS_PER_REQUEST):
+            self.client.log_batch(self.run_id, params=new[start : start + _PARAMS_PER_REQUEST])
+
+    def send_table(self, columns: list[str], rows: list[list[Any]], name: str) -> None:
+        """Append rows to a table, which is stored as an artifact."""
+        cells = [[table_cell(value) for value in row] for row in rows]
+        data = {column: [row[i] for row in cells] for i, column in enumerate(columns)}
+        self.client.log_table(self.run_id, data, f"{self.name(name)}.json")
+
+    def send_images(self, images: Sequence[ImageCopy], *, name: str, channels_last: bool, step: int | None) -> None:
+        """Send images as artifacts."""
+        pictures = [picture for image in images for picture in _pictures(image(), channels_last)]
+        for number, picture in enumerate(pictures):
+            self.client.log_image(self.run_id, picture, artifact_file=f"{self.name(name)}_{step}_{number}.png")
+
+    def send_file(self, held: Path, folder: str | None) -> None:
+        """Send a file as an artifact, and release it."""
+        try:
+            self.client.log_artifact(self.run_id, str(held), folder)
+        finally:
+            HeldFiles.release(held)
+
+    def end(self, status: str) -> None:
+        """Set the final status of the run."""
+        self.client.set_terminated(self.run_id, status)
+
+
+def _open_run(client: Any, experiment: str, name: str, tags: dict[str, Any], *, resume: bool) -> tuple[str, str, bool]:
+    """Find or create a run.
+
+    Returns:
+        The id of the experiment, the id of the run, and True if the run is new.
+    """
+    existing = client.get_experiment_by_name(experiment)
+    experiment_id = client.create_experiment(experiment) if existing is None else existing.experiment_id
+    if resume:
+        quote = '"' if "'" in tags["run_name"] else "'"  # quotes cannot be escaped
+        runs = client.search_runs([experiment_id], f"tags.run_name = {quote}{tags['run_name']}{quote}", max_results=1)
+        if runs:
+            client.update_run(runs[0].info.run_id, status="RUNNING")
+            return experiment_id, runs[0].info.run_id, False
+    run = client.create_run(experiment_id, tags=tags, run_name=name)
+    return experiment_id, run.info.run_id, True
+
+
+def _start_monitor(run_id: str, uri: str | None, *, resume: bool) -> Any:
+    """Start MLflow's thread that logs system metrics.
+
+    Args:
+        run_id: The id of the run.
+        uri: The tracking URI.
+        resume: Whether the run already has system metrics, which this one continues.
+    """
+    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+    make: Any = SystemMetricsMonitor
+    monitor = make(run_id, resume_logging=resume, tracking_uri=uri)
+    monitor.start()
+    return monitor
+
+
+def _check_registry(uri: str | None, prefix: str) -> None:
+    """Check the prefix of the names of registered models.
+
+    Raises:
+        ValueError: The Unity Catalog does not accept it.
+    """
+    if uri == "databricks-uc" and len(prefix.split(".")) != 2:
+        raise ValueError(
+            f"When registering to Unity Catalog, `model_registry_prefix` must be of the form 'catalog.schema', got "
+            f"{prefix!r}."
+        )
+
+
+def _register(client: Any, run_id: str | None, uri: str, name: str, wait: int, tags: dict[str, Any] | None) -> Any:
+    """Register a version of a model, and the model itself if it is new."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.create_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+    return client.create_model_version(name, uri, run_id, tags=tags, await_creation_for=wait)
+
+
+def _find_flavor(name: str) -> Any:
+    """Import the MLflow module for a kind of model.
+
+    Raises:
+        ValueError: MLflow has none of that name.
+    """
+    try:
+        module = import_module(f"mlflow.{name}")
+    except ModuleNotFoundError:
+        module = None
+    if not hasattr(module, "log_model"):
+        raise ValueError(f"`flavor` must be a kind of model that MLflow knows, such as 'pytorch', got {name!r}.")
+    return module
+
+
+@contextmanager
+def _current_run(run_id: str | None, uri: str | None) -> Iterator[None]:
+    """Make a run the active run of the functions in the module `mlflow`."""
+    import mlflow
+
+    before, variable = mlflow.get_tracking_uri(), os.environ.get(_URI)
+    try:
+        if uri is not None:
+            mlflow.set_tracking_uri(uri)
+        with mlflow.start_run(run_id=run_id):
+            yield
+    finally:
+        if uri is not None:
+            mlflow.set_tracking_uri(before)  # which sets the environment variable too
+            os.environ.pop(_URI, None)
+            os.environ.update({} if variable is None else {_URI: variable})
+
+
+def _final_status(*, training: bool) -> str:
+    """Return the final status of a run that is closed now: FINISHED, FAILED or KILLED.
+
+    Args:
+        training: Whether training has started and not finished.
+    """
+    error = sys.exc_info()[1] or (getattr(sys, "last_value", None) if training else None)  # `last_value`: at exit
+    if isinstance(error, KeyboardInterrupt | SystemExit):
+        return "KILLED"
+    return "FAILED" if error is not None or training else "FINISHED"
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    """Return True if a name matches one of the patterns for file names."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _pictures(array: np.ndarray, channels_last: bool) -> list[np.ndarray]:
+    """Split an array of two to four dimensions into images of shape (H, W) or (H, W, C)."""
+    if array.ndim == 2:
+        return [array]
+    if not channels_last:
+        array = np.moveaxis(array, -3, -1)
+    return list(array) if array.ndim == 4 else [array]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from composer.core import Time, TimeUnit, ensure_time
 from composer.utils import check_finite
-from composer.utils._interval_scheduler import check_has_tokens
+from composer.utils.interval_scheduler import check_has_tokens
 
 if TYPE_CHECKING:
     from composer.core import State

@@ -1,4 +1,4 @@
-"""Where the time and memory of a run go."""
+"""Profile the time and memory of a run."""
 
 from composer.profiler.json_trace_handler import JSONTraceHandler as JSONTraceHandler
 from composer.profiler.marker import Marker as Marker

@@ -1,4 +1,4 @@
-"""What the parts of a profiler share."""
+"""Helpers of the parts of a profiler: the profiler of a run, and names and uploads of files."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["number_to_keep", "numbered", "numbered_name", "path_of", "profiler_o
 
 
 def profiler_of(state: State, who: str) -> Profiler:
-    """The profiler of a run.
+    """Return the profiler of a run.
 
     Raises:
-        RuntimeError: The run has none.
+        RuntimeError: The run has no profiler.
     """
     if state.profiler is None:
         raise RuntimeError(
@@ -32,10 +32,10 @@ def profiler_of(state: State, who: str) -> Profiler:
 
 
 def number_to_keep(num_traces_to_keep: Any) -> int:
-    """A number of traces to keep, as a plain int.
+    """Return the number of traces to keep as a plain int.
 
     Raises:
-        ValueError: It is below -1.
+        ValueError: The number is below -1.
     """
     number = plain_int(num_traces_to_keep)
     if number is None or number < -1:
@@ -44,7 +44,7 @@ def number_to_keep(num_traces_to_keep: Any) -> int:
 
 
 def path_of(state: State, folder: str, filename: str) -> Path:
-    """The path of a file written now; its folder is made."""
+    """Return the path of a file that is written now, and create its folder."""
     path = Path(
         format_name_with_dist(folder, state.run_name),
         format_name_with_dist_and_time(filename, state.run_name, state.timestamp),
@@ -54,34 +54,34 @@ def path_of(state: State, folder: str, filename: str) -> Path:
 
 
 def numbered_name(name: str, number: int) -> str:
-    """A file name with a number before its ending, unless that is 0: of files written at the same training time."""
+    """Insert a number before the extension of a file name, unless it is 0: for files of the same training time."""
     root, ending = os.path.splitext(name)
     return f"{root}.{number}{ending}" if number else name
 
 
 def numbered(path: Path, number: int) -> Path:
-    """A path whose file name is so numbered."""
+    """Insert a number before the extension of a path, like `numbered_name`."""
     return path.with_name(numbered_name(path.name, number))
 
 
 def upload(state: State, logger: Logger, remote_file_name: str | None, path: Path, overwrite: bool) -> None:
-    """Hand a file to the loggers that store files; None: not."""
+    """Pass a file to the loggers that store files, unless `remote_file_name` is None."""
     if remote_file_name is None or not logger.has_file_upload_destination():
         return
     name = format_name_with_dist_and_time(remote_file_name, state.run_name, state.timestamp).lstrip("/")
     logger.upload_file(name, os.fspath(path), overwrite=overwrite)
 
 
-def remove_old(saved: list[tuple[Timestamp, list[Path]]], keep: int, mine: Sequence[Path] | None = None) -> None:
-    """Forget all but the newest saved traces, and remove their files.
+def remove_old(saved: list[tuple[Timestamp, list[Path]]], keep: int, removable: Sequence[Path] | None = None) -> None:
+    """Remove all but the newest saved traces and their files.
 
     Args:
-        saved: The traces, oldest first, with their files.
-        keep: How many to keep; -1 is all.
-        mine: The files that may be removed, of others' too; None: all.
+        saved: The time and the files of each trace, oldest first.
+        keep: The number of traces to keep; -1 keeps all.
+        removable: The files that this rank may remove; None: all.
     """
     while 0 <= keep < len(saved):
         _, paths = saved.pop(0)
         for path in paths:
-            if mine is None or path in mine:
+            if removable is None or path in removable:
                 path.unlink(missing_ok=True)

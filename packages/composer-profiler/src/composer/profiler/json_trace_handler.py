@@ -1,8 +1,9 @@
-"""Writes profiles in Chrome's trace format, and merges those of all ranks."""
+"""A trace handler that writes profiles in Chrome's trace format and merges those of all ranks."""
 
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,9 +12,7 @@ from typing import Any, SupportsIndex
 from composer.core import State, Timestamp
 from composer.loggers import Logger
 from composer.profiler._bound import number_to_keep, numbered, numbered_name, path_of, profiler_of, remove_old, upload
-from composer.profiler._merge import merge_traces
-from composer.profiler._spans import Spans
-from composer.profiler._trace_files import TraceEvent, write_trace
+from composer.profiler._traces import TraceEvent, merge_traces, write_trace
 from composer.profiler.profiler_action import ProfilerAction
 from composer.profiler.trace_handler import TraceHandler
 from composer.utils import (
@@ -27,15 +26,15 @@ __all__ = ["JSONTraceHandler"]
 
 
 class JSONTraceHandler(TraceHandler):
-    """Writes each cycle of a profile as a file per rank, and all of them as one timeline.
+    """Trace handler that writes each cycle of a profile as one file per rank, and all of them as one timeline.
 
     Open `merged_trace.json` at https://ui.perfetto.dev or chrome://tracing. Each rank is a process; markers are spans
     of its first thread, and what torch's profiler recorded follows below.
 
-    A file is written at the end of an ACTIVE_AND_SAVE batch, and at the end of `fit` if there is more by then. It holds
-    the spans that have ended; an epoch is in the file that was written after its end. If training ends with an error,
-    what was recorded is written when the engine closes, as a file per rank; one process also merges it, and several
-    ranks' are merged by `python -m composer.profiler.json_trace_merger`.
+    A file is written at the end of an ACTIVE_AND_SAVE batch, and at the end of `fit` if there are new events. It holds
+    the spans that have ended; an epoch is in the file that is written after its end. If training fails, each rank
+    writes a file when the engine closes. A single process also merges it; the files of several ranks can be merged with
+    `python -m composer.profiler.json_trace_merger`.
 
     **Events** INIT, AFTER_LOAD, FIT_START, BATCH_START, BATCH_END, EPOCH_END, FIT_END, CLOSE.
     **Cost** about 2 microseconds for each start and end; when a file is written, ranks wait for each other.
@@ -43,24 +42,25 @@ class JSONTraceHandler(TraceHandler):
     Args:
         folder: The folder; this and the next four may contain `{run_name}`, `{rank}` and the like.
         filename: The name of a rank's file of a cycle; may contain the time, too: `{epoch}`, `{batch}`.
-        remote_file_name: Its name for loggers that store files, or a URI; None: none.
-        merged_trace_filename: The name of the merged file; None: nothing is merged. On several nodes each merges its
-            own: if they share a file system, put `{node_rank}` into the name.
-        merged_trace_remote_file_name: Its name for loggers that store files, or a URI; None: none.
+        remote_file_name: The name of that file for loggers that store files, or a URI; None: it is not uploaded.
+        merged_trace_filename: The name of the merged file; None: nothing is merged. Each node merges the files of its
+            ranks: if nodes share a file system, put `{node_rank}` into the name.
+        merged_trace_remote_file_name: The name of the merged file for loggers that store files, or a URI; None: it is
+            not uploaded.
         overwrite: Whether files in the folder may be replaced; otherwise it must be empty, or hold nothing newer than
             the moment from which a run is resumed.
-        num_traces_to_keep: Cycles whose files are kept, the newest; -1 keeps all. The merged file holds all.
+        num_traces_to_keep: The number of newest cycles whose files are kept; -1 keeps all. The merged file holds all.
 
     Attributes:
-        saved_traces: The time and the files, of all ranks, of each cycle that is kept; oldest first.
+        saved_traces: For each cycle that is kept, oldest first: its time and the files of all ranks.
 
     Raises:
         ValueError: `num_traces_to_keep` is below -1.
         RuntimeError: At INIT: the run has no profiler.
         FileExistsError: Before training: the folder holds files.
 
-    Differs: spans are always properly nested and whole in each file, the merged file is uploaded itself, and files are
-    never moved from one file system to another.
+    Differs: spans are properly nested and complete in each file, the merged file itself is uploaded, and no file is
+    moved between file systems.
     """
 
     def __init__(
@@ -85,23 +85,23 @@ class JSONTraceHandler(TraceHandler):
 
     def _reset(self) -> None:
         self.saved_traces: list[tuple[Timestamp, list[Path]]] = []
-        self._spans = Spans()
+        self._spans = _Spans()
         self._torch_files: list[Path] = []
-        self._written: list[Path] = []  # the names of files, before they are numbered
+        self._written: list[Path] = []  # paths of files, without numbers
         self._own: list[Path] = []  # the files of this rank
-        self._again = 0
+        self._number = 0
         self._checked = self._merged = False
-        self._saves = False  # whether this batch is to be saved
+        self._saves = False  # whether the current batch ends a cycle
         self._resting = False  # between two calls of `fit`
-        self._begun = False  # whether there was anything but the construction of the run
+        self._begun = False  # whether the run has started
 
     @property
     def merged_trace_path(self) -> str | None:
-        """Where the merged trace goes, with variables still in it; None: nothing is merged."""
+        """The path of the merged trace, with its variables; None if nothing is merged."""
         name = self.merged_trace_filename
         return None if name is None else os.path.join(self.folder, name)
 
-    # ---- what is recorded ----
+    # ---- events of the profile ----
 
     def process_duration_event(
         self, name: str, categories: Sequence[str], is_start: bool, timestamp: Timestamp, wall_clock_time_ns: int
@@ -129,7 +129,7 @@ class JSONTraceHandler(TraceHandler):
     def process_chrome_json_trace_file(self, filepath: Path) -> None:
         self._torch_files.append(Path(filepath))
 
-    # ---- when it is written ----
+    # ---- events of the run ----
 
     def init(self, state: State, logger: Logger) -> None:
         profiler_of(state, type(self).__name__)
@@ -149,7 +149,7 @@ class JSONTraceHandler(TraceHandler):
         self._wake()
 
     def batch_start(self, state: State, logger: Logger) -> None:
-        # At the end of the batch, the schedule speaks of the next one.
+        # At BATCH_END the schedule already describes the next batch.
         action = profiler_of(state, type(self).__name__).schedule(state)
         self._saves = action is ProfilerAction.ACTIVE_AND_SAVE
 
@@ -165,11 +165,11 @@ class JSONTraceHandler(TraceHandler):
 
     def fit_end(self, state: State, logger: Logger) -> None:
         self._save(state, logger)
-        self._spans.forget("fit_end")  # the event at which this is written cannot be in it as a whole
+        self._spans.drop_open("fit_end")  # this event is still open while the file is written
         self._resting = True
 
     def close(self, state: State, logger: Logger) -> None:
-        """Write what is left, after an error. Ranks cannot wait for each other here: some may be gone."""
+        """Write the remaining events after an error. Ranks cannot wait for each other here: some may have failed."""
         if state.profiler is None or self._resting or not self._begun:
             return
         self._spans.end_all(state.timestamp, time.time_ns())
@@ -195,14 +195,14 @@ class JSONTraceHandler(TraceHandler):
             ensure_folder_is_empty(folder)
         merged = self._merged_path(state)
         self._merged = resumed and merged is not None and merged.exists()
-        dist.barrier()  # no rank writes while another one still looks
+        dist.barrier()  # no rank writes before all have checked
 
     def _merged_path(self, state: State) -> Path | None:
         path = self.merged_trace_path
         return None if path is None else Path(format_name_with_dist(path, state.run_name))
 
     def _save(self, state: State, logger: Logger) -> None:
-        """Write the files of all ranks, merge and upload them. To be called by all ranks."""
+        """Write the files of all ranks, merge and upload them. Call it on all ranks."""
         events = self._spans.take()
         written = self._write(state, events)
         torch_files, self._torch_files = self._torch_files, []
@@ -221,20 +221,20 @@ class JSONTraceHandler(TraceHandler):
             remove_old(self.saved_traces, self.num_traces_to_keep, self._own)
 
     def _write(self, state: State, events: list[TraceEvent]) -> list[Path]:
-        """Write this rank's file, if there is anything to write."""
+        """Write this rank's file, if there are events."""
         if not any(event["ph"] != "C" for event in events):
             return []
         path = path_of(state, self.folder, self.filename)
-        self._again = self._written.count(path)  # two calls of `fit` may save at the same batch
+        self._number = self._written.count(path)  # two calls of `fit` may save at the same batch
         self._written.append(path)
-        path = numbered(path, self._again)
+        path = numbered(path, self._number)
         write_trace(path, [*self._about(state), *events])
         self._own.append(path)
         return [path]
 
     def _remote_name(self) -> str | None:
-        """The remote name of the file written last."""
-        return None if self.remote_file_name is None else numbered_name(self.remote_file_name, self._again)
+        """Return the remote name of the last file."""
+        return None if self.remote_file_name is None else numbered_name(self.remote_file_name, self._number)
 
     def _merge(self, state: State, logger: Logger, files: list[Path]) -> None:
         merged = self._merged_path(state)
@@ -245,7 +245,7 @@ class JSONTraceHandler(TraceHandler):
         upload(state, logger, self.merged_trace_remote_file_name, merged, overwrite=True)
 
     def _about(self, state: State) -> list[TraceEvent]:
-        """Events that name this rank and its threads, and say how its clock compares to the others'."""
+        """Return metadata events: the names of this rank and its threads, and the time of its clock at a barrier."""
         rank, pid = dist.get_global_rank(), os.getpid()
 
         def fact(name: str, tid: int = pid, /, **args: Any) -> TraceEvent:
@@ -265,3 +265,99 @@ class JSONTraceHandler(TraceHandler):
                 fact("clock_sync_error_bound", value=sync.error_bound_us),
             ]
         return facts
+
+
+class _Spans:
+    """Events of this process since the last `take`.
+
+    The spans of a thread are nested: a span that ends also ends all open spans inside it. `take` returns only spans
+    that have ended, so that every file holds complete spans. No two starts or ends in a thread have the same time, so
+    sorting by time keeps their order.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._done: list[TraceEvent] = []
+        self._open: dict[int, list[TraceEvent]] = {}  # by thread, the outermost first
+        self._last_us: dict[int, int] = {}
+        self._threads: dict[int, str] = {}
+
+    def duration(
+        self, name: str, categories: Sequence[str], is_start: bool, timestamp: Timestamp, time_ns: int
+    ) -> None:
+        """Add the start or the end of a span; an end without a start is dropped."""
+        with self._lock:
+            event = self._event(name, categories, "B" if is_start else "E", time_ns, _progress(timestamp))
+            tid = event["tid"]
+            event["ts"] = self._last_us[tid] = max(event["ts"], self._last_us.get(tid, 0) + 1)
+            opened = self._open.setdefault(tid, [])
+            if is_start:
+                opened.append(event)
+            elif any(span["name"] == name for span in opened):
+                self._end(opened, event)
+
+    def instant(self, name: str, categories: Sequence[str], timestamp: Timestamp, time_ns: int) -> None:
+        """Add an event without duration."""
+        with self._lock:
+            self._done.append({**self._event(name, categories, "i", time_ns, _progress(timestamp)), "s": "p"})
+
+    def counter(self, name: str, categories: Sequence[str], time_ns: int, values: Mapping[str, Any]) -> None:
+        """Add the values of a counter."""
+        with self._lock:
+            self._done.append(self._event(name, categories, "C", time_ns, dict(values)))
+
+    def take(self) -> list[TraceEvent]:
+        """Return the complete events since the last call, sorted by time."""
+        with self._lock:
+            taken, self._done = self._done, []
+        return sorted(taken, key=lambda event: event["ts"])
+
+    def drop_open(self, category: str) -> None:
+        """Drop the open spans of a category."""
+        with self._lock:
+            for tid, opened in self._open.items():
+                self._open[tid] = [span for span in opened if category not in span["cat"].split(",")]
+
+    def end_all(self, timestamp: Timestamp, time_ns: int) -> None:
+        """End all open spans."""
+        with self._lock:
+            for tid, opened in self._open.items():
+                if opened:
+                    last = self._event(opened[0]["name"], (), "E", time_ns, _progress(timestamp))
+                    at = max(last["ts"], self._last_us[tid] + 1)
+                    self._last_us[tid] = at + len(opened)
+                    self._end(opened, {**last, "tid": tid, "ts": at}, all_spans=True)
+
+    @property
+    def threads(self) -> dict[int, str]:
+        """The names of the threads with events, by number."""
+        return self._threads
+
+    def _end(self, opened: list[TraceEvent], end: TraceEvent, all_spans: bool = False) -> None:
+        """End the innermost span of a name and all spans inside it; with `all_spans`, end all."""
+        while opened:
+            span = opened.pop()
+            self._done += [span, {**end, "name": span["name"], "cat": span["cat"]}]
+            if not all_spans and span["name"] == end["name"]:
+                return
+            end = {**end, "ts": end["ts"] + 1}
+            self._last_us[end["tid"]] = end["ts"]
+
+    def _event(self, name: str, categories: Sequence[str], phase: str, time_ns: int, args: Any) -> TraceEvent:
+        thread = threading.current_thread()
+        main = thread is threading.main_thread()
+        tid = os.getpid() if main else threading.get_native_id()
+        self._threads.setdefault(tid, "Training loop" if main else thread.name)
+        return {
+            "name": name,
+            "cat": ",".join(categories),
+            "ph": phase,
+            "ts": time_ns // 1000,
+            "pid": dist.get_global_rank(),
+            "tid": tid,
+            "args": args,
+        }
+
+
+def _progress(timestamp: Timestamp) -> dict[str, int]:
+    return {"epoch": timestamp._epoch, "batch": timestamp._batch}

@@ -1,11 +1,11 @@
-"""Merges traces into one timeline: `python -m composer.profiler.json_trace_merger -o OUT FILES...`."""
+"""Merge traces into one timeline: `python -m composer.profiler.json_trace_merger -o OUT FILES...`."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
 
-from composer.profiler._merge import merge_traces
+from composer.profiler._traces import merge_traces
 
 __all__ = ["main", "merge_traces"]
 
@@ -14,7 +14,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command.
 
     Args:
-        arguments: What follows the command's name; None is what this process was given.
+        arguments: The command-line arguments; None reads those of this process.
     """
     parser = argparse.ArgumentParser(
         prog="python -m composer.profiler.json_trace_merger",

@@ -1,4 +1,4 @@
-"""Marks when something begins and ends."""
+"""Markers of spans of code."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Marker:
-    """Marks when something begins and ends. `Profiler.marker` makes one.
+    """Marker of the start and end of a span of code. `Profiler.marker` creates one.
 
-    It is recorded while the schedule's action is one of its `actions`. What was recorded at its start is recorded at
-    its end, too, whatever the action is by then: a span is there as a whole or not at all.
+    A span is recorded if the schedule's action at its start is one of `actions`. Its end is then recorded too, whatever
+    the action is by then, so that a span is either complete or absent.
 
     Args:
         profiler: The profiler, bound to a state.
-        name: What it marks.
-        actions: When it is recorded.
-        record_instant_on_start: Whether to record the instant of the start, besides.
-        record_instant_on_finish: Whether to record the instant of the end, besides.
-        categories: What it can be filtered by.
+        name: The name of the spans.
+        actions: The actions of the schedule during which it is recorded.
+        record_instant_on_start: Whether to record an instant event at the start too.
+        record_instant_on_finish: Whether to record an instant event at the end too.
+        categories: Categories that viewers can filter by.
 
     Example:
-        A context, a decorator, or by hand::
+        As a context manager, as a decorator, or with `start` and `finish`::
 
             marker = profiler.marker("augment")
             with marker:
@@ -65,10 +65,10 @@ class Marker:
         self._recorded = False
 
     def start(self) -> None:
-        """It begins.
+        """Start a span.
 
         Raises:
-            RuntimeError: It has begun already.
+            RuntimeError: A span is open.
         """
         if self._started_ns is not None:
             raise RuntimeError(f"The marker {self.name!r} is already started. Call `finish()` first.")
@@ -81,10 +81,10 @@ class Marker:
                 self._record_instant(timestamp, now)
 
     def finish(self) -> None:
-        """It ends.
+        """End the span.
 
         Raises:
-            RuntimeError: It has not begun.
+            RuntimeError: No span is open.
         """
         if self._started_ns is None:
             raise RuntimeError(f"The marker {self.name!r} is not started. Call `start()` first.")
@@ -96,7 +96,7 @@ class Marker:
                 self._record_instant(timestamp, now)
 
     def instant(self) -> None:
-        """Record something without duration."""
+        """Record an event without duration."""
         if self._is_recorded():
             self._record_instant(self._profiler.bound_state.timestamp, time.time_ns())
 
@@ -133,13 +133,13 @@ class Marker:
     def __call__(self, func: F) -> F: ...
 
     def __call__(self, func: Callable[..., Any] | None = None) -> Any:
-        """Mark every call of a function: `@marker` or `@marker()`. A call within a call is not marked.
+        """Mark every call of a function: `@marker` or `@marker()`. A recursive call is not marked.
 
         Args:
             func: The function.
 
         Returns:
-            The function, which returns what it returned before.
+            The wrapped function.
         """
         if func is None:
             return self

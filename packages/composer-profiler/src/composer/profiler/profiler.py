@@ -1,65 +1,106 @@
-"""Profiles a run."""
+"""The profiler of a run, and the comparison of the clocks of its ranks."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import SupportsIndex
 
 from composer.core import Callback, State
 from composer.loggers import Logger
-from composer.profiler._clock import ClockSync
 from composer.profiler.marker import Marker
 from composer.profiler.profiler_action import ProfilerAction
 from composer.profiler.system_profiler import SystemProfiler
 from composer.profiler.torch_profiler import TorchProfiler
 from composer.profiler.trace_handler import TraceHandler
-from composer.utils import ensure_tuple, is_uri
+from composer.utils import dist, ensure_tuple, is_uri
 
-__all__ = ["Profiler"]
+__all__ = ["ClockSync", "Profiler"]
+
+_NUM_BARRIERS = 10  # enough that in one of them probably no rank is interrupted
 
 _ACTIONS = (ProfilerAction.WARMUP, ProfilerAction.ACTIVE, ProfilerAction.ACTIVE_AND_SAVE)
 
 
+@dataclass(frozen=True)
+class ClockSync:
+    """The time of a rank's clock when all ranks left a barrier.
+
+    Attributes:
+        number: The number of the barrier, the same on all ranks.
+        timestamp_us: The time of this rank's clock, in microseconds since 1970.
+        error_bound_us: By how much earlier the first rank may have left the barrier. The difference of two clocks is
+            known up to the larger of their two bounds.
+    """
+
+    number: int
+    timestamp_us: int
+    error_bound_us: int
+
+    @classmethod
+    def measure(cls, number: int) -> ClockSync:
+        """Pass several barriers and use the one with the shortest wait. Call it on all ranks.
+
+        Args:
+            number: The number of the measurement.
+        """
+        if dist.get_world_size() == 1:
+            return cls(number, time.time_ns() // 1000, 0)
+        dist.barrier()  # so that all ranks enter the next one at about the same time
+        times = [time.time_ns() // 1000]
+        for _ in range(_NUM_BARRIERS):
+            dist.barrier()
+            times.append(time.time_ns() // 1000)
+        waits = [left - entered for entered, left in pairwise(times)]
+        longest = [max(of_ranks) for of_ranks in zip(*dist.all_gather_object(waits), strict=True)]
+        best = longest.index(min(longest))  # the same on all ranks
+        return cls(number, times[best + 1], waits[best])
+
+
 class Profiler(Callback):
-    """Profiles some batches of a run: events, algorithms, callbacks, what you mark yourself, torch, and the system.
+    """Profiler of some batches of a run: events, algorithms, callbacks, your own markers, torch, and the system.
 
     Pass it as `Trainer(profiler=...)`. With an `Engine` of your own, call `bind_to_state(state)`.
 
     **Events** AFTER_LOAD, EPOCH_START, FIT_START, BATCH_START, and the markers of all of them.
-    **Cost** some microseconds for each algorithm and callback at each event, and what torch's profiler costs in the
-    batches that are recorded. When a cycle begins and when a trace is saved, ranks wait for each other, so the schedule
-    must say the same on all ranks.
+    **Cost** some microseconds for each algorithm and callback at each event, and the cost of torch's profiler in
+    recorded batches. Ranks wait for each other when a cycle begins and when a trace is saved, so the schedule must
+    return the same action on all ranks.
 
     Args:
         schedule: A function of the state that returns a `ProfilerAction`; see `cyclic_schedule`.
-        trace_handlers: What takes the profile, such as a `JSONTraceHandler`.
+        trace_handlers: One handler or several, such as a `JSONTraceHandler`.
         sys_prof_cpu: Record the use of the processors.
         sys_prof_memory: Record the use of memory, of the host and the GPU.
-        sys_prof_disk: Record what disks read and write.
-        sys_prof_net: Record what the network sends and receives.
-        sys_prof_stats_thread_interval_seconds: Seconds from one look at the system to the next.
+        sys_prof_disk: Record the reads and writes of disks.
+        sys_prof_net: Record the traffic of the network.
+        sys_prof_stats_thread_interval_seconds: Seconds between two measurements of the system.
         torch_prof_folder: The folder of torch's traces; this and the next four are as in `TorchProfiler`.
         torch_prof_filename: The name of a trace.
-        torch_prof_remote_file_name: The name for loggers that store files; None: none.
-        torch_prof_memory_filename: The name of the page that shows the memory over time; None: none is written.
-        torch_prof_memory_remote_file_name: Its name for loggers that store files; None: none.
+        torch_prof_remote_file_name: The name for loggers that store files; None: it is not uploaded.
+        torch_prof_memory_filename: The name of a page that shows the memory over time; None: it is not written.
+        torch_prof_memory_remote_file_name: The name of that page for loggers that store files; None: it is not
+            uploaded.
         torch_prof_overwrite: Whether files that are newer than the run may be replaced.
         torch_prof_use_gzip: Whether traces are compressed.
         torch_prof_record_shapes: Record the shapes of tensors.
         torch_prof_profile_memory: Record allocations.
-        torch_prof_with_stack: Record where in the source an operation was called.
-        torch_prof_with_flops: Estimate the FLOPs of operations. With these four False, torch is not profiled.
-        torch_prof_num_traces_to_keep: Newest traces to keep; -1 keeps all.
+        torch_prof_with_stack: Record the source location of each operation.
+        torch_prof_with_flops: Estimate the FLOPs of operations. If these four are False, torch is not profiled.
+        torch_prof_num_traces_to_keep: The number of newest traces to keep; -1 keeps all.
 
     Attributes:
-        schedule: As given.
-        state: The state it is bound to; None before that.
+        schedule: The schedule.
+        state: The state of the run; None before `bind_to_state`.
         resumption_batch_idx: The batch of this epoch from which the run was resumed.
-        clock_sync: How this rank's clock compares to the others'; None before it was measured.
+        clock_sync: The time of this rank's clock at the last common barrier; None before the first one.
 
     Raises:
-        ValueError: `torch_prof_memory_filename` is given without all that the memory timeline needs.
+        ValueError: `torch_prof_memory_filename` is given without the options that the memory timeline needs.
+        TypeError: `schedule` is not callable.
     """
 
     def __init__(
@@ -91,7 +132,7 @@ class Profiler(Callback):
         if torch_prof_memory_filename is not None and not needed:
             raise ValueError(
                 "`torch_prof_memory_filename` needs `torch_prof_with_stack`, `torch_prof_record_shapes` and "
-                "`torch_prof_profile_memory` to be True: what memory is used for is seen from them."
+                "`torch_prof_profile_memory` to be True: the categories of memory are derived from them."
             )
         self.schedule = schedule
         self.state: State | None = None
@@ -126,7 +167,7 @@ class Profiler(Callback):
 
     @property
     def trace_handlers(self) -> list[TraceHandler]:
-        """What takes the profile. May be set to one handler or several."""
+        """The trace handlers. May be set to one handler or several."""
         return self._trace_handlers
 
     @trace_handlers.setter
@@ -142,10 +183,10 @@ class Profiler(Callback):
 
     @property
     def bound_state(self) -> State:
-        """The state it is bound to.
+        """The state of the run.
 
         Raises:
-            RuntimeError: It is not bound to any.
+            RuntimeError: The profiler is not bound to a state.
         """
         if self.state is None:
             raise RuntimeError(
@@ -155,10 +196,10 @@ class Profiler(Callback):
         return self.state
 
     def bind_to_state(self, state: State) -> None:
-        """Profile a run: add this, what it consists of and the trace handlers to its callbacks.
+        """Profile a run: add the profiler, its parts and the trace handlers to the callbacks of the run.
 
         Args:
-            state: The state of the run; it becomes its `profiler`.
+            state: The state of the run; its `profiler` is set.
         """
         self.state = state
         self._markers.clear()
@@ -174,14 +215,14 @@ class Profiler(Callback):
         record_instant_on_finish: bool = False,
         categories: Sequence[str] = (),
     ) -> Marker:
-        """A marker; the same one for the same name.
+        """Return the marker of a name; the same object for the same name.
 
         Args:
-            name: What it marks.
-            actions: During which actions of the schedule it is recorded.
-            record_instant_on_start: Whether to record the instant of the start, besides.
-            record_instant_on_finish: Whether to record the instant of the end, besides.
-            categories: What it can be filtered by.
+            name: The name of the spans.
+            actions: The actions of the schedule during which it is recorded.
+            record_instant_on_start: Whether to record an instant event at the start too.
+            record_instant_on_finish: Whether to record an instant event at the end too.
+            categories: Categories that viewers can filter by.
 
         Raises:
             RuntimeError: The profiler is not bound to a state.
@@ -199,7 +240,7 @@ class Profiler(Callback):
         return self._markers[name]
 
     def record_chrome_json_trace_file(self, filepath: str | Path) -> None:
-        """Hand a file in Chrome's trace format to the trace handlers.
+        """Pass a file in Chrome's trace format to the trace handlers.
 
         Args:
             filepath: The file.
@@ -215,7 +256,7 @@ class Profiler(Callback):
         self._synchronize()
 
     def epoch_start(self, state: State, logger: Logger) -> None:
-        self.resumption_batch_idx = 0  # of an earlier epoch
+        self.resumption_batch_idx = 0  # it belongs to the resumed epoch
 
     def batch_start(self, state: State, logger: Logger) -> None:
         active = self.schedule(state) is not ProfilerAction.SKIP
@@ -224,7 +265,7 @@ class Profiler(Callback):
         self._in_cycle = active
 
     def close(self, state: State, logger: Logger) -> None:
-        # What an error kept from ending ends here, the last first.
+        # After an error some markers are still open: finish the last one first.
         started = [(m._started_ns, m) for m in self._markers.values() if m._started_ns is not None]
         for _, marker in sorted(started, key=lambda pair: pair[0], reverse=True):
             marker.finish()

@@ -1,4 +1,4 @@
-"""What a profiler does during a batch."""
+"""The action of a profiler during a batch."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ __all__ = ["ProfilerAction"]
 
 
 class ProfilerAction(StringEnum):
-    """What a profiler does during a batch. A schedule chooses it.
+    """Action of a profiler during a batch, returned by a schedule.
 
     Attributes:
-        SKIP: Nothing.
-        WARMUP: Record, but do not keep what torch's profiler records: its start is slow.
+        SKIP: Record nothing.
+        WARMUP: Record markers; torch's profiler runs, but its events are dropped, because its start is slow.
         ACTIVE: Record.
-        ACTIVE_AND_SAVE: Record, and write what was recorded at the end of the batch.
+        ACTIVE_AND_SAVE: Record, and write the trace at the end of the batch.
     """
 
     SKIP = "skip"

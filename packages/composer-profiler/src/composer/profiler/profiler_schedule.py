@@ -1,4 +1,4 @@
-"""Which batches of an epoch are profiled."""
+"""A schedule that selects the batches to profile."""
 
 from __future__ import annotations
 
@@ -19,20 +19,19 @@ def cyclic_schedule(
     active: SupportsIndex = 4,
     repeat: SupportsIndex = 1,
 ) -> Callable[[State], ProfilerAction]:
-    """A schedule that repeats `wait`, `warmup` and `active` batches in every epoch.
+    """Create a schedule that repeats `wait`, `warmup` and `active` batches in every epoch.
 
-    The last active batch of a cycle, or the epoch's last batch if that is active, is ACTIVE_AND_SAVE.
+    The last active batch of a cycle, or the last batch of the epoch if it is active, is ACTIVE_AND_SAVE.
 
     Args:
-        skip_first: Batches to skip at the beginning of each epoch; when a run is resumed in the middle of one, from
-            there on.
-        wait: Batches to skip at the beginning of each cycle.
+        skip_first: Batches to skip at the start of each epoch; in an epoch that is resumed, from the resumed batch on.
+        wait: Batches to skip at the start of each cycle.
         warmup: Batches to warm up for.
         active: Batches to record, at least 1.
-        repeat: Cycles in each epoch; 0: until its end.
+        repeat: The number of cycles in each epoch; 0: until its end.
 
     Returns:
-        A function of the state that says what to do in the batch that is trained next.
+        A function of the state that returns the action for the next batch.
 
     Raises:
         ValueError: A number is negative, or `active` is 0.

@@ -1,4 +1,4 @@
-"""Records what the system does, beside the training loop."""
+"""A profiler of processors, memory, disks and network."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ _CUDA = {
 
 
 class SystemProfiler(Callback):
-    """Records the use of processors, memory, disks and network, from a thread of its own.
+    """Profiler of processors, memory, disks and network, in a background thread.
 
     Counters: `cpu` in percent of all processors; `memory/virtual` and `memory/swap`, used and free, and
     `memory/cuda/<name>` (`current_allocated_mem`, `peak_reserved_mem`, ...) of this rank's GPU in GiB (2**30 bytes);
     `disk/<device>/<field>` as psutil counts them, and `network/<interface>/kb_sent` and `kb_recv` (1024 bytes), all
-    since INIT; those that did nothing are left out. While the schedule says SKIP nothing is looked at.
+    since INIT; devices without activity are left out. Nothing is measured while the schedule returns SKIP.
 
     **Events** INIT, CLOSE.
 
     Args:
         profile_cpu: Record the use of the processors.
         profile_memory: Record the use of memory.
-        profile_disk: Record what disks read and write.
-        profile_net: Record what the network sends and receives.
-        stats_thread_interval_seconds: Seconds from one look to the next.
+        profile_disk: Record the reads and writes of disks.
+        profile_net: Record the traffic of the network.
+        stats_thread_interval_seconds: Seconds between two measurements.
 
     Raises:
         ValueError: The interval is not positive.
         RuntimeError: At INIT: the run has no profiler.
 
-    Differs: memory is in GiB, each disk has counters of its own, and disk and network are counted from INIT.
+    Differs: memory is in GiB, each disk has its own counters, and disk and network are counted from INIT.
     """
 
     def __init__(
@@ -74,7 +74,9 @@ class SystemProfiler(Callback):
         profiler_of(state, type(self).__name__)
         self.close(state, logger)
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, args=(state, self._stop), name="System", daemon=True)
+        self._thread = threading.Thread(
+            target=self._measure_repeatedly, args=(state, self._stop), name="System", daemon=True
+        )
         self._thread.start()
 
     def close(self, state: State, logger: Logger) -> None:
@@ -83,10 +85,10 @@ class SystemProfiler(Callback):
             self._thread.join()
             self._thread = None
 
-    def _watch(self, state: State, stop: threading.Event) -> None:
+    def _measure_repeatedly(self, state: State, stop: threading.Event) -> None:
         profiler = profiler_of(state, type(self).__name__)
         try:
-            psutil.cpu_percent()  # the first answer means nothing
+            psutil.cpu_percent()  # the first value is meaningless
             start = self._totals()
             while not stop.wait(self.stats_thread_interval_seconds):
                 if profiler.schedule(state) is ProfilerAction.SKIP:
@@ -94,26 +96,26 @@ class SystemProfiler(Callback):
                 for name, values in self._look(start, state).items():
                     profiler.marker(name, categories=[name.partition("/")[0]]).counter(values)
         except Exception:
-            log.exception("The system is not profiled any longer; training goes on.")
+            log.exception("The system profiler has stopped after an error; training continues.")
 
     def _look(self, start: Mapping[str, float], state: State) -> dict[str, dict[str, float]]:
-        """The values of all counters, by their names."""
-        found: dict[str, dict[str, float]] = {}
+        """Measure all counters, by name."""
+        counters: dict[str, dict[str, float]] = {}
         if self.profile_cpu:
-            found["cpu"] = {"cpu_percent": psutil.cpu_percent()}
+            counters["cpu"] = {"cpu_percent": psutil.cpu_percent()}
         if self.profile_memory:
             memory, swap = psutil.virtual_memory(), psutil.swap_memory()
-            found["memory/virtual"] = {"used_gib": memory.used / _GB, "available_gib": memory.available / _GB}
-            found["memory/swap"] = {"used_gib": swap.used / _GB, "free_gib": swap.free / _GB}
+            counters["memory/virtual"] = {"used_gib": memory.used / _GB, "available_gib": memory.available / _GB}
+            counters["memory/swap"] = {"used_gib": swap.used / _GB, "free_gib": swap.free / _GB}
             if state.device.name == "gpu":
-                found.update(_cuda_memory(torch.cuda.memory_stats()))
+                counters.update(_cuda_memory(torch.cuda.memory_stats()))
         for name, value in self._totals().items():
-            if since := value - start.get(name, 0):  # most devices of a machine do nothing
-                found[name] = {name.rpartition("/")[2]: since}
-        return found
+            if since := value - start.get(name, 0):  # most devices of a machine are idle
+                counters[name] = {name.rpartition("/")[2]: since}
+        return counters
 
     def _totals(self) -> dict[str, float]:
-        """What disks and network have done since the system started."""
+        """Return the totals of disks and network since the system started."""
         totals: dict[str, float] = {}
         if self.profile_disk:
             for device, disk in (psutil.disk_io_counters(perdisk=True) or {}).items():
@@ -126,7 +128,7 @@ class SystemProfiler(Callback):
 
 
 def _cuda_memory(stats: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """The counters of torch's allocator."""
+    """Convert the statistics of torch's allocator to counters."""
     found = {}
     for key, name in _CUDA.items():
         for when in ("current", "peak"):

@@ -1,4 +1,4 @@
-"""Records what torch does: operations, kernels, memory."""
+"""A profiler of torch's operations, kernels and memory."""
 
 from __future__ import annotations
 
@@ -33,33 +33,34 @@ _ACTIONS = {
 
 
 class TorchProfiler(Callback):
-    """Runs `torch.profiler` by the schedule of the run's profiler, and writes what it records.
+    """Profiler that runs `torch.profiler` with the schedule of the run's profiler and writes its traces.
 
     A trace is written at the end of an ACTIVE_AND_SAVE batch, and when an epoch of unknown length or the training ends
-    while it records. What it holds is also handed to the trace handlers, which put it on one timeline with the markers.
+    during recording. It is also passed to the trace handlers, which add it to the timeline of the markers.
 
     **Events** INIT, AFTER_LOAD, FIT_START, EPOCH_START, BATCH_START, BATCH_END, EPOCH_END, FIT_END, CLOSE.
-    **Cost** what `torch.profiler` costs in batches that are warmed up for or recorded; nothing in others. At CLOSE the
-    operations of the last trace are summed and logged at level INFO, if that is on.
+    **Cost** that of `torch.profiler` in batches of the warmup and recorded batches; none in others. At CLOSE a table of
+    the operations of the last trace is logged at level INFO, if that is enabled.
 
     Args:
         folder: The folder of the traces; this and the next four may contain `{run_name}`, `{rank}` and the like.
-        filename: The name of a trace; may contain the time, too: `{batch}`. With `use_gzip`, ".gz" is added to it.
-        remote_file_name: Its name for loggers that store files, or a URI; None: none.
-        memory_filename: The name of a page that shows the memory over time, which needs matplotlib; None: none is
+        filename: The name of a trace; may contain the time, too: `{batch}`. With `use_gzip`, ".gz" is appended.
+        remote_file_name: The name of the trace for loggers that store files, or a URI; None: it is not uploaded.
+        memory_filename: The name of a page that shows the memory over time, which needs matplotlib; None: it is not
             written.
-        memory_remote_file_name: Its name for loggers that store files, or a URI; None: none.
+        memory_remote_file_name: The name of that page for loggers that store files, or a URI; None: it is not
+            uploaded.
         overwrite: Whether files that are newer than the run may be replaced.
         use_gzip: Whether traces are compressed.
         record_shapes: Record the shapes of tensors.
         profile_memory: Record allocations.
-        with_stack: Record where in the source an operation was called.
+        with_stack: Record the source location of each operation.
         with_flops: Estimate the FLOPs of operations.
-        num_traces_to_keep: Traces of this rank to keep, the newest; -1 keeps all.
+        num_traces_to_keep: The number of newest traces of this rank to keep; -1 keeps all.
 
     Attributes:
         profiler: The `torch.profiler.profile`; None before INIT.
-        saved_traces: The time and the files of each trace that is kept; oldest first.
+        saved_traces: For each trace that is kept, oldest first: its time and its files.
 
     Raises:
         AssertionError: The names of the memory page do not end in ".html".
@@ -102,10 +103,10 @@ class TorchProfiler(Callback):
         self.remote_filenames = [name for name in (self.remote_file_name, self._remote_page()) if name is not None]
         self.profiler: torch.profiler.profile | None = None
         self.saved_traces: list[tuple[Timestamp, list[Path]]] = []
-        self._written: list[Path] = []  # the names of traces, before they are numbered
+        self._written: list[Path] = []  # paths of traces, without numbers
         self._running = self._checked = False
         self._batches = 0  # recorded since the last trace
-        self._last: torch.profiler.profile | None = None  # that has recorded
+        self._last: torch.profiler.profile | None = None  # the last one that has recorded
 
     def init(self, state: State, logger: Logger) -> None:
         profiler_of(state, type(self).__name__)
@@ -122,9 +123,9 @@ class TorchProfiler(Callback):
         self._start(state, logger)
 
     def batch_start(self, state: State, logger: Logger) -> None:
-        if self.num_traces_to_keep == 0:  # handlers have read the last one by now
+        if self.num_traces_to_keep == 0:  # handlers have read the last trace by now
             remove_old(self.saved_traces, 0)
-        if not self._running:  # a run that is resumed within an epoch
+        if not self._running:  # the run was resumed within an epoch
             self._start(state, logger)
 
     def batch_end(self, state: State, logger: Logger) -> None:
@@ -132,10 +133,10 @@ class TorchProfiler(Callback):
         self._batches += self.profiler.current_action in (TorchAction.RECORD, TorchAction.RECORD_AND_SAVE)
         length = state.dataloader_len
         if length is not None and state.timestamp._batch_in_epoch >= length.value:
-            self._finish(state)  # schedules count from the beginning of each epoch
+            self._finish(state)  # schedules count from the start of each epoch
         else:
-            self._tell_rank(state)
-            with warnings.catch_warnings():  # each cycle is written for itself, so none needs the events of others
+            self._add_metadata(state)
+            with warnings.catch_warnings():  # each cycle is written separately
                 warnings.filterwarnings("ignore", ".*Profiler clears events at the end of each cycle")
                 self.profiler.step()
 
@@ -164,7 +165,7 @@ class TorchProfiler(Callback):
             for name in (self.filename, self.memory_filename):
                 if name is not None:
                     ensure_folder_has_no_conflicting_files(folder, name, state.timestamp)
-        dist.barrier()  # no rank writes while another one still looks
+        dist.barrier()  # no rank writes before all have checked
 
     def _make(self, state: State, logger: Logger) -> None:
         activities = [ProfilerActivity.CPU]
@@ -192,23 +193,23 @@ class TorchProfiler(Callback):
     def _finish(self, state: State) -> None:
         if self._running and self.profiler is not None:
             self._running = False
-            self._tell_rank(state)
+            self._add_metadata(state)
             self.profiler.stop()
 
-    def _tell_rank(self, state: State) -> None:
-        """Write into the trace of which rank it is, and how its clock compares to the others'."""
+    def _add_metadata(self, state: State) -> None:
+        """Add the rank and the time of its clock at the last barrier to the metadata of the trace."""
         assert self.profiler is not None
         if self.profiler.current_action not in (TorchAction.RECORD, TorchAction.RECORD_AND_SAVE):
             return
-        facts: dict[str, Any] = {"global_rank": dist.get_global_rank()}
+        metadata: dict[str, Any] = {"global_rank": dist.get_global_rank()}
         sync = profiler_of(state, type(self).__name__).clock_sync
         if sync is not None:
-            facts |= {
+            metadata |= {
                 "clock_sync_timestamp_us": sync.timestamp_us,
                 "clock_sync_number": sync.number,
                 "clock_sync_error_bound": sync.error_bound_us,
             }
-        for name, value in facts.items():
+        for name, value in metadata.items():
             self.profiler.add_metadata_json(name, json.dumps(value))
 
     def _save(self, profiler: Any, state: State, logger: Logger) -> None:
@@ -216,10 +217,10 @@ class TorchProfiler(Callback):
             return  # it ended before the first batch did
         self._batches, self._last = 0, profiler
         path = path_of(state, self.folder, self.filename)
-        again = self._written.count(path)  # two calls of `fit` may save at the same batch
+        number = self._written.count(path)  # two calls of `fit` may save at the same batch
         self._written.append(path)
-        path = numbered(path, again)
-        unfinished = path.with_name(f".{os.getpid()}.{path.name}")  # in the same folder: it can be renamed there
+        path = numbered(path, number)
+        unfinished = path.with_name(f".{os.getpid()}.{path.name}")  # in the same folder, so that it can be renamed
         try:
             profiler.export_chrome_trace(os.fspath(unfinished))
             unfinished.replace(path)
@@ -228,12 +229,12 @@ class TorchProfiler(Callback):
         profiler_of(state, type(self).__name__).record_chrome_json_trace_file(path)
         uploads = [(self.remote_file_name, path)]
         if self.memory_filename is not None:
-            page = numbered(path_of(state, self.folder, self.memory_filename), again)
+            page = numbered(path_of(state, self.folder, self.memory_filename), number)
             export_memory_timeline_html(profiler, page, _device_name(state))
             uploads.append((self.memory_remote_file_name, page))
         self.saved_traces.append((state.timestamp, [file for _, file in uploads]))
         for name, file in uploads:
-            upload(state, logger, None if name is None else numbered_name(name, again), file, self.overwrite)
+            upload(state, logger, None if name is None else numbered_name(name, number), file, self.overwrite)
         if self.num_traces_to_keep != 0:
             remove_old(self.saved_traces, self.num_traces_to_keep)
 

@@ -1,4 +1,4 @@
-"""The base class of what takes a profile."""
+"""The base class of trace handlers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ __all__ = ["TraceHandler"]
 
 
 class TraceHandler(Callback):
-    """Takes what is profiled. Override what it can take; it is a callback as well.
+    """Base class of receivers of a profile's events. Override the methods it supports; it is also a callback.
 
     The methods may be called from several threads.
 
     Attributes:
-        remote_filenames: The names under which loggers that store files are given its files.
+        remote_filenames: The names of its files for loggers that store files.
     """
 
     remote_filenames: Sequence[str] = ()
@@ -24,26 +24,26 @@ class TraceHandler(Callback):
     def process_duration_event(
         self, name: str, categories: Sequence[str], is_start: bool, timestamp: Timestamp, wall_clock_time_ns: int
     ) -> None:
-        """Take the start or the end of something.
+        """Handle the start or the end of a span.
 
         Args:
-            name: What it is.
-            categories: What it can be filtered by.
-            is_start: Whether it starts, otherwise it ends.
+            name: The name of the event.
+            categories: Categories that viewers can filter by.
+            is_start: Whether it is the start; otherwise the end.
             timestamp: The training time.
-            wall_clock_time_ns: When, in nanoseconds since 1970.
+            wall_clock_time_ns: The time in nanoseconds since 1970.
         """
 
     def process_instant_event(
         self, name: str, categories: Sequence[str], timestamp: Timestamp, wall_clock_time_ns: int
     ) -> None:
-        """Take something without duration.
+        """Handle an event without duration.
 
         Args:
-            name: What it is.
-            categories: What it can be filtered by.
+            name: The name of the event.
+            categories: Categories that viewers can filter by.
             timestamp: The training time.
-            wall_clock_time_ns: When, in nanoseconds since 1970.
+            wall_clock_time_ns: The time in nanoseconds since 1970.
         """
 
     def process_counter_event(
@@ -54,19 +54,19 @@ class TraceHandler(Callback):
         wall_clock_time_ns: int,
         values: Mapping[str, int | float],
     ) -> None:
-        """Take values that change over time.
+        """Handle the values of a counter.
 
         Args:
-            name: What they are.
-            categories: What they can be filtered by.
+            name: The name of the counter.
+            categories: Categories that viewers can filter by.
             timestamp: The training time.
-            wall_clock_time_ns: When, in nanoseconds since 1970.
+            wall_clock_time_ns: The time in nanoseconds since 1970.
             values: The values by name; they are shown on top of each other.
         """
 
     def process_chrome_json_trace_file(self, filepath: Path) -> None:
-        """Take a file in Chrome's trace format, such as torch's profiler writes.
+        """Handle a file in Chrome's trace format, for example of torch's profiler.
 
         Args:
-            filepath: The file. It stays until the batch has ended.
+            filepath: The file. It exists until the end of the batch.
         """

@@ -1,4 +1,4 @@
-"""Shows what memory was used for while torch was profiled."""
+"""A page that shows the memory of a profile over time."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def export_memory_timeline_html(
     yxis_step_size: float = 1.0,
     return_fig: bool = False,
 ) -> Figure | None:
-    """Draw the memory of a device over time, by what it is used for, into an HTML page that needs nothing else.
+    """Draw the memory of a device over time, by category, into a self-contained HTML page.
 
     Args:
         prof: A profiler that has recorded with `record_shapes`, `profile_memory` and `with_stack`.
         path: The page to write.
-        device: The device, such as "cuda:0" or "cpu"; None: the current GPU, or the CPU where there is none.
+        device: The device, such as "cuda:0" or "cpu"; None: the current GPU, or the CPU without one.
         figsize: Width and height in inches, at 80 dots per inch.
         title: A title for the figure.
-        yxis_step_size: GiB from one tick of the axis of memory to the next. More than 50 ticks are thinned out.
+        yxis_step_size: GiB between two ticks of the memory axis. If there are more than 50, fewer are drawn.
         return_fig: Whether to return the figure.
 
     Returns:
@@ -55,7 +55,7 @@ def export_memory_timeline_html(
     if not yxis_step_size > 0:
         raise ValueError(f"`yxis_step_size` must be positive, got {yxis_step_size!r}. Use 1.0 GiB.")
     try:
-        from matplotlib.figure import Figure  # not of pyplot, which would keep it and may want a display
+        from matplotlib.figure import Figure  # not from pyplot, which would hold a reference and may need a display
     except ModuleNotFoundError:
         raise ModuleNotFoundError(
             "The memory timeline is drawn with matplotlib, which is not installed. Run "
@@ -66,7 +66,7 @@ def export_memory_timeline_html(
     times, sizes = _timeline(prof, device)
     figure = Figure(figsize=figsize, dpi=80)
     _draw(figure, times, sizes, yxis_step_size)
-    lines = [*([title] if title else []), *_most(device, sizes)]
+    lines = [*([title] if title else []), *_peaks(device, sizes)]
     figure.gca().set_title("\n\n".join(lines))
     image = BytesIO()
     figure.savefig(image, format="png")
@@ -76,7 +76,7 @@ def export_memory_timeline_html(
 
 
 def _timeline(prof: Any, device: str) -> tuple[list[int], list[list[int]]]:
-    """Times in microseconds; at each of them bytes by category, after a leading zero."""
+    """Return times in microseconds, and for each of them the bytes by category, after a leading zero."""
     from torch.profiler._memory_profiler import MemoryProfileTimeline  # torch has no public one
 
     if prof.profiler is None or not (prof.record_shapes and prof.profile_memory and prof.with_stack):
@@ -86,12 +86,12 @@ def _timeline(prof: Any, device: str) -> tuple[list[int], list[list[int]]]:
     timeline: Any = MemoryProfileTimeline
     times, sizes = timeline(prof._memory_profile())._coalesce_timeline(device)
     if not times:
-        raise ValueError(f"`prof` has recorded no memory of the device {device!r}. Give the one that was used.")
+        raise ValueError(f"`prof` has recorded no memory of the device {device!r}. Pass the device that was used.")
     return times, sizes
 
 
 def _categories() -> Mapping[Any, tuple[int, str]]:
-    """The column and the colour of each category, in the order in which they lie on each other."""
+    """Return the column and the color of each category, in stacking order."""
     from torch.profiler import _memory_profiler as torch_names
 
     columns, colors = torch_names._CATEGORY_TO_INDEX, torch_names._CATEGORY_TO_COLORS
@@ -113,12 +113,12 @@ def _draw(figure: Figure, times: list[int], sizes: list[list[int]], step: float)
     axes.set_xlabel("Time (ms)")
     axes.set_ylabel("Memory (GiB)")
     top = float(stacked.max())
-    if top >= step:  # otherwise matplotlib's own ticks say more
+    if top >= step:  # otherwise matplotlib's default ticks are better
         count = int(top / step) + 1
         axes.set_yticks(np.arange(0, count + 1, max(1, count // 50)) * step)
 
 
-def _most(device: str, sizes: list[list[int]]) -> list[str]:
+def _peaks(device: str, sizes: list[list[int]]) -> list[str]:
     most = max(sum(row) for row in sizes) / _GIB
     lines = [f"Most at a time: {most:.3g} GiB"]
     if torch.device(device).type == "cuda":

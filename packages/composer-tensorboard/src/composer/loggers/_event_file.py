@@ -1,8 +1,8 @@
-"""Event files of TensorBoard, fast.
+"""Event files of TensorBoard. Imports tensorboard, which takes seconds, so `TensorboardLogger` imports it at INIT.
 
-Scalars are most of what is logged, and their thread shares the interpreter with the training. Checksums come from C:
-those that tensorboard computes in Python take most of the time. What remains is mostly the making of objects of
-protobuf, one per scalar, so events with scalars are encoded here.
+`EventFile` replaces tensorboard's own `RecordWriter`, because the thread that writes shares the interpreter with the
+training. An event of 5 scalars takes a tenth of the time: tensorboard computes checksums in Python and creates a
+protobuf object for each scalar.
 """
 
 from __future__ import annotations
@@ -15,31 +15,37 @@ import struct
 import threading
 import time
 from collections.abc import Sequence
+from itertools import groupby
+from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import google_crc32c
-from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import hparams
 from torch.utils.tensorboard.writer import FileWriter
 
-__all__ = ["EventFile", "Writer"]
+from composer.loggers.spi import ImageCopy, Logged, read_numbers
+
+__all__ = ["EventFile", "EventWriter"]
 
 _MASK = 0xFFFFFFFF
 _FLOAT, _DOUBLE = struct.Struct("<f"), struct.Struct("<d")
-_numbers = itertools.count()  # two files of one second must not have one name
+_numbers = itertools.count()  # two files created in the same second need different names
 
 
 class EventFile:
-    """One event file: records of the TFRecord format, each an `Event`.
+    """An event file: records in the TFRecord format, each an `Event`.
 
-    It has the methods of `tensorboard.summary.writer.event_file_writer.EventFileWriter`, but writes in the thread that
-    calls. Threads may share one.
+    It has the methods of `tensorboard.summary.writer.event_file_writer.EventFileWriter`, but writes in the calling
+    thread. It is safe to use from several threads.
 
     Args:
-        folder: Where to make the file; made if it does not exist.
+        folder: The folder of the file; created if it does not exist.
 
     Attributes:
-        path: The file.
+        path: The path of the file.
     """
 
     def __init__(self, folder: str) -> None:
@@ -48,13 +54,13 @@ class EventFile:
         self.path = os.path.join(folder, name)
         self._folder = folder
         self._lock = threading.Lock()
-        self._before: dict[str, bytes] = {}  # by tag
+        self._prefixes: dict[str, bytes] = {}  # by tag
         self._file = open(self.path, "xb", buffering=1 << 18)  # noqa: SIM115 - closed by `close`
         self.add_event(Event(wall_time=time.time(), file_version="brain.Event:2"))
         self.flush()
 
     def get_logdir(self) -> str:
-        """The folder."""
+        """Return the folder."""
         return self._folder
 
     def add_event(self, event: Any) -> None:
@@ -62,27 +68,27 @@ class EventFile:
         self._write(event.SerializeToString())
 
     def add_scalars(self, scalars: Sequence[tuple[str, float]], step: int, seconds: float) -> None:
-        """Append an event with scalars.
+        """Append one event with several scalars.
 
         Args:
-            scalars: Numbers with their tags.
-            step: Of all of them.
-            seconds: Since 1970, when they were logged.
+            scalars: Pairs of a tag and a number.
+            step: The step of the event.
+            seconds: The time of the event, in seconds since 1970.
         """
         parts: list[bytes] = []
         for tag, number in scalars:
-            parts += (self._before.get(tag) or self._begin(tag), _float(number))
+            parts += (self._prefixes.get(tag) or self._make_prefix(tag), _float(number))
         summary = b"".join(parts)
         # Fields 1, 2 and 5 of `Event`: the time, the step, the summary.
         head = (b"\x09", _DOUBLE.pack(seconds), b"\x10", _varint(step), b"\x2a", _varint(len(summary)))
         self._write(b"".join((*head, summary)))
 
-    def _begin(self, tag: str) -> bytes:
-        """What comes before the number of a scalar: field 1 of `Summary`, which is a `Value` with fields 1 and 2."""
+    def _make_prefix(self, tag: str) -> bytes:
+        """Encode what precedes the number of a scalar: field 1 of `Summary`, which is a `Value` with fields 1 and 2."""
         name = tag.encode()
         value = b"".join((b"\x0a", _varint(len(name)), name, b"\x15"))
-        found = self._before[tag] = b"".join((b"\x0a", _varint(len(value) + _FLOAT.size), value))
-        return found
+        prefix = self._prefixes[tag] = b"".join((b"\x0a", _varint(len(value) + _FLOAT.size), value))
+        return prefix
 
     def _write(self, data: bytes) -> None:
         length = struct.pack("<Q", len(data))
@@ -90,13 +96,13 @@ class EventFile:
             self._file.write(b"".join((length, _checksum(length), data, _checksum(data))))
 
     def flush(self) -> None:
-        """Hand everything to the operating system."""
+        """Write buffered events to the operating system."""
         with self._lock:
             if not self._file.closed:
                 self._file.flush()
 
     def close(self) -> None:
-        """Complete the file."""
+        """Flush and close the file."""
         with self._lock:
             self._file.close()
 
@@ -106,7 +112,7 @@ class _FileWriter(FileWriter):
         self.event_writer: Any = EventFile(folder)
 
 
-class Writer(SummaryWriter):
+class _Writer(SummaryWriter):
     """A `SummaryWriter` that writes to an `EventFile`."""
 
     def _get_file_writer(self) -> Any:
@@ -114,6 +120,101 @@ class Writer(SummaryWriter):
             self.file_writer: Any = _FileWriter(self.log_dir)
             self.all_writers: Any = {self.log_dir: self.file_writer}
         return self.file_writer
+
+
+class EventWriter:
+    """The event files of a run. All but the constructor is called in the thread of the sender.
+
+    Args:
+        folder: The folder of the files; created if it does not exist.
+
+    Attributes:
+        writer: The `SummaryWriter` of the current file.
+        finished: The paths of files that are complete, for loggers that store files.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.writer: Any = _Writer(str(folder))
+        self.finished: list[Path] = []
+        self._written = False
+
+    def send(self, records: Sequence[Logged]) -> None:
+        """Write scalars and flush the file. All scalars of a step are one event, because each event costs time."""
+        add = self.writer._get_file_writer().event_writer.add_scalars
+        problem: Exception | None = None
+        for step, group in groupby(records, key=attrgetter("step")):
+            numbers: list[tuple[str, float]] = []
+            seconds = 0.0
+            for metrics, _, seconds in group:  # noqa: B007 - the last one is used
+                numbers += read_numbers(metrics).items()
+            if not numbers:
+                continue
+            try:
+                add(numbers, step, seconds)
+                self._written = True
+            except Exception as error:  # noqa: BLE001 - one invalid value must not lose the other steps
+                problem = problem or error
+        self.writer.flush()
+        if problem is not None:
+            raise problem
+
+    def write_text(self, name: str, text: str, step: int | None) -> None:
+        """Write Markdown."""
+        self.writer.add_text(name, text, step)
+        self._written = True
+
+    def write_images(self, images: Sequence[ImageCopy], *, name: str, channels_last: bool, step: int | None) -> None:
+        """Write images of two to four dimensions; those of one array are shown side by side."""
+        for number, image in enumerate(images):
+            array = image()
+            letters = "HW" if array.ndim == 2 else "N" * (array.ndim - 3) + ("HWC" if channels_last else "CHW")
+            tag = name if len(images) == 1 else f"{name}_{number}"
+            add = self.writer.add_images if array.ndim == 4 else self.writer.add_image
+            add(tag, array, step, dataformats=letters)
+        self._written = True
+
+    def write_hyperparameters(
+        self, hyperparameters: dict[str, Any], results: dict[str, Any], expected: Sequence[str], step: int
+    ) -> None:
+        """Write hyperparameters and results for the HPARAMS page.
+
+        Args:
+            hyperparameters: Numbers and strings by name.
+            results: A snapshot of metrics.
+            expected: The names of all metrics of the run: TensorBoard uses the first list that it reads.
+            step: The step of the results.
+        """
+        numbers = {f"hparams/{key}": number for key, number in read_numbers(results).items()}
+        listed = dict.fromkeys([*(f"hparams/{key}" for key in expected), *numbers], 0.0)
+        file = self.writer._get_file_writer()
+        for summary in hparams(hyperparameters, listed):  # type: ignore[no-untyped-call]
+            file.add_summary(summary)
+        for key, number in numbers.items():
+            self.writer.add_scalar(key, number, step)
+        self._written = True
+
+    def purge(self, step: int) -> None:
+        """Hide events from this step on that earlier event files in this folder hold."""
+        start = SessionLog(status=SessionLog.START)
+        self.writer._get_file_writer().add_event(Event(session_log=start), step)
+        self.writer.flush()
+
+    def flush(self, *, roll: bool) -> None:
+        """Flush the file.
+
+        Args:
+            roll: Whether to complete the file and start a new one, if anything was written.
+        """
+        if roll and self._written:
+            self.finished.append(Path(self.writer._get_file_writer().event_writer.path))
+            self.writer.close()  # the next write opens a new file
+            self._written = False
+        else:
+            self.writer.flush()
+
+    def close(self) -> None:
+        """Flush and close the file."""
+        self.writer.close()
 
 
 def _float(number: float) -> bytes:
@@ -124,7 +225,7 @@ def _float(number: float) -> bytes:
 
 
 def _varint(number: int) -> bytes:
-    """An integer of protobuf: seven bits per byte, the lowest first; negative ones in 64 bits."""
+    """Encode an integer for protobuf: seven bits per byte, the lowest first; negative ones in 64 bits."""
     number &= (1 << 64) - 1
     parts = bytearray()
     while number > 0x7F:
@@ -135,6 +236,6 @@ def _varint(number: int) -> bytes:
 
 
 def _checksum(data: bytes) -> bytes:
-    """The masked CRC-32C of the TFRecord format."""
+    """Return the masked CRC-32C of the TFRecord format."""
     crc = google_crc32c.value(data)
     return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & _MASK)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -13,54 +12,54 @@ import numpy as np
 import torch
 
 from composer.loggers import LoggerDestination, format_log_data_value
-from composer.loggers._sender import (
+from composer.loggers.spi import (
     Sender,
-    check_on_error,
+    check_delivery_options,
     hold_metrics,
-    read_metrics,
+    list_images,
+    read_numbers,
     report_failure,
-    start_copy,
 )
-from composer.loggers._tensorboard_writer import EventWriter, scalars
 from composer.utils import dist
 
 if TYPE_CHECKING:
     from composer.core import State
     from composer.loggers import Logger
+    from composer.loggers._event_file import EventWriter
 
 __all__ = ["TensorboardLogger"]
 
 
 class TensorboardLogger(LoggerDestination):
-    """Writes what is logged to event files, which `tensorboard --logdir tensorboard_logs` shows.
+    """Logger that writes event files, which `tensorboard --logdir tensorboard_logs` shows.
 
-    The files are in `<log_dir>/<run_name>`, those of other ranks than 0 in its folders `rank<rank>`. The training puts
-    what it logs into a queue, and a thread writes it: a step waits neither for the disk nor for the device. Numbers
-    become scalars, with the number of trained batches as their step; NaN and infinity are written as they are. Other
-    metrics (text, arrays) are not shown by TensorBoard and left out. Hyperparameters are on its HPARAMS page, next to
-    the results of the last evaluation.
+    The files are in `<log_dir>/<run_name>`; ranks other than 0 use its subfolders `rank<rank>`. Training puts logged
+    values into a queue, and a thread writes them: a step waits neither for the disk nor for the device. Numbers become
+    scalars, with the number of trained batches as their step; NaN and infinity are written as they are. Other metrics
+    (text, arrays) are left out, because TensorBoard does not show them. Hyperparameters are on the HPARAMS page, next
+    to the results of the last evaluation.
 
-    If another logger stores files, the event file is handed to it every `flush_interval` batches and at the end, as
-    `tensorboard_logs/{run_name}/<event file>-<rank>`, and a new one is begun.
+    If another logger stores files, the event file is passed to it every `flush_interval` batches and at the end, as
+    `tensorboard_logs/{run_name}/<event file>-<rank>`, and a new file is started.
 
     A run that is resumed from a checkpoint, under the same name and in the same folder, hides what was logged after
-    that checkpoint, so that every curve goes on where the checkpoint was.
+    that checkpoint, so that every curve continues from the checkpoint.
 
     Args:
-        log_dir: Where to write; None is "tensorboard_logs".
-        flush_interval: Batches between two flushes to the disk; also at the end of an epoch, evaluation and `fit`.
-        rank_zero_only: Whether only rank 0 writes; else every rank is a run of its own in TensorBoard.
-        on_error: What happens if writing fails: "warn" (once, and the run goes on) or "raise".
-        delivery_timeout: How many seconds the end of the run waits in all for what is still queued, once the service
-            fails or hangs: counted from the first failure, or from the last delivery if it hangs. While it takes
-            anything, however slowly, it is waited for. None: the Trainer's, which its services share; 60 without one.
+        log_dir: The parent folder of the run; None is "tensorboard_logs".
+        flush_interval: The number of batches between two flushes. The end of an epoch, evaluation or `fit` flushes too.
+        rank_zero_only: Whether only rank 0 writes; else every rank is a separate run in TensorBoard.
+        on_error: What to do if writing fails: "warn" (once; the run continues) or "raise".
+        delivery_timeout: How many seconds in total the end of the run waits for queued data once the disk fails or
+            hangs, counted from the first failure, or from the last write if it hangs. None: the Trainer's timeout,
+            which its services share (60 by default).
 
     Raises:
         ValueError: `flush_interval` or `delivery_timeout` is not positive, or `on_error` is unknown.
 
-    Differs: values of one step are one event; hyperparameters are in the file of the scalars, not in a folder of their
-    own; the file is only rolled if there is somebody to take it; a resumed run hides orphaned values. Ranks do not
-    share a folder, of which TensorBoard follows only one file at a time. Masks of images are not drawn.
+    Differs: the values of a step are one event; hyperparameters are in the file of the scalars, not in a separate
+    folder; a new file is only started if another logger stores the finished one; a resumed run hides orphaned values.
+    Ranks do not share a folder, because TensorBoard follows one file per folder. Masks of images are not drawn.
     """
 
     accepts_deferred: ClassVar[bool] = True
@@ -76,9 +75,7 @@ class TensorboardLogger(LoggerDestination):
     ) -> None:
         if flush_interval < 1:
             raise ValueError(f"`flush_interval` must be at least 1, got {flush_interval!r}.")
-        if delivery_timeout is not None and not 0 < delivery_timeout < math.inf:
-            raise ValueError(f"`delivery_timeout` must be positive, got {delivery_timeout!r}.")
-        check_on_error(on_error)
+        check_delivery_options(on_error, delivery_timeout)
         self.log_dir = None if log_dir is None else os.path.expanduser(log_dir)
         self.flush_interval = flush_interval
         self.rank_zero_only = rank_zero_only
@@ -86,23 +83,23 @@ class TensorboardLogger(LoggerDestination):
         self.run_name: str | None = None
         self.hyperparameters: dict[str, Any] = {}
         self._hyperparameters_written = True
-        self._results: dict[str, Any] = {}  # of the evaluation that is going on
+        self._results: dict[str, Any] = {}  # of the current evaluation
         self._results_prefix: str | None = None
-        self._at_step: tuple[int, dict[str, Any]] = (-1, {})  # what was logged at the newest step
+        self._at_step: tuple[int, dict[str, Any]] = (-1, {})  # the metrics of the last step
         self._resumed: dict[str, Any] | None = None
         self._writer: EventWriter | None = None
         self._sender: Sender | None = None
 
     @property
     def writer(self) -> Any:
-        """The `torch.utils.tensorboard.SummaryWriter` during a run, else None. The thread writes to it as well."""
+        """The `torch.utils.tensorboard.SummaryWriter` during a run, else None. A background thread uses it too."""
         return None if self._writer is None else self._writer.writer
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the thread and the file, for copies."""
+        """Return the attributes without the thread and the file, which cannot be copied."""
         return {**vars(self), "_sender": None, "_writer": None}
 
-    # ---- what is logged ----
+    # ---- values ----
 
     def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
         self.hyperparameters |= {
@@ -114,7 +111,7 @@ class TensorboardLogger(LoggerDestination):
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         sender = self._sender
         if sender is None:
-            self._check_begun()
+            self._check_running()
             hold_metrics(metrics)
             return
         step = 0 if step is None else step
@@ -129,7 +126,7 @@ class TensorboardLogger(LoggerDestination):
     def log_table(
         self, columns: list[str], rows: list[list[Any]], name: str = "Table", step: int | None = None
     ) -> None:
-        self._check_begun()
+        self._check_running()
         if self._sender is not None and self._writer is not None:
             text = _markdown(columns, rows)
             self._sender.put(partial(self._writer.write_text, name, text, step), size=1 + len(text) // 1024)
@@ -144,30 +141,27 @@ class TensorboardLogger(LoggerDestination):
         mask_class_labels: dict[int, str] | None = None,
         use_table: bool = True,
     ) -> None:
-        several = images if isinstance(images, Sequence) else [images]
-        for image in several:
-            if image.ndim not in (2, 3, 4):
-                raise ValueError(f"`images` must have 2 to 4 dimensions, got shape {tuple(image.shape)}.")
-        self._check_begun()
+        arrays = list_images(images)
+        self._check_running()
         if self._sender is not None and self._writer is not None:
-            size = 1 + sum(math.prod(image.shape) for image in several) * 4 // 1024
-            copies = [start_copy(image) for image in several]
-            write = partial(self._writer.write_images, copies, name, channels_last, step)
-            self._sender.put(write, size=size, may_drop=True)
+            write = partial(self._writer.write_images, name=name, channels_last=channels_last, step=step)
+            self._sender.put_images(arrays, write)
 
-    def _check_begun(self) -> None:
+    def _check_running(self) -> None:
         if self.run_name is None:
             raise RuntimeError(
                 "`TensorboardLogger` can only log during a run, which names its folder. Log from an event, or call "
                 "`logger.init(state, ...)` first."
             )
 
-    # ---- when ----
+    # ---- events ----
 
     def init(self, state: State, logger: Logger) -> None:
         self.run_name = state.run_name
         if self.rank_zero_only and dist.get_global_rank() != 0:
             return
+        from composer.loggers._event_file import EventWriter  # imports tensorboard, which takes seconds
+
         try:
             rank = dist.get_global_rank()
             folder = Path(self.log_dir or "tensorboard_logs", state.run_name)
@@ -222,29 +216,27 @@ class TensorboardLogger(LoggerDestination):
             sender.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """What was logged at the newest step, because a resumed run hides it and logs only a part of it again."""
+        """Return the metrics of the last step: a resumed run hides them and logs only some of them again."""
         if self._sender is None:
             return {}
         self._sender.fetch()
         step, logged = self._at_step
-        return {"run_name": self.run_name, "step": step, "metrics": scalars(read_metrics(logged))}
+        return {"run_name": self.run_name, "step": step, "metrics": read_numbers(logged)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._resumed = state or None
 
-    # ---- how ----
-
     def _write_hyperparameters(self, state: State) -> None:
         if self._sender is None or self._writer is None or not self.hyperparameters:
             return
-        expected = [f"metrics/{label}/{name}" for label, found in state.eval_metrics.items() for name in found]
+        expected = [f"metrics/{label}/{name}" for label, metrics in state.eval_metrics.items() for name in metrics]
         write = partial(self._writer.write_hyperparameters, dict(self.hyperparameters), self._results, expected)
         self._sender.fetch()
         self._sender.put(partial(write, state.timestamp.batch.value))
         self._hyperparameters_written = True
 
     def _flush(self, logger: Logger, *, roll: bool = False, wait: bool = False, check: bool = True) -> None:
-        """Have everything brought to the disk, and the finished files to the loggers that store files."""
+        """Flush the event file, and pass finished files to the loggers that store files."""
         if self._sender is None or self._writer is None:
             return
         self._sender.fetch()
@@ -260,7 +252,7 @@ class TensorboardLogger(LoggerDestination):
 
 
 def _markdown(columns: list[str], rows: list[list[Any]]) -> str:
-    """A table as Markdown."""
+    """Format a table as Markdown."""
     lines = [columns, ["---"] * len(columns), *rows]
     cells = [[_cell(cell) for cell in line] for line in lines]
     return "\n".join(f"| {' | '.join(line)} |" for line in cells)

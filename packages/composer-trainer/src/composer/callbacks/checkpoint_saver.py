@@ -56,7 +56,7 @@ from composer.utils import (
     plain_int,
     plain_number,
 )
-from composer.utils._interval_scheduler import check_interval_function
+from composer.utils.interval_scheduler import check_interval_function
 
 __all__ = ["CheckpointSaver"]
 

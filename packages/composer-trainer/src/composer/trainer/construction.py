@@ -22,9 +22,9 @@ from composer.core import Callback, State
 from composer.devices import Device
 from composer.distributed import DDPSyncStrategy
 from composer.loggers import Logger, LoggerDestination
-from composer.loggers._text import open_stream
 from composer.loggers.console_logger import ConsoleLogger
 from composer.loggers.progress_bar_logger import ProgressBarLogger
+from composer.loggers.terminal import open_stream
 from composer.models import ComposerModel
 from composer.trainer.microbatch import check_not_profiled
 from composer.trainer.options import LogOptions, RunOptions, described

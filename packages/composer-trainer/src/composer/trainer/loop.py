@@ -20,7 +20,7 @@ from composer.trainer.resume.skip import has_state
 from composer.trainer.signals import Interruption
 from composer.trainer.step import BatchTrainer
 from composer.utils import dist
-from composer.utils._interval_scheduler import check_has_tokens
+from composer.utils.interval_scheduler import check_has_tokens
 
 
 class _LossMonitor:

@@ -23,7 +23,7 @@ from composer.devices import Device
 from composer.distributed import DDPSyncStrategy
 from composer.loggers import LoggerDestination
 from composer.utils import check_flags, plain_int, plain_number
-from composer.utils._interval_scheduler import check_interval_function
+from composer.utils.interval_scheduler import check_interval_function
 from composer.utils.parallelism import ParallelismConfig
 
 __all__ = [

@@ -31,8 +31,8 @@ from composer.core.passes import PassInput
 from composer.devices import Device
 from composer.distributed import DDPSyncStrategy
 from composer.loggers import Logger, LoggerDestination
-from composer.loggers._text import open_stream
 from composer.loggers.file_logger import FileLogger
+from composer.loggers.terminal import open_stream
 from composer.models import ComposerModel
 from composer.trainer import construction
 from composer.trainer.checkpointing import build_saver, check_autoresume, hold_leases, load_run

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import os
+import re
 import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,10 +18,19 @@ import numpy as np
 import torch
 
 from composer.loggers import LoggerDestination
-from composer.loggers._held_files import hold_file, kept_files
-from composer.loggers._process import call_at_exit, call_in_time
-from composer.loggers._sender import Sender, check_on_error, hold_metrics, report_failure, start_copy
-from composer.loggers._wandb_run import WandBRun, artifact_name
+from composer.loggers.spi import (
+    HeldFiles,
+    ImageCopy,
+    Logged,
+    Sender,
+    call_at_exit,
+    call_in_time,
+    check_delivery_options,
+    hold_metrics,
+    report_failure,
+    start_copy,
+    table_cell,
+)
 from composer.utils import dist
 from composer.utils.retrying import DeliveryDeadline
 
@@ -30,36 +40,36 @@ if TYPE_CHECKING:
 
 __all__ = ["WandBLogger"]
 
-_open_runs: set[str] = set()  # the ids of those that loggers have begun and not ended
+_open_runs: set[str] = set()  # ids of the runs that loggers have opened and not finished
 
 
 class WandBLogger(LoggerDestination):
-    """Sends what is logged to Weights & Biases.
+    """Logger for Weights & Biases.
 
-    The training puts what it logs into a queue, and a thread hands it to W&B: a step waits neither for W&B nor for the
+    Training puts logged values into a queue, and a thread passes them to W&B: a step waits neither for W&B nor for the
     device. The step of a value is the number of trained batches.
 
-    A run that is resumed from a checkpoint under the same run name goes on in its W&B run. A logger takes the W&B run
-    that your script has begun, but never that of another logger: two loggers have two.
+    A run that is resumed from a checkpoint under the same run name continues its W&B run. A logger uses the W&B run
+    that your script has started, but never that of another logger: each logger has its own run.
 
     Args:
         project: The project.
-        group: The group; None is the name of the run if every rank has a W&B run, else no group.
-        name: The name of the W&B run; None is that of the run. Gets "-rank<rank>" if every rank has a W&B run.
+        group: The group; None is the run name if every rank has a W&B run, else no group.
+        name: The name of the W&B run; None is the run name. If every rank has a W&B run, "-rank<rank>" is appended.
         entity: The user or team.
         tags: Tags of the W&B run.
         log_artifacts: Whether to store files, such as checkpoints, as artifacts.
         rank_zero_only: Whether only rank 0 logs; else every rank has a W&B run.
-        init_kwargs: More arguments of `wandb.init`; they win over those above.
-        on_error: What happens if logging fails: "warn" (once, and the run goes on) or "raise".
-        delivery_timeout: How many seconds the end of the run waits in all for what is still queued, once the service
-            fails or hangs: counted from the first failure, or from the last delivery if it hangs. While it takes
-            anything, however slowly, it is waited for. None: the Trainer's, which its services share; 60 without one.
-            Ending the W&B run is given at least a tenth of it.
+        init_kwargs: More arguments of `wandb.init`; they override those above.
+        on_error: What to do if logging fails: "warn" (once; the run continues) or "raise".
+        delivery_timeout: How many seconds in total the end of the run waits for queued data once the service fails or
+            hangs, counted from the first failure, or from the last delivery if it hangs. A service that still accepts
+            data, however slowly, is waited for. None: the Trainer's timeout, which its services share (60 by default).
+            Finishing the W&B run may take at least a tenth of it.
 
     Attributes:
-        run_dir: The folder of the W&B run, from INIT on.
-        run_url: Its page, from INIT on; None in offline mode.
+        run_dir: The folder of the W&B run, set at INIT.
+        run_url: The page of the W&B run, set at INIT; None in offline mode.
 
     Raises:
         ValueError: `delivery_timeout` is not positive, or `on_error` is unknown.
@@ -81,9 +91,7 @@ class WandBLogger(LoggerDestination):
         on_error: str = "warn",
         delivery_timeout: float | None = None,
     ) -> None:
-        check_on_error(on_error)
-        if delivery_timeout is not None and not 0 < delivery_timeout < math.inf:
-            raise ValueError(f"`delivery_timeout` must be positive, got {delivery_timeout!r}.")
+        check_delivery_options(on_error, delivery_timeout)
         if log_artifacts and rank_zero_only and dist.get_world_size() > 1:
             warnings.warn(
                 "With `log_artifacts=True`, only the files of rank 0 are stored. To store those of all ranks, "
@@ -103,16 +111,16 @@ class WandBLogger(LoggerDestination):
         self._resumed: dict[str, Any] | None = None
         self._saved: dict[str, Any] = {}
         self._training = False
-        self._run: WandBRun | None = None
-        self._deadline = DeliveryDeadline(60.0)  # the run's, from `init` on
+        self._run: _WandBRun | None = None
+        self._deadline = DeliveryDeadline(60.0)  # replaced at `init` by that of the run
         self._sender: Sender | None = None
-        self._held: list[Path] = []  # files that are handed over, or still to be
+        self._files = HeldFiles()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the thread and the connection, for copies."""
+        """Return the attributes without the thread and the connection, which cannot be copied."""
         return {**vars(self), "_run": None, "_sender": None}
 
-    # ---- what is logged ----
+    # ---- values ----
 
     def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
         self._hyperparameters |= hyperparameters
@@ -151,17 +159,20 @@ class WandBLogger(LoggerDestination):
                     f"the channels: `image.unsqueeze(0)`."
                 )
         drawn = {key: _split(mask, 2) for key, mask in (masks or {}).items()}
-        for key, several in drawn.items():
-            if len(several) != len(pictures):
-                raise ValueError(f"`masks[{key!r}]` must hold {len(pictures)} masks, got {len(several)}.")
+        for key, arrays in drawn.items():
+            if len(arrays) != len(pictures):
+                raise ValueError(f"`masks[{key!r}]` must hold {len(pictures)} masks, got {len(arrays)}.")
         if self._sender is None or self._run is None:
             return
-        size = 1 + sum(math.prod(picture.shape) for picture in pictures) * 4 // 1024
-        copies = [start_copy(picture) for picture in pictures]
-        mask_copies = {key: [start_copy(mask) for mask in several] for key, several in drawn.items()}
-        labels = dict(mask_class_labels or {})
-        send = partial(self._run.send_images, copies, name, channels_last, step, mask_copies, labels, use_table)
-        self._sender.put(send, size=size, may_drop=True)
+        options: dict[str, Any] = {
+            "name": name,
+            "channels_last": channels_last,
+            "step": step,
+            "masks": {key: [start_copy(mask) for mask in arrays] for key, arrays in drawn.items()},
+            "labels": dict(mask_class_labels or {}),
+            "use_table": use_table,
+        }
+        self._sender.put_images(pictures, partial(self._run.send_images, **options))
 
     # ---- files ----
 
@@ -171,7 +182,7 @@ class WandBLogger(LoggerDestination):
     def upload_file(self, state: State, remote_file_name: str, file_path: Path, *, overwrite: bool) -> None:
         if not self._log_artifacts or self._sender is None or self._run is None:
             return
-        name = artifact_name(remote_file_name)
+        name = _artifact_name(remote_file_name)
         if name != remote_file_name:
             warnings.warn(
                 f"W&B permits only letters, digits, '.', '-' and '_' in the names of artifacts, so "
@@ -182,8 +193,7 @@ class WandBLogger(LoggerDestination):
         now = state.timestamp
         aliases = ["latest", f"ep{int(now.epoch)}-ba{int(now.batch)}"]
         metadata = {f"timestamp/{key}": _plain(value) for key, value in now.state_dict().items()}
-        held = hold_file(file_path, file_path.name)
-        self._held = [path for path in self._held if path.exists()] + [held]
+        held = self._files.hold(file_path, file_path.name)
         self._sender.put(partial(self._run.send_file, name, held, aliases, metadata))
 
     def download_file(
@@ -197,20 +207,20 @@ class WandBLogger(LoggerDestination):
         if not colon:
             name, version = version, "latest"
         parts = [part for part in (self.entity, self.project) if part]
-        path = "/".join([*parts, f"{artifact_name(name)}:{version}"])
+        path = "/".join([*parts, f"{_artifact_name(name)}:{version}"])
         folder = os.path.dirname(os.path.abspath(destination))
         with tempfile.TemporaryDirectory(dir=folder) as temporary:
             try:
                 artifact = wandb.Api().artifact(path)
             except wandb.errors.CommError as error:
-                if not _is_missing(error):  # a server that is down must not be mistaken for one without the file
+                if not _is_missing(error):  # a server that is down may have the file
                     raise
                 raise FileNotFoundError(f"There is no artifact {path!r} in W&B: {error}") from error
-            found = Path(artifact.download(root=temporary))
-            [file] = [file for file in found.rglob("*") if file.is_file()]
+            folder_of_artifact = Path(artifact.download(root=temporary))
+            [file] = [file for file in folder_of_artifact.rglob("*") if file.is_file()]
             os.replace(file, destination)
 
-    # ---- when ----
+    # ---- events ----
 
     def init(self, state: State, logger: Logger) -> None:
         self._run_name, self._training = state.run_name, False
@@ -221,14 +231,14 @@ class WandBLogger(LoggerDestination):
                 self._open(self._take_resumed())
             except Exception as error:  # noqa: BLE001 - reported below
                 failure = error
-        where = [self.entity, self.project]
-        dist.broadcast_object_list(where)  # before anything is raised, or the others would wait for ever
-        self.entity, self.project = where
+        names = [self.entity, self.project]
+        dist.broadcast_object_list(names)  # before an error is raised, or the other ranks would wait forever
+        self.entity, self.project = names
         if failure is not None:
             report_failure("WandBLogger", failure, self.on_error)
 
     def _take_resumed(self) -> dict[str, Any]:
-        """The arguments of `wandb.init` with which this run goes on."""
+        """Return the arguments of `wandb.init` that continue the run of the checkpoint, once."""
         resumed, self._resumed = self._resumed, None
         if resumed is None or resumed["run_name"] != self._run_name or resumed["rank"] != dist.get_global_rank():
             return {}
@@ -241,7 +251,7 @@ class WandBLogger(LoggerDestination):
         if not self._rank_zero_only:
             arguments["group"] = arguments.get("group") or arguments["name"]
             arguments["name"] = f"{arguments['name']}-rank{dist.get_global_rank()}"
-        if _open_runs:  # by default `wandb.init` returns the last of them
+        if _open_runs:  # by default `wandb.init` would return the last one
             _check_several_runs(wandb.Settings())
             arguments.setdefault("reinit", "create_new")
         run = wandb.init(**arguments)
@@ -250,8 +260,8 @@ class WandBLogger(LoggerDestination):
         self.run_dir, self.run_url = run.dir, None if run.offline else run.url
         self.entity, self.project = run.entity, run.project
         self._saved = {"run_name": self._run_name, "rank": dist.get_global_rank(), "id": run.id}
-        self._run = WandBRun(run)
-        # Its process takes records at once and sends them later, of which nothing is heard before the end.
+        self._run = _WandBRun(run)
+        # W&B accepts records immediately and sends them later; only `finish` shows whether they arrived.
         self._deadline = self._deadline.for_service(self.delivery_timeout)
         self._sender = Sender(
             "WandBLogger", self._run.send, on_error=self.on_error, timeout=self._deadline.for_service(), kept=self._kept
@@ -266,7 +276,7 @@ class WandBLogger(LoggerDestination):
         try:
             self._finish(exit_code=0)
             self._open(extra)
-        except Exception as error:  # noqa: BLE001 - of whatever kind those of W&B are
+        except Exception as error:  # noqa: BLE001 - W&B has no common base class of errors
             report_failure("WandBLogger", error, self.on_error)
 
     def fit_start(self, state: State, logger: Logger) -> None:
@@ -274,7 +284,7 @@ class WandBLogger(LoggerDestination):
 
     def epoch_end(self, state: State, logger: Logger) -> None:
         if self._sender is not None:
-            self._sender.fetch()  # nothing may be logged for a while
+            self._sender.fetch()  # it may be a while until something is logged again
 
     eval_start = eval_end = epoch_end
 
@@ -292,7 +302,7 @@ class WandBLogger(LoggerDestination):
         self._hyperparameters = {}
 
     def _finish_at_exit(self) -> None:
-        """At the end of the process W&B's client goes away before engines are closed."""
+        """Finish the run at the end of the process: W&B's client shuts down before engines are closed."""
         self._finish(exit_code=int(self._training))
 
     def _finish(self, *, exit_code: int) -> None:
@@ -313,22 +323,101 @@ class WandBLogger(LoggerDestination):
                 raise
 
     def _kept(self) -> str:
-        taken = f"What W&B has taken is kept in {self.run_dir} for `wandb sync`; metrics that it has not are lost."
-        return kept_files(self._held, taken)
+        return self._files.describe(
+            f"What W&B has taken is kept in {self.run_dir} for `wandb sync`; metrics that it has not are lost."
+        )
 
     def state_dict(self) -> dict[str, Any]:
-        """Which W&B run a resumed run goes on in."""
+        """Return the W&B run that a resumed run continues."""
         return dict(self._saved)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._resumed = state or None
 
 
+class _WandBRun:
+    """A W&B run. Its methods are called in the thread of the sender.
+
+    Args:
+        run: The object that `wandb.init` returned.
+    """
+
+    def __init__(self, run: Any) -> None:
+        self._run = run
+
+    def send(self, records: Sequence[Logged]) -> None:
+        """Log metrics, those of one step in one call."""
+        problem: Exception | None = None
+        for step, group in groupby(records, key=lambda record: record.step):
+            values: dict[str, Any] = {}
+            for metrics, _, seconds in group:
+                values |= metrics
+                values.setdefault("_timestamp", seconds)
+            try:
+                self._run.log(values, step=step)
+            except Exception as error:  # noqa: BLE001 - one invalid value must not lose the other steps
+                problem = problem or error
+        if problem is not None:
+            raise problem
+
+    def send_config(self, hyperparameters: dict[str, Any]) -> None:
+        """Set hyperparameters."""
+        self._run.config.update(hyperparameters, allow_val_change=True)
+
+    def send_table(self, columns: list[str], rows: list[list[Any]], name: str, step: int | None) -> None:
+        """Log a table."""
+        import wandb
+
+        cells = [[table_cell(value) for value in row] for row in rows]
+        self._run.log({name: wandb.Table(columns=[*columns], data=cells)}, step=step)
+
+    def send_images(
+        self,
+        images: Sequence[ImageCopy],
+        *,
+        name: str,
+        channels_last: bool,
+        step: int | None,
+        masks: Mapping[str, Sequence[ImageCopy]],
+        labels: dict[int, str],
+        use_table: bool,
+    ) -> None:
+        """Log images with their masks."""
+        import wandb
+
+        pictures = []
+        for i, image in enumerate(images):
+            array = image()
+            named: dict[str, Any] = {"class_labels": labels} if labels else {}
+            drawn = {key: {"mask_data": arrays[i]().astype(np.int64), **named} for key, arrays in masks.items()}
+            array = array if channels_last else np.moveaxis(array, 0, -1)
+            pictures.append(wandb.Image(array, masks=drawn or None))
+        shown = wandb.Table(columns=["Image"], data=[[picture] for picture in pictures]) if use_table else pictures
+        self._run.log({name: shown}, step=step)
+
+    def send_file(self, name: str, held: Path, aliases: list[str], metadata: dict[str, Any]) -> None:
+        """Log a file as an artifact and release it: W&B makes a copy."""
+        import wandb
+
+        extension = held.suffix.removeprefix(".")
+        kind = "model" if extension == "pt" else extension or "file"
+        try:
+            artifact = wandb.Artifact(name=name, type=kind, metadata=metadata)
+            artifact.add_file(str(held))
+            self._run.log_artifact(artifact, aliases=aliases)
+        finally:
+            HeldFiles.release(held)
+
+    def finish(self, exit_code: int) -> None:
+        """Finish the run."""
+        self._run.finish(exit_code=exit_code)
+
+
 def _check_several_runs(settings: Any) -> None:
-    """Refuse a second run at once where W&B knows only one.
+    """Check that this version of W&B supports several runs at the same time.
 
     Raises:
-        RuntimeError: It does.
+        RuntimeError: It does not.
     """
     if getattr(settings, "reinit", None) != "default":
         raise RuntimeError(
@@ -338,7 +427,7 @@ def _check_several_runs(settings: Any) -> None:
 
 
 def _is_missing(error: Any) -> bool:
-    """Return whether W&B has answered that it does not have what was asked for."""
+    """Return True if W&B has answered that the requested artifact does not exist."""
     cause = error.exc
     response = getattr(cause, "response", None)
     status = getattr(response, "status_code", None) or getattr(response, "http_status", None)
@@ -346,10 +435,15 @@ def _is_missing(error: Any) -> bool:
 
 
 def _split(images: Any, ndim: int) -> list[Any]:
-    """One image, several in one array, or a sequence of them, as a list."""
+    """Return one image, several in one array, or a sequence of images as a list."""
     if isinstance(images, Sequence):
         return list(images)
     return list(images) if images.ndim == ndim + 1 else [images]
+
+
+def _artifact_name(name: str) -> str:
+    """Replace the characters that W&B does not allow in the name of an artifact."""
+    return re.sub(r"[^A-Za-z0-9._-]", ".", name)
 
 
 def _plain(value: Any) -> Any:

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from composer.core import Precision, State
-from composer.core._registry import moved
 from composer.core._required_algorithms import add_required
 from composer.models.huggingface._files import write_files
 from composer.models.huggingface._metadata import config_of, hf_state_of, peft_config_of, saved_class
 from composer.models.huggingface._peft import filter_state_dict_peft, names_of_adapters
 from composer.utils import dist
+from composer.utils.import_helpers import import_from_distribution as moved
 
 __all__ = ["load_weights", "read", "weights_of", "write_huggingface_pretrained_from_composer_checkpoint"]
 

@@ -10,8 +10,7 @@ from typing import Any
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from tqdm import tqdm
 
-from composer.loggers._bar import bar_file
-from composer.loggers._text import open_stream
+from composer.loggers.terminal import bar_file, open_stream
 from composer.utils import dist
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Turn an interval such as "2ep" into a function that says when it has passed."""
+"""Turn an interval such as "2ep" into a function that is True each time it has passed."""
 
 from __future__ import annotations
 
@@ -9,20 +9,29 @@ from math import ceil
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 if TYPE_CHECKING:
-    from composer.core import Event, State, Time
+    from composer.core.event import Event
+    from composer.core.state import State
+    from composer.core.time import Time
 
 __all__ = ["check_has_tokens", "check_interval_function", "create_interval_scheduler"]
 
 
 def check_has_tokens(state: State, what: str) -> None:
-    """Check that a count of tokens moves.
+    """Check that the batches of a run have tokens.
 
     Args:
-        state: The run.
-        what: Is counted in tokens; for the message.
+        state: The state of the run.
+        what: The object that is given in tokens, for the message.
 
     Raises:
-        RuntimeError: A batch was trained, but no token.
+        RuntimeError: Batches were trained, but no tokens were counted.
+
+    Example:
+        >>> import torch
+        >>> from composer.core import State, Timestamp
+        >>> state = State(torch.nn.Linear(1, 1))
+        >>> state.timestamp = Timestamp(batch=1, token=512)
+        >>> check_has_tokens(state, "a schedule")
     """
     if state.timestamp._token == 0 and state.timestamp._batch > 0:
         raise RuntimeError(
@@ -34,14 +43,17 @@ def check_has_tokens(state: State, what: str) -> None:
 
 
 def check_interval_function(argument: str, function: Callable[..., Any]) -> None:
-    """Check that a function can be asked whether an interval has passed.
+    """Check that a function `(state, event) -> bool`, given in place of an interval, takes two arguments.
 
     Args:
-        argument: The name of the argument, for the message.
-        function: Its value.
+        argument: The name of the argument that holds the function, for the message.
+        function: The function.
 
     Raises:
         TypeError: It does not take a state and an event.
+
+    Example:
+        >>> check_interval_function("save_interval", lambda state, event: False)
     """
     try:
         signature = inspect.signature(function)
@@ -70,11 +82,11 @@ def create_interval_scheduler(
     checkpoint_events: bool = True,
     final_events: set[Event] | None = None,
 ) -> Callable[[State, Event], bool]:
-    """A function `(state, event) -> bool` that is True each time an interval of training has passed.
+    """Create a function `(state, event) -> bool` that is True each time an interval of training has passed.
 
-    It is asked at every event and answers at one: after a batch for intervals in batches, samples, tokens, seconds and
-    fractions of the run, after an epoch or iteration for those. There it is True if the count has passed a multiple of
-    the interval since `state.previous_timestamp`.
+    It may be called at every event and can be True at one: after a batch for intervals in batches, samples, tokens,
+    seconds and fractions of the run, after an epoch or iteration for those. It is True if the count has passed a
+    multiple of the interval since `state.previous_timestamp`.
 
     Args:
         interval: A time string, a `Time`, or a number of epochs. Never True if it is not positive.
@@ -92,7 +104,8 @@ def create_interval_scheduler(
     Differs: fractions are taken as written, so "0.1dur" of 30 batches is every 3 batches, although the nearest float is
         a little more than 0.1.
     """
-    from composer.core import Event, TimeUnit, ensure_time  # core imports utils
+    from composer.core.event import Event  # the package composer.core imports composer.utils
+    from composer.core.time import TimeUnit, ensure_time
 
     finals = frozenset((Event.BATCH_CHECKPOINT, Event.EPOCH_CHECKPOINT) if final_events is None else final_events)
     last_batch, last_event = -1, None
@@ -124,7 +137,8 @@ def create_interval_scheduler(
 
 
 def _regular_event(unit: Any, checkpoint_events: bool) -> Event:
-    from composer.core import Event, TimeUnit
+    from composer.core.event import Event
+    from composer.core.time import TimeUnit
 
     if unit is TimeUnit.EPOCH:
         return Event.EPOCH_CHECKPOINT if checkpoint_events else Event.EPOCH_END
@@ -139,7 +153,7 @@ def _is_over(state: State) -> bool:
 
 
 def _has_passed(state: State, interval: Time[Any]) -> bool:
-    from composer.core import TimeUnit
+    from composer.core.time import TimeUnit
 
     if interval.unit is not TimeUnit.DURATION:
         return _has_crossed(state, interval.unit, interval.value)

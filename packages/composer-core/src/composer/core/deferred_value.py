@@ -1,4 +1,4 @@
-"""Values that are logged before they have been read from the device."""
+"""Values that are logged while they are still on the device."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ _UNSET: Any = object()
 
 
 class DeferredValue:
-    """A logged value that is still on the device; reading it is left to whoever needs it, when they need it.
+    """A logged value that may still be on the device; a logger reads it only when it needs the number.
 
-    Reading a number from the device makes the host wait until the device has caught up. A training step that logs
-    `DeferredValue` objects never waits; a logger reads them when it writes a file, prints a line or redraws a bar.
+    Reading a number from the device makes the host wait for the device. A training step that logs `DeferredValue`
+    objects never waits; a logger reads them when it writes a file, prints a line or redraws a progress bar.
 
-    There are two forms. `DeferredValue.of_tensor(tensor)` stands for the number in a tensor and reads as a float; a
-    loss is logged this way. `DeferredValue(compute)` stands for a tensor that `compute` works out on the device when it
-    is first needed, perhaps never; a training metric is logged this way. The second form can only be computed while the
-    data of its batch is there: who wants the value later calls `hold` in its `log_metrics`.
+    There are two forms. `DeferredValue.of_tensor(tensor)` wraps the number in a tensor and reads as a float; a loss is
+    logged this way. `DeferredValue(compute)` calls `compute` when the value is first needed, which may be never; a
+    training metric is logged this way. The second form can only be computed while the data of its batch exists: a
+    logger that needs the value later must call `hold` in its `log_metrics`.
 
-    `compute` may be a collective of all ranks. So `hold` and `value` must be called on every rank or on none: decide by
-    counting batches, never by the clock or the rank. Once a value is held, reading it concerns this rank only.
+    `compute` may be a collective operation. So call `hold` and `value` on every rank or on none: decide by counting
+    batches, never by the clock or the rank. Reading a value that is held needs no communication.
 
     Args:
-        compute: Works out the value on the device. Called at most once. The tensor it returns is copied, because a
+        compute: Computes the value on the device. Called at most once. The tensor it returns is cloned, because a
             metric may return its own running state.
 
     Example:
@@ -46,16 +46,16 @@ class DeferredValue:
     def __init__(self, compute: Callable[[], Any]) -> None:
         self._compute: Callable[[], Any] | None = compute  # None: made by `of_tensor`
         self._result: Any = _UNSET
-        self._number: Any = _UNSET  # the result on the host
-        self._copy: tuple[_Copy, int] | None = None  # a copy on its way to the host, and the place in it
+        self._number: Any = _UNSET  # the result, on the host
+        self._copy: tuple[_Copy, int] | None = None  # a running copy to the host, and the index in it
 
     @classmethod
     def of_tensor(cls, tensor: torch.Tensor) -> DeferredValue:
-        """The number in a tensor, to be read as a float.
+        """Wrap the number in a tensor; it is read as a float.
 
         Args:
-            tensor: One element, any floating dtype; without a graph (`tensor.detach()`). It is kept, not copied, so it
-                must not be changed in place afterwards.
+            tensor: One element, any floating dtype; without a graph (`tensor.detach()`). It is stored, not copied, so
+                it must not be changed in place afterwards.
         """
         self = cls(None)  # type: ignore[arg-type]
         self._result = tensor
@@ -63,12 +63,12 @@ class DeferredValue:
 
     @property
     def held(self) -> bool:
-        """Whether the value survives the batch."""
+        """True if the value can be read after its batch is over."""
         return self._result is not _UNSET
 
     @property
     def ready(self) -> bool:
-        """Whether the number can be had without waiting for the device."""
+        """True if the number can be read without waiting for the device."""
         if self._number is not _UNSET:
             return True
         if self._copy is not None:
@@ -78,7 +78,7 @@ class DeferredValue:
 
     @property
     def value(self) -> Any:
-        """The value: a float for `of_tensor`, otherwise what `compute` returned.
+        """The value: a float for `of_tensor`, otherwise the result of `compute`.
 
         Raises:
             RuntimeError: The batch is over and the value was not held.
@@ -89,7 +89,7 @@ class DeferredValue:
 
     @property
     def plain(self) -> Any:
-        """`value`, as a Python number if it is a single one. Waits for the device if it must.
+        """`value`, as a Python number if it has one element. Waits for the device if necessary.
 
         Raises:
             RuntimeError: The batch is over and the value was not held.
@@ -100,7 +100,7 @@ class DeferredValue:
         return self._read() if isinstance(result, torch.Tensor) and result.numel() == 1 else result
 
     def settled(self) -> float | None:
-        """The number of `of_tensor` if that is on the host already, else None: `plain`, in a third of its time."""
+        """Return the number of `of_tensor` if its tensor is on the CPU, else None: `plain`, three times as fast."""
         tensor = self._result
         if self._compute is not None or tensor is None or not tensor.is_cpu:
             return None
@@ -109,7 +109,7 @@ class DeferredValue:
         return number
 
     def hold(self) -> DeferredValue:
-        """Make the value survive the batch: compute it now, on the device, without reading it.
+        """Compute the value now, on the device, without reading it, so that it outlives its batch.
 
         Returns:
             This object.
@@ -121,13 +121,13 @@ class DeferredValue:
             assert self._compute is not None
             result = self._compute()
             self._result = result.detach().clone() if isinstance(result, torch.Tensor) else result
-            self._compute = _expired  # lets go of the batch
+            self._compute = _expired  # releases the batch
         return self
 
     def expire(self) -> None:
-        """Let go of the batch; afterwards only a value that was held can be read.
+        """Release the data of the batch; afterwards only a value that is held can be read.
 
-        For the training loop, when it releases the batch's data.
+        The training loop calls it when the batch is over.
         """
         if self._compute is not None:
             self._compute = _expired
@@ -136,11 +136,11 @@ class DeferredValue:
     def fetch(values: Iterable[DeferredValue]) -> None:
         """Hold the values and start copying them to the host, together and without waiting.
 
-        `ready` tells when they have arrived; reading one earlier waits for it. Only CUDA devices copy in the
-        background, with others this call waits.
+        `ready` is True once a value has arrived; reading it earlier waits. Only CUDA devices copy in the background;
+        with others this call waits.
 
         Args:
-            values: Values of any devices; those already fetched or read are left alone.
+            values: Values on any devices; those already fetched or read are skipped.
         """
         groups: dict[tuple[torch.device, torch.dtype], list[tuple[DeferredValue, torch.Tensor]]] = {}
         for value in values:
@@ -183,7 +183,7 @@ class DeferredValue:
 
 
 class _Copy:
-    """Some numbers on their way to the host."""
+    """Numbers that are being copied to the host."""
 
     __slots__ = ("_event", "_host", "_numbers")
 

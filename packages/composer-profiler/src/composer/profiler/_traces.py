@@ -1,18 +1,23 @@
-"""Merges traces of several ranks, and several traces of one rank, into one timeline."""
+"""Read, write and merge files in Chrome's Trace Event Format.
+
+Not in `json_trace_merger`, which `python -m` runs: importing the package must not import it first.
+"""
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from composer.profiler._trace_files import TraceEvent, read_trace, write_trace
+__all__ = ["TraceEvent", "merge_traces", "parse_trace", "read_trace", "write_trace"]
 
-__all__ = ["merge_traces"]
+TraceEvent = dict[str, Any]
 
-# Metadata events of our own; viewers ignore what they do not know.
+# Our metadata events, which viewers ignore.
 _RANK, _SYNC, _SHIFT, _ORIGIN = "global_rank", "clock_sync_timestamp_us", "clock_shift_us", "trace_origin"
 _BACKWARD = "MulBackward0"  # runs in the thread of the backward pass
 _LAST = 99999
@@ -21,12 +26,12 @@ _IDS = ("id", "id2", "bind_id")
 
 
 def merge_traces(output_file: str | os.PathLike[str], *trace_files: str | os.PathLike[str]) -> None:
-    """Merge traces into one, which https://ui.perfetto.dev and chrome://tracing can open.
+    """Merge traces into one file, which https://ui.perfetto.dev and chrome://tracing can open.
 
-    Each rank becomes a process of its own, and the threads of torch's profiler follow those of the markers. The clock
-    of each rank is moved by as much as it differed from that of the lowest rank when all ranks left one barrier. Times
-    in the output are microseconds since the earliest event, to the nanosecond; the metadata event "trace_origin" holds
-    when that was.
+    Each rank becomes a process, and the threads of torch's profiler follow those of the markers. The times of each rank
+    are shifted by the difference between its clock and that of the lowest rank, measured when all ranks left the same
+    barrier. Times in the output are microseconds since the earliest event, to the nanosecond; the metadata event
+    "trace_origin" holds the time of that event.
 
     Args:
         output_file: The file to write: a JSON array of events. It may be one of those that are read.
@@ -34,11 +39,11 @@ def merge_traces(output_file: str | os.PathLike[str], *trace_files: str | os.Pat
             "global_rank" and "clock_sync_timestamp_us") or results of this function; compressed if they end in ".gz".
 
     Raises:
-        ValueError: There is nothing to merge, or a file is no trace or does not tell of which rank it is.
+        ValueError: There is nothing to merge, a file is not a trace, or its rank is unknown.
 
-    Differs: traces of several cycles can be merged at once, and each rank's clock is moved by the same amount in all
-    of them, so that what was nested stays nested. Torch's threads get rows of their own, because its spans overlap the
-    markers; ids of flows are made unique. A list with a comma at its end, or cut off, is read as far as it goes.
+    Differs: traces of several cycles can be merged together, and each rank's clock is shifted by the same amount in all
+    of them, so that nested spans stay nested. Torch's threads have separate rows, because its spans overlap the
+    markers; ids of flows are made unique. A list with a trailing comma, or cut off, is read up to its last event.
     """
     if not trace_files:
         raise ValueError("`trace_files` must name at least one trace, got none.")
@@ -53,16 +58,16 @@ def merge_traces(output_file: str | os.PathLike[str], *trace_files: str | os.Pat
 
 @dataclass
 class _Source:
-    """One file.
+    """The content of a trace file.
 
     Attributes:
-        events: Its events.
-        rank: Whose they are; None: each one's process is its rank, because the file is a merged one.
-        reference: The rank whose clock the times are of.
-        syncs: What that clock showed at barriers, each with its number; -1 for a barrier without one.
-        base_us: When, since 1970, the times begin.
-        own_rows: Whether threads need rows of their own.
-        shifts: By how much the clock of each rank was moved already, in a merged file.
+        events: The events.
+        rank: The rank of all events; None in a merged file, where the process of an event is its rank.
+        reference: The rank whose clock gave the times.
+        syncs: Pairs of the number of a barrier (-1 if unknown) and the time of that clock at the barrier.
+        base_us: The origin of the times, in microseconds since 1970.
+        own_rows: Whether the threads need separate rows: those of torch's profiler.
+        shifts: In a merged file, the shift that was applied to the times of each rank.
     """
 
     events: list[TraceEvent]
@@ -74,11 +79,11 @@ class _Source:
     shifts: dict[int, int] = field(default_factory=dict)
 
     def offset_us(self, shifts: Mapping[int, int]) -> int:
-        """What to add to its times to have them on the clock of the lowest rank."""
+        """Return the offset that converts the times to the clock of the lowest rank."""
         return self.base_us - shifts.get(self.reference, 0)
 
     def begins_us(self, shifts: Mapping[int, int]) -> Iterator[int]:
-        """When its first event happens."""
+        """Yield the time of the first event, if there is one."""
         times = [event["ts"] for event in self.events if _is_timed(event)]
         if times:
             yield int(min(times) // 1 + self.offset_us(shifts))
@@ -89,7 +94,7 @@ def _is_timed(event: TraceEvent) -> bool:
 
 
 def _thread_of(event: TraceEvent) -> tuple[Any, Any] | None:
-    """The process and thread of an event; None if the event is to be dropped."""
+    """Return the process and thread of an event; None if the event must be dropped."""
     pid, tid = event.get("pid"), event.get("tid")
     if pid in (None, "") or tid in (None, "") or "PyTorch Profiler" in str(tid):
         return None
@@ -101,7 +106,7 @@ def _source(path: str | os.PathLike[str]) -> _Source:
     if isinstance(content, dict):
         rank = content.get("global_rank", (content.get("distributedInfo") or {}).get("rank"))
         if rank is None:
-            raise ValueError(f"{os.fspath(path)} does not tell of which rank it is: it has no 'global_rank'.")
+            raise ValueError(f"{os.fspath(path)} does not say which rank it is from: it has no 'global_rank'.")
         syncs = set()
         if _SYNC in content:
             syncs.add((int(content.get("clock_sync_number", -1)), int(content[_SYNC])))
@@ -117,12 +122,12 @@ def _source(path: str | os.PathLike[str]) -> _Source:
     ranks = [f["args"]["value"] for f in facts if f.get("name") == _RANK]
     ranks = ranks or [event["pid"] for event in content if isinstance(event.get("pid"), int)]
     if not ranks:
-        raise ValueError(f"{os.fspath(path)} does not tell of which rank it is: no event has a number as its 'pid'.")
+        raise ValueError(f"{os.fspath(path)} does not say which rank it is from: no event has a number as its 'pid'.")
     return _Source(content, int(ranks[0]), int(ranks[0]), syncs)
 
 
 def _shifts(sources: Sequence[_Source]) -> dict[int, int]:
-    """By how much the clock of each rank is ahead of that of the lowest one."""
+    """Return by how much the clock of each rank is ahead of that of the lowest rank."""
     syncs: dict[int, set[tuple[int, int]]] = {}
     known: dict[int, int] = {}
     for source in sources:
@@ -132,7 +137,7 @@ def _shifts(sources: Sequence[_Source]) -> dict[int, int]:
         if source.reference == lowest:
             known.update(source.shifts)
     shifts = {rank: known[rank] if rank in known else _ahead(own, syncs[lowest]) for rank, own in syncs.items()}
-    for source in sources:  # a merged file moves as a whole
+    for source in sources:  # all ranks of a merged file are shifted together
         for rank, shift in source.shifts.items():
             shifts.setdefault(rank, shift + shifts[source.reference])
     shifts[lowest] = 0
@@ -140,11 +145,13 @@ def _shifts(sources: Sequence[_Source]) -> dict[int, int]:
 
 
 def _ahead(own: set[tuple[int, int]], lowest: set[tuple[int, int]]) -> int:
-    pairs = sorted((n, mine - theirs) for n, mine in own for m, theirs in lowest if n == m and n >= 0)
+    pairs = sorted((n, time - reference) for n, time in own for m, reference in lowest if n == m and n >= 0)
     if pairs:
         return pairs[0][1]
-    differences = [mine - theirs for _, mine in own for _, theirs in lowest]
-    return min(differences, key=abs, default=0)  # of barriers without a number, those nearest are taken to be one
+    differences = [time - reference for _, time in own for _, reference in lowest]
+    return min(
+        differences, key=abs, default=0
+    )  # without numbers, the nearest times are assumed to belong to the same barrier
 
 
 class _Merged:
@@ -202,7 +209,7 @@ class _Merged:
         self._facts[(name, event["pid"], event["tid"], number)] = event
 
     def events(self, shifts: Mapping[int, int]) -> Iterable[TraceEvent]:
-        """All events: first those about ranks and threads, then the others in the order of their times."""
+        """Yield all events: first those that describe ranks and threads, then the others by time."""
         tid = min((key[2] for key in self._facts if isinstance(key[2], int)), default=0)
         for rank in sorted({event["pid"] for event in self._timed}):
             if ("process_name", rank) not in {key[:2] for key in self._facts}:
@@ -217,7 +224,7 @@ class _Merged:
 
 
 class _Rows:
-    """Numbers the threads of torch, so that none is also one of the markers."""
+    """Numbers the threads of torch so that they differ from those of the markers."""
 
     def __init__(self, sources: Sequence[_Source]) -> None:
         self._numbers: dict[tuple[int, Any, Any], int] = {}
@@ -237,20 +244,20 @@ class _Rows:
                     self._numbers[(rank, args["pid"], args["tid"])] = thread[1]
 
     def of(self, rank: int, thread: tuple[Any, Any]) -> int:
-        """The number of a thread: its own if that is free."""
+        """Return the number of a thread: its own if that is free."""
         key = (rank, *thread)
         if key not in self._numbers:
             used = self._used.setdefault(rank, set())
-            wanted = thread[1] if isinstance(thread[1], int) and thread[1] >= 0 else 1
-            while wanted in used:
-                wanted += 1
-            used.add(wanted)
-            self._numbers[key] = wanted
+            number = thread[1] if isinstance(thread[1], int) and thread[1] >= 0 else 1
+            while number in used:
+                number += 1
+            used.add(number)
+            self._numbers[key] = number
         return self._numbers[key]
 
 
 class _Ids:
-    """Makes what connects events unique among files: torch counts from 1 in each of them."""
+    """Makes the ids that connect events unique among files: torch counts from 1 in each file."""
 
     def __init__(self, sources: Sequence[_Source]) -> None:
         kept = [e[key] for s in sources if not s.own_rows for e in s.events for key in _IDS if _is_number(e.get(key))]
@@ -258,7 +265,7 @@ class _Ids:
         self._new: dict[Any, int] = {}
 
     def next_file(self) -> None:
-        """What comes from now on is of another file."""
+        """Start the next file."""
         self._new = {}
 
     def make_unique(self, event: TraceEvent) -> None:
@@ -277,10 +284,83 @@ def _is_number(value: Any) -> bool:
 
 
 def _rounded(time_us: float) -> float:
-    """To the nanosecond, which is what is measured; whole microseconds stay integers."""
+    """Round to nanoseconds, the resolution of the clock; whole microseconds stay integers."""
     rounded = round(time_us, 3)
     return int(rounded) if rounded == int(rounded) else rounded
 
 
 def _fact(name: str, pid: Any, tid: Any, /, **args: Any) -> TraceEvent:
     return {"name": name, "ph": "M", "pid": pid, "tid": tid, "args": args}
+
+
+def read_trace(path: str | os.PathLike[str]) -> Any:
+    """Read a trace file: a list of events, or a dict that holds them as "traceEvents".
+
+    Args:
+        path: The file; compressed if it ends in ".gz".
+
+    Raises:
+        ValueError: The file holds something else.
+    """
+    if str(path).endswith(".gz"):
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            text = file.read()
+    else:
+        text = Path(path).read_text(encoding="utf-8")
+    return parse_trace(text, os.fspath(path))
+
+
+def parse_trace(text: str, name: str = "the trace") -> Any:
+    """Parse a trace: a list of events, or a dict that holds them as "traceEvents".
+
+    A list may lack its end, as the format allows: a comma may follow its last event, its bracket may be missing, and an
+    incomplete last event is ignored.
+
+    Args:
+        text: JSON.
+        name: The name of the trace, for messages.
+
+    Raises:
+        ValueError: The content is neither a list of events nor a dict with them.
+    """
+    try:
+        content = json.loads(text)
+    except json.JSONDecodeError as error:
+        if not text.lstrip().startswith("["):
+            raise ValueError(f"{name} is not a trace: it is not JSON ({error}).") from error
+        content = _whole_events(text)
+    if isinstance(content, dict) and "traceEvents" not in content:
+        raise ValueError(f"{name} is not a trace: its object has no 'traceEvents'.")
+    events = content["traceEvents"] if isinstance(content, dict) else content
+    if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
+        raise ValueError(f"{name} is not a trace: it must hold a list of events, each of them an object.")
+    return content
+
+
+def _whole_events(text: str) -> list[Any]:
+    """Return the complete values of a list that may be cut off."""
+    decoder = json.JSONDecoder()
+    values: list[Any] = []
+    at = text.index("[") + 1
+    while True:
+        while at < len(text) and text[at] in " \t\r\n,":
+            at += 1
+        try:
+            value, at = decoder.raw_decode(text, at)
+        except json.JSONDecodeError:
+            return values
+        values.append(value)
+
+
+def write_trace(path: Path, events: Iterable[TraceEvent]) -> None:
+    """Write a list of events, one per line. The file is renamed to `path` when it is complete."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # in the same folder, so that it can be renamed
+    try:
+        with unfinished.open("w", encoding="utf-8") as file:
+            file.write("[\n")
+            file.write(",\n".join(json.dumps(event) for event in events))
+            file.write("\n]\n")
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer.profiler import json_trace_merger
-from composer.profiler._trace_files import parse_trace
+from composer.profiler._traces import parse_trace
 from composer.profiler.json_trace_merger import merge_traces
 
 START = 1_700_000_000_000_000  # microseconds since 1970
@@ -113,7 +113,7 @@ def test_merging_one_after_the_other_is_merging_at_once(tmp_path: Path, check_tr
     assert spans_of(at_once)[:3] == [(0, "fit", "B", 0), (1, "fit", "B", 0), (0, "epoch", "B", 90)]
 
 
-def test_merged_files_of_nodes_are_aligned_as_a_whole(tmp_path: Path) -> None:
+def test_merged_files_of_nodes_are_shifted_together(tmp_path: Path) -> None:
     nodes = [
         [about(rank, sync) + span("work", rank, sync, sync + 9) for rank, sync in ranks]
         for ranks in ([(0, START), (1, START + 1)], [(2, START + 500), (3, START + 502)])
@@ -196,7 +196,7 @@ def test_a_list_is_read_as_far_as_it_goes(text: str) -> None:
 
 
 @given(st.lists(st.dictionaries(st.text(), st.one_of(st.integers(), st.text())), max_size=4), st.data())
-def test_whatever_is_cut_off_what_is_whole_is_read(events: list[Any], data: st.DataObject) -> None:
+def test_complete_events_are_read_wherever_the_file_is_cut_off(events: list[Any], data: st.DataObject) -> None:
     parts = [json.dumps(event) for event in events]
     text = "[" + ",\n".join(parts)
     at = data.draw(st.integers(1, len(text)))
@@ -212,8 +212,8 @@ def test_whatever_is_cut_off_what_is_whole_is_read(events: list[Any], data: st.D
         ('{"a": 1}', "has no 'traceEvents'"),
         ("[1, 2]", "must hold a list of events"),
         ('{"traceEvents": 3}', "must hold a list of events"),
-        ('{"traceEvents": []}', "does not tell of which rank it is: it has no 'global_rank'"),
-        ("[]", "does not tell of which rank it is: no event has a number"),
+        ('{"traceEvents": []}', "does not say which rank it is from: it has no 'global_rank'"),
+        ("[]", "does not say which rank it is from: no event has a number"),
     ],
 )
 def test_what_is_no_trace(text: str, message: str, tmp_path: Path) -> None:

@@ -6,14 +6,14 @@ import time
 
 import pytest
 
-from composer.profiler._clock import ClockSync
+from composer.profiler.profiler import ClockSync
 from composer.testing import run_on_ranks
 from composer.utils import dist
 
 HELD_UP_SECONDS = 0.4
 
 
-def test_alone() -> None:
+def test_a_single_process_has_no_error_bound() -> None:
     before = time.time_ns() // 1000
     sync = ClockSync.measure(3)
     assert (sync.number, sync.error_bound_us) == (3, 0)

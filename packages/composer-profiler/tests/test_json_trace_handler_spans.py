@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer.core import Timestamp
-from composer.profiler._spans import Spans
+from composer.profiler.json_trace_handler import _Spans
 
 ACTS = st.tuples(st.sampled_from(["start", "end", "take", "instant"]), st.sampled_from("abc"), st.integers(-2, 3))
 
@@ -22,10 +22,10 @@ def named(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @given(st.lists(ACTS, max_size=40))
-def test_what_is_taken_is_whole_and_nested(
+def test_taken_spans_are_complete_and_nested(
     check_trace: Callable[[Any], None], acts: list[tuple[str, str, int]]
 ) -> None:
-    spans, now, parts = Spans(), 10**18, []
+    spans, now, parts = _Spans(), 10**18, []
     started: list[str] = []
     ended: Counter[str] = Counter()
     for act, name, microseconds in acts:
@@ -60,10 +60,10 @@ def test_what_is_taken_is_whole_and_nested(
 
 
 def test_a_category_can_be_forgotten() -> None:
-    spans = Spans()
+    spans = _Spans()
     for name, category in (("fit", "run"), ("last", "fit_end")):
         spans.duration(name, [category], True, Timestamp(), 5000)
-    spans.forget("fit_end")
+    spans.drop_open("fit_end")
     spans.duration("last", ["fit_end"], False, Timestamp(), 6000)
     spans.duration("fit", ["run"], False, Timestamp(), 7000)
 
@@ -71,7 +71,7 @@ def test_a_category_can_be_forgotten() -> None:
 
 
 def test_threads_have_rows_of_their_own(check_trace: Callable[[Any], None]) -> None:
-    spans = Spans()
+    spans = _Spans()
 
     def work() -> None:
         spans.duration("work", [], True, Timestamp(), 2000)

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer.loggers._acts import ActCounter
+from composer.loggers.run_recorder import _ActionCounter
 
 KEY = "algorithm_traces/MixUp/Event.BEFORE_FORWARD"
 
 
 def counted(batches: list[int]) -> list[dict[str, object]]:
-    counter = ActCounter()
+    counter = _ActionCounter()
     for batch in batches:
         counter.add(KEY, batch)
     return counter.take()
@@ -26,15 +26,15 @@ def test_acts_in_a_row_are_one_span() -> None:
 
 
 def test_what_was_taken_is_not_counted_again() -> None:
-    counter = ActCounter()
+    counter = _ActionCounter()
     counter.add(KEY, 1)
     counter.take()
 
     assert counter.take() == []
 
 
-def test_an_event_that_holds_a_slash_is_kept_whole() -> None:
-    counter = ActCounter()
+def test_an_event_with_a_slash_is_not_split() -> None:
+    counter = _ActionCounter()
     counter.add("algorithm_traces/Mine/Event.A/B", 0)
 
     assert counter.take()[0]["event"] == "a/b"

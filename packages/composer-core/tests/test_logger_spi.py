@@ -1,26 +1,43 @@
-"""The queue behind the loggers of tracking services."""
+"""The interface for loggers of services: the sender, and what helps with values, images, files and failures."""
 
 from __future__ import annotations
 
 import gc
 import logging
+import math
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as nps
 
 from composer.loggers import DeferredValue
-from composer.loggers._sender import Logged, Sender, hold_metrics, start_copy
+from composer.loggers.spi import (
+    HeldFiles,
+    Logged,
+    Sender,
+    _in_unit_range,
+    call_in_time,
+    check_delivery_options,
+    hold_metrics,
+    list_images,
+    read_numbers,
+    start_copy,
+    table_cell,
+)
 
 
 class Service:
-    """Keeps what it is sent, and can be slow, as it is with a gate that is closed."""
+    """Stores the records it receives; while its gate is closed it hangs."""
 
     def __init__(self) -> None:
         self.received: list[Any] = []
@@ -163,7 +180,7 @@ def test_the_step_is_not_kept_waiting_by_a_dead_service(service: Service) -> Non
     assert service.entered.wait(30)
     for step in range(1, 8):
         sender.put_metrics({"a": step}, step)
-    with pytest.warns(UserWarning, match="`Test` does not get rid of what is logged: its queue is full"):
+    with pytest.warns(UserWarning, match="`Test` cannot send as fast as the run logs: its queue is full"):
         sender.put_metrics({"a": 8}, 8)
     sender.put_metrics({"a": 9}, 9)  # warned once
     sender.put(service.note("image"), size=100, may_drop=True)
@@ -204,7 +221,7 @@ def test_a_device_that_fails_costs_only_what_was_on_it(service: Service, caplog:
     assert "`Test` did not deliver 2 of 4 records." in caplog.text
 
 
-def test_a_service_that_stays_dead_is_given_up(service: Service, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_service_that_stays_unreachable_is_given_up(service: Service, caplog: pytest.LogCaptureFixture) -> None:
     service.gate.clear()
     sender = Sender("Test", service.send, timeout=0.05)
     sender.put_metrics({"a": 0}, 0)
@@ -231,7 +248,7 @@ def test_a_failure_is_a_warning_once_and_the_rest_is_sent(service: Service, capl
 
 
 @pytest.mark.parametrize("how", ["put", "put_metrics", "flush", "check", "close"])
-def test_a_failure_is_an_error_if_so_wanted(how: str) -> None:
+def test_a_failure_is_an_error_with_on_error_raise(how: str) -> None:
     sender = Sender("Test", fail, on_error="raise")
     sender.put_metrics({"a": 1}, 0)
     sender.flush(check=False)
@@ -288,7 +305,7 @@ def test_a_forked_process_sends_nothing(service: Service) -> None:
         ({"timeout": -1}, "`timeout` must be positive, got -1"),
     ],
 )
-def test_bad_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Sender("Test", print, **arguments)
 
@@ -321,7 +338,7 @@ def test_a_copy_of_an_array_is_a_snapshot(value: Any, dtype: Any) -> None:
     assert np.array_equal(np.ones((2, 3)), read())
 
 
-def test_ranks_that_do_not_log_take_part_in_computing() -> None:
+def test_ranks_that_do_not_log_compute_metrics_too() -> None:
     computed = []
     value = DeferredValue(lambda: computed.append(1) or torch.tensor(1.0))
     hold_metrics({"a": value, "b": 2})
@@ -330,10 +347,10 @@ def test_ranks_that_do_not_log_take_part_in_computing() -> None:
 
 
 @pytest.mark.parametrize("crash", ["pass", "raise ValueError('a crash')"])
-def test_what_waits_is_sent_when_the_process_ends(crash: str) -> None:
+def test_pending_records_are_sent_when_the_process_ends(crash: str) -> None:
     code = f"""
 import sys, atexit
-from composer.loggers._sender import Sender
+from composer.loggers.spi import Sender
 client = []
 atexit.register(client.append, "closed")   # as clients do
 def send(records):
@@ -343,13 +360,13 @@ sender.put_metrics({{"a": 1}}, 0)
 sender.put(lambda: print("call", flush=True))
 {crash}
 """
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
 
     assert "[(0, {'a': 1})] []\ncall\n" == run.stdout
     assert ("ValueError: a crash" in run.stderr) == (crash != "pass")
 
 
-def test_a_sender_that_nobody_needs_goes_away(service: Service) -> None:
+def test_a_closed_sender_is_collected(service: Service) -> None:
     import weakref
 
     sender = Sender("Test", service.send)
@@ -360,6 +377,171 @@ def test_a_sender_that_nobody_needs_goes_away(service: Service) -> None:
     gc.collect()
 
     assert reference() is None
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [
+        (3, 3.0),
+        (True, 1.0),
+        (0.5, 0.5),
+        (np.array([2.5]), 2.5),
+        (np.array(7), 7.0),
+        (10**400, math.inf),
+        (-(10**400), -math.inf),
+        (None, None),
+        ("3", None),
+        (1j, None),
+        (np.zeros(2), None),
+    ],
+)
+def test_only_single_numbers_are_read(value: Any, number: float | None) -> None:
+    assert ({} if number is None else {"a": number}) == read_numbers({"a": value})
+
+
+def test_numbers_of_a_snapshot_are_read(service: Service) -> None:
+    sender = Sender("Test", service.send)
+    metrics = sender.put_metrics({"loss": DeferredValue.of_tensor(torch.tensor(0.5)), "text": "a", "n": 2}, 0)
+
+    assert {"loss": 0.5, "n": 2.0} == read_numbers(metrics)
+    sender.close()
+
+
+@pytest.mark.filterwarnings("error")
+def test_queued_images_are_snapshots_in_the_unit_range(service: Service) -> None:
+    sender = Sender("Test", service.send)
+    image = torch.tensor([-2.0, 0.0, 2.0])
+    sender.put_images([image, np.array([300, 1])], lambda copies: service.received.extend(read() for read in copies))
+    image.zero_()
+    sender.close()
+
+    assert [[0.0, 0.5, 1.0], [255, 1]] == [array.tolist() for array in service.received]
+    assert np.uint8 == service.received[1].dtype
+
+
+def test_images_may_be_dropped_when_the_queue_is_full(service: Service) -> None:
+    sender = Sender("Test", service.send, capacity=8)
+    with pytest.warns(UserWarning, match="its queue is full"):
+        sender.put_images([torch.zeros(3, 64, 64)], service.received.append)
+    sender.close()
+
+    assert service.received == []
+    assert sender.num_dropped == 1
+
+
+def test_images_are_listed_and_checked() -> None:
+    image = torch.zeros(3, 2, 2)
+    assert [image] == list_images(image)
+    assert list_images([image, image]) == [image, image]
+    with pytest.raises(ValueError, match=r"`images` must have 2 to 4 dimensions, got shape \(3,\)"):
+        list_images([torch.zeros(3)])
+
+
+@given(nps.arrays(np.float32, nps.array_shapes(max_dims=3), elements=st.floats(width=32)))
+def test_a_scaled_image_is_finite_and_in_the_unit_range(image: np.ndarray) -> None:
+    with np.errstate(all="ignore"):
+        scaled = _in_unit_range(image)
+    assert scaled.shape == image.shape
+    assert 0 <= scaled.min() <= scaled.max() <= 1
+
+
+def test_images_beyond_the_unit_range_are_scaled() -> None:
+    inside = np.array([[0.25, 0.5]])
+    assert np.array_equal(_in_unit_range(inside), inside)
+    assert _in_unit_range(np.array([-2.0, 0.0, 2.0])).tolist() == [0.0, 0.5, 1.0]
+    assert _in_unit_range(np.array([7.0, 7.0])).tolist() == [0.0, 0.0]
+    assert _in_unit_range(np.array([-1.0, np.nan, np.inf, -np.inf, 1.0])).tolist() == [0.0, 0.0, 1.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.bool_])
+def test_images_of_bytes_and_booleans_are_not_changed(dtype: Any) -> None:
+    image = np.array([[0, 1]], dtype=dtype)
+    assert _in_unit_range(image) is image
+
+
+@pytest.mark.parametrize("dtype", [np.int16, np.int64, np.uint16])
+def test_images_of_integers_become_bytes(dtype: Any) -> None:
+    scaled = _in_unit_range(np.array([[0, 1, 255, 300]], dtype=dtype))
+    assert scaled.dtype == np.uint8
+    assert scaled.tolist() == [[0, 1, 255, 255]]
+
+
+def test_a_cell_of_a_table_is_a_number_text_or_none() -> None:
+    cells = [1, 0.5, "a", None, torch.tensor(2.0), [1, 2]]
+    assert [table_cell(cell) for cell in cells] == [1, 0.5, "a", None, "2.0000", "[1, 2]"]
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_held_file_outlives_the_original(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
+    def no_links(*_: Any) -> None:
+        raise OSError("no links here")
+
+    if not links:
+        monkeypatch.setattr(os, "link", no_links)
+    path = tmp_path / "rank0.pt"
+    path.write_bytes(b"weights")
+    files = HeldFiles()
+    held = files.hold(path, "other.pt")
+    path.unlink()
+    assert held.name == "other.pt"
+    assert held.read_bytes() == b"weights"
+    assert files.describe("Metrics are lost.") == f"Metrics are lost. The files to be sent are kept: {held}."
+    files.release(held)
+    assert files.describe("Metrics are lost.") == "Metrics are lost."
+    assert list(tmp_path.iterdir()) == []
+    files.release(held)
+
+
+def test_the_target_of_a_link_is_held(tmp_path: Path) -> None:
+    (tmp_path / "ep1.pt").write_bytes(b"weights")
+    (tmp_path / "latest.pt").symlink_to("ep1.pt")
+    held = HeldFiles().hold(tmp_path / "latest.pt", "latest.pt")
+    assert held.read_bytes() == b"weights"
+    HeldFiles.release(held)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ep1.pt", "latest.pt"]
+
+
+@pytest.mark.parametrize("timeout", [0.0, -1.0, math.inf, math.nan])
+def test_an_invalid_delivery_timeout_is_refused(timeout: float) -> None:
+    check_delivery_options("raise", None)
+    check_delivery_options("warn", 1.5)
+    with pytest.raises(ValueError, match="`delivery_timeout` must be positive"):
+        check_delivery_options("warn", timeout)
+
+
+def test_a_call_returns_raises_or_times_out() -> None:
+    gate = threading.Event()
+    assert call_in_time(lambda: 3, 30, "Counting") == 3
+    with pytest.raises(OSError, match="no route to host"):
+        call_in_time(fail, 30, "Connecting")
+    with pytest.raises(
+        TimeoutError, match=r"Opening a run has not ended in 0\.01 seconds\. Is the service reachable\?"
+    ):
+        call_in_time(lambda: gate.wait(30), 0.01, "Opening a run")
+    gate.set()
+
+
+def test_the_documented_logger_works() -> None:
+    import composer.loggers.spi
+    from composer.core import Engine, State
+
+    example = composer.loggers.spi.__doc__.partition("::\n")[2]  # type: ignore[union-attr]
+    namespace: dict[str, Any] = {}
+    exec("if True:\n" + example, namespace)  # noqa: S102 - our own docstring
+    logged: list[Any] = []
+
+    class Client:
+        def log(self, numbers: dict[str, float], step: int, time: float) -> None:
+            assert time > 0
+            logged.append((numbers, step))
+
+    state = State(torch.nn.Linear(1, 1), max_duration="1ep", callbacks=[namespace["MyLogger"](Client())])
+    engine = Engine(state)
+    engine.run_event("init")
+    engine.logger.log_metrics({"loss": DeferredValue.of_tensor(torch.tensor(0.5)), "note": "text"})
+    engine.close()
+
+    assert logged == [({"loss": 0.5}, 0)]
 
 
 @pytest.mark.gpu

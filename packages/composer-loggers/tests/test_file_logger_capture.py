@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from composer.loggers._capture import Capture, LineAssembler
+from composer.loggers.file_logger import Capture, LineAssembler
 
 
 def test_a_forked_process_is_not_captured() -> None:
