@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from composer.devices import Device, DeviceCPU, DeviceGPU, DeviceHPU, DeviceMPS, DeviceNeuron, DeviceTPU
-from composer.devices._gpu import _set_tf32
-from composer.devices.device import PlainDevice, _map_batch
+from composer.devices.device import PlainDevice, _map_batch, _set_tf32
 from composer.utils import get_device, is_hpu_installed, is_xla_installed
 
 Pair = namedtuple("Pair", ["x", "y"])

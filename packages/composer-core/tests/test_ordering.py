@@ -31,7 +31,7 @@ from composer.core import (
     Placement,
     State,
 )
-from composer.core._ordering import Ordering, opener_of
+from composer.core.ordering import Ordering, opener_of
 from composer.core.passes import (
     order_by_placement,
     set_filo_order,

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from composer.core import precision as precision_module
-from composer.core.precision import Precision, _cpu_autocasts_to, _validate_precision, get_precision_context
+from composer.core.precision import Precision, _cpu_autocasts_to, get_precision_context, validate_precision
 from composer.devices import DeviceCPU
 
 CPU_DTYPES = {"fp32": torch.float32, "amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
@@ -93,20 +93,20 @@ class TestCPU:
 class TestValidatePrecision:
     @pytest.mark.parametrize("precision", [Precision.FP32, Precision.AMP_BF16])
     def test_the_cpu_takes_fp32_and_bf16(self, precision: Precision) -> None:
-        _validate_precision(precision, DeviceCPU())
+        validate_precision(precision, DeviceCPU())
 
     def test_the_cpu_does_not_take_fp8(self) -> None:
         with pytest.raises(ValueError, match=r"'amp_fp8', which is not supported for CPU training\."):
-            _validate_precision(Precision.AMP_FP8, DeviceCPU())
+            validate_precision(Precision.AMP_FP8, DeviceCPU())
 
     @pytest.mark.usefixtures("no_cpu_fp16")
     def test_the_cpu_takes_fp16_only_if_torch_does(self) -> None:
         with pytest.raises(ValueError, match="not supported for CPU training"):
-            _validate_precision(Precision.AMP_FP16, DeviceCPU())
+            validate_precision(Precision.AMP_FP16, DeviceCPU())
 
     @pytest.mark.parametrize("precision", Precision)
     def test_other_devices_take_everything(self, precision: Precision) -> None:
-        _validate_precision(precision, SimpleNamespace(name="gpu"))  # type: ignore[arg-type]
+        validate_precision(precision, SimpleNamespace(name="gpu"))  # type: ignore[arg-type]
 
 
 class Recipe:

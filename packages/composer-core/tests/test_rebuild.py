@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer.core import Algorithm, Event, State, Time, TimeUnit
-from composer.core._rebuild import rebuild
+from composer.core.saving.rebuild import rebuild
 from composer.loggers import Logger
 
 

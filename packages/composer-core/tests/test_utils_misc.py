@@ -224,7 +224,7 @@ def test_a_transform_goes_where_its_input_type_fits(
 
     assert expected == names_of_transforms(dataset)
     assert dataset.transforms.transform is dataset.transform
-    assert [(logging.WARNING, "composer.utils._vision_transforms")] == [(r.levelno, r.name) for r in caplog.records]
+    assert [(logging.WARNING, "composer.utils.misc")] == [(r.levelno, r.name) for r in caplog.records]
 
 
 def test_a_compose_that_others_share_is_left_alone() -> None:

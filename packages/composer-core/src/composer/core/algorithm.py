@@ -7,14 +7,14 @@ from abc import ABC, abstractmethod
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from composer.core._placement import INTERPOLATES_LOSS, Placement
+from composer.core.effects import INTERPOLATES_LOSS, Placement
 from composer.core.event import Event
 from composer.core.serializable import Serializable
-from composer.utils.misc import plain_number
+from composer.utils.numbers import plain_number
 
 if TYPE_CHECKING:
     from composer.core.state import State
-    from composer.loggers import Logger
+    from composer.loggers.logger import Logger
 
 __all__ = ["Algorithm"]
 

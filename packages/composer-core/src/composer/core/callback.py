@@ -13,7 +13,7 @@ from composer.core.serializable import Serializable
 
 if TYPE_CHECKING:
     from composer.core.state import State
-    from composer.loggers import Logger
+    from composer.loggers.logger import Logger
 
 __all__ = ["Callback"]
 
@@ -36,6 +36,8 @@ class Callback(Serializable, ABC):
         ...     def batch_end(self, state, logger):
         ...         self.steps += 1
     """
+
+    _opened_as: int | None = None  # the id of this object while an engine uses it
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass

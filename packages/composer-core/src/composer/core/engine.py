@@ -1,21 +1,20 @@
-"""The engine: announces events and runs, at each, the algorithms and callbacks that act there."""
+"""The engine: at each event of a run it calls the algorithms and callbacks that act there."""
 
 from __future__ import annotations
 
 import logging
 import os
 import weakref
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections import OrderedDict
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
-from composer.core._dispatch import AlgorithmPlan, Trace, Traces
-from composer.core._explain import Plan, PlanRow
-from composer.core._model_snapshot import ModelSnapshot
 from composer.core._observed import ObservedList
-from composer.core._ordering import Ordering
-from composer.core._profiled import EventMarkers
+from composer.core.algorithm import always_matches, declared_events
 from composer.core.callback import Callback, dispatches_by_name, overridden_hooks
 from composer.core.event import Event
+from composer.core.ordering import Ordering, opener_of
 from composer.core.passes import (
     AlgorithmPass,
     PassInput,
@@ -24,20 +23,23 @@ from composer.core.passes import (
     set_filo_order,
     warn_on_discouraged,
 )
+from composer.core.profiling import EventMarkers
+from composer.core.saving.structure import ModelSnapshot
+from composer.loggers._failures import note_failure, tell_failures
+from composer.loggers.logger import Logger
+from composer.loggers.logger_destination import LoggerDestination
 from composer.utils.iter_helpers import ensure_tuple
 
 if TYPE_CHECKING:
     from composer.core.algorithm import Algorithm
     from composer.core.state import State
-    from composer.loggers import Logger
 
-__all__ = ["Engine", "Trace", "Traces"]
+__all__ = ["Engine", "Plan", "PlanRow", "Trace", "Traces"]
 
 log = logging.getLogger(__name__)
 
 _DEFAULT_PASSES: tuple[AlgorithmPass, ...] = (order_by_placement, set_filo_order, warn_on_discouraged)
 _EVENTS: dict[str, Event] = {event.value: event for event in Event}  # strings are announced every step too
-_OPEN_CALLBACKS: weakref.WeakSet[Callback] = weakref.WeakSet()
 _WITHOUT_DATALOADER = frozenset(
     {Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.EVAL_STANDALONE_START, Event.EVAL_STANDALONE_END}
 )
@@ -46,6 +48,89 @@ _WITHOUT_DURATION = frozenset(
     for event in Event
     if event in (Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD) or event.is_eval or event.is_predict
 )
+
+
+@dataclass
+class Trace:
+    """What one algorithm did at one event.
+
+    Attributes:
+        name: The class of the algorithm.
+        event: The event.
+        exit_code: What `apply` returned.
+        order: The position among the algorithms that ran, from 0.
+        run: Whether it ran.
+    """
+
+    name: str = ""
+    event: Event | None = None
+    exit_code: int | None = None
+    order: int | None = None
+    run: bool = False
+
+
+Traces = dict[str, Trace]
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """One act of a plan.
+
+    Attributes:
+        event: The event.
+        order: The position at the event, from 1.
+        kind: `"algorithm"`, `"callback"` or `"logger"`.
+        name: The class.
+        reason: Why it stands there.
+    """
+
+    event: Event
+    order: int
+    kind: str
+    name: str
+    reason: str
+
+
+class Plan(Sequence[PlanRow]):
+    """What `engine.explain()` returns: the rows of the plan; prints as a table.
+
+    Args:
+        rows: In the order of events, then of acting.
+    """
+
+    def __init__(self, rows: Sequence[PlanRow]) -> None:
+        self.rows = tuple(rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index):  # type: ignore[no-untyped-def]
+        return self.rows[index]
+
+    def __iter__(self) -> Iterator[PlanRow]:
+        return iter(self.rows)
+
+    def at(self, event: Event | str) -> list[PlanRow]:
+        """The rows of one event, in order."""
+        event = Event(event)
+        return [row for row in self.rows if row.event is event]
+
+    def __str__(self) -> str:
+        if not self.rows:
+            return "No algorithm or callback acts at any event."
+        header = ("event", "order", "kind", "name", "why here")
+        table = [header]
+        previous = None
+        for row in self.rows:
+            event = "" if row.event is previous else row.event.value
+            table.append((event, str(row.order), row.kind, row.name, row.reason))
+            previous = row.event
+        widths = [max(len(line[column]) for line in table) for column in range(len(header))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in table]
+        lines.insert(1, "  ".join("-" * width for width in widths))
+        return "\n".join(line.rstrip() for line in lines)
+
+    __repr__ = __str__
 
 
 class Engine:
@@ -85,7 +170,6 @@ class Engine:
         *,
         algorithms: Algorithm | Sequence[Algorithm] | None = None,
     ) -> None:
-        from composer.loggers import Logger, LoggerDestination
 
         self._table: list[Callable[[], Traces] | None] | None = None
         self._markers: EventMarkers | None = None
@@ -159,8 +243,6 @@ class Engine:
 
         An algorithm that declares no `events` is listed under every event, because it is asked at every event.
         """
-        from composer.loggers import LoggerDestination
-
         rows: list[PlanRow] = []
         for event in Event:
             found: list[tuple[str, str, str]] = []
@@ -224,8 +306,6 @@ class Engine:
 
     def _watchers(self, event: Event) -> list[Callback]:
         """The callbacks that listen to an event, in the order they are called."""
-        from composer.loggers import LoggerDestination
-
         callbacks = [c for c in self.state.callbacks if event.value in overridden_hooks(c)]
         loggers_first = event is Event.INIT
         return sorted(callbacks, key=lambda c: isinstance(c, LoggerDestination) != loggers_first)
@@ -251,6 +331,141 @@ class Engine:
             hooks.insert(0, _forget_structure)
         run = None if algorithms is None and not hooks else _runner(algorithms, hooks, state, logger)
         return run if markers is None else markers.around(event, run)
+
+
+# ---- dispatch
+
+
+class _Applied(Protocol):
+    """An algorithm, or what stands for it."""
+
+    def apply(self, event: Event, state: State, logger: Logger) -> int | None: ...
+
+
+class AlgorithmPlan:
+    """Runs the algorithms of one event in their order.
+
+    Args:
+        event: The event.
+        ordering: The order of all the run's algorithms.
+        passes: Passes that replace the order (`replace`) or follow it.
+        replace: Whether `passes` is the whole list of passes.
+        acted: For each event, the indices of the algorithms that acted there last, in order; shared by all plans.
+        applied: What is applied instead of the run's algorithms, one each; None: they themselves.
+    """
+
+    def __init__(
+        self,
+        event: Event,
+        ordering: Ordering,
+        passes: Sequence[AlgorithmPass],
+        replace: bool,
+        acted: dict[Event, tuple[int, ...]],
+        applied: Sequence[_Applied] | None = None,
+    ) -> None:
+        self.event, self.ordering = event, ordering
+        self._passes, self._replace, self._acted = tuple(passes), replace, acted
+        self._opener = opener_of(event)
+        algorithms = ordering.algorithms
+        self._applied: Sequence[_Applied] = algorithms if applied is None else applied
+        self.candidates = tuple(i for i in ordering.forward if _may_act(algorithms[i], event))
+        self._ascending = tuple(sorted(self.candidates))
+        # Who acted at an opening event matters only where a declared order and an undoing one can meet.
+        self._remember = ordering.declared and event.is_before_event
+        self._reorder = ordering.declared and event.is_after_event
+        self._always = all(always_matches(algorithms[i]) for i in self.candidates)
+        self._keys = _trace_keys(algorithms, self.candidates, event)
+        self._names = {i: type(algorithms[i]).__name__ for i in self.candidates}
+        self._index = {id(algorithm): i for i, algorithm in enumerate(algorithms)}
+
+    def expected(self) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+        """The order if every candidate acts, and those taken to have acted at the opening event (None: no reversal)."""
+        if not self.event.is_after_event:
+            return self.candidates, None
+        algorithms, opener = self.ordering.algorithms, self._opener
+        acted = tuple(
+            i
+            for i in self.ordering.forward
+            if i in self.candidates and opener in (declared_events(algorithms[i]) or ())
+        )
+        return self.ordering.backward(self._ascending, acted), acted
+
+    def run(self, state: State, logger: Logger) -> Traces:
+        """Apply every matching algorithm; return their traces by `"{algorithm}/{event}"`."""
+        event, algorithms = self.event, self.ordering.algorithms
+        if self._always:
+            order, ascending = self.candidates, self._ascending
+        else:
+            order = tuple(i for i in self.candidates if algorithms[i].match(event, state))
+            if not order and not self._passes:
+                if self._remember:
+                    self._acted[event] = ()
+                return OrderedDict()
+            ascending = tuple(sorted(order))
+        if event.is_after_event and not self._replace:
+            acted = self._acted.get(self._opener, ()) if self._reorder and self._opener else ()
+            order = self.ordering.backward(ascending, acted)
+        if self._passes:
+            return self._apply_passed(order if not self._replace else ascending, state, logger)
+        if self._remember:
+            self._acted[event] = order
+        return self._apply(order, state, logger)
+
+    def _apply_passed(self, order: Sequence[int], state: State, logger: Logger) -> Traces:
+        """Apply what the passes return, which may hold algorithms that do not act at the event or are not the run's."""
+        event = self.event
+        algorithms: Sequence[Algorithm] = [self.ordering.algorithms[i] for i in order]
+        for algorithm_pass in self._passes:
+            algorithms = algorithm_pass(algorithms, event)
+            if not isinstance(algorithms, Sequence):
+                raise TypeError(
+                    f"A pass of `algorithm_passes` must return the list of algorithms, got {algorithms!r} from "
+                    f"{algorithm_pass!r}. Return its first argument, reordered."
+                )
+        indices = [self._index.get(id(algorithm)) for algorithm in algorithms]
+        if self._remember:
+            self._acted[event] = tuple(i for i in indices if i is not None)
+        if all(i in self._keys for i in indices):
+            return self._apply([i for i in indices if i is not None], state, logger)
+        traces: Traces = OrderedDict()
+        for position, (i, algorithm) in enumerate(zip(indices, algorithms, strict=True)):
+            applied = algorithm if i is None else self._applied[i]
+            exit_code = applied.apply(event, state, logger)
+            trace = Trace(type(algorithm).__name__, event, exit_code, position, True)
+            traces[_free_key(str(algorithm), event, traces)] = trace
+        if logger.destinations:
+            logger.log_traces({f"algorithm_traces/{trace.name}/{event}": 1 for trace in traces.values()})
+        return traces
+
+    def _apply(self, order: Sequence[int], state: State, logger: Logger) -> Traces:
+        event, applied = self.event, self._applied
+        traces: Traces = OrderedDict()
+        for position, i in enumerate(order):
+            exit_code = applied[i].apply(event, state, logger)
+            traces[self._keys[i]] = Trace(self._names[i], event, exit_code, position, True)
+        if logger.destinations:
+            logger.log_traces({f"algorithm_traces/{self._names[i]}/{event}": 1 for i in order})
+        return traces
+
+
+def _trace_keys(algorithms: Sequence[Algorithm], indices: Sequence[int], event: Event) -> dict[int, str]:
+    """`"{algorithm}/{event}"`; of algorithms that print alike, the later ones are numbered."""
+    keys: dict[int, str] = {}
+    for i in indices:
+        keys[i] = _free_key(str(algorithms[i]), event, keys.values())
+    return keys
+
+
+def _free_key(name: str, event: Event, taken: Container[str]) -> str:
+    count = 1
+    while (key := f"{name}/{event}" if count == 1 else f"{name}#{count}/{event}") in taken:
+        count += 1
+    return key
+
+
+def _may_act(algorithm: Algorithm, event: Event) -> bool:
+    events = declared_events(algorithm)
+    return events is None or event in events
 
 
 def _runner(
@@ -293,9 +508,6 @@ def _hook(callback: Callback, event: Event) -> Callable[[State, Logger], Any]:
 
 def _forgiving(callback: Callback, event: Event) -> Callable[[State, Logger], Any]:
     """The method of a callback for an event; if it is a logger's, a failure of it does not end the run."""
-    from composer.loggers import LoggerDestination
-    from composer.loggers._failures import note_failure
-
     hook = _hook(callback, event)
     if not isinstance(callback, LoggerDestination):
         return hook
@@ -330,19 +542,25 @@ def _run_init(
     algorithms: AlgorithmPlan | None, hooks: Sequence[Callable[[State, Logger], Any]], state: State, logger: Logger
 ) -> Traces:
     for callback in state.callbacks:
-        if callback in _OPEN_CALLBACKS:
+        if _is_open(callback):
             raise RuntimeError(
                 f"Cannot create a new trainer with an open callback or logger from a previous trainer: "
                 f"`{type(callback).__name__}` is still open. Call `trainer.close()` or `engine.close()` first, or "
                 f"create a new callback."
             )
-    _OPEN_CALLBACKS.update(state.callbacks)
+    for callback in state.callbacks:
+        callback._opened_as = id(callback)
     for hook in hooks:
         hook(state, logger)
     if algorithms is None:
         return {}
     state._before_init = ModelSnapshot(state)
     return algorithms.run(state, logger)
+
+
+def _is_open(callback: Callback) -> bool:
+    # A copy of an open callback has the attribute too, but another id: it is not open.
+    return getattr(callback, "_opened_as", None) == id(callback)
 
 
 def _forget_structure(state: State, logger: Logger) -> None:
@@ -368,8 +586,6 @@ def _logged(callback: Callback, hook: Callable[[State, Logger], Any], event: Eve
 
 def _close(state: State, logger: Logger) -> None:
     """Close all callbacks; one that fails is logged, and the others still close."""
-    from composer.loggers._failures import tell_failures
-
     log.debug("Closing the engine.")
     failed = set()
     for callback in state.callbacks:
@@ -385,7 +601,7 @@ def _close(state: State, logger: Logger) -> None:
         log.debug("Post-closing callback %s", type(callback).__name__)
         try:
             callback.post_close()
-            _OPEN_CALLBACKS.discard(callback)
+            callback._opened_as = None
         except Exception:
             log.exception("Error running %s.post_close().", type(callback).__name__)
     for destination in logger.destinations:

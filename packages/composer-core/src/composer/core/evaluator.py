@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 from composer.core.data_spec import DataSpec, ensure_data_spec
 from composer.core.event import Event
 from composer.core.time import Time, TimeUnit, ensure_time
-from composer.utils._interval_scheduler import check_interval_function
-from composer.utils.misc import create_interval_scheduler, plain_int, plain_number
+from composer.utils._interval_scheduler import check_interval_function, create_interval_scheduler
+from composer.utils.numbers import plain_int, plain_number
 
 if TYPE_CHECKING:
     from composer.core.state import State

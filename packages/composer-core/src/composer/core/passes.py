@@ -10,8 +10,10 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from composer.core._ordering import Ordering, opener_of
-from composer.core._placement import ADDS_NORMS, PRUNES_BATCH
+from composer.algorithms.warnings import NotIntendedUseWarning
+from composer.core.algorithm import declared_events
+from composer.core.effects import ADDS_NORMS, PRUNES_BATCH
+from composer.core.ordering import Ordering, opener_of
 
 if TYPE_CHECKING:
     from composer.core.algorithm import Algorithm
@@ -67,8 +69,6 @@ def set_filo_order(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Al
     """
     if not event.is_after_event:
         return algorithms
-    from composer.core.algorithm import declared_events
-
     ordering, opener = Ordering(algorithms), opener_of(event)
     acted = tuple(i for i in ordering.forward if opener in (declared_events(algorithms[i]) or ()))
     return [algorithms[i] for i in ordering.backward(tuple(range(len(algorithms))), acted)]
@@ -92,8 +92,6 @@ def warn_if_multiple_loss_interpolation(algorithms: Sequence[Algorithm], event: 
         algorithms: The algorithms about to act, with or without an attribute `interpolate_loss`.
         event: The current event.
     """
-    from composer.algorithms.warnings import NotIntendedUseWarning
-
     interpolating = [a for a in algorithms if getattr(a, "interpolate_loss", False)]
     if len(interpolating) > 1:
         names = " and ".join(f"`{type(a).__name__}`" for a in interpolating)

@@ -13,9 +13,9 @@ import torch
 from composer.utils.string_enum import StringEnum
 
 if TYPE_CHECKING:
-    from composer.devices import Device
+    from composer.devices.device import Device
 
-__all__ = ["Precision", "get_precision_context"]
+__all__ = ["Precision", "get_precision_context", "validate_precision"]
 
 
 class Precision(StringEnum):
@@ -82,7 +82,7 @@ def get_precision_context(
     return torch.autocast(device_type, dtype=_AMP_DTYPES[precision])
 
 
-def _validate_precision(precision: Precision, device: Device) -> None:
+def validate_precision(precision: Precision, device: Device) -> None:
     """Refuse a precision that the device cannot compute in.
 
     Raises:

@@ -10,24 +10,29 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
 
-from composer.core._saved_data import hand_over_dataset_state
-from composer.core._state_lists import StateLists
-from composer.core._state_parts import device_of, length_of, pair_of, resolved
-from composer.core._state_saving import StateSaving
-from composer.core._time import Time, TimeInput, TimeUnit, ensure_time
-from composer.core._timestamp import Timestamp
+from composer.core._observed import ObservedList, SteppingList
+from composer.core.passes import PassInput
 from composer.core.precision import Precision
-from composer.devices import Device
+from composer.core.saving import layout
+from composer.core.saving.optimizers import load_optimizers, optimizers_state
+from composer.core.serializable import Serializable
+from composer.core.time import Time, TimeInput, Timestamp, TimeUnit, ensure_time
+from composer.devices.device import Device
+from composer.loggers._deferred import DeferredValue
 from composer.utils import dist
 from composer.utils.batch_helpers import batch_get, batch_set
 from composer.utils.device import get_device
-from composer.utils.misc import is_model_ddp, plain_number
+from composer.utils.iter_helpers import ensure_tuple
+from composer.utils.misc import is_model_ddp
+from composer.utils.numbers import plain_number
 
 if TYPE_CHECKING:
-    from composer.core._model_snapshot import ModelSnapshot
     from composer.core.algorithm import Algorithm
     from composer.core.callback import Callback
     from composer.core.evaluator import Evaluator
+    from composer.core.profiling import RunProfiler
+    from composer.core.saving.structure import ModelSnapshot
+    from composer.loggers.logger import Logger
 
 __all__ = ["State"]
 
@@ -37,7 +42,7 @@ _SERIALIZED = (
 ).split()
 
 
-class State(StateLists, StateSaving):
+class State(Serializable):
     """Everything related to a training run that algorithms may read or change.
 
     The Trainer makes one. A loop of your own needs only a few arguments::
@@ -140,7 +145,7 @@ class State(StateLists, StateSaving):
         self.model = model
         self.rank_zero_seed = operator.index(rank_zero_seed)
         self.run_name = run_name if run_name is not None else f"run-{time.strftime('%Y%m%d-%H%M%S')}"
-        self.device = device_of(model) if device is None else get_device(device)
+        self.device = _device_of(model) if device is None else get_device(device)
         self.device_train_microbatch_size = plain_number(device_train_microbatch_size)
         self.auto_microbatching = auto_microbatching
         self.precision = precision  # the setter parses
@@ -149,7 +154,12 @@ class State(StateLists, StateSaving):
         self.save_metrics = save_metrics
         self.serialized_attributes = list(_SERIALIZED)
         self._set_progress()
-        self._set_lists(evaluators, optimizers, schedulers, algorithms, callbacks)
+        self._profiler: RunProfiler | None = None
+        self._evaluators: ObservedList[Evaluator] = ObservedList(ensure_tuple(evaluators))
+        self._optimizers: SteppingList[torch.optim.Optimizer] = SteppingList(ensure_tuple(optimizers))
+        self._schedulers: SteppingList[Any] = SteppingList(ensure_tuple(schedulers))
+        self._algorithms: ObservedList[Algorithm] = ObservedList(ensure_tuple(algorithms), self._notify)
+        self._callbacks: ObservedList[Callback] = ObservedList(ensure_tuple(callbacks), self._notify)
         self._max_duration: Time[Any] | None = None
         self.max_duration = max_duration  # the setter parses
         self.dataset_state = dataset_state
@@ -276,8 +286,18 @@ class State(StateLists, StateSaving):
     def train_dataloader(self, value: Iterable[Any] | None) -> None:
         self._train_dataloader = value
         # While an evaluation runs, another loader is the active one.
-        self._train_dataloader_len = None if value is None else length_of(value)
-        hand_over_dataset_state(self)
+        self._train_dataloader_len = None if value is None else _length_of(value)
+        self._load_dataset_state()
+
+    def _load_dataset_state(self) -> None:
+        """Pass a loaded position on to the training data set, as soon as both are known."""
+        position = (self.dataset_state or {}).get("train")
+        load = getattr(getattr(self.train_dataloader, "dataset", None), "load_state_dict", None)
+        if position is None or load is None:
+            return
+        load(position)
+        self.dataset_state = {**(self.dataset_state or {}), "train": None}
+        self.dataset_resumption["train"] = True
 
     @property
     def dataloader(self) -> Any:
@@ -298,7 +318,7 @@ class State(StateLists, StateSaving):
     def dataloader_len(self, value: SupportsIndex | Time[int]) -> None:
         if self._dataloader is None:
             raise RuntimeError("`dataloader_len` must be set together with a loader. Call `set_dataloader` first.")
-        number, own = int(ensure_time(value, TimeUnit.BATCH)), length_of(self._dataloader)
+        number, own = int(ensure_time(value, TimeUnit.BATCH)), _length_of(self._dataloader)
         if number == -1:
             self._set_dataloader_len(own)
             return
@@ -363,20 +383,20 @@ class State(StateLists, StateSaving):
     @property
     def inputs(self) -> Any:
         """The first part of a pair batch."""
-        return pair_of(self.batch)[0]
+        return _pair_of(self.batch)[0]
 
     @inputs.setter
     def inputs(self, value: Any) -> None:
-        self.batch = (value, pair_of(self.batch)[1])
+        self.batch = (value, _pair_of(self.batch)[1])
 
     @property
     def targets(self) -> Any:
         """The second part of a pair batch."""
-        return pair_of(self.batch)[1]
+        return _pair_of(self.batch)[1]
 
     @targets.setter
     def targets(self, value: Any) -> None:
-        self.batch = (pair_of(self.batch)[0], value)
+        self.batch = (_pair_of(self.batch)[0], value)
 
     # ---- numbers ----
 
@@ -408,7 +428,7 @@ class State(StateLists, StateSaving):
     @property
     def train_metric_values(self) -> dict[str, Any]:
         """The last computed training metrics."""
-        return resolved(self._train_metric_values)
+        return _resolved(self._train_metric_values)
 
     @train_metric_values.setter
     def train_metric_values(self, value: dict[str, Any]) -> None:
@@ -417,8 +437,180 @@ class State(StateLists, StateSaving):
     @property
     def total_loss_dict(self) -> dict[str, Any]:
         """The losses of the last batch as floats, by key (`loss/train/total`)."""
-        return resolved(self._total_loss_dict, tensors=True)
+        return _resolved(self._total_loss_dict, tensors=True)
 
     @total_loss_dict.setter
     def total_loss_dict(self, value: dict[str, Any]) -> None:
         self._total_loss_dict = value
+
+    # ---- lists; engines are notified when what runs changes ----
+
+    def _notify(self) -> None:
+        """Tell the engines that what they compiled is out of date."""
+        for observer in self._observers:
+            observer()
+
+    @property
+    def evaluators(self) -> list[Evaluator]:
+        """What is evaluated."""
+        return self._evaluators
+
+    @evaluators.setter
+    def evaluators(self, value: Evaluator | Sequence[Evaluator]) -> None:
+        self._evaluators[:] = ensure_tuple(value)
+
+    @property
+    def optimizers(self) -> SteppingList[torch.optim.Optimizer]:
+        """The optimizers; `step` and `zero_grad` of the list call those of every member."""
+        return self._optimizers
+
+    @optimizers.setter
+    def optimizers(self, value: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]) -> None:
+        self._optimizers[:] = ensure_tuple(value)
+
+    @property
+    def schedulers(self) -> SteppingList[Any]:
+        """The learning-rate schedulers; `step` of the list steps every member."""
+        return self._schedulers
+
+    @schedulers.setter
+    def schedulers(self, value: Any) -> None:
+        self._schedulers[:] = ensure_tuple(value)
+
+    @property
+    def algorithms(self) -> list[Algorithm]:
+        """The algorithms that run, in the user's order."""
+        return self._algorithms
+
+    @algorithms.setter
+    def algorithms(self, value: Algorithm | Sequence[Algorithm]) -> None:
+        self._algorithms[:] = ensure_tuple(value)
+
+    @property
+    def callbacks(self) -> list[Callback]:
+        """The callbacks and loggers that run."""
+        return self._callbacks
+
+    @callbacks.setter
+    def callbacks(self, value: Callback | Sequence[Callback]) -> None:
+        self._callbacks[:] = ensure_tuple(value)
+
+    @property
+    def profiler(self) -> RunProfiler | None:
+        """What records when events, algorithms and callbacks begin and end; None: nothing does."""
+        return self._profiler
+
+    @profiler.setter
+    def profiler(self, value: RunProfiler | None) -> None:
+        self._profiler = value
+        self._notify()
+
+    # ---- saving and loading; `composer.core.saving` has the layout ----
+
+    def get_model_state_dict(self) -> dict[str, Any]:
+        """The model's parameters and buffers by name, without a `module.` prefix of DDP."""
+        return layout.model_state(self)
+
+    def get_optim_state_dict(self) -> dict[str, Any]:
+        """The states of the optimizers by class name, each keyed by parameter name."""
+        return optimizers_state(self)
+
+    def _get_integrations_state_dict(self) -> dict[str, Any]:
+        return layout.integrations(self)
+
+    def _get_state_metadata(self) -> dict[str, Any]:
+        return layout.metadata(self)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to continue the run; see `composer.core.saving.layout` for the layout."""
+        return layout.state_dict_of(self)
+
+    def load_state_dict(
+        self,
+        state: dict[str, Any],
+        logger: Logger | None = None,
+        strict: bool = False,
+        exclude_algorithms: Sequence[str] | None = None,
+        algorithm_passes: PassInput = None,
+    ) -> None:
+        """Restore what `state_dict` returned.
+
+        Algorithms without which the model cannot be loaded (`required_on_load`) are added and applied first, unless
+        `algorithms` holds them. They are rebuilt from their saved representation by parsing; nothing is evaluated.
+
+        Args:
+            state: A dictionary returned by `state_dict`, here or by the reference implementation.
+            logger: What those algorithms log with. None: one over the loggers among `callbacks`.
+            strict: Whether the model's keys must match exactly.
+            exclude_algorithms: Class names of algorithms that are not to be added.
+            algorithm_passes: The passes that order the run's algorithms, as `Engine` takes them.
+
+        Raises:
+            RuntimeError: `strict`, and keys are missing or unexpected.
+            KeyError: A saved optimizer holds other parameters.
+            ValueError: A saved optimizer has other parameter groups, or an algorithm cannot be added.
+            ModuleNotFoundError: The package of such an algorithm is not installed.
+        """
+        layout.load(self, state, logger, strict, exclude_algorithms, algorithm_passes)
+
+    def load_model_state(
+        self,
+        state_dict: dict[str, Any],
+        logger: Logger | None = None,
+        strict: bool = True,
+        exclude_algorithms: Sequence[str] | None = None,
+        algorithm_passes: PassInput = None,
+    ) -> None:
+        """Restore the model only, with the algorithms it needs; see `load_state_dict` for the arguments."""
+        saved = layout.upgrade_state_dict(state_dict)
+        layout.load_model(self, saved, logger, strict, exclude_algorithms, algorithm_passes)
+
+    def load_optim_state(self, state_dict: dict[str, Any], strict: bool = True) -> None:
+        """Restore the optimizers only.
+
+        Args:
+            state_dict: A dictionary returned by `state_dict`.
+            strict: Whether each saved optimizer must hold exactly the parameters of this one.
+
+        Raises:
+            KeyError: `strict`, and it holds others.
+            ValueError: It has other parameter groups.
+        """
+        load_optimizers(self, layout.upgrade_state_dict(state_dict)["optimizers"], strict)
+
+
+def _resolved(values: dict[str, Any], tensors: bool = False) -> dict[str, Any]:
+    """The values, each read from the device now if it has not been; with `tensors`, those in tensors too."""
+    for key, value in values.items():
+        if isinstance(value, DeferredValue):
+            values[key] = value.value
+        elif tensors and isinstance(value, torch.Tensor):
+            values[key] = value.item()
+    return values
+
+
+def _pair_of(batch: Any) -> Sequence[Any]:
+    """The two parts of a batch."""
+    if batch is None:  # `for state.inputs, state.targets in loader` begins with no batch at all
+        return (None, None)
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        raise TypeError(
+            f"`state.inputs` and `state.targets` are the parts of a pair, but the batch is a {type(batch).__name__}. "
+            f"Use `state.batch_get_item(key)` and `state.batch_set_item(key, value)`."
+        )
+    return batch
+
+
+def _device_of(model: torch.nn.Module) -> Device:
+    """The device a model is on."""
+    tensor = next(model.parameters(), next(model.buffers(), None))
+    names = {"cpu": "cpu", "cuda": "gpu", "mps": "mps"}
+    return get_device(None if tensor is None else names.get(tensor.device.type))
+
+
+def _length_of(dataloader: Any) -> int | None:
+    """The number of batches; None if the loader is not sized (also torch's loader over an unsized dataset)."""
+    try:
+        return len(dataloader)
+    except (TypeError, NotImplementedError):
+        return None

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import Any, TypeVar
 
 import torch
 
-__all__ = ["Device"]
+from composer.utils._environment import lookup
+
+__all__ = ["Device", "DeviceCPU", "DeviceGPU", "DeviceHPU", "DeviceMPS", "DeviceNeuron", "DeviceTPU"]
 
 T_nnModule = TypeVar("T_nnModule", bound=torch.nn.Module)
 _STRINGS = (str, bytes, bytearray)
@@ -69,6 +73,112 @@ class PlainDevice(Device):
         return tensor.to(self._device)
 
 
+class DeviceCPU(PlainDevice):
+    """The CPU, with gloo between processes."""
+
+    dist_backend = "gloo"
+    name = "cpu"
+    _device = torch.device("cpu")
+
+    def tensor_to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if tensor.is_cpu else tensor.cpu()  # asked for every tensor of every batch
+
+
+class DeviceGPU(Device):
+    """One CUDA (or ROCm) GPU, with NCCL between processes.
+
+    Makes the GPU the current one and sets the process-wide TF32 switches.
+
+    Args:
+        device_id: The index of the GPU; None takes the one with this process's local rank.
+        allow_tf32: Whether matrix products and convolutions of float32 may round their inputs to TF32 (10 bits of
+            mantissa), which is several times faster from Ampere on.
+
+    Raises:
+        ValueError: CUDA is not available, or has no such GPU.
+    """
+
+    dist_backend = "nccl"
+    name = "gpu"
+
+    def __init__(self, device_id: int | None = None, *, allow_tf32: bool = True) -> None:
+        if not torch.cuda.is_available():
+            raise ValueError("`DeviceGPU` needs a GPU, and CUDA is not available here. Use `device='cpu'`.")
+        if device_id is None:
+            device_id = lookup("LOCAL_RANK")
+        count = torch.cuda.device_count()
+        if not 0 <= device_id < count:
+            raise ValueError(f"`device_id` must be below the number of visible GPUs, {count}, got {device_id!r}.")
+        self._device = torch.device("cuda", device_id)
+        torch.cuda.set_device(self._device)
+        _set_tf32(allow_tf32)
+
+    def module_to_device(self, module: T_nnModule) -> T_nnModule:
+        return module.to(self._device)
+
+    def tensor_to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self._device, non_blocking=True)
+
+
+class DeviceMPS(PlainDevice):
+    """The GPU of an Apple computer; one process only.
+
+    Raises:
+        ValueError: MPS is not available.
+    """
+
+    dist_backend = ""
+    name = "mps"
+
+    def __init__(self) -> None:
+        if not torch.backends.mps.is_available():
+            raise ValueError("`DeviceMPS` needs an Apple GPU, and MPS is not available here. Use `device='cpu'`.")
+        self._device = torch.device("mps")
+
+
+class DeviceTPU(PlainDevice):
+    """A TPU, through `torch_xla`.
+
+    Raises:
+        ModuleNotFoundError: `torch_xla` is not installed.
+    """
+
+    dist_backend = "xla"
+    name = "tpu"
+
+    def __init__(self) -> None:
+        self._device = _xla_device("DeviceTPU", "pip install torch_xla[tpu]")
+
+
+class DeviceNeuron(PlainDevice):
+    """An AWS Trainium or Inferentia core, through `torch_xla` of `torch-neuronx`.
+
+    Raises:
+        ModuleNotFoundError: `torch_xla` is not installed.
+    """
+
+    dist_backend = "xla"
+    name = "neuron"
+
+    def __init__(self) -> None:
+        self._device = _xla_device("DeviceNeuron", "pip install torch-neuronx")
+
+
+class DeviceHPU(PlainDevice):
+    """An Intel Gaudi card, through Habana's PyTorch bridge.
+
+    Raises:
+        ModuleNotFoundError: `habana_frameworks` is not installed.
+    """
+
+    dist_backend = "hccl"
+    name = "hpu"
+
+    def __init__(self) -> None:
+        _require("habana_frameworks.torch.core", "DeviceHPU", "pip install habana-torch-plugin")
+        self._device = torch.device("hpu")
+
+
 def _map_batch(batch: Any, map_fn: Callable[[torch.Tensor], Any]) -> Any:
     """Apply `map_fn` to every tensor in nested mappings and sequences; see `Device.batch_to_device`."""
     if isinstance(batch, torch.Tensor):
@@ -105,3 +215,30 @@ def _rebuild_sequence(batch: Sequence[Any], mapped: list[Any]) -> Sequence[Any]:
     except TypeError:  # its constructor takes something else, as that of range does
         return mapped
     return rebuilt
+
+
+def _set_tf32(allow: bool) -> None:
+    # Of torch's two interfaces, only the older one keeps both of its records in step: after
+    # `matmul.fp32_precision = "tf32"`, `torch.get_float32_matmul_precision`, which `torch.compile` calls, raises.
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Please use the new API settings to control TF32")
+        torch.backends.cuda.matmul.allow_tf32 = allow
+        torch.backends.cudnn.allow_tf32 = allow
+
+
+def _xla_device(owner: str, command: str) -> torch.device:
+    xla_model = _require("torch_xla.core.xla_model", owner, command)
+    device: torch.device = xla_model.xla_device()
+    return device
+
+
+def _require(module: str, owner: str, command: str) -> Any:
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        package = module.partition(".")[0]
+        if error.name != package:  # it is installed, but something it needs is not
+            raise
+        raise ModuleNotFoundError(
+            f"`{owner}` needs the package `{package}`, which is not installed. Run `{command}`.", name=package
+        ) from None

@@ -12,7 +12,7 @@ import torch
 from composer.core.types import Batch
 
 if TYPE_CHECKING:
-    from composer.loggers import Logger
+    from composer.loggers.logger import Logger
 
 __all__ = ["ComposerModel", "is_of_outputs_alone", "of_outputs_alone"]
 

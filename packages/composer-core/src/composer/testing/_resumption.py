@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from composer.core._saved_optimizers import optimizers_state
 from composer.core.callback import Callback
+from composer.core.saving.optimizers import optimizers_state
 from composer.core.state import State
 from composer.loggers import Logger
 from composer.testing._compare import deep_compare

@@ -9,7 +9,9 @@ from math import ceil
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 if TYPE_CHECKING:
-    from composer.core import Event, State, Time
+    from composer.core.event import Event
+    from composer.core.state import State
+    from composer.core.time import Time
 
 __all__ = ["check_has_tokens", "check_interval_function", "create_interval_scheduler"]
 
@@ -92,7 +94,8 @@ def create_interval_scheduler(
     Differs: fractions are taken as written, so "0.1dur" of 30 batches is every 3 batches, although the nearest float is
         a little more than 0.1.
     """
-    from composer.core import Event, TimeUnit, ensure_time  # core imports utils
+    from composer.core.event import Event  # the package composer.core imports composer.utils
+    from composer.core.time import TimeUnit, ensure_time
 
     finals = frozenset((Event.BATCH_CHECKPOINT, Event.EPOCH_CHECKPOINT) if final_events is None else final_events)
     last_batch, last_event = -1, None
@@ -124,7 +127,8 @@ def create_interval_scheduler(
 
 
 def _regular_event(unit: Any, checkpoint_events: bool) -> Event:
-    from composer.core import Event, TimeUnit
+    from composer.core.event import Event
+    from composer.core.time import TimeUnit
 
     if unit is TimeUnit.EPOCH:
         return Event.EPOCH_CHECKPOINT if checkpoint_events else Event.EPOCH_END
@@ -139,7 +143,7 @@ def _is_over(state: State) -> bool:
 
 
 def _has_passed(state: State, interval: Time[Any]) -> bool:
-    from composer.core import TimeUnit
+    from composer.core.time import TimeUnit
 
     if interval.unit is not TimeUnit.DURATION:
         return _has_crossed(state, interval.unit, interval.value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
-from composer.utils.misc import plain_number
+from composer.utils.numbers import plain_number
 
 __all__ = ["convert_flat_dict_to_nested_dict", "convert_nested_dict_to_flat_dict", "extract_hparams"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from composer.devices import Device
+    from composer.devices.device import Device
 
 __all__ = ["get_device", "is_hpu_installed", "is_xla_installed"]
 
@@ -38,7 +38,7 @@ def get_device(device: str | Device | None = None) -> Device:
         >>> get_device("CPU").name
         'cpu'
     """
-    from composer import devices  # devices import `composer.utils.dist`
+    from composer.devices import device as devices  # which imports this package
 
     if isinstance(device, devices.Device):
         return device

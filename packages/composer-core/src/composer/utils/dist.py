@@ -22,13 +22,14 @@ from torch.utils.data import DistributedSampler
 from composer.utils._environment import DEFAULTS, MissingEnvironmentError, from_environment, lookup
 from composer.utils._environment import is_available as is_available
 from composer.utils._environment import is_initialized as is_initialized
+from composer.utils.device import get_device
 
 if TYPE_CHECKING:
     from collections.abc import Sized
 
     from torch.distributed import ProcessGroup
 
-    from composer.devices import Device
+    from composer.devices.device import Device
 
 __all__ = [
     "MissingEnvironmentError",
@@ -211,8 +212,6 @@ def initialize_dist(device: Device | str | None = None, timeout: float = 300.0) 
         RuntimeError: The group exists with another backend; or there are several processes and the device has no
             backend, or torch was built without `torch.distributed`.
     """
-    from composer.utils.device import get_device
-
     device = get_device(device)
     backend = device.dist_backend
     if is_initialized():

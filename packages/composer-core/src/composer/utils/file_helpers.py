@@ -13,7 +13,7 @@ from composer.utils._elsewhere import find_elsewhere
 from composer.utils.misc import partial_format
 
 if TYPE_CHECKING:
-    from composer.core import Timestamp
+    from composer.core.time import Timestamp
 
 __all__ = [
     "FORMAT_NAME_WITH_DIST_AND_TIME_TABLE",

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from composer.utils import dist
-from composer.utils.misc import plain_int
+from composer.utils.numbers import plain_int
 
 __all__ = [
     "MAX_SEED",

@@ -11,7 +11,7 @@ from torch.utils.data import ConcatDataset, Subset
 from composer.utils.misc import add_vision_dataset_transform
 
 if TYPE_CHECKING:
-    from composer.core import State
+    from composer.core.state import State
 
 __all__ = [
     "add_dataset_transform",

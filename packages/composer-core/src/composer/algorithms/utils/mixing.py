@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from composer.core import State, get_precision_context
+from composer.core.precision import get_precision_context
+from composer.core.state import State
 from composer.loss.utils import ensure_targets_one_hot
 from composer.utils.misc import unwrapped_model
 

@@ -6,9 +6,9 @@ import ast
 import math
 from typing import TYPE_CHECKING, Any
 
-from composer.core._time import Time, TimeUnit
 from composer.core.event import Event
 from composer.core.precision import Precision
+from composer.core.time import Time, TimeUnit
 
 if TYPE_CHECKING:
     from composer.core.algorithm import Algorithm

@@ -12,25 +12,28 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from composer.core._required_algorithms import add_required
-from composer.core._saved_data import dataset_state, hand_over_dataset_state
-from composer.core._saved_metrics import load_metrics, metrics_state
-from composer.core._saved_optimizers import load_optimizers, named, numbered, optimizers_state
 from composer.core.passes import PassInput
+from composer.core.saving.metrics import load_metrics, metrics_state
+from composer.core.saving.optimizers import load_optimizers, named, numbered, optimizers_state
+from composer.core.saving.required import add_required_algorithms
+from composer.loggers._failures import call_logger
+from composer.loggers.logger_destination import LoggerDestination
 from composer.utils import dist
+from composer.utils.collect_env import get_composer_env_dict
 from composer.utils.misc import unwrapped_model
 
 if TYPE_CHECKING:
     from composer.core.state import State
-    from composer.loggers import Logger
+    from composer.loggers.logger import Logger
 
-__all__ = ["integrations", "load", "load_model", "metadata", "model_state", "modern", "save"]
+__all__ = ["integrations", "load", "load_model", "metadata", "model_state", "state_dict_of", "upgrade_state_dict"]
 
 _COLLECTIONS = ("schedulers", "callbacks")
 
@@ -42,7 +45,7 @@ def model_state(state: State) -> dict[str, Any]:
     return result
 
 
-def save(state: State) -> dict[str, Any]:
+def state_dict_of(state: State) -> dict[str, Any]:
     """Everything in `state.serialized_attributes`, and the metadata."""
     saved: dict[str, Any] = {}
     for name in state.serialized_attributes:
@@ -61,7 +64,7 @@ def _saved_attribute(state: State, name: str) -> Any:
     if name == "optimizers":
         return optimizers_state(state)
     if name == "dataset_state":
-        return dataset_state(state)
+        return _dataset_state(state)
     if name in ("train_metrics", "eval_metrics") and not state.save_metrics:
         return None
     value = getattr(state, name)
@@ -78,6 +81,18 @@ def _saved_attribute(state: State, name: str) -> Any:
     return value
 
 
+def _dataset_state(state: State) -> dict[str, Any] | None:
+    """The position of the training data set in this epoch; None if the data set does not keep one."""
+    save = getattr(getattr(state.train_dataloader, "dataset", None), "state_dict", None)
+    if save is None:
+        return None
+    try:
+        inspect.signature(save).bind(0, True)
+    except TypeError:  # a method of another kind: what it returns depends on where its loader is
+        return None
+    return {"train": save(int(state.timestamp.sample_in_epoch), True), "eval": {}}
+
+
 def integrations(state: State) -> dict[str, Any]:
     """What other libraries need to read the model."""
     # Language models carry their tokenizer and config; DDP and a compiled model do not pass the question on.
@@ -87,8 +102,6 @@ def integrations(state: State) -> dict[str, Any]:
 
 def metadata(state: State) -> dict[str, Any]:
     """Versions, device and sizes of the run that saved."""
-    from composer.utils.collect_env import get_composer_env_dict
-
     found: dict[str, Any] = {
         "composer_env_info": get_composer_env_dict(),
         "torch_version": str(torch.__version__),
@@ -103,7 +116,7 @@ def metadata(state: State) -> dict[str, Any]:
     return found
 
 
-def modern(saved: dict[str, Any]) -> dict[str, Any]:
+def upgrade_state_dict(saved: dict[str, Any]) -> dict[str, Any]:
     """A saved state with the keys of today: old files have some with an underscore."""
     renamed = {"_is_model_ddp_wrapped": "is_model_ddp"}
     return {renamed.get(key, key.removeprefix("_")): value for key, value in saved.items()}
@@ -118,7 +131,7 @@ def load(
     algorithm_passes: PassInput,
 ) -> None:
     """Restore a saved state; what this state has and the saved one lacks is left alone with a warning."""
-    saved = modern(saved)
+    saved = upgrade_state_dict(saved)
     if "model" in saved:
         load_model(state, saved, logger, strict, exclude_algorithms, algorithm_passes)
     # In this order algorithms come before optimizers, which some of them change when they are loaded.
@@ -145,7 +158,7 @@ def _load_attribute(state: State, name: str, value: Any) -> None:
         _load_single(getattr(state, name), value)
     elif name == "dataset_state":
         state.dataset_state = value
-        hand_over_dataset_state(state)
+        state._load_dataset_state()
     else:
         setattr(state, name, value)
 
@@ -162,7 +175,7 @@ def load_model(
     weights = saved["model"]
     if weights is None:  # another rank has them
         return
-    add_required(state, saved, logger, exclude_algorithms, algorithm_passes)
+    add_required_algorithms(state, saved, logger, exclude_algorithms, algorithm_passes)
     if saved.get("is_model_ddp"):
         weights = {key.removeprefix("module."): value for key, value in weights.items()}
     module: Any = state.model.module if state.is_model_ddp else state.model
@@ -181,18 +194,12 @@ def _load_single(target: Any, saved: dict[str, Any]) -> None:
 
 
 def _saved(target: Any) -> Any:
-    from composer.loggers import LoggerDestination
-    from composer.loggers._failures import call_logger
-
     if isinstance(target, LoggerDestination):
         return call_logger(target, "state_dict") or {}
     return target.state_dict()
 
 
 def _restore(target: Any, saved: Any) -> None:
-    from composer.loggers import LoggerDestination
-    from composer.loggers._failures import call_logger
-
     if isinstance(target, LoggerDestination):
         call_logger(target, "load_state_dict", saved)
     else:
@@ -200,8 +207,6 @@ def _restore(target: Any, saved: Any) -> None:
 
 
 def _misses_a_state(target: Any) -> bool:
-    from composer.loggers import LoggerDestination  # core.callback is imported there
-
     # A progress bar that is new in this run is no loss.
     return not isinstance(target, LoggerDestination) and bool(target.state_dict())
 

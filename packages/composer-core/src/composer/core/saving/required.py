@@ -8,11 +8,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from composer.core import _registry
-from composer.core._errors import ConflictError, OrderingError
-from composer.core._ordering import Ordering
-from composer.core._rebuild import rebuild
 from composer.core.algorithm import Algorithm, declared_events
 from composer.core.event import Event
+from composer.core.ordering import ConflictError, Ordering, OrderingError
 from composer.core.passes import (
     AlgorithmPass,
     PassInput,
@@ -21,19 +19,21 @@ from composer.core.passes import (
     set_filo_order,
     warn_on_discouraged,
 )
+from composer.core.saving.rebuild import rebuild
+from composer.loggers.logger import Logger
+from composer.loggers.logger_destination import LoggerDestination
 from composer.utils.iter_helpers import ensure_tuple
 from composer.utils.misc import unwrapped_model
 
 if TYPE_CHECKING:
     from composer.core.state import State
-    from composer.loggers import Logger
 
-__all__ = ["add_required"]
+__all__ = ["add_required_algorithms"]
 
 _GROUP = "composer.algorithms"
 
 
-def add_required(
+def add_required_algorithms(
     state: State,
     saved: dict[str, Any],
     logger: Logger | None,
@@ -195,8 +195,6 @@ def _acts(algorithm: Algorithm, state: State) -> bool:
 
 
 def _apply(state: State, added: Sequence[Algorithm], acting: Sequence[Algorithm], logger: Logger | None) -> None:
-    from composer.loggers import Logger, LoggerDestination
-
     if logger is None:
         logger = Logger(state, [c for c in state.callbacks if isinstance(c, LoggerDestination)])
     for algorithm in acting:

@@ -10,7 +10,7 @@ from composer.core.event import Event
 if TYPE_CHECKING:
     from composer.core.algorithm import Algorithm
     from composer.core.state import State
-    from composer.loggers import Logger
+    from composer.loggers.logger import Logger
 
 __all__ = ["EventMarkers", "RunMarker", "RunProfiler"]
 

@@ -8,15 +8,27 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from composer.core._errors import ConflictError, OrderingError
-from composer.core._placement import PHRASES
+from composer.algorithms.warnings import NotIntendedUseWarning
 from composer.core.algorithm import declared_placement
+from composer.core.effects import PHRASES
 
 if TYPE_CHECKING:
     from composer.core.algorithm import Algorithm
     from composer.core.event import Event
 
-__all__ = ["Ordering", "opener_of"]
+__all__ = ["ComposerError", "ConflictError", "Ordering", "OrderingError", "opener_of"]
+
+
+class ComposerError(Exception):
+    """Base class of the library's own errors."""
+
+
+class ConflictError(ComposerError, ValueError):
+    """Two algorithms are used together although one excludes the other."""
+
+
+class OrderingError(ComposerError, ValueError):
+    """The declared orders of some algorithms contradict each other."""
 
 
 def opener_of(event: Event) -> Event | None:
@@ -93,8 +105,6 @@ class Ordering:
 
     def warn_discouraged(self) -> None:
         """Warn of every pair that its placement discourages."""
-        from composer.algorithms.warnings import NotIntendedUseWarning
-
         for i, j, effects in self._pairs("discourages"):
             if j < i and self._placements[j].discourages & self._placements[i].provides:
                 continue  # both discourage each other: one warning is enough
