@@ -18,7 +18,7 @@ from composer import Trainer
 from composer.algorithms import EMA, SAM, GatedLinearUnits, NoOpModel
 from composer.algorithms.warnings import NoEffectWarning
 from composer.core import Algorithm, Callback, Engine, Event, State
-from composer.core._rebuild import rebuild
+from composer.core.saving.rebuild import rebuild
 from composer.loggers import ConsoleLogger, FileLogger, InMemoryLogger, Logger, ProgressBarLogger
 from composer.loss import soft_cross_entropy
 from composer.models import ComposerClassifier, ComposerModel

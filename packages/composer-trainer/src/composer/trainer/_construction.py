@@ -26,7 +26,7 @@ from composer.core import (
     ensure_data_spec,
     ensure_time,
 )
-from composer.core.precision import _validate_precision
+from composer.core.precision import validate_precision
 from composer.devices import Device
 from composer.loggers import LoggerDestination
 from composer.loggers._text import open_stream
@@ -96,7 +96,7 @@ def precision_of(precision: str | Precision | None, device: Device) -> Precision
     if precision is None:
         precision = Precision.AMP_FP16 if device.name == "gpu" else Precision.FP32
     precision = as_precision(precision)
-    _validate_precision(precision, device)
+    validate_precision(precision, device)
     return precision
 
 
