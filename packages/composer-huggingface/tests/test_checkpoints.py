@@ -373,7 +373,9 @@ def test_what_is_no_such_checkpoint_is_told(gpt2: Saved, tmp_path: Path) -> None
 
 def test_what_reads_checkpoints_must_be_installed(gpt2: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "composer.checkpoint", None)
-    with pytest.raises(ModuleNotFoundError, match=r"is part of `composer-trainer`.*Run `pip install composer-trainer`"):
+    with pytest.raises(
+        ModuleNotFoundError, match=r"is part of `composer-checkpoint`.*Run `pip install composer-checkpoint`"
+    ):
         HuggingFaceModel.from_composer_checkpoint(gpt2[0])
 
 

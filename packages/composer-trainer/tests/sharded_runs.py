@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 from torchmetrics import MeanSquaredError, SumMetric
 
+from composer.checkpoint.sharded_tensors import gathered, is_sharded
 from composer.core import Callback
-from composer.distributed._tensors import gathered, is_sharded
 from composer.models import ComposerModel
 from composer.optim import DecoupledAdamW, DecoupledSGDW, LinearScheduler
 from composer.testing import run_on_ranks

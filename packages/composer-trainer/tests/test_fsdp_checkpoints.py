@@ -12,7 +12,7 @@ from sharded_runs import BATCHES, FSDP, ROWS, Block, Losses, Regression, X, Y, f
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from composer.distributed._tensors import is_sharded
+from composer.checkpoint.sharded_tensors import is_sharded
 from composer.testing import run_on_ranks
 from composer.utils import dist
 

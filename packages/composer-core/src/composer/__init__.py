@@ -44,8 +44,9 @@ _PARTS = {
         "algorithms callbacks core datasets devices functional loggers loss models testing utils".split(), _CORE
     ),
     "cli": "composer-launcher",
-    **dict.fromkeys("checkpoint distributed trainer".split(), "composer-trainer"),
-    **{name: f"composer-{name}" for name in "metrics optim profiler recipes".split()},
+    "inference": "composer-export",
+    **dict.fromkeys("distributed trainer".split(), "composer-trainer"),
+    **{name: f"composer-{name}" for name in "checkpoint metrics optim profiler recipes".split()},
 }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from composer.distributed._tensors import shard_like
+from composer.checkpoint.sharded_tensors import shard_like
 from composer.utils.module_surgery import has_own_state_dict
 
 __all__ = ["OptimizerParameters"]

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from composer.checkpoint.sharded_tensors import is_sharded
 from composer.core import Precision
 from composer.distributed._materialize import init_fn_of, materialize, own_modules, uninitialized
 from composer.distributed._optimizers import OptimizerParameters
-from composer.distributed._tensors import is_sharded
 from composer.distributed._units import plan_units
 from composer.distributed.activation_checkpointing import lighten_activations
 from composer.utils import STR_TO_DTYPE, dist, reproducibility

@@ -23,7 +23,6 @@ from composer.trainer import _construction as build
 from composer.trainer._arguments import described
 from composer.trainer._checkpointing import LoadOptions, load_run
 from composer.trainer._evaluation import Evaluation
-from composer.trainer._exporting import Exports
 from composer.trainer._fit import FitLoop
 from composer.trainer._hparams import log_standard_hparams
 from composer.trainer._parallel import SingleProcess
@@ -60,7 +59,7 @@ _REMOVED = {
 }
 
 
-class TrainerParts(Exports):
+class TrainerParts:
     """The parts of a Trainer; see there."""
 
     if not TYPE_CHECKING:  # it would hide the signature of `Trainer.__init__` from editors

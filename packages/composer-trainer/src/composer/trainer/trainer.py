@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, SupportsIndex, TextIO
+from typing import TYPE_CHECKING, Any, SupportsIndex, TextIO
 
 import torch
 
@@ -37,6 +37,9 @@ from composer.trainer._seeding import seed_run
 from composer.trainer._settings import RunSettings
 from composer.utils import extract_hparams, get_device
 from composer.utils.parallelism import ParallelismConfig
+
+if TYPE_CHECKING:
+    from composer.inference import ExportFormat, Transform
 
 __all__ = ["Trainer", "_adjust_device_train_microbatch_size", "_is_cuda_oom"]
 
@@ -453,6 +456,48 @@ class Trainer(TrainerParts):
         subset = build.check_subset("subset_num_batches", subset_num_batches)
         modes = self._evaluation.modes
         return predict(self.state, self.engine, spec, subset, return_outputs, self._parallel, modes)
+
+    def export_for_inference(
+        self,
+        save_format: str | ExportFormat,
+        save_path: str | os.PathLike[str],
+        save_object_store: Any = None,
+        sample_input: Any = None,
+        transforms: Transform | Sequence[Transform] | None = None,
+        input_names: Sequence[str] | None = None,
+        output_names: Sequence[str] | None = None,
+    ) -> None:
+        """Export the current model for inference; see `composer.inference.export_for_inference`.
+
+        Args:
+            save_format: `"torch_export"` (PyTorch's own format, `.pt2`), `"onnx"`, or `"torchscript"`, which PyTorch
+                has deprecated.
+            save_path: Where to write: a local path, a URI, or a name in the object store; may contain `{run_name}`.
+                Loggers that store files get the file, too.
+            save_object_store: An object store.
+            sample_input: A batch to call the model with; None: the run's last batch.
+            transforms: Functions that take the model and return it, such as `composer.inference.quantize_dynamic`.
+            input_names: The names of the inputs.
+            output_names: The names of the outputs.
+
+        Raises:
+            ModuleNotFoundError: `composer-export` is not installed, or a package that the format or the store needs.
+            ValueError: An argument is invalid, no batch has been seen yet, or the model is sharded.
+            RuntimeError: The model cannot be exported in this format.
+        """
+        from composer.utils import export_with_logger  # of composer-export
+
+        export_with_logger(
+            model=self.state.model,
+            save_format=save_format,
+            save_path=save_path,
+            logger=self.logger,
+            save_object_store=save_object_store,
+            sample_input=(self.state.batch if sample_input is None else sample_input, {}),
+            transforms=transforms,
+            input_names=input_names,
+            output_names=output_names,
+        )
 
     def close(self) -> None:
         """Close callbacks and loggers. The Trainer cannot be used afterwards. Safe to call twice."""

@@ -37,15 +37,15 @@ def read(path: str | os.PathLike[str], local_path: str | os.PathLike[str] | None
         local_path: Where to keep it; to a local checkpoint, a link is made. None: nowhere.
 
     Raises:
-        ModuleNotFoundError: `composer-trainer`, which reads checkpoints, is not installed.
+        ModuleNotFoundError: `composer-checkpoint`, which reads checkpoints, is not installed.
         FileNotFoundError: There is no such checkpoint.
         FileExistsError: `local_path` exists.
         ValueError: It holds no model of `transformers`.
     """
-    owner = "composer-trainer", "composer.checkpoint.read_checkpoint"
+    owner = "composer-checkpoint", "composer.checkpoint.read_checkpoint"
     if local_path is not None:
         if dist.get_local_rank() == 0:
-            moved("composer.checkpoint._get_file", "get_file", *owner)(path, local_path)
+            moved("composer.utils", "get_file", *owner)(path, local_path)
         dist.barrier()
         path = local_path
     content = moved("composer.checkpoint", "read_checkpoint", *owner)(path, _NEEDED)
@@ -140,7 +140,7 @@ def write_huggingface_pretrained_from_composer_checkpoint(
         CorruptCheckpointError: It is torn, truncated or altered.
         UnsafeCheckpointError: It holds types whose loading could run code.
         ValueError: It holds no model of `transformers`, or a tokenizer that is not safe to write.
-        ModuleNotFoundError: `composer-trainer` is not installed.
+        ModuleNotFoundError: `composer-checkpoint` is not installed.
 
     Warns:
         UserWarning: The run had changed the layers of the model, which `transformers` does not know.

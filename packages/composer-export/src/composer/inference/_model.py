@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 import torch
 
 from composer.checkpoint.export import read_weights
+from composer.checkpoint.sharded_tensors import is_sharded
 from composer.core import Algorithm, Engine, Event, State
-from composer.distributed._tensors import is_sharded
 from composer.models import ComposerModel
 from composer.utils import ensure_tuple, unwrapped_model
 

@@ -18,8 +18,8 @@ from composer.checkpoint._ranks import on_each_node
 from composer.checkpoint._resumption_parts import attached
 from composer.checkpoint._seal import CorruptCheckpointError
 from composer.checkpoint._sharded_run import STATES, download_run, fill_shards, is_sharded_run, read_run
+from composer.checkpoint.sharded_tensors import is_sharded, sharded_as
 from composer.core.saving import add_required_algorithms, upgrade_state_dict
-from composer.distributed._tensors import is_sharded, sharded_as
 from composer.utils import dist, import_object, is_uri, partial_format
 from composer.utils.misc import unwrapped_model
 

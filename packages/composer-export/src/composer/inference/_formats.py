@@ -43,7 +43,7 @@ def check_format(save_format: str | ExportFormat) -> ExportFormat:
         if missing:
             raise ModuleNotFoundError(
                 f"`save_format='onnx'` needs {' and '.join(f'`{name}`' for name in missing)}, which torch exports "
-                f"with. Run `pip install 'composer-trainer[onnx]'`.",
+                f"with. Run `pip install 'composer-export[onnx]'`.",
                 name=missing[0],
             )
     if found is ExportFormat.TORCHSCRIPT and not (hasattr(torch.jit, "script") and hasattr(torch.jit, "trace")):

@@ -10,7 +10,7 @@ from composer.checkpoint._filter import IgnoreKeys
 from composer.checkpoint._left_out import filter_and_note
 from composer.checkpoint._names import check_path, get_save_filename
 from composer.checkpoint._resumption_parts import attached
-from composer.distributed._tensors import gathered
+from composer.checkpoint.sharded_tensors import gathered
 from composer.utils import dist, reproducibility
 
 if TYPE_CHECKING:

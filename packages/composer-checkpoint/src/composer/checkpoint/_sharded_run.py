@@ -26,7 +26,7 @@ from composer.checkpoint._container import check_file, read_file, write_file
 from composer.checkpoint._names import PartialFilePath
 from composer.checkpoint._seal import CorruptCheckpointError
 from composer.checkpoint._shards import read_shards, shapes_of_shards, write_shards
-from composer.distributed._tensors import is_sharded
+from composer.checkpoint.sharded_tensors import is_sharded
 from composer.utils import dist
 from composer.utils.iter_helpers import map_items
 

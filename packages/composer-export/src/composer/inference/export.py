@@ -52,7 +52,7 @@ def export_for_inference(
     Args:
         model: The model, wrapped by DDP or `torch.compile` or not. A `ComposerModel` or any other module.
         save_format: `"torch_export"` (PyTorch's own format, `.pt2`), `"onnx"` (needs `pip install
-            'composer-trainer[onnx]'`) or `"torchscript"` (deprecated in PyTorch; compiled, or else traced).
+            'composer-export[onnx]'`) or `"torchscript"` (deprecated in PyTorch; compiled, or else traced).
         save_path: Where to write: a local path, the URI of any store that fsspec knows, or a name in
             `save_object_store`. An earlier file is replaced when the new one is whole. Weights of 2 GiB or more do not
             fit into the file of an ONNX model, and are written beside it, to one that ends in `.data`.

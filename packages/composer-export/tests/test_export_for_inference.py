@@ -579,7 +579,7 @@ def test_a_missing_package_says_what_installs_it(tmp_path: Path, monkeypatch: py
     import composer.inference._formats as formats
 
     monkeypatch.setattr(formats, "find_spec", lambda name: None)
-    with pytest.raises(ModuleNotFoundError, match=r"`onnx` and `onnxscript`.*pip install 'composer-trainer\[onnx\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"`onnx` and `onnxscript`.*pip install 'composer-export\[onnx\]'"):
         export_for_inference(SimpleModel(), "onnx", tmp_path / "model.onnx", sample_input=SMALL)
 
 
