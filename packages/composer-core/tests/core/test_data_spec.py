@@ -179,12 +179,12 @@ class TestSplitting:
 
     @pytest.mark.parametrize("batch", [{1, 2}, "text", 5, None])
     def test_other_batches_are_not_implemented(self, batch: Any) -> None:
-        with pytest.raises(NotImplementedError, match=r"can not be split by default. Pass `split_batch`"):
+        with pytest.raises(NotImplementedError, match=r"cannot be split by default. Pass `split_batch`"):
             default_split_batch(batch, 2)
 
     @pytest.mark.parametrize("batch", [(torch.zeros(4), 5), {"x": torch.zeros(4), "y": {1, 2}}, [1, "a"]])
     def test_other_elements_are_refused(self, batch: Any) -> None:
-        with pytest.raises(ValueError, match="must be made of tensors, lists, tuples and mappings"):
+        with pytest.raises(ValueError, match="must consist of tensors, lists, tuples and mappings"):
             default_split_batch(batch, 2)
 
     @pytest.mark.parametrize(

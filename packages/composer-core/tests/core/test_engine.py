@@ -149,7 +149,9 @@ def test_an_algorithm_must_say_when_it_acts() -> None:
         def apply(self, event: Event, state: State, logger: Logger) -> None:
             pass
 
-    with pytest.raises(TypeError, match=r"`Silent` must say when it acts, but has neither `events` nor a `match`"):
+    with pytest.raises(
+        TypeError, match=r"`Silent` must declare when it acts, but defines neither `events` nor `match`"
+    ):
         Engine(make_state(algorithms=Silent()))
 
 
@@ -326,7 +328,7 @@ def test_a_pass_can_be_registered_later(recorder: Recorder) -> None:
     engine.run_event(Event.BATCH_START)
 
     assert recorder.ran == ["b", "a"]
-    assert "passes of your own" in str(engine.explain())
+    assert "reordered by custom passes" in str(engine.explain())
 
 
 # ---- what an event needs ----

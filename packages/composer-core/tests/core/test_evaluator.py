@@ -84,7 +84,7 @@ class TestMetricNames:
             assert evaluator(metric_names=["Acuracy"]).select_metrics({"Accuracy": 1}) == {}
 
         assert [record.message for record in caplog.records] == [
-            "No metric of the model matches 'Acuracy' in `metric_names` of evaluator 'test'; there are Accuracy."
+            "No metric of the model matches 'Acuracy' in `metric_names` of evaluator 'test'. The metrics are: Accuracy."
         ]
 
     @pytest.mark.parametrize("names", [("Entropy", "^Acc"), {"^Acc", "Entropy"}, dict.fromkeys(["Entropy"]).keys()])
@@ -101,7 +101,7 @@ class TestMetricNames:
             evaluator(metric_names=names)
 
     def test_what_is_no_regular_expression_is_refused(self) -> None:
-        with pytest.raises(ValueError, match=r"must hold regular expressions, got '\*Entropy': nothing to repeat"):
+        with pytest.raises(ValueError, match=r"must contain regular expressions, got '\*Entropy': nothing to repeat"):
             evaluator(metric_names=["*Entropy"])
 
 

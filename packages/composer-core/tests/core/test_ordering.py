@@ -192,7 +192,7 @@ def test_the_plan_says_which_declaration_orders_two() -> None:
         return [(row.name, row.reason) for row in Engine(state).explain().at(at)]
 
     listed, why = ((Mixer, MIXER), (Pruner, PRUNER)), "Mixer transforms the batch, which Pruner precedes"
-    undone = "acted at the opening event too: reverse of the order there"
+    undone = "also acted at the first event of the pair: reverse of the order there"
     declared = [("Pruner", f"before Mixer: {why}"), ("Mixer", f"after Pruner: {why}")]
 
     assert declared == reasons([Event.BATCH_START], Event.BATCH_START, *listed)
@@ -334,7 +334,7 @@ def test_a_pair_that_only_one_of_the_two_discourages_is_warned_of(reverse: bool)
 
 @pytest.mark.parametrize("effects", [{"unknown"}, {":x"}, {"x:"}, {""}])
 def test_unknown_effects_are_refused_at_class_creation(effects: set[str]) -> None:
-    with pytest.raises(ValueError, match=r"`provides` must hold effects known to `composer.core`.*vendor:effect"):
+    with pytest.raises(ValueError, match=r"`provides` must contain effects of `composer.core`.*vendor:effect"):
 
         class _Wrong(Acting):
             placement = Placement(provides=effects)

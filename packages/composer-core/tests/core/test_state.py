@@ -358,7 +358,7 @@ def test_a_model_that_does_not_match_is_an_error_or_a_warning() -> None:
     saved["model"]["extra"] = torch.zeros(1)
     with pytest.raises(RuntimeError, match=r"Error\(s\) in loading state_dict"):
         make_state().load_model_state(saved, strict=True)
-    with pytest.warns(UserWarning, match=r"Unknown here: \['extra'\]"):
+    with pytest.warns(UserWarning, match=r"Not in the model: \['extra'\]"):
         make_state().load_model_state(saved, strict=False)
 
 

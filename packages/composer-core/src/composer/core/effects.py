@@ -1,7 +1,7 @@
-"""What an algorithm does to a run, and where that puts it among others: by effect, never by class.
+"""Effects of algorithms, and placements: where an algorithm acts relative to the effects of others.
 
-An algorithm says what it provides and next to which effects it must stand. Packages thus order themselves without
-knowing each other.
+An algorithm declares which effects it provides, and which effects it must precede or follow. So the algorithms of
+different packages are ordered without knowing each other.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ DROPS_PIXELS = "drops_pixels"  # leaves out rows and columns of images
 CHANGES_RESOLUTION = "changes_resolution"  # changes the height and width of images
 ERASES_PIXELS = "erases_pixels"  # blanks regions of images
 MIXES_INPUTS = "mixes_inputs"  # blends inputs of different examples
-PASTES_REGIONS = "pastes_regions"  # puts regions of one example into another
-RESHAPES_SEQUENCES = "reshapes_sequences"  # deals the tokens of a batch out to more, shorter sequences
+PASTES_REGIONS = "pastes_regions"  # pastes regions of one example into another
+RESHAPES_SEQUENCES = "reshapes_sequences"  # reshapes the tokens of a batch into more, shorter sequences
 CHANGES_LENGTH = "changes_length"  # changes the length of sequences
 MIXES_TARGETS = "mixes_targets"  # turns targets into combinations of targets
 SMOOTHS_TARGETS = "smooths_targets"  # moves targets towards another distribution
 INTERPOLATES_LOSS = "interpolates_loss"  # replaces the loss by a combination of losses
 SCALES_SCHEDULE = "scales_schedule"  # changes the duration of the run and its schedules
 REPLACES_MODEL = "replaces_model"  # swaps the whole model
-CHANGES_LAYERS = "changes_layers"  # changes layers of the model; every effect of _ON_LAYERS implies it
+CHANGES_LAYERS = "changes_layers"  # changes layers of the model; implied by every effect in _ON_LAYERS
 REPLACES_BLOCKS = "replaces_blocks"  # swaps blocks of several layers
 REPLACES_ATTENTION = "replaces_attention"  # swaps attention layers
 REPLACES_FEEDFORWARD = "replaces_feedforward"  # swaps the feed-forward layers of transformers
@@ -75,17 +75,17 @@ WRAPS_CONVS = "wraps_convs"  # puts a module around convolution layers
 REPLACES_CONVS = "replaces_convs"  # swaps convolution or pooling layers
 FACTORIZES_WEIGHTS = "factorizes_weights"  # splits layers into layers of lower rank
 STANDARDIZES_WEIGHTS = "standardizes_weights"  # computes weights from other weights in every forward pass
-ADDS_NORMS = "adds_norms"  # brings new normalisation layers into the model
+ADDS_NORMS = "adds_norms"  # adds normalisation layers to the model
 REPLACES_NORMS = "replaces_norms"  # swaps normalisation layers
 REPLACES_LAYERNORMS = "replaces_layernorms"  # swaps layer normalisations
 CHANGES_MEMORY_FORMAT = "changes_memory_format"  # changes the strides of weights
 FREEZES_WEIGHTS = "freezes_weights"  # stops training some weights
 CLIPS_GRADIENTS = "clips_gradients"  # limits gradients before the step
 WRAPS_OPTIMIZER = "wraps_optimizer"  # puts an optimizer around the optimizer
-AVERAGES_WEIGHTS = "averages_weights"  # keeps an average of the weights beside them
-SWAPS_WEIGHTS = "swaps_weights"  # exchanges the weights with others for a while, to evaluate or save those
+AVERAGES_WEIGHTS = "averages_weights"  # maintains an average of the weights
+SWAPS_WEIGHTS = "swaps_weights"  # temporarily swaps in other weights, to evaluate or save them
 
-# What each effect is in messages: "..., which <phrase>".
+# The phrase for each effect in messages: "..., which <phrase>".
 PHRASES = {
     PRUNES_BATCH: "prunes the batch",
     TRANSFORMS_BATCH: "transforms the batch",
@@ -123,7 +123,7 @@ PHRASES = {
     SWAPS_WEIGHTS: "swaps weights for a while",
 }
 EFFECTS = frozenset(PHRASES)
-# What is done to layers of one kind is done to layers.
+# Effects on one kind of layer, which imply CHANGES_LAYERS.
 _ON_LAYERS = frozenset(
     {
         REPLACES_BLOCKS,
@@ -143,21 +143,21 @@ _ON_LAYERS = frozenset(
 
 @dataclass(frozen=True)
 class Placement:
-    """Where an algorithm stands among others, declared by effect.
+    """The position of an algorithm among others, declared by effects.
+
+    An effect is a constant of `composer.core` (`PRUNES_BATCH`, ...) or a custom name of the form `"vendor:effect"`.
 
     Args:
-        provides: What this algorithm does. What replaces, wraps, factorizes or standardizes layers of one kind, or
-            adds some, provides CHANGES_LAYERS too, unsaid.
-        before: It acts before every algorithm that provides one of these.
-        after: It acts after every algorithm that provides one of these.
-        excludes: It cannot be used with an algorithm that provides one of these; the engine raises.
-        discourages: It should not be used with an algorithm that provides one of these; the engine warns.
-
-    An effect is a constant of `composer.core` (`PRUNES_BATCH`, ...) or a name of your own, written `"vendor:effect"`.
+        provides: The effects of this algorithm. Effects on one kind of layer (replacing, wrapping, factorizing,
+            standardizing or adding layers) imply CHANGES_LAYERS.
+        before: Effects; this algorithm acts before every algorithm that provides one of them.
+        after: Effects; this algorithm acts after every algorithm that provides one of them.
+        excludes: Effects; together with an algorithm that provides one of them, the engine raises an error.
+        discourages: Effects; together with an algorithm that provides one of them, the engine warns.
 
     Raises:
-        ValueError: An effect is neither.
-        TypeError: An effect is not a string, or one string is given where a set of them is needed.
+        ValueError: An effect is unknown and has not the form `"vendor:effect"`.
+        TypeError: An effect is not a string, or an argument is a string instead of a set of strings.
 
     Example:
         >>> Placement(provides={PRUNES_BATCH}, before={TRANSFORMS_BATCH}).before
@@ -190,11 +190,11 @@ def _checked(argument: str, effects: Any) -> frozenset[str]:
         raise TypeError(f"`{argument}` must be a set of effects, got the string {effects!r}. Write `{{{effects!r}}}`.")
     for effect in effects:
         if not isinstance(effect, str):
-            raise TypeError(f"`{argument}` must hold effects, which are strings, got {effect!r}.")
+            raise TypeError(f"`{argument}` must contain effects, which are strings, got {effect!r}.")
         vendor, _, name = effect.partition(":")
         if effect not in EFFECTS and not (vendor and name):
             raise ValueError(
-                f"`{argument}` must hold effects known to `composer.core` or names of your own such as "
-                f"'vendor:effect', got {effect!r}. Known are {', '.join(sorted(EFFECTS))}."
+                f"`{argument}` must contain effects of `composer.core` or custom names such as "
+                f"'vendor:effect', got {effect!r}. The effects of `composer.core` are {', '.join(sorted(EFFECTS))}."
             )
     return frozenset(effects)

@@ -39,7 +39,7 @@ __all__ = ["Engine", "Plan", "PlanRow", "Trace", "Traces"]
 log = logging.getLogger(__name__)
 
 _DEFAULT_PASSES: tuple[AlgorithmPass, ...] = (order_by_placement, set_filo_order, warn_on_discouraged)
-_EVENTS: dict[str, Event] = {event.value: event for event in Event}  # strings are announced every step too
+_EVENTS: dict[str, Event] = {event.value: event for event in Event}  # some loops pass strings at every step
 _WITHOUT_DATALOADER = frozenset(
     {Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.EVAL_STANDALONE_START, Event.EVAL_STANDALONE_END}
 )
@@ -52,14 +52,14 @@ _WITHOUT_DURATION = frozenset(
 
 @dataclass
 class Trace:
-    """What one algorithm did at one event.
+    """A record of one algorithm that ran at one event.
 
     Attributes:
-        name: The class of the algorithm.
+        name: The class name of the algorithm.
         event: The event.
-        exit_code: What `apply` returned.
+        exit_code: The return value of `apply`.
         order: The position among the algorithms that ran, from 0.
-        run: Whether it ran.
+        run: True if it ran.
     """
 
     name: str = ""
@@ -74,14 +74,14 @@ Traces = dict[str, Trace]
 
 @dataclass(frozen=True)
 class PlanRow:
-    """One act of a plan.
+    """One row of a plan: an algorithm or callback that acts at an event.
 
     Attributes:
         event: The event.
         order: The position at the event, from 1.
         kind: `"algorithm"`, `"callback"` or `"logger"`.
-        name: The class.
-        reason: Why it stands there.
+        name: The class name.
+        reason: The reason for the position.
     """
 
     event: Event
@@ -92,10 +92,10 @@ class PlanRow:
 
 
 class Plan(Sequence[PlanRow]):
-    """What `engine.explain()` returns: the rows of the plan; prints as a table.
+    """The plan of an engine, as returned by `engine.explain()`. Printed, it is a table.
 
     Args:
-        rows: In the order of events, then of acting.
+        rows: The rows, sorted by event and then by position.
     """
 
     def __init__(self, rows: Sequence[PlanRow]) -> None:
@@ -111,7 +111,7 @@ class Plan(Sequence[PlanRow]):
         return iter(self.rows)
 
     def at(self, event: Event | str) -> list[PlanRow]:
-        """The rows of one event, in order."""
+        """Return the rows of one event, in order."""
         event = Event(event)
         return [row for row in self.rows if row.event is event]
 
@@ -134,29 +134,30 @@ class Plan(Sequence[PlanRow]):
 
 
 class Engine:
-    """Runs, at each event, the algorithms and callbacks that act there, on one shared state.
+    """The engine of a run: at each event it calls the algorithms and callbacks that act there.
 
-    The dispatch is compiled: a table holds, for each event, what acts at it and in which order, so an event nobody
-    listens to costs one look-up. The table is rebuilt when the state's algorithms or callbacks change.
+    Dispatch is compiled: a table holds, for each event, the algorithms and callbacks in their order, so an event
+    without any costs one look-up. The table is rebuilt when `state.algorithms` or `state.callbacks` change.
 
     At INIT the order is loggers, callbacks, algorithms; at all other events algorithms, callbacks, loggers. Algorithms
-    stand in the user's order except where their placements say otherwise; at AFTER and END events the order is
-    reversed, so that what was set up first is torn down last.
+    act in the order in which the user listed them, unless their placements say otherwise. At AFTER and END events the
+    order is reversed: first in, last out.
 
     Args:
-        state: The state of the run. Its `algorithms` and `callbacks` are what runs.
-        logger: Takes what algorithms and callbacks log. None: a logger over the loggers among `state.callbacks`.
-        algorithm_passes: Passes of your own: a function, `(function, index)`, or a list of these. They run after the
-            declared order, or where `index` puts them in `engine.algorithm_passes`.
+        state: The state of the run, with its algorithms and callbacks.
+        logger: The logger that algorithms and callbacks log with; None is a logger with the destinations among
+            `state.callbacks`.
+        algorithm_passes: Custom passes: a function, `(function, index)`, or a list of these. They run after the default
+            passes, or at position `index` in `engine.algorithm_passes`.
         algorithms: Algorithms to add to `state.algorithms`.
 
     Raises:
-        ConflictError: Two algorithms exclude each other.
+        ConflictError: One algorithm excludes another.
         OrderingError: The declared orders of some algorithms contradict each other.
-        ValueError: `algorithm_passes` has another form.
+        ValueError: `algorithm_passes` has an unsupported form.
 
     Example:
-        A training loop of your own::
+        In a custom training loop::
 
             engine = Engine(state, algorithms=[MixUp()])
             engine.run_event("before_forward")
@@ -186,7 +187,7 @@ class Engine:
         changed = _weak_call(weakref.WeakMethod(self._changed))
         passes._on_change = changed
         state._observers.append(changed)
-        # Runs when the engine is collected, at `close` or at exit, whichever comes first, and only once.
+        # Runs once: at `close`, when the engine is garbage-collected, or at exit.
         self._close = weakref.finalize(self, _close, state, self.logger)
         self._ordering = Ordering(state.algorithms)
         self._ordering.warn_discouraged()
@@ -205,18 +206,18 @@ class Engine:
         self.algorithm_passes.insert(index, algorithm_pass)
 
     def run_event(self, event: Event | str) -> Traces:
-        """Announce an event: run what acts at it.
+        """Run the algorithms and callbacks that act at an event.
 
         Args:
             event: An `Event`, its name or its value.
 
         Returns:
-            A `Trace` for each algorithm that ran, by `"{algorithm}/{event}"`.
+            A `Trace` for each algorithm that ran, keyed by `"{algorithm}/{event}"`.
 
         Raises:
             ValueError: The event is unknown.
-            RuntimeError: The engine is closed, or a callback is still open from another run (at INIT).
-            AssertionError: The state lacks the dataloader or the `max_duration` that the event needs.
+            RuntimeError: The engine is closed, or (at INIT) a callback is still open in another run.
+            AssertionError: The event needs a dataloader or `max_duration`, and the state has none.
         """
         try:
             run = self._table[event.index]  # type: ignore[index]
@@ -226,7 +227,7 @@ class Engine:
         return {} if run is None else run()
 
     def run_marker_only_event(self, event: Event | str) -> None:
-        """Tell the profiler of an event at which nothing runs: the loader was asked for a batch but had none left.
+        """Report an event to the profiler without running it, e.g. when the loader has no more batches.
 
         Args:
             event: An `Event`, its name or its value.
@@ -239,32 +240,32 @@ class Engine:
             self._event_markers().marker_of(event)()
 
     def explain(self) -> Plan:
-        """The compiled plan: event by event who acts, in which order and why. Prints as a table.
+        """Return the compiled plan: for each event the algorithms and callbacks, their order and the reasons for it.
 
-        An algorithm that declares no `events` is listed under every event, because it is asked at every event.
+        An algorithm that declares no `events` is listed at every event, because its `match` is called there.
         """
         rows: list[PlanRow] = []
         for event in Event:
-            found: list[tuple[str, str, str]] = []
+            actors: list[tuple[str, str, str]] = []
             plan = self._algorithm_plan(event, {})
             order, acted = plan.expected()
             for i in order:
                 algorithm = plan.ordering.algorithms[i]
                 reason = plan.ordering.why(i, order, acted)
-                asked = "" if algorithm.events is not None else " (asked through `match`)"
-                found.append(("algorithm", type(algorithm).__name__, reason + asked))
+                note = "" if algorithm.events is not None else " (if `match` returns True)"
+                actors.append(("algorithm", type(algorithm).__name__, reason + note))
             if self._extra_passes():
-                found = [(kind, name, f"{why}; then reordered by passes of your own") for kind, name, why in found]
+                actors = [(kind, name, f"{why}; then reordered by custom passes") for kind, name, why in actors]
             watchers = [
                 ("logger" if isinstance(c, LoggerDestination) else "callback", type(c).__name__, "as listed")
                 for c in self._watchers(event)
             ]
-            found = watchers + found if event is Event.INIT else found + watchers
-            rows.extend(PlanRow(event, n, *row) for n, row in enumerate(found, start=1))
+            actors = watchers + actors if event is Event.INIT else actors + watchers
+            rows.extend(PlanRow(event, n, *row) for n, row in enumerate(actors, start=1))
         return Plan(rows)
 
     def close(self) -> None:
-        """Close every callback and logger; safe to call twice. Runs by itself when the engine goes away."""
+        """Close all callbacks and loggers. Safe to call twice; called when the engine is garbage-collected, too."""
         self._table = None
         self._close()
 
@@ -305,7 +306,7 @@ class Engine:
         return AlgorithmPlan(event, self._ordering, chosen, not appended, acted, applied)
 
     def _watchers(self, event: Event) -> list[Callback]:
-        """The callbacks that listen to an event, in the order they are called."""
+        """Return the callbacks that override the method of an event, in the order in which they are called."""
         callbacks = [c for c in self.state.callbacks if event.value in overridden_hooks(c)]
         loggers_first = event is Event.INIT
         return sorted(callbacks, key=lambda c: isinstance(c, LoggerDestination) != loggers_first)
@@ -317,8 +318,8 @@ class Engine:
             return _raiser(event, problem)
         markers = None if state.profiler is None else self._event_markers()
         plan = self._algorithm_plan(event, acted, markers)
-        algorithms = plan if plan.candidates or self._extra_passes() else None  # a pass may add algorithms
-        hooks: list[Callable[[State, Logger], Any]] = [_forgiving(c, event) for c in self._watchers(event)]
+        algorithms = plan if plan.candidates or self._extra_passes() else None  # passes may add algorithms
+        hooks: list[Callable[[State, Logger], Any]] = [_safe_hook(c, event) for c in self._watchers(event)]
         if markers is not None:
             hooks = [markers.hook(c, h, event) for c, h in zip(self._watchers(event), hooks, strict=True)]
         debug = "ENGINE_DEBUG" in os.environ
@@ -328,7 +329,7 @@ class Engine:
         if event is Event.INIT:
             return lambda: _run_init(algorithms, hooks, state, logger)
         if event is Event.FIT_START and self._algorithm_plan(Event.INIT, {}).candidates:
-            hooks.insert(0, _forget_structure)
+            hooks.insert(0, _drop_structure_snapshot)
         run = None if algorithms is None and not hooks else _runner(algorithms, hooks, state, logger)
         return run if markers is None else markers.around(event, run)
 
@@ -337,7 +338,7 @@ class Engine:
 
 
 class _Applied(Protocol):
-    """An algorithm, or what stands for it."""
+    """An algorithm, or a wrapper around one."""
 
     def apply(self, event: Event, state: State, logger: Logger) -> int | None: ...
 
@@ -348,10 +349,10 @@ class AlgorithmPlan:
     Args:
         event: The event.
         ordering: The order of all the run's algorithms.
-        passes: Passes that replace the order (`replace`) or follow it.
-        replace: Whether `passes` is the whole list of passes.
-        acted: For each event, the indices of the algorithms that acted there last, in order; shared by all plans.
-        applied: What is applied instead of the run's algorithms, one each; None: they themselves.
+        passes: Custom passes that run after the default ones, or all passes (`replace`).
+        replace: Whether `passes` replaces the default passes.
+        acted: The indices of the algorithms that acted last at each event, in order; shared by all plans.
+        applied: Wrappers to apply instead of the algorithms, one for each; None for the algorithms themselves.
     """
 
     def __init__(
@@ -370,7 +371,7 @@ class AlgorithmPlan:
         self._applied: Sequence[_Applied] = algorithms if applied is None else applied
         self.candidates = tuple(i for i in ordering.forward if _may_act(algorithms[i], event))
         self._ascending = tuple(sorted(self.candidates))
-        # Who acted at an opening event matters only where a declared order and an undoing one can meet.
+        # Which algorithms acted at the first event of a pair matters only if there are declared orders.
         self._remember = ordering.declared and event.is_before_event
         self._reorder = ordering.declared and event.is_after_event
         self._always = all(always_matches(algorithms[i]) for i in self.candidates)
@@ -379,7 +380,7 @@ class AlgorithmPlan:
         self._index = {id(algorithm): i for i, algorithm in enumerate(algorithms)}
 
     def expected(self) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-        """The order if every candidate acts, and those taken to have acted at the opening event (None: no reversal)."""
+        """Return the order if every candidate acts, and the assumed actors at the first event (None: no reversal)."""
         if not self.event.is_after_event:
             return self.candidates, None
         algorithms, opener = self.ordering.algorithms, self._opener
@@ -391,7 +392,7 @@ class AlgorithmPlan:
         return self.ordering.backward(self._ascending, acted), acted
 
     def run(self, state: State, logger: Logger) -> Traces:
-        """Apply every matching algorithm; return their traces by `"{algorithm}/{event}"`."""
+        """Apply every matching algorithm; return the traces by `"{algorithm}/{event}"`."""
         event, algorithms = self.event, self.ordering.algorithms
         if self._always:
             order, ascending = self.candidates, self._ascending
@@ -412,14 +413,14 @@ class AlgorithmPlan:
         return self._apply(order, state, logger)
 
     def _apply_passed(self, order: Sequence[int], state: State, logger: Logger) -> Traces:
-        """Apply what the passes return, which may hold algorithms that do not act at the event or are not the run's."""
+        """Apply the result of the passes, which may contain algorithms that do not act here or are not in the run."""
         event = self.event
         algorithms: Sequence[Algorithm] = [self.ordering.algorithms[i] for i in order]
         for algorithm_pass in self._passes:
             algorithms = algorithm_pass(algorithms, event)
             if not isinstance(algorithms, Sequence):
                 raise TypeError(
-                    f"A pass of `algorithm_passes` must return the list of algorithms, got {algorithms!r} from "
+                    f"A pass must return a list of algorithms, got {algorithms!r} from "
                     f"{algorithm_pass!r}. Return its first argument, reordered."
                 )
         indices = [self._index.get(id(algorithm)) for algorithm in algorithms]
@@ -449,7 +450,7 @@ class AlgorithmPlan:
 
 
 def _trace_keys(algorithms: Sequence[Algorithm], indices: Sequence[int], event: Event) -> dict[int, str]:
-    """`"{algorithm}/{event}"`; of algorithms that print alike, the later ones are numbered."""
+    """Return the keys `"{algorithm}/{event}"`; algorithms with the same `str` are numbered."""
     keys: dict[int, str] = {}
     for i in indices:
         keys[i] = _free_key(str(algorithms[i]), event, keys.values())
@@ -481,7 +482,7 @@ def _runner(
 
 
 def _weak_explain(method: weakref.WeakMethod[Callable[[], Plan]]) -> Callable[[], Plan | None]:
-    """Ask an engine for its plan unless it is gone, without keeping it."""
+    """Return a function that calls `Engine.explain` without keeping the engine alive; None if it is gone."""
 
     def explain() -> Plan | None:
         bound = method()
@@ -506,12 +507,12 @@ def _hook(callback: Callback, event: Event) -> Callable[[State, Logger], Any]:
     return lambda state, logger: callback.run_event(event, state, logger)
 
 
-def _forgiving(callback: Callback, event: Event) -> Callable[[State, Logger], Any]:
-    """The method of a callback for an event; if it is a logger's, a failure of it does not end the run."""
+def _safe_hook(callback: Callback, event: Event) -> Callable[[State, Logger], Any]:
+    """Return the method of a callback for an event. A failure of a logger is reported and does not end the run."""
     hook = _hook(callback, event)
     if not isinstance(callback, LoggerDestination):
         return hook
-    # A wrong argument must be found out when the run is set up; a service that is down may come back.
+    # Wrong arguments must raise when the run is set up, but a service that is down may come back.
     caught = (ConnectionError, TimeoutError) if event is Event.INIT else Exception
 
     def run(state: State, logger: Logger) -> None:
@@ -554,7 +555,7 @@ def _run_init(
         hook(state, logger)
     if algorithms is None:
         return {}
-    state._before_init = ModelSnapshot(state)
+    state._structure_before_init = ModelSnapshot(state)
     return algorithms.run(state, logger)
 
 
@@ -563,8 +564,8 @@ def _is_open(callback: Callback) -> bool:
     return getattr(callback, "_opened_as", None) == id(callback)
 
 
-def _forget_structure(state: State, logger: Logger) -> None:
-    state._before_init = None
+def _drop_structure_snapshot(state: State, logger: Logger) -> None:
+    state._structure_before_init = None
 
 
 def _prefix(event: Event, state: State) -> str:
@@ -585,7 +586,7 @@ def _logged(callback: Callback, hook: Callable[[State, Logger], Any], event: Eve
 
 
 def _close(state: State, logger: Logger) -> None:
-    """Close all callbacks; one that fails is logged, and the others still close."""
+    """Close all callbacks. If one fails, log the error and close the others."""
     log.debug("Closing the engine.")
     failed = set()
     for callback in state.callbacks:
@@ -611,7 +612,7 @@ def _close(state: State, logger: Logger) -> None:
 
 
 def _shut_down_workers(dataloader: Any) -> None:
-    # Workers of a persistent loader outlive the run, and torch offers no public way to end them.
+    # Persistent workers outlive the run, and torch has no public way to stop them.
     iterator = getattr(dataloader, "_iterator", None)
     shut_down = getattr(iterator, "_shutdown_workers", None)
     if shut_down is not None:

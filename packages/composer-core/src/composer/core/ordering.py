@@ -1,4 +1,4 @@
-"""The order in which a set of algorithms acts, from their declared placements. Computed once per set."""
+"""Sort algorithms by their declared placements."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class OrderingError(ComposerError, ValueError):
 
 
 def opener_of(event: Event) -> Event | None:
-    """The event that `event` closes: `BEFORE_LOSS` for `AFTER_LOSS`, `EPOCH_START` for `EPOCH_END`; else None."""
+    """Return the first event of the pair that `event` ends, such as BEFORE_LOSS for AFTER_LOSS; else None."""
     if not event.is_after_event:
         return None
     same = (e for e in type(event) if e.is_before_event and e.canonical_name == event.canonical_name)
@@ -40,10 +40,10 @@ def opener_of(event: Event) -> Event | None:
 
 
 class Ordering:
-    """The declared order of a set of algorithms.
+    """The declared order of a set of algorithms. Computed once per set.
 
     Args:
-        algorithms: In the user's order.
+        algorithms: The algorithms, in the order in which the user listed them.
 
     Raises:
         ConflictError: One algorithm excludes another.
@@ -54,20 +54,20 @@ class Ordering:
         self.algorithms = tuple(algorithms)
         self._placements = [declared_placement(algorithm) for algorithm in self.algorithms]
         self._check_excludes()
-        # edges[i][j] says why algorithm i acts before algorithm j
+        # edges[i][j] is the reason why algorithm i acts before algorithm j
         self._edges: dict[int, dict[int, str]] = {i: self._successors(i) for i in range(len(self.algorithms))}
         self._after: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, ...]] = {}
         self.declared = any(self._edges.values())
         self.forward = self._sorted(range(len(self.algorithms)), self._edges)
 
     def backward(self, present: tuple[int, ...], acted: tuple[int, ...]) -> tuple[int, ...]:
-        """The order at an AFTER or END event: first in, last out, without breaking a declared order.
+        """Return the order at an AFTER or END event: first in, last out, without breaking a declared order.
 
-        What algorithms undo of their own act at the opening event is undone in the reverse of the order they acted in.
+        Algorithms that also acted at the first event of the pair undo that in exactly the reverse order.
 
         Args:
-            present: The algorithms that act now, ascending.
-            acted: Those that acted at the opening event, in that order.
+            present: The indices of the algorithms that act now, ascending.
+            acted: The indices of those that acted at the first event, in that order.
         """
         if not self.declared:
             return present[::-1]
@@ -80,12 +80,12 @@ class Ordering:
                 for i in present
             }
             for i, j in itertools.pairwise(undone):
-                edges[i][j] = "it acted later at the opening event"
+                edges[i][j] = "it acted later at the first event of the pair"
             self._after[key] = self._sorted([i for i in reversed(self.forward) if i in now], edges)
         return self._after[key]
 
     def why(self, index: int, order: Sequence[int], acted: Sequence[int] | None) -> str:
-        """Why `order` puts an algorithm where it is, in words."""
+        """Return the reason for the position of an algorithm in `order`, in words."""
         reasons = []
         for other in order:
             undone = acted is not None and index in acted and other in acted
@@ -96,7 +96,7 @@ class Ordering:
             if index in self._edges[other]:
                 reasons.append(f"after {self._name(other)}: {self._edges[other][index]}")
         if acted is not None and index in acted and len(acted) > 1:
-            reasons.append("acted at the opening event too: reverse of the order there")
+            reasons.append("also acted at the first event of the pair: reverse of the order there")
         if reasons:
             return "; ".join(reasons)
         if acted is None or len(order) == 1:
@@ -104,7 +104,7 @@ class Ordering:
         return "reverse of the list: first in, last out"
 
     def warn_discouraged(self) -> None:
-        """Warn of every pair that its placement discourages."""
+        """Warn about every pair that a placement discourages."""
         for i, j, effects in self._pairs("discourages"):
             if j < i and self._placements[j].discourages & self._placements[i].provides:
                 continue  # both discourage each other: one warning is enough
@@ -119,25 +119,25 @@ class Ordering:
         return type(self.algorithms[index]).__name__
 
     def _pairs(self, field: str) -> list[tuple[int, int, frozenset[str]]]:
-        found = []
+        pairs = []
         for i, placement in enumerate(self._placements):
             for j, other in enumerate(self._placements):
                 effects = getattr(placement, field) & other.provides
                 if i != j and effects:
-                    found.append((i, j, effects))
-        return found
+                    pairs.append((i, j, effects))
+        return pairs
 
     def _check_excludes(self) -> None:
         for i, j, effects in self._pairs("excludes"):
-            what = f"`{self._name(i)}` cannot be used together with `{self._name(j)}`, which {_words(effects)}."
+            problem = f"`{self._name(i)}` cannot be used together with `{self._name(j)}`, which {_words(effects)}."
             if type(self.algorithms[i]) is type(self.algorithms[j]):
-                what = f"`{self._name(i)}` is given twice, and one of it {_words(effects)} already."
-            raise ConflictError(f"{what} Remove one of the two from `algorithms`.")
+                problem = f"`{self._name(i)}` is given twice, but one of them already {_words(effects)}."
+            raise ConflictError(f"{problem} Remove one of the two from `algorithms`.")
 
     def _successors(self, i: int) -> dict[int, str]:
-        mine, edges = self._placements[i], {}
+        own, edges = self._placements[i], {}
         for j, other in enumerate(self._placements):
-            effects = (mine.provides & other.after, mine.before & other.provides)
+            effects = (own.provides & other.after, own.before & other.provides)
             if i == j or not any(effects):
                 continue
             if effects[0]:
@@ -147,28 +147,28 @@ class Ordering:
         return edges
 
     def _sorted(self, base: Sequence[int], edges: Mapping[int, Mapping[int, str]]) -> tuple[int, ...]:
-        """A topological sort that keeps `base` wherever the edges leave it free."""
+        """Sort topologically; where the edges allow several orders, keep that of `base`."""
         rank = {i: position for position, i in enumerate(base)}
-        waiting = dict.fromkeys(base, 0)
+        num_predecessors = dict.fromkeys(base, 0)
         for successors in edges.values():
             for j in successors:
-                waiting[j] += 1
-        ready = [rank[i] for i in base if not waiting[i]]
+                num_predecessors[j] += 1
+        ready = [rank[i] for i in base if not num_predecessors[i]]
         heapq.heapify(ready)
         order: list[int] = []
         while ready:
             i = base[heapq.heappop(ready)]
             order.append(i)
             for j in edges[i]:
-                waiting[j] -= 1
-                if not waiting[j]:
+                num_predecessors[j] -= 1
+                if not num_predecessors[j]:
                     heapq.heappush(ready, rank[j])
         if len(order) < len(base):
             raise OrderingError(self._cycle(set(base) - set(order), edges))
         return tuple(order)
 
     def _cycle(self, stuck: set[int], edges: Mapping[int, Mapping[int, str]]) -> str:
-        # Walk backwards: every stuck algorithm has a stuck predecessor, so a repetition closes the cycle.
+        # Walk backwards: every stuck algorithm has a stuck predecessor, so some algorithm repeats.
         path = [min(stuck)]
         while path.count(path[-1]) < 2:
             path.append(next(i for i in stuck if path[-1] in edges[i]))

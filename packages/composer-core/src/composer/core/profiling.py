@@ -1,4 +1,4 @@
-"""Marks, for a profiler, when events, algorithms and callbacks begin and end. Nothing here runs without a profiler."""
+"""Report to a profiler when events, algorithms and callbacks start and end. Without a profiler nothing here runs."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
 __all__ = ["EventMarkers", "RunMarker", "RunProfiler"]
 
 _ACTIONS = ("warmup", "active", "active_and_save")
-# So rare that they are recorded while batches are skipped, too: they show where in the run a profile was taken.
-_ALWAYS = frozenset({Event.INIT, Event.FIT_START, Event.EPOCH_START, Event.EPOCH_END})
+# Rare events, recorded also while the profiler skips batches: they show where in the run a profile was taken.
+_RECORDED_ALWAYS = frozenset({Event.INIT, Event.FIT_START, Event.EPOCH_START, Event.EPOCH_END})
 
 
 class RunMarker(Protocol):
-    """What the engine calls when something begins and ends."""
+    """A marker of a profiler: the engine calls it when something starts and ends."""
 
     def start(self) -> None:
-        """It begins."""
+        """Record the start."""
 
     def finish(self) -> None:
-        """It ends."""
+        """Record the end."""
 
 
 class RunProfiler(Protocol):
-    """What `State.profiler` must offer; `composer.profiler.Profiler` does."""
+    """The interface of `State.profiler`, which `composer.profiler.Profiler` implements."""
 
     def marker(
         self,
@@ -40,25 +40,25 @@ class RunProfiler(Protocol):
         record_instant_on_finish: bool = ...,
         categories: Sequence[str] = ...,
     ) -> RunMarker:
-        """A marker, the same for the same name.
+        """Return the marker of a name, the same object for the same name.
 
         Args:
-            name: What it marks.
-            actions: When it is recorded: "skip", "warmup", "active", "active_and_save".
-            record_instant_on_start: Whether to record the instant of the start, besides.
-            record_instant_on_finish: Whether to record the instant of the end, besides.
-            categories: What it can be filtered by.
+            name: The name of the recorded span.
+            actions: The profiler actions during which it is recorded: "skip", "warmup", "active", "active_and_save".
+            record_instant_on_start: Whether to record an instant event at the start, too.
+            record_instant_on_finish: Whether to record an instant event at the end, too.
+            categories: Categories to filter by.
         """
 
 
 class EventMarkers:
-    """The markers of one engine. They are always properly nested, whatever a loop leaves out.
+    """The markers of one engine. They are always properly nested, even if a loop leaves out events.
 
-    An event of a pair opens "event/<canonical name>" after it has run and closes it before the other one runs. What is
-    still open inside is closed with it: an iteration without an end, an epoch that an error ended.
+    The first event of a pair starts the marker "event/<canonical name>" after it has run; the second event ends it
+    before it runs. Markers that are still open inside, such as that of an epoch that ended with an error, end too.
 
     Args:
-        profiler: Takes the markers.
+        profiler: The profiler.
     """
 
     def __init__(self, profiler: RunProfiler) -> None:
@@ -67,16 +67,16 @@ class EventMarkers:
         self._running: set[str] = set()
 
     def around(self, event: Event, run: Callable[[], Any] | None) -> Callable[[], Any] | None:
-        """What announces an event: `run`, and before or after it the marker of the pair."""
+        """Return a function that calls `run` and, before or after it, the marker of the pair of the event."""
         if not (event.is_before_event or event.is_after_event):
             return run
         mark = self.marker_of(event)
         if event.is_before_event:
 
             def opening() -> Any:
-                done = {} if run is None else run()
+                traces = {} if run is None else run()
                 mark()
-                return done
+                return traces
 
             return opening
 
@@ -87,29 +87,29 @@ class EventMarkers:
         return closing
 
     def marker_of(self, event: Event) -> Callable[[], None]:
-        """What opens or closes the marker of an event's pair; nothing for an event that belongs to none."""
+        """Return a function that starts or ends the marker of an event's pair; it does nothing for other events."""
         name = event.canonical_name
         if event.is_before_event:
-            actions = ("skip", *_ACTIONS) if event in _ALWAYS else _ACTIONS
+            actions = ("skip", *_ACTIONS) if event in _RECORDED_ALWAYS else _ACTIONS
             marker = self.profiler.marker(f"event/{name}", actions=actions)
             return lambda: self._begin(name, marker)
         return (lambda: self._end(name)) if event.is_after_event else (lambda: None)
 
     def algorithms(self, algorithms: Sequence[Algorithm], event: Event) -> list[_Marked]:
-        """The algorithms, each marked while it is applied."""
+        """Return objects whose `apply` runs those of the algorithms within a marker."""
         return [_Marked(a.apply, self._marker("algorithm", a, event), self._running) for a in algorithms]
 
     def hook(self, callback: Any, hook: Callable[[State, Logger], Any], event: Event) -> Callable[[State, Logger], Any]:
-        """The method of a callback, marked while it runs."""
+        """Return the method of a callback, run within a marker."""
         return _Marked(hook, self._marker("callback", callback, event), self._running).apply
 
-    def _marker(self, kind: str, what: Any, event: Event) -> tuple[str, RunMarker]:
-        cls = type(what).__name__
+    def _marker(self, kind: str, actor: Any, event: Event) -> tuple[str, RunMarker]:
+        cls = type(actor).__name__
         name = f"{kind}/{cls}/event/{event.value}"
         return name, self.profiler.marker(name, categories=[event.value, cls])
 
     def _begin(self, name: str, marker: RunMarker) -> None:
-        self._end(name)  # an error may have kept the last one from ending
+        self._end(name)  # after an error the previous one may still be open
         marker.start()
         self._open.append((name, marker))
 
@@ -124,7 +124,7 @@ class EventMarkers:
 
 
 class _Marked:
-    """Runs something within a marker; within itself, without."""
+    """A function that runs within a marker; a nested call of itself runs without."""
 
     def __init__(self, function: Callable[..., Any], named: tuple[str, RunMarker], running: set[str]) -> None:
         self._function, self._running = function, running

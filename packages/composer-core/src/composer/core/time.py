@@ -21,7 +21,7 @@ _STRING = re.compile(r"\s*([-+]?[\d._]+(?:e[-+]?\d+)?)\s*([a-z]+)\s*", re.IGNORE
 
 
 class TimeUnit(StringEnum):
-    """The unit of a `Time`: what is counted."""
+    """The unit of a `Time`."""
 
     ITERATION = "iter"
     EPOCH = "ep"
@@ -35,17 +35,16 @@ class TimeUnit(StringEnum):
 class Time(Serializable, Generic[TValue]):
     """A length of training time, such as 10 epochs or half of the run. Immutable.
 
-    Written as a string it is a number and a unit: `"10ep"`, `"500ba"`, `"3e9tok"`, `"0.5dur"` (a fraction of the run),
-    `"30sec"`, or a wall-clock time such as `"1h20m"`. Lengths of one unit can be compared and added; plain numbers are
-    taken to be of the same unit.
+    A time string is a number with a unit: `"10ep"`, `"500ba"`, `"3e9tok"`, `"0.5dur"` (a fraction of the run),
+    `"30sec"`, or a wall-clock time such as `"1h20m"`. Lengths of the same unit can be compared and added; plain numbers
+    have the unit of the other operand.
 
     Args:
-        value: A number; an integer for every unit but `DURATION`, which takes a fraction. It is kept as a plain int or
-            float, whatever library it is of.
+        value: A number of any library, stored as a plain int; for `DURATION` a fraction, stored as a float.
         unit: A `TimeUnit`, its name or its value.
 
     Raises:
-        TypeError: `value` is not an integer although the unit counts whole things.
+        TypeError: `value` is not an integer, and the unit is not `DURATION`.
         ValueError: The unit is unknown, or `value` is NaN or infinite.
 
     Example:
@@ -72,40 +71,40 @@ class Time(Serializable, Generic[TValue]):
 
     @classmethod
     def from_iteration(cls, iteration: SupportsIndex) -> Time[int]:
-        """`Time(iteration, "iter")`."""
+        """Return `Time(iteration, "iter")`."""
         return Time(iteration, TimeUnit.ITERATION)
 
     @classmethod
     def from_epoch(cls, epoch: SupportsIndex) -> Time[int]:
-        """`Time(epoch, "ep")`."""
+        """Return `Time(epoch, "ep")`."""
         return Time(epoch, TimeUnit.EPOCH)
 
     @classmethod
     def from_batch(cls, batch: SupportsIndex) -> Time[int]:
-        """`Time(batch, "ba")`."""
+        """Return `Time(batch, "ba")`."""
         return Time(batch, TimeUnit.BATCH)
 
     @classmethod
     def from_sample(cls, sample: SupportsIndex) -> Time[int]:
-        """`Time(sample, "sp")`."""
+        """Return `Time(sample, "sp")`."""
         return Time(sample, TimeUnit.SAMPLE)
 
     @classmethod
     def from_token(cls, token: SupportsIndex) -> Time[int]:
-        """`Time(token, "tok")`."""
+        """Return `Time(token, "tok")`."""
         return Time(token, TimeUnit.TOKEN)
 
     @classmethod
     def from_duration(cls, duration: float) -> Time[float]:
-        """`Time(duration, "dur")`: a fraction of the run."""
+        """Return `Time(duration, "dur")`, a fraction of the run."""
         return Time(float(duration), TimeUnit.DURATION)
 
     @classmethod
     def from_timedelta(cls, timestring: str) -> Time[int]:
-        """Seconds from a wall-clock string such as `"1h20m40s"`, any part of which may be missing.
+        """Parse a wall-clock string such as `"1h20m40s"`, whose parts are optional, to a `Time` in seconds.
 
         Raises:
-            ValueError: The text has another form, 24 or more hours, or 60 or more minutes or seconds.
+            ValueError: The string has another form, 24 or more hours, or 60 or more minutes or seconds.
         """
         match = _CLOCK.fullmatch(timestring.strip())
         if match is None or not any(match.groups()):
@@ -120,10 +119,10 @@ class Time(Serializable, Generic[TValue]):
 
     @classmethod
     def from_input(cls, i: TimeInput, default_int_unit: TimeUnit | str | None = None) -> Time[Any]:
-        """A `Time` from a `Time`, a time string, or a number of any library, of `default_int_unit`.
+        """Convert a `Time`, a time string, or a number in `default_int_unit` to a `Time`.
 
         Raises:
-            RuntimeError: A number is given without a default unit, or something that is no time at all.
+            RuntimeError: `i` is a number without a default unit, or has another type.
         """
         if isinstance(i, Time):
             return i
@@ -141,8 +140,8 @@ class Time(Serializable, Generic[TValue]):
         """Parse a time string; see the class for the forms.
 
         Raises:
-            ValueError: The text does not parse or names an unknown unit.
-            TypeError: A fraction is given for a unit that counts whole things (`"1.5ep"`).
+            ValueError: The string cannot be parsed or has an unknown unit.
+            TypeError: A unit other than "dur" has a fraction (`"1.5ep"`).
         """
         if _CLOCK.fullmatch(timestring) and timestring:
             return Time.from_timedelta(timestring)
@@ -156,8 +155,8 @@ class Time(Serializable, Generic[TValue]):
             raise ValueError(
                 f"A time string must be a number and one of {units}, such as '10ep' or '0.5dur', got {timestring!r}."
             ) from error
-        whole = unit is not TimeUnit.DURATION and number == number // 1
-        return Time(_exact_int(match[1], number) if whole else number, unit)
+        is_integer = unit is not TimeUnit.DURATION and number == number // 1
+        return Time(_exact_int(match[1], number) if is_integer else number, unit)
 
     @property
     def value(self) -> TValue:
@@ -170,7 +169,7 @@ class Time(Serializable, Generic[TValue]):
         return self._unit
 
     def to_timestring(self) -> str:
-        """The time string, for example `"10ep"`."""
+        """Return the time string, for example `"10ep"`."""
         return f"{self._value}{self._unit.value}"
 
     def __repr__(self) -> str:
@@ -185,7 +184,7 @@ class Time(Serializable, Generic[TValue]):
         return (Time, (self._value, self._unit.value))
 
     def _same(self, other: object) -> Any:
-        """`other` as a number of this unit; NotImplemented if it is no time."""
+        """Return `other` as a number in the unit of this time; NotImplemented if it has another type."""
         other = plain_number(other)
         if isinstance(other, (int, float)):
             return other
@@ -285,11 +284,11 @@ class Time(Serializable, Generic[TValue]):
         return self * other
 
     def state_dict(self) -> dict[str, Any]:
-        """`{"value": ..., "unit": ...}`."""
+        """Return `{"value": ..., "unit": ...}`."""
         return {"value": self._value, "unit": self._unit.value}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Become the time that `state_dict` described."""
+        """Set value and unit from a result of `state_dict`."""
         self._value, self._unit = state["value"], TimeUnit(state["unit"])
 
 
@@ -310,23 +309,23 @@ def _plain_value(value: Any, unit: TimeUnit) -> int | float:
 
 
 def _exact_int(text: str, number: float) -> int:
-    # Plain digits are parsed as an int: a float loses whole numbers above 2**53.
+    # Plain digits are parsed as an int: floats are not exact above 2**53.
     digits = text.lstrip("+-").replace("_", "")
     return int(text) if digits.isdigit() and "__" not in text and text[-1] != "_" else int(number)
 
 
 def ensure_time(maybe_time: TimeInput, int_unit: TimeUnit | str, *, argument: str = "") -> Time[Any]:
-    """Return a `Time` from a `Time`, a time string, or a plain number of `int_unit`.
+    """Convert a `Time`, a time string, or a number in `int_unit` to a `Time`.
 
     Args:
-        maybe_time: Any of the three.
+        maybe_time: The value.
         int_unit: The unit of plain numbers.
-        argument: Whose value it is, for the messages of errors.
+        argument: The name of the argument, for error messages.
 
     Raises:
-        ValueError: The string does not parse.
-        TypeError: The number is a fraction and the unit counts whole things.
-        RuntimeError: `maybe_time` is something else.
+        ValueError: The string cannot be parsed.
+        TypeError: The number is a fraction, and the unit is not "dur".
+        RuntimeError: `maybe_time` has another type.
     """
     try:
         return Time.from_input(maybe_time, int_unit)
@@ -359,7 +358,7 @@ def _counter(name: str) -> property:
     def read(self: Timestamp) -> Time[int]:
         return Time(getattr(self, attribute), unit)
 
-    return property(read, doc=f"`{name}` as a `Time` in {unit.value!r}.")
+    return property(read, doc=f"The counter `{name}`, a `Time` in {unit.value!r}.")
 
 
 def _clock(name: str) -> property:
@@ -369,17 +368,17 @@ def _clock(name: str) -> property:
         value: datetime.timedelta = getattr(self, attribute)
         return value
 
-    return property(read, doc=f"`{name}`: wall-clock time, a `datetime.timedelta`.")
+    return property(read, doc=f"The wall-clock time `{name}`, a `datetime.timedelta`.")
 
 
 class Timestamp(Serializable):
-    """How far a run has come: counters and wall-clock times. Immutable; the `to_next_*` methods give the next one.
+    """The progress of a run: counters and wall-clock times. Immutable; the `to_next_*` methods return the next one.
 
-    Counters are read as `Time` objects (`timestamp.batch == "3ba"`), so they compare with time strings. The counters
-    themselves are plain ints in underscored attributes, which the training loop reads because that costs nothing.
+    Counters are read as `Time` objects, which compare with time strings (`timestamp.batch == "3ba"`). They are stored
+    as plain ints in attributes with an underscore, which the training loop reads because that is faster.
 
     Args:
-        iteration: Iterations of the outer loop of runs that have one.
+        iteration: Finished iterations of an outer loop, in runs that have one.
         epoch: Finished epochs.
         batch: Trained batches.
         sample: Trained samples, over all ranks.
@@ -389,13 +388,13 @@ class Timestamp(Serializable):
         batch_in_epoch: Batches of the current epoch.
         sample_in_epoch: Samples of the current epoch.
         token_in_epoch: Tokens of the current epoch.
-        total_wct: Wall-clock training time, that of rank 0 on all ranks; None is zero.
-        iteration_wct: The same for the current iteration.
-        epoch_wct: The same for the current epoch.
-        batch_wct: The same for the last batch.
+        total_wct: Wall-clock time of training, measured on rank 0; None is zero.
+        iteration_wct: Wall-clock time of the current iteration.
+        epoch_wct: Wall-clock time of the current epoch.
+        batch_wct: Wall-clock time of the last batch.
 
     Raises:
-        ValueError: A counter is given as a `Time` of another unit.
+        ValueError: A counter is a `Time` of another unit.
 
     Example:
         >>> Timestamp(batch=2).to_next_batch(samples=8).batch == "3ba"
@@ -404,7 +403,7 @@ class Timestamp(Serializable):
 
     __slots__ = (*(f"_{name}" for name in _UNIT_OF), *(f"_{name}" for name in _CLOCKS))
 
-    # Declared one by one for type checkers.
+    # For type checkers.
     _iteration: int
     _epoch: int
     _batch: int
@@ -475,7 +474,7 @@ class Timestamp(Serializable):
 
     @property
     def epoch_in_iteration(self) -> Time[int]:
-        """`epoch_in_iteration` as a `Time` in 'ep'. Settable, for checkpoints older than iterations."""
+        """The counter `epoch_in_iteration`, a `Time` in 'ep'. Settable, for checkpoints from before iterations."""
         return Time(self._epoch_in_iteration, TimeUnit.EPOCH)
 
     @epoch_in_iteration.setter
@@ -483,23 +482,23 @@ class Timestamp(Serializable):
         self._epoch_in_iteration = int(value)
 
     def get(self, unit: str | TimeUnit) -> Time[int]:
-        """The total count of a unit; for seconds the whole seconds of the wall-clock time.
+        """Return the total count in a unit; for seconds the wall-clock time, rounded down.
 
         Raises:
-            ValueError: The unit is unknown or is a duration, which a timestamp alone does not know.
+            ValueError: The unit is unknown, or "dur": a timestamp does not know the length of the run.
         """
         unit = TimeUnit(unit)
         return Time(self._count(unit), unit)
 
     def _count(self, unit: TimeUnit) -> int:
-        # The loop asks this every step, so it gets a plain int.
+        # Called at every step, so it returns a plain int.
         if unit in _TOTAL_OF:
             count: int = getattr(self, _TOTAL_OF[unit])
             return count
         if unit is TimeUnit.SECOND:
             return int(self._total_wct.total_seconds())
         raise ValueError(
-            "`unit` must not be 'dur': a timestamp does not know how long the run is. "
+            "`unit` must not be 'dur': a timestamp does not know the length of the run. "
             "Use `state.get_elapsed_duration()`."
         )
 
@@ -537,22 +536,22 @@ class Timestamp(Serializable):
     __hash__ = None  # type: ignore[assignment]
 
     def copy(self, **overrides: Any) -> Timestamp:
-        """A copy with some constructor arguments replaced."""
+        """Return a copy with some constructor arguments replaced."""
         return Timestamp(**{**self._fields(), **{k: v for k, v in overrides.items() if v is not None}})
 
     def to_next_batch(
         self, samples: float | Time[int] = 0, tokens: int | Time[int] = 0, duration: datetime.timedelta | None = None
     ) -> Timestamp:
-        """The timestamp after one more batch.
+        """Return the timestamp after one more batch.
 
         Args:
             samples: Samples in the batch, over all ranks.
             tokens: Tokens in the batch, over all ranks.
-            duration: Wall-clock time the batch took; None is zero.
+            duration: Wall-clock time of the batch; None is zero.
         """
         samples, tokens = int(samples), int(tokens)
         duration = _ZERO if duration is None else duration
-        # Once per step: slots are copied one by one, without `__init__` and its checks.
+        # For speed: called at every step, so without `__init__` and its checks.
         new = _NEW(Timestamp)
         new._iteration = self._iteration
         new._epoch = self._epoch
@@ -571,10 +570,10 @@ class Timestamp(Serializable):
         return new
 
     def to_next_epoch(self, duration: datetime.timedelta | None = None) -> Timestamp:
-        """The timestamp after the end of the epoch.
+        """Return the timestamp after the end of the epoch.
 
         Args:
-            duration: Wall-clock time to add to the run's and the iteration's; None is zero.
+            duration: Wall-clock time to add to those of the run and of the iteration; None is zero.
         """
         duration = _ZERO if duration is None else duration
         return self.copy(
@@ -590,10 +589,10 @@ class Timestamp(Serializable):
         )
 
     def to_next_iteration(self, duration: datetime.timedelta | None = None) -> Timestamp:
-        """The timestamp after the end of the iteration.
+        """Return the timestamp after the end of the iteration.
 
         Args:
-            duration: Wall-clock time to add to the run's; None is zero.
+            duration: Wall-clock time to add to that of the run; None is zero.
         """
         return self.copy(
             iteration=self._iteration + 1,
@@ -609,21 +608,20 @@ class Timestamp(Serializable):
         )
 
     def _fields(self) -> dict[str, Any]:
-        """The constructor arguments."""
+        """Return the constructor arguments."""
         return {name: getattr(self, f"_{name}") for name in (*_UNIT_OF, *_CLOCKS)}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return one int per counter, and the float seconds of each clock, under the names of the arguments."""
-        # No `timedelta`: loaders that run no code from a file refuse it. The floats give back the exact microseconds.
+        """Return the constructor arguments: an int per counter, and the float seconds of each wall-clock time."""
+        # Safe loading (`weights_only`) refuses `timedelta`. The floats keep the exact microseconds.
         clocks = {name: getattr(self, f"_{name}").total_seconds() for name in _CLOCKS}
         return {**self._fields(), **clocks}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Become the saved timestamp.
+        """Set the counters and wall-clock times from a saved state.
 
         Args:
-            state: What `state_dict` returned, or that of an older file, with a `timedelta` per clock. What it does not
-                have counts as zero.
+            state: The result of `state_dict`, also from an older file, with `timedelta` objects. Missing keys are zero.
         """
         for name in _UNIT_OF:
             setattr(self, f"_{name}", int(state.get(name, 0)))

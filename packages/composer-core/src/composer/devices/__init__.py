@@ -1,4 +1,4 @@
-"""Where a run trains: the CPU, a CUDA GPU, Apple's MPS, TPU, AWS Neuron or Gaudi."""
+"""Devices to train on: CPU, CUDA GPU, Apple MPS, TPU, AWS Neuron and Intel Gaudi."""
 
 from composer.devices.device import Device as Device
 from composer.devices.device import DeviceCPU as DeviceCPU

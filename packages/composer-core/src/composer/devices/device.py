@@ -1,4 +1,4 @@
-"""The interface of a device, and how batches and optimizers move to it."""
+"""Devices, and how modules, batches and optimizers move to them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _STRINGS = (str, bytes, bytearray)
 
 
 class Device(ABC):
-    """Where the model and the batches of a run live.
+    """The device of the model and the batches of a run.
 
     Attributes:
-        dist_backend: The `torch.distributed` backend that goes with the device; "" if there is none.
-        name: The short name, as `composer.utils.get_device` takes it.
+        dist_backend: The `torch.distributed` backend of the device; "" if there is none.
+        name: The short name that `composer.utils.get_device` accepts.
     """
 
     dist_backend: str = ""
@@ -36,14 +36,14 @@ class Device(ABC):
 
     @abstractmethod
     def tensor_to_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor on this device; the same object if it already is there."""
+        """Move a tensor to this device; return the same object if it is there already."""
 
     def batch_to_device(self, batch: Any) -> Any:
-        """Move every tensor in nested mappings and sequences; other values stay as they are.
+        """Move every tensor in nested mappings and sequences; other values are unchanged.
 
         Returns:
-            A batch of the same structure. A tuple whose tensors are all on the device already is returned itself;
-            lists and mappings are always new, so changing the result leaves `batch` alone.
+            A batch of the same structure. A tuple whose tensors are all on the device already is returned itself; lists
+            and mappings are always new, so that changing the result does not change `batch`.
         """
         return _map_batch(batch, self.tensor_to_device)
 
@@ -51,7 +51,7 @@ class Device(ABC):
         """Move an optimizer's state in place and return the optimizer.
 
         Step counters stay on the host unless the optimizer is capturable or fused, as in `Optimizer.load_state_dict`:
-        an Adam that finds its counter on a GPU would wait for the GPU at every step.
+        with a counter on the GPU, Adam would synchronize with the GPU at every step.
         """
         for group in optimizer.param_groups:
             moves_step = group.get("capturable") or group.get("fused")
@@ -64,7 +64,7 @@ class Device(ABC):
 
 
 class PlainDevice(Device):
-    """A device that needs no more than `.to`; subclasses set `_device`."""
+    """A device that uses `.to`; subclasses set `_device`."""
 
     def module_to_device(self, module: T_nnModule) -> T_nnModule:
         return module.to(self._device)
@@ -81,17 +81,17 @@ class DeviceCPU(PlainDevice):
     _device = torch.device("cpu")
 
     def tensor_to_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor if tensor.is_cpu else tensor.cpu()  # asked for every tensor of every batch
+        return tensor if tensor.is_cpu else tensor.cpu()  # called for every tensor of every batch
 
 
 class DeviceGPU(Device):
     """One CUDA (or ROCm) GPU, with NCCL between processes.
 
-    Makes the GPU the current one and sets the process-wide TF32 switches.
+    Makes the GPU the current device and sets the process-wide TF32 flags.
 
     Args:
-        device_id: The index of the GPU; None takes the one with this process's local rank.
-        allow_tf32: Whether matrix products and convolutions of float32 may round their inputs to TF32 (10 bits of
+        device_id: The index of the GPU; None is the local rank of this process.
+        allow_tf32: Whether float32 matrix products and convolutions may round their inputs to TF32 (10 bits of
             mantissa), which is several times faster from Ampere on.
 
     Raises:
@@ -202,7 +202,7 @@ def _rebuild_mapping(batch: Mapping[Any, Any], mapped: dict[Any, Any]) -> Mappin
         return mapped
     try:
         return type(batch)(mapped)  # type: ignore[call-arg]
-    except TypeError:  # its constructor takes something else, as that of defaultdict does
+    except TypeError:  # its constructor takes other arguments, like that of defaultdict
         return mapped
 
 
@@ -212,14 +212,14 @@ def _rebuild_sequence(batch: Sequence[Any], mapped: list[Any]) -> Sequence[Any]:
     make: Any = getattr(type(batch), "_make", type(batch))  # a namedtuple takes its fields one by one
     try:
         rebuilt: Sequence[Any] = make(x for x in mapped)
-    except TypeError:  # its constructor takes something else, as that of range does
+    except TypeError:  # its constructor takes other arguments, like that of range
         return mapped
     return rebuilt
 
 
 def _set_tf32(allow: bool) -> None:
-    # Of torch's two interfaces, only the older one keeps both of its records in step: after
-    # `matmul.fp32_precision = "tf32"`, `torch.get_float32_matmul_precision`, which `torch.compile` calls, raises.
+    # torch has two interfaces. The older one sets both: after `matmul.fp32_precision = "tf32"`,
+    # `torch.get_float32_matmul_precision`, which `torch.compile` calls, raises.
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Please use the new API settings to control TF32")
         torch.backends.cuda.matmul.allow_tf32 = allow

@@ -1,4 +1,4 @@
-"""Helpers that fit nowhere else."""
+"""Miscellaneous utilities."""
 
 from __future__ import annotations
 
@@ -62,30 +62,30 @@ class ParallelismType(StringEnum):
 
 
 def is_model_ddp(model: torch.nn.Module) -> bool:
-    """Whether the model is wrapped in `DistributedDataParallel`."""
+    """Return True if the model is wrapped in `DistributedDataParallel`."""
     return isinstance(model, DistributedDataParallel)
 
 
 def is_model_fsdp(model: torch.nn.Module) -> bool:
-    """Whether the model or one of its direct children is sharded, by either version of FSDP."""
+    """Return True if the model or one of its direct children is sharded by FSDP, version 1 or 2."""
     return _is_sharded(model, "FullyShardedDataParallel", "FSDPModule")
 
 
 def is_model_fsdp2(model: torch.nn.Module) -> bool:
-    """Whether the model or one of its direct children is sharded by `fully_shard`."""
+    """Return True if the model or one of its direct children is sharded by `fully_shard`."""
     return _is_sharded(model, "FSDPModule")
 
 
 def _is_sharded(model: torch.nn.Module, *names: str) -> bool:
     fsdp = sys.modules.get("torch.distributed.fsdp")
-    if fsdp is None:  # what was never imported has sharded nothing; importing it takes a while
+    if fsdp is None:  # not imported, so nothing is sharded; the import is slow
         return False
     kinds = tuple(kind for name in names if (kind := getattr(fsdp, name, None)) is not None)
     return isinstance(model, kinds) or any(isinstance(child, kinds) for child in model.children())
 
 
 def is_notebook() -> bool:
-    """Whether this code runs in a Jupyter or Colab notebook."""
+    """Return True in a Jupyter or Colab notebook."""
     get_ipython = getattr(builtins, "get_ipython", None)
     return get_ipython is not None and "IPKernelApp" in get_ipython().config
 
@@ -98,7 +98,7 @@ def warning_on_one_line(
     file: Any = None,
     line: str | None = None,
 ) -> str:
-    r"""A replacement for `warnings.formatwarning` that leaves out the source line.
+    r"""Format a warning without the source line; a replacement for `warnings.formatwarning`.
 
     Example:
         >>> warning_on_one_line("Slow.", UserWarning, "train.py", 3)
@@ -108,7 +108,7 @@ def warning_on_one_line(
 
 
 def get_free_tcp_port() -> int:
-    """A TCP port of this machine that nobody is using right now; somebody else may still take it first."""
+    """Return a TCP port of this machine that is free at the moment. Another process may take it later."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         port: int = probe.getsockname()[1]
@@ -117,7 +117,7 @@ def get_free_tcp_port() -> int:
 
 @contextmanager
 def model_eval_mode(model: torch.nn.Module) -> Iterator[None]:
-    """Put a model in evaluation mode for the body; afterwards every submodule is in the mode it was in before."""
+    """Put a model in evaluation mode for the body, then restore the mode of every submodule."""
     was_training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -128,12 +128,12 @@ def model_eval_mode(model: torch.nn.Module) -> Iterator[None]:
 
 
 def partial_format(s: str, *args: Any, **kwargs: Any) -> str:
-    """Format a string as far as the arguments go; other replacement fields stay as they are.
+    """Format a string with some of its arguments; other replacement fields are unchanged.
 
     Args:
         s: A format string for `str.format`.
-        *args: Values of numbered fields.
-        **kwargs: Values of named fields.
+        *args: Values for numbered fields.
+        **kwargs: Values for named fields.
 
     Example:
         >>> partial_format("ep{epoch:03d}-rank{rank}", rank=0)
@@ -160,7 +160,7 @@ def partial_format(s: str, *args: Any, **kwargs: Any) -> str:
 
 
 def unwrapped_model(model: torch.nn.Module) -> torch.nn.Module:
-    """The model inside `DistributedDataParallel` and `torch.compile`, whose names have no prefix.
+    """Return the model inside wrappers of `DistributedDataParallel` and `torch.compile`.
 
     Example:
         >>> layer = torch.nn.Linear(1, 1)
@@ -177,7 +177,7 @@ def unwrapped_model(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a sharded tensor (`DTensor`); other tensors are whole and returned themselves."""
+    """Return the local shard of a `DTensor`; return other tensors unchanged."""
     to_local = getattr(tensor, "to_local", None)
     return tensor if to_local is None else to_local()
 
@@ -185,18 +185,17 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
 def add_vision_dataset_transform(
     dataset: Any, transform: Callable[[Any], Any], is_tensor_transform: bool = False
 ) -> None:
-    """Add a transform to the ones a torchvision data set already applies, in place, and log the change as a warning.
+    """Add a transform to a torchvision dataset in place, and log a warning with the new transforms.
 
-    Without a transform so far, it becomes the transform. In a `Compose` it goes just before the first `ToTensor`
-    (just after it, if it transforms tensors), or to the end if there is none; a single other transform becomes a
-    `Compose` by the same rule.
+    The transform is inserted before the first `ToTensor` of a `Compose` (after it, with `is_tensor_transform`), or at
+    the end if there is none. Any other existing transform becomes part of a `Compose` by the same rule.
 
     Args:
         dataset: A `torchvision.datasets.VisionDataset`.
         transform: The transform to add.
-        is_tensor_transform: Whether `transform` takes tensors; otherwise it takes PIL images.
+        is_tensor_transform: Whether `transform` takes tensors instead of PIL images.
 
-    Differs: an existing `Compose` is replaced, not changed, because other data sets may share it.
+    Differs: an existing `Compose` is replaced, not changed, because other datasets may share it.
     """
     existing = dataset.transform
     if existing is None:
@@ -217,7 +216,7 @@ def _is_a(transform: object, names: set[str]) -> bool:
 
 
 def _update_joint_transform(dataset: Any) -> None:
-    """Some data sets read `transform`, others `transforms`, a `StandardTransform` that holds a copy of it."""
+    """Update `transforms`: some datasets read this `StandardTransform`, which has a copy of `transform`."""
     joint = getattr(dataset, "transforms", None)
     if joint is not None and _is_a(joint, {"StandardTransform"}):
         dataset.transforms = type(joint)(dataset.transform, dataset.target_transform)

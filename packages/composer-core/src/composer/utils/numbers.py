@@ -16,13 +16,13 @@ T = TypeVar("T")
 
 
 def check_finite(**numbers: Any) -> None:
-    """Check arguments of a constructor: numbers, or tensors of one number.
+    """Check that arguments are finite numbers, or tensors of one finite number.
 
     Args:
-        **numbers: Values by the name of the argument.
+        **numbers: Values by argument name.
 
     Raises:
-        TypeError: A value is no number; None, True and False are none.
+        TypeError: A value is not a number. None, True and False are not numbers.
         ValueError: A number is NaN or infinite.
 
     Example:
@@ -41,13 +41,13 @@ def check_finite(**numbers: Any) -> None:
 
 
 def check_integers(**numbers: Any) -> None:
-    """Check arguments of a constructor that are whole numbers, of any library: `operator.index(value)` is the int.
+    """Check that arguments are integers of any library; `operator.index(value)` then returns the int.
 
     Args:
-        **numbers: Values by the name of the argument.
+        **numbers: Values by argument name.
 
     Raises:
-        TypeError: A value is no integer; None, True, False and 2.0 are none.
+        TypeError: A value is not an integer. None, True, False and 2.0 are not integers.
         ValueError: A number is NaN or infinite.
 
     Example:
@@ -63,13 +63,13 @@ def check_integers(**numbers: Any) -> None:
 
 
 def check_flags(**flags: Any) -> None:
-    """Check arguments of a constructor that are True or False: a text such as "no" would count as True.
+    """Check that arguments are True or False; a string such as "no" would count as True.
 
     Args:
-        **flags: Values by the name of the argument.
+        **flags: Values by argument name.
 
     Raises:
-        TypeError: A value is neither True, False, 0 nor 1.
+        TypeError: A value is not True, False, 0 or 1.
 
     Example:
         >>> check_flags(batch="no")
@@ -87,8 +87,8 @@ def plain_int(value: object) -> int | None:
     """Return an integer of any library, such as NumPy's, as a plain int; None for anything else.
 
     Args:
-        value: What has an `__index__` is an integer, but for True, False, tensors of booleans, and tensors on an
-            accelerator, which the host would have to wait for. 2.0 is none.
+        value: An integer is a value with `__index__`, except True, False, boolean tensors, and tensors on an
+            accelerator, which would force a synchronization. 2.0 is not an integer.
 
     Example:
         >>> plain_int(np.int32(3)), plain_int(torch.tensor(3)), plain_int(True), plain_int(3.0)
@@ -107,13 +107,13 @@ def plain_int(value: object) -> int | None:
 
 
 def plain_number(value: T) -> T:
-    """Return a real number of any library as a plain int or float, and anything else, such as None, as it is.
+    """Return a real number of any library as a plain int or float, and any other value unchanged.
 
-    NumPy's numbers overflow, and not every program loads them: they stay out of what is computed, saved and logged.
+    NumPy numbers overflow, and safe loading refuses them, so they are converted before they are stored or logged.
 
     Args:
-        value: A number; NumPy's booleans become plain ones, and tensors stay tensors but for those that `plain_int`
-            takes.
+        value: A value. NumPy booleans become plain booleans; tensors are unchanged, except those that `plain_int`
+            converts.
 
     Example:
         >>> plain_number(np.float64(0.5)), plain_number(np.int64(2)), plain_number("1ep")

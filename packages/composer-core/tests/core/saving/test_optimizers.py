@@ -131,7 +131,7 @@ def test_an_entry_by_the_name_of_the_wrapper_is_found_with_a_warning() -> None:
 def test_an_absent_optimizer_is_named_with_what_is_there() -> None:
     saved = trained(make()).state_dict()
     saved["optimizers"] = {"Adam": saved["optimizers"]["SGD"]}
-    with pytest.warns(UserWarning, match="SGD of `optimizers` is not in the state_dict that .* which has Adam"):
+    with pytest.warns(UserWarning, match="SGD of `optimizers` is not in the state_dict, which has Adam"):
         make().load_state_dict(saved)
 
 

@@ -155,7 +155,7 @@ def test_one_with_other_arguments_is_kept_with_a_warning(text: str) -> None:
     state, other = make(Renamed(3.0), seed=1), saved(Renamed(2.0))
     other["algorithms"] = [("Renamed", {"repr": text})]
     with pytest.warns(
-        UserWarning, match=r"required_on_load algorithm `Renamed` .* of this run is `Renamed\(scale=3.0\)`"
+        UserWarning, match=r"required_on_load algorithm `Renamed` .* this run uses `Renamed\(scale=3.0\)`"
     ):
         state.load_model_state(other)
 
@@ -165,7 +165,7 @@ def test_one_with_other_arguments_is_kept_with_a_warning(text: str) -> None:
 def test_a_class_of_your_own_is_known_when_the_run_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     state, other = make(Renamed(3.0), seed=1), saved(Renamed(2.0))
     monkeypatch.setattr(_registry, "points", lambda group: {})
-    with pytest.warns(UserWarning, match="which is kept"):
+    with pytest.warns(UserWarning, match="but this run uses"):
         state.load_model_state(other)
 
 
@@ -175,7 +175,9 @@ def test_a_class_of_your_own_is_known_when_the_run_has_it(monkeypatch: pytest.Mo
 def test_one_that_cannot_be_rebuilt_is_left_out_with_a_warning(own: dict[str, Any]) -> None:
     state, other = make(seed=1), saved()
     other["algorithms"] = [("Renamed", own)]
-    with pytest.warns(UserWarning, match=r"The required_on_load algorithm `Renamed`.* Make it yourself .*`algorithms`"):
+    with pytest.warns(
+        UserWarning, match=r"The required_on_load algorithm `Renamed`.* Construct it and pass it in `algorithms`"
+    ):
         state.load_model_state(other)
 
     assert state.algorithms == []
@@ -274,7 +276,7 @@ def test_one_that_cannot_be_applied_is_an_error() -> None:
     other["algorithms"] = [("Renamed", {"repr": "Renamed(13)"})]
     with (
         pytest.warns(UserWarning, match="Automatically adding"),
-        pytest.raises(ValueError, match=r"could not be applied to the model: no layer to rename\. Pass it yourself"),
+        pytest.raises(ValueError, match=r"could not be applied to the model: no layer to rename\. Pass `algorithms"),
     ):
         state.load_model_state(other)
 

@@ -1,13 +1,14 @@
-"""The layout of a saved state.
+"""The keys of a saved state, and how each is saved and loaded.
 
 - `model`: parameters and buffers by name, without the `module.` prefix of DDP.
-- `optimizers`: `{class name: state}`, where the state is keyed by parameter name; see `_saved_optimizers`.
-- `schedulers`, `callbacks`, `scaler`, `timestamp`: `{class name: state_dict()}`; a second object of one class is stored
-  under `"Name#2"`, so nothing is lost.
+- `optimizers`: `{class name: state}`, where the state is keyed by parameter name; see `optimizers`.
+- `schedulers`, `callbacks`, `scaler`, `timestamp`: `{class name: state_dict()}`. A second object of the same class has
+  the key `"Name#2"`.
 - `algorithms`: a list of `(class name, state_dict())` in order.
-- `train_metrics`, `eval_metrics`: only with `save_metrics`; see `_saved_metrics`.
-- `dataset_state`: only if the training data set keeps its position; see `_saved_data`.
-- `rank_zero_seed`, `run_name`: as they are. `integrations`, `metadata`: what helps to read the file elsewhere.
+- `train_metrics`, `eval_metrics`: only with `save_metrics`; see `metrics`.
+- `dataset_state`: only if the training dataset has a method `state_dict(num_samples, from_beginning)`.
+- `rank_zero_seed`, `run_name`: plain values.
+- `integrations`, `metadata`: information for other libraries and for readers of the file.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ _COLLECTIONS = ("schedulers", "callbacks")
 
 
 def model_state(state: State) -> dict[str, Any]:
-    """Parameters and buffers by name, without a `module.` prefix."""
+    """Return the parameters and buffers of the model by name, without the `module.` prefix of DDP."""
     module = state.model.module if state.is_model_ddp else state.model
     result: dict[str, Any] = module.state_dict()  # type: ignore[union-attr]
     return result
 
 
 def state_dict_of(state: State) -> dict[str, Any]:
-    """Everything in `state.serialized_attributes`, and the metadata."""
+    """Return the state dict of everything in `state.serialized_attributes`, and the metadata."""
     saved: dict[str, Any] = {}
     for name in state.serialized_attributes:
         value = _saved_attribute(state, name)
@@ -58,7 +59,7 @@ def state_dict_of(state: State) -> dict[str, Any]:
 
 
 def _saved_attribute(state: State, name: str) -> Any:
-    """What is saved of an attribute; None: nothing."""
+    """Return the saved form of an attribute; None if it is not saved."""
     if name == "model":
         return model_state(state)
     if name == "optimizers":
@@ -75,34 +76,34 @@ def _saved_attribute(state: State, name: str) -> Any:
     if name == "algorithms":
         return [(type(a).__qualname__, a.state_dict()) for a in value]
     if name in _COLLECTIONS:
-        return {k: _saved(o) for k, o in named(value)}
+        return {name: _state_dict_of(obj) for name, obj in named(value)}
     if name in ("scaler", "timestamp") and value is not None:
         return {type(value).__qualname__: value.state_dict()}
     return value
 
 
 def _dataset_state(state: State) -> dict[str, Any] | None:
-    """The position of the training data set in this epoch; None if the data set does not keep one."""
+    """Return the position of the training dataset in this epoch; None if the dataset has none."""
     save = getattr(getattr(state.train_dataloader, "dataset", None), "state_dict", None)
     if save is None:
         return None
     try:
         inspect.signature(save).bind(0, True)
-    except TypeError:  # a method of another kind: what it returns depends on where its loader is
+    except TypeError:  # another signature: the state depends on the position of the loader
         return None
     return {"train": save(int(state.timestamp.sample_in_epoch), True), "eval": {}}
 
 
 def integrations(state: State) -> dict[str, Any]:
-    """What other libraries need to read the model."""
-    # Language models carry their tokenizer and config; DDP and a compiled model do not pass the question on.
+    """Return the information with which other libraries can read the model."""
+    # Language models provide their tokenizer and config. DDP and compiled models do not forward the method.
     get_metadata = getattr(unwrapped_model(state.model), "get_metadata", None)
     return {} if get_metadata is None else {"huggingface": get_metadata()}
 
 
 def metadata(state: State) -> dict[str, Any]:
-    """Versions, device and sizes of the run that saved."""
-    found: dict[str, Any] = {
+    """Return the versions, device and sizes of the current run."""
+    info: dict[str, Any] = {
         "composer_env_info": get_composer_env_dict(),
         "torch_version": str(torch.__version__),
         "device": state.device.name,
@@ -112,12 +113,12 @@ def metadata(state: State) -> dict[str, Any]:
     }
     batch_size = getattr(state.train_dataloader, "batch_size", None)
     if batch_size is not None:
-        found["train_dataloader_batch_size"] = batch_size
-    return found
+        info["train_dataloader_batch_size"] = batch_size
+    return info
 
 
 def upgrade_state_dict(saved: dict[str, Any]) -> dict[str, Any]:
-    """A saved state with the keys of today: old files have some with an underscore."""
+    """Return a saved state with the current key names; in old files some start with an underscore."""
     renamed = {"_is_model_ddp_wrapped": "is_model_ddp"}
     return {renamed.get(key, key.removeprefix("_")): value for key, value in saved.items()}
 
@@ -130,11 +131,11 @@ def load(
     exclude_algorithms: Sequence[str] | None,
     algorithm_passes: PassInput,
 ) -> None:
-    """Restore a saved state; what this state has and the saved one lacks is left alone with a warning."""
+    """Restore a saved state. An object that the saved state lacks keeps its own state, with a warning."""
     saved = upgrade_state_dict(saved)
     if "model" in saved:
         load_model(state, saved, logger, strict, exclude_algorithms, algorithm_passes)
-    # In this order algorithms come before optimizers, which some of them change when they are loaded.
+    # Sorted, algorithms come before optimizers, which some algorithms change when they are loaded.
     for name in sorted(saved):
         if name in state.serialized_attributes and name not in ("model", "integrations", "metadata"):
             _load_attribute(state, name, saved[name])
@@ -171,9 +172,9 @@ def load_model(
     exclude_algorithms: Sequence[str] | None,
     algorithm_passes: PassInput,
 ) -> None:
-    """Restore the model's parameters and buffers, after the algorithms it needs are applied."""
+    """Apply the required algorithms, then restore the parameters and buffers of the model."""
     weights = saved["model"]
-    if weights is None:  # another rank has them
+    if weights is None:  # they are on another rank
         return
     add_required_algorithms(state, saved, logger, exclude_algorithms, algorithm_passes)
     if saved.get("is_model_ddp"):
@@ -182,18 +183,18 @@ def load_model(
     missing, unexpected = module.load_state_dict(weights, strict=strict)
     if missing or unexpected:
         warnings.warn(
-            f"The saved model does not match this one. Missing in the file: {missing}. Unknown here: {unexpected}.",
+            f"The saved model does not match this one. Missing in the file: {missing}. Not in the model: {unexpected}.",
             stacklevel=4,
         )
 
 
 def _load_single(target: Any, saved: dict[str, Any]) -> None:
-    """Whatever its class was called: there is only one."""
+    """Restore the only object of its kind, whatever the saved class name."""
     if target is not None and saved:
         target.load_state_dict(next(iter(saved.values())))
 
 
-def _saved(target: Any) -> Any:
+def _state_dict_of(target: Any) -> Any:
     if isinstance(target, LoggerDestination):
         return call_logger(target, "state_dict") or {}
     return target.state_dict()
@@ -206,8 +207,8 @@ def _restore(target: Any, saved: Any) -> None:
         target.load_state_dict(saved)
 
 
-def _misses_a_state(target: Any) -> bool:
-    # A progress bar that is new in this run is no loss.
+def _needs_state(target: Any) -> bool:
+    # A new logger, such as a progress bar, needs no saved state.
     return not isinstance(target, LoggerDestination) and bool(target.state_dict())
 
 
@@ -215,8 +216,8 @@ def _load_named(attribute: str, objects: Iterable[tuple[str, Any]], saved: dict[
     for name, target in objects:
         if name in saved:
             _restore(target, saved[name])
-        elif _misses_a_state(target):
+        elif _needs_state(target):
             warnings.warn(
-                f"{name} of `{attribute}` is not in the state_dict that is being loaded; its own state is kept.",
+                f"{name} of `{attribute}` is not in the state_dict and keeps its current state.",
                 stacklevel=5,
             )

@@ -1,4 +1,4 @@
-"""Metrics in a saved state: `{name: {"state_dict": ..., "_computed": ..., "_update_count": ...}}`."""
+"""Save and load metrics: `{name: {"state_dict": ..., "_computed": ..., "_update_count": ...}}`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["load_metrics", "metrics_state"]
 
 
 def metrics_state(metrics: dict[str, Any]) -> dict[str, Any]:
-    """What metrics have counted, by name."""
+    """Return the states of metrics by name."""
     saved = {}
     for name, metric in metrics.items():
         metric.persistent(mode=True)
@@ -28,32 +28,30 @@ def metrics_state(metrics: dict[str, Any]) -> dict[str, Any]:
 def load_metrics(
     metrics: dict[str, Any], saved: dict[str, Any], to_device: Callable[[torch.nn.Module], torch.nn.Module]
 ) -> None:
-    """Restore what metrics have counted; one that the saved state lacks is left alone with a warning.
+    """Restore the states of metrics. A metric that the saved state lacks is unchanged, with a warning.
 
     Args:
         metrics: The metrics by name.
-        saved: What `metrics_state` returned, or whole metrics by name, as in old files.
+        saved: The result of `metrics_state`; or metric objects by name, as in old files.
         to_device: Moves a metric to the device of the run.
     """
     for name, metric in metrics.items():
         if name not in saved:
-            warnings.warn(
-                f"The metric {name} is not in the state_dict that is being loaded; its own state is kept.", stacklevel=4
-            )
+            warnings.warn(f"The metric {name} is not in the state_dict and keeps its current state.", stacklevel=4)
             continue
-        own = _as_dict(saved[name])
+        entry = _as_dict(saved[name])
         metric.persistent(mode=True)
-        # A copy, because torchmetrics takes the entries out.
-        missing, unexpected = metric.load_state_dict(dict(own["state_dict"]), strict=False)
+        # A copy, because torchmetrics removes the entries.
+        missing, unexpected = metric.load_state_dict(dict(entry["state_dict"]), strict=False)
         if missing or unexpected:
             warnings.warn(
-                f"The saved metric {name} does not match this one. Missing in the file: {missing}. Unknown here: "
+                f"The saved metric {name} does not match this one. Missing in the file: {missing}. Not in the metric: "
                 f"{unexpected}.",
                 stacklevel=4,
             )
-        metric._computed = _as_tensors(own.get("_computed"))
-        # Files of others have no count. Without any, torchmetrics warns that nothing was updated.
-        metric._update_count = own.get("_update_count", metric._update_count + 1)
+        metric._computed = _as_tensors(entry.get("_computed"))
+        # Files of other libraries have no count; with count 0 torchmetrics warns that nothing was updated.
+        metric._update_count = entry.get("_update_count", metric._update_count + 1)
         to_device(metric)
 
 

@@ -1,4 +1,4 @@
-"""Rebuilds an algorithm from its saved representation, which is parsed and never evaluated."""
+"""Rebuild an algorithm from its saved `repr`, which is parsed and never evaluated."""
 
 from __future__ import annotations
 
@@ -18,35 +18,34 @@ __all__ = ["rebuild"]
 _ENUMS: dict[str, Any] = {"Event": Event, "Precision": Precision, "TimeUnit": TimeUnit}
 _NUMBERS = {"inf": math.inf, "nan": math.nan}
 _SEQUENCES = {ast.List: list, ast.Tuple: tuple, ast.Set: set}
-_MAX_LENGTH = 10_000  # far beyond what an algorithm prints; bounds the work on a file of unknown origin
+_MAX_LENGTH = 10_000  # far longer than the `repr` of any algorithm; bounds the work for an untrusted file
 
 
 def rebuild(cls: type[Algorithm], text: Any) -> Algorithm:
-    """Make the algorithm that a constructor call describes.
+    """Construct an algorithm from the text of its constructor call.
 
     Args:
-        cls: Its class.
-        text: A string, a call such as `BlurPool(min_channels=16)`. Arguments are numbers, strings, None, booleans,
-            containers of these, members of `Event`, `TimeUnit` or `Precision`, and `Time(value, unit)`.
+        cls: The class of the algorithm.
+        text: A call such as `BlurPool(min_channels=16)`. Arguments are numbers, strings, None, booleans, containers of
+            these, members of `Event`, `TimeUnit` or `Precision`, and `Time(value, unit)`.
 
     Raises:
         ValueError: `text` is anything else.
-
-    What the constructor raises is passed on.
+        Exception: Any error of the constructor.
     """
     if not isinstance(text, str) or len(text) > _MAX_LENGTH:
-        raise ValueError(f"its representation must be a text of at most {_MAX_LENGTH} characters.")
+        raise ValueError(f"its `repr` must be a string of at most {_MAX_LENGTH} characters.")
     try:
         call = ast.parse(text, mode="eval").body
         args, kwargs = _arguments(call, cls.__name__)
     except (SyntaxError, MemoryError, RecursionError) as error:
-        raise ValueError(f"`{text[:200]}` is no constructor call.") from error
+        raise ValueError(f"`{text[:200]}` is not a constructor call.") from error
     return cls(*args, **kwargs)
 
 
 def _arguments(call: ast.expr, name: str) -> tuple[list[Any], dict[str, Any]]:
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id != name:
-        raise ValueError(f"`{ast.unparse(call)[:200]}` is no call of `{name}`.")
+        raise ValueError(f"`{ast.unparse(call)[:200]}` is not a call of `{name}`.")
     kwargs = {}
     for keyword in call.keywords:
         if keyword.arg is None:
@@ -84,4 +83,4 @@ def _signed(node: ast.UnaryOp) -> Any:
 
 
 def _refusal(node: ast.expr) -> ValueError:
-    return ValueError(f"`{ast.unparse(node)[:200]}` is no plain value.")
+    return ValueError(f"`{ast.unparse(node)[:200]}` is not a plain value.")

@@ -1,4 +1,4 @@
-"""Applies the algorithms without which a saved model cannot be loaded, before it is loaded."""
+"""Apply the algorithms that a saved model requires before it can be loaded."""
 
 from __future__ import annotations
 
@@ -40,29 +40,29 @@ def add_required_algorithms(
     exclude: str | Sequence[str] | None,
     passes: PassInput,
 ) -> None:
-    """Add what the saved run needed and this one lacks to `state.algorithms`, and apply what acts at INIT.
+    """Add the algorithms that the saved run required and this run lacks to `state.algorithms`, and apply them.
 
-    If the declared order puts one of them before an algorithm that has acted at INIT, the model gets its structure of
-    before INIT again, and all of them act in that order. If one puts another model in place, the state's metrics become
-    those of that model, so that saved metrics find their like.
+    Only algorithms that act at INIT are applied. If the declared order puts one of them before an algorithm that has
+    acted already, the model gets back its structure from before INIT, and all of them act in that order. If an
+    algorithm replaces the whole model, `state` gets the metrics of the new model, so that saved metrics can be loaded.
 
     Args:
-        state: The state that is being loaded into.
-        saved: The saved state. An `algorithms` that is no list, as in very old files, is ignored.
-        logger: What the algorithms log with. None: one over the loggers among `state.callbacks`.
+        state: The state to load into.
+        saved: The saved state. If `algorithms` is not a list, as in very old files, it is ignored.
+        logger: The logger for the algorithms; None is a logger with the destinations among `state.callbacks`.
         exclude: Class names of algorithms to leave out.
-        passes: The passes that order the run's algorithms, as `Engine` takes them.
+        passes: The passes that order the algorithms, as for `Engine`.
 
     Raises:
-        ModuleNotFoundError: The package of such an algorithm is not installed.
-        ValueError: It cannot be added: it contradicts one, or fails when it is applied; the model is wrapped already;
-            or it should have acted before one that has acted already, and training has begun or the model is sharded.
+        ModuleNotFoundError: The package of a required algorithm is not installed.
+        ValueError: An algorithm cannot be added: its placement conflicts with others, it fails, the model is wrapped,
+            or it must act before an algorithm that has acted already, and training has begun or the model is sharded.
     """
     entries = saved.get("algorithms")
     if not isinstance(entries, list):
         return
     live, excluded = list(state.algorithms), ensure_tuple(exclude)
-    missing = [_missing(name, own, live) for name, own in entries if name not in excluded]
+    missing = [_rebuild_missing(name, entry, live) for name, entry in entries if name not in excluded]
     added = [algorithm for algorithm in missing if algorithm is not None]
     if not added:
         return
@@ -71,7 +71,7 @@ def add_required_algorithms(
     if acting and state.is_model_ddp:
         raise ValueError(
             f"{_listed(acting)} of the checkpoint cannot be applied to a model that is wrapped in "
-            f"`DistributedDataParallel`, which would not exchange the gradients of new parameters. "
+            f"`DistributedDataParallel`, which would not reduce the gradients of new parameters. "
             f"Load before wrapping."
         )
     out_of_order = order[len(order) - len(acting) :] != acting
@@ -79,25 +79,25 @@ def add_required_algorithms(
         _check_restorable(state, order, added)
     for algorithm in added:
         warnings.warn(
-            f"Automatically adding required_on_load algorithm `{algorithm!r}`: the checkpoint was saved with it. List "
-            f"it in `algorithms` to silence this, or leave it out with "
+            f"Automatically adding required_on_load algorithm `{algorithm!r}`: the checkpoint was saved with it. Pass "
+            f"it in `algorithms` to silence this warning, or leave it out with "
             f"`load_exclude_algorithms=['{type(algorithm).__name__}']`.",
             stacklevel=5,
         )
     model = state.model
     if out_of_order:
-        assert state._before_init is not None
-        state._before_init.restore(state)
+        assert state._structure_before_init is not None
+        state._structure_before_init.restore(state)
     _apply(state, added, order if out_of_order else acting, logger)
-    state._before_init = None
+    state._structure_before_init = None
     if state.model is not model:
-        _measure(state)
+        _reset_metrics(state)
 
 
-def _measure(state: State) -> None:
-    """Give the state fresh metrics of its model."""
+def _reset_metrics(state: State) -> None:
+    """Replace the metrics of the state by new ones of its model."""
     get_metrics = getattr(unwrapped_model(state.model), "get_metrics", None)
-    if get_metrics is None:  # a loop of one's own may train a model that is no `ComposerModel`
+    if get_metrics is None:  # a custom loop may train a model that is not a `ComposerModel`
         return
     state.train_metrics = dict(copy.deepcopy(get_metrics(is_train=True)))
     for evaluator in state.evaluators:
@@ -110,31 +110,32 @@ def _is_among(algorithm: Algorithm, others: Sequence[Algorithm]) -> bool:
 
 
 def _check_restorable(state: State, order: Sequence[Algorithm], added: Sequence[Algorithm]) -> None:
-    """Raise ValueError unless what the run's algorithms did to the model at INIT can be undone."""
-    if state._before_init is not None and state._before_init.can_restore(state):
+    """Raise ValueError if the changes of algorithms at INIT to the model cannot be undone."""
+    structure = state._structure_before_init
+    if structure is not None and structure.can_restore(state):
         return
     first = next(i for i, algorithm in enumerate(order) if _is_among(algorithm, added))
     late = [algorithm for algorithm in order[first:] if not _is_among(algorithm, added)]
     raise ValueError(
-        f"{_listed([order[first]])} of the checkpoint must act before {_listed(late)}, which has acted already. "
+        f"{_listed([order[first]])} of the checkpoint must act before {_listed(late)}, which was applied already. "
         f"{_way_out(added)}"
     )
 
 
-def _missing(name: str, own: dict[str, Any], live: Sequence[Algorithm]) -> Algorithm | None:
-    """The saved algorithm if it is required and the run has none of its class."""
+def _rebuild_missing(name: str, entry: dict[str, Any], live: Sequence[Algorithm]) -> Algorithm | None:
+    """Rebuild a saved algorithm if it is required and the run has none of its class; else return None."""
     same = [algorithm for algorithm in live if type(algorithm).__qualname__ == name]
     cls = type(same[0]) if same else _installed(name)
-    text: Any = own.get("repr")
+    text: Any = entry.get("repr")
     if cls is None or not cls.required_on_load() or text in map(repr, same):
         return None
     try:
         rebuilt = rebuild(cls, text)
-    except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:  # an ImportError says more
+    except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:  # ImportError is raised as is
         if not same:
             warnings.warn(
                 f"The required_on_load algorithm `{name}`, with which the checkpoint was saved, could not be rebuilt: "
-                f"{_sentence(error)} Make it yourself and pass it in `algorithms`, or leave it out with "
+                f"{_sentence(error)} Construct it and pass it in `algorithms`, or leave it out with "
                 f"`load_exclude_algorithms=['{name}']`.",
                 stacklevel=7,
             )
@@ -145,22 +146,22 @@ def _missing(name: str, own: dict[str, Any], live: Sequence[Algorithm]) -> Algor
         if repr(rebuilt) in map(repr, same):  # only written differently
             return None
     warnings.warn(
-        f"The required_on_load algorithm `{name}` of the checkpoint was `{text}`, but that of this run is "
-        f"`{same[0]!r}`, which is kept. Give it the same arguments if the model does not load.",
+        f"The required_on_load algorithm `{name}` of the checkpoint was `{text}`, but this run uses "
+        f"`{same[0]!r}`. Pass the same arguments if the model does not load.",
         stacklevel=7,
     )
     return None
 
 
 def _installed(name: str) -> type[Algorithm] | None:
-    """The class of that name which some package registers; None if there is none, or if it is no algorithm.
+    """Return the registered algorithm class of a name; None if there is none.
 
     Raises:
-        ModuleNotFoundError: A package of this project has it, which is required and not installed.
+        ModuleNotFoundError: The class is required, and the package of this project that provides it is not installed.
     """
     if name in _registry.points(_GROUP):
-        found = _registry.load(_GROUP, name)
-        return found if isinstance(found, type) and issubclass(found, Algorithm) else None
+        cls = _registry.load(_GROUP, name)
+        return cls if isinstance(cls, type) and issubclass(cls, Algorithm) else None
     distribution = _registry.required_on_load().get(name)
     if distribution is None:
         return None
@@ -172,9 +173,9 @@ def _installed(name: str) -> type[Algorithm] | None:
 
 def _order(state: State, live: Sequence[Algorithm], added: Sequence[Algorithm], extra: PassInput) -> list[Algorithm]:
     """Return all algorithms that act at INIT, in order."""
-    everyone = [*live, *added]
+    algorithms = [*live, *added]
     try:
-        placed = [everyone[i] for i in Ordering(everyone).forward]
+        placed = [algorithms[i] for i in Ordering(algorithms).forward]
     except (ConflictError, OrderingError) as error:
         raise ValueError(
             f"{_listed(added)} of the checkpoint cannot be added to this run. {error} {_way_out(added)}"
@@ -184,7 +185,7 @@ def _order(state: State, live: Sequence[Algorithm], added: Sequence[Algorithm], 
     for algorithm_pass, index in parse_passes(extra):
         passes.insert(len(passes) if index == -1 else index, algorithm_pass)
     for algorithm_pass in passes:
-        if algorithm_pass is not warn_on_discouraged:  # the engine warns when it sees what was added
+        if algorithm_pass is not warn_on_discouraged:  # the engine warns when it recompiles
             order = algorithm_pass(order, Event.INIT)
     return list(order)
 
@@ -220,6 +221,6 @@ def _way_out(algorithms: Sequence[Algorithm]) -> str:
     calls = ", ".join(repr(algorithm) for algorithm in algorithms)
     names = [type(algorithm).__name__ for algorithm in algorithms]
     return (
-        f"Pass it yourself, `algorithms=[{calls}, ...]`, so that it acts in its place; or leave it out with "
-        f"`load_exclude_algorithms={names}` if the model has its layers already."
+        f"Pass `algorithms=[{calls}, ...]`, so that it acts in its declared order, or leave it out with "
+        f"`load_exclude_algorithms={names}` if the model already has the changed layers."
     )

@@ -1,4 +1,4 @@
-"""The structure of a model before any algorithm changed it, so that changes can be made again in another order."""
+"""A snapshot of the model structure before algorithms change it, so that they can be applied in another order."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["ModelSnapshot"]
 
 
 class ModelSnapshot:
-    """Holds the modules, parameters and hooks of a model by reference, and which parameters are optimized.
+    """A snapshot of the modules, parameters and hooks of a model, and of the parameters in its optimizers.
 
-    Values are not copied: a tensor that is changed in place stays changed. Replaced parameters stay in memory for as
-    long as the snapshot does.
+    Tensors are held by reference: an in-place change is not undone. Replaced parameters stay in memory as long as the
+    snapshot exists.
 
     Args:
-        state: The run, before INIT.
+        state: The state of the run, before INIT.
     """
 
     def __init__(self, state: State) -> None:
@@ -32,13 +32,13 @@ class ModelSnapshot:
         ]
 
     def can_restore(self, state: State) -> bool:
-        """Return whether the model is still one of plain tensors, in no wrapper."""
+        """Return True if the model is not wrapped and its parameters are neither sharded nor on the meta device."""
         parameters = list(state.model.parameters())
         sharded_or_meta = any(isinstance(p, DTensor) or p.is_meta for p in parameters)
         return not state.is_model_ddp and not sharded_or_meta
 
     def restore(self, state: State) -> None:
-        """Undo every change to the structure of the model since, and move it to where the changed model was."""
+        """Undo all changes to the structure of the model, and move it to the device of the changed model."""
         devices = {parameter.device for parameter in state.model.parameters()}
         state.model = self._model
         for module, cls, attributes in self._modules:
@@ -59,7 +59,7 @@ def _attributes(module: torch.nn.Module) -> dict[str, Any]:
 
 
 def _copied(value: Any) -> Any:
-    return value.copy() if isinstance(value, dict) else value  # the tables of children, parameters, hooks
+    return value.copy() if isinstance(value, dict) else value  # the dicts of children, parameters and hooks
 
 
 def _membership(group: dict[str, Any]) -> dict[str, list[Any]]:
