@@ -98,7 +98,7 @@ class TestOneHot:
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bool])
     def test_labels_that_are_not_integers_are_refused(self, dtype: torch.dtype) -> None:
-        with pytest.raises(ValueError, match="`tensor` must hold integer labels"):
+        with pytest.raises(ValueError, match="`tensor` must contain integer labels"):
             _one_hot(torch.zeros(2, dtype=dtype))
 
 
@@ -196,7 +196,7 @@ class TestSoftCrossEntropy:
             soft_cross_entropy(torch.zeros(2, 3), target, reduction="median")
 
     def test_an_index_to_ignore_has_no_meaning_for_probabilities(self) -> None:
-        with pytest.warns(UserWarning, match=r"`ignore_index` \(1\) is skipped"):
+        with pytest.warns(UserWarning, match=r"`ignore_index` \(1\) is ignored"):
             soft_cross_entropy(torch.zeros(2, 3), probabilities((2, 3)), ignore_index=1)
 
     def test_it_compiles_to_one_graph(self) -> None:

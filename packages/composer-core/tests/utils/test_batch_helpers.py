@@ -95,7 +95,7 @@ def test_get_of_a_missing_part_raises_and_never_returns_a_method(batch: Any, key
 @pytest.mark.parametrize("access", [batch_get, lambda batch, key: batch_set(batch, key, 0)])
 @pytest.mark.parametrize("key", [[double_first], (double_first, put_first, put_first)])
 def test_several_callables_that_are_no_pair_are_refused(access: Any, key: Any) -> None:
-    with pytest.raises(ValueError, match="must hold two functions, a getter and a setter, got"):
+    with pytest.raises(ValueError, match="must contain two functions, a getter and a setter, got"):
         access((1, 2), key)
 
 

@@ -550,7 +550,7 @@ def test_lazy_modules_stay_with_one_warning() -> None:
 
 def test_a_module_that_is_compiled_by_itself_stays_and_one_inside_a_compiled_model_does_not() -> None:
     model = nn.Sequential(torch.compile(nn.ReLU(), backend="eager"), nn.ReLU())
-    with pytest.warns(UserWarning, match=r"`0._orig_mod` \(ReLU\): it is compiled by itself"):
+    with pytest.warns(UserWarning, match=r"`0._orig_mod` \(ReLU\): it was compiled on its own"):
         replaced = replace_module_classes(model, {nn.ReLU: lambda m, i: nn.Identity()})
     assert [model[1]] == list(replaced.values())
 

@@ -139,6 +139,6 @@ def test_keys_are_joined_by_slashes_below_a_prefix() -> None:
 def test_a_key_cannot_be_a_value_and_a_folder(order: int) -> None:
     flat = dict([("a", {}), ("a/b/c", 2)][::order])
 
-    with pytest.raises(ValueError, match="must not hold both a value for 'a' and one for 'a/b/c'"):
+    with pytest.raises(ValueError, match="must not contain both a value for 'a' and one for 'a/b/c'"):
         convert_flat_dict_to_nested_dict(flat)
     assert {} == flat["a"]

@@ -191,7 +191,7 @@ def _check_yields_batches(argument: str, dataloader: Any) -> None:
     if isinstance(dataloader, type):
         got, hint = f"the class `{dataloader.__name__}`", f"Pass `{dataloader.__name__}(...)`."
     elif isinstance(dataloader, (str, bytes, os.PathLike)):
-        got, hint = repr(dataloader), f"Load the data that it names. {_WRAP}"
+        got, hint = repr(dataloader), f"Load the data it names. {_WRAP}"
     elif _yields_samples(dataloader):
         got, hint = f"a {kind.__name__}, whose items are samples", _WRAP
     elif not isinstance(dataloader, Iterable) and not hasattr(dataloader, "__getitem__"):

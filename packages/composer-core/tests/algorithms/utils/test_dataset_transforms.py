@@ -152,7 +152,7 @@ def test_a_data_set_that_is_evaluated_too_is_refused() -> None:
     ]
     for train, evaluated in shared:
         state = run_on(DataLoader(train), Images(), evaluated)
-        with pytest.raises(ValueError, match=r"must not be shared with the evaluator 'e1'.*own data set object"):
+        with pytest.raises(ValueError, match=r"must not be shared with the evaluator 'e1'.*separate dataset object"):
             check_training_transform(state, add_100, ADVICE)
         with pytest.raises(ValueError, match=r"must not be shared"):
             add_training_transform(state, add_100, ADVICE)

@@ -122,7 +122,7 @@ def test_an_entry_by_the_name_of_the_wrapper_is_found_with_a_warning() -> None:
     saved = trained(make(0.5, lr=0.2)).state_dict()
     saved["optimizers"] = {"Around": saved["optimizers"]["SGD"]}
     state = make(0.5, seed=1)
-    with pytest.warns(UserWarning, match="is saved as `Around`, not as the `SGD` inside it"):
+    with pytest.warns(UserWarning, match="was saved as `Around`, not as the `SGD` inside it"):
         state.load_state_dict(saved)
 
     assert state.optimizers[0].param_groups[0]["lr"] == 0.2
