@@ -83,7 +83,7 @@ def test_a_job_that_resumes_exactly_is_accepted_and_the_generators_are_as_before
 
     assert ResumptionReport(6, (2, 4), (2, 4)) == assert_resumes_exactly(Job)
     assert ResumptionReport(6, (1, 5), (1, 5)) == assert_resumes_exactly(Job, [1, 5], folder=tmp_path)
-    assert {"whole", "killed"} <= {path.name for path in tmp_path.iterdir()}
+    assert {"uninterrupted", "killed"} <= {path.name for path in tmp_path.iterdir()}
     assert torch.equal(before, reproducibility.get_rng_state()[0]["torch"])
 
 
@@ -107,8 +107,8 @@ def test_a_killed_process_is_a_real_one() -> None:
             "drifts",
             r"(?s)^At the start of batch 3, .*/batch: .*1 / 12.*Greatest absolute difference: 0\.[45]",
         ),
-        ("never saves", r"killed at batches \[2, 4\] and began anew each time.*Pass `save_folder=folder"),
-        ("never loads", r"killed at batches \[2, 4\] and began anew each time"),
+        ("never saves", r"killed at batches \[2, 4\] and started from scratch each time.*Pass `save_folder=folder"),
+        ("never loads", r"killed at batches \[2, 4\] and started from scratch each time"),
     ],
 )
 def test_a_job_that_does_not_is_told_where_it_differs(fault: str, message: str) -> None:
