@@ -18,7 +18,7 @@ from composer import Trainer
 from composer.algorithms import EMA, SAM, GatedLinearUnits, NoOpModel
 from composer.algorithms.warnings import NoEffectWarning
 from composer.core import Algorithm, Callback, Engine, Event, State
-from composer.core._rebuild import rebuild
+from composer.core.saving.rebuild import rebuild
 from composer.loggers import ConsoleLogger, FileLogger, InMemoryLogger, Logger, ProgressBarLogger
 from composer.loss import soft_cross_entropy
 from composer.models import ComposerClassifier, ComposerModel
@@ -242,7 +242,7 @@ def test_an_activation_of_your_own_must_be_given_again() -> None:
     expected = trained("GatedLinearUnits", GatedLinearUnits(act_fn=torch.nn.functional.silu))
     saved = through_a_file(expected.state_dict())
     with (
-        pytest.warns(UserWarning, match=r"required_on_load algorithm `GatedLinearUnits`.*`act_fn` is no plain value"),
+        pytest.warns(UserWarning, match=r"required_on_load algorithm `GatedLinearUnits`.*`act_fn` is not a plain"),
         pytest.raises(RuntimeError, match=r"Error\(s\) in loading state_dict"),
     ):
         make_state("GatedLinearUnits", seed=1).load_model_state(saved)

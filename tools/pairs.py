@@ -18,7 +18,7 @@ from typing import Any
 from composer import algorithms
 from composer.algorithms.warnings import NotIntendedUseWarning
 from composer.core import Algorithm, ConflictError
-from composer.core._ordering import Ordering
+from composer.core.ordering import Ordering
 from tools.workspace import ROOT
 
 # For algorithms with required arguments.

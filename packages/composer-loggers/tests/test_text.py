@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer.loggers.terminal import config_block, table_json, to_yaml
+from composer.loggers._text import config_block, table_json, to_yaml
 
 yaml = pytest.importorskip("yaml")
 

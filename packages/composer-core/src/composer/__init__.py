@@ -1,7 +1,7 @@
-"""Composer: train PyTorch models by composing small published methods.
+"""Composer: train PyTorch models with small, composable, published methods.
 
-Importing this package reads no entry points and imports neither torchvision nor torchmetrics. What other distributions
-add is looked up when it is asked for.
+Importing this package reads no entry points and imports neither torchvision nor torchmetrics. Names of other
+distributions are looked up on first use.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The pure functions behind the algorithms, for use in any training loop.
 
-A name works exactly when the package that registers it is installed; a missing one says which package that is.
+A name works if the package that registers it is installed; otherwise the error names that package.
 """
 
 from composer.core._registry import lazy_namespace

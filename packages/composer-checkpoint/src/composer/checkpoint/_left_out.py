@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from composer.checkpoint._filter import IgnoreKeys, apply_filter
-from composer.core._state_dict import modern
+from composer.core.saving import upgrade_state_dict
 from composer.utils import dist
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def check_complete(path: str, content: dict[str, Any], left_out: Iterable[str], 
     Raises:
         ValueError: A part is missing.
     """
-    saved = modern(content.get("state") or {})
+    saved = upgrade_state_dict(content.get("state") or {})
     excused = {*left_out}
     if "state" in excused:
         return

@@ -19,8 +19,7 @@ from composer.checkpoint._resumption_parts import attached
 from composer.checkpoint._seal import CorruptCheckpointError
 from composer.checkpoint._sharded_run import STATES, download_run, fill_shards, is_sharded_run, read_run
 from composer.checkpoint.sharded_tensors import is_sharded, sharded_as
-from composer.core._required_algorithms import add_required
-from composer.core._state_dict import modern
+from composer.core.saving import add_required_algorithms, upgrade_state_dict
 from composer.utils import dist, import_object, is_uri, partial_format
 from composer.utils.misc import unwrapped_model
 
@@ -120,7 +119,9 @@ def restore(
         if load_weights_only:
             content.get("state", {}).pop("optimizers", None)
         if "model" in content.get("state", {}):
-            add_required(state, modern(content["state"]), logger, exclude_algorithms, algorithm_passes)
+            add_required_algorithms(
+                state, upgrade_state_dict(content["state"]), logger, exclude_algorithms, algorithm_passes
+            )
         divide()
         _divide(content, state)
     warn_of(os.fspath(path), left_out)

@@ -1,6 +1,6 @@
-"""Training methods, each from a package of its own.
+"""Training algorithms, looked up by name in the installed packages.
 
-A name works exactly when the package that registers it is installed; a missing one says which package that is.
+A name works if the package that registers it is installed; otherwise the error names that package.
 """
 
 from pkgutil import extend_path

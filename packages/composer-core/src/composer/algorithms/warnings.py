@@ -1,4 +1,4 @@
-"""Warnings that algorithms raise about their own use."""
+"""Warnings about the use of algorithms."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ __all__ = ["NoEffectWarning", "NotIntendedUseWarning"]
 
 
 class NoEffectWarning(Warning):
-    """An algorithm changed nothing: the model or the data has nothing it applies to."""
+    """An algorithm changed nothing, because nothing in the model or data matches."""
 
 
 class NotIntendedUseWarning(Warning):
-    """An algorithm is used in a setting it was not made for."""
+    """An algorithm is used in an unsupported setting."""

@@ -2,23 +2,23 @@
 
 from typing import TYPE_CHECKING
 
-from composer.core import _placement
-from composer.core._errors import ComposerError as ComposerError
-from composer.core._errors import ConflictError as ConflictError
-from composer.core._errors import OrderingError as OrderingError
-from composer.core._explain import Plan as Plan
-from composer.core._explain import PlanRow as PlanRow
-from composer.core._placement import *  # noqa: F403 -- the effects are listed there
+from composer.core import effects
 from composer.core.algorithm import Algorithm as Algorithm
 from composer.core.callback import Callback as Callback
 from composer.core.data_spec import DataSpec as DataSpec
 from composer.core.data_spec import ensure_data_spec as ensure_data_spec
+from composer.core.effects import *  # noqa: F403 -- the effects are listed there
 from composer.core.engine import Engine as Engine
+from composer.core.engine import Plan as Plan
+from composer.core.engine import PlanRow as PlanRow
 from composer.core.engine import Trace as Trace
 from composer.core.engine import Traces as Traces
 from composer.core.evaluator import Evaluator as Evaluator
 from composer.core.evaluator import ensure_evaluator as ensure_evaluator
 from composer.core.event import Event as Event
+from composer.core.ordering import ComposerError as ComposerError
+from composer.core.ordering import ConflictError as ConflictError
+from composer.core.ordering import OrderingError as OrderingError
 from composer.core.passes import AlgorithmPass as AlgorithmPass
 from composer.core.precision import Precision as Precision
 from composer.core.precision import get_precision_context as get_precision_context
@@ -36,7 +36,7 @@ from composer.core.types import TrainerMode as TrainerMode
 
 if not TYPE_CHECKING:  # type checkers see the re-exports above; they cannot follow a list that is put together
     __all__ = [
-        *_placement.__all__,
+        *effects.__all__,
         "JSON",
         "Algorithm",
         "AlgorithmPass",

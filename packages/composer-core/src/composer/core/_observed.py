@@ -1,4 +1,4 @@
-"""Lists that tell somebody when they change, and lists whose members step together."""
+"""Lists that report changes, and lists of optimizers or schedulers that are stepped together."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class ObservedList(list[T]):
     """A list that calls `on_change()` after every change.
 
     Args:
-        items: The first contents.
-        on_change: Called without arguments.
+        items: The initial items.
+        on_change: A function without arguments.
     """
 
     def __init__(self, items: Iterable[T] = (), on_change: Callable[[], None] | None = None) -> None:
@@ -25,7 +25,7 @@ class ObservedList(list[T]):
         self._on_change = on_change
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A copy is a list of its own, which nobody watches.
+        # A copy does not report its changes.
         return (type(self), (list(self),))
 
 
@@ -48,14 +48,14 @@ for _name in _MUTATORS:
 
 
 class SteppingList(ObservedList[T]):
-    """A list of optimizers or schedulers that can be stepped as one."""
+    """A list of optimizers or schedulers that are stepped together."""
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        """Call `step` of every member, in order, with the same arguments."""
+        """Call `step` of every member in order, with the same arguments."""
         for member in self:
             member.step(*args, **kwargs)  # type: ignore[attr-defined]
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """Call `zero_grad` of every member, in order, with the same arguments."""
+        """Call `zero_grad` of every member in order, with the same arguments."""
         for member in self:
             member.zero_grad(*args, **kwargs)  # type: ignore[attr-defined]

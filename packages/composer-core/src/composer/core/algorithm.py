@@ -1,4 +1,4 @@
-"""The base class of training methods."""
+"""The base class of training algorithms."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from abc import ABC, abstractmethod
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from composer.core._placement import INTERPOLATES_LOSS, Placement
+from composer.core.effects import INTERPOLATES_LOSS, Placement
 from composer.core.event import Event
 from composer.core.serializable import Serializable
-from composer.utils.misc import plain_number
+from composer.utils.numbers import plain_number
 
 if TYPE_CHECKING:
     from composer.core.logging import Logger
@@ -20,14 +20,14 @@ __all__ = ["Algorithm"]
 
 
 class Algorithm(Serializable, ABC):
-    """A training method: at certain events it changes the state of the run.
+    """A training method that changes the state of the run at certain events.
 
-    A subclass implements `apply` and says when it acts: by `events`, by `match`, or by both.
+    A subclass implements `apply` and declares when it acts: with `events`, with `match`, or with both.
 
     Attributes:
-        events: The events at which the algorithm may act; the engine asks it nowhere else. None: it is asked, through
-            `match`, at every event.
-        placement: Where it stands among other algorithms. A class attribute, or a property if it depends on arguments.
+        events: The events at which the algorithm may act. None means every event: the engine then calls `match` at
+            each.
+        placement: The position among other algorithms. A class attribute, or a property if it depends on arguments.
 
     Example:
         >>> class Doubled(Algorithm):
@@ -45,21 +45,21 @@ class Algorithm(Serializable, ABC):
 
     @property
     def find_unused_parameters(self) -> bool:
-        """Whether some parameters may get no gradient, which `DistributedDataParallel` must know."""
+        """True if some parameters may get no gradient; passed to `DistributedDataParallel`."""
         return False
 
     @property
     def backwards_create_graph(self) -> bool:
-        """Whether the backward pass must itself be differentiable (`create_graph=True`)."""
+        """True if the backward pass must be differentiable itself (`create_graph=True`)."""
         return False
 
     @staticmethod
     def required_on_load() -> bool:
-        """Whether a checkpoint can only be loaded after this algorithm has been applied (it renames parameters)."""
+        """Return True if checkpoints can only be loaded after this algorithm is applied (it renames parameters)."""
         return False
 
     def match(self, event: Event, state: State) -> bool:
-        """Whether to act now. Without a `match` of its own, an algorithm acts at each of its `events`.
+        """Return True if the algorithm acts now; by default at each of its `events`.
 
         Args:
             event: The current event.
@@ -69,19 +69,19 @@ class Algorithm(Serializable, ABC):
 
     @abstractmethod
     def apply(self, event: Event, state: State, logger: Logger) -> int | None:
-        """Act: change the state in place.
+        """Change the state in place.
 
         Args:
             event: The current event.
             state: The state of the run.
-            logger: Takes metrics of the algorithm's own.
+            logger: The logger of the run.
 
         Returns:
-            An optional exit code, kept in the event's `Trace`.
+            An optional exit code, stored in the `Trace` of the event.
         """
 
     def __repr__(self) -> str:
-        """A constructor call, `MixUp(alpha=0.2)`, where every argument is kept in an attribute of its name."""
+        """Return the constructor call, such as `MixUp(alpha=0.2)`; each argument is read from its attribute."""
         names = [name for name, p in inspect.signature(type(self)).parameters.items() if p.kind not in _VARIADIC]
         if not all(hasattr(self, name) for name in names):
             return object.__repr__(self)
@@ -89,7 +89,7 @@ class Algorithm(Serializable, ABC):
         return f"{type(self).__name__}({arguments})"
 
     def state_dict(self) -> dict[str, Any]:
-        """The representation, from which a required algorithm is rebuilt on load."""
+        """Return the `repr`, from which a required algorithm is rebuilt when a checkpoint is loaded."""
         return {"repr": repr(self)}
 
 
@@ -101,10 +101,10 @@ def _argument(value: Any) -> str:
 
 
 def declared_events(algorithm: Algorithm) -> frozenset[Event] | None:
-    """The events an algorithm restricts itself to; None if it must be asked at every event.
+    """Return the events that an algorithm declares; None if `match` must be called at every event.
 
-    Code that knows nothing of this attribute may use its name for something else, and a subclass may widen `match`
-    without repeating it; both are asked.
+    None also if `events` holds something else, as in code written for other libraries, and if a subclass overrides
+    `match` without declaring `events` again.
     """
     events = algorithm.events
     if not isinstance(events, (set, frozenset)) or not all(isinstance(event, Event) for event in events):
@@ -118,7 +118,7 @@ def declared_events(algorithm: Algorithm) -> frozenset[Event] | None:
 
 
 def declared_placement(algorithm: Algorithm) -> Placement:
-    """The placement of an algorithm; one that only says `interpolate_loss = True` provides and discourages that."""
+    """Return the placement of an algorithm; one that only sets `interpolate_loss = True` gets a default placement."""
     placement: Any = algorithm.placement
     if not isinstance(placement, Placement):
         return Placement()
@@ -128,16 +128,16 @@ def declared_placement(algorithm: Algorithm) -> Placement:
 
 
 def always_matches(algorithm: Algorithm) -> bool:
-    """Whether the algorithm acts at each of its events, so that it need not be asked.
+    """Return True if the algorithm acts at each of its events, so that `match` need not be called.
 
     Raises:
-        TypeError: It never says when it acts.
+        TypeError: The algorithm has neither `events` nor `match`.
     """
     if getattr(type(algorithm), "match", None) is not Algorithm.match or "match" in vars(algorithm):
         return False
     if declared_events(algorithm) is None:
         raise TypeError(
-            f"`{type(algorithm).__name__}` must say when it acts, but has neither `events` nor a `match` of its own. "
+            f"`{type(algorithm).__name__}` must declare when it acts, but defines neither `events` nor `match`. "
             f"Set for example `events = frozenset({{Event.BATCH_END}})`."
         )
     return True

@@ -1,4 +1,4 @@
-"""The base class of everything that watches a run."""
+"""The base class of callbacks."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _HOOKS = frozenset(event.value for event in Event)
 
 
 class Callback(Serializable, ABC):
-    """Watches a run: one method per event, called with the state and the logger; override those you need.
+    """An observer of a run, with one method per event that takes the state and the logger. Override those you need.
 
-    The engine calls only the overridden ones. A subclass that overrides `run_event` instead is called at every event.
-    A callback must survive several `fit` calls and, after `close`, a new run.
+    The engine calls only overridden methods. A subclass that overrides `run_event` instead is called at every event.
+    A callback must work over several `fit` calls and, after `close`, in a new run.
 
-    The engine looks once, when it compiles its plan, which methods are overridden. A method `(self, state, logger)`
-    named almost, but not quite, like an event is warned of at class creation.
+    The engine looks up which methods are overridden when it compiles its dispatch table. A method
+    `(self, state, logger)` whose name is almost that of an event causes a warning when the class is created.
 
     Example:
         >>> class Counter(Callback):
@@ -36,6 +36,8 @@ class Callback(Serializable, ABC):
         ...     def batch_end(self, state, logger):
         ...         self.steps += 1
     """
+
+    _opened_as: int | None = None  # the id of this object while an engine uses it
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
@@ -177,7 +179,7 @@ class Callback(Serializable, ABC):
         """Called at `Event.PREDICT_END`."""
 
     def close(self, state: State, logger: Logger) -> None:
-        """Called once when the engine closes, also after an error. Must be safe to call twice.
+        """Release resources. Called when the engine closes, also after an error; must be safe to call twice.
 
         Args:
             state: The state of the run.
@@ -185,19 +187,19 @@ class Callback(Serializable, ABC):
         """
 
     def post_close(self) -> None:
-        """Called after every callback's `close`; nothing can be logged any more."""
+        """Release what `close` of other callbacks still needed. Called after every `close`; logging is over."""
 
 
 _OWN = frozenset({"state_dict", "load_state_dict", "run_event", "close", "post_close"})
 
 
 def dispatches_by_name(callback: Callback) -> bool:
-    """Whether `run_event` is the one above, so that the engine may call the methods directly."""
+    """Return True if `run_event` is not overridden, so that the engine may call the methods directly."""
     return getattr(type(callback), "run_event", None) is Callback.run_event and "run_event" not in vars(callback)
 
 
 def overridden_hooks(callback: Callback) -> frozenset[str]:
-    """The events, by value, whose methods a callback overrides; every one if it overrides `run_event`."""
+    """Return the values of the events whose methods a callback overrides; all if it overrides `run_event`."""
     if not dispatches_by_name(callback):
         return _HOOKS
     return frozenset(

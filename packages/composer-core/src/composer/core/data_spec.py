@@ -1,11 +1,12 @@
-"""A dataloader together with what must be known about its batches."""
+"""A dataloader with the functions that transform, split and count its batches."""
 
 from __future__ import annotations
 
 import inspect
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from numbers import Number
 from typing import Any, SupportsIndex
 
@@ -14,43 +15,39 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from composer.core._split import _check_list_is_primitives as _check_list_is_primitives
-from composer.core._split import _default_split_batch as _default_split_batch
-from composer.core._split import _split_list as _split_list
-from composer.core._split import _split_mapping as _split_mapping
-from composer.core._split import _split_tensor as _split_tensor
-from composer.core._split import count_samples
-from composer.core._split import default_split_batch as default_split_batch
 from composer.core.types import Batch
 from composer.utils import dist
-from composer.utils.misc import plain_int, plain_number
+from composer.utils.numbers import plain_int, plain_number
 
 __all__ = ["DataSpec", "default_split_batch", "ensure_data_spec"]
 
 
+_PRIMITIVES = (bool, int, float, str)
+
+
 class DataSpec:
-    """A dataloader, and how its batches are transformed, split and counted.
+    """A dataloader with the functions that transform, split and count its batches.
 
     Args:
-        dataloader: Yields the batches of this rank.
-        num_samples: Samples in an epoch; None takes the length of a torch dataloader's dataset where it has one.
+        dataloader: An iterable over the batches of this rank.
+        num_samples: Samples in an epoch; None is the length of the dataset of a torch dataloader, if it has one.
         num_tokens: Tokens in an epoch, if known.
-        batch_transforms: `batch -> batch`, on the host, before the batch moves to the device.
-        microbatch_transforms: `batch -> batch`, for each microbatch on the device.
+        batch_transforms: `batch -> batch`, called on the host before the batch moves to the device.
+        microbatch_transforms: `batch -> batch`, called for each microbatch on the device.
         split_batch: `(batch, microbatch_size) -> microbatches`; None is `default_split_batch`.
-        get_num_samples_in_batch: `batch -> number of samples`; None counts tensors and lists of the usual forms. This
-            and the next may return numbers of any library, such as `np.int64` or a CPU tensor of one integer.
+        get_num_samples_in_batch: `batch -> number of samples`; None counts tensors and lists of the usual forms. The
+            number may be of any library, such as `np.int64` or a CPU tensor of one integer.
         get_num_tokens_in_batch: `batch -> number of tokens`, or a dict of numbers by token type with the key "total",
-            and "loss_generating" where the Trainer weighs microbatches by tokens. None counts `batch["input_ids"]`,
-            else takes the dataset's `max_seq_len` per sample, else 0.
+            and "loss_generating" if the Trainer weights microbatches by tokens. None counts `batch["input_ids"]`, or
+            uses the `max_seq_len` of the dataset for each sample, or 0.
 
     Attributes:
-        has_token_counter: Whether `get_num_tokens_in_batch` was given.
+        has_token_counter: True if `get_num_tokens_in_batch` was given.
 
     Raises:
-        TypeError: One of the functions can not be called, `num_samples` or `num_tokens` is no integer, or `dataloader`
-            yields no batches: it is a text, a class, a tensor, or a data set, whose items are samples.
-        ValueError: `dataloader` is being iterated already, or several ranks would read the same samples of it.
+        TypeError: A function is not callable, `num_samples` or `num_tokens` is not an integer, or `dataloader` does not
+            yield batches: it is a string, a class, a tensor, or a dataset, whose items are samples.
+        ValueError: `dataloader` has an active iterator, or several ranks would read the same samples.
 
     Example:
         >>> import torch
@@ -93,13 +90,13 @@ class DataSpec:
         self._count_tokens = get_num_tokens_in_batch or self._default_get_num_tokens_in_batch
 
     def get_num_samples_in_batch(self, batch: Batch) -> int | float:
-        """The number of samples in a batch.
+        """Return the number of samples in a batch.
 
         Args:
             batch: A batch of this dataloader.
 
         Raises:
-            ValueError: The user's function returned no number, or a tensor on an accelerator.
+            ValueError: The custom function returned something else than a number, or a tensor on an accelerator.
         """
         samples = self._count_samples(batch)
         if type(samples) is int:
@@ -113,17 +110,17 @@ class DataSpec:
         return number
 
     def get_num_tokens_in_batch(self, batch: Batch, token_type: str = "total") -> int:
-        """The number of tokens in a batch.
+        """Return the number of tokens in a batch.
 
         Args:
             batch: A batch of this dataloader.
-            token_type: Which tokens; matters only if the user's function tells types apart.
+            token_type: The type of tokens to count, if the custom function returns a dict.
 
         Raises:
-            ValueError: The user's function returned neither an int nor a dict that holds `token_type`.
+            ValueError: The custom function returned neither an int nor a dict with the key `token_type`.
         """
         tokens: Any = self._count_tokens(batch)
-        if type(tokens) is int:  # asked every step
+        if type(tokens) is int:  # called at every step
             return tokens
         if isinstance(tokens, Mapping):
             if token_type not in tokens:
@@ -144,7 +141,7 @@ class DataSpec:
         return count_samples(batch)
 
     def _default_get_num_tokens_in_batch(self, batch: Batch) -> int:
-        # The builtin types first: asking an abstract class takes longer, and this is asked every step.
+        # Builtin types first: `isinstance` of an abstract class is slower, and this is called at every step.
         if not isinstance(batch, (tuple, list)) and isinstance(batch, Mapping) and "input_ids" in batch:
             return math.prod(batch["input_ids"].shape[:2])
         if self._max_seq_len is None:
@@ -153,15 +150,15 @@ class DataSpec:
 
 
 def ensure_data_spec(dataloader: DataSpec | Iterable[Batch] | dict[str, Any], argument: str = "dataloader") -> DataSpec:
-    """Make a `DataSpec` of a dataloader or of a dict of `DataSpec` arguments; a `DataSpec` stays as it is.
+    """Make a `DataSpec` of a dataloader or of a dict of `DataSpec` arguments; return a `DataSpec` unchanged.
 
     Args:
-        dataloader: Any of the three.
-        argument: Whose value it is, for the messages of errors.
+        dataloader: The dataloader, dict or `DataSpec`.
+        argument: The name of the argument, for error messages.
 
     Raises:
-        TypeError: It is none of them.
-        ValueError: As `DataSpec`.
+        TypeError: `dataloader` has another type.
+        ValueError: As in `DataSpec`.
     """
     if isinstance(dataloader, DataSpec):
         return dataloader
@@ -183,29 +180,29 @@ def ensure_data_spec(dataloader: DataSpec | Iterable[Batch] | dict[str, Any], ar
 
 
 _WRAP = (
-    "Wrap a data set: `torch.utils.data.DataLoader(dataset, batch_size=...)`, with `batch_size=None` if its items are "
-    "batches already. Tensors make a data set: `torch.utils.data.TensorDataset(inputs, targets)`."
+    "Wrap a dataset: `torch.utils.data.DataLoader(dataset, batch_size=...)`, with `batch_size=None` if its items are "
+    "batches already. Make a dataset of tensors with `torch.utils.data.TensorDataset(inputs, targets)`."
 )
 
 
 def _check_yields_batches(argument: str, dataloader: Any) -> None:
-    """Raise unless what is given can be iterated, and its items may be batches."""
+    """Check that a value is iterable and that its items can be batches."""
     kind = type(dataloader)
     if isinstance(dataloader, type):
-        what, hint = f"the class `{dataloader.__name__}`", f"Pass `{dataloader.__name__}(...)`."
+        got, hint = f"the class `{dataloader.__name__}`", f"Pass `{dataloader.__name__}(...)`."
     elif isinstance(dataloader, (str, bytes, os.PathLike)):
-        what, hint = repr(dataloader), f"Load the data it names. {_WRAP}"
-    elif _has_samples(dataloader):
-        what, hint = f"a {kind.__name__}, whose items are samples", _WRAP
+        got, hint = repr(dataloader), f"Load the data it names. {_WRAP}"
+    elif _yields_samples(dataloader):
+        got, hint = f"a {kind.__name__}, whose items are samples", _WRAP
     elif not isinstance(dataloader, Iterable) and not hasattr(dataloader, "__getitem__"):
-        what, hint = kind.__name__, _WRAP
+        got, hint = kind.__name__, _WRAP
     else:
         return
-    raise TypeError(f"`{argument}` must be an iterable of batches, got {what}. {hint}")
+    raise TypeError(f"`{argument}` must be an iterable of batches, got {got}. {hint}")
 
 
 def _check_batches(argument: str, batches: Sequence[Any]) -> None:
-    """Raise if the items of a list are no batches."""
+    """Check that the items of a list or tuple are batches."""
     tensors = [item for item in batches if isinstance(item, torch.Tensor)]
     if len(tensors) == len(batches) > 1 and all(tensor.dim() > 0 for tensor in tensors):
         lengths, kinds = {len(tensor) for tensor in tensors}, {(tensor.dtype, tensor.dim()) for tensor in tensors}
@@ -219,12 +216,12 @@ def _check_batches(argument: str, batches: Sequence[Any]) -> None:
         if item is None or isinstance(item, Number) or is_empty:
             raise TypeError(
                 f"`{argument}` must be an iterable of batches, such as tuples of tensors, got a "
-                f"{type(batches).__name__} with {item!r}, of which no samples can be counted. {_WRAP}"
+                f"{type(batches).__name__} with {item!r}, which has no samples. {_WRAP}"
             )
 
 
-def _has_samples(dataloader: Any) -> bool:
-    # Data sets of Hugging Face are none of torch's.
+def _yields_samples(dataloader: Any) -> bool:
+    # Datasets of Hugging Face are not subclasses of torch's.
     if isinstance(dataloader, (torch.Tensor, np.ndarray)) or type(dataloader).__module__.split(".")[0] == "datasets":
         return True
     return isinstance(dataloader, Dataset) and not isinstance(dataloader, IterableDataset)
@@ -247,11 +244,11 @@ def _check_callable(name: str, function: object) -> None:
 
 
 def _check_dataloader(dataloader: DataLoader[Any]) -> None:
-    # Workers of an active iterator have copied the dataset before algorithms could add transforms to it.
+    # The workers of an active iterator already have a copy of the dataset, without the transforms of algorithms.
     if dataloader._iterator is not None:
         raise ValueError(
-            "`dataloader` must not have an active iterator: persistent workers hold a copy of the dataset from before. "
-            "Pass a dataloader that nobody has iterated yet."
+            "`dataloader` must not have an active iterator: its persistent workers already have a copy of the dataset. "
+            "Pass a dataloader that has not been iterated yet."
         )
     if dist.get_world_size() == 1 or isinstance(dataloader.dataset, IterableDataset):
         return
@@ -261,4 +258,247 @@ def _check_dataloader(dataloader: DataLoader[Any]) -> None:
             f"`dataloader` must use a `DistributedSampler` on {dist.get_world_size()} ranks, got "
             f"{type(dataloader.sampler).__name__}: every rank would train on the same samples. "
             f"Pass `sampler=composer.utils.dist.get_sampler(dataset, shuffle=True)` to it."
+        )
+
+
+# ---- splitting and counting
+
+
+def default_split_batch(batch: Any, microbatch_size: int | float) -> Sequence[Any]:
+    """Split a batch into microbatches along the samples.
+
+    Tensors are split along dimension 0, lists and tuples of primitives (`bool, int, float, str`) by entry. In any other
+    list or tuple every element is a field, and a microbatch is a tuple. In a mapping every value is a field, and a
+    microbatch is a dict. Values without samples (primitives in a mapping, 0-dimensional tensors) go into every
+    microbatch. A nested list is split by entry if it has one entry per sample and its elements do not.
+    A batch that fits into one microbatch is returned unchanged, in a list. Tensors are never copied.
+
+    Args:
+        batch: A tensor, or a nesting of lists, tuples and mappings.
+        microbatch_size: Samples in a microbatch, a positive integer; the last microbatch may be smaller.
+
+    Returns:
+        The microbatches, at least one.
+
+    Raises:
+        ValueError: `microbatch_size` is a float or not positive, an element cannot be split, or two elements give
+            different numbers of microbatches.
+        NotImplementedError: `batch` is not a tensor, list, tuple or mapping.
+
+    Example:
+        >>> x, y = torch.zeros(5, 3), torch.arange(5)
+        >>> [len(part) for part, _ in default_split_batch((x, y), 2)]
+        [2, 2, 1]
+    """
+    if isinstance(microbatch_size, float):
+        raise ValueError(
+            f"`microbatch_size` must be an integer to split a batch by default, got {microbatch_size!r}. "
+            f"Pass `split_batch` to `DataSpec` to split by fractions of a sample."
+        )
+    if microbatch_size < 1:
+        raise ValueError(f"`microbatch_size` must be positive, got {microbatch_size!r}. Use 1 for single samples.")
+    if not isinstance(batch, (torch.Tensor, list, tuple, Mapping)):
+        raise NotImplementedError(
+            f"A batch of type {type(batch).__name__} cannot be split by default. Pass `split_batch` to `DataSpec`."
+        )
+    if isinstance(batch, (list, tuple)) and not _check_list_is_primitives(batch):
+        chunks = _split_fields(batch, microbatch_size, _leading_length(batch))
+    else:
+        chunks = _split(batch, microbatch_size, _leading_length([batch]))
+    return [batch] if chunks is None else chunks
+
+
+_default_split_batch = default_split_batch
+
+
+def count_samples(batch: Any) -> int:
+    """Return the number of samples in a batch of a form that `default_split_batch` supports.
+
+    Args:
+        batch: A tensor, or a nesting of lists, tuples and mappings.
+
+    Raises:
+        ValueError: An element has no shape, or no element has samples.
+        NotImplementedError: Elements have different numbers of samples.
+
+    Example:
+        >>> count_samples({"image": torch.zeros(4, 3), "name": ["a", "b", "c", "d"]})
+        4
+    """
+    if isinstance(batch, (list, tuple)):
+        size = _flat_count(batch)
+        if size is not None:
+            return size
+        size = _leading_length(batch)
+        counts = {count for element in batch for count in _counts(element, size)}
+    else:
+        counts = set(_counts(batch, _leading_length([batch])))
+    if not counts:
+        raise ValueError(
+            f"Unable to determine the number of samples in a batch of type {type(batch).__name__}: nothing in it has "
+            f"samples. Pass `get_num_samples_in_batch` to `DataSpec`."
+        )
+    if len(counts) > 1:
+        raise NotImplementedError(
+            f"The batch contains multiple Tensors or lists that differ in their number of samples: {sorted(counts)}. "
+            f"Pass `get_num_samples_in_batch` to `DataSpec`."
+        )
+    return counts.pop()
+
+
+def _flat_count(batch: Sequence[Any]) -> int | None:
+    """Return the samples of a flat batch of tensors of equal length (the usual case); None for other forms."""
+    count = None
+    for element in batch:
+        if not isinstance(element, torch.Tensor) or not element.dim():
+            return None
+        size = element.size(0)
+        if count is None:
+            count = size
+        elif size != count:
+            return None
+    return count
+
+
+def _split(item: Any, size: int, samples: int | None) -> list[Any] | None:
+    """Split one item; return None if it has no samples and goes into every microbatch unchanged."""
+    if isinstance(item, torch.Tensor):
+        return _split_tensor(item, size) if item.ndim else None
+    if isinstance(item, Mapping):
+        return _split_mapping(item, size, samples)
+    if isinstance(item, (list, tuple)):
+        return _split_list(item, size) if _is_per_sample(item, samples) else _split_fields(item, size, samples)
+    raise ValueError(
+        f"A batch must consist of tensors, lists, tuples and mappings to be split by default, got an element of type "
+        f"{type(item).__name__}. Pass `split_batch` to `DataSpec`."
+    )
+
+
+def _split_tensor(tensor: torch.Tensor, microbatch_size: int) -> list[torch.Tensor]:
+    """Split along dimension 0; warn if the tensor is shorter than a microbatch."""
+    length = tensor.shape[0]
+    if length <= microbatch_size:
+        _warn_if_short(length, microbatch_size)
+        return [tensor]
+    return list(torch.split(tensor, microbatch_size))
+
+
+def _split_list(items: Sequence[Any], microbatch_size: int) -> list[Sequence[Any]]:
+    """Split by entry; warn if the list is shorter than a microbatch."""
+    if len(items) <= microbatch_size:
+        _warn_if_short(len(items), microbatch_size)
+        return [items]
+    return [items[start : start + microbatch_size] for start in range(0, len(items), microbatch_size)]
+
+
+def _split_mapping(
+    mapping: Mapping[Any, Any], microbatch_size: int, samples: int | None = None
+) -> list[Mapping[Any, Any]] | None:
+    """Split every value; repeat primitives. Return None if the mapping has only primitives."""
+    chunks = {
+        key: None if isinstance(value, _PRIMITIVES) else _split(value, microbatch_size, samples)
+        for key, value in mapping.items()
+    }
+    count = _common_count(chunks.values())
+    if count is None or count == 1:
+        return None if count is None else [mapping]
+    return [
+        {key: mapping[key] if parts is None else parts[index] for key, parts in chunks.items()}
+        for index in range(count)
+    ]
+
+
+def _split_fields(fields: Sequence[Any], size: int, samples: int | None) -> list[Any] | None:
+    """Split every element of a list or tuple, and combine the parts to tuples."""
+    chunks = [_split(field, size, samples) for field in fields]
+    count = _common_count(chunks)
+    if count is None or count == 1:
+        return None if count is None else [fields]
+    rows = zip(
+        *([field] * count if parts is None else parts for field, parts in zip(fields, chunks, strict=True)), strict=True
+    )
+    make = getattr(fields, "_make", tuple)  # named tuples stay named tuples
+    return [make(row) for row in rows]
+
+
+def _common_count(chunks: Iterable[list[Any] | None]) -> int | None:
+    counts = {len(parts) for parts in chunks if parts is not None}
+    if len(counts) > 1:
+        raise ValueError(
+            f"All elements of a batch must give the same number of microbatches, got {sorted(counts)}. "
+            f"Make their first dimensions equal, or pass `split_batch` to `DataSpec`."
+        )
+    return counts.pop() if counts else None
+
+
+def _check_list_is_primitives(items: Sequence[Any]) -> bool:
+    """Return True if all entries have the same primitive type (bool, int, float or str), or there are none."""
+    return not items or (type(items[0]) in _PRIMITIVES and all(type(item) is type(items[0]) for item in items))
+
+
+def _leading_length(fields: Iterable[Any]) -> int | None:
+    """Return the number of samples of the first tensor or list of primitives; None if there is none."""
+    for field in fields:
+        if isinstance(field, torch.Tensor):
+            if field.ndim:
+                return field.shape[0]
+        elif isinstance(field, Mapping):
+            length = _leading_length(field.values())
+            if length is not None:
+                return length
+        elif isinstance(field, (list, tuple)) and _check_list_is_primitives(field):
+            return len(field)
+    return None
+
+
+def _is_per_sample(items: Sequence[Any], samples: int | None) -> bool:
+    """Return True if a nested list has one entry per sample; False if its entries are fields with all samples."""
+    if _check_list_is_primitives(items):
+        return True
+    if samples is None:
+        return not all(isinstance(item, (torch.Tensor, list, tuple, Mapping)) for item in items)
+    return len(items) == samples and not _has_samples(items, samples)
+
+
+def _has_samples(item: Any, samples: int) -> bool:
+    """Return True if every element of `item` has this number of samples."""
+    if isinstance(item, torch.Tensor):
+        return not item.ndim or item.shape[0] == samples
+    if isinstance(item, Mapping):
+        return all(isinstance(value, _PRIMITIVES) or _has_samples(value, samples) for value in item.values())
+    if isinstance(item, (list, tuple)):
+        if _check_list_is_primitives(item):
+            return len(item) == samples
+        return all(_has_samples(element, samples) for element in item)
+    return False
+
+
+def _counts(item: Any, samples: int | None) -> Iterator[int]:
+    """Yield the number of samples of every element of `item` that has samples."""
+    if isinstance(item, Mapping):
+        for value in item.values():
+            if isinstance(value, (Mapping, list, tuple)) or getattr(value, "shape", None):
+                yield from _counts(value, samples)
+    elif isinstance(item, (list, tuple)):
+        if _is_per_sample(item, samples):
+            yield len(item)
+        else:
+            for element in item:
+                yield from _counts(element, samples)
+    elif hasattr(item, "shape"):
+        yield from item.shape[:1]
+    else:
+        raise ValueError(
+            f"Unable to determine the number of samples in a batch with an element of type {type(item).__name__}, "
+            f"which has no shape. Pass `get_num_samples_in_batch` to `DataSpec`."
+        )
+
+
+def _warn_if_short(length: int, size: int) -> None:
+    if length < size:
+        warnings.warn(
+            f"Cannot split tensor of length {length} (or list of that length) into microbatches of size {size}; "
+            f"it is not split. This is expected for the last batch of an epoch.",
+            UserWarning,
+            stacklevel=5,
         )

@@ -1,22 +1,21 @@
-"""The engine: announces events and runs, at each, the algorithms and callbacks that act there."""
+"""The engine: at each event of a run it calls the algorithms and callbacks that act there."""
 
 from __future__ import annotations
 
 import logging
 import os
 import weakref
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections import OrderedDict
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
-from composer.core._dispatch import AlgorithmPlan, Trace, Traces
-from composer.core._explain import Plan, PlanRow
-from composer.core._model_snapshot import ModelSnapshot
 from composer.core._observed import ObservedList
-from composer.core._ordering import Ordering
-from composer.core._profiled import EventMarkers
+from composer.core.algorithm import always_matches, declared_events
 from composer.core.callback import Callback, dispatches_by_name, overridden_hooks
 from composer.core.event import Event
 from composer.core.logging import Logger, LoggerDestination, note_failure, tell_failures
+from composer.core.ordering import Ordering, opener_of
 from composer.core.passes import (
     AlgorithmPass,
     PassInput,
@@ -25,19 +24,20 @@ from composer.core.passes import (
     set_filo_order,
     warn_on_discouraged,
 )
+from composer.core.profiling import EventMarkers
+from composer.core.saving.structure import ModelSnapshot
 from composer.utils.iter_helpers import ensure_tuple
 
 if TYPE_CHECKING:
     from composer.core.algorithm import Algorithm
     from composer.core.state import State
 
-__all__ = ["Engine", "Trace", "Traces"]
+__all__ = ["Engine", "Plan", "PlanRow", "Trace", "Traces"]
 
 log = logging.getLogger(__name__)
 
 _DEFAULT_PASSES: tuple[AlgorithmPass, ...] = (order_by_placement, set_filo_order, warn_on_discouraged)
-_EVENTS: dict[str, Event] = {event.value: event for event in Event}  # strings are announced every step too
-_OPEN_CALLBACKS: weakref.WeakSet[Callback] = weakref.WeakSet()
+_EVENTS: dict[str, Event] = {event.value: event for event in Event}  # some loops pass strings at every step
 _WITHOUT_DATALOADER = frozenset(
     {Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.EVAL_STANDALONE_START, Event.EVAL_STANDALONE_END}
 )
@@ -48,30 +48,114 @@ _WITHOUT_DURATION = frozenset(
 )
 
 
-class Engine:
-    """Runs, at each event, the algorithms and callbacks that act there, on one shared state.
+@dataclass
+class Trace:
+    """A record of one algorithm that ran at one event.
 
-    The dispatch is compiled: a table holds, for each event, what acts at it and in which order, so an event nobody
-    listens to costs one look-up. The table is rebuilt when the state's algorithms or callbacks change.
+    Attributes:
+        name: The class name of the algorithm.
+        event: The event.
+        exit_code: The return value of `apply`.
+        order: The position among the algorithms that ran, from 0.
+        run: True if it ran.
+    """
 
-    At INIT the order is loggers, callbacks, algorithms; at all other events algorithms, callbacks, loggers. Algorithms
-    stand in the user's order except where their placements say otherwise; at AFTER and END events the order is
-    reversed, so that what was set up first is torn down last.
+    name: str = ""
+    event: Event | None = None
+    exit_code: int | None = None
+    order: int | None = None
+    run: bool = False
+
+
+Traces = dict[str, Trace]
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """One row of a plan: an algorithm or callback that acts at an event.
+
+    Attributes:
+        event: The event.
+        order: The position at the event, from 1.
+        kind: `"algorithm"`, `"callback"` or `"logger"`.
+        name: The class name.
+        reason: The reason for the position.
+    """
+
+    event: Event
+    order: int
+    kind: str
+    name: str
+    reason: str
+
+
+class Plan(Sequence[PlanRow]):
+    """The plan of an engine, as returned by `engine.explain()`. Printed, it is a table.
 
     Args:
-        state: The state of the run. Its `algorithms` and `callbacks` are what runs.
-        logger: Takes what algorithms and callbacks log. None: a logger over the loggers among `state.callbacks`.
-        algorithm_passes: Passes of your own: a function, `(function, index)`, or a list of these. They run after the
-            declared order, or where `index` puts them in `engine.algorithm_passes`.
+        rows: The rows, sorted by event and then by position.
+    """
+
+    def __init__(self, rows: Sequence[PlanRow]) -> None:
+        self.rows = tuple(rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index):  # type: ignore[no-untyped-def]
+        return self.rows[index]
+
+    def __iter__(self) -> Iterator[PlanRow]:
+        return iter(self.rows)
+
+    def at(self, event: Event | str) -> list[PlanRow]:
+        """Return the rows of one event, in order."""
+        event = Event(event)
+        return [row for row in self.rows if row.event is event]
+
+    def __str__(self) -> str:
+        if not self.rows:
+            return "No algorithm or callback acts at any event."
+        header = ("event", "order", "kind", "name", "why here")
+        table = [header]
+        previous = None
+        for row in self.rows:
+            event = "" if row.event is previous else row.event.value
+            table.append((event, str(row.order), row.kind, row.name, row.reason))
+            previous = row.event
+        widths = [max(len(line[column]) for line in table) for column in range(len(header))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in table]
+        lines.insert(1, "  ".join("-" * width for width in widths))
+        return "\n".join(line.rstrip() for line in lines)
+
+    __repr__ = __str__
+
+
+class Engine:
+    """The engine of a run: at each event it calls the algorithms and callbacks that act there.
+
+    Dispatch is compiled: a table holds, for each event, the algorithms and callbacks in their order, so an event
+    without any costs one look-up. The table is rebuilt when `state.algorithms` or `state.callbacks` change.
+
+    At INIT the order is loggers, callbacks, algorithms; at all other events algorithms, callbacks, loggers. Algorithms
+    act in the order in which the user listed them, unless their placements say otherwise. At AFTER and END events the
+    order is reversed: first in, last out.
+
+    Args:
+        state: The state of the run, with its algorithms and callbacks.
+        logger: The logger that algorithms and callbacks log with; None is a logger with the destinations among
+            `state.callbacks`.
+        algorithm_passes: Custom passes: a function, `(function, index)`, or a list of these. They run after the default
+            passes, or at position `index` in `engine.algorithm_passes`.
         algorithms: Algorithms to add to `state.algorithms`.
 
     Raises:
-        ConflictError: Two algorithms exclude each other.
+        ConflictError: One algorithm excludes another.
         OrderingError: The declared orders of some algorithms contradict each other.
-        ValueError: `algorithm_passes` has another form.
+        ValueError: `algorithm_passes` has an unsupported form.
 
     Example:
-        A training loop of your own::
+        In a custom training loop::
 
             engine = Engine(state, algorithms=[MixUp()])
             engine.run_event("before_forward")
@@ -100,7 +184,7 @@ class Engine:
         changed = _weak_call(weakref.WeakMethod(self._changed))
         passes._on_change = changed
         state._observers.append(changed)
-        # Runs when the engine is collected, at `close` or at exit, whichever comes first, and only once.
+        # Runs once: at `close`, when the engine is garbage-collected, or at exit.
         self._close = weakref.finalize(self, _close, state, self.logger)
         self._ordering = Ordering(state.algorithms)
         self._ordering.warn_discouraged()
@@ -119,18 +203,18 @@ class Engine:
         self.algorithm_passes.insert(index, algorithm_pass)
 
     def run_event(self, event: Event | str) -> Traces:
-        """Announce an event: run what acts at it.
+        """Run the algorithms and callbacks that act at an event.
 
         Args:
             event: An `Event`, its name or its value.
 
         Returns:
-            A `Trace` for each algorithm that ran, by `"{algorithm}/{event}"`.
+            A `Trace` for each algorithm that ran, keyed by `"{algorithm}/{event}"`.
 
         Raises:
             ValueError: The event is unknown.
-            RuntimeError: The engine is closed, or a callback is still open from another run (at INIT).
-            AssertionError: The state lacks the dataloader or the `max_duration` that the event needs.
+            RuntimeError: The engine is closed, or (at INIT) a callback is still open in another run.
+            AssertionError: The event needs a dataloader or `max_duration`, and the state has none.
         """
         try:
             run = self._table[event.index]  # type: ignore[index]
@@ -140,7 +224,7 @@ class Engine:
         return {} if run is None else run()
 
     def run_marker_only_event(self, event: Event | str) -> None:
-        """Tell the profiler of an event at which nothing runs: the loader was asked for a batch but had none left.
+        """Report an event to the profiler without running it, e.g. when the loader has no more batches.
 
         Args:
             event: An `Event`, its name or its value.
@@ -153,32 +237,32 @@ class Engine:
             self._event_markers().marker_of(event)()
 
     def explain(self) -> Plan:
-        """The compiled plan: event by event who acts, in which order and why. Prints as a table.
+        """Return the compiled plan: for each event the algorithms and callbacks, their order and the reasons for it.
 
-        An algorithm that declares no `events` is listed under every event, because it is asked at every event.
+        An algorithm that declares no `events` is listed at every event, because its `match` is called there.
         """
         rows: list[PlanRow] = []
         for event in Event:
-            found: list[tuple[str, str, str]] = []
+            actors: list[tuple[str, str, str]] = []
             plan = self._algorithm_plan(event, {})
             order, acted = plan.expected()
             for i in order:
                 algorithm = plan.ordering.algorithms[i]
                 reason = plan.ordering.why(i, order, acted)
-                asked = "" if algorithm.events is not None else " (asked through `match`)"
-                found.append(("algorithm", type(algorithm).__name__, reason + asked))
+                note = "" if algorithm.events is not None else " (if `match` returns True)"
+                actors.append(("algorithm", type(algorithm).__name__, reason + note))
             if self._extra_passes():
-                found = [(kind, name, f"{why}; then reordered by passes of your own") for kind, name, why in found]
+                actors = [(kind, name, f"{why}; then reordered by custom passes") for kind, name, why in actors]
             watchers = [
                 ("logger" if isinstance(c, LoggerDestination) else "callback", type(c).__name__, "as listed")
                 for c in self._watchers(event)
             ]
-            found = watchers + found if event is Event.INIT else found + watchers
-            rows.extend(PlanRow(event, n, *row) for n, row in enumerate(found, start=1))
+            actors = watchers + actors if event is Event.INIT else actors + watchers
+            rows.extend(PlanRow(event, n, *row) for n, row in enumerate(actors, start=1))
         return Plan(rows)
 
     def close(self) -> None:
-        """Close every callback and logger; safe to call twice. Runs by itself when the engine goes away."""
+        """Close all callbacks and loggers. Safe to call twice; called when the engine is garbage-collected, too."""
         self._table = None
         self._close()
 
@@ -219,7 +303,7 @@ class Engine:
         return AlgorithmPlan(event, self._ordering, chosen, not appended, acted, applied)
 
     def _watchers(self, event: Event) -> list[Callback]:
-        """The callbacks that listen to an event, in the order they are called."""
+        """Return the callbacks that override the method of an event, in the order in which they are called."""
         callbacks = [c for c in self.state.callbacks if event.value in overridden_hooks(c)]
         loggers_first = event is Event.INIT
         return sorted(callbacks, key=lambda c: isinstance(c, LoggerDestination) != loggers_first)
@@ -231,8 +315,8 @@ class Engine:
             return _raiser(event, problem)
         markers = None if state.profiler is None else self._event_markers()
         plan = self._algorithm_plan(event, acted, markers)
-        algorithms = plan if plan.candidates or self._extra_passes() else None  # a pass may add algorithms
-        hooks: list[Callable[[State, Logger], Any]] = [_forgiving(c, event) for c in self._watchers(event)]
+        algorithms = plan if plan.candidates or self._extra_passes() else None  # passes may add algorithms
+        hooks: list[Callable[[State, Logger], Any]] = [_safe_hook(c, event) for c in self._watchers(event)]
         if markers is not None:
             hooks = [markers.hook(c, h, event) for c, h in zip(self._watchers(event), hooks, strict=True)]
         debug = "ENGINE_DEBUG" in os.environ
@@ -242,9 +326,144 @@ class Engine:
         if event is Event.INIT:
             return lambda: _run_init(algorithms, hooks, state, logger)
         if event is Event.FIT_START and self._algorithm_plan(Event.INIT, {}).candidates:
-            hooks.insert(0, _forget_structure)
+            hooks.insert(0, _drop_structure_snapshot)
         run = None if algorithms is None and not hooks else _runner(algorithms, hooks, state, logger)
         return run if markers is None else markers.around(event, run)
+
+
+# ---- dispatch
+
+
+class _Applied(Protocol):
+    """An algorithm, or a wrapper around one."""
+
+    def apply(self, event: Event, state: State, logger: Logger) -> int | None: ...
+
+
+class AlgorithmPlan:
+    """Runs the algorithms of one event in their order.
+
+    Args:
+        event: The event.
+        ordering: The order of all the run's algorithms.
+        passes: Custom passes that run after the default ones, or all passes (`replace`).
+        replace: Whether `passes` replaces the default passes.
+        acted: The indices of the algorithms that acted last at each event, in order; shared by all plans.
+        applied: Wrappers to apply instead of the algorithms, one for each; None for the algorithms themselves.
+    """
+
+    def __init__(
+        self,
+        event: Event,
+        ordering: Ordering,
+        passes: Sequence[AlgorithmPass],
+        replace: bool,
+        acted: dict[Event, tuple[int, ...]],
+        applied: Sequence[_Applied] | None = None,
+    ) -> None:
+        self.event, self.ordering = event, ordering
+        self._passes, self._replace, self._acted = tuple(passes), replace, acted
+        self._opener = opener_of(event)
+        algorithms = ordering.algorithms
+        self._applied: Sequence[_Applied] = algorithms if applied is None else applied
+        self.candidates = tuple(i for i in ordering.forward if _may_act(algorithms[i], event))
+        self._ascending = tuple(sorted(self.candidates))
+        # Which algorithms acted at the first event of a pair matters only if there are declared orders.
+        self._remember = ordering.declared and event.is_before_event
+        self._reorder = ordering.declared and event.is_after_event
+        self._always = all(always_matches(algorithms[i]) for i in self.candidates)
+        self._keys = _trace_keys(algorithms, self.candidates, event)
+        self._names = {i: type(algorithms[i]).__name__ for i in self.candidates}
+        self._index = {id(algorithm): i for i, algorithm in enumerate(algorithms)}
+
+    def expected(self) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+        """Return the order if every candidate acts, and the assumed actors at the first event (None: no reversal)."""
+        if not self.event.is_after_event:
+            return self.candidates, None
+        algorithms, opener = self.ordering.algorithms, self._opener
+        acted = tuple(
+            i
+            for i in self.ordering.forward
+            if i in self.candidates and opener in (declared_events(algorithms[i]) or ())
+        )
+        return self.ordering.backward(self._ascending, acted), acted
+
+    def run(self, state: State, logger: Logger) -> Traces:
+        """Apply every matching algorithm; return the traces by `"{algorithm}/{event}"`."""
+        event, algorithms = self.event, self.ordering.algorithms
+        if self._always:
+            order, ascending = self.candidates, self._ascending
+        else:
+            order = tuple(i for i in self.candidates if algorithms[i].match(event, state))
+            if not order and not self._passes:
+                if self._remember:
+                    self._acted[event] = ()
+                return OrderedDict()
+            ascending = tuple(sorted(order))
+        if event.is_after_event and not self._replace:
+            acted = self._acted.get(self._opener, ()) if self._reorder and self._opener else ()
+            order = self.ordering.backward(ascending, acted)
+        if self._passes:
+            return self._apply_passed(order if not self._replace else ascending, state, logger)
+        if self._remember:
+            self._acted[event] = order
+        return self._apply(order, state, logger)
+
+    def _apply_passed(self, order: Sequence[int], state: State, logger: Logger) -> Traces:
+        """Apply the result of the passes, which may contain algorithms that do not act here or are not in the run."""
+        event = self.event
+        algorithms: Sequence[Algorithm] = [self.ordering.algorithms[i] for i in order]
+        for algorithm_pass in self._passes:
+            algorithms = algorithm_pass(algorithms, event)
+            if not isinstance(algorithms, Sequence):
+                raise TypeError(
+                    f"A pass must return a list of algorithms, got {algorithms!r} from "
+                    f"{algorithm_pass!r}. Return its first argument, reordered."
+                )
+        indices = [self._index.get(id(algorithm)) for algorithm in algorithms]
+        if self._remember:
+            self._acted[event] = tuple(i for i in indices if i is not None)
+        if all(i in self._keys for i in indices):
+            return self._apply([i for i in indices if i is not None], state, logger)
+        traces: Traces = OrderedDict()
+        for position, (i, algorithm) in enumerate(zip(indices, algorithms, strict=True)):
+            applied = algorithm if i is None else self._applied[i]
+            exit_code = applied.apply(event, state, logger)
+            trace = Trace(type(algorithm).__name__, event, exit_code, position, True)
+            traces[_free_key(str(algorithm), event, traces)] = trace
+        if logger.destinations:
+            logger.log_traces({f"algorithm_traces/{trace.name}/{event}": 1 for trace in traces.values()})
+        return traces
+
+    def _apply(self, order: Sequence[int], state: State, logger: Logger) -> Traces:
+        event, applied = self.event, self._applied
+        traces: Traces = OrderedDict()
+        for position, i in enumerate(order):
+            exit_code = applied[i].apply(event, state, logger)
+            traces[self._keys[i]] = Trace(self._names[i], event, exit_code, position, True)
+        if logger.destinations:
+            logger.log_traces({f"algorithm_traces/{self._names[i]}/{event}": 1 for i in order})
+        return traces
+
+
+def _trace_keys(algorithms: Sequence[Algorithm], indices: Sequence[int], event: Event) -> dict[int, str]:
+    """Return the keys `"{algorithm}/{event}"`; algorithms with the same `str` are numbered."""
+    keys: dict[int, str] = {}
+    for i in indices:
+        keys[i] = _free_key(str(algorithms[i]), event, keys.values())
+    return keys
+
+
+def _free_key(name: str, event: Event, taken: Container[str]) -> str:
+    count = 1
+    while (key := f"{name}/{event}" if count == 1 else f"{name}#{count}/{event}") in taken:
+        count += 1
+    return key
+
+
+def _may_act(algorithm: Algorithm, event: Event) -> bool:
+    events = declared_events(algorithm)
+    return events is None or event in events
 
 
 def _runner(
@@ -260,7 +479,7 @@ def _runner(
 
 
 def _weak_explain(method: weakref.WeakMethod[Callable[[], Plan]]) -> Callable[[], Plan | None]:
-    """Ask an engine for its plan unless it is gone, without keeping it."""
+    """Return a function that calls `Engine.explain` without keeping the engine alive; None if it is gone."""
 
     def explain() -> Plan | None:
         bound = method()
@@ -285,12 +504,12 @@ def _hook(callback: Callback, event: Event) -> Callable[[State, Logger], Any]:
     return lambda state, logger: callback.run_event(event, state, logger)
 
 
-def _forgiving(callback: Callback, event: Event) -> Callable[[State, Logger], Any]:
-    """The method of a callback for an event; if it is a logger's, a failure of it does not end the run."""
+def _safe_hook(callback: Callback, event: Event) -> Callable[[State, Logger], Any]:
+    """Return the method of a callback for an event. A failure of a logger is reported and does not end the run."""
     hook = _hook(callback, event)
     if not isinstance(callback, LoggerDestination):
         return hook
-    # A wrong argument must be found out when the run is set up; a service that is down may come back.
+    # Wrong arguments must raise when the run is set up, but a service that is down may come back.
     caught = (ConnectionError, TimeoutError) if event is Event.INIT else Exception
 
     def run(state: State, logger: Logger) -> None:
@@ -321,23 +540,29 @@ def _run_init(
     algorithms: AlgorithmPlan | None, hooks: Sequence[Callable[[State, Logger], Any]], state: State, logger: Logger
 ) -> Traces:
     for callback in state.callbacks:
-        if callback in _OPEN_CALLBACKS:
+        if _is_open(callback):
             raise RuntimeError(
                 f"Cannot create a new trainer with an open callback or logger from a previous trainer: "
                 f"`{type(callback).__name__}` is still open. Call `trainer.close()` or `engine.close()` first, or "
                 f"create a new callback."
             )
-    _OPEN_CALLBACKS.update(state.callbacks)
+    for callback in state.callbacks:
+        callback._opened_as = id(callback)
     for hook in hooks:
         hook(state, logger)
     if algorithms is None:
         return {}
-    state._before_init = ModelSnapshot(state)
+    state._structure_before_init = ModelSnapshot(state)
     return algorithms.run(state, logger)
 
 
-def _forget_structure(state: State, logger: Logger) -> None:
-    state._before_init = None
+def _is_open(callback: Callback) -> bool:
+    # A copy of an open callback has the attribute too, but another id: it is not open.
+    return getattr(callback, "_opened_as", None) == id(callback)
+
+
+def _drop_structure_snapshot(state: State, logger: Logger) -> None:
+    state._structure_before_init = None
 
 
 def _prefix(event: Event, state: State) -> str:
@@ -358,7 +583,7 @@ def _logged(callback: Callback, hook: Callable[[State, Logger], Any], event: Eve
 
 
 def _close(state: State, logger: Logger) -> None:
-    """Close all callbacks; one that fails is logged, and the others still close."""
+    """Close all callbacks. If one fails, log the error and close the others."""
     log.debug("Closing the engine.")
     failed = set()
     for callback in state.callbacks:
@@ -374,7 +599,7 @@ def _close(state: State, logger: Logger) -> None:
         log.debug("Post-closing callback %s", type(callback).__name__)
         try:
             callback.post_close()
-            _OPEN_CALLBACKS.discard(callback)
+            callback._opened_as = None
         except Exception:
             log.exception("Error running %s.post_close().", type(callback).__name__)
     for destination in logger.destinations:
@@ -384,7 +609,7 @@ def _close(state: State, logger: Logger) -> None:
 
 
 def _shut_down_workers(dataloader: Any) -> None:
-    # Workers of a persistent loader outlive the run, and torch offers no public way to end them.
+    # Persistent workers outlive the run, and torch has no public way to stop them.
     iterator = getattr(dataloader, "_iterator", None)
     shut_down = getattr(iterator, "_shutdown_workers", None)
     if shut_down is not None:

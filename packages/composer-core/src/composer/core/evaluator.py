@@ -1,4 +1,4 @@
-"""A dataset to evaluate on: what to measure, how often, and how much of it."""
+"""A dataset to evaluate on, with its metrics and evaluation interval."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 from composer.core.data_spec import DataSpec, ensure_data_spec
 from composer.core.event import Event
 from composer.core.time import Time, TimeUnit, ensure_time
-from composer.utils.interval_scheduler import check_interval_function
-from composer.utils.misc import create_interval_scheduler, plain_int, plain_number
+from composer.utils.interval_scheduler import check_interval_function, create_interval_scheduler
+from composer.utils.numbers import plain_int, plain_number
 
 if TYPE_CHECKING:
     from composer.core.state import State
@@ -28,23 +28,22 @@ class Evaluator:
     """A dataset to evaluate on.
 
     Args:
-        label: Names the dataset; metrics are logged as `metrics/<label>/<name>`.
+        label: The name of the dataset; metrics are logged as `metrics/<label>/<name>`.
         dataloader: An iterable of batches, a `DataSpec`, or a dict of `DataSpec` arguments.
-        metric_names: Case-insensitive regular expressions, a list or another collection of them, searched for in the
-            names of the model's evaluation metrics; None selects all metrics, [] none.
-        subset_num_batches: Batches of an evaluation; None takes the Trainer's number, -1 is the whole dataloader.
-        eval_interval: How often to evaluate during training: a number of epochs, a time string, a `Time`, or a function
-            `(state, event) -> bool`. 0 is never; None takes the Trainer's interval.
-        device_eval_microbatch_size: Samples per forward pass; None is the dataloader's `batch_size`, or the whole batch
-            if it has none. "auto" starts with
-            that and is halved by the Trainer whenever the GPU runs out of memory.
+        metric_names: Case-insensitive regular expressions that select the evaluation metrics of the model by name;
+            None selects all metrics, [] none.
+        subset_num_batches: The number of batches to evaluate; None is the number of the Trainer, -1 uses all.
+        eval_interval: The interval between evaluations during training: a number of epochs, a time string, a `Time`, or
+            a function `(state, event) -> bool`. 0 is never; None is the interval of the Trainer.
+        device_eval_microbatch_size: Samples per forward pass; None is the `batch_size` of the dataloader, or the whole
+            batch if it has none. "auto" starts with that size; the Trainer halves it when the GPU runs out of memory.
 
     Raises:
-        TypeError: `label` is no name, `dataloader` yields no batches, or `eval_interval` is no time.
-        ValueError: `eval_interval` is negative, `subset_num_batches` is no number of batches, `metric_names` is
-            no collection of regular expressions, `device_eval_microbatch_size` is neither "auto"
-            nor a positive number, or "auto" is asked for with a sequence-parallel dataloader.
-        AttributeError: "auto" is to start with the dataloader's `batch_size`, but it has none.
+        TypeError: `label` is not a name, `dataloader` does not yield batches, or `eval_interval` is not a time.
+        ValueError: `eval_interval` is negative, `subset_num_batches` is not a number of batches, `metric_names` is not
+            a collection of regular expressions, `device_eval_microbatch_size` is neither "auto" nor a positive number,
+            or "auto" is used with a sequence-parallel dataloader.
+        AttributeError: `device_eval_microbatch_size` is "auto", and the dataloader has no `batch_size`.
 
     Example:
         >>> from torch.utils.data import DataLoader
@@ -66,7 +65,7 @@ class Evaluator:
     ) -> None:
         _check_label(label)
         self.label = label
-        self._inherited: dict[str, Any] = {}  # the values that came from a Trainer
+        self._inherited: dict[str, Any] = {}  # the values from a Trainer
         self.dataloader = ensure_data_spec(dataloader)
         self.metric_names = _metric_names(metric_names)
         self.subset_num_batches = _subset(subset_num_batches)
@@ -78,9 +77,9 @@ class Evaluator:
 
     @property
     def eval_interval(self) -> Callable[[State, Event], bool] | None:
-        """Whether to evaluate now, as a function of the state and the event; None leaves that to the Trainer.
+        """The function of state and event that returns True when it is time to evaluate; None uses that of the Trainer.
 
-        Set it to anything that the constructor takes.
+        Set with any form that the constructor accepts.
         """
         return self._eval_interval
 
@@ -99,7 +98,7 @@ class Evaluator:
             self._eval_interval = interval
 
     def _inherit(self, **values: Any) -> None:
-        """Take a Trainer's values where the evaluator was given none of its own; a later Trainer's replace them."""
+        """Use the values of a Trainer for arguments that are not set; those of a later Trainer replace them."""
         for name, value in values.items():
             own = getattr(self, name)
             if own is None or self._inherited.get(name) is own:
@@ -107,7 +106,7 @@ class Evaluator:
                 self._inherited[name] = getattr(self, name)
 
     def select_metrics(self, metrics: Mapping[str, T]) -> dict[str, T]:
-        """The metrics that this evaluator measures.
+        """Return the metrics that match `metric_names`.
 
         Args:
             metrics: All metrics of the model by name.
@@ -119,7 +118,7 @@ class Evaluator:
             matches = {name for name in metrics if re.search(pattern, name, re.IGNORECASE)}
             if not matches:
                 log.warning(
-                    "No metric of the model matches %r in `metric_names` of evaluator %r; there are %s.",
+                    "No metric of the model matches %r in `metric_names` of evaluator %r. The metrics are: %s.",
                     pattern,
                     self.label,
                     ", ".join(metrics) or "none",
@@ -131,11 +130,11 @@ class Evaluator:
 def ensure_evaluator(
     evaluator: Evaluator | DataSpec | Iterable[Any] | dict[str, Any], default_metric_names: Collection[str] | None
 ) -> Evaluator:
-    """Make an `Evaluator` labelled "eval" of a dataloader; an `Evaluator` stays as it is.
+    """Make an `Evaluator` with the label "eval" of a dataloader; return an `Evaluator` unchanged.
 
     Args:
-        evaluator: An `Evaluator`, or what its argument `dataloader` takes.
-        default_metric_names: The `metric_names` of a new one.
+        evaluator: An `Evaluator`, or a value for its argument `dataloader`.
+        default_metric_names: The `metric_names` of a new `Evaluator`.
     """
     if isinstance(evaluator, Evaluator):
         return evaluator
@@ -147,7 +146,7 @@ def _check_label(label: Any) -> None:
         raise TypeError(f"`label` must be a name such as 'eval', got {label!r}.")
     if label == "train":
         raise ValueError(
-            "`label` must not be 'train', under which the metrics of training are logged. Use for example 'train_eval'."
+            "`label` must not be 'train', the label of the training metrics. Use for example 'train_eval'."
         )
 
 
@@ -175,7 +174,7 @@ def _subset(subset: Any) -> int | None:
     number = plain_int(subset)
     if subset is not None and (number is None or number < -1 or number == 0):
         raise ValueError(
-            f"`subset_num_batches` must be a positive number of batches, -1 for all, or None for the Trainer's number, "
+            f"`subset_num_batches` must be a positive number of batches, -1 for all, or None for that of the Trainer, "
             f"got {subset!r}."
         )
     return number
@@ -192,7 +191,7 @@ def _metric_names(names: Any) -> list[str] | None:
             re.compile(name)
         except re.error as error:
             raise ValueError(
-                f"`metric_names` must hold regular expressions, got {name!r}: {error}. Write '.*' for anything."
+                f"`metric_names` must contain regular expressions, got {name!r}: {error}. '.*' matches everything."
             ) from error
     return sorted(names) if isinstance(names, Set) else list(names)
 
@@ -204,8 +203,8 @@ def _check_auto_microbatching(data_spec: DataSpec) -> None:
             "got 'auto'. Set the number of samples per forward pass."
         )
     warnings.warn(
-        "`device_eval_microbatch_size='auto'` may potentially fail with unexpected CUDA errors: it goes on after "
-        "running out of memory. Set a number if it does.",
+        "`device_eval_microbatch_size='auto'` may potentially fail with unexpected CUDA errors, because it continues "
+        "after an out-of-memory error. If it fails, set a number.",
         UserWarning,
         stacklevel=3,
     )
@@ -214,21 +213,21 @@ def _check_auto_microbatching(data_spec: DataSpec) -> None:
 def _microbatch_size(size: Any, dataloader: Iterable[Any]) -> int | float | None:
     if size is None or size == "auto":
         batch_size = getattr(dataloader, "batch_size", None)
-        if batch_size is None:  # a torch dataloader that was given a batch sampler
+        if batch_size is None:  # a torch dataloader with a batch sampler
             batch_size = getattr(getattr(dataloader, "batch_sampler", None), "batch_size", None)
         if batch_size is None and size is None:
-            return None  # a list of batches, say: each is evaluated whole
+            return None  # e.g. a list of batches: one forward pass for each
         if batch_size is None:
             raise AttributeError(
                 f"`dataloader` must have a `batch_size` if `device_eval_microbatch_size` is {size!r}, got "
                 f"{type(dataloader).__name__} without one. Set `device_eval_microbatch_size` to a number."
             )
-        found: int | float = plain_number(batch_size)
-        return found
+        default_size: int | float = plain_number(batch_size)
+        return default_size
     number = plain_number(size)
     if isinstance(number, bool) or not isinstance(number, (int, float)) or not number > 0:
         raise ValueError(
             f"`device_eval_microbatch_size` must be 'auto' or a positive number, got {size!r}. "
-            f"Leave it out for the dataloader's batch size."
+            f"Leave it out to use the batch size of the dataloader."
         )
     return number

@@ -12,17 +12,17 @@ _MARKS = ("before_", "after_", "_start", "_end")
 
 
 class Event(StringEnum):
-    """A point of the training loop. The order of the members is the order in which a run meets them.
+    """A point of the training loop. The members are in the order in which a run reaches them.
 
-    Looked up by name or value in any case: `Event("batch_end") is Event.BATCH_END`.
+    Members are looked up by name or value, case-insensitively: `Event("batch_end") is Event.BATCH_END`.
 
     Attributes:
-        index: The position in declaration order, 0 to 39; the engine's dispatch table is indexed by it.
-        canonical_name: The value without `before_`, `after_`, `_start`, `_end`; the two ends of a pair share it.
-        is_before_event: The first of a pair (`BEFORE_LOSS`, `EPOCH_START`, ...).
-        is_after_event: The second of a pair. `INIT` and the `*_CHECKPOINT` events belong to no pair.
-        is_eval: An evaluation event.
-        is_predict: A prediction event.
+        index: The position in declaration order, 0 to 39; the index into the dispatch table of the engine.
+        canonical_name: The value without `before_`, `after_`, `_start` and `_end`; the same for both events of a pair.
+        is_before_event: True for the first event of a pair (`BEFORE_LOSS`, `EPOCH_START`, ...).
+        is_after_event: True for the second event of a pair. `INIT` and the `*_CHECKPOINT` events belong to no pair.
+        is_eval: True for events of an evaluation.
+        is_predict: True for events of a prediction.
     """
 
     INIT = "init"

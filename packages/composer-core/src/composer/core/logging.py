@@ -19,7 +19,7 @@ from composer.utils.iter_helpers import ensure_tuple
 from composer.utils.retrying import DeliveryDeadline
 
 if TYPE_CHECKING:
-    from composer.core._explain import Plan
+    from composer.core.engine import Plan
     from composer.core.state import State
 
 __all__ = ["Logger", "LoggerDestination", "format_log_data_value"]

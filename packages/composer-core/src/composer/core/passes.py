@@ -1,7 +1,7 @@
-"""Passes: functions that order the algorithms about to act at an event.
+"""Passes: functions that reorder the algorithms that act at an event.
 
-The engine's own order follows the declared placements. Passes of your own (`Trainer(algorithm_passes=...)`,
-`Engine.register_pass`) get the matching algorithms in that order and return them in another.
+The default passes follow the declared placements. Custom passes (`Trainer(algorithm_passes=...)`,
+`Engine.register_pass`) get the matching algorithms in that order and return them in another order.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from composer.core._ordering import Ordering, opener_of
-from composer.core._placement import ADDS_NORMS, PRUNES_BATCH
+from composer.algorithms.warnings import NotIntendedUseWarning
+from composer.core.algorithm import declared_events
+from composer.core.effects import ADDS_NORMS, PRUNES_BATCH
+from composer.core.ordering import Ordering, opener_of
 
 if TYPE_CHECKING:
     from composer.core.algorithm import Algorithm
@@ -35,17 +37,17 @@ PassInput = AlgorithmPass | tuple[AlgorithmPass, int] | list[AlgorithmPass | tup
 
 
 def sort_to_front(list_to_sort: Sequence[T], cls: type | tuple[type, ...]) -> list[T]:
-    """The list with instances of `cls` first; otherwise the order stays."""
+    """Return the list with instances of `cls` first; otherwise the order is unchanged."""
     return sorted(list_to_sort, key=lambda item: not isinstance(item, cls))
 
 
 def sort_to_back(list_to_sort: Sequence[T], cls: type | tuple[type, ...]) -> list[T]:
-    """The list with instances of `cls` last; otherwise the order stays."""
+    """Return the list with instances of `cls` last; otherwise the order is unchanged."""
     return sorted(list_to_sort, key=lambda item: isinstance(item, cls))
 
 
 def order_by_placement(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Algorithm]:
-    """The algorithms in their declared order; what is not declared keeps the order of the list.
+    """Sort the algorithms by their placements; where these declare nothing, the order is unchanged.
 
     Args:
         algorithms: The algorithms about to act.
@@ -59,7 +61,7 @@ def order_by_placement(algorithms: Sequence[Algorithm], event: Event) -> Sequenc
 
 
 def set_filo_order(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Algorithm]:
-    """First in, last out: reverse the list at AFTER and END events, without breaking a declared order.
+    """Reverse the list at AFTER and END events (first in, last out), without breaking a declared order.
 
     Args:
         algorithms: The algorithms about to act.
@@ -67,15 +69,13 @@ def set_filo_order(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Al
     """
     if not event.is_after_event:
         return algorithms
-    from composer.core.algorithm import declared_events
-
     ordering, opener = Ordering(algorithms), opener_of(event)
     acted = tuple(i for i in ordering.forward if opener in (declared_events(algorithms[i]) or ()))
     return [algorithms[i] for i in ordering.backward(tuple(range(len(algorithms))), acted)]
 
 
 def warn_on_discouraged(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Algorithm]:
-    """Warn (`NotIntendedUseWarning`) of pairs that a placement discourages. The order stays.
+    """Warn (`NotIntendedUseWarning`) about pairs that a placement discourages. The order is unchanged.
 
     Args:
         algorithms: The algorithms about to act.
@@ -86,19 +86,17 @@ def warn_on_discouraged(algorithms: Sequence[Algorithm], event: Event) -> Sequen
 
 
 def warn_if_multiple_loss_interpolation(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Algorithm]:
-    """Warn (`NotIntendedUseWarning`) if more than one algorithm interpolates the loss. The order stays.
+    """Warn (`NotIntendedUseWarning`) if several algorithms interpolate the loss. The order is unchanged.
 
     Args:
         algorithms: The algorithms about to act, with or without an attribute `interpolate_loss`.
         event: The current event.
     """
-    from composer.algorithms.warnings import NotIntendedUseWarning
-
     interpolating = [a for a in algorithms if getattr(a, "interpolate_loss", False)]
     if len(interpolating) > 1:
         names = " and ".join(f"`{type(a).__name__}`" for a in interpolating)
         warnings.warn(
-            f"{names} all interpolate the loss at {event.value!r}: the loss is not what any of them means. "
+            f"{names} all interpolate the loss at {event.value!r}, so the result is not the loss of any of them. "
             f"Set `interpolate_loss=False` on all but one.",
             NotIntendedUseWarning,
             stacklevel=2,
@@ -107,20 +105,20 @@ def warn_if_multiple_loss_interpolation(algorithms: Sequence[Algorithm], event: 
 
 
 def sort_selective_backprop_first(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Algorithm]:
-    """What prunes the batch comes first. Part of `order_by_placement`; kept under its established name."""
+    """Move algorithms that prune the batch to the front. `order_by_placement` does this, too."""
     return sorted(algorithms, key=lambda a: PRUNES_BATCH not in a.placement.provides)
 
 
 def sort_low_precision_layernorm_last(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Algorithm]:
-    """What must follow added norms comes last. Part of `order_by_placement`; kept under its established name."""
+    """Move algorithms that must follow added norms to the end. `order_by_placement` does this, too."""
     return sorted(algorithms, key=lambda a: ADDS_NORMS in a.placement.after)
 
 
 def parse_passes(passes: Any) -> list[tuple[AlgorithmPass, int]]:
-    """`(pass, index)` pairs from any form that `algorithm_passes` takes.
+    """Return the `(pass, index)` pairs of any form that `algorithm_passes` accepts.
 
     Raises:
-        ValueError: `passes` has another form.
+        ValueError: `passes` has an unsupported form.
     """
     if passes is None:
         return []

@@ -13,9 +13,9 @@ import torch
 from composer.utils.string_enum import StringEnum
 
 if TYPE_CHECKING:
-    from composer.devices import Device
+    from composer.devices.device import Device
 
-__all__ = ["Precision", "get_precision_context"]
+__all__ = ["Precision", "get_precision_context", "validate_precision"]
 
 
 class Precision(StringEnum):
@@ -43,10 +43,10 @@ def get_precision_context(
     *,
     device_type: str | None = None,
 ) -> contextlib.AbstractContextManager[Any]:
-    """The context in which forward passes and losses have a given precision.
+    """Return the context manager in which forward passes and losses have a given precision.
 
-    FP32 turns off an autocast of `device_type` that is active when this function is called; where none is, nothing is
-    entered.
+    FP32 disables an autocast of `device_type` that is active when this function is called; without one, the context
+    does nothing.
 
     Args:
         precision: A `Precision` or its name.
@@ -57,10 +57,10 @@ def get_precision_context(
             "cpu".
 
     Returns:
-        A context manager to be entered once.
+        A context manager to enter once.
 
     Raises:
-        ValueError: `precision` is unknown, or AMP_FP16 is asked for on a CPU whose torch has no fp16 autocast.
+        ValueError: `precision` is unknown, or AMP_FP16 on the CPU is not supported by this build of torch.
         ImportError: AMP_FP8 without TransformerEngine.
         RuntimeError: AMP_FP8 on a device of compute capability below 8.9.
 
@@ -82,11 +82,15 @@ def get_precision_context(
     return torch.autocast(device_type, dtype=_AMP_DTYPES[precision])
 
 
-def _validate_precision(precision: Precision, device: Device) -> None:
-    """Refuse a precision that the device cannot compute in.
+def validate_precision(precision: Precision, device: Device) -> None:
+    """Check that a device supports a precision.
+
+    Args:
+        precision: The precision.
+        device: The device of the run.
 
     Raises:
-        ValueError: `device` is the CPU, and `precision` is AMP_FP8, or AMP_FP16 where torch cannot autocast to it.
+        ValueError: `device` is the CPU, and `precision` is AMP_FP8, or AMP_FP16 without support in this build of torch.
     """
     if device.name == "cpu":
         _check_cpu(precision)
@@ -98,17 +102,17 @@ def _check_cpu(precision: Precision) -> None:
     dtype = _AMP_DTYPES.get(precision)
     if dtype is None or not _cpu_autocasts_to(dtype):
         raise ValueError(
-            f"`precision` must be one that the CPU can compute in, got {precision.value!r}, which is "
+            f"`precision` must be supported by the device, got {precision.value!r}, which is "
             f"not supported for CPU training. Use 'amp_bf16' or 'fp32'."
         )
 
 
 @cache
 def _cpu_autocasts_to(dtype: torch.dtype) -> bool:
-    """Whether this build of torch computes matrix products and convolutions in `dtype` under CPU autocast."""
+    """Return True if this build of torch computes matrix products and convolutions in `dtype` under CPU autocast."""
     image, filters = torch.ones(1, 1, 2, 2), torch.ones(1, 1, 2, 2)
     with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # autocast warns, and turns itself off, for a dtype that it does not know
+        warnings.simplefilter("ignore")  # for an unknown dtype autocast warns and disables itself
         try:
             with torch.autocast("cpu", dtype=dtype):
                 outputs = torch.nn.functional.conv2d(image, filters), image[0, 0] @ filters[0, 0]
@@ -130,10 +134,10 @@ def _fp8_context(config: dict[str, Any] | None, enabled: bool) -> contextlib.Abs
         ) from error
     capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
     if capability is None or capability < _FP8_MIN_CAPABILITY:
-        found = "no CUDA device" if capability is None else f"compute capability {capability[0]}.{capability[1]}"
+        actual = "no CUDA device" if capability is None else f"compute capability {capability[0]}.{capability[1]}"
         raise RuntimeError(
             f"AMP_FP8 precision is used but current device does not support it: it needs compute capability 8.9, "
-            f"found {found}. Use 'amp_bf16'."
+            f"found {actual}. Use 'amp_bf16'."
         )
     if config is None:
         config = {"fp8_format": recipe.Format.HYBRID, "amax_history_len": 16, "amax_compute_algo": "max"}

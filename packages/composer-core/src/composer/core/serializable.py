@@ -1,4 +1,4 @@
-"""Objects whose state goes into a checkpoint."""
+"""The interface of objects whose state is saved in checkpoints."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ __all__ = ["Serializable"]
 
 
 class Serializable:
-    """Something with a state to save; the default has none."""
+    """An object with a state to save. By default the state is empty."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The state to save: tensors, numbers, strings and containers of them."""
+        """Return the state to save: tensors, numbers, strings and containers of these."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

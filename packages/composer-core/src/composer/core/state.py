@@ -1,4 +1,4 @@
-"""The state of a run: everything that algorithms and callbacks may read or change."""
+"""The state of a training run: everything that algorithms and callbacks may read or change."""
 
 from __future__ import annotations
 
@@ -10,24 +10,29 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
 
-from composer.core._saved_data import hand_over_dataset_state
-from composer.core._state_lists import StateLists
-from composer.core._state_parts import device_of, length_of, pair_of, resolved
-from composer.core._state_saving import StateSaving
-from composer.core._time import Time, TimeInput, TimeUnit, ensure_time
-from composer.core._timestamp import Timestamp
+from composer.core._observed import ObservedList, SteppingList
+from composer.core.deferred_value import DeferredValue
+from composer.core.passes import PassInput
 from composer.core.precision import Precision
-from composer.devices import Device
+from composer.core.saving import layout
+from composer.core.saving.optimizers import load_optimizers, optimizers_state
+from composer.core.serializable import Serializable
+from composer.core.time import Time, TimeInput, Timestamp, TimeUnit, ensure_time
+from composer.devices.device import Device
 from composer.utils import dist
 from composer.utils.batch_helpers import batch_get, batch_set
 from composer.utils.device import get_device
-from composer.utils.misc import is_model_ddp, plain_number
+from composer.utils.iter_helpers import ensure_tuple
+from composer.utils.misc import is_model_ddp
+from composer.utils.numbers import plain_number
 
 if TYPE_CHECKING:
-    from composer.core._model_snapshot import ModelSnapshot
     from composer.core.algorithm import Algorithm
     from composer.core.callback import Callback
     from composer.core.evaluator import Evaluator
+    from composer.core.logging import Logger
+    from composer.core.profiling import RunProfiler
+    from composer.core.saving.structure import ModelSnapshot
 
 __all__ = ["State"]
 
@@ -37,7 +42,7 @@ _SERIALIZED = (
 ).split()
 
 
-class State(StateLists, StateSaving):
+class State(Serializable):
     """Everything related to a training run that algorithms may read or change.
 
     The Trainer makes one. A loop of your own needs only a few arguments::
@@ -47,50 +52,51 @@ class State(StateLists, StateSaving):
     Args:
         model: The module being trained.
         rank_zero_seed: The seed of rank 0; rank r uses `rank_zero_seed + r`.
-        run_name: The run's name; None makes one from the current time.
-        device: The device the run trains on: a `Device` or its name; None takes the one the model is on.
+        run_name: The name of the run; None makes one from the current time.
+        device: The device to train on: a `Device` or its name; None is the device of the model.
         max_duration: The length of the run: a time string, a `Time` or a number of epochs.
         device_train_microbatch_size: Samples per forward pass; None is the whole batch.
-        auto_microbatching: Whether the Trainer searches that size.
+        auto_microbatching: Whether the Trainer searches for the largest size that fits into memory.
         train_dataloader: The loader of the training data.
-        evaluators: What is evaluated.
-        dataloader: The active loader. Alone it is taken to be the training loader.
-        dataloader_label: Its label; "train" if a loader is given without one.
-        dataloader_len: Batches of it to use; -1 is its own length.
+        evaluators: The datasets to evaluate on.
+        dataloader: The active loader. Without `train_dataloader` it is the training loader as well.
+        dataloader_label: The label of the active loader; None is "train".
+        dataloader_len: The number of batches to use per epoch; -1 uses all.
         precision: The numerical precision, a `Precision` or its name.
         precision_config: Arguments of the FP8 recipe.
         optimizers: One optimizer or several.
         scaler: The gradient scaler of fp16 training.
         save_metrics: Whether `state_dict` includes metrics.
-        algorithms: The algorithms that run, in your order.
-        callbacks: The callbacks and loggers that run, in your order.
+        algorithms: The algorithms, in the order in which they act unless their placements say otherwise.
+        callbacks: The callbacks and loggers, in the order in which they are called.
         schedulers: One learning-rate scheduler or several.
-        dataset_state: A saved position of the training data set; it gets it when `train_dataloader` is set.
-        dataset_resumption: Which splits, such as "train", have taken up their position themselves.
+        dataset_state: A saved position of the training dataset, passed to its `load_state_dict` when
+            `train_dataloader` is set.
+        dataset_resumption: True for each split, such as "train", whose dataset has restored its own position.
 
     Attributes:
         batch: The current batch: on the host from AFTER_DATALOADER on, the microbatch on the device during the forward
             and backward pass.
         inputs: First part of a pair batch; setting it replaces that part.
         targets: Second part of a pair batch.
-        outputs: What the model returned last.
-        loss: The last loss: a tensor, a sequence of tensors, or a dict of them.
+        outputs: The last outputs of the model.
+        loss: The last loss: a tensor, a sequence of tensors, or a dict of tensors.
         timestamp: Training progress.
         previous_timestamp: Progress before the last step; None before the first.
         eval_timestamp: Progress of the current evaluation.
         predict_timestamp: Progress of the current prediction.
-        metric_outputs: What `model.update_metric` returned last.
+        metric_outputs: The values that `model.update_metric` returned last.
         eval_metrics: Evaluation metrics by evaluator label and name.
-        load_path: What the Trainer loaded the run from; None: nothing.
-        profiler: Records when events, algorithms and callbacks begin and end, such as a `composer.profiler.Profiler`;
-            None: nothing is recorded, at no cost.
-        fsdp_enabled: Whether the model is divided among ranks; then `fsdp_config`, `tp_config` and `device_mesh` tell
-            how, and `fsdp_state_dict_type` whether checkpoints are `"full"` or `"sharded"`.
-        data_rank: Which part of each batch this rank trains on; None: the one of its number.
+        load_path: The checkpoint that the Trainer loaded; None if it loaded none.
+        profiler: Records when events, algorithms and callbacks start and end, such as a `composer.profiler.Profiler`;
+            None records nothing, at no cost.
+        fsdp_enabled: True if the model is sharded over ranks. `fsdp_config`, `tp_config` and `device_mesh` then hold
+            the settings, and `fsdp_state_dict_type` says whether checkpoints are `"full"` or `"sharded"`.
+        data_rank: The index of the data shard that this rank trains on; None is the global rank.
 
     Raises:
         TypeError: `model` is not a `torch.nn.Module`.
-        ValueError: `max_duration` does not parse, or is a duration ("dur"), which is a fraction of itself.
+        ValueError: `max_duration` cannot be parsed, or is in "dur", which is a fraction of `max_duration` itself.
     """
 
     batch: Any
@@ -98,7 +104,7 @@ class State(StateLists, StateSaving):
     loss: Any
 
     load_path: str | None = None
-    # Set by who divides the model.
+    # Set by the code that shards the model.
     data_rank: int | None = None
     fsdp_enabled: bool = False
     fsdp_config: Any = None
@@ -136,11 +142,11 @@ class State(StateLists, StateSaving):
         if not isinstance(model, torch.nn.Module):
             raise TypeError(f"`model` must be a `torch.nn.Module`, got {type(model).__name__}.")
         self._observers: list[Callable[[], None]] = []
-        self._before_init: ModelSnapshot | None = None  # until training starts
+        self._structure_before_init: ModelSnapshot | None = None  # until training starts
         self.model = model
         self.rank_zero_seed = operator.index(rank_zero_seed)
         self.run_name = run_name if run_name is not None else f"run-{time.strftime('%Y%m%d-%H%M%S')}"
-        self.device = device_of(model) if device is None else get_device(device)
+        self.device = _device_of(model) if device is None else get_device(device)
         self.device_train_microbatch_size = plain_number(device_train_microbatch_size)
         self.auto_microbatching = auto_microbatching
         self.precision = precision  # the setter parses
@@ -149,12 +155,17 @@ class State(StateLists, StateSaving):
         self.save_metrics = save_metrics
         self.serialized_attributes = list(_SERIALIZED)
         self._set_progress()
-        self._set_lists(evaluators, optimizers, schedulers, algorithms, callbacks)
+        self._profiler: RunProfiler | None = None
+        self._evaluators: ObservedList[Evaluator] = ObservedList(ensure_tuple(evaluators))
+        self._optimizers: SteppingList[torch.optim.Optimizer] = SteppingList(ensure_tuple(optimizers))
+        self._schedulers: SteppingList[Any] = SteppingList(ensure_tuple(schedulers))
+        self._algorithms: ObservedList[Algorithm] = ObservedList(ensure_tuple(algorithms), self._notify)
+        self._callbacks: ObservedList[Callback] = ObservedList(ensure_tuple(callbacks), self._notify)
         self._max_duration: Time[Any] | None = None
         self.max_duration = max_duration  # the setter parses
         self.dataset_state = dataset_state
         self.dataset_resumption = {} if dataset_resumption is None else dataset_resumption
-        self.train_dataloader = train_dataloader  # the setter hands `dataset_state` over
+        self.train_dataloader = train_dataloader  # the setter restores `dataset_state`
         self._dataloader: Iterable[Any] | None = None
         self._dataloader_label: str | None = None
         self._dataloader_len: int | None = None
@@ -174,7 +185,7 @@ class State(StateLists, StateSaving):
         self.__iteration_length: Time[Any] | None = None
         self._train_metrics: dict[str, Any] = {}
         self.eval_metrics: dict[str, dict[str, Any]] = {}
-        # Set by the Trainer while the metrics of the last batch have not been computed; computes them.
+        # Set by the Trainer while the metrics of the last batch are not computed yet: call it to compute them.
         self._pending_metrics: Callable[[], None] | None = None
         self._train_metric_values: dict[str, Any] = {}
         self.eval_metric_values: dict[str, Any] = {}
@@ -207,10 +218,10 @@ class State(StateLists, StateSaving):
     def get_elapsed_duration(self) -> Time[float] | None:
         """Return the fraction of the run that is done, as a `Time` in 'dur'; None if the run has no length.
 
-        It advances with every batch, whatever the unit of `max_duration`, and is equal on all ranks; the last batch may
-        take it beyond 1. Within an epoch it needs the number of batches per epoch: the length of the training loader,
-        else the mean length of the epochs so far. While neither is known, in the first epoch of a loader without a
-        length, the fraction advances at the end of the epoch.
+        The fraction advances with every batch, whatever the unit of `max_duration`, and is equal on all ranks; the last
+        batch may take it beyond 1. Within an epoch it depends on the number of batches per epoch: the length of the
+        training loader, or else the mean length of the epochs so far. In the first epoch of a loader without a length
+        neither is known, and the fraction only advances at the end of the epoch.
         """
         limit = self._max_duration
         if limit is None:
@@ -219,21 +230,21 @@ class State(StateLists, StateSaving):
             return Time(1.0, TimeUnit.DURATION)
         now, length = self.timestamp, self.__iteration_length
         if limit.unit is TimeUnit.EPOCH:
-            done, whole = self._count_epochs(now._epoch)
+            done, total = self._count_epochs(now._epoch)
         elif limit.unit is TimeUnit.ITERATION and length is not None and length.unit is TimeUnit.EPOCH:
-            done, whole = self._count_epochs(now._iteration * length.value + now._epoch_in_iteration)
-            whole *= length.value
+            done, total = self._count_epochs(now._iteration * length.value + now._epoch_in_iteration)
+            total *= length.value
         elif limit.unit is TimeUnit.ITERATION and length is not None:
-            done, whole = now._iteration * length.value + min(now._token_in_iteration, length.value), length.value
+            done, total = now._iteration * length.value + min(now._token_in_iteration, length.value), length.value
         elif limit.unit is TimeUnit.SECOND:
             return Time(now._total_wct.total_seconds() / limit.value, TimeUnit.DURATION)
         else:
-            done, whole = now._count(limit.unit), 1
-        # One division of whole numbers, so that 3 of 10 batches are exactly the float 0.3.
-        return Time(done / (limit.value * whole), TimeUnit.DURATION)
+            done, total = now._count(limit.unit), 1
+        # A single division of integers, so that 3 of 10 batches are exactly the float 0.3.
+        return Time(done / (limit.value * total), TimeUnit.DURATION)
 
     def _count_epochs(self, epochs: int) -> tuple[float, float]:
-        """Return the batches in a number of epochs and the current one, and the batches per epoch."""
+        """Return the number of batches in `epochs` epochs plus the current one, and the batches per epoch."""
         now = self.timestamp
         length: float | None = self._train_dataloader_len
         if length is None and now._epoch:
@@ -245,7 +256,7 @@ class State(StateLists, StateSaving):
     def stop_training(self) -> None:
         """End the run after the current batch, by shortening `max_duration`.
 
-        For a relaunch with `autoresume` the run is then complete. `trainer.fit(duration=...)` goes on, and so does a
+        A relaunch with `autoresume` then finds a finished run. `trainer.fit(duration=...)` continues it, and so does a
         relaunch with another `max_duration`.
         """
         unit = None if self._max_duration is None else self._max_duration.unit
@@ -255,7 +266,7 @@ class State(StateLists, StateSaving):
 
     @property
     def _iteration_length(self) -> Time[Any] | None:
-        """The length of one iteration of an outer loop, in epochs or tokens; None: there is no outer loop."""
+        """The length of one iteration of an outer loop, in epochs or tokens; None if there is no outer loop."""
         return self.__iteration_length
 
     @_iteration_length.setter
@@ -269,15 +280,25 @@ class State(StateLists, StateSaving):
 
     @property
     def train_dataloader(self) -> Any:
-        """The loader of the training data. Setting it hands a saved position to a data set that takes one."""
+        """The loader of the training data. Setting it restores the saved position of a dataset that supports that."""
         return self._train_dataloader
 
     @train_dataloader.setter
     def train_dataloader(self, value: Iterable[Any] | None) -> None:
         self._train_dataloader = value
         # While an evaluation runs, another loader is the active one.
-        self._train_dataloader_len = None if value is None else length_of(value)
-        hand_over_dataset_state(self)
+        self._train_dataloader_len = None if value is None else _length_of(value)
+        self._load_dataset_state()
+
+    def _load_dataset_state(self) -> None:
+        """Pass the loaded position to the training dataset once both are known."""
+        position = (self.dataset_state or {}).get("train")
+        load = getattr(getattr(self.train_dataloader, "dataset", None), "load_state_dict", None)
+        if position is None or load is None:
+            return
+        load(position)
+        self.dataset_state = {**(self.dataset_state or {}), "train": None}
+        self.dataset_resumption["train"] = True
 
     @property
     def dataloader(self) -> Any:
@@ -291,14 +312,14 @@ class State(StateLists, StateSaving):
 
     @property
     def dataloader_len(self) -> Time[int] | None:
-        """Batches to use of the active loader; None if it has no length. Set with an int or a `Time` in 'ba'."""
+        """The number of batches to use per epoch; None if unknown. Set with an int or a `Time` in 'ba'."""
         return None if self._dataloader_len is None else Time(self._dataloader_len, TimeUnit.BATCH)
 
     @dataloader_len.setter
     def dataloader_len(self, value: SupportsIndex | Time[int]) -> None:
         if self._dataloader is None:
-            raise RuntimeError("`dataloader_len` must be set together with a loader. Call `set_dataloader` first.")
-        number, own = int(ensure_time(value, TimeUnit.BATCH)), length_of(self._dataloader)
+            raise RuntimeError("`dataloader_len` cannot be set without a loader. Call `set_dataloader` first.")
+        number, own = int(ensure_time(value, TimeUnit.BATCH)), _length_of(self._dataloader)
         if number == -1:
             self._set_dataloader_len(own)
             return
@@ -325,9 +346,9 @@ class State(StateLists, StateSaving):
         """Make a loader the active one.
 
         Args:
-            dataloader: The loader; None: no loader is active.
-            dataloader_label: Its label, needed with a loader.
-            dataloader_len: Batches to use; -1 is all.
+            dataloader: The loader; None deactivates the current one.
+            dataloader_label: The label; required with a loader.
+            dataloader_len: The number of batches to use per epoch; -1 uses all.
 
         Raises:
             ValueError: A loader is given without a label.
@@ -344,7 +365,7 @@ class State(StateLists, StateSaving):
             self._notify()
 
     def batch_get_item(self, key: Any) -> Any:
-        """An item of the batch.
+        """Return an item of the batch.
 
         Args:
             key: An index, a mapping key, an attribute name, a function of the batch, or a `(getter, setter)` pair.
@@ -352,10 +373,10 @@ class State(StateLists, StateSaving):
         return batch_get(self.batch, key)
 
     def batch_set_item(self, key: Any, value: Any) -> None:
-        """Replace an item of the batch; tuples are rebuilt.
+        """Replace an item of the batch. Tuples are rebuilt.
 
         Args:
-            key: As in `batch_get_item`; a function takes `(batch, value)` and returns the batch.
+            key: As for `batch_get_item`, but a function takes `(batch, value)` and returns the batch.
             value: The new item.
         """
         self.batch = batch_set(self.batch, key, value)
@@ -363,20 +384,20 @@ class State(StateLists, StateSaving):
     @property
     def inputs(self) -> Any:
         """The first part of a pair batch."""
-        return pair_of(self.batch)[0]
+        return _pair_of(self.batch)[0]
 
     @inputs.setter
     def inputs(self, value: Any) -> None:
-        self.batch = (value, pair_of(self.batch)[1])
+        self.batch = (value, _pair_of(self.batch)[1])
 
     @property
     def targets(self) -> Any:
         """The second part of a pair batch."""
-        return pair_of(self.batch)[1]
+        return _pair_of(self.batch)[1]
 
     @targets.setter
     def targets(self, value: Any) -> None:
-        self.batch = (pair_of(self.batch)[0], value)
+        self.batch = (_pair_of(self.batch)[0], value)
 
     # ---- numbers ----
 
@@ -391,7 +412,7 @@ class State(StateLists, StateSaving):
 
     @property
     def is_model_ddp(self) -> bool:
-        """Whether the model is wrapped in `DistributedDataParallel`."""
+        """True if the model is wrapped in `DistributedDataParallel`."""
         return is_model_ddp(self.model)
 
     @property
@@ -407,8 +428,8 @@ class State(StateLists, StateSaving):
 
     @property
     def train_metric_values(self) -> dict[str, Any]:
-        """The last computed training metrics."""
-        return resolved(self._train_metric_values)
+        """The values of the training metrics when they were last computed."""
+        return _resolved(self._train_metric_values)
 
     @train_metric_values.setter
     def train_metric_values(self, value: dict[str, Any]) -> None:
@@ -417,8 +438,181 @@ class State(StateLists, StateSaving):
     @property
     def total_loss_dict(self) -> dict[str, Any]:
         """The losses of the last batch as floats, by key (`loss/train/total`)."""
-        return resolved(self._total_loss_dict, tensors=True)
+        return _resolved(self._total_loss_dict, tensors=True)
 
     @total_loss_dict.setter
     def total_loss_dict(self, value: dict[str, Any]) -> None:
         self._total_loss_dict = value
+
+    # ---- lists; a change of algorithms, callbacks or profiler notifies the engines ----
+
+    def _notify(self) -> None:
+        """Notify the engines that their dispatch tables are out of date."""
+        for observer in self._observers:
+            observer()
+
+    @property
+    def evaluators(self) -> list[Evaluator]:
+        """The datasets to evaluate on."""
+        return self._evaluators
+
+    @evaluators.setter
+    def evaluators(self, value: Evaluator | Sequence[Evaluator]) -> None:
+        self._evaluators[:] = ensure_tuple(value)
+
+    @property
+    def optimizers(self) -> SteppingList[torch.optim.Optimizer]:
+        """The optimizers. `step` and `zero_grad` of the list call the methods of every optimizer."""
+        return self._optimizers
+
+    @optimizers.setter
+    def optimizers(self, value: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]) -> None:
+        self._optimizers[:] = ensure_tuple(value)
+
+    @property
+    def schedulers(self) -> SteppingList[Any]:
+        """The learning-rate schedulers. `step` of the list calls `step` of every scheduler."""
+        return self._schedulers
+
+    @schedulers.setter
+    def schedulers(self, value: Any) -> None:
+        self._schedulers[:] = ensure_tuple(value)
+
+    @property
+    def algorithms(self) -> list[Algorithm]:
+        """The algorithms, in the order in which the user listed them."""
+        return self._algorithms
+
+    @algorithms.setter
+    def algorithms(self, value: Algorithm | Sequence[Algorithm]) -> None:
+        self._algorithms[:] = ensure_tuple(value)
+
+    @property
+    def callbacks(self) -> list[Callback]:
+        """The callbacks and loggers, in the order in which the user listed them."""
+        return self._callbacks
+
+    @callbacks.setter
+    def callbacks(self, value: Callback | Sequence[Callback]) -> None:
+        self._callbacks[:] = ensure_tuple(value)
+
+    @property
+    def profiler(self) -> RunProfiler | None:
+        """The profiler that records when events, algorithms and callbacks start and end; None if there is none."""
+        return self._profiler
+
+    @profiler.setter
+    def profiler(self, value: RunProfiler | None) -> None:
+        self._profiler = value
+        self._notify()
+
+    # ---- saving and loading; `composer.core.saving` has the layout ----
+
+    def get_model_state_dict(self) -> dict[str, Any]:
+        """Return the parameters and buffers of the model by name, without the `module.` prefix of DDP."""
+        return layout.model_state(self)
+
+    def get_optim_state_dict(self) -> dict[str, Any]:
+        """Return the states of the optimizers by class name, each keyed by parameter name."""
+        return optimizers_state(self)
+
+    def _get_integrations_state_dict(self) -> dict[str, Any]:
+        return layout.integrations(self)
+
+    def _get_state_metadata(self) -> dict[str, Any]:
+        return layout.metadata(self)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that is needed to resume the run; `composer.core.saving.layout` describes the keys."""
+        return layout.state_dict_of(self)
+
+    def load_state_dict(
+        self,
+        state: dict[str, Any],
+        logger: Logger | None = None,
+        strict: bool = False,
+        exclude_algorithms: Sequence[str] | None = None,
+        algorithm_passes: PassInput = None,
+    ) -> None:
+        """Restore what `state_dict` returned.
+
+        Algorithms that change the model so that it cannot be loaded without them (`required_on_load`) are added and
+        applied first, unless `algorithms` has them already. They are rebuilt by parsing their saved `repr`, which is
+        never evaluated.
+
+        Args:
+            state: A dictionary returned by `state_dict`, here or by the reference implementation.
+            logger: The logger for those algorithms; None is a logger with the destinations among `callbacks`.
+            strict: Whether the keys of the model must match exactly.
+            exclude_algorithms: Class names of algorithms that must not be added.
+            algorithm_passes: The passes that order the algorithms, as for `Engine`.
+
+        Raises:
+            RuntimeError: `strict`, and keys are missing or unexpected.
+            KeyError: A saved optimizer has other parameters.
+            ValueError: A saved optimizer has other parameter groups, or an algorithm cannot be added.
+            ModuleNotFoundError: The package of such an algorithm is not installed.
+        """
+        layout.load(self, state, logger, strict, exclude_algorithms, algorithm_passes)
+
+    def load_model_state(
+        self,
+        state_dict: dict[str, Any],
+        logger: Logger | None = None,
+        strict: bool = True,
+        exclude_algorithms: Sequence[str] | None = None,
+        algorithm_passes: PassInput = None,
+    ) -> None:
+        """Restore only the model, with the algorithms that it requires. See `load_state_dict` for the arguments."""
+        saved = layout.upgrade_state_dict(state_dict)
+        layout.load_model(self, saved, logger, strict, exclude_algorithms, algorithm_passes)
+
+    def load_optim_state(self, state_dict: dict[str, Any], strict: bool = True) -> None:
+        """Restore only the optimizers.
+
+        Args:
+            state_dict: A dictionary returned by `state_dict`.
+            strict: Whether each saved optimizer must have exactly the parameters of the current one.
+
+        Raises:
+            KeyError: `strict`, and a saved optimizer has other parameters.
+            ValueError: A saved optimizer has other parameter groups.
+        """
+        load_optimizers(self, layout.upgrade_state_dict(state_dict)["optimizers"], strict)
+
+
+def _resolved(values: dict[str, Any], tensors: bool = False) -> dict[str, Any]:
+    """Read deferred values from the device, in place; with `tensors`, also replace tensors by their numbers."""
+    for key, value in values.items():
+        if isinstance(value, DeferredValue):
+            values[key] = value.value
+        elif tensors and isinstance(value, torch.Tensor):
+            values[key] = value.item()
+    return values
+
+
+def _pair_of(batch: Any) -> Sequence[Any]:
+    """Return the two parts of a batch."""
+    if batch is None:  # in `for state.inputs, state.targets in loader` there is no batch at first
+        return (None, None)
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        raise TypeError(
+            f"`state.inputs` and `state.targets` need a batch of two parts, but the batch is a {type(batch).__name__}. "
+            f"Use `state.batch_get_item(key)` and `state.batch_set_item(key, value)`."
+        )
+    return batch
+
+
+def _device_of(model: torch.nn.Module) -> Device:
+    """Return the device that a model is on."""
+    tensor = next(model.parameters(), next(model.buffers(), None))
+    names = {"cpu": "cpu", "cuda": "gpu", "mps": "mps"}
+    return get_device(None if tensor is None else names.get(tensor.device.type))
+
+
+def _length_of(dataloader: Any) -> int | None:
+    """Return the number of batches; None if the loader, or the dataset of a torch loader, has no length."""
+    try:
+        return len(dataloader)
+    except (TypeError, NotImplementedError):
+        return None

@@ -1,10 +1,637 @@
-"""Training time: lengths (`Time`) and the progress of a run (`Timestamp`)."""
+"""Training time: a length with a unit (`Time`), and the progress of a run in all units (`Timestamp`)."""
 
 from __future__ import annotations
 
-from composer.core._time import Time as Time
-from composer.core._time import TimeUnit as TimeUnit
-from composer.core._time import ensure_time as ensure_time
-from composer.core._timestamp import Timestamp as Timestamp
+import datetime
+import math
+import re
+from typing import Any, Generic, SupportsIndex, TypeVar, Union, overload
+
+from composer.core.serializable import Serializable
+from composer.utils.numbers import plain_int, plain_number
+from composer.utils.string_enum import StringEnum
 
 __all__ = ["Time", "TimeUnit", "Timestamp", "ensure_time"]
+
+TValue = TypeVar("TValue", int, float)
+TimeInput = Union["Time[Any]", str, float, SupportsIndex]
+
+_CLOCK = re.compile(r"(?:(\d{1,2})h)?(?:(\d{1,2})m)?(?:(\d{1,2})s)?", re.IGNORECASE)
+_STRING = re.compile(r"\s*([-+]?[\d._]+(?:e[-+]?\d+)?)\s*([a-z]+)\s*", re.IGNORECASE)
+
+
+class TimeUnit(StringEnum):
+    """The unit of a `Time`."""
+
+    ITERATION = "iter"
+    EPOCH = "ep"
+    BATCH = "ba"
+    SAMPLE = "sp"
+    TOKEN = "tok"
+    DURATION = "dur"
+    SECOND = "sec"
+
+
+class Time(Serializable, Generic[TValue]):
+    """A length of training time, such as 10 epochs or half of the run. Immutable.
+
+    A time string is a number with a unit: `"10ep"`, `"500ba"`, `"3e9tok"`, `"0.5dur"` (a fraction of the run),
+    `"30sec"`, or a wall-clock time such as `"1h20m"`. Lengths of the same unit can be compared and added; plain numbers
+    have the unit of the other operand.
+
+    Args:
+        value: A number of any library, stored as a plain int; for `DURATION` a fraction, stored as a float.
+        unit: A `TimeUnit`, its name or its value.
+
+    Raises:
+        TypeError: `value` is not an integer, and the unit is not `DURATION`.
+        ValueError: The unit is unknown, or `value` is NaN or infinite.
+
+    Example:
+        >>> Time(2, "ep") + "3ep" == "5ep"
+        True
+        >>> Time.from_timestring("10ep") / Time(4, "ep")
+        Time(2.5, TimeUnit.DURATION)
+    """
+
+    __slots__ = ("_unit", "_value")
+
+    @overload
+    def __init__(self: Time[int], value: SupportsIndex, unit: str | TimeUnit) -> None: ...
+
+    @overload
+    def __init__(self: Time[float], value: float, unit: str | TimeUnit) -> None: ...
+
+    def __init__(self, value: Any, unit: str | TimeUnit) -> None:
+        unit = TimeUnit(unit)
+        if type(value) is not int or unit is TimeUnit.DURATION:
+            value = _plain_value(value, unit)
+        self._value: TValue = value
+        self._unit: TimeUnit = unit
+
+    @classmethod
+    def from_iteration(cls, iteration: SupportsIndex) -> Time[int]:
+        """Return `Time(iteration, "iter")`."""
+        return Time(iteration, TimeUnit.ITERATION)
+
+    @classmethod
+    def from_epoch(cls, epoch: SupportsIndex) -> Time[int]:
+        """Return `Time(epoch, "ep")`."""
+        return Time(epoch, TimeUnit.EPOCH)
+
+    @classmethod
+    def from_batch(cls, batch: SupportsIndex) -> Time[int]:
+        """Return `Time(batch, "ba")`."""
+        return Time(batch, TimeUnit.BATCH)
+
+    @classmethod
+    def from_sample(cls, sample: SupportsIndex) -> Time[int]:
+        """Return `Time(sample, "sp")`."""
+        return Time(sample, TimeUnit.SAMPLE)
+
+    @classmethod
+    def from_token(cls, token: SupportsIndex) -> Time[int]:
+        """Return `Time(token, "tok")`."""
+        return Time(token, TimeUnit.TOKEN)
+
+    @classmethod
+    def from_duration(cls, duration: float) -> Time[float]:
+        """Return `Time(duration, "dur")`, a fraction of the run."""
+        return Time(float(duration), TimeUnit.DURATION)
+
+    @classmethod
+    def from_timedelta(cls, timestring: str) -> Time[int]:
+        """Parse a wall-clock string such as `"1h20m40s"`, whose parts are optional, to a `Time` in seconds.
+
+        Raises:
+            ValueError: The string has another form, 24 or more hours, or 60 or more minutes or seconds.
+        """
+        match = _CLOCK.fullmatch(timestring.strip())
+        if match is None or not any(match.groups()):
+            raise ValueError(f"A wall-clock time must look like '1h20m40s', got {timestring!r}.")
+        hours, minutes, seconds = (int(part or 0) for part in match.groups())
+        if hours > 23 or minutes > 59 or seconds > 59:
+            raise ValueError(
+                f"A wall-clock time must have at most 23 hours, 59 minutes and 59 seconds, got {timestring!r}. "
+                f"Write longer times in seconds, for example '100000sec'."
+            )
+        return Time(3600 * hours + 60 * minutes + seconds, TimeUnit.SECOND)
+
+    @classmethod
+    def from_input(cls, i: TimeInput, default_int_unit: TimeUnit | str | None = None) -> Time[Any]:
+        """Convert a `Time`, a time string, or a number in `default_int_unit` to a `Time`.
+
+        Raises:
+            RuntimeError: `i` is a number without a default unit, or has another type.
+        """
+        if isinstance(i, Time):
+            return i
+        if isinstance(i, str):
+            return Time.from_timestring(i)
+        i = plain_number(i)
+        if isinstance(i, (int, float)):
+            if default_int_unit is None:
+                raise RuntimeError(f"A time must have a unit, got the plain number {i!r}. Write for example '{i}ep'.")
+            return Time(i, default_int_unit)
+        raise RuntimeError(f"A time must be a `Time`, a string such as '10ep' or a number, got {i!r}.")
+
+    @classmethod
+    def from_timestring(cls, timestring: str) -> Time[Any]:
+        """Parse a time string; see the class for the forms.
+
+        Raises:
+            ValueError: The string cannot be parsed or has an unknown unit.
+            TypeError: A unit other than "dur" has a fraction (`"1.5ep"`).
+        """
+        if _CLOCK.fullmatch(timestring) and timestring:
+            return Time.from_timedelta(timestring)
+        match = _STRING.fullmatch(timestring)
+        try:
+            if match is None:
+                raise ValueError("no number followed by a unit")
+            unit, number = TimeUnit(match[2]), float(match[1])
+        except ValueError as error:
+            units = ", ".join(repr(u.value) for u in TimeUnit)
+            raise ValueError(
+                f"A time string must be a number and one of {units}, such as '10ep' or '0.5dur', got {timestring!r}."
+            ) from error
+        is_integer = unit is not TimeUnit.DURATION and number == number // 1
+        return Time(_exact_int(match[1], number) if is_integer else number, unit)
+
+    @property
+    def value(self) -> TValue:
+        """The number."""
+        return self._value
+
+    @property
+    def unit(self) -> TimeUnit:
+        """The unit."""
+        return self._unit
+
+    def to_timestring(self) -> str:
+        """Return the time string, for example `"10ep"`."""
+        return f"{self._value}{self._unit.value}"
+
+    def __repr__(self) -> str:
+        return f"Time({self._value!r}, TimeUnit.{self._unit.name})"
+
+    __str__ = to_timestring
+
+    def __hash__(self) -> int:
+        return hash((self._value, self._unit))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Time, (self._value, self._unit.value))
+
+    def _same(self, other: object) -> Any:
+        """Return `other` as a number in the unit of this time; NotImplemented if it has another type."""
+        other = plain_number(other)
+        if isinstance(other, (int, float)):
+            return other
+        if isinstance(other, str):
+            other = Time.from_timestring(other)
+        if not isinstance(other, Time):
+            return NotImplemented
+        if other._unit is not self._unit:
+            raise RuntimeError(
+                f"`{self!r}` and `{other!r}` have different units and cannot be compared or combined. "
+                f"Use one unit for both."
+            )
+        return other._value
+
+    def __lt__(self, other: object) -> bool:
+        value = self._same(other)
+        return value if value is NotImplemented else self._value < value
+
+    def __le__(self, other: object) -> bool:
+        value = self._same(other)
+        return value if value is NotImplemented else self._value <= value
+
+    def __gt__(self, other: object) -> bool:
+        value = self._same(other)
+        return value if value is NotImplemented else self._value > value
+
+    def __ge__(self, other: object) -> bool:
+        value = self._same(other)
+        return value if value is NotImplemented else self._value >= value
+
+    def __eq__(self, other: object) -> bool:
+        value = self._same(other)
+        return value if value is NotImplemented else self._value == value
+
+    def __ne__(self, other: object) -> bool:
+        value = self._same(other)
+        return value if value is NotImplemented else self._value != value
+
+    def _cast(self, value: float) -> Time[TValue]:
+        number: Any = type(self._value)(value)
+        return Time(number, self._unit)
+
+    def __add__(self, other: TimeInput) -> Time[TValue]:
+        value = self._same(other)
+        return value if value is NotImplemented else self._cast(self._value + value)
+
+    def __radd__(self, other: TimeInput) -> Time[TValue]:
+        return self + other
+
+    def __sub__(self, other: TimeInput) -> Time[TValue]:
+        value = self._same(other)
+        return value if value is NotImplemented else self._cast(self._value - value)
+
+    def __rsub__(self, other: TimeInput) -> Time[TValue]:
+        return (-self) + other
+
+    def __mod__(self, other: TimeInput) -> Time[TValue]:
+        value = self._same(other)
+        return value if value is NotImplemented else self._cast(self._value % value)
+
+    def __neg__(self) -> Time[TValue]:
+        return self._cast(-self._value)
+
+    def __pos__(self) -> Time[TValue]:
+        return self
+
+    def __int__(self) -> int:
+        return int(self._value)
+
+    def __float__(self) -> float:
+        return float(self._value)
+
+    def __truediv__(self, other: TimeInput) -> Time[Any]:
+        other = plain_number(other)
+        if isinstance(other, (int, float)):
+            return self._cast(self._value / other)
+        value = self._same(other)
+        return value if value is NotImplemented else Time(self._value / value, TimeUnit.DURATION)
+
+    def __rtruediv__(self, other: TimeInput) -> Time[Any]:
+        return ensure_time(other, self._unit) / self if isinstance(other, (str, Time)) else NotImplemented
+
+    def __mul__(self, other: TimeInput) -> Time[Any]:
+        other = plain_number(other)
+        if isinstance(other, (int, float)):
+            return self._cast(self._value * other)
+        if not isinstance(other, (str, Time)):
+            return NotImplemented
+        other = ensure_time(other, self._unit)
+        if TimeUnit.DURATION not in (self._unit, other._unit):
+            raise RuntimeError(f"One of two multiplied times must be a duration ('dur'), got {self!r} and {other!r}.")
+        unit = other._unit if self._unit is TimeUnit.DURATION else self._unit
+        product = self._value * other._value
+        return Time(product if unit is TimeUnit.DURATION else int(product), unit)
+
+    def __rmul__(self, other: TimeInput) -> Time[Any]:
+        return self * other
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return `{"value": ..., "unit": ...}`."""
+        return {"value": self._value, "unit": self._unit.value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Set value and unit from a result of `state_dict`."""
+        self._value, self._unit = state["value"], TimeUnit(state["unit"])
+
+
+def _plain_value(value: Any, unit: TimeUnit) -> int | float:
+    """Return a number of any library as a float for a duration, and as an int for every other unit."""
+    if unit is TimeUnit.DURATION:
+        fraction = float(value)
+        if not math.isfinite(fraction):
+            raise ValueError(f"`value` must be finite, got {fraction!r}. Use for example '0.5dur'.")
+        return fraction
+    number = plain_int(value)
+    if number is None:
+        raise TypeError(
+            f"`value` must be an int for the unit {unit.value!r}, got {value!r} of type {type(value).__name__}. "
+            f"Only 'dur' takes fractions."
+        )
+    return number
+
+
+def _exact_int(text: str, number: float) -> int:
+    # Plain digits are parsed as an int: floats are not exact above 2**53.
+    digits = text.lstrip("+-").replace("_", "")
+    return int(text) if digits.isdigit() and "__" not in text and text[-1] != "_" else int(number)
+
+
+def ensure_time(maybe_time: TimeInput, int_unit: TimeUnit | str, *, argument: str = "") -> Time[Any]:
+    """Convert a `Time`, a time string, or a number in `int_unit` to a `Time`.
+
+    Args:
+        maybe_time: The value.
+        int_unit: The unit of plain numbers.
+        argument: The name of the argument, for error messages.
+
+    Raises:
+        ValueError: The string cannot be parsed.
+        TypeError: The number is a fraction, and the unit is not "dur".
+        RuntimeError: `maybe_time` has another type.
+    """
+    try:
+        return Time.from_input(maybe_time, int_unit)
+    except (ValueError, TypeError, RuntimeError) as error:
+        if not argument:
+            raise
+        raise type(error)(f"`{argument}` must be a time, got {maybe_time!r}. {error}") from None
+
+
+_ZERO = datetime.timedelta()
+_UNIT_OF = {
+    "iteration": TimeUnit.ITERATION,
+    "epoch": TimeUnit.EPOCH,
+    "batch": TimeUnit.BATCH,
+    "sample": TimeUnit.SAMPLE,
+    "token": TimeUnit.TOKEN,
+    "epoch_in_iteration": TimeUnit.EPOCH,
+    "token_in_iteration": TimeUnit.TOKEN,
+    "batch_in_epoch": TimeUnit.BATCH,
+    "sample_in_epoch": TimeUnit.SAMPLE,
+    "token_in_epoch": TimeUnit.TOKEN,
+}
+_CLOCKS = ("total_wct", "iteration_wct", "epoch_wct", "batch_wct")
+_TOTAL_OF = {_UNIT_OF[name]: f"_{name}" for name in ("iteration", "epoch", "batch", "sample", "token")}
+
+
+def _counter(name: str) -> property:
+    attribute, unit = f"_{name}", _UNIT_OF[name]
+
+    def read(self: Timestamp) -> Time[int]:
+        return Time(getattr(self, attribute), unit)
+
+    return property(read, doc=f"The counter `{name}`, a `Time` in {unit.value!r}.")
+
+
+def _clock(name: str) -> property:
+    attribute = f"_{name}"
+
+    def read(self: Timestamp) -> datetime.timedelta:
+        value: datetime.timedelta = getattr(self, attribute)
+        return value
+
+    return property(read, doc=f"The wall-clock time `{name}`, a `datetime.timedelta`.")
+
+
+class Timestamp(Serializable):
+    """The progress of a run: counters and wall-clock times. Immutable; the `to_next_*` methods return the next one.
+
+    Counters are read as `Time` objects, which compare with time strings (`timestamp.batch == "3ba"`). They are stored
+    as plain ints in attributes with an underscore, which the training loop reads because that is faster.
+
+    Args:
+        iteration: Finished iterations of an outer loop, in runs that have one.
+        epoch: Finished epochs.
+        batch: Trained batches.
+        sample: Trained samples, over all ranks.
+        token: Trained tokens, over all ranks.
+        epoch_in_iteration: Finished epochs of the current iteration.
+        token_in_iteration: Tokens of the current iteration.
+        batch_in_epoch: Batches of the current epoch.
+        sample_in_epoch: Samples of the current epoch.
+        token_in_epoch: Tokens of the current epoch.
+        total_wct: Wall-clock time of training, measured on rank 0; None is zero.
+        iteration_wct: Wall-clock time of the current iteration.
+        epoch_wct: Wall-clock time of the current epoch.
+        batch_wct: Wall-clock time of the last batch.
+
+    Raises:
+        ValueError: A counter is a `Time` of another unit.
+
+    Example:
+        >>> Timestamp(batch=2).to_next_batch(samples=8).batch == "3ba"
+        True
+    """
+
+    __slots__ = (*(f"_{name}" for name in _UNIT_OF), *(f"_{name}" for name in _CLOCKS))
+
+    # For type checkers.
+    _iteration: int
+    _epoch: int
+    _batch: int
+    _sample: int
+    _token: int
+    _epoch_in_iteration: int
+    _token_in_iteration: int
+    _batch_in_epoch: int
+    _sample_in_epoch: int
+    _token_in_epoch: int
+    _total_wct: datetime.timedelta
+    _iteration_wct: datetime.timedelta
+    _epoch_wct: datetime.timedelta
+    _batch_wct: datetime.timedelta
+
+    def __init__(
+        self,
+        iteration: SupportsIndex | Time[int] = 0,
+        epoch: SupportsIndex | Time[int] = 0,
+        batch: SupportsIndex | Time[int] = 0,
+        sample: SupportsIndex | Time[int] = 0,
+        token: SupportsIndex | Time[int] = 0,
+        epoch_in_iteration: SupportsIndex | Time[int] = 0,
+        token_in_iteration: SupportsIndex | Time[int] = 0,
+        batch_in_epoch: SupportsIndex | Time[int] = 0,
+        sample_in_epoch: SupportsIndex | Time[int] = 0,
+        token_in_epoch: SupportsIndex | Time[int] = 0,
+        total_wct: datetime.timedelta | None = None,
+        iteration_wct: datetime.timedelta | None = None,
+        epoch_wct: datetime.timedelta | None = None,
+        batch_wct: datetime.timedelta | None = None,
+    ) -> None:
+        counters = {
+            "iteration": iteration,
+            "epoch": epoch,
+            "batch": batch,
+            "sample": sample,
+            "token": token,
+            "epoch_in_iteration": epoch_in_iteration,
+            "token_in_iteration": token_in_iteration,
+            "batch_in_epoch": batch_in_epoch,
+            "sample_in_epoch": sample_in_epoch,
+            "token_in_epoch": token_in_epoch,
+        }
+        for name, count in counters.items():
+            value, unit = Time.from_input(count, _UNIT_OF[name]), _UNIT_OF[name]
+            if value.unit is not unit:
+                raise ValueError(f"`{name}` must be counted in {unit.value!r}, got {value!r}.")
+            setattr(self, f"_{name}", value.value)
+        self._total_wct = _ZERO if total_wct is None else total_wct
+        self._iteration_wct = _ZERO if iteration_wct is None else iteration_wct
+        self._epoch_wct = _ZERO if epoch_wct is None else epoch_wct
+        self._batch_wct = _ZERO if batch_wct is None else batch_wct
+
+    iteration = _counter("iteration")
+    epoch = _counter("epoch")
+    batch = _counter("batch")
+    sample = _counter("sample")
+    token = _counter("token")
+    token_in_iteration = _counter("token_in_iteration")
+    batch_in_epoch = _counter("batch_in_epoch")
+    sample_in_epoch = _counter("sample_in_epoch")
+    token_in_epoch = _counter("token_in_epoch")
+    total_wct = _clock("total_wct")
+    iteration_wct = _clock("iteration_wct")
+    epoch_wct = _clock("epoch_wct")
+    batch_wct = _clock("batch_wct")
+
+    @property
+    def epoch_in_iteration(self) -> Time[int]:
+        """The counter `epoch_in_iteration`, a `Time` in 'ep'. Settable, for checkpoints from before iterations."""
+        return Time(self._epoch_in_iteration, TimeUnit.EPOCH)
+
+    @epoch_in_iteration.setter
+    def epoch_in_iteration(self, value: int | Time[int]) -> None:
+        self._epoch_in_iteration = int(value)
+
+    def get(self, unit: str | TimeUnit) -> Time[int]:
+        """Return the total count in a unit; for seconds the wall-clock time, rounded down.
+
+        Raises:
+            ValueError: The unit is unknown, or "dur": a timestamp does not know the length of the run.
+        """
+        unit = TimeUnit(unit)
+        return Time(self._count(unit), unit)
+
+    def _count(self, unit: TimeUnit) -> int:
+        # Called at every step, so it returns a plain int.
+        if unit in _TOTAL_OF:
+            count: int = getattr(self, _TOTAL_OF[unit])
+            return count
+        if unit is TimeUnit.SECOND:
+            return int(self._total_wct.total_seconds())
+        raise ValueError(
+            "`unit` must not be 'dur': a timestamp does not know the length of the run. "
+            "Use `state.get_elapsed_duration()`."
+        )
+
+    def _compare(self, other: TimeInput) -> tuple[Any, Any] | None:
+        if isinstance(other, str):
+            other = Time.from_timestring(other)
+        if not isinstance(other, Time):
+            return None
+        return self.get(other.unit).value, other.value
+
+    def __lt__(self, other: TimeInput) -> bool:
+        pair = self._compare(other)
+        return NotImplemented if pair is None else pair[0] < pair[1]
+
+    def __le__(self, other: TimeInput) -> bool:
+        pair = self._compare(other)
+        return NotImplemented if pair is None else pair[0] <= pair[1]
+
+    def __gt__(self, other: TimeInput) -> bool:
+        pair = self._compare(other)
+        return NotImplemented if pair is None else pair[0] > pair[1]
+
+    def __ge__(self, other: TimeInput) -> bool:
+        pair = self._compare(other)
+        return NotImplemented if pair is None else pair[0] >= pair[1]
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Timestamp):
+            return self._fields() == other._fields()
+        if isinstance(other, (str, Time)):
+            pair = self._compare(other)
+            return pair is not None and pair[0] == pair[1]
+        return NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def copy(self, **overrides: Any) -> Timestamp:
+        """Return a copy with some constructor arguments replaced."""
+        return Timestamp(**{**self._fields(), **{k: v for k, v in overrides.items() if v is not None}})
+
+    def to_next_batch(
+        self, samples: float | Time[int] = 0, tokens: int | Time[int] = 0, duration: datetime.timedelta | None = None
+    ) -> Timestamp:
+        """Return the timestamp after one more batch.
+
+        Args:
+            samples: Samples in the batch, over all ranks.
+            tokens: Tokens in the batch, over all ranks.
+            duration: Wall-clock time of the batch; None is zero.
+        """
+        samples, tokens = int(samples), int(tokens)
+        duration = _ZERO if duration is None else duration
+        # For speed: called at every step, so without `__init__` and its checks.
+        new = _NEW(Timestamp)
+        new._iteration = self._iteration
+        new._epoch = self._epoch
+        new._batch = self._batch + 1
+        new._sample = self._sample + samples
+        new._token = self._token + tokens
+        new._epoch_in_iteration = self._epoch_in_iteration
+        new._token_in_iteration = self._token_in_iteration + tokens
+        new._batch_in_epoch = self._batch_in_epoch + 1
+        new._sample_in_epoch = self._sample_in_epoch + samples
+        new._token_in_epoch = self._token_in_epoch + tokens
+        new._total_wct = self._total_wct + duration
+        new._iteration_wct = self._iteration_wct + duration
+        new._epoch_wct = self._epoch_wct + duration
+        new._batch_wct = duration
+        return new
+
+    def to_next_epoch(self, duration: datetime.timedelta | None = None) -> Timestamp:
+        """Return the timestamp after the end of the epoch.
+
+        Args:
+            duration: Wall-clock time to add to those of the run and of the iteration; None is zero.
+        """
+        duration = _ZERO if duration is None else duration
+        return self.copy(
+            epoch=self._epoch + 1,
+            epoch_in_iteration=self._epoch_in_iteration + 1,
+            batch_in_epoch=0,
+            sample_in_epoch=0,
+            token_in_epoch=0,
+            total_wct=self._total_wct + duration,
+            iteration_wct=self._iteration_wct + duration,
+            epoch_wct=_ZERO,
+            batch_wct=_ZERO,
+        )
+
+    def to_next_iteration(self, duration: datetime.timedelta | None = None) -> Timestamp:
+        """Return the timestamp after the end of the iteration.
+
+        Args:
+            duration: Wall-clock time to add to that of the run; None is zero.
+        """
+        return self.copy(
+            iteration=self._iteration + 1,
+            epoch_in_iteration=0,
+            token_in_iteration=0,
+            batch_in_epoch=0,
+            sample_in_epoch=0,
+            token_in_epoch=0,
+            total_wct=self._total_wct + (_ZERO if duration is None else duration),
+            iteration_wct=_ZERO,
+            epoch_wct=_ZERO,
+            batch_wct=_ZERO,
+        )
+
+    def _fields(self) -> dict[str, Any]:
+        """Return the constructor arguments."""
+        return {name: getattr(self, f"_{name}") for name in (*_UNIT_OF, *_CLOCKS)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the constructor arguments: an int per counter, and the float seconds of each wall-clock time."""
+        # Safe loading (`weights_only`) refuses `timedelta`. The floats keep the exact microseconds.
+        clocks = {name: getattr(self, f"_{name}").total_seconds() for name in _CLOCKS}
+        return {**self._fields(), **clocks}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Set the counters and wall-clock times from a saved state.
+
+        Args:
+            state: The result of `state_dict`, also from an older file, with `timedelta` objects. Missing keys are zero.
+        """
+        for name in _UNIT_OF:
+            setattr(self, f"_{name}", int(state.get(name, 0)))
+        for name in _CLOCKS:
+            value = state.get(name, _ZERO)
+            clock = value if isinstance(value, datetime.timedelta) else datetime.timedelta(seconds=value)
+            setattr(self, f"_{name}", clock)
+
+    def __repr__(self) -> str:
+        return f"Timestamp({', '.join(f'{k}={v!r}' for k, v in self._fields().items())})"
+
+
+_NEW = object.__new__

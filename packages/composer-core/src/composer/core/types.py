@@ -1,4 +1,4 @@
-"""Types that the public signatures share."""
+"""Types used in public signatures."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from composer.utils.string_enum import StringEnum
 __all__ = ["JSON", "Batch", "Dataset", "MemoryFormat", "TrainerMode"]
 
 Batch: TypeAlias = Any
-"""What a dataloader yields: a tensor, or any nesting of tuples, lists and mappings."""
+"""A batch from a dataloader: a tensor, or any nesting of tuples, lists and mappings."""
 
 Dataset: TypeAlias = torch.utils.data.Dataset[Batch]
-"""A torch dataset of batches or of samples."""
+"""A torch dataset of batches or samples."""
 
 JSON: TypeAlias = Union[str, float, int, list["JSON"], dict[str, "JSON"], None]  # noqa: UP007 - 3.10 has no `|` of strings
-"""What `json.loads` returns."""
+"""A value that `json.loads` returns."""
 
 
 class TrainerMode(StringEnum):
-    """What the Trainer is doing."""
+    """The current activity of the Trainer."""
 
     TRAIN = "train"
     EVAL = "eval"

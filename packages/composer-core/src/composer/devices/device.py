@@ -1,25 +1,29 @@
-"""The interface of a device, and how batches and optimizers move to it."""
+"""Devices, and how modules, batches and optimizers move to them."""
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import Any, TypeVar
 
 import torch
 
-__all__ = ["Device"]
+from composer.utils._environment import lookup
+
+__all__ = ["Device", "DeviceCPU", "DeviceGPU", "DeviceHPU", "DeviceMPS", "DeviceNeuron", "DeviceTPU"]
 
 T_nnModule = TypeVar("T_nnModule", bound=torch.nn.Module)
 _STRINGS = (str, bytes, bytearray)
 
 
 class Device(ABC):
-    """Where the model and the batches of a run live.
+    """The device of the model and the batches of a run.
 
     Attributes:
-        dist_backend: The `torch.distributed` backend that goes with the device; "" if there is none.
-        name: The short name, as `composer.utils.get_device` takes it.
+        dist_backend: The `torch.distributed` backend of the device; "" if there is none.
+        name: The short name that `composer.utils.get_device` accepts.
     """
 
     dist_backend: str = ""
@@ -32,14 +36,14 @@ class Device(ABC):
 
     @abstractmethod
     def tensor_to_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor on this device; the same object if it already is there."""
+        """Move a tensor to this device; return the same object if it is there already."""
 
     def batch_to_device(self, batch: Any) -> Any:
-        """Move every tensor in nested mappings and sequences; other values stay as they are.
+        """Move every tensor in nested mappings and sequences; other values are unchanged.
 
         Returns:
-            A batch of the same structure. A tuple whose tensors are all on the device already is returned itself;
-            lists and mappings are always new, so changing the result leaves `batch` alone.
+            A batch of the same structure. A tuple whose tensors are all on the device already is returned itself; lists
+            and mappings are always new, so that changing the result does not change `batch`.
         """
         return _map_batch(batch, self.tensor_to_device)
 
@@ -47,7 +51,7 @@ class Device(ABC):
         """Move an optimizer's state in place and return the optimizer.
 
         Step counters stay on the host unless the optimizer is capturable or fused, as in `Optimizer.load_state_dict`:
-        an Adam that finds its counter on a GPU would wait for the GPU at every step.
+        with a counter on the GPU, Adam would synchronize with the GPU at every step.
         """
         for group in optimizer.param_groups:
             moves_step = group.get("capturable") or group.get("fused")
@@ -60,13 +64,119 @@ class Device(ABC):
 
 
 class PlainDevice(Device):
-    """A device that needs no more than `.to`; subclasses set `_device`."""
+    """A device that uses `.to`; subclasses set `_device`."""
 
     def module_to_device(self, module: T_nnModule) -> T_nnModule:
         return module.to(self._device)
 
     def tensor_to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self._device)
+
+
+class DeviceCPU(PlainDevice):
+    """The CPU, with gloo between processes."""
+
+    dist_backend = "gloo"
+    name = "cpu"
+    _device = torch.device("cpu")
+
+    def tensor_to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if tensor.is_cpu else tensor.cpu()  # called for every tensor of every batch
+
+
+class DeviceGPU(Device):
+    """One CUDA (or ROCm) GPU, with NCCL between processes.
+
+    Makes the GPU the current device and sets the process-wide TF32 flags.
+
+    Args:
+        device_id: The index of the GPU; None is the local rank of this process.
+        allow_tf32: Whether float32 matrix products and convolutions may round their inputs to TF32 (10 bits of
+            mantissa), which is several times faster from Ampere on.
+
+    Raises:
+        ValueError: CUDA is not available, or has no such GPU.
+    """
+
+    dist_backend = "nccl"
+    name = "gpu"
+
+    def __init__(self, device_id: int | None = None, *, allow_tf32: bool = True) -> None:
+        if not torch.cuda.is_available():
+            raise ValueError("`DeviceGPU` needs a GPU, and CUDA is not available here. Use `device='cpu'`.")
+        if device_id is None:
+            device_id = lookup("LOCAL_RANK")
+        count = torch.cuda.device_count()
+        if not 0 <= device_id < count:
+            raise ValueError(f"`device_id` must be below the number of visible GPUs, {count}, got {device_id!r}.")
+        self._device = torch.device("cuda", device_id)
+        torch.cuda.set_device(self._device)
+        _set_tf32(allow_tf32)
+
+    def module_to_device(self, module: T_nnModule) -> T_nnModule:
+        return module.to(self._device)
+
+    def tensor_to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self._device, non_blocking=True)
+
+
+class DeviceMPS(PlainDevice):
+    """The GPU of an Apple computer; one process only.
+
+    Raises:
+        ValueError: MPS is not available.
+    """
+
+    dist_backend = ""
+    name = "mps"
+
+    def __init__(self) -> None:
+        if not torch.backends.mps.is_available():
+            raise ValueError("`DeviceMPS` needs an Apple GPU, and MPS is not available here. Use `device='cpu'`.")
+        self._device = torch.device("mps")
+
+
+class DeviceTPU(PlainDevice):
+    """A TPU, through `torch_xla`.
+
+    Raises:
+        ModuleNotFoundError: `torch_xla` is not installed.
+    """
+
+    dist_backend = "xla"
+    name = "tpu"
+
+    def __init__(self) -> None:
+        self._device = _xla_device("DeviceTPU", "pip install torch_xla[tpu]")
+
+
+class DeviceNeuron(PlainDevice):
+    """An AWS Trainium or Inferentia core, through `torch_xla` of `torch-neuronx`.
+
+    Raises:
+        ModuleNotFoundError: `torch_xla` is not installed.
+    """
+
+    dist_backend = "xla"
+    name = "neuron"
+
+    def __init__(self) -> None:
+        self._device = _xla_device("DeviceNeuron", "pip install torch-neuronx")
+
+
+class DeviceHPU(PlainDevice):
+    """An Intel Gaudi card, through Habana's PyTorch bridge.
+
+    Raises:
+        ModuleNotFoundError: `habana_frameworks` is not installed.
+    """
+
+    dist_backend = "hccl"
+    name = "hpu"
+
+    def __init__(self) -> None:
+        _require("habana_frameworks.torch.core", "DeviceHPU", "pip install habana-torch-plugin")
+        self._device = torch.device("hpu")
 
 
 def _map_batch(batch: Any, map_fn: Callable[[torch.Tensor], Any]) -> Any:
@@ -92,7 +202,7 @@ def _rebuild_mapping(batch: Mapping[Any, Any], mapped: dict[Any, Any]) -> Mappin
         return mapped
     try:
         return type(batch)(mapped)  # type: ignore[call-arg]
-    except TypeError:  # its constructor takes something else, as that of defaultdict does
+    except TypeError:  # its constructor takes other arguments, like that of defaultdict
         return mapped
 
 
@@ -102,6 +212,33 @@ def _rebuild_sequence(batch: Sequence[Any], mapped: list[Any]) -> Sequence[Any]:
     make: Any = getattr(type(batch), "_make", type(batch))  # a namedtuple takes its fields one by one
     try:
         rebuilt: Sequence[Any] = make(x for x in mapped)
-    except TypeError:  # its constructor takes something else, as that of range does
+    except TypeError:  # its constructor takes other arguments, like that of range
         return mapped
     return rebuilt
+
+
+def _set_tf32(allow: bool) -> None:
+    # torch has two interfaces. The older one sets both: after `matmul.fp32_precision = "tf32"`,
+    # `torch.get_float32_matmul_precision`, which `torch.compile` calls, raises.
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Please use the new API settings to control TF32")
+        torch.backends.cuda.matmul.allow_tf32 = allow
+        torch.backends.cudnn.allow_tf32 = allow
+
+
+def _xla_device(owner: str, command: str) -> torch.device:
+    xla_model = _require("torch_xla.core.xla_model", owner, command)
+    device: torch.device = xla_model.xla_device()
+    return device
+
+
+def _require(module: str, owner: str, command: str) -> Any:
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        package = module.partition(".")[0]
+        if error.name != package:  # it is installed, but something it needs is not
+            raise
+        raise ModuleNotFoundError(
+            f"`{owner}` needs the package `{package}`, which is not installed. Run `{command}`.", name=package
+        ) from None

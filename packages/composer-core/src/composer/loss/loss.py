@@ -24,9 +24,9 @@ def soft_cross_entropy(
     ignore_index: int = -100,
     reduction: str = "mean",
 ) -> torch.Tensor:
-    """Cross-entropy with class indices or class probabilities.
+    """Compute the cross-entropy with class indices or class probabilities.
 
-    Indices go to `torch.nn.functional.cross_entropy` as they are. With probabilities t, the loss of a position is
+    Indices are passed to `torch.nn.functional.cross_entropy`. With probabilities t, the loss of a position is
     `-sum_c weight[c] * t[c] * log_softmax(input)[c]`, and the mean is its sum over all positions divided by `t.sum()`:
     positions whose targets are all zero do not count.
 
@@ -34,7 +34,7 @@ def soft_cross_entropy(
         input: Logits, shape (N, C, ...).
         target: Indices, shape (N, ...), or probabilities, shape (N, C, ...).
         weight: Weight of each class, shape (C,). With probabilities it does not enter the divisor of the mean.
-        ignore_index: Index that does not count; has no meaning with probabilities.
+        ignore_index: Index that does not count; not used with probabilities.
         reduction: "mean", "sum" or "none".
 
     Returns:
@@ -42,7 +42,7 @@ def soft_cross_entropy(
 
     Raises:
         RuntimeError: The shapes fit neither kind of target.
-        ValueError: `reduction` is unknown, or the mean of targets without any mass is asked for (checked on the CPU
+        ValueError: `reduction` is unknown, or the targets sum to zero and `reduction` is "mean" (checked on the CPU
             only; elsewhere the loss is nan).
 
     Example:
@@ -50,7 +50,7 @@ def soft_cross_entropy(
         >>> soft_cross_entropy(logits, torch.tensor([[0.9, 0.1], [0.2, 0.8]]))
         tensor(0.4269)
 
-    Differs: the check that warns of missing mass allows for rounding in the targets' dtype.
+    Differs: the warning about targets that sum to less than 1 allows for rounding in the dtype of the targets.
     """
     if infer_target_type(input, target) == "indices":
         return F.cross_entropy(input, target, weight=weight, ignore_index=ignore_index, reduction=reduction)
@@ -58,7 +58,7 @@ def soft_cross_entropy(
         raise ValueError(f"`reduction` must be one of {_REDUCTIONS}, got {reduction!r}. Use 'mean' for the average.")
     if ignore_index != -100:
         warnings.warn(
-            f"`ignore_index` ({ignore_index}) is skipped: targets are class probabilities. Use all-zero rows instead.",
+            f"`ignore_index` ({ignore_index}) is ignored: targets are class probabilities. Use all-zero rows instead.",
             UserWarning,
             stacklevel=2,
         )
@@ -78,7 +78,7 @@ def soft_cross_entropy(
 
 
 def _has_fast_mean(input: torch.Tensor, target: torch.Tensor) -> bool:
-    """On the CPU; compilers fuse the products with the sum, and GPUs limit the length of a dot product."""
+    """Return True on the CPU. Compilers fuse product and sum, and GPUs limit the length of a dot product."""
     return (
         input.device.type == "cpu"
         and input.dtype == target.dtype in (torch.float32, torch.float64)
@@ -89,7 +89,7 @@ def _has_fast_mean(input: torch.Tensor, target: torch.Tensor) -> bool:
 
 
 class _MeanOfProbabilities(torch.autograd.Function):
-    """`-sum(target * log_softmax(input)) / mass` without tensors of products, whose writing takes longer than the rest.
+    """Compute `-sum(target * log_softmax(input)) / mass` without a tensor of products, which would be slower.
 
     The gradient is `(softmax(input) * sum_c target - target) / mass`.
     """
@@ -112,7 +112,7 @@ class _MeanOfProbabilities(torch.autograd.Function):
         if grad is None:
             return None, None, None, None
         input, target, mass, log_probabilities = ctx.saved_tensors
-        if torch.is_grad_enabled():  # a second derivative is wanted
+        if torch.is_grad_enabled():  # a second derivative is needed
             rows = target.sum(ctx.dim, keepdim=True)
             result = (torch.softmax(input, ctx.dim) * rows - target) * (grad / mass)
         else:
@@ -123,11 +123,11 @@ class _MeanOfProbabilities(torch.autograd.Function):
 
 def _check_mass(mass: torch.Tensor, num_examples: int, eps: float) -> None:
     if mass.device.type != "cpu" or torch.compiler.is_compiling():
-        return  # reading the value would stall the step
+        return  # reading the value would synchronize
     total = mass.item()
     if total <= 0:
         raise ValueError(
-            f"`target` must have a positive sum for the mean, got {total!r}. Leave out batches without a target, "
+            f"`target` must have a positive sum for the mean, got {total!r}. Skip batches without targets, "
             f"or use `reduction='sum'`."
         )
     if total < num_examples * (1 - 16 * eps):
@@ -147,14 +147,14 @@ def binary_cross_entropy_with_logits(
     pos_weight: torch.Tensor | None = None,
     scale_by_batch_size: bool = True,
 ) -> torch.Tensor:
-    """Binary cross-entropy of every class on its own, with class indices or class probabilities.
+    """Compute the binary cross-entropy of each class, with class indices or class probabilities.
 
     Args:
         input: Logits, shape (N, C, ...).
         target: Indices, shape (N, ...), or one value in [0, 1] per class, shape (N, C, ...).
         weight: Weight of each element; must broadcast to `input`.
         reduction: "sum", "mean" or "none".
-        pos_weight: Weight of the positive part; must broadcast to `input`.
+        pos_weight: Weight of the positive term; must broadcast to `input`.
         scale_by_batch_size: Whether to divide the result by N.
 
     Returns:
@@ -176,10 +176,10 @@ def binary_cross_entropy_with_logits(
 
 
 class DiceLoss(torch.nn.Module):
-    """One minus the soft Dice overlap of predictions and targets, per class.
+    """Dice loss: one minus the soft Dice overlap of predictions and targets, per class.
 
     With the sums over the spatial dimensions, `1 - (2 * sum(p * t) + 1e-5) / (sum(p) + sum(t) + 1e-5)`. Positions whose
-    targets are all zero (negative indices) are taken out of the predictions p.
+    targets are all zero (negative indices) are masked in the predictions p.
 
     Args:
         sigmoid: Whether p is the sigmoid of the input.
@@ -187,11 +187,11 @@ class DiceLoss(torch.nn.Module):
         squared_pred: Whether the denominator sums squares.
         jaccard: Whether the denominator is twice the union, `2 * (sum(p) + sum(t) - sum(p * t))`: the Jaccard index.
         batch: Whether the sums also go over the batch, for one loss per class instead of one per example and class.
-        ignore_absent_classes: Whether classes without a target do not count.
+        ignore_absent_classes: Whether to ignore classes without a target.
         reduction: "mean", "sum" or "none".
 
     Raises:
-        ValueError: `reduction` is unknown, or both `sigmoid` and `softmax` are asked for.
+        ValueError: `reduction` is unknown, or both `sigmoid` and `softmax` are True.
 
     Example:
         >>> prediction = torch.tensor([[[0.8, 0.1], [0.2, 0.9]]])  # one example, two classes, two pixels
@@ -228,7 +228,7 @@ class DiceLoss(torch.nn.Module):
         self.reduction = reduction
 
     def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """The loss.
+        """Compute the loss.
 
         Args:
             input: Predictions or logits, shape (N, C, ...) with at least one spatial dimension.
@@ -236,7 +236,7 @@ class DiceLoss(torch.nn.Module):
 
         Returns:
             A scalar; with `reduction="none"` shape (N, C), or (C,) with `batch`. `ignore_absent_classes` then selects
-            the classes that are present, shape (P,), and has to read their number from the device.
+            the classes that are present, shape (P,), which reads their number from the device.
 
         Raises:
             RuntimeError: The shapes fit neither kind of target.

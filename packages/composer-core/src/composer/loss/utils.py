@@ -1,4 +1,4 @@
-"""Telling class indices from class probabilities, and turning the first into the second."""
+"""Distinguish class indices from class probabilities, and convert indices to one-hot targets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _INDEX_DTYPES = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, to
 
 
 def infer_target_type(input: torch.Tensor, targets: torch.Tensor) -> Literal["one_hot", "indices"]:
-    """Whether targets are class indices or one value per class.
+    """Return whether targets are class indices or have one value per class.
 
     Args:
         input: Logits, shape (N, C, ...).
@@ -23,7 +23,7 @@ def infer_target_type(input: torch.Tensor, targets: torch.Tensor) -> Literal["on
         "one_hot" if the shapes are equal, "indices" if `targets` has one dimension less.
 
     Raises:
-        RuntimeError: Neither is the case.
+        RuntimeError: The shapes fit neither.
 
     Example:
         >>> infer_target_type(torch.zeros(4, 10), torch.zeros(4, dtype=torch.int64))
@@ -40,10 +40,10 @@ def infer_target_type(input: torch.Tensor, targets: torch.Tensor) -> Literal["on
 
 
 def ensure_targets_one_hot(input: torch.Tensor, targets: torch.Tensor, num_classes: int | None = None) -> torch.Tensor:
-    """Turn class indices into one value per class along dimension 1; leave such values as they are, in float32.
+    """Convert class indices to one-hot values along dimension 1; convert values per class to float32.
 
     A negative index gives zeros for every class. Nothing is read from an accelerator: the warning, and the error for an
-    index that is too large, come on the CPU only (on CUDA such an index is a device-side assertion).
+    index that is too large, are raised on the CPU only (on CUDA such an index is a device-side assertion).
 
     Args:
         input: Logits, shape (N, C, ...).
@@ -68,7 +68,7 @@ def ensure_targets_one_hot(input: torch.Tensor, targets: torch.Tensor, num_class
 
 
 def check_for_index_targets(targets: torch.Tensor) -> bool:
-    """Whether the dtype of the targets is that of class indices: uint8, int8, int16, int32 or int64.
+    """Return True if the dtype of the targets is one of class indices: uint8, int8, int16, int32 or int64.
 
     Args:
         targets: Targets of any shape.
@@ -79,22 +79,22 @@ def check_for_index_targets(targets: torch.Tensor) -> bool:
 def _one_hot(
     tensor: torch.Tensor, num_classes: int = -1, dim: int = -1, *, dtype: torch.dtype = torch.int64
 ) -> torch.Tensor:
-    """Like `torch.nn.functional.one_hot` along any dimension; a negative label gives zeros.
+    """Convert labels to one-hot values along any dimension; a negative label gives zeros.
 
     Args:
         tensor: Labels of an integer dtype, any shape.
-        num_classes: Number of classes; -1 is the largest label plus one, which has to be read from the device.
-        dim: Where the new dimension goes.
-        dtype: Of the result.
+        num_classes: Number of classes; -1 is the largest label plus one, which is read from the device.
+        dim: The position of the new dimension.
+        dtype: The dtype of the result.
 
     Raises:
         ValueError: The labels are not integers, or (checked on the CPU only) one is `num_classes` or larger.
     """
     if not check_for_index_targets(tensor):
-        raise ValueError(f"`tensor` must hold integer labels, got dtype {tensor.dtype}. Convert it with `.long()`.")
+        raise ValueError(f"`tensor` must contain integer labels, got dtype {tensor.dtype}. Convert it with `.long()`.")
     if num_classes == -1:
         num_classes = int(tensor.max()) + 1
-    readable = tensor.device.type == "cpu" and not torch.compiler.is_compiling()  # elsewhere a check would stall
+    readable = tensor.device.type == "cpu" and not torch.compiler.is_compiling()  # elsewhere a check would synchronize
     if readable and tensor.numel():
         smallest, largest = (int(extreme) for extreme in tensor.aminmax())
         if largest >= num_classes:

@@ -1,7 +1,6 @@
-"""Models, and the base class that ties one to its loss and metrics.
+"""`ComposerModel`, the base class of models, and models, looked up by name in the installed packages.
 
-Apart from that class a name works exactly when the package that registers it is installed; a missing one says which
-package that is.
+A name works if the package that registers it is installed; otherwise the error names that package.
 """
 
 from pkgutil import extend_path

@@ -1,4 +1,4 @@
-"""The base class of models: a module together with its loss and metrics."""
+"""The base class of models: a module with a loss and metrics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from composer.core.types import Batch
 
 if TYPE_CHECKING:
-    from composer.loggers import Logger
+    from composer.loggers.logger import Logger
 
 __all__ = ["ComposerModel", "is_of_outputs_alone", "of_outputs_alone"]
 
@@ -25,10 +25,9 @@ _ALONE = "_composer_of_outputs_alone"
 
 
 def of_outputs_alone(eval_forward: Function) -> Function:
-    """Mark an `eval_forward` that, when it is given outputs, depends on its arguments only.
+    """Mark an `eval_forward` that depends only on its arguments when it is given outputs.
 
-    It may then be called later, or not at all if nobody reads the training metrics. One that overrides it is not
-    marked.
+    It may then be called later, or never if the training metrics are not read. Overriding the method removes the mark.
 
     Args:
         eval_forward: The method.
@@ -41,18 +40,18 @@ def of_outputs_alone(eval_forward: Function) -> Function:
 
 
 def is_of_outputs_alone(eval_forward: Callable[..., Any]) -> bool:
-    """Whether a method is marked by `of_outputs_alone`."""
+    """Return True if a method is marked by `of_outputs_alone`."""
     return getattr(eval_forward, _ALONE, False) is True
 
 
 class ComposerModel(torch.nn.Module, abc.ABC):
-    """A module that knows its loss and metrics.
+    """A module with a loss and metrics.
 
-    A subclass defines `forward` and `loss`; for metrics also `get_metrics` and `update_metric`. An optional method
-    `flops_per_batch(batch)` lets throughput be reported in operations.
+    A subclass defines `forward` and `loss`; for metrics also `get_metrics` and `update_metric`. With an optional method
+    `flops_per_batch(batch)` throughput is reported in operations as well.
 
     Attributes:
-        logger: The logger of the Trainer that trains this model; None before. Copies share it, pickles leave it out.
+        logger: The logger of the Trainer that trains this model, or None. It is copied, but not pickled.
 
     Example:
         >>> class Regression(ComposerModel):
@@ -85,7 +84,7 @@ class ComposerModel(torch.nn.Module, abc.ABC):
             batch: A batch as the dataloader yields it, on the device.
 
         Returns:
-            Anything that `loss` and `update_metric` take.
+            Outputs of any type, for `loss` and `update_metric`.
         """
 
     @abc.abstractmethod
@@ -95,22 +94,22 @@ class ComposerModel(torch.nn.Module, abc.ABC):
         """Compute the loss of a batch.
 
         Args:
-            outputs: What `forward` returned.
+            outputs: The result of `forward`.
             batch: The batch.
-            *args: For the loss function.
-            **kwargs: For the loss function; algorithms pass `reduction="none"` for one loss per example.
+            *args: Arguments of the loss function.
+            **kwargs: Arguments of the loss function; algorithms pass `reduction="none"` for one loss per example.
 
         Returns:
-            A tensor; or several, whose sum is trained on; or several by name, of which "total" is trained on if it is
-            there, else the sum.
+            A tensor; or a sequence, whose sum is trained on; or a dict, whose entry "total" is trained on if it exists,
+            otherwise the sum.
         """
 
     def eval_forward(self, batch: Batch, outputs: Any | None = None) -> Any:
-        """Compute what metrics are measured on; override it where that is not what `forward` returns.
+        """Compute the outputs for metrics; override this if they differ from those of `forward`.
 
         Args:
             batch: The batch.
-            outputs: What `forward` returned, if it was called already (for training metrics).
+            outputs: The result of `forward`, if it was called already (for training metrics).
 
         Returns:
             `outputs`, or the result of the forward pass if that is None.
@@ -122,14 +121,14 @@ class ComposerModel(torch.nn.Module, abc.ABC):
 
         Args:
             batch: The batch.
-            outputs: What `eval_forward` returned.
+            outputs: The result of `eval_forward`.
             metric: One of the metrics of `get_metrics`.
 
         Returns:
-            None, or values for callbacks to find in `state.metric_outputs`.
+            None, or values for `state.metric_outputs`, where callbacks can read them.
 
         Raises:
-            NotImplementedError: The subclass has metrics but does not say how to update them.
+            NotImplementedError: The subclass has metrics but does not override this method.
         """
         raise NotImplementedError(
             f"`{type(self).__name__}` must define `update_metric` to measure {type(metric).__name__}. "
@@ -137,10 +136,10 @@ class ComposerModel(torch.nn.Module, abc.ABC):
         )
 
     def get_metrics(self, is_train: bool) -> Mapping[str, Any]:
-        """The model's metrics.
+        """Return the metrics of the model.
 
         Args:
-            is_train: Whether training metrics are asked for, rather than evaluation metrics.
+            is_train: True for training metrics, False for evaluation metrics.
 
         Returns:
             `torchmetrics.Metric` objects by name; the Trainer works on copies of them.
@@ -160,7 +159,7 @@ class ComposerModel(torch.nn.Module, abc.ABC):
 
     def __deepcopy__(self: Model, memo: dict[int, Any]) -> Model:
         duplicate = type(self).__new__(type(self))
-        memo[id(self)] = duplicate  # before the state: a child may refer to its parent
+        memo[id(self)] = duplicate  # first, because a child may refer to its parent
         duplicate.__setstate__(copy.deepcopy(self.__getstate__(), memo))  # type: ignore[no-untyped-call]
         duplicate.logger = self.logger
         return duplicate

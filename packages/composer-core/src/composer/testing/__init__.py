@@ -1,4 +1,4 @@
-"""Helpers for the tests of algorithms, callbacks and training loops."""
+"""Test utilities for algorithms, callbacks and training loops."""
 
 import sys as _sys
 

@@ -1,4 +1,4 @@
-"""Callbacks that watch the events."""
+"""Callbacks for tests."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["EventCounterCallback"]
 
 
 class EventCounterCallback(Callback):
-    """Counts how often each event occurs.
+    """Callback that counts the calls of each event.
 
     Attributes:
-        event_to_num_calls: The number of calls, for every event.
+        event_to_num_calls: The number of calls by event.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Comparing nested values, such as checkpoints."""
+"""Compare nested values, such as checkpoints."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ __all__ = ["deep_compare"]
 def deep_compare(
     a: Any, b: Any, atol: float = 0.0, rtol: float = 0.0, ignore_keys: Collection[str] | None = None
 ) -> None:
-    """Assert that two nested values are equal; say where they are not.
+    """Assert that two nested values are equal.
 
-    Tensors, arrays and floats are equal up to the tolerances; nan equals nan. Tensors may be on different devices, but
-    not of different dtypes.
+    Tensors, arrays and floats are compared with the tolerances; nan equals nan. Tensors may be on different devices,
+    but must have the same dtype.
 
     Args:
         a: Any nesting of mappings, lists, tuples, sets, tensors, arrays and values with `==`.
-        b: The other one.
+        b: The other value.
         atol: Absolute tolerance.
         rtol: Relative tolerance.
-        ignore_keys: Keys of mappings, at any depth, that are left out.
+        ignore_keys: Keys of mappings, at any depth, that are not compared.
 
     Raises:
-        AssertionError: They differ. The message starts with the path to the first difference.
+        AssertionError: The values differ. The message starts with the path to the first difference.
 
     Example:
         >>> deep_compare({"x": torch.ones(2), "time": 1}, {"x": torch.ones(2), "time": 2}, ignore_keys=["time"])

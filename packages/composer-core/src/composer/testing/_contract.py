@@ -1,4 +1,4 @@
-"""What every algorithm must do, as tests that its package subclasses."""
+"""Tests that every algorithm must pass; the tests of its package subclass them."""
 
 from __future__ import annotations
 
@@ -27,19 +27,20 @@ _BATCHES = 4
 class AlgorithmContract:
     """Tests that every algorithm must pass.
 
-    A package subclasses this and says how to make its algorithm::
+    The tests of a package subclass this and define how to make the algorithm::
 
         class TestMixUp(AlgorithmContract):
             def make(self) -> MixUp:
                 return MixUp(alpha=0.2)
 
-    A subclass may override `make_model`, `make_batches` and `make_dataloader` for methods that need other ones.
-    Overriding a `test_*` method is refused unless it is marked `xfail(reason=..., strict=True)`.
+    A subclass may override `make_model`, `make_batches` and `make_dataloader` if the algorithm needs others. A `test_*`
+    method may only be overridden if it is marked `xfail(reason=..., strict=True)`.
 
     Attributes:
-        microbatch_reason: Why several microbatches do not equal one batch; "" where they do. The reason must stand in
-            the class docstring of the algorithm, where users look for it.
-        tolerance: Allowed difference between one batch and its microbatches, which add up gradients in another order.
+        microbatch_reason: The reason why several microbatches do not equal one batch; "" if they do. The reason must be
+            part of the class docstring of the algorithm, where users look for it.
+        tolerance: The allowed difference between one batch and its microbatches, whose gradients are added in another
+            order.
     """
 
     microbatch_reason: ClassVar[str] = ""
@@ -55,15 +56,15 @@ class AlgorithmContract:
                 )
 
     def make(self) -> Algorithm:
-        """The algorithm under test, newly made."""
+        """Return a new algorithm to test."""
         raise TypeError(f"`{type(self).__name__}` must override `make`.")
 
     def make_model(self) -> ComposerModel:
-        """A model that the algorithm applies to; the weights are drawn from torch's global generator."""
+        """Return a model for the algorithm, with weights from the global generator of torch."""
         return SimpleConvModel()
 
     def make_batches(self) -> Sequence[Any]:
-        """Four equal batches for that model: pairs of floating inputs and integer targets, or dicts."""
+        """Return four batches of equal shape for the model: pairs of floating inputs and integer targets, or dicts."""
         generator = torch.Generator().manual_seed(7)
         return [
             (torch.randn(8, 3, 16, 16, generator=generator), torch.randint(0, 2, (8,), generator=generator))
@@ -71,7 +72,7 @@ class AlgorithmContract:
         ]
 
     def make_dataloader(self) -> Iterable[Any]:
-        """The training loader that the state names: the batches, or one with a data set where the method needs that."""
+        """Return the training dataloader of the state: the batches, or a dataloader with a dataset if required."""
         return self.make_batches()
 
     # ---- the tests ----
@@ -79,12 +80,12 @@ class AlgorithmContract:
     def test_the_entry_point_is_this_class(self) -> None:
         cls = type(self.make())
         registered = points("composer.algorithms").get(cls.__name__)
-        found = None if registered is None else registered.load()
+        loaded = None if registered is None else registered.load()
 
-        assert found is cls, (
+        assert loaded is cls, (
             f"`{cls.__name__}` must be registered by its package. Add to its pyproject.toml "
             f'[project.entry-points."composer.algorithms"] {cls.__name__} = "{cls.__module__}:{cls.__name__}" and '
-            f"install it. If it is to stay in your project, override this test with one that is marked "
+            f"install it. If your project has no package for it, override this test with one that is marked "
             f"`@pytest.mark.xfail(reason=..., strict=True)`."
         )
 
@@ -96,12 +97,12 @@ class AlgorithmContract:
         name = type(algorithm).__name__
         are_events = isinstance(named, (set, frozenset)) and all(isinstance(event, Event) for event in named)
         assert are_events, (
-            f"`{name}.events` must be a set of the events it acts at, got {named!r}. Write for example "
-            f"`events = frozenset({{Event.BATCH_END}})`, so that it is not asked at all others."
+            f"`{name}.events` must be a set of the events at which it acts, got {named!r}. Set for example "
+            f"`events = frozenset({{Event.BATCH_END}})`, so that `match` is not called at other events."
         )
         others = [event for event in Event if event not in (named or ()) and algorithm.match(event, state)]
         assert not others, (
-            f"`{name}.match` must be False at events that `events` does not name, but is True at {others}."
+            f"`{name}.match` must return False at events that are not in `events`, but returns True at {others}."
         )
 
     def test_its_placement_is_declared(self) -> None:
@@ -118,9 +119,9 @@ class AlgorithmContract:
         is_call = "0x" not in text and text.startswith((f"{cls.__name__}(", f"{cls.__qualname__}("))
 
         assert (is_call, missing) == (True, []), (
-            f"`repr` of `{cls.__name__}` must be its constructor call with all of {named}, got {text!r}. Keep each "
-            f"argument in an attribute of its name (`self.x = x`), from which `Algorithm` makes it, or write a "
-            f"`__repr__`. A checkpoint is loaded by it."
+            f"`repr` of `{cls.__name__}` must be its constructor call with all of {named}, got {text!r}. Store each "
+            f"argument in an attribute of the same name (`self.x = x`), which `Algorithm.__repr__` reads, or define "
+            f"`__repr__`. Checkpoints are loaded with it."
         )
         assert repr(self.make()) == text, (
             f"`repr` of `{cls.__name__}` must be the same for equal arguments, got {text!r} and {self.make()!r}."
@@ -170,14 +171,14 @@ class AlgorithmContract:
         if self.microbatch_reason:
             doc = " ".join((type(self.make()).__doc__ or "").split())
             assert " ".join(self.microbatch_reason.split()) in doc, (
-                f"`microbatch_reason` must stand in the docstring of `{type(self.make()).__name__}`, where users look "
+                f"`microbatch_reason` must be in the docstring of `{type(self.make()).__name__}`, where users look "
                 f"for it, got {self.microbatch_reason!r}."
             )
             return
-        whole = self._trained(self.make_batches())
+        one = self._trained(self.make_batches())
         split = self._trained(self.make_batches(), microbatches=2)
 
-        deep_compare(whole.model.state_dict(), split.model.state_dict(), atol=self.tolerance, rtol=self.tolerance)
+        deep_compare(one.model.state_dict(), split.model.state_dict(), atol=self.tolerance, rtol=self.tolerance)
 
     def test_ranks_agree(self) -> None:
         ranks = run_on_ranks(_train_on_rank, 2, type(self))
@@ -205,10 +206,10 @@ class AlgorithmContract:
 
 
 class DatasetTransformContract(AlgorithmContract):
-    """Tests that an algorithm must pass which adds a random transform to the training data set at FIT_START.
+    """Tests that every algorithm must pass that adds a random transform to the training dataset at FIT_START.
 
-    Those of `AlgorithmContract`, and that the transform is added once, to what is trained on and to nothing else, and
-    that each worker of a loader draws its own::
+    In addition to `AlgorithmContract`: the transform is added once, only to the training data, and each worker of a
+    dataloader uses different random numbers::
 
         class TestMyAugmentation(DatasetTransformContract):
             def make(self) -> MyAugmentation:
@@ -218,14 +219,14 @@ class DatasetTransformContract(AlgorithmContract):
     """
 
     def make_dataset(self) -> Dataset[Any]:
-        """A data set of eight equal examples with an attribute `transform`, which is None: images of (3, 32, 40) bytes.
+        """Return a dataset of eight equal examples, images of (3, 32, 40) bytes, with an attribute `transform` of None.
 
-        Loaders must be able to collate what the transform returns.
+        Dataloaders must be able to collate the outputs of the transform.
         """
         return _Pictures()
 
     def make_dataloader(self) -> Iterable[Any]:
-        """A loader of `make_dataset`."""
+        """Return a dataloader of `make_dataset`."""
         return DataLoader(self.make_dataset())
 
     # ---- the tests ----
@@ -237,9 +238,9 @@ class DatasetTransformContract(AlgorithmContract):
         self._fit(DataLoader(dataset), algorithm)
 
         name = type(algorithm).__name__
-        assert added is not None, f"`{name}` must add a transform to the training data set at FIT_START, but did not."
+        assert added is not None, f"`{name}` must add a transform to the training dataset at FIT_START, but did not."
         assert dataset.transform is added, (  # type: ignore[attr-defined]
-            f"`{name}` must add its transform once, but did so in the second fit too. Make the transform in `__init__`."
+            f"`{name}` must add its transform once, but did so in the second fit too. Create it in `__init__`."
         )
 
     def test_another_data_set_in_the_second_fit_gets_the_transform_too(self) -> None:
@@ -257,7 +258,7 @@ class DatasetTransformContract(AlgorithmContract):
 
         assert train.dataset.transform is not None  # type: ignore[attr-defined]
         assert validation.dataset.transform is None, (  # type: ignore[attr-defined]
-            f"`{type(algorithm).__name__}` must not change what other subsets of the data set return. Use "
+            f"`{type(algorithm).__name__}` must not change the examples of other subsets of the dataset. Use "
             f"`composer.algorithms.utils.add_training_transform`."
         )
 
@@ -272,14 +273,14 @@ class DatasetTransformContract(AlgorithmContract):
         assert dataset.transform is not None  # type: ignore[attr-defined]
 
     def test_a_data_set_that_is_evaluated_too_is_refused(self) -> None:
-        """At INIT, and at FIT_START, because an evaluator may come with a later fit."""
+        """Check INIT, and FIT_START, because an evaluator may be added in a later fit."""
         dataset = self.make_dataset()
         state = self._fit(DataLoader(dataset), self.make())
         state.evaluators = [Evaluator(label="test", dataloader=DataLoader(dataset))]
 
         for event in (Event.INIT, Event.FIT_START):
             error = _error_at(state, event)
-            assert isinstance(error, ValueError), f"must be refused at {event.name} by a ValueError, got {error!r}."
+            assert isinstance(error, ValueError), f"must raise a ValueError at {event.name}, got {error!r}."
             assert "'test'" in str(error), f"the message must name the evaluator 'test', got {error}"
 
     def test_a_loader_that_cannot_take_the_transform_is_refused_at_once(self) -> None:
@@ -287,7 +288,7 @@ class DatasetTransformContract(AlgorithmContract):
             state = State(model=SimpleConvModel(), max_duration="1ep", dataloader=loader, algorithms=self.make())
             for event in (Event.INIT, Event.FIT_START):
                 error = _error_at(state, event)
-                assert isinstance(error, TypeError), f"must be refused at {event.name} by a TypeError, got {error!r}."
+                assert isinstance(error, TypeError), f"must raise a TypeError at {event.name}, got {error!r}."
 
     def test_each_worker_draws_its_own_in_every_epoch(self) -> None:
         for persistent in (False, True):
@@ -297,8 +298,8 @@ class DatasetTransformContract(AlgorithmContract):
             self._fit(loader, self.make())
             seen = _examples(loader) | _examples(loader)
 
-            # Drawn again by each worker, or in each epoch, 16 examples would be 8 different ones at most.
-            assert len(seen) > 8, f"16 examples must be drawn each for itself, got {len(seen)} different ones."
+            # With the same random numbers in each worker or epoch, at most 8 of the 16 examples would differ.
+            assert len(seen) > 8, f"16 examples must use different random numbers, got {len(seen)} different examples."
 
     def _fit(self, loader: Iterable[Any], algorithm: Algorithm) -> State:
         state = State(model=SimpleConvModel(), max_duration="1ep", dataloader=loader, algorithms=algorithm)
@@ -335,13 +336,13 @@ def _error_at(state: State, event: Event) -> Exception | None:
 def train_by_hand(
     state: State, batches: Iterable[Any], seen: list[torch.Tensor] | None = None, microbatches: int = 1
 ) -> None:
-    """Train in a plain loop with every event a training step has.
+    """Train in a plain loop that runs every event of a training step.
 
     Args:
         state: A state with a model, one optimizer and the algorithms.
-        batches: The batches, on the model's device.
-        seen: Takes the floating tensors of every batch as the model gets it.
-        microbatches: Equal parts that a batch is split into.
+        batches: The batches, on the device of the model.
+        seen: A list to which the floating tensors of every model input are appended.
+        microbatches: The number of equal microbatches to split each batch into.
     """
     _steps(state, _started(state), batches, seen, microbatches)
 
@@ -376,7 +377,7 @@ def _steps(
 
 
 class _Closure:
-    """The gradients of a batch, computed as often as the optimizer wants."""
+    """The closure of the optimizer step, which computes the gradients of a batch."""
 
     def __init__(self, state: State, engine: Engine, seen: list[torch.Tensor] | None, microbatches: int) -> None:
         self.state, self.engine, self.seen, self.microbatches = state, engine, seen, microbatches
@@ -408,7 +409,7 @@ class _Closure:
 
 
 def _train_on_rank(contract: type[AlgorithmContract]) -> dict[str, Any]:
-    """Train a rank's half of every batch under DDP; return the weights."""
+    """Train with DDP on this rank's half of every batch; return the weights."""
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 

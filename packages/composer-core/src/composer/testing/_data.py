@@ -1,4 +1,4 @@
-"""Small data sets of random numbers, the same ones for the same seed."""
+"""Small datasets of random numbers, determined by a seed."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class RandomClassificationDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """Normal inputs with random class indices.
 
     Args:
-        shape: Of one input.
+        shape: The shape of one input.
         size: Number of samples.
         num_classes: Number of classes.
-        seed: Determines the samples.
+        seed: The seed of the samples.
 
     Attributes:
         x: All inputs, shape (size, *shape).
@@ -47,12 +47,12 @@ class RandomClassificationDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 class InfiniteClassificationDataset(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
-    """The samples of a `RandomClassificationDataset`, without end.
+    """Normal inputs with random class indices, without end.
 
     Args:
-        shape: Of one input.
+        shape: The shape of one input.
         num_classes: Number of classes.
-        seed: Determines the samples; every iteration starts from it.
+        seed: The seed of the samples; every iteration starts with it.
     """
 
     def __init__(self, shape: tuple[int, ...] = (1, 1, 1), num_classes: int = 2, *, seed: int = 0) -> None:
@@ -74,8 +74,8 @@ class RandomImageDataset(Dataset[tuple[Any, torch.Tensor]]):
         shape: Channels, height and width.
         size: Number of samples.
         num_classes: Number of classes.
-        transform: Applied to an image when it is read.
-        seed: Determines the samples.
+        transform: A function that is applied to an image when it is read.
+        seed: The seed of the samples.
 
     Attributes:
         x: All images, shape (size, *shape), values in [0, 1).
@@ -112,7 +112,7 @@ class RandomSegmentationDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         shape: Channels, height and width.
         size: Number of samples.
         num_classes: Number of classes.
-        seed: Determines the samples.
+        seed: The seed of the samples.
 
     Attributes:
         x: All images, shape (size, *shape).
@@ -135,17 +135,17 @@ class RandomSegmentationDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 class RandomTextDataset(Dataset[dict[str, torch.Tensor]]):
-    """Random token sequences, with some tokens to predict.
+    """Random token sequences, with labels for some tokens.
 
-    A sample has `input_ids`, `attention_mask` (1 everywhere) and `labels`, each of shape (sequence_length,), int64; the
-    label of a token that is not to be predicted is -100. The first token of every sequence is to be predicted.
+    A sample has `input_ids`, `attention_mask` (1 everywhere) and `labels`, each of shape (sequence_length,), int64. The
+    label is -100 for tokens that are not predicted. The first token of every sequence is predicted.
 
     Args:
         size: Number of samples.
         vocab_size: Number of different tokens.
         sequence_length: Tokens in a sample.
-        masked_fraction: Expected share of the other tokens that are to be predicted.
-        seed: Determines the samples.
+        masked_fraction: The expected fraction of the other tokens that are predicted.
+        seed: The seed of the samples.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class RandomTextDataset(Dataset[dict[str, torch.Tensor]]):
         self.vocab_size = vocab_size
         self.input_ids = torch.randint(vocab_size, (size, sequence_length), generator=generator)
         predicted = torch.rand(size, sequence_length, generator=generator) < masked_fraction
-        predicted[:, 0] = True  # the mean over no token would be nan
+        predicted[:, 0] = True  # the mean over no tokens would be nan
         self.labels = self.input_ids.masked_fill(~predicted, -100)
 
     def __len__(self) -> int:

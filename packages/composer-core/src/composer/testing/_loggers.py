@@ -1,4 +1,4 @@
-"""A run for the tests of loggers."""
+"""A run for testing loggers."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ __all__ = ["LoggedRun"]
 
 
 class LoggedRun:
-    """A training loop by hand that logs what the Trainer would: the loss of batch n, counted from 1, is n.
+    """A training loop that logs the same metrics as the Trainer, with known values.
 
-    Before that, `time/batch` is n - 1, and `accuracy`, n / 4, is computed on demand and expires with the batch.
+    For batch n, counted from 1, `time/batch` is n - 1, `loss` is n, and `accuracy` is n / 4. The accuracy is computed
+    on demand and expires at the end of the batch.
 
     Args:
-        *loggers: What it logs to.
-        name: The run's name.
-        duration: How long it may train.
+        *loggers: The logger destinations.
+        name: The name of the run.
+        duration: The `max_duration` of the run.
 
     Attributes:
-        state: The state; there are five batches.
-        logger: Logs to the loggers.
-        engine: Has announced INIT.
+        state: The state, with five batches.
+        logger: The logger of the destinations.
+        engine: The engine, after INIT.
 
     Example:
         >>> class Printer(LoggerDestination):
@@ -52,15 +53,15 @@ class LoggedRun:
         """Train.
 
         Args:
-            batches: How many.
-            end: Whether the fit comes to its end.
+            batches: The number of batches.
+            end: Whether to run EPOCH_END and FIT_END afterwards.
         """
         self.engine.run_event("fit_start")
         for _ in range(batches):
-            done = self.state.timestamp.batch.value
-            accuracy = DeferredValue(lambda number=done + 1: torch.tensor(number / 4))  # type: ignore[misc]
-            self.logger.log_metrics({"time/batch": done})
-            loss = DeferredValue.of_tensor(torch.tensor(float(done + 1)))
+            trained = self.state.timestamp.batch.value
+            accuracy = DeferredValue(lambda number=trained + 1: torch.tensor(number / 4))  # type: ignore[misc]
+            self.logger.log_metrics({"time/batch": trained})
+            loss = DeferredValue.of_tensor(torch.tensor(float(trained + 1)))
             self.logger.log_metrics({"loss": loss, "accuracy": accuracy})
             self.state.timestamp = self.state.timestamp.to_next_batch(samples=2)
             self.engine.run_event("batch_end")
@@ -70,10 +71,10 @@ class LoggedRun:
             self.engine.run_event("fit_end")
 
     def evaluate(self, result: float) -> None:
-        """Evaluate, under the label "eval".
+        """Evaluate with the label "eval".
 
         Args:
-            result: What is logged as `metrics/eval/accuracy`.
+            result: The value to log as `metrics/eval/accuracy`.
         """
         loader, label = self.state.dataloader, self.state.dataloader_label
         self.state.set_dataloader([None], "eval")
@@ -83,5 +84,5 @@ class LoggedRun:
         self.state.set_dataloader(loader, label)
 
     def close(self) -> None:
-        """Close the engine, and with it the loggers."""
+        """Close the engine and the loggers."""
         self.engine.close()

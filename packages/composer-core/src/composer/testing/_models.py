@@ -1,4 +1,4 @@
-"""Small models whose weights depend on nothing but their seed."""
+"""Small models, whose weights are determined by a seed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
 
 @contextlib.contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Draw CPU random numbers from a seed, and leave the global generator as it was."""
+    """Seed the CPU generator for the body, then restore its state."""
     before = torch.get_rng_state()
     torch.default_generator.manual_seed(seed)
     try:
@@ -34,11 +34,11 @@ def _seeded(seed: int) -> Iterator[None]:
 
 
 class _Model(ComposerModel):
-    """Measures the metrics it is given. A metric is anything with `update(outputs, targets)`."""
+    """A model with given metrics. A metric is any object with `update(outputs, targets)`."""
 
     def __init__(self, train_metrics: Mapping[str, Any] | None, eval_metrics: Mapping[str, Any] | None) -> None:
         super().__init__()
-        # In dicts, not as submodules: metrics are no part of the model's state.
+        # In dicts instead of submodules, so that metrics are not in the state dict of the model.
         self.train_metrics = dict(train_metrics or {})
         self.eval_metrics = dict(eval_metrics or {})
 
@@ -54,7 +54,7 @@ class _Model(ComposerModel):
 
 
 class _Classifier(_Model):
-    """Classifies with a sequence of layers. A batch is `(inputs, targets)`."""
+    """A classifier of sequential layers. A batch is `(inputs, targets)`."""
 
     def __init__(
         self,
@@ -81,14 +81,14 @@ class SimpleModel(_Classifier):
     Args:
         num_features: Channels of the input.
         num_classes: Number of classes.
-        bias: Whether the linear layers have one.
+        bias: Whether the linear layers have a bias.
         train_metrics: Training metrics by name.
         eval_metrics: Evaluation metrics by name.
-        seed: Determines the weights.
+        seed: The seed of the weights.
 
     Attributes:
         fc1: The first linear layer, also `module[2]`.
-        fc2: The second one, also `module[4]`.
+        fc2: The second linear layer, also `module[4]`.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class SimpleModelWithDropout(_Classifier):
         p: The dropout probability.
         train_metrics: Training metrics by name.
         eval_metrics: Evaluation metrics by name.
-        seed: Determines the weights.
+        seed: The seed of the weights.
 
     Attributes:
         fc1: The first linear layer, also `module[1]`.
@@ -156,14 +156,14 @@ class SimpleConvModel(_Classifier):
         num_channels: Channels of the images.
         num_classes: Number of classes.
         norm: The normalization after the convolutions: "batch", "instance", "group" or None.
-        norm_affine: Whether it has a weight and a bias.
+        norm_affine: Whether the normalization has a weight and a bias.
         train_metrics: Training metrics by name.
         eval_metrics: Evaluation metrics by name.
-        seed: Determines the weights.
+        seed: The seed of the weights.
 
     Attributes:
         conv1: The first convolution, also in `module`.
-        conv2: The second one, also in `module`.
+        conv2: The second convolution, also in `module`.
 
     Raises:
         ValueError: `norm` is unknown.
@@ -206,13 +206,13 @@ def _norm_layers(norm: str | None, channels: int, affine: bool) -> list[torch.nn
 class ConvModel(_Classifier):
     """Three convolutions with batch norm, max pooling and two linear layers, for images of 32 channels.
 
-    A batch is `(images, indices)`. Every layer is an attribute as well as an entry of `module`.
+    A batch is `(images, indices)`. Every layer is also an attribute.
 
     Args:
         num_classes: Number of classes.
         train_metrics: Training metrics by name.
         eval_metrics: Evaluation metrics by name.
-        seed: Determines the weights.
+        seed: The seed of the weights.
     """
 
     def __init__(
@@ -241,14 +241,14 @@ class ConvModel(_Classifier):
 
 
 class SimpleSegmentationModel(_Classifier):
-    """Two convolutions that keep the image size. A batch is `(images, indices of shape (N, H, W))`.
+    """Two convolutions that preserve the image size. A batch is `(images, indices of shape (N, H, W))`.
 
     Args:
         num_channels: Channels of the images.
         num_classes: Number of classes.
         train_metrics: Training metrics by name.
         eval_metrics: Evaluation metrics by name.
-        seed: Determines the weights.
+        seed: The seed of the weights.
     """
 
     def __init__(
@@ -273,16 +273,16 @@ class SimpleTransformerModel(_Model):
     """One transformer layer that predicts a token at every position.
 
     A batch is a dict of `input_ids`, `labels` and optionally `attention_mask`, each of shape (N, sequence length). The
-    label -100 does not count.
+    label -100 is ignored.
 
     Args:
         vocab_size: Number of different tokens.
-        max_sequence_length: Longest sequence.
-        width: Size of a token's vector; a multiple of 2, the number of attention heads.
+        max_sequence_length: The maximum sequence length.
+        width: The embedding size; a multiple of 2, the number of attention heads.
         p: The dropout probability.
         train_metrics: Training metrics by name.
         eval_metrics: Evaluation metrics by name.
-        seed: Determines the weights.
+        seed: The seed of the weights.
     """
 
     def __init__(
@@ -320,7 +320,7 @@ class SimpleTransformerModel(_Model):
 
 
 class _TransformerLayer(torch.nn.Module):
-    """Attention with two heads and a feed-forward network, both normalized first and added to their input."""
+    """A pre-norm transformer layer with two attention heads."""
 
     def __init__(self, width: int, p: float) -> None:
         super().__init__()

@@ -35,23 +35,24 @@ _HINDSIGHT_SECONDS = 0.2
 def run_on_ranks(
     fn: Callable[..., T], world_size: int = 2, *args: Any, timeout: float = 60.0, backend: str | None = "gloo"
 ) -> list[T]:
-    """Call a function in several new processes at once and collect what it returns.
+    """Call a function concurrently in several new processes and return the results.
 
-    Each process gets the environment variables of a launcher on a single node and one thread per torch operation.
+    Each process gets the environment variables of a launcher on a single node, and one thread per torch operation.
 
     Args:
         fn: A function at the top level of a module.
         world_size: The number of processes.
-        *args: Its arguments, the same in all processes; pickled.
-        timeout: Seconds until all processes are ended and the call fails.
-        backend: The process group is initialised with this backend before the call; None leaves that to `fn`.
+        *args: The arguments, the same in all processes; pickled.
+        timeout: Seconds until all processes are terminated and the call fails.
+        backend: The backend of the process group, which is initialised before the call; None does not initialise one.
 
     Returns:
-        What each rank returned (pickled), by rank.
+        The result of each rank (pickled), by rank.
 
     Raises:
-        RuntimeError: A rank raised (with its traceback, and its exception as the cause) or died. The others are ended.
-        TimeoutError: Some rank did not finish in time.
+        RuntimeError: A rank raised (with its traceback, and its exception as the cause) or died. The other ranks
+            are terminated.
+        TimeoutError: A rank did not finish in time.
     """
     task = _Task.of(fn, args, backend)
     context = _context()
@@ -66,13 +67,13 @@ def run_on_ranks(
                 target=_work, args=(task, ranked, os.path.join(folder, "store"), timeout, there), daemon=True
             )
             process.start()
-            there.close()  # the child has its own; with this copy open its death would go unnoticed
+            there.close()  # with this copy open, the end of the child would not be noticed
             processes.append(process)
             pipes.append(here)
         patience = 0.0
         try:
             results = _collect(pipes, processes, timeout)
-            patience = _GRACE_SECONDS  # they have delivered, so they leave by themselves
+            patience = _GRACE_SECONDS  # all have results, so they exit on their own
         finally:
             _end(processes, patience)
             for pipe in pipes:
@@ -82,8 +83,8 @@ def run_on_ranks(
 
 @dataclass(frozen=True)
 class _Task:
-    files: dict[str, str | None]  # of the modules that the function and its arguments are from
-    content: bytes  # both
+    files: dict[str, str | None]  # of the modules of the function and its arguments
+    content: bytes  # the pickled function and arguments
     backend: str | None
 
     @classmethod
@@ -102,7 +103,7 @@ class _Task:
 
 
 class _Pickler(pickle.Pickler):
-    """Notes which modules it refers to, in order."""
+    """A pickler that records the modules it refers to, in order."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
@@ -115,7 +116,7 @@ class _Pickler(pickle.Pickler):
 
 
 def _import(name: str, file: str | None) -> None:
-    """Import a module; from its file if it is not on the path, as modules of tests often are not."""
+    """Import a module; from its file if it is not on the path, like many test modules."""
     try:
         if import_module(name).__file__ == file:
             return
@@ -128,7 +129,7 @@ def _import(name: str, file: str | None) -> None:
     assert spec.loader is not None
     module = module_from_spec(spec)
     parents = name.split(".")[:-1]
-    for depth in range(len(parents)):  # pytest names a test module after its path; pickle imports the parents
+    for depth in range(len(parents)):  # pytest names test modules by their path, and pickle imports the parents
         parent = ".".join(parents[: depth + 1])
         sys.modules.setdefault(parent, ModuleType(parent))
     sys.modules[name] = module
@@ -137,7 +138,7 @@ def _import(name: str, file: str | None) -> None:
 
 @dataclass(frozen=True)
 class _Failure:
-    time: float  # of a clock that the processes share: what fails first is the cause, the rest often follows from it
+    time: float  # by a clock shared by all processes: the first failure is usually the cause of the others
     traceback: str
     error: bytes | None
 
@@ -146,7 +147,7 @@ def _context() -> Any:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    # Imported once, not once per process; an optimizer takes the compiler, for seconds. What is not there is left out.
+    # Imported once instead of in each process; missing modules are skipped. Optimizers import the compiler: slow.
     context.set_forkserver_preload(
         [
             __name__,
@@ -162,34 +163,34 @@ def _context() -> Any:
 
 
 def _work(task: _Task, environment: dict[str, str], store: str, timeout: float, pipe: Connection) -> None:
-    """What each process does: one message through the pipe, bytes (pickled) or a `_Failure`."""
-    os.environ.clear()  # a fork server keeps the environment of the time when it was started
+    """Run the task in a process, and send the pickled result or a `_Failure` through the pipe."""
+    os.environ.clear()  # a fork server has the environment from when it was started
     os.environ.update(environment)
     torch.set_num_threads(1)
     try:
         if task.backend is not None:
             torch.distributed.init_process_group(
                 task.backend,
-                init_method=f"file://{store}",  # unlike a port, nobody can take it
+                init_method=f"file://{store}",  # unlike a port, it cannot be taken by another process
                 rank=int(environment["RANK"]),
                 world_size=int(environment["WORLD_SIZE"]),
                 timeout=timedelta(seconds=timeout),
             )
         function, arguments = task.load()
         message: bytes | _Failure = pickle.dumps(function(*arguments))
-    except BaseException as error:  # noqa: BLE001  # it is raised again where the call came from
+    except BaseException as error:  # noqa: BLE001  # raised again in the parent
         message = _Failure(time.monotonic(), traceback.format_exc(), _pickled(error))
     pipe.send(message)
     if isinstance(message, bytes) and torch.distributed.is_initialized():
-        torch.distributed.barrier()  # a rank that leaves early cuts off those still reading from it
+        torch.distributed.barrier()  # other ranks may still read from this one
         dist.destroy_process_group()
 
 
 def _pickled(error: BaseException) -> bytes | None:
     try:
         data = pickle.dumps(error)
-        pickle.loads(data)  # many exceptions can be written, but not read
-    except Exception:  # noqa: BLE001  # then the traceback has to do
+        pickle.loads(data)  # many exceptions can be pickled, but not unpickled
+    except Exception:  # noqa: BLE001  # then there is only the traceback
         return None
     return data
 
@@ -210,7 +211,7 @@ def _collect(pipes: list[Connection], processes: list[Any], timeout: float) -> l
                     failures[rank] = message
                 else:
                     results[rank] = message
-        if failures:  # see whether it was only the consequence of another one
+        if failures:  # an earlier failure of another rank may arrive shortly
             deadline = min(deadline, time.monotonic() + _HINDSIGHT_SECONDS)
     if failures:
         _raise_first(failures)
@@ -225,7 +226,7 @@ def _receive(pipe: Connection, process: Any) -> bytes | _Failure:
         message: bytes | _Failure = pipe.recv()
     except EOFError:
         process.join(_GRACE_SECONDS)
-        # A sudden death comes first: it is no consequence of what others raised.
+        # Time 0: a process that died is the cause of the failures of others.
         return _Failure(0.0, f"The process ended with exit code {process.exitcode} and no result.", None)
     return message
 
@@ -238,7 +239,7 @@ def _raise_first(failures: dict[int, _Failure]) -> None:
 
 
 def _end(processes: list[Any], patience: float) -> None:
-    """Wait some seconds for processes to leave, then end them."""
+    """Wait some seconds for processes to exit, then terminate them."""
     deadline = time.monotonic() + patience
     for process in processes:
         process.join(max(0.0, deadline - time.monotonic()))

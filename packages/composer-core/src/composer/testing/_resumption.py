@@ -1,4 +1,4 @@
-"""Proves that a job which is killed and relaunched ends bit for bit like one that is not."""
+"""Test that a job that is killed and relaunched gives bit-exactly the results of an uninterrupted job."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from composer.core._saved_optimizers import optimizers_state
 from composer.core.callback import Callback
+from composer.core.saving.optimizers import optimizers_state
 from composer.core.state import State
 from composer.loggers import Logger
 from composer.testing._compare import deep_compare
@@ -28,12 +28,12 @@ from composer.utils.misc import unwrapped_model
 __all__ = ["ResumptionReport", "assert_resumes_exactly"]
 
 _WALL_CLOCK = ("total_wct", "iteration_wct", "epoch_wct", "batch_wct")
-_OF_LAST_BATCH = frozenset({"losses", "train_metrics"})
+_LAST_BATCH_KEYS = frozenset({"losses", "train_metrics"})
 _END = "end"
 
 
 class _Job(Protocol):
-    """What a user's function makes: usually a `Trainer`."""
+    """The result of the user's function, usually a `Trainer`."""
 
     @property
     def state(self) -> State: ...
@@ -45,12 +45,12 @@ class _Job(Protocol):
 
 @dataclass(frozen=True)
 class ResumptionReport:
-    """What `assert_resumes_exactly` has compared.
+    """The result of `assert_resumes_exactly`.
 
     Attributes:
         batches: The number of batches of the uninterrupted run.
-        kills: Where the other run was killed.
-        resumed_from: The batch that each relaunch went on with; 0 if it found no checkpoint.
+        kills: The batches at which the other run was killed.
+        resumed_from: The first batch of each relaunch; 0 if it found no checkpoint.
     """
 
     batches: int
@@ -67,31 +67,31 @@ def assert_resumes_exactly(
     ignore: Collection[str] = (),
     timeout: float = 600.0,
 ) -> ResumptionReport:
-    """Assert that a job which is killed and relaunched trains bit for bit like one that is not.
+    """Assert that a job that is killed and relaunched trains bit-exactly like an uninterrupted job.
 
     The job runs once without interruption. Then it runs in another folder, is killed at each of the given batches in
-    turn, and is made anew after each kill, with other states of the global generators, as in a new process. At the
-    start of every batch and after `fit` these are compared: the batch, the model, optimizers, schedulers, algorithms,
+    turn, and is constructed again after each kill, with other states of the global generators, as in a new process. At
+    the start of every batch and after `fit` these are compared: the batch, model, optimizers, schedulers, algorithms,
     scaler, timestamp (without wall-clock times), the generators of Python, NumPy, torch and CUDA, losses and metrics.
 
     Args:
-        make: Makes the job in a folder that is its own: a `Trainer`, or anything with `state`, `fit()` and `close()`.
-            It must save there and go on from there by itself (`save_folder=folder, save_interval="1ba",
-            autoresume=True, run_name=...`). What it draws before it seeds itself differs between launches.
-        kills: Numbers of batches, from 0, ascending: the run is killed when the batch begins. With `sigkill` 3.5 means
-            about half a batch later. None: after a third and two thirds of the run.
-        sigkill: Kill real processes by SIGKILL, instead of raising an exception in this one. `make` must then be a
-            function at the top level of a module or script; each launch takes seconds to start.
-        folder: Where both runs save. None: a temporary folder that is removed afterwards.
+        make: A function that constructs the job in a given folder: a `Trainer`, or an object with `state`, `fit()` and
+            `close()`. The job must save to the folder and resume from it (`save_folder=folder, save_interval="1ba",
+            autoresume=True, run_name=...`). Random numbers before it sets its seed differ between launches.
+        kills: Batches, from 0, ascending: the run is killed at the start of the batch. With `sigkill`, 3.5 is about
+            half a batch later. None is after one third and two thirds of the run.
+        sigkill: Kill real processes with SIGKILL, instead of raising an exception in this process. `make` must then be
+            a function at the top level of a module or script, and each launch takes seconds.
+        folder: The folder for both runs; None is a temporary folder.
         ignore: Keys, at any depth, that may differ.
-        timeout: Seconds until a process counts as hanging; only with `sigkill`.
+        timeout: The timeout of a process in seconds; only with `sigkill`.
 
     Returns:
-        What was compared.
+        The batches of the run, the kills, and the first batch of each relaunch.
 
     Raises:
-        AssertionError: Something differs. The message names the batch, the first entry that differs, and by how much;
-            or that no relaunch went on from a checkpoint.
+        AssertionError: The runs differ. The message names the batch, the first entry that differs, and the difference;
+            or no relaunch resumed from a checkpoint.
         ValueError: `kills` are not ascending numbers of batches of the run.
 
     Example:
@@ -116,18 +116,19 @@ def assert_resumes_exactly(
                 assert_resumes_exactly(make, kills=[2, 4])
     """
     _check_kills(kills, None)
-    with _folder(folder) as where, _generators_kept():
-        launcher = _Launcher(make, where, frozenset(ignore), timeout if sigkill else None)
-        launcher.launch("whole", 0, None)
-        batches = int((where / "records" / _END).read_text())
+    with _folder(folder) as root, _generators_restored():
+        launcher = _Launcher(make, root, frozenset(ignore), timeout if sigkill else None)
+        launcher.launch("uninterrupted", 0, None)
+        batches = int((root / "records" / _END).read_text())
         kills = sorted({batches // 3, 2 * batches // 3}) if kills is None else kills
         _check_kills(kills, batches)
-        begun = [launcher.launch("killed", number, kill) for number, kill in enumerate([*kills, None])]
-        resumed_from = tuple(begun[1:])
+        first_batches = [launcher.launch("killed", number, kill) for number, kill in enumerate([*kills, None])]
+        resumed_from = tuple(first_batches[1:])
         if kills and max(kills) >= 1 and not any(resumed_from):
             raise AssertionError(
-                f"The job was killed at batches {list(kills)} and began anew each time: it did not save in its folder, "
-                f'or did not look there. Pass `save_folder=folder, save_interval="1ba", autoresume=True, run_name=...` '
+                f"The job was killed at batches {list(kills)} and started from scratch each time: it did not save "
+                f"to the folder, or did not resume from it. Pass `save_folder=folder, "
+                f'save_interval="1ba", autoresume=True, run_name=...` '
                 f"to the `Trainer`, and kill it after its first checkpoint."
             )
         return ResumptionReport(batches, tuple(kills), resumed_from)
@@ -158,7 +159,7 @@ def _folder(given: str | os.PathLike[str] | None) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class _Launcher:
-    """Runs the job, in this process or in a new one if there is a `timeout`."""
+    """Runs the job in this process, or in a new process if there is a `timeout`."""
 
     make: Callable[[Path], _Job]
     folder: Path
@@ -166,7 +167,7 @@ class _Launcher:
     timeout: float | None
 
     def launch(self, name: str, number: int, kill: float | None) -> int:
-        """Run the job until it is killed or ends; return the batch that it began with."""
+        """Run the job until it is killed or ends; return its first batch."""
         arguments = (self.make, self.folder, self.ignore, name, number, kill, self.timeout is not None)
         if self.timeout is None:
             return _run(*arguments)
@@ -181,7 +182,7 @@ class _Launcher:
 
 
 class _Killed(BaseException):
-    """Stands for the end of the process; nothing that catches exceptions catches it."""
+    """Simulates the end of the process; not caught by `except Exception`."""
 
 
 def _run(
@@ -193,7 +194,7 @@ def _run(
     kill: float | None,
     in_process: bool,
 ) -> int:
-    _seed_generators(1000 + number)  # a new process has other generators
+    _seed_generators(1000 + number)  # in a new process the generators have other states
     own = folder / name
     own.mkdir(parents=True, exist_ok=True)
     job = make(own)
@@ -209,11 +210,11 @@ def _run(
     finally:
         with suppress(_Killed):
             job.close()
-    return journal.began_with
+    return journal.first_batch
 
 
 class _Kill(Callback):
-    """Ends the run when a batch begins, or a part of a batch later."""
+    """Callback that kills the run at the start of a batch, or a fraction of a batch later."""
 
     def __init__(self, when: float, note: Path | None) -> None:
         self.batch, self.delay = int(when), when - int(when)
@@ -242,60 +243,61 @@ class _Kill(Callback):
 
 
 class _Journal(Callback):
-    """Writes what the uninterrupted run is at each batch, or compares another run with it.
+    """Callback that records the uninterrupted run at each batch, or compares another run with the records.
 
     Attributes:
-        began_with: The first batch that this launch trained.
+        first_batch: The first batch that this launch trained.
     """
 
     def __init__(self, folder: Path, name: str, launch: int, ignore: frozenset[str]) -> None:
-        self.folder, self.ignore, self.expects, self.launch = folder / "records", ignore, name != "whole", launch
-        self.began_with = 0
+        self.folder, self.ignore, self.launch = folder / "records", ignore, launch
+        self.compares = name != "uninterrupted"
+        self.first_batch = 0
         self._note = folder / f"begun-{name}-{launch}"  # read by the process that started this one
         self._begun = False
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def _begin(self, state: State) -> None:
         if not self._begun:
-            self._begun, self.began_with = True, state.timestamp.batch.value
-            self._note.write_text(str(self.began_with))
+            self._begun, self.first_batch = True, state.timestamp.batch.value
+            self._note.write_text(str(self.first_batch))
 
     def batch_start(self, state: State, logger: Logger) -> None:
-        before = _OF_LAST_BATCH if not self._begun else frozenset()  # a relaunched run need not know them
+        before = _LAST_BATCH_KEYS if not self._begun else frozenset()  # not restored by a relaunch
         self._begin(state)
         self._visit(str(state.timestamp.batch.value), {"batch": _plain(state.batch), **_record(state)}, before)
 
     def end(self, state: State) -> None:
-        """Visit the end of `fit`."""
+        """Record or compare the state after `fit`."""
         self._begin(state)
         self._visit("after", _record(state) | {"eval_metrics": _plain(dict(state.eval_metric_values))})
-        if not self.expects:
+        if not self.compares:
             (self.folder / _END).write_text(str(state.timestamp.batch.value))
 
     def _visit(self, name: str, record: dict[str, Any], ignore: frozenset[str] = frozenset()) -> None:
         path = self.folder / f"{name}.pt"
-        if not self.expects:
+        if not self.compares:
             torch.save(record, path)
             return
         where = "After `fit`" if name == "after" else f"At the start of batch {name}"
         if not path.exists():
-            raise AssertionError(f"{where}: the uninterrupted run had ended before.")
+            raise AssertionError(f"{where}: the uninterrupted run has already ended.")
         try:
             deep_compare(torch.load(path, weights_only=False), record, ignore_keys=self.ignore | ignore)
         except AssertionError as error:
-            raise AssertionError(f"{where}, {self._whose()}: {error}") from None
+            raise AssertionError(f"{where}, {self._description()}: {error}") from None
 
-    def _whose(self) -> str:
+    def _description(self) -> str:
         if self.launch == 0:
             return (
                 "a second run differs from the first although it was not killed yet. Make the job deterministic "
-                "(`seed=`, `deterministic_mode=True`), or name in `ignore` what may differ. The first difference"
+                "(`seed=`, `deterministic_mode=True`), or list keys that may differ in `ignore`. The first difference"
             )
-        return f"the run that was relaunched at batch {self.began_with} differs from the uninterrupted one"
+        return f"the run that was relaunched at batch {self.first_batch} differs from the uninterrupted one"
 
 
 def _record(state: State) -> dict[str, Any]:
-    """Everything that decides how the run goes on, in the order in which differences are easiest to understand."""
+    """Return everything that determines the rest of the run, with the easiest differences to understand first."""
     timestamp = {key: value for key, value in state.timestamp.state_dict().items() if key not in _WALL_CLOCK}
     return {
         "rank_zero_seed": state.rank_zero_seed,
@@ -312,7 +314,7 @@ def _record(state: State) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """The value, with what is no tensor, array, number, text or container of these left out."""
+    """Replace objects other than tensors, arrays, numbers, strings and containers by a number or a class name."""
     if isinstance(value, Mapping):
         return {key: _plain(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
@@ -340,7 +342,7 @@ def _seed_generators(seed: int) -> None:
 
 
 @contextmanager
-def _generators_kept() -> Iterator[None]:
+def _generators_restored() -> Iterator[None]:
     states = _generators()
     try:
         yield

@@ -1,7 +1,7 @@
-"""Helpers that algorithms, callbacks and training loops share.
+"""Utilities for algorithms, callbacks and training loops.
 
-Names that the public API has here but that need more than torch (object stores, checkpoints, inference export, the
-configurations of sharding) come from other distributions: they work when one that registers them is installed.
+Object stores, checkpoints, inference export and sharding configurations come from other distributions, which register
+them for this package: these names work if the distribution is installed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Names that belong to `composer.utils` for its users, but to a higher package by what they need."""
+"""Names in `composer.utils` whose implementations are in other distributions."""
 
 from __future__ import annotations
 
@@ -11,22 +11,20 @@ _GROUP = "composer.utils"
 
 
 def find_elsewhere(module: str, name: str) -> Any:
-    """Look up a name that a module of `composer.utils` lacks among what installed packages register for it.
+    """Find a name of `composer.utils` that an installed distribution registers, such as `load_checkpoint`.
 
-    To be called by the module's `__getattr__` directly.
-
-    Object stores, checkpoints, inference export and the configurations of sharding are such names.
+    Must be called directly by the `__getattr__` of a module.
 
     Args:
-        module: The module that was asked, for the message.
-        name: The name.
+        module: The name of the module, for the error message.
+        name: The name to find.
 
     Raises:
-        ImportError: `from ... import name` asks, and the distribution of this project that provides it is missing.
-        AttributeError: No installed package provides it.
+        ImportError: In `from ... import name`, if the distribution that provides the name is not installed.
+        AttributeError: No installed distribution provides the name.
     """
-    if name.startswith("_"):  # import machinery, pickle and inspect probe for these
+    if name.startswith("_"):  # looked up by the import system, pickle and inspect
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
-    from composer.core._registry import load, missing_error  # core imports utils
+    from composer.core._registry import load, missing_error  # the package composer.core imports composer.utils
 
     return load(_GROUP, name, missing_error(sys._getframe(2)))

@@ -1,6 +1,4 @@
-"""What the launcher says about this process.
-
-The launcher describes each process in environment variables:
+"""The environment variables with which a launcher describes a process.
 
 ============================ ======================================================= =======
 Variable                     Meaning                                                 Default
@@ -30,25 +28,25 @@ _OTHER_NAMES = {"NODE_RANK": "GROUP_RANK"}
 
 
 class MissingEnvironmentError(RuntimeError):
-    """`torch.distributed` is initialised, but a variable that only the environment can tell is not set."""
+    """`torch.distributed` is initialised, but a required environment variable is not set."""
 
 
 def is_available() -> bool:
-    """Whether this build of torch has `torch.distributed`."""
+    """Return True if this build of torch has `torch.distributed`."""
     return torch.distributed.is_available()
 
 
 def is_initialized() -> bool:
-    """Whether the default process group exists."""
+    """Return True if the default process group exists."""
     return is_available() and torch.distributed.is_initialized()
 
 
 def lookup(name: str, from_torch: Callable[[], int] | None = None) -> int:
-    """The value of a launch variable, from torch where it knows, else from the environment, else the default.
+    """Return the value of a launch variable: from torch if possible, else from the environment, else the default.
 
     Args:
         name: A key of `DEFAULTS`.
-        from_torch: Reads the value from the process group; None if it cannot tell or does not exist.
+        from_torch: A function that reads the value from the process group; None if that is not possible.
 
     Raises:
         RuntimeError: The environment contradicts the process group.
@@ -68,16 +66,16 @@ def lookup(name: str, from_torch: Callable[[], int] | None = None) -> int:
     if is_initialized():
         raise MissingEnvironmentError(
             f"torch.distributed is initialised, but the environment variable `{name}` is not set. Start the processes "
-            f"with `composer` or `torchrun`, or set it before."
+            f"with `composer` or `torchrun`, or set it first."
         )
     return DEFAULTS[name]
 
 
 def from_environment(name: str) -> int | None:
-    """The value of a launch variable, or None if it is not set.
+    """Return the value of a launch variable from the environment; None if it is not set.
 
     Raises:
-        ValueError: It is not an integer.
+        ValueError: The value is not an integer.
     """
     text = os.environ.get(name, os.environ.get(_OTHER_NAMES.get(name, name)))
     if text is None:

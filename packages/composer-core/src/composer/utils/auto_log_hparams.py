@@ -1,21 +1,21 @@
-"""Collect the arguments of a call as values that can be logged."""
+"""Convert constructor arguments to values that can be logged."""
 
 from __future__ import annotations
 
 from enum import Enum
 from typing import Any
 
-from composer.utils.misc import plain_number
+from composer.utils.numbers import plain_number
 
 __all__ = ["convert_flat_dict_to_nested_dict", "convert_nested_dict_to_flat_dict", "extract_hparams"]
 
 
 def extract_hparams(locals_dict: dict[str, Any]) -> dict[str, Any]:
-    """Turn the local variables of a constructor into loggable values.
+    """Convert the local variables of a constructor to loggable values.
 
-    Strings and None are kept, numbers too, those of other libraries as plain ones. An enum member becomes its value, an
-    object with `local_hparams` becomes `{class name: local_hparams}`, any other object its class name. Lists, tuples
-    and dicts are mapped, one level deep. Names that begin with "_", `self`, and classes are left out.
+    Strings and None are unchanged, and numbers of any library become plain numbers. An enum member becomes its value,
+    an object with `local_hparams` becomes `{class name: local_hparams}`, any other object its class name. Elements of
+    lists, tuples and dicts are converted one level deep. Names that start with "_", `self`, and classes are left out.
 
     Args:
         locals_dict: `locals()`, taken at the start of the constructor.
@@ -52,7 +52,7 @@ def _loggable_element(value: Any) -> Any:
 
 
 def convert_nested_dict_to_flat_dict(nested_dict: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested dicts; the keys on the way to a value are joined by "/".
+    """Flatten nested dicts; nested keys are joined by "/".
 
     Example:
         >>> convert_nested_dict_to_flat_dict({"a": {"b": 1, "c": 2}, "d": 3})
@@ -69,10 +69,10 @@ def convert_nested_dict_to_flat_dict(nested_dict: dict[str, Any], prefix: str = 
 
 
 def convert_flat_dict_to_nested_dict(flat_dict: dict[str, Any]) -> dict[str, Any]:
-    """The inverse of `convert_nested_dict_to_flat_dict`.
+    """Split the keys of a flat dict at "/" into nested dicts; the inverse of `convert_nested_dict_to_flat_dict`.
 
     Raises:
-        ValueError: One key is both a value and the beginning of another.
+        ValueError: A key has a value and is also the prefix of another key.
 
     Example:
         >>> convert_flat_dict_to_nested_dict({"a/b": 1, "a/c": 2, "d": 3})
@@ -85,7 +85,7 @@ def convert_flat_dict_to_nested_dict(flat_dict: dict[str, Any]) -> dict[str, Any
         for depth, parent in enumerate(parents, start=1):
             shorter = "/".join(parents[:depth])
             if shorter in flat_dict:
-                raise ValueError(f"`flat_dict` must not hold both a value for {shorter!r} and one for {path!r}.")
+                raise ValueError(f"`flat_dict` must not contain both a value for {shorter!r} and one for {path!r}.")
             level = level.setdefault(parent, {})
         level[last] = value
     return nested

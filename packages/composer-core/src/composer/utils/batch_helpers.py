@@ -1,4 +1,4 @@
-"""Read and replace parts of a batch, whatever its type."""
+"""Read and replace parts of batches of any type."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from typing import Any
 
 __all__ = ["batch_get", "batch_set", "check_pair"]
 
-_BUILTIN = (dict, list, tuple)  # exactly these have no attributes but their methods
+_BUILTIN = (dict, list, tuple)  # exactly these types have no attributes except methods
 _MISS = (KeyError, IndexError, TypeError)
 
 
 def batch_get(batch: Any, key: Any) -> Any:
-    """Take one or several parts out of a batch.
+    """Return one or several parts of a batch.
 
-    Tried in this order: a `(getter, setter)` pair calls `getter(batch)`; a callable is called with the batch; then
-    `batch[key]`; then, if `key` is a sequence, the tuple of `batch[k]` for each k; then the attribute (or attributes)
-    of that name.
+    A `(getter, setter)` pair calls `getter(batch)`, and a callable is called with the batch. Otherwise the first that
+    exists is returned: `batch[key]`; for a sequence of keys, the tuple of `batch[k]` for each k; the attribute `key`.
 
     Args:
         batch: A tensor, sequence, mapping, namedtuple or any object with attributes.
@@ -29,7 +28,7 @@ def batch_get(batch: Any, key: Any) -> Any:
         ValueError: `key` is a sequence of callables, but not a pair.
         KeyError: A mapping has no such key.
         IndexError: A sequence is too short.
-        TypeError: The batch cannot be indexed that way and has no such attribute.
+        TypeError: The batch cannot be indexed by `key` and has no such attribute.
         AttributeError: An object that cannot be indexed has no such attribute.
 
     Example:
@@ -54,28 +53,28 @@ def batch_get(batch: Any, key: Any) -> Any:
         if _has_attribute(batch, key):
             return getattr(batch, key)
         if isinstance(key, str) and isinstance(error, TypeError) and type(batch) not in _BUILTIN:
-            return getattr(batch, key)  # raises the AttributeError that names both
+            return getattr(batch, key)  # raises an AttributeError with both names
         raise _missing(batch, key, error) from None
 
 
 def batch_set(batch: Any, key: Any, value: Any) -> Any:
     """Replace one or several existing parts of a batch.
 
-    Tried in this order: a `(getter, setter)` pair calls `setter(batch, value)`; a callable is called with batch and
-    value; a sequence of keys that `batch[keys]` understands (tensors, arrays) is assigned at once, any other sequence
-    of keys takes one element of `value` each; then the item, which must exist; then the attribute, which must exist.
+    A `(getter, setter)` pair calls `setter(batch, value)`, and a callable is called with batch and value. A sequence of
+    keys that `batch[keys]` supports (tensors, arrays) is assigned in one step; any other sequence of keys takes one
+    element of `value` for each key. Otherwise the existing item, or else the existing attribute, is replaced.
 
     Args:
-        batch: A tensor, sequence, mapping, namedtuple or any object with attributes. Changed in place if it can be.
+        batch: A tensor, sequence, mapping, namedtuple or any object with attributes. Changed in place if possible.
         key: An index, slice, mapping key, attribute name, callable, `(getter, setter)` pair, or a sequence of keys.
-        value: The new part; with a sequence of keys, as many parts.
+        value: The new part; for a sequence of keys, one part for each.
 
     Returns:
-        The batch: the same object where it is mutable, a new one for tuples and namedtuples, what the setter returned
-        for a callable.
+        The batch: the same object if it is mutable, a new one for tuples and namedtuples, the return value of a setter
+        or callable.
 
     Raises:
-        ValueError: `key` is a sequence of callables, but not a pair; or `value` does not have one element per key.
+        ValueError: `key` is a sequence of callables, but not a pair; or `value` does not have one element for each key.
         KeyError: A mapping has no such key.
         IndexError: A sequence is too short.
         RuntimeError: The batch has neither such an item nor such an attribute.
@@ -111,46 +110,46 @@ def check_pair(batch: Any, owner: str) -> None:
 
     Args:
         batch: The batch.
-        owner: Who unpacks it, for the message.
+        owner: The class that unpacks it, for the message.
 
     Raises:
-        TypeError: It is a mapping, whose keys would be unpacked, or a sequence of another length.
+        TypeError: The batch is a mapping, whose keys would be unpacked, or a sequence of another length.
     """
-    if type(batch) in (tuple, list) and len(batch) == 2:  # nearly always, and in every forward pass
+    if type(batch) in (tuple, list) and len(batch) == 2:  # the usual case, in every forward pass
         return
     if isinstance(batch, Mapping):
         keys = list(batch)
-        what, first, last = f"a {type(batch).__name__} with the keys {_listed(batch)}", keys[:1], keys[-1:]
+        got, first, last = f"a {type(batch).__name__} with the keys {_listed(batch)}", keys[:1], keys[-1:]
     elif isinstance(batch, (tuple, list)) and len(batch) != 2:
-        what, first, last = f"a {type(batch).__name__} of {len(batch)} parts", [0], [1]
+        got, first, last = f"a {type(batch).__name__} of {len(batch)} parts", [0], [1]
     else:
         return
     parts = f"(batch[{(first or [0])[0]!r}], batch[{(last or [1])[0]!r}])"
     raise TypeError(
-        f"`batch` must be a pair of inputs and targets for `{owner}`, got {what}. Make pairs of them: "
+        f"`batch` must be a pair of inputs and targets for `{owner}`, got {got}. Make pairs: "
         f"`DataSpec(dataloader, batch_transforms=lambda batch: {parts})`, or override `forward` and `loss`."
     )
 
 
 class _BatchKeyError(KeyError):
-    """A KeyError whose message is shown as it is, not as the text of a key."""
+    """A KeyError whose message is printed without quotes."""
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 def _missing(batch: Any, key: Any, error: Exception) -> Exception:
-    """The error for a key that the batch does not have, which says what it has."""
+    """Return an error for a missing key that lists the existing keys."""
     if isinstance(batch, Mapping):
         keys = list(batch) or ["x", "y"]
         return _BatchKeyError(
-            f"The batch is a {type(batch).__name__} with the keys {_listed(batch)}, and has no {key!r}. Say which of "
-            f"them to use where the batch is read, for example `input_key={keys[0]!r}` and `target_key={keys[-1]!r}`."
+            f"The batch is a {type(batch).__name__} with the keys {_listed(batch)}, and has no {key!r}. Pass the "
+            f"keys to use, for example `input_key={keys[0]!r}` and `target_key={keys[-1]!r}`."
         )
     if isinstance(batch, (tuple, list)):
         return type(error)(
-            f"The batch is a {type(batch).__name__} of {len(batch)} parts, and has no {key!r}. Say which part to use "
-            f"where the batch is read, for example `input_key=0` and `target_key={max(len(batch) - 1, 0)}`."
+            f"The batch is a {type(batch).__name__} of {len(batch)} parts, and has no {key!r}. Pass the parts "
+            f"to use, for example `input_key=0` and `target_key={max(len(batch) - 1, 0)}`."
         )
     return error
 
@@ -164,11 +163,11 @@ def _is_many(key: Any) -> bool:
 
 
 def _is_pair(key: Any) -> bool:
-    """Whether `key` is a `(getter, setter)` pair; a sequence of any other number of callables is an error."""
+    """Return True for a `(getter, setter)` pair; raise for a sequence of another number of callables."""
     if not _is_many(key) or not key or not all(map(callable, key)):
         return False
     if len(key) != 2:
-        raise ValueError(f"`key` must hold two functions, a getter and a setter, got {len(key)}: {key!r}.")
+        raise ValueError(f"`key` must contain two functions, a getter and a setter, got {len(key)}: {key!r}.")
     return True
 
 
@@ -198,7 +197,7 @@ def _set_one(batch: Any, key: Any, value: Any) -> Any:
 
 
 def _check_settable(batch: Any, key: Any) -> bool:
-    """Raise unless `batch` has the item or the attribute `key`; returns whether it is an attribute."""
+    """Return True if `key` is an attribute of the batch, False if it is an item; raise if it is neither."""
     try:
         batch[key]
     except _MISS as error:
@@ -208,7 +207,7 @@ def _check_settable(batch: Any, key: Any) -> bool:
         if isinstance(error, TypeError):
             raise RuntimeError(
                 f"`key` must name an item or an attribute of the batch, got {key!r} for a {type(batch).__name__}. "
-                f"Pass a (getter, setter) pair for batches of your own type."
+                f"Pass a (getter, setter) pair for batches of a custom type."
             ) from error
         raise _missing(batch, key, error) from None
     return False
@@ -223,10 +222,10 @@ def _replace_in_tuple(batch: Any, key: Any, value: Any) -> Any:
 
 def _set_each(batch: Any, keys: Sequence[Any], values: Any) -> Any:
     if not isinstance(values, Collection) or isinstance(values, (str, bytes)):
-        raise ValueError(f"`value` must hold one element for each of the {len(keys)} keys, got {values!r}.")
+        raise ValueError(f"`value` must contain one element for each of the {len(keys)} keys, got {values!r}.")
     if len(keys) != len(values):
-        raise ValueError(f"`value` must hold one element for each of the {len(keys)} keys, got {len(values)}.")
-    for key in keys:  # all or nothing: a missing last key must not leave the first ones replaced
+        raise ValueError(f"`value` must contain one element for each of the {len(keys)} keys, got {len(values)}.")
+    for key in keys:  # before any change, so that a missing key leaves the batch unchanged
         _check_settable(batch, key)
     for key, value in zip(keys, values, strict=True):
         batch = _set_one(batch, key, value)

@@ -34,7 +34,7 @@ _DISTRIBUTION = "composer-core"
 
 
 class ComposerEnv(NamedTuple):
-    """What a run runs on. None: not known here."""
+    """The machine and software of a run. None is unknown."""
 
     composer_version: str
     composer_commit_hash: str | None
@@ -48,7 +48,7 @@ class ComposerEnv(NamedTuple):
 
 
 def get_composer_env() -> ComposerEnv:
-    """Look at this machine, and at the launch variables for the others."""
+    """Return the environment of the run, from this machine and the launch variables."""
     world_size, local_world_size = _known(dist.get_world_size), _known(dist.get_local_world_size)
     has_gpu = torch.cuda.is_available()
     return ComposerEnv(
@@ -65,30 +65,30 @@ def get_composer_env() -> ComposerEnv:
 
 
 def get_composer_env_dict() -> dict[str, Any]:
-    """What a run runs on, as a dict of plain values; stored in checkpoints.
+    """Return the environment of the run as a dict of plain values, which is stored in checkpoints.
 
     Returns:
         The keys composer_version, composer_commit_hash, cpu_model, cpu_count, num_nodes, gpu_model, num_gpus_per_node,
-        num_gpus and cuda_device_count. None stands for what is not known.
+        num_gpus and cuda_device_count. None is unknown.
     """
     return get_composer_env()._asdict()
 
 
 def print_env(file: IO[str] | None = None) -> None:
-    """Print the report: that of `torch.utils.collect_env`, then Composer's.
+    """Print the report of `torch.utils.collect_env`, followed by that of Composer.
 
     Args:
-        file: Where to; None is standard output.
+        file: The output file; None is standard output.
     """
     from torch.utils import collect_env
 
     own = "\n".join(
-        f"{name.replace('_', ' ')}: {'not known' if value is None else value}"
+        f"{name.replace('_', ' ')}: {'unknown' if value is None else value}"
         for name, value in get_composer_env_dict().items()
     )
     try:
         of_torch = collect_env.get_pretty_env_info()  # type: ignore[no-untyped-call]
-    except Exception as error:  # noqa: BLE001  # torch 2.6 fails without pip; half a report is better than none
+    except Exception as error:  # noqa: BLE001  # torch 2.6 fails without pip
         of_torch = f"not available: {error!r}"
     print(f"PyTorch\n-------\n{of_torch}\n\nComposer\n--------\n{own}", file=file)
 
@@ -110,24 +110,24 @@ class _ReportingHook:
 
 
 def configure_excepthook() -> None:
-    """Print the report when the program dies of an exception. A second call does nothing. Not used by the Trainer."""
+    """Print the report when an uncaught exception ends the program. A second call does nothing."""
     if not isinstance(sys.excepthook, _ReportingHook):
         sys.excepthook = _ReportingHook(sys.excepthook)
 
 
 def enable_env_report() -> None:
-    """Print the report when the program dies of an exception; installs the hook if need be."""
+    """Print the report when an uncaught exception ends the program; install the hook if necessary."""
     _ReportingHook.enabled = True
     configure_excepthook()
 
 
 def disable_env_report() -> None:
-    """Print no report when the program dies of an exception."""
+    """Do not print the report when an uncaught exception ends the program."""
     _ReportingHook.enabled = False
 
 
 def main() -> None:
-    """Print the report; the command `composer_collect_env`."""
+    """Run the command `composer_collect_env`: print the report."""
     print_env()
 
 
@@ -139,7 +139,7 @@ def _known(read: Callable[[], int]) -> int | None:
 
 
 def _commit_hash() -> str | None:
-    """The commit that was installed, if it was installed from a repository (PEP 610)."""
+    """Return the installed commit, if the package was installed from a repository (PEP 610)."""
     origin = distribution(_DISTRIBUTION).read_text("direct_url.json")
     commit: str | None = loads(origin or "{}").get("vcs_info", {}).get("commit_id")
     return commit

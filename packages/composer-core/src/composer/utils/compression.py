@@ -1,4 +1,4 @@
-"""Compress and decompress through command-line programs such as gzip and zstd."""
+"""Compress and decompress files with command-line programs such as gzip and zstd."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import IO
 __all__ = ["KNOWN_COMPRESSORS", "CliCompressor", "CompressorNotFound", "get_compressor", "is_compressed_pt"]
 
 
-class CompressorNotFound(FileNotFoundError):  # the established name
+class CompressorNotFound(FileNotFoundError):
     """No compressor is known for a file name, or its program is not installed."""
 
 
@@ -21,8 +21,8 @@ class CliCompressor:
     """A compression program that reads standard input and writes standard output.
 
     Args:
-        extension: The file extension that stands for it, without a dot.
-        cmd: The program; None if it is called like the extension.
+        extension: The file extension, without a dot.
+        cmd: The name of the program; None is the extension.
     """
 
     def __init__(self, extension: str, cmd: str | None = None) -> None:
@@ -34,14 +34,14 @@ class CliCompressor:
 
     @property
     def exists(self) -> bool:
-        """Whether the program is installed."""
+        """True if the program is installed."""
         return shutil.which(self.cmd) is not None
 
     def check_exists(self) -> None:
         """Raise if the program is not installed.
 
         Raises:
-            CompressorNotFound: It is not.
+            CompressorNotFound: The program is not installed.
         """
         if not self.exists:
             raise CompressorNotFound(
@@ -57,7 +57,7 @@ class CliCompressor:
             out_filename: The file to write.
 
         Yields:
-            A stream; what is written to it is compressed into the file.
+            A stream; data written to it is compressed into the file.
 
         Raises:
             CompressorNotFound: The program is not installed.
@@ -67,11 +67,11 @@ class CliCompressor:
         with open(out_filename, "wb") as target, tempfile.TemporaryFile() as errors:
             program = subprocess.Popen([self.cmd], stdin=subprocess.PIPE, stdout=target, stderr=errors)
             assert program.stdin is not None
-            with _ended(program):
+            with _waiting_for(program):
                 try:
                     yield program.stdin
                     program.stdin.close()
-                except BrokenPipeError:  # the program ended early
+                except BrokenPipeError:  # the program exited early
                     if program.wait() == 0:
                         raise
             _check(program, errors, f"write {out_filename!r}")
@@ -84,7 +84,7 @@ class CliCompressor:
             in_filename: The file to read.
 
         Yields:
-            A stream of the decompressed bytes, without seeking. It need not be read to the end.
+            A stream of the decompressed bytes. It cannot seek and need not be read to the end.
 
         Raises:
             CompressorNotFound: The program is not installed.
@@ -94,16 +94,16 @@ class CliCompressor:
         with open(in_filename, "rb") as source, tempfile.TemporaryFile() as errors:
             program = subprocess.Popen([self.cmd, "-dc"], stdin=source, stdout=subprocess.PIPE, stderr=errors)
             assert program.stdout is not None
-            with _ended(program):
+            with _waiting_for(program):
                 yield program.stdout
                 at_end = not program.stdout.closed and not program.stdout.read(1)
                 program.stdout.close()
-            _check(program, errors, f"read {in_filename!r}", may_be_cut_short=not at_end)
+            _check(program, errors, f"read {in_filename!r}", may_stop_early=not at_end)
 
 
 @contextmanager
-def _ended(program: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Kill the program if the body fails; wait for it in any case."""
+def _waiting_for(program: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Wait for the program at the end of the body; kill it if the body raises."""
     try:
         yield
     except BaseException:
@@ -112,13 +112,13 @@ def _ended(program: subprocess.Popen[bytes]) -> Iterator[None]:
     finally:
         for stream in (program.stdin, program.stdout):
             if stream is not None:
-                with suppress(BrokenPipeError):  # of what is still in the buffer
+                with suppress(BrokenPipeError):  # from flushing the buffer
                     stream.close()
         program.wait()
 
 
-def _check(program: subprocess.Popen[bytes], errors: IO[bytes], task: str, may_be_cut_short: bool = False) -> None:
-    if program.returncode == 0 or (may_be_cut_short and program.returncode == -signal.SIGPIPE):
+def _check(program: subprocess.Popen[bytes], errors: IO[bytes], task: str, may_stop_early: bool = False) -> None:
+    if program.returncode == 0 or (may_stop_early and program.returncode == -signal.SIGPIPE):
         return
     errors.seek(0)
     message = errors.read().decode(errors="replace").strip()
@@ -137,7 +137,7 @@ KNOWN_COMPRESSORS = [
 
 
 def is_compressed_pt(filename: str) -> bool:
-    """Whether a file name is that of a compressed checkpoint, such as "ep1.pt.gz".
+    """Return True if a file name is that of a compressed checkpoint, such as "ep1.pt.gz".
 
     Example:
         >>> is_compressed_pt("ep1.pt.gz"), is_compressed_pt("ep1.pt"), is_compressed_pt("ep1.pt.symlink")
@@ -148,10 +148,10 @@ def is_compressed_pt(filename: str) -> bool:
 
 
 def get_compressor(filename: str) -> CliCompressor:
-    """The compressor that the extension of a file name stands for.
+    """Return the compressor for the extension of a file name.
 
     Raises:
-        CompressorNotFound: There is none for this extension.
+        CompressorNotFound: There is no compressor for this extension.
     """
     extension = filename.rpartition(".")[2]
     for compressor in KNOWN_COMPRESSORS:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from composer.devices import Device
+    from composer.devices.device import Device
 
 __all__ = ["get_device", "is_hpu_installed", "is_xla_installed"]
 
-_ALIASES = {"cuda": "gpu"}  # torch's name of it
+_ALIASES = {"cuda": "gpu"}  # the name in torch
 _CLASSES = {
     "cpu": "DeviceCPU",
     "gpu": "DeviceGPU",
@@ -24,21 +24,21 @@ _CLASSES = {
 
 
 def get_device(device: str | Device | None = None) -> Device:
-    """The device of a name.
+    """Return the device of a name.
 
     Args:
-        device: "cpu", "gpu" (or "cuda"), "mps", "tpu", "neuron" or "hpu" in any case; a `Device` is returned as it is;
-            None is the GPU if CUDA is available, otherwise the CPU.
+        device: "cpu", "gpu" (or "cuda"), "mps", "tpu", "neuron" or "hpu", case-insensitive. None is the GPU if CUDA is
+            available, otherwise the CPU. A `Device` is returned unchanged.
 
     Raises:
-        ValueError: The name is unknown, or there is no such device here.
+        ValueError: The name is unknown, or the machine has no such device.
         ModuleNotFoundError: The device needs a package that is not installed.
 
     Example:
         >>> get_device("CPU").name
         'cpu'
     """
-    from composer import devices  # devices import `composer.utils.dist`
+    from composer.devices import device as devices  # which imports this package
 
     if isinstance(device, devices.Device):
         return device
@@ -49,17 +49,17 @@ def get_device(device: str | Device | None = None) -> Device:
         raise TypeError(f"`device` must be a `Device`, one of {known}, or None, got {device!r}.")
     name = _ALIASES.get(device.lower(), device.lower())
     if name not in _CLASSES:
-        hint = " Pass `DeviceGPU(device_id=...)` for one of several." if name.startswith(("cuda:", "gpu:")) else ""
+        hint = " Pass `DeviceGPU(device_id=...)` to select a GPU." if name.startswith(("cuda:", "gpu:")) else ""
         raise ValueError(f"`device` must be one of {known}, got {device!r}.{hint}")
-    made: Device = getattr(devices, _CLASSES[name])()
-    return made
+    instance: Device = getattr(devices, _CLASSES[name])()
+    return instance
 
 
 def is_xla_installed() -> bool:
-    """Whether `torch_xla` is installed. It is not imported."""
+    """Return True if `torch_xla` is installed, without importing it."""
     return find_spec("torch_xla") is not None
 
 
 def is_hpu_installed() -> bool:
-    """Whether Habana's PyTorch bridge is installed. It is not imported."""
+    """Return True if the PyTorch bridge of Habana is installed, without importing it."""
     return find_spec("habana_frameworks") is not None

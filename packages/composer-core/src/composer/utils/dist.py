@@ -1,6 +1,7 @@
-"""Processes of a distributed run: who this process is, and the collectives, which also work in a single process.
+"""Ranks and collectives of a distributed run. All functions also work in a single process.
 
-Importing this module initialises nothing; `composer.utils._environment` says which variables describe a process.
+Importing this module initialises nothing. The ranks come from the environment variables that are listed in
+`composer.utils._environment`.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ from torch.utils.data import DistributedSampler
 from composer.utils._environment import DEFAULTS, MissingEnvironmentError, from_environment, lookup
 from composer.utils._environment import is_available as is_available
 from composer.utils._environment import is_initialized as is_initialized
+from composer.utils.device import get_device
 
 if TYPE_CHECKING:
     from collections.abc import Sized
 
     from torch.distributed import ProcessGroup
 
-    from composer.devices import Device
+    from composer.devices.device import Device
 
 __all__ = [
     "MissingEnvironmentError",
@@ -60,17 +62,17 @@ T = TypeVar("T")
 _REDUCE_OPERATIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 _REGISTERS_BACKEND = {"xla": "torch_xla.distributed.xla_backend", "hccl": "habana_frameworks.torch.distributed.hccl"}
 _POLL_SECONDS = 0.1
-# Before 2.8 (pytorch/pytorch#154976) the destructor of a group waits, with the GIL, for its threads, of which one may
-# be waiting for the GIL to free a tensor of the last collective.
-_GROUPS_MAY_DIE = torch.__version__ >= "2.8"  # it compares as versions do, not as text
-_undead: set[ProcessGroup | None] = set()
+# Before 2.8 (pytorch/pytorch#154976) the destructor of a group holds the GIL while it waits for its threads, and one of
+# these may wait for the GIL to free a tensor of the last collective. So the groups are kept until the process ends.
+_CAN_FREE_GROUPS = torch.__version__ >= "2.8"  # compares as versions, not as strings
+_destroyed_groups: set[ProcessGroup | None] = set()
 
 
-# ---- who this process is
+# ---- ranks and world sizes
 
 
 def get_world_size() -> int:
-    """The number of processes.
+    """Return the number of processes.
 
     Raises:
         RuntimeError: The environment contradicts the process group.
@@ -79,7 +81,7 @@ def get_world_size() -> int:
 
 
 def get_global_rank(group: ProcessGroup | None = None) -> int:
-    """The index of this process among all, or within `group`.
+    """Return the index of this process among all processes, or within `group`.
 
     Raises:
         RuntimeError: The environment contradicts the process group.
@@ -90,7 +92,7 @@ def get_global_rank(group: ProcessGroup | None = None) -> int:
 
 
 def get_local_world_size() -> int:
-    """The number of processes on this node.
+    """Return the number of processes on this node.
 
     Raises:
         MissingEnvironmentError: The process group is initialised, but `LOCAL_WORLD_SIZE` is not set.
@@ -99,7 +101,7 @@ def get_local_world_size() -> int:
 
 
 def get_local_rank() -> int:
-    """The index of this process on its node.
+    """Return the index of this process on its node.
 
     Raises:
         MissingEnvironmentError: The process group is initialised, but `LOCAL_RANK` is not set.
@@ -108,7 +110,7 @@ def get_local_rank() -> int:
 
 
 def get_node_rank() -> int:
-    """The index of this node.
+    """Return the index of this node.
 
     Raises:
         MissingEnvironmentError: The process group is initialised, but `NODE_RANK` is not set.
@@ -120,9 +122,9 @@ def get_node_rank() -> int:
 
 
 def barrier(group: ProcessGroup | None = None) -> None:
-    """Wait until every process of the group has arrived."""
-    if not _is_alone("barrier"):
-        # NCCL has to be told the device, or it guesses and warns.
+    """Wait until every process of the group calls this function."""
+    if not _is_single_process("barrier"):
+        # Without a device, NCCL guesses it and warns.
         on_gpu = torch.distributed.get_backend(group) == "nccl"
         torch.distributed.barrier(group=group, device_ids=[torch.cuda.current_device()] if on_gpu else None)
 
@@ -131,9 +133,9 @@ def all_reduce(tensor: torch.Tensor, reduce_operation: str = "SUM", group: Proce
     """Combine a tensor over all processes, in place.
 
     Args:
-        tensor: Of the same shape and dtype everywhere, on a device that the backend supports.
+        tensor: A tensor of the same shape and dtype on all ranks, on a device that the backend supports.
         reduce_operation: "SUM", "AVG" (not with gloo), "PRODUCT", "MIN", "MAX", "BAND", "BOR" or "BXOR".
-        group: The processes; None is all of them.
+        group: The processes; None is all.
 
     Raises:
         ValueError: `reduce_operation` is unknown.
@@ -141,31 +143,31 @@ def all_reduce(tensor: torch.Tensor, reduce_operation: str = "SUM", group: Proce
     if reduce_operation.upper() not in _REDUCE_OPERATIONS:
         known = ", ".join(_REDUCE_OPERATIONS)
         raise ValueError(f"`reduce_operation` must be one of {known}, got {reduce_operation!r}.")
-    if not _is_alone("all_reduce"):
+    if not _is_single_process("all_reduce"):
         operation = getattr(torch.distributed.ReduceOp, reduce_operation.upper())
         torch.distributed.all_reduce(tensor, op=operation, group=group)
 
 
 def broadcast(tensor: torch.Tensor, src: int, group: ProcessGroup | None = None) -> None:
-    """Overwrite `tensor` everywhere with that of global rank `src`."""
-    if not _is_alone("broadcast"):
+    """Overwrite `tensor` on all ranks with that of global rank `src`."""
+    if not _is_single_process("broadcast"):
         torch.distributed.broadcast(tensor, src, group)
 
 
 def broadcast_object_list(object_list: list[Any], src: int = 0, group: ProcessGroup | None = None) -> None:
-    """Overwrite the elements of `object_list` everywhere with those of global rank `src`; they are pickled."""
-    if not _is_alone("broadcast_object_list"):
+    """Overwrite the elements of `object_list` on all ranks with those of global rank `src`, using pickle."""
+    if not _is_single_process("broadcast_object_list"):
         torch.distributed.broadcast_object_list(object_list, src, group)
 
 
 def all_gather(tensor: torch.Tensor, group: ProcessGroup | None = None) -> list[torch.Tensor]:
-    """The tensors of all processes, by rank. Gradients do not flow through it.
+    """Return the tensors of all processes, by rank. Not differentiable.
 
     Args:
-        tensor: Of the same shape and dtype everywhere.
-        group: The processes; None is all of them.
+        tensor: A tensor of the same shape and dtype on all ranks.
+        group: The processes; None is all.
     """
-    if _is_alone("all_gather"):
+    if _is_single_process("all_gather"):
         return [tensor]
     tensor = tensor.contiguous()
     gathered = [torch.empty_like(tensor) for _ in range(torch.distributed.get_world_size(group))]
@@ -174,16 +176,20 @@ def all_gather(tensor: torch.Tensor, group: ProcessGroup | None = None) -> list[
 
 
 def all_gather_object(obj: T, group: ProcessGroup | None = None) -> list[T]:
-    """The objects of all processes, by rank; they are pickled."""
-    if _is_alone("all_gather_object"):
+    """Return the objects of all processes, by rank, using pickle."""
+    if _is_single_process("all_gather_object"):
         return [obj]
     gathered: list[Any] = [None] * torch.distributed.get_world_size(group)
     torch.distributed.all_gather_object(gathered, obj, group=group)
     return gathered
 
 
-def _is_alone(operation: str) -> bool:
-    """Whether this is the only process and there is no process group to ask."""
+def _is_single_process(operation: str) -> bool:
+    """Return True if there is only one process and no process group.
+
+    Raises:
+        RuntimeError: There are several processes, but no process group.
+    """
     if is_initialized():
         return False
     world_size = get_world_size()
@@ -195,24 +201,23 @@ def _is_alone(operation: str) -> bool:
     )
 
 
-# ---- start
+# ---- process groups
 
 
 def initialize_dist(device: Device | str | None = None, timeout: float = 300.0) -> None:
-    """Initialise the default process group from the environment; nothing to do if it exists already.
+    """Initialise the default process group from the environment, unless it exists already.
 
-    A single process gets a group of its own, without network, and the environment variables it would have had.
+    A single process gets a group without network, and the environment variables that a launcher would set.
 
     Args:
-        device: Names the backend: gloo for the CPU, NCCL for GPUs. None is the GPU if there is one.
-        timeout: Seconds until a collective operation whose partners do not arrive fails.
+        device: The device, which determines the backend: gloo for the CPU, NCCL for GPUs. None is the GPU if there is
+            one, otherwise the CPU.
+        timeout: The timeout of collectives in seconds.
 
     Raises:
         RuntimeError: The group exists with another backend; or there are several processes and the device has no
             backend, or torch was built without `torch.distributed`.
     """
-    from composer.utils.device import get_device
-
     device = get_device(device)
     backend = device.dist_backend
     if is_initialized():
@@ -227,7 +232,7 @@ def initialize_dist(device: Device | str | None = None, timeout: float = 300.0) 
         if get_world_size() > 1:
             raise RuntimeError(
                 f"{get_world_size()} processes were started, but the device {device.name!r} has no backend through "
-                f"which they could communicate. Start one process."
+                f"which they could communicate. Start a single process."
             )
         return
     if backend in _REGISTERS_BACKEND:
@@ -250,16 +255,16 @@ def _init_process_group(backend: str, timeout: timedelta) -> None:
 
 
 def destroy_process_group(group: ProcessGroup | None = None) -> None:
-    """Leave a process group; to be called by all of its processes.
+    """Destroy a process group. All of its processes must call this.
 
-    Unlike `torch.distributed.destroy_process_group` it does not now and then hang on torch 2.6 and 2.7, where the
-    threads and connections of all groups that there are stay until the process ends.
+    `torch.distributed.destroy_process_group` sometimes hangs on torch 2.6 and 2.7. This function avoids that: there,
+    threads and connections of all groups stay until the process ends.
 
     Args:
-        group: Which one. None is the default group, and all others with it.
+        group: The group; None is the default group and all others.
     """
-    if not _GROUPS_MAY_DIE:
-        _undead.update(torch.distributed.distributed_c10d._world.pg_map)
+    if not _CAN_FREE_GROUPS:
+        _destroyed_groups.update(torch.distributed.distributed_c10d._world.pg_map)
     torch.distributed.destroy_process_group(group)
 
 
@@ -272,15 +277,15 @@ def get_sampler(
     rank: int | None = None,
     seed: int = 0,
 ) -> DistributedSampler[Any]:
-    """A sampler that gives each process its share of a data set. Works in a single process as well.
+    """Return a sampler that gives each process its shard of a dataset.
 
     Args:
-        dataset: The data set; only its length is used.
-        drop_last: Whether to drop the tail instead of repeating samples, so that all processes get equally many.
+        dataset: The dataset; only its length is used.
+        drop_last: Whether to drop the tail instead of repeating samples, so that all shards have the same length.
         shuffle: Whether to shuffle, in another order every epoch.
-        num_replicas: The number of shares; None is the world size.
-        rank: The share wanted; None is this process's rank.
-        seed: Of the shuffling; the same in all processes.
+        num_replicas: The number of shards; None is the world size.
+        rank: The index of the shard; None is the global rank of this process.
+        seed: The seed of the shuffling; must be the same in all processes.
     """
     return DistributedSampler(
         dataset,  # type: ignore[arg-type]  # it only ever takes its length
@@ -299,13 +304,13 @@ def get_sampler(
 def run_local_rank_zero_first() -> Iterator[None]:
     """Run the body on local rank 0, then on the other processes of the node.
 
-    For short work, such as building a data set from a download: the others wait in a barrier, which can time out.
+    For short work, such as preparing a dataset: the other processes wait in a barrier, which can time out.
     """
     if get_local_rank() == 0:
         try:
             yield
         finally:
-            barrier()  # also when the body failed: the others must not wait for ever
+            barrier()  # also after an error, or the others would wait forever
     else:
         barrier()
         yield
@@ -313,12 +318,12 @@ def run_local_rank_zero_first() -> Iterator[None]:
 
 @contextmanager
 def local_rank_zero_download_and_wait(expected_file_path: str) -> Iterator[None]:
-    """Run the body on local rank 0, which creates a file there; the others enter once that file exists.
+    """Let the other processes of the node wait until local rank 0 has created a file in the body.
 
-    For long work: nobody waits in a collective operation.
+    For long work: no process waits in a collective.
 
     Args:
-        expected_file_path: The file whose appearance says that local rank 0 is done.
+        expected_file_path: The file that local rank 0 creates when it is done.
     """
     if get_local_rank() != 0:
         _wait_for(expected_file_path)
@@ -329,13 +334,13 @@ def local_rank_zero_download_and_wait(expected_file_path: str) -> Iterator[None]
 def busy_wait_for_local_rank_zero(dir_path: str | None = None) -> Iterator[None]:
     """Let the processes of a node leave the body only after local rank 0 has left it.
 
-    They wait for a hidden file, not in a collective operation, so the body may take longer than any timeout.
+    They wait for a hidden file, not in a collective, so the body may take longer than any timeout.
 
     Args:
-        dir_path: A directory that all processes of the node see; None is the working directory.
+        dir_path: A directory that all processes of the node can read; None is the working directory.
 
     Raises:
-        RuntimeError: On the others, if the body failed on local rank 0.
+        RuntimeError: On the other processes, if the body failed on local rank 0.
     """
     name = get_node_signal_file_name()
     path = os.path.join(dir_path or os.getcwd(), name)
@@ -353,17 +358,17 @@ def busy_wait_for_local_rank_zero(dir_path: str | None = None) -> Iterator[None]
             failure = file.read()
         if failure:
             raise RuntimeError(f"Local rank 0 failed while this process waited for it. {failure}")
-    barrier()  # everyone has seen the file
+    barrier()  # all processes have seen the file
     if get_local_rank() == 0:
         os.remove(path)
 
 
 def get_node_signal_file_name(rng: random.Random | None = None) -> str:
-    """A name for a hidden file through which the processes of this node signal each other; the same on all of them.
+    """Return a name for the hidden signal file of this node, the same on all of its processes.
 
     Args:
-        rng: Draws the random part, on rank 0; None takes the operating system's source, so that neither a seeded run
-            repeats a name nor a global generator is advanced.
+        rng: The generator of the random part, used on rank 0; None is that of the operating system, so that seeded runs
+            do not repeat names and no global generator is advanced.
     """
     draw = rng or random.SystemRandom()
     suffix = ["".join(draw.choices(string.ascii_letters + string.digits, k=6))]
@@ -375,11 +380,11 @@ def write_signal_file(signal_file_name: str, dir_path: str | None = None) -> str
     """Create a signal file from local rank 0.
 
     Args:
-        signal_file_name: Its name, from `get_node_signal_file_name`.
-        dir_path: Its directory, made if it is missing; None is the working directory.
+        signal_file_name: The name, from `get_node_signal_file_name`.
+        dir_path: The directory, created if it is missing; None is the working directory.
 
     Returns:
-        Its path, on every process.
+        The path of the file, on all ranks.
     """
     path = os.path.join(dir_path or os.getcwd(), signal_file_name)
     if get_local_rank() == 0:
@@ -392,7 +397,7 @@ def _write(path: str, text: str) -> None:
     partial = f"{path}.partial"
     with open(partial, "w", encoding="utf-8") as file:
         file.write(text)
-    os.replace(partial, path)  # whoever polls never sees half a file
+    os.replace(partial, path)  # waiting processes never see a partial file
 
 
 def _wait_for(path: str) -> None:

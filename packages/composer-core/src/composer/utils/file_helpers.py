@@ -1,4 +1,4 @@
-"""Names of the files a run writes, and checks of the folders they go to."""
+"""Format the names of files that a run writes, and check the folders for them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from composer.utils._elsewhere import find_elsewhere
 from composer.utils.misc import partial_format
 
 if TYPE_CHECKING:
-    from composer.core import Timestamp
+    from composer.core.time import Timestamp
 
 __all__ = [
     "FORMAT_NAME_WITH_DIST_AND_TIME_TABLE",
@@ -42,7 +42,7 @@ _DIST = {
 
 
 def _table(rows: list[tuple[str, str]]) -> str:
-    """A reStructuredText table of format variables."""
+    """Return a reStructuredText table of format variables."""
     rows = [("Variable", "Description"), *((f"``{{{name}}}``", meaning) for name, meaning in rows)]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     rule = "+".join(["", *("-" * (width + 2) for width in widths), ""])
@@ -82,11 +82,11 @@ FORMAT_NAME_WITH_DIST_AND_TIME_TABLE = _table(_DIST_ROWS + _TIME_ROWS)
 
 
 def format_name_with_dist(format_str: str, run_name: str, **extra_format_kwargs: object) -> str:
-    """Fill the name of the run and the variables of the process into a format string.
+    """Format a file name with the name of the run and the ranks of the process.
 
     Args:
-        format_str: A format string; `FORMAT_NAME_WITH_DIST_TABLE` lists its variables. Others stay as they are, and so
-            do those that are not known here.
+        format_str: A format string; `FORMAT_NAME_WITH_DIST_TABLE` lists the variables. Other variables, and ranks that
+            are unknown, are left in the string.
         run_name: The name of the run.
         **extra_format_kwargs: More variables.
 
@@ -101,11 +101,11 @@ def format_name_with_dist(format_str: str, run_name: str, **extra_format_kwargs:
 def format_name_with_dist_and_time(
     format_str: str, run_name: str, timestamp: Timestamp, **extra_format_kwargs: object
 ) -> str:
-    """Fill the name of the run, the variables of the process and the training time into a format string.
+    """Format a file name with the name of the run, the ranks of the process and the training time.
 
     Args:
-        format_str: A format string; `FORMAT_NAME_WITH_DIST_AND_TIME_TABLE` lists its variables. Others stay as they
-            are. Counts are ints, times are float seconds.
+        format_str: A format string; `FORMAT_NAME_WITH_DIST_AND_TIME_TABLE` lists the variables. Other variables are
+            left in the string. Counts are ints, times are float seconds.
         run_name: The name of the run.
         timestamp: The training time.
         **extra_format_kwargs: More variables.
@@ -121,7 +121,7 @@ def _dist_variables() -> dict[str, int]:
         try:
             known[name] = getattr(dist, getter)()
         except dist.MissingEnvironmentError:
-            continue  # left for whoever knows it
+            continue  # left in the string
     return known
 
 
@@ -134,7 +134,7 @@ def parse_uri(uri: str) -> tuple[str, str, str]:
 
     Returns:
         The scheme in lower case ("" for a local path; "azure" for AZURE_BLOBS), the bucket without its namespace, and
-        the path without leading slashes (a local path as it is).
+        the path without leading slashes (a local path is unchanged).
 
     Example:
         >>> parse_uri("S3://bucket/a/b"), parse_uri("/data/a")
@@ -149,12 +149,12 @@ def parse_uri(uri: str) -> tuple[str, str, str]:
 
 
 def is_uri(path: str) -> bool:
-    """Whether a path is a URI, not a local path."""
+    """Return True if a path is a URI instead of a local path."""
     return parse_uri(path)[0] != ""
 
 
 def is_tar(name: str | Path) -> bool:
-    """Whether a file name is that of a tar archive, compressed or not.
+    """Return True if a file name is that of a tar archive, compressed or not.
 
     Example:
         >>> is_tar("a.tar"), is_tar("a.tar.gz"), is_tar("a.tgz"), is_tar("tar")
@@ -165,10 +165,10 @@ def is_tar(name: str | Path) -> bool:
 
 
 def ensure_folder_is_empty(folder_name: str | Path) -> None:
-    """Check that there is no file under a folder, except hidden ones. The folder need not exist.
+    """Check that a folder contains no files, except hidden ones. The folder need not exist.
 
     Raises:
-        FileExistsError: There is one.
+        FileExistsError: The folder contains a file.
     """
     for folder, _, files in os.walk(folder_name):
         visible = sorted(name for name in files if not name.startswith("."))
@@ -180,13 +180,12 @@ def ensure_folder_is_empty(folder_name: str | Path) -> None:
 
 
 def ensure_folder_has_no_conflicting_files(folder_name: str | Path, filename: str, timestamp: Timestamp) -> None:
-    """Check that no file under a folder was written at a later training time than the given one.
+    """Check that no file in a folder is from a later training time than the given one.
 
     Args:
         folder_name: The folder; it need not exist.
-        filename: The format string of the file names, such as "ep{epoch}-ba{batch}.pt". Files of other names are
-            ignored.
-        timestamp: The training time from which the run will write.
+        filename: The format string of the file names, such as "ep{epoch}-ba{batch}.pt". Other files are ignored.
+        timestamp: The training time at which the run starts to write.
 
     Raises:
         FileExistsError: A file's epoch, batch, sample or token is greater than that of `timestamp`; or its batch,
@@ -200,17 +199,17 @@ def ensure_folder_has_no_conflicting_files(folder_name: str | Path, filename: st
             match = pattern.fullmatch(os.path.relpath(path, folder_name).replace(os.sep, "/"))
             if match is None:
                 continue
-            found = {variable: int(count) for variable, count in match.groupdict().items()}
-            later = _later_variable(found, timestamp)
+            counts = {variable: int(count) for variable, count in match.groupdict().items()}
+            later = _later_variable(counts, timestamp)
             if later is not None:
                 raise FileExistsError(
-                    f"`{path}` must not be newer than the run, but its {later}, {found[later]}, is greater than the "
+                    f"`{path}` must not be newer than the run, but its {later}, {counts[later]}, is greater than the "
                     f"current one, {getattr(timestamp, later).value}. Use another folder, or allow overwriting."
                 )
 
 
 def _file_name_pattern(filename: str) -> re.Pattern[str]:
-    """Matches the names that a format string makes; its groups are the counts."""
+    """Return a pattern that matches the names of a format string; its groups are the counts."""
     pattern, seen = "", set[str]()
     for literal, field, _, _ in string.Formatter().parse(filename):
         pattern += re.escape(literal)
@@ -224,29 +223,29 @@ def _file_name_pattern(filename: str) -> re.Pattern[str]:
     return re.compile(pattern, re.DOTALL)
 
 
-def _later_variable(found: dict[str, int], timestamp: Timestamp) -> str | None:
-    """The first count of a file that lies ahead of a training time, or None."""
+def _later_variable(counts: dict[str, int], timestamp: Timestamp) -> str | None:
+    """Return the first variable whose count is later than a training time; None if there is none."""
     for name in _TOTALS:
-        if name in found and found[name] > getattr(timestamp, name).value:
+        if name in counts and counts[name] > getattr(timestamp, name).value:
             return name
     for name in _IN_EPOCH:
-        if name not in found:
+        if name not in counts:
             continue
-        if "epoch" not in found:
+        if "epoch" not in counts:
             raise ValueError(
                 f"`filename` must also contain '{{epoch}}', because '{{{name}}}' alone does not tell whether a file is "
                 f"older than the run."
             )
-        if found["epoch"] == timestamp.epoch.value and found[name] > getattr(timestamp, name).value:
+        if counts["epoch"] == timestamp.epoch.value and counts[name] > getattr(timestamp, name).value:
             return name
     return None
 
 
 def create_symlink_file(existing_path: str, destination_filename: str | Path) -> None:
-    """Write a text file that stands for another one, for stores that have no symbolic links.
+    """Write a text file that acts as a symbolic link, for stores that have no symbolic links.
 
     Args:
-        existing_path: What the link points to; it becomes the content of the file.
+        existing_path: The target of the link, which is the content of the file.
         destination_filename: The file to write.
 
     Raises:

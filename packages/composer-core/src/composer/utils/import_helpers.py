@@ -1,4 +1,4 @@
-"""Import objects by name, with errors that name the package to install."""
+"""Import objects by name, and report missing optional dependencies."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class MissingConditionalImportError(ImportError):
     """An optional dependency is not installed.
 
     Args:
-        extra_deps_group: The pip extra that brings it.
-        conda_package: Its conda package, or None if there is none.
+        extra_deps_group: The pip extra with the dependency.
+        conda_package: The conda package of the dependency; None if there is none.
         conda_channel: The channel of that package.
     """
 
@@ -21,11 +21,11 @@ class MissingConditionalImportError(ImportError):
         self, extra_deps_group: str, conda_package: str | None, conda_channel: str | None = "conda-forge"
     ) -> None:
         if conda_package is None:
-            way_out = f"Install the pip extra {extra_deps_group!r}."
+            advice = f"Install the pip extra {extra_deps_group!r}."
         else:
             channel = "" if conda_channel is None else f"-c {conda_channel} "
-            way_out = f"Run `pip install {conda_package}` or `conda install {channel}{conda_package}`."
-        super().__init__(f"The optional dependencies {extra_deps_group!r} are not installed. {way_out}")
+            advice = f"Run `pip install {conda_package}` or `conda install {channel}{conda_package}`."
+        super().__init__(f"The optional dependencies {extra_deps_group!r} are not installed. {advice}")
 
 
 def import_object(name: str) -> Any:
@@ -44,10 +44,10 @@ def import_object(name: str) -> Any:
     module, colon, path = name.partition(":")
     if not (module and colon and path):
         raise ValueError(f"`name` must have the form 'module:object', got {name!r}.")
-    found: Any = import_module(module)
+    obj: Any = import_module(module)
     for attribute in path.split("."):
-        found = getattr(found, attribute)
-    return found
+        obj = getattr(obj, attribute)
+    return obj
 
 
 def import_from_distribution(

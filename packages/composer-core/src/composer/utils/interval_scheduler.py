@@ -1,4 +1,4 @@
-"""Turn an interval such as "2ep" into a function that is True each time it has passed."""
+"""Make a function of an interval such as "2ep" that returns True each time the interval has passed."""
 
 from __future__ import annotations
 
@@ -17,21 +17,14 @@ __all__ = ["check_has_tokens", "check_interval_function", "create_interval_sched
 
 
 def check_has_tokens(state: State, what: str) -> None:
-    """Check that the batches of a run have tokens.
+    """Check that the trained batches had tokens.
 
     Args:
         state: The state of the run.
-        what: The object that is given in tokens, for the message.
+        what: The quantity that is measured in tokens, for the message.
 
     Raises:
-        RuntimeError: Batches were trained, but no tokens were counted.
-
-    Example:
-        >>> import torch
-        >>> from composer.core import State, Timestamp
-        >>> state = State(torch.nn.Linear(1, 1))
-        >>> state.timestamp = Timestamp(batch=1, token=512)
-        >>> check_has_tokens(state, "a schedule")
+        RuntimeError: Batches were trained, but no tokens.
     """
     if state.timestamp._token == 0 and state.timestamp._batch > 0:
         raise RuntimeError(
@@ -43,17 +36,14 @@ def check_has_tokens(state: State, what: str) -> None:
 
 
 def check_interval_function(argument: str, function: Callable[..., Any]) -> None:
-    """Check that a function `(state, event) -> bool`, given in place of an interval, takes two arguments.
+    """Check that a function can be called with a state and an event.
 
     Args:
-        argument: The name of the argument that holds the function, for the message.
-        function: The function.
+        argument: The name of the argument, for the message.
+        function: The value of the argument.
 
     Raises:
-        TypeError: It does not take a state and an event.
-
-    Example:
-        >>> check_interval_function("save_interval", lambda state, event: False)
+        TypeError: The function does not take two arguments.
     """
     try:
         signature = inspect.signature(function)
@@ -71,7 +61,7 @@ def check_interval_function(argument: str, function: Callable[..., Any]) -> None
 def _check_has_iterations(state: State, interval: Time[Any]) -> None:
     if state._iteration_length is None:
         raise ValueError(
-            f"An interval must not be in iterations, got {str(interval)!r}, which would never come: the run has no "
+            f"An interval must not be in iterations, got {str(interval)!r}, which never passes: the run has no "
             f"iterations. Use for example '1ep' or '100ba'."
         )
 
@@ -82,34 +72,34 @@ def create_interval_scheduler(
     checkpoint_events: bool = True,
     final_events: set[Event] | None = None,
 ) -> Callable[[State, Event], bool]:
-    """Create a function `(state, event) -> bool` that is True each time an interval of training has passed.
+    """Return a function `(state, event) -> bool` that returns True each time an interval of training has passed.
 
-    It may be called at every event and can be True at one: after a batch for intervals in batches, samples, tokens,
-    seconds and fractions of the run, after an epoch or iteration for those. It is True if the count has passed a
-    multiple of the interval since `state.previous_timestamp`.
+    The function can return True at one event: after each batch for intervals in batches, samples, tokens, seconds and
+    fractions of the run, after each epoch or iteration for these units. It does so if the count has passed a multiple
+    of the interval since `state.previous_timestamp`.
 
     Args:
-        interval: A time string, a `Time`, or a number of epochs. Never True if it is not positive.
-        include_end_of_training: Whether it is also True once when the run is over, unless it was at an earlier event of
-            the same batch.
-        checkpoint_events: Whether it answers at BATCH_CHECKPOINT, EPOCH_CHECKPOINT and ITERATION_CHECKPOINT, which
-            follow the evaluation; otherwise at BATCH_END, EPOCH_END and ITERATION_END.
-        final_events: The events at which the end of the run is noticed; None is BATCH_CHECKPOINT and EPOCH_CHECKPOINT.
+        interval: A time string, a `Time`, or a number of epochs. If it is not positive, no interval ever passes.
+        include_end_of_training: Whether to return True at the end of the run as well, unless the function did so at an
+            earlier event of the same batch.
+        checkpoint_events: Whether to use BATCH_CHECKPOINT, EPOCH_CHECKPOINT and ITERATION_CHECKPOINT, which follow the
+            evaluation, instead of BATCH_END, EPOCH_END and ITERATION_END.
+        final_events: The events at which the end of the run is detected; None is BATCH_CHECKPOINT and EPOCH_CHECKPOINT.
 
     Returns:
-        The function. It remembers the last batch for which it was True. It raises RuntimeError when it is asked about a
-        fraction of a run ("0.1dur") whose length is not known, or, unless that is in seconds, whose dataloader's length
-        is not known; and about tokens after a batch without any. It raises ValueError for iterations in a run without.
+        The function. It stores the last batch for which it returned True. It raises RuntimeError for a fraction
+        ("0.1dur") of a run of unknown length, or, unless the length is in seconds, with a dataloader of unknown length,
+        and for tokens after a batch without tokens. It raises ValueError for iterations in a run without iterations.
 
-    Differs: fractions are taken as written, so "0.1dur" of 30 batches is every 3 batches, although the nearest float is
-        a little more than 0.1.
+    Differs: fractions are exact, so "0.1dur" of 30 batches is every 3 batches, although the nearest float is slightly
+        more than 0.1.
     """
     from composer.core.event import Event  # the package composer.core imports composer.utils
     from composer.core.time import TimeUnit, ensure_time
 
     finals = frozenset((Event.BATCH_CHECKPOINT, Event.EPOCH_CHECKPOINT) if final_events is None else final_events)
     last_batch, last_event = -1, None
-    # `__closure__[-1]` is read by others: this name sorts last.
+    # Other libraries read `__closure__[-1]`: this name sorts last.
     time_interval = ensure_time(interval, TimeUnit.EPOCH, argument="interval")
     regular = _regular_event(time_interval.unit, checkpoint_events)
 
@@ -124,7 +114,7 @@ def create_interval_scheduler(
         if time_interval.unit is TimeUnit.TOKEN:
             check_has_tokens(state, "an interval")
         batch = state.timestamp.batch.value
-        # Asked again at the same event, by another who shares this function, it answers the same.
+        # A second call at the same event, by another user of this function, returns the same.
         is_new = batch != last_batch or event is last_event
         is_due = include_end_of_training and event in finals and is_new and _is_over(state)
         if not is_due:
@@ -148,7 +138,7 @@ def _regular_event(unit: Any, checkpoint_events: bool) -> Event:
 
 
 def _is_over(state: State) -> bool:
-    # Not by the elapsed fraction, which is 1 after the last batch of the last epoch, before that epoch is closed.
+    # Not the elapsed fraction, which is 1 after the last batch, before the last epoch has ended.
     return state.max_duration is not None and state.timestamp >= state.max_duration
 
 
@@ -158,7 +148,7 @@ def _has_passed(state: State, interval: Time[Any]) -> bool:
     if interval.unit is not TimeUnit.DURATION:
         return _has_crossed(state, interval.unit, interval.value)
     if state.max_duration is not None and state.max_duration.unit is TimeUnit.SECOND:
-        # Not rounded up to whole seconds, which may be long for a part of the run.
+        # Not rounded up to seconds, which would be too long for a fraction of a short run.
         return _has_crossed_seconds(state, max(1, state.max_duration.value) * interval.value)
     if state.max_duration is None or state.dataloader_len is None:
         what = "run" if state.max_duration is None else "dataloader"

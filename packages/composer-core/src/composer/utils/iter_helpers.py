@@ -1,4 +1,4 @@
-"""Helpers for values that may be one or many, and for streams of bytes."""
+"""Utilities for single values and collections, and for streams of bytes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["IteratorFileStream", "ensure_tuple", "iterate_with_callback", "map_c
 
 
 def ensure_tuple(x: Any) -> tuple[Any, ...]:
-    """One value or many, as a tuple.
+    """Return a single value or a collection as a tuple.
 
     Args:
-        x: None, a sequence, a dict (its values are taken) or a single value. Strings and bytes are single values.
+        x: None, a sequence, a dict (its values are used) or a single value. Strings and bytes are single values.
 
     Returns:
         `()` for None, the elements of a sequence, the values of a dict, or `(x,)`.
@@ -38,11 +38,11 @@ def ensure_tuple(x: Any) -> tuple[Any, ...]:
 
 
 def map_items(mapping: dict[Any, Any], map_fn: Callable[[Any, Any], Any]) -> dict[Any, Any]:
-    """Return a dict with other values, of the same class, such as a `Counter` or a `defaultdict`.
+    """Apply a function to each value of a dict; return a dict of the same class, such as `Counter`.
 
     Args:
-        mapping: The dict, which is not changed.
-        map_fn: Called with each key and value; returns the new value.
+        mapping: The dict; not modified.
+        map_fn: A function of key and value that returns the new value.
 
     Example:
         >>> from collections import Counter
@@ -51,7 +51,7 @@ def map_items(mapping: dict[Any, Any], map_fn: Callable[[Any, Any], Any]) -> dic
     """
     if type(mapping) is dict:
         return {key: map_fn(key, value) for key, value in mapping.items()}
-    copied = copy.copy(mapping)  # a class may take other arguments than pairs
+    copied = copy.copy(mapping)  # the constructor may take other arguments than pairs
     for key, value in mapping.items():
         copied[key] = map_fn(key, value)
     return copied
@@ -61,8 +61,8 @@ def map_collection(collection: Any, map_fn: Callable[[Any], Any]) -> Any:
     """Apply a function to each element of a tuple or list, each value of a dict, or a single value.
 
     Args:
-        collection: What to map over; one level deep.
-        map_fn: Called once per element.
+        collection: The collection; nested collections are not entered.
+        map_fn: The function.
 
     Returns:
         The results in a collection of the same type; None for None.
@@ -101,7 +101,7 @@ class IteratorFileStream(io.RawIOBase):
         return True
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
-        """Fill `buffer` as far as the chunks allow; returns the number of bytes written, 0 at the end."""
+        """Fill `buffer` with the next bytes; return the number of bytes written, 0 at the end."""
         target = memoryview(buffer).cast("B")
         filled = 0
         while filled < len(target):
@@ -121,11 +121,11 @@ class IteratorFileStream(io.RawIOBase):
 def iterate_with_callback(
     iterator: Iterable[bytes], total_len: int, callback: Callable[[int, int], None] | None = None
 ) -> Iterator[bytes]:
-    """Pass chunks through and report after each how many bytes went by.
+    """Yield the chunks of an iterator, and report the number of bytes after each.
 
     Args:
         iterator: The chunks.
-        total_len: The expected number of bytes, handed to `callback`.
+        total_len: The expected number of bytes, passed to `callback`.
         callback: Called with `(bytes_done, total_len)`: once with 0 bytes at the start, then after each chunk.
 
     Yields:

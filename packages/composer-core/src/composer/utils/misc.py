@@ -1,25 +1,27 @@
-"""Helpers that fit nowhere else."""
+"""Miscellaneous utilities."""
 
 from __future__ import annotations
 
 import builtins
-import math
-import operator
+import logging
 import re
 import socket
 import string
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from numbers import Integral, Real
-from typing import Any, TypeVar
+from importlib import import_module
+from typing import Any
 
-import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from composer.utils._vision_transforms import add_vision_dataset_transform as add_vision_dataset_transform
 from composer.utils.interval_scheduler import create_interval_scheduler as create_interval_scheduler
+from composer.utils.numbers import check_finite as check_finite
+from composer.utils.numbers import check_flags as check_flags
+from composer.utils.numbers import check_integers as check_integers
+from composer.utils.numbers import plain_int as plain_int
+from composer.utils.numbers import plain_number as plain_number
 from composer.utils.string_enum import StringEnum
 
 __all__ = [
@@ -46,8 +48,8 @@ __all__ = [
 
 STR_TO_DTYPE = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
-T = TypeVar("T")
-
+_log = logging.getLogger(__name__)
+_MAKES_TENSOR = {"ToTensor", "PILToTensor", "ToImage"}  # of torchvision.transforms and of its v2
 _FIRST_NAME = re.compile(r"[^.\[]*")  # of a replacement field such as `run.name[0]`
 
 
@@ -59,147 +61,31 @@ class ParallelismType(StringEnum):
     TENSOR_PARALLEL = "tensor_parallel"
 
 
-def check_finite(**numbers: Any) -> None:
-    """Check arguments of a constructor: numbers, or tensors of one number.
-
-    Args:
-        **numbers: Values by the name of the argument.
-
-    Raises:
-        TypeError: A value is no number; None, True and False are none.
-        ValueError: A number is NaN or infinite.
-
-    Example:
-        >>> check_finite(lr=0.1, weight_decay=0)
-        >>> check_finite(lr=float("nan"))
-        Traceback (most recent call last):
-        ...
-        ValueError: `lr` must be finite, got nan. Check how it was computed.
-    """
-    for name, value in numbers.items():
-        is_number = isinstance(value, Real) or (isinstance(value, torch.Tensor) and value.numel() == 1)
-        if not is_number or isinstance(value, bool):
-            raise TypeError(f"`{name}` must be a number, got {value!r}.")
-        if not math.isfinite(value):
-            raise ValueError(f"`{name}` must be finite, got {value!r}. Check how it was computed.")
-
-
-def check_integers(**numbers: Any) -> None:
-    """Check arguments of a constructor that are whole numbers, of any library: `operator.index(value)` is the int.
-
-    Args:
-        **numbers: Values by the name of the argument.
-
-    Raises:
-        TypeError: A value is no integer; None, True, False and 2.0 are none.
-        ValueError: A number is NaN or infinite.
-
-    Example:
-        >>> check_integers(depth=1.5)
-        Traceback (most recent call last):
-        ...
-        TypeError: `depth` must be an integer, got 1.5.
-    """
-    for name, value in numbers.items():
-        if plain_int(value) is None:
-            check_finite(**{name: value})
-            raise TypeError(f"`{name}` must be an integer, got {value!r}.")
-
-
-def plain_int(value: object) -> int | None:
-    """Return an integer of any library, such as NumPy's, as a plain int; None for anything else.
-
-    Args:
-        value: What has an `__index__` is an integer, but for True, False, tensors of booleans, and tensors on an
-            accelerator, which the host would have to wait for. 2.0 is none.
-
-    Example:
-        >>> plain_int(np.int32(3)), plain_int(torch.tensor(3)), plain_int(True), plain_int(3.0)
-        (3, 3, None, None)
-    """
-    if type(value) is int:
-        return value
-    if isinstance(value, (bool, np.bool_)):
-        return None
-    if isinstance(value, torch.Tensor) and (value.device.type != "cpu" or value.dtype is torch.bool):
-        return None
-    try:
-        return operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        return None
-
-
-def plain_number(value: T) -> T:
-    """Return a real number of any library as a plain int or float, and anything else, such as None, as it is.
-
-    NumPy's numbers overflow, and not every program loads them: they stay out of what is computed, saved and logged.
-
-    Args:
-        value: A number; NumPy's booleans become plain ones, and tensors stay tensors but for those that `plain_int`
-            takes.
-
-    Example:
-        >>> plain_number(np.float64(0.5)), plain_number(np.int64(2)), plain_number("1ep")
-        (0.5, 2, '1ep')
-    """
-    if type(value) in (int, float, str):
-        return value
-    number: Any = plain_int(value)
-    if number is None:
-        number = value
-        if isinstance(value, np.bool_):
-            number = bool(value)
-        elif isinstance(value, Real) and not isinstance(value, bool):
-            number = float(value)
-    return number  # type: ignore[no-any-return]
-
-
-def check_flags(**flags: Any) -> None:
-    """Check arguments of a constructor that are True or False: a text such as "no" would count as True.
-
-    Args:
-        **flags: Values by the name of the argument.
-
-    Raises:
-        TypeError: A value is neither True, False, 0 nor 1.
-
-    Example:
-        >>> check_flags(batch="no")
-        Traceback (most recent call last):
-        ...
-        TypeError: `batch` must be True or False, got 'no'.
-    """
-    for name, value in flags.items():
-        is_bit = isinstance(value, Integral) and value in (0, 1)
-        if not (isinstance(value, (bool, np.bool_)) or is_bit):
-            raise TypeError(f"`{name}` must be True or False, got {value!r}.")
-
-
 def is_model_ddp(model: torch.nn.Module) -> bool:
-    """Whether the model is wrapped in `DistributedDataParallel`."""
+    """Return True if the model is wrapped in `DistributedDataParallel`."""
     return isinstance(model, DistributedDataParallel)
 
 
 def is_model_fsdp(model: torch.nn.Module) -> bool:
-    """Whether the model or one of its direct children is sharded, by either version of FSDP."""
+    """Return True if the model or one of its direct children is sharded by FSDP, version 1 or 2."""
     return _is_sharded(model, "FullyShardedDataParallel", "FSDPModule")
 
 
 def is_model_fsdp2(model: torch.nn.Module) -> bool:
-    """Whether the model or one of its direct children is sharded by `fully_shard`."""
+    """Return True if the model or one of its direct children is sharded by `fully_shard`."""
     return _is_sharded(model, "FSDPModule")
 
 
 def _is_sharded(model: torch.nn.Module, *names: str) -> bool:
     fsdp = sys.modules.get("torch.distributed.fsdp")
-    if fsdp is None:  # what was never imported has sharded nothing; importing it takes a while
+    if fsdp is None:  # not imported, so nothing is sharded; the import is slow
         return False
     kinds = tuple(kind for name in names if (kind := getattr(fsdp, name, None)) is not None)
     return isinstance(model, kinds) or any(isinstance(child, kinds) for child in model.children())
 
 
 def is_notebook() -> bool:
-    """Whether this code runs in a Jupyter or Colab notebook."""
+    """Return True in a Jupyter or Colab notebook."""
     get_ipython = getattr(builtins, "get_ipython", None)
     return get_ipython is not None and "IPKernelApp" in get_ipython().config
 
@@ -212,7 +98,7 @@ def warning_on_one_line(
     file: Any = None,
     line: str | None = None,
 ) -> str:
-    r"""A replacement for `warnings.formatwarning` that leaves out the source line.
+    r"""Format a warning without the source line; a replacement for `warnings.formatwarning`.
 
     Example:
         >>> warning_on_one_line("Slow.", UserWarning, "train.py", 3)
@@ -222,7 +108,7 @@ def warning_on_one_line(
 
 
 def get_free_tcp_port() -> int:
-    """A TCP port of this machine that nobody is using right now; somebody else may still take it first."""
+    """Return a TCP port of this machine that is free at the moment. Another process may take it later."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         port: int = probe.getsockname()[1]
@@ -231,7 +117,7 @@ def get_free_tcp_port() -> int:
 
 @contextmanager
 def model_eval_mode(model: torch.nn.Module) -> Iterator[None]:
-    """Put a model in evaluation mode for the body; afterwards every submodule is in the mode it was in before."""
+    """Put a model in evaluation mode for the body, then restore the mode of every submodule."""
     was_training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -242,12 +128,12 @@ def model_eval_mode(model: torch.nn.Module) -> Iterator[None]:
 
 
 def partial_format(s: str, *args: Any, **kwargs: Any) -> str:
-    """Format a string as far as the arguments go; other replacement fields stay as they are.
+    """Format a string with some of its arguments; other replacement fields are unchanged.
 
     Args:
         s: A format string for `str.format`.
-        *args: Values of numbered fields.
-        **kwargs: Values of named fields.
+        *args: Values for numbered fields.
+        **kwargs: Values for named fields.
 
     Example:
         >>> partial_format("ep{epoch:03d}-rank{rank}", rank=0)
@@ -274,7 +160,7 @@ def partial_format(s: str, *args: Any, **kwargs: Any) -> str:
 
 
 def unwrapped_model(model: torch.nn.Module) -> torch.nn.Module:
-    """The model inside `DistributedDataParallel` and `torch.compile`, whose names have no prefix.
+    """Return the model inside wrappers of `DistributedDataParallel` and `torch.compile`.
 
     Example:
         >>> layer = torch.nn.Linear(1, 1)
@@ -291,6 +177,49 @@ def unwrapped_model(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a sharded tensor (`DTensor`); other tensors are whole and returned themselves."""
+    """Return the local shard of a `DTensor`; return other tensors unchanged."""
     to_local = getattr(tensor, "to_local", None)
     return tensor if to_local is None else to_local()
+
+
+def add_vision_dataset_transform(
+    dataset: Any, transform: Callable[[Any], Any], is_tensor_transform: bool = False
+) -> None:
+    """Add a transform to a torchvision dataset in place, and log a warning with the new transforms.
+
+    The transform is inserted before the first `ToTensor` of a `Compose` (after it, with `is_tensor_transform`), or at
+    the end if there is none. Any other existing transform becomes part of a `Compose` by the same rule.
+
+    Args:
+        dataset: A `torchvision.datasets.VisionDataset`.
+        transform: The transform to add.
+        is_tensor_transform: Whether `transform` takes tensors instead of PIL images.
+
+    Differs: an existing `Compose` is replaced, not changed, because other datasets may share it.
+    """
+    existing = dataset.transform
+    if existing is None:
+        dataset.transform = transform
+    else:
+        is_compose = _is_a(existing, {"Compose"})
+        steps = list(existing.transforms) if is_compose else [existing]
+        position = next((i for i, step in enumerate(steps) if _is_a(step, _MAKES_TENSOR)), len(steps))
+        steps.insert(position + 1 if is_tensor_transform else position, transform)
+        compose = type(existing) if is_compose else import_module("torchvision.transforms").Compose
+        dataset.transform = compose(steps)
+    _update_joint_transform(dataset)
+    _log.warning("Added %r to the transforms of %s: %r.", transform, type(dataset).__name__, dataset.transform)
+
+
+def _is_a(transform: object, names: set[str]) -> bool:
+    return any(base.__name__ in names for base in type(transform).__mro__)
+
+
+def _update_joint_transform(dataset: Any) -> None:
+    """Update `transforms`: some datasets read this `StandardTransform`, which has a copy of `transform`."""
+    joint = getattr(dataset, "transforms", None)
+    if joint is not None and _is_a(joint, {"StandardTransform"}):
+        dataset.transforms = type(joint)(dataset.transform, dataset.target_transform)
+    elif joint is None and hasattr(dataset, "transforms"):
+        standard = import_module("torchvision.datasets.vision").StandardTransform
+        dataset.transforms = standard(dataset.transform, dataset.target_transform)

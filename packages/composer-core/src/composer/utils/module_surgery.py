@@ -1,4 +1,4 @@
-"""Replace modules inside a model and keep the optimizer in step."""
+"""Replace modules of a model, and update the optimizer accordingly."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 ReplacementFunction = Callable[[torch.nn.Module, int], torch.nn.Module | None]
-"""Takes a module and how many modules its policy matched before; returns a replacement, or None to keep the module."""
+"""A function of a module and the number of earlier matches; returns a replacement, or None to keep the module."""
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 _Places = dict[torch.nn.Module, list[tuple[torch.nn.Module, str]]]
@@ -44,22 +44,21 @@ def replace_module_classes(
 ) -> dict[torch.nn.Module, torch.nn.Module]:
     """Replace descendants of a module by type, in place.
 
-    The descendants (not `module` itself) are visited depth first, parents before children, each once. Every policy
-    whose class a descendant is an instance of is asked, in order. A replacement takes all places where the old module
-    was held, and gets the old module's device, training flag and, unless it wraps the old module, its hooks. Copying
-    weights is up to the policy.
+    The descendants (not `module` itself) are visited depth first, parents before children, each once. For each of them
+    all policies of matching classes are called, in order. A replacement is assigned everywhere the old module was, and
+    gets its device, its training flag and, unless it wraps the old module, its hooks. Policies must copy weights.
 
-    A lazy module whose shape is not known yet, and one that was passed to `torch.compile` itself, stay, with a warning.
+    Lazy modules of unknown shape, and modules that were compiled on their own, are not replaced, with a warning.
 
     Args:
         module: The model.
-        policies: For each class a function `(module, index)`, where the index counts the modules that this policy was
-            asked about before. It returns the replacement, the same module (changed in place), or None.
-        optimizers: The optimizer that trains `module`: parameters of replaced modules leave it and new ones enter.
-            Needed unless it is made afterwards.
+        policies: For each class a function `(module, index)`, where `index` is the number of earlier calls of the
+            policy. It returns the replacement, the same module (changed in place), or None.
+        optimizers: The optimizer of `module`, in which the parameters of replaced modules are replaced. Required unless
+            the optimizer is created afterwards.
         recurse_on_replacements: Whether to visit the replacements and their new descendants as well. The policies must
-            then stop at some point.
-        indices: Where each policy starts counting; updated in place. None starts at 0.
+            then return None at some point.
+        indices: The first index for each policy; updated in place. None starts at 0.
 
     Returns:
         The replacement of each replaced module.
@@ -67,11 +66,11 @@ def replace_module_classes(
     Raises:
         TypeError: `module` is, or contains, a `DistributedDataParallel`.
         AssertionError: Two policies replace the same module.
-        RuntimeError: The optimizer has several parameter groups, and new parameters may belong to more than one of
-            them; see `update_params_in_optimizer`.
+        RuntimeError: The optimizer has several parameter groups, and a new parameter may belong to more than one; see
+            `update_params_in_optimizer`.
 
     Warns:
-        UserWarning: A module that a policy is for is lazy, or compiled by itself.
+        UserWarning: A module that matches a policy is lazy, or was compiled on its own.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
@@ -82,8 +81,8 @@ def replace_module_classes(
           (1): GELU(approximate='none')
         )
 
-    Differs: a descendant that has left the model, because what held it was replaced, is not visited; a parameter that
-        the rest of the model still uses stays in the optimizer.
+    Differs: a descendant whose parent was replaced, and which is no longer in the model, is not visited; a parameter
+        that the rest of the model still uses stays in the optimizer.
     """
     if any(isinstance(part, DistributedDataParallel) for part in module.modules()):
         raise TypeError(
@@ -116,22 +115,22 @@ def replace_module_classes(
                 raise AssertionError(f"{old} must be replaced only once, but a second replacement was made: {new}.")
             replaced[old] = new
             _put_in_place(old, new, module, places)
-            fresh = [new] if new not in seen else []
-            fresh += _find_places(new, places, seen)
+            unseen = [new] if new not in seen else []
+            unseen += _find_places(new, places, seen)
             if recurse_on_replacements:
-                queue.extend(fresh)
+                queue.extend(unseen)
             if optimizers:
                 _update_optimizer(old, new, module, optimizers)
     warn_about_kept_modules("replace_module_classes", module, kept)
     if replaced and not optimizers:
-        _log.info("%d modules were replaced without an optimizer to update. Make it afterwards.", len(replaced))
+        _log.info("%d modules were replaced without an optimizer. Create the optimizer afterwards.", len(replaced))
     return replaced
 
 
 def count_module_instances(
     module: torch.nn.Module, module_class: type[torch.nn.Module] | tuple[type[torch.nn.Module], ...]
 ) -> int:
-    """The number of different descendants of a module (not itself) that are instances of a class or classes.
+    """Count the distinct descendants of a module (not itself) that are instances of a class or classes.
 
     Example:
         >>> count_module_instances(torch.nn.Sequential(torch.nn.ReLU(), torch.nn.ReLU()), torch.nn.ReLU)
@@ -141,9 +140,9 @@ def count_module_instances(
 
 
 def overrides_forward(module: torch.nn.Module, base: type[torch.nn.Module]) -> bool:
-    """Return whether a module computes its output by other code than the `forward` of `base`.
+    """Return True if a module overrides the `forward` of `base`.
 
-    Hooks and parametrizations do not count: they change what that code reads and returns, not the code.
+    Hooks and parametrizations do not count: they change the inputs, weights and outputs, not the code.
 
     Args:
         module: An instance of `base`.
@@ -163,12 +162,12 @@ def overrides_forward(module: torch.nn.Module, base: type[torch.nn.Module]) -> b
 
 
 def takes_one_input(module: torch.nn.Module) -> bool:
-    """Return whether the `forward` of a module names one argument, so that a layer around it can pass on all it gets.
+    """Return True if the `forward` of a module has one argument, so that a wrapper with one argument can call it.
 
-    `*args` and `**kwargs` do not count: they are usually there to be handed to another `forward`.
+    `*args` and `**kwargs` do not count: usually they are passed on to another `forward`.
 
     Args:
-        module: A layer that something is to be put around.
+        module: A layer to wrap.
 
     Example:
         >>> class Masked(torch.nn.Linear):
@@ -182,35 +181,34 @@ def takes_one_input(module: torch.nn.Module) -> bool:
 
 
 def find_adapter_layers(model: torch.nn.Module) -> set[torch.nn.Module]:
-    """Return the layers inside low-rank adapters such as LoRA: the adapted layer and those of the adapter.
+    """Return the layers inside low-rank adapters such as LoRA: the adapted layers and those of the adapters.
 
-    An adapter reads the weight and the sizes of the layer that it adapts, so the two must change together or not at
-    all. It is recognised by the names that peft uses: the adapted layer is its `base_layer`, and it has
-    `adapter_layer_names`, or children whose names start with `lora_`.
+    An adapter depends on the weight and the sizes of the adapted layer, so neither may be replaced alone. Adapters are
+    detected by the names of peft: a child `base_layer`, and `adapter_layer_names` or children `lora_...`.
 
     Args:
-        model: The model; may be an adapter itself.
+        model: The model, which may be an adapter itself.
     """
     adapters = [module for module in model.modules() if _is_adapter(module)]
     return {part for adapter in adapters for part in adapter.modules() if part is not adapter}
 
 
 def _is_adapter(module: torch.nn.Module) -> bool:
-    if module._modules.get("base_layer") is None:  # some networks call their first layer so
+    if module._modules.get("base_layer") is None:
         return False
     return hasattr(module, "adapter_layer_names") or any(name.startswith("lora_") for name in module._modules)
 
 
 def warn_about_kept_modules(function: str, model: torch.nn.Module, kept: Mapping[torch.nn.Module, str]) -> None:
-    """Warn, once for all, about modules that a function left as they are although it is made for their kind.
+    """Warn, in one message, about modules of a matching type that a function did not replace.
 
     Args:
         function: The name of the function.
-        model: The model that holds the modules.
-        kept: For each module why it was left. Empty: there is no warning.
+        model: The model with the modules.
+        kept: The reason for each module. If empty, there is no warning.
 
     Warns:
-        UserWarning: `kept` is not empty. Modules of one type with one reason share a line, which names the first.
+        UserWarning: `kept` is not empty. Modules of the same type and reason share a line with the name of the first.
     """
     if not kept:
         return
@@ -229,27 +227,27 @@ def warn_about_kept_modules(function: str, model: torch.nn.Module, kept: Mapping
 def update_params_in_optimizer(
     old_params: Iterable[torch.nn.Parameter], new_params: Iterable[torch.nn.Parameter], optimizers: Optimizers
 ) -> None:
-    """Replace parameters in an optimizer, in place, with their optimizer state.
+    """Replace parameters in an optimizer, in place, and drop the optimizer state of removed ones.
 
-    Parameters in both lists keep their place and state. The others of `old_params` leave, with their state. The others
-    of `new_params` are appended, in order. In an optimizer with several groups, each of them joins
+    Parameters in both lists are unchanged. Parameters that are only in `old_params` are removed with their state.
+    Parameters that are only in `new_params` are appended, in order. There are two kinds of parameters: weights (more
+    than one dimension), and biases and scales of norms. With several parameter groups, a new parameter joins
 
-    1. the group of the removed parameters of its kind, or else of the kept ones of its kind. A kind is either weights
-       (more than one dimension) or biases and scales of norms;
-    2. if `old_params` has none of its kind: their group, if that holds its kind as well;
-    3. otherwise the group that holds its kind and differs from theirs in the weight decay alone; or the only group of
-       its kind, if no group mixes kinds;
-    4. otherwise their group.
+    1. the group of the removed parameters of its kind, or else of the unchanged ones of its kind;
+    2. if `old_params` has none of its kind: the group of `old_params`, if that contains its kind;
+    3. otherwise the group that contains its kind and differs from that of `old_params` only in weight decay; or the
+       only group of its kind, if no group mixes kinds;
+    4. otherwise the group of `old_params`.
 
     Args:
-        old_params: Parameters of the modules before the change.
-        new_params: Parameters of the modules after it.
-        optimizers: The optimizer, or a sequence with one.
+        old_params: The parameters of the modules before the change.
+        new_params: The parameters of the modules after the change.
+        optimizers: The optimizer, or a sequence with one optimizer.
 
     Raises:
         NotImplementedError: There is more than one optimizer.
-        RuntimeError: A new parameter may belong to more than one group, or the optimizer is a wrapper that would not
-            know a new parameter. Nothing is changed then.
+        RuntimeError: A new parameter may belong to more than one group, or the optimizer is a wrapper that cannot take
+            new parameters. Nothing is changed.
     """
     optimizers = ensure_tuple(optimizers)
     if len(optimizers) != 1:
@@ -262,8 +260,8 @@ def update_params_in_optimizer(
         return
     if has_own_state_dict(optimizer):
         raise RuntimeError(
-            f"`optimizers` must take other parameters, got {type(optimizer).__name__}, a wrapper that keeps a state of "
-            f"its own for those it was made with. Replace the modules before you make the optimizer, with the function "
+            f"`optimizers` must accept new parameters, got {type(optimizer).__name__}, a wrapper with a separate state "
+            f"for its first parameters. Replace the modules before you make the optimizer, with the function "
             f"of the algorithm (`composer.functional.apply_...`), or use the optimizer inside it."
         )
     kept = [p for p in old if _tensor_in(p, new)]
@@ -272,16 +270,13 @@ def update_params_in_optimizer(
         optimizer.state.pop(parameter, None)
     for group in optimizer.param_groups:
         group["params"][:] = [p for p in group["params"] if not _tensor_in(p, removed)]
-        group.pop("param_names", None)  # the new ones have none, and an optimizer names all or none
+        group.pop("param_names", None)  # new parameters have no name, and an optimizer needs names for all or none
     for parameter, target in zip(added, targets, strict=True):
         optimizer.param_groups[target]["params"].append(parameter)
 
 
 def has_own_state_dict(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether the `state_dict` of an optimizer is of another form than torch's, as that of a wrapper may be.
-
-    Torch's has the entries "state" and "param_groups", with numbers in place of the parameters.
-    """
+    """Return True if the `state_dict` of an optimizer, such as a wrapper, lacks the keys "state" or "param_groups"."""
     if type(optimizer).state_dict is torch.optim.Optimizer.state_dict:
         return False
     return not {"state", "param_groups"} <= optimizer.state_dict().keys()
@@ -293,7 +288,7 @@ def _group_of_new_param(
     kept: list[torch.nn.Parameter],
     optimizer: torch.optim.Optimizer,
 ) -> int:
-    """The index of the group that a new parameter joins; the rules are those of `update_params_in_optimizer`."""
+    """Return the index of the group for a new parameter, by the rules of `update_params_in_optimizer`."""
     groups = optimizer.param_groups
     if len(groups) == 1:
         return 0
@@ -305,15 +300,15 @@ def _group_of_new_param(
     if not candidates:
         near = _groups_of([*removed, *kept], optimizer)
         kinds = [{_is_weight(p) for p in group["params"]} for group in groups]
-        alike = {index for index, held in enumerate(kinds) if _is_weight(new) in held}
-        candidates = near & alike
+        same_kind = {index for index, held in enumerate(kinds) if _is_weight(new) in held}
+        candidates = near & same_kind
         if not candidates and near:
-            candidates = {i for i in alike if any(_differ_in_decay_only(groups[i], groups[j]) for j in near)}
+            candidates = {i for i in same_kind if any(_differ_in_decay_only(groups[i], groups[j]) for j in near)}
         if not candidates and near:
             split_by_kind = all(len(held) <= 1 for held in kinds)
-            candidates = alike if len(alike) == 1 and split_by_kind else near
+            candidates = same_kind if len(same_kind) == 1 and split_by_kind else near
         if not candidates:
-            candidates = alike
+            candidates = same_kind
     if len(candidates) != 1:
         raise RuntimeError(
             f"`optimizers` must have one parameter group to which a new parameter of shape {tuple(new.shape)} belongs, "
@@ -323,7 +318,7 @@ def _group_of_new_param(
 
 
 def _is_weight(parameter: torch.Tensor) -> bool:
-    """Whether a parameter is a weight, which is usually decayed, and not a bias or a scale."""
+    """Return True if a parameter is a weight, which usually has weight decay, instead of a bias or scale."""
     return parameter.dim() > 1
 
 
@@ -332,18 +327,18 @@ def _groups_of(params: Iterable[torch.nn.Parameter], optimizer: torch.optim.Opti
 
 
 def _differ_in_decay_only(one: Mapping[str, object], other: Mapping[str, object]) -> bool:
-    """Whether weight decay is the one option that two groups do not share; names of groups are no options."""
+    """Return True if the options of two groups differ in weight decay only; names of groups do not count."""
     names = {"params", "param_names", "name", "group_name"}
     return {"weight_decay"} == {key for key in {*one, *other} - names if one.get(key) != other.get(key)}
 
 
 def _tensor_in(tensor: torch.Tensor, iterable: Iterable[torch.Tensor]) -> bool:
-    """Whether this very tensor is among others; `in` would compare values."""
+    """Return True if a tensor is one of several, by identity; `in` would compare values."""
     return any(tensor is other for other in iterable)
 
 
 def _find_param_in_optimizer(param: torch.nn.Parameter, optimizer: torch.optim.Optimizer) -> int:
-    """The index of the group that holds a parameter, or -1."""
+    """Return the index of the group that contains a parameter, or -1."""
     for index, group in enumerate(optimizer.param_groups):
         if _tensor_in(param, group["params"]):
             return index
@@ -351,27 +346,27 @@ def _find_param_in_optimizer(param: torch.nn.Parameter, optimizer: torch.optim.O
 
 
 def _find_places(root: torch.nn.Module, places: _Places, seen: set[torch.nn.Module]) -> list[torch.nn.Module]:
-    """Note where the descendants of `root` are held; list the unseen ones depth first, parents before children."""
-    found: list[torch.nn.Module] = []
+    """Record the parents of all descendants of `root`; return unseen ones depth first, parents before children."""
+    unseen: list[torch.nn.Module] = []
 
     def visit(parent: torch.nn.Module) -> None:
         seen.add(parent)
-        for name, child in parent._modules.items():  # `named_children` hides a second name of the same child
+        for name, child in parent._modules.items():  # `named_children` omits a second name of the same child
             if child is None:
                 continue
             held_at = places.setdefault(child, [])
             if (parent, name) not in held_at:
                 held_at.append((parent, name))
             if child not in seen:
-                found.append(child)
+                unseen.append(child)
                 visit(child)
 
     visit(root)
-    return found
+    return unseen
 
 
 def _is_held(module: torch.nn.Module, root: torch.nn.Module, places: _Places) -> bool:
-    """Whether the model still contains a module."""
+    """Return True if the model still contains a module."""
     if module is root:
         return True
     return any(
@@ -381,11 +376,11 @@ def _is_held(module: torch.nn.Module, root: torch.nn.Module, places: _Places) ->
 
 
 def _reason_to_keep(module: torch.nn.Module, places: _Places) -> str | None:
-    """Why no policy is asked about a module that has one: replacing it now would go wrong without an error."""
+    """Return the reason why a module must not be replaced, because that would fail silently; None if there is none."""
     if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
         return "its shape is not known yet. Run the model on one batch first"
     if any(name == "_orig_mod" for _, name in places[module]):
-        return "it is compiled by itself, and would still run as it was compiled. Compile after replacing modules"
+        return "it was compiled on its own, and the compiled code would not change. Compile after replacing modules"
     return None
 
 
@@ -401,7 +396,7 @@ _HOOKS = (
 
 
 def _move_hooks(old: torch.nn.Module, new: torch.nn.Module) -> None:
-    """Hand over the hooks of `old`, in the same dictionaries, so that their handles can still remove them."""
+    """Move the hooks of `old` in the same dicts, so that their handles can still remove them."""
     if any(vars(old)[name] for name in _HOOKS):
         vars(new).update({name: vars(old)[name] for name in _HOOKS})
         vars(new)["_is_full_backward_hook"] = vars(old)["_is_full_backward_hook"]

@@ -1,7 +1,6 @@
-"""Seeds, deterministic mode and the state of the random number generators.
+"""Seeds, deterministic mode and the states of random number generators.
 
-The global generators of Python, NumPy and torch are all handled here, because user code (data sets above all) draws
-from them.
+All functions handle the global generators of Python, NumPy and torch, because user code, such as datasets, uses them.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import numpy as np
 import torch
 
 from composer.utils import dist
-from composer.utils.misc import plain_int
+from composer.utils.numbers import plain_int
 
 __all__ = [
     "MAX_SEED",
@@ -38,20 +37,20 @@ MAX_SEED = 2**32 - 1
 
 
 def configure_deterministic_mode() -> None:
-    """Make torch use deterministic kernels, and raise where there is none. Costs speed.
+    """Make torch use deterministic kernels, and raise for operations that have none. This is slower.
 
-    To be called before the first CUDA operation, since cuBLAS reads its setting when it starts.
+    Call this before the first CUDA operation, because cuBLAS reads its setting when it starts.
     """
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
     # https://docs.nvidia.com/cuda/cublas/index.html#results-reproducibility
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-    _log.info("Deterministic mode is on; it costs speed.")
+    _log.info("Deterministic mode is on; training is slower.")
 
 
 def get_random_seed() -> int:
-    """A seed from the operating system, in [0, `MAX_SEED`]; no generator is advanced."""
+    """Return a random seed in [0, `MAX_SEED`] from the operating system; no generator is advanced."""
     return secrets.randbelow(MAX_SEED + 1)
 
 
@@ -59,13 +58,13 @@ def seed_all(seed: SupportsIndex) -> None:
     """Seed the global generators of Python, NumPy and torch, on all devices.
 
     Args:
-        seed: In [0, `MAX_SEED`].
+        seed: The seed, in [0, `MAX_SEED`].
 
     Raises:
-        ValueError: `seed` is outside.
-        TypeError: `seed` is no integer.
+        ValueError: `seed` is out of range.
+        TypeError: `seed` is not an integer.
     """
-    number = plain_int(seed)  # Python's own generator takes no integer of numpy
+    number = plain_int(seed)  # `random.seed` does not accept NumPy integers
     if number is None:
         raise TypeError(f"`seed` must be an integer, got {seed!r}.")
     if not 0 <= number <= MAX_SEED:
@@ -77,23 +76,24 @@ def seed_all(seed: SupportsIndex) -> None:
 
 
 def get_rng_state() -> list[dict[str, Any]]:
-    """The states of the global generators in every process. A collective operation.
+    """Return the states of the global generators of all processes. This is a collective.
 
     Returns:
-        One dict per rank, with "python", "numpy", "torch" and, once CUDA is in use, "cuda" (its current device).
+        One dict per rank, with "python", "numpy", "torch" and, if CUDA is initialised, "cuda" (of the current device).
     """
     state = _host_state()
     name, numbers, *rest = state["numpy"]
-    state["numpy"] = (name, numbers.tolist(), *rest)  # loaders that run no code from a file refuse NumPy arrays
+    state["numpy"] = (name, numbers.tolist(), *rest)  # safe loading (`weights_only`) refuses NumPy arrays
     if _uses_cuda():
         state["cuda"] = torch.cuda.get_rng_state()
     return dist.all_gather_object(state)
 
 
 def load_rng_state(rng_state_dicts: list[dict[str, Any]]) -> None:
-    """Restore the global generators of this process from what `get_rng_state` returned.
+    """Restore the global generators of this process from a result of `get_rng_state`.
 
-    What cannot be restored (another number of processes, or CUDA on one side only) is left as it is, with a warning.
+    A generator whose state was not saved (another number of processes, or CUDA on one side only) is unchanged, with a
+    warning.
 
     Args:
         rng_state_dicts: One dict per rank.
@@ -102,7 +102,7 @@ def load_rng_state(rng_state_dicts: list[dict[str, Any]]) -> None:
     if world_size != len(rng_state_dicts):
         warnings.warn(
             f"The random state was saved by {len(rng_state_dicts)} processes, but {world_size} are running. Each rank "
-            f"gets the state of its own number if there is one; what is drawn will differ from an uninterrupted run.",
+            f"gets the state of the same rank if there is one; random numbers will differ from an uninterrupted run.",
             stacklevel=2,
         )
     if rank >= len(rng_state_dicts):
@@ -117,10 +117,10 @@ def load_rng_state(rng_state_dicts: list[dict[str, Any]]) -> None:
 
 @contextmanager
 def seed_context(seed: SupportsIndex) -> Iterator[None]:
-    """Seed the global generators for the body; afterwards they continue as if it had not run.
+    """Seed the global generators for the body, then restore their states.
 
     Args:
-        seed: In [0, `MAX_SEED`].
+        seed: The seed, in [0, `MAX_SEED`].
     """
     host = _host_state()
     cuda = torch.cuda.get_rng_state_all() if _uses_cuda() else []
@@ -153,7 +153,7 @@ def _load_host_state(state: dict[str, Any]) -> None:
 
 def _load_cuda_state(state: torch.Tensor) -> None:
     if not torch.cuda.is_available():
-        warnings.warn("A random state of CUDA was saved, but there is no CUDA device to restore it on.", stacklevel=3)
+        warnings.warn("A random state of CUDA was saved, but there is no CUDA device.", stacklevel=3)
         return
     try:
         torch.cuda.set_rng_state(state)

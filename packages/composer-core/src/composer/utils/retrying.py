@@ -1,4 +1,4 @@
-"""Try again what may fail for a moment."""
+"""Retry operations that fail temporarily."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["DeliveryDeadline", "retry"]
 TCallable = TypeVar("TCallable", bound=Callable[..., Any])
 ExceptionTypes = type[Exception] | tuple[type[Exception], ...]
 
-_JITTER = random.SystemRandom()  # waiting must not advance the generator that a run is seeded with
+_JITTER = random.SystemRandom()  # jitter must not advance the seeded generator of the run
 
 
 @overload
@@ -33,16 +33,16 @@ def retry(exc_class: TCallable) -> TCallable: ...
 def retry(
     exc_class: Any = Exception, num_attempts: int = 3, initial_backoff: float = 1.0, max_jitter: float = 0.5
 ) -> Any:
-    """Decorate a function so that it is called again when it raises; used as `@retry` or `@retry(...)`.
+    """Decorate a function so that it is called again after an exception; used as `@retry` or `@retry(...)`.
 
-    Attempt i (from 0) is followed by a pause of `initial_backoff * 2**i` seconds and a random jitter. A function with a
-    parameter `retry_index` is told i.
+    After attempt i (from 0) there is a pause of `initial_backoff * 2**i` seconds plus a random jitter. If the function
+    has a parameter `retry_index`, it gets i.
 
     Args:
-        exc_class: The exceptions to try again after; others, and that of the last attempt, are raised.
-        num_attempts: Calls at most, at least 1.
-        initial_backoff: Seconds of the first pause.
-        max_jitter: Upper limit of the jitter in seconds.
+        exc_class: The exceptions to retry after. Other exceptions, and that of the last attempt, are raised.
+        num_attempts: The maximum number of calls, at least 1.
+        initial_backoff: The length of the first pause in seconds.
+        max_jitter: The maximum jitter in seconds.
 
     Raises:
         ValueError: `num_attempts` is below 1.
@@ -81,18 +81,18 @@ def retry(
 
 
 class DeliveryDeadline:
-    """How long to wait for what is still queued for a service, so that one that fails does not hold up a finished run.
+    """A limit on the time that the end of a run waits for services (loggers, uploads) that fail or hang.
 
-    A service is given up `timeout` seconds after it began to fail: after the first failure that was not followed by a
-    success, or after the later of the last progress and the begin of the waiting. So a service that works is waited
-    for, however slow it is.
+    The deadline of a service is `timeout` seconds after it started to fail: after the first failure without a later
+    success, or, for a service that hangs, after its last progress or the start of the wait. A service that makes
+    progress is waited for, however slow it is.
 
-    Services that share a deadline (`for_service`) work at the same time, so the time that was waited in vain for one of
-    them counts for the others, too: for all that fail together the wait is `timeout` seconds. A service that has made
-    progress meanwhile, or has been given something only then, loses nothing by it.
+    Services that share a timeout (`for_service`) run concurrently, so time spent waiting for one that failed counts
+    for the others as well: the total wait for all failing services is `timeout` seconds. It does not count for a
+    service that made progress or got new work in the meantime.
 
     Args:
-        timeout: In seconds.
+        timeout: The timeout in seconds.
 
     Raises:
         ValueError: `timeout` is not a positive, finite number.
@@ -106,55 +106,55 @@ class DeliveryDeadline:
 
     def __init__(self, timeout: float) -> None:
         if not 0 < timeout < float("inf"):
-            raise ValueError(f"`timeout` must be positive, got {timeout!r}. Give a number of seconds.")
+            raise ValueError(f"`timeout` must be positive, got {timeout!r}. Pass a number of seconds.")
         self.timeout = timeout
         self._failing_since: float | None = None
         self._progress = float("-inf")
-        self._in_vain = [0.0]  # seconds, of all services that share it
+        self._seconds_lost = [0.0]  # shared by all services that share the timeout
 
     def for_service(self, timeout: float | None = None) -> DeliveryDeadline:
-        """Return the deadline of one service: one that shares this, or one of its own if it has an own timeout.
+        """Return the deadline of one service, which shares the timeout of this object by default.
 
         Args:
-            timeout: The own timeout, in seconds; None: that of this deadline, shared.
+            timeout: A separate timeout in seconds; None shares this one.
         """
         if timeout is not None:
             return DeliveryDeadline(timeout)
         deadline = DeliveryDeadline(self.timeout)
-        deadline._in_vain = self._in_vain
+        deadline._seconds_lost = self._seconds_lost
         return deadline
 
     @property
     def failing(self) -> bool:
-        """Whether the last that was heard of the service is a failure."""
+        """True if the last delivery failed."""
         return self._failing_since is not None
 
     def failed(self) -> None:
-        """Something was not delivered."""
+        """Record a failed delivery."""
         if self._failing_since is None:
             self._failing_since = time.monotonic()
 
     def progressed(self) -> None:
-        """A part of something was delivered, or the service is given something after it had nothing to do."""
+        """Record a partial delivery, or new work for an idle service."""
         self._progress = time.monotonic()
 
     def delivered(self) -> None:
-        """Something was delivered whole: the service does not fail any more."""
+        """Record a complete delivery: the service no longer fails."""
         self._failing_since, self._progress = None, time.monotonic()
 
     def waited_in_vain(self, waiting_since: float) -> None:
-        """A wait has ended with the service failing or hanging: it is not waited for again until it delivers."""
+        """Record a wait that timed out; later waits are immediately over until the next delivery."""
         begin = max(waiting_since, self._progress)
-        self._in_vain[0] += time.monotonic() - begin
+        self._seconds_lost[0] += time.monotonic() - begin
         self._failing_since = begin if self._failing_since is None else min(begin, self._failing_since)
 
     def left(self, waiting_since: float) -> float:
-        """The seconds left to wait, negative if none.
+        """Return the remaining seconds to wait; not positive if the wait is over.
 
         Args:
-            waiting_since: When the waiting began (monotonic).
+            waiting_since: The start of the wait, by `time.monotonic`.
         """
-        begin = max(waiting_since - self._in_vain[0], self._progress)
+        begin = max(waiting_since - self._seconds_lost[0], self._progress)
         if self._failing_since is not None:
             begin = min(begin, self._failing_since)
         return begin + self.timeout - time.monotonic()

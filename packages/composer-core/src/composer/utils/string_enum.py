@@ -1,4 +1,4 @@
-"""An enum whose members can be looked up by name or value, in any case."""
+"""An enum whose members are looked up by name or value, case-insensitively."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ __all__ = ["StringEnum"]
 
 
 class StringEnum(Enum):
-    """An enum with UPPER-CASE names and lower-case string values, looked up case-insensitively.
+    """An enum with upper-case names and lower-case string values, looked up case-insensitively.
 
-    `Cls(x)` takes a member, a name or a value.
+    `Cls(x)` accepts a member, a name or a value.
 
     Raises:
         ValueError: At class creation, a name is not upper-case or a value is not lower-case; on look-up, no member
@@ -26,7 +26,7 @@ class StringEnum(Enum):
         True
     """
 
-    # Members are singletons, so identity hashes in C; Enum's own hash is a Python call on every dict look-up.
+    # For speed: members are singletons, and the hash of `Enum` is a Python function.
     __hash__ = object.__hash__
 
     def __init__(self, *args: Any) -> None:

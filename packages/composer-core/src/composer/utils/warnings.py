@@ -6,11 +6,11 @@ __all__ = ["VersionedDeprecationWarning"]
 
 
 class VersionedDeprecationWarning(UserWarning):
-    """Something will be gone from a certain version on. A UserWarning, so that it is shown by default.
+    """A feature will be removed in a later version. A UserWarning, so that it is shown by default.
 
     Args:
-        message: What is deprecated, and what replaces it.
-        remove_version: The first version without it.
+        message: The deprecated feature and its replacement.
+        remove_version: The first version without the feature.
 
     Example:
         >>> str(VersionedDeprecationWarning("`a` is now called `b`.", "1.0"))

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, SupportsIndex, TextIO
 
 from composer.core import Time, TimeUnit
 from composer.loggers import DeferredValue, LoggerDestination, format_log_data_value
+from composer.loggers._text import config_block, table_json
 from composer.loggers.spi import hold_metrics
-from composer.loggers.terminal import config_block, open_stream, table_json
+from composer.loggers.terminal import open_stream
 from composer.utils import dist
 
 if TYPE_CHECKING:

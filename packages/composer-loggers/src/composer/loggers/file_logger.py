@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar, NamedTuple, TextIO
 import torch
 
 from composer.loggers import DeferredValue, LoggerDestination, format_log_data_value
-from composer.loggers.terminal import table_json
+from composer.loggers._text import table_json
 from composer.utils import format_name_with_dist
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from composer.loggers import DeferredValue, LoggerDestination
-from composer.loggers.terminal import table_json
+from composer.loggers._text import table_json
 
 if TYPE_CHECKING:
     from composer.core import State, Timestamp

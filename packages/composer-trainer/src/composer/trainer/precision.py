@@ -10,7 +10,7 @@ import torch
 from torch.amp.grad_scaler import OptState
 
 from composer.core import Precision, State, get_precision_context
-from composer.core.precision import _validate_precision
+from composer.core.precision import validate_precision
 from composer.devices import Device
 from composer.utils import dist
 
@@ -44,7 +44,7 @@ def resolve_precision(precision: str | Precision | None, device: Device) -> Prec
     if precision is None:
         precision = Precision.AMP_FP16 if device.name == "gpu" else Precision.FP32
     precision = parse_precision(precision)
-    _validate_precision(precision, device)
+    validate_precision(precision, device)
     return precision
 
 

@@ -1,6 +1,6 @@
-"""What algorithms share: image augmentations and conversions, data set transforms; mixed targets and losses (`mixing`).
+"""Utilities of algorithms: image augmentations and conversions, dataset transforms, mixed targets and losses.
 
-Importing this needs neither Pillow nor torchvision; only what touches Pillow images needs Pillow.
+The import needs neither Pillow nor torchvision; functions of Pillow images need Pillow.
 """
 
 from composer.algorithms.utils.augmentation_primitives import AugmentationFn as AugmentationFn

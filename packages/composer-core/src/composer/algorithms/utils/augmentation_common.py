@@ -1,4 +1,4 @@
-"""Conversions between tensors and Pillow images, which are imported only where one is made."""
+"""Convert between tensors and Pillow images. Pillow is only imported to create an image."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ T = TypeVar("T")
 
 
 def is_pillow_image(image: object) -> bool:
-    """Whether something is a Pillow image, found out without importing Pillow."""
-    module = sys.modules.get("PIL.Image")  # whoever holds such an image has imported it
+    """Return True for a Pillow image, without importing Pillow."""
+    module = sys.modules.get("PIL.Image")  # imported if there is an image
     return module is not None and isinstance(image, module.Image)
 
 
@@ -34,12 +34,12 @@ def image_as_type(image: Any, typ: type[T]) -> T:
         typ: `torch.Tensor` or `PIL.Image.Image`.
 
     Returns:
-        The image itself if it is of that type. A tensor otherwise has shape (C, H, W) and is float32 in [0, 1], or has
-        the values of the image if they are not bytes. A Pillow image has bytes, rounded; values outside [0, 1] become
-        0 or 255.
+        The image itself if it has that type. A new tensor has shape (C, H, W) and is float32 in [0, 1], or has the
+        values of the image if they are not bytes. A new Pillow image has rounded bytes; values outside [0, 1] are
+        clamped.
 
     Raises:
-        TypeError: `typ` is another type, or `image` is not an image or of another dtype.
+        TypeError: `typ` is another type, or `image` is not an image or has another dtype.
         ValueError: `image` is a tensor of another shape.
         MissingConditionalImportError: Pillow is needed and not installed.
 
@@ -49,7 +49,7 @@ def image_as_type(image: Any, typ: type[T]) -> T:
         >>> image.size, image_as_type(image, torch.Tensor).shape
         ((6, 4), torch.Size([3, 4, 6]))
 
-    Differs: (H, W) tensors are taken. Floats are rounded to bytes, not cut off, which keeps float16 images exact.
+    Differs: (H, W) tensors are accepted. Floats are rounded to bytes, not truncated, so float16 images are exact.
     """
     if isinstance(image, typ):
         return image
@@ -65,15 +65,15 @@ def image_as_type(image: Any, typ: type[T]) -> T:
 
 
 def map_pillow_function(f_pil: Callable[[Image], Image], imgs: T) -> T:
-    """Apply a function on Pillow images to an image or to each of several.
+    """Apply a function of Pillow images to one or several images.
 
     Args:
-        f_pil: Takes a Pillow image and returns one.
+        f_pil: A function that takes a Pillow image and returns one.
         imgs: A Pillow image, a tensor of shape (H, W), (C, H, W) or (N, C, H, W) as in `image_as_type`, or an iterable
             of such; not modified.
 
     Returns:
-        The same kind of thing; tensors keep shape, dtype and device. A list for an iterable.
+        A value of the type of `imgs`, or a list for an iterable; tensors keep shape, dtype and device.
 
     Raises:
         TypeError: `imgs` is none of these.
@@ -85,7 +85,7 @@ def map_pillow_function(f_pil: Callable[[Image], Image], imgs: T) -> T:
         tensor([[1., 0.],
                 [0., 0.]])
 
-    Differs: (H, W) tensors are taken; dtype and device are kept.
+    Differs: (H, W) tensors are accepted; dtype and device are kept.
     """
     result: Any
     if is_pillow_image(imgs):
@@ -141,7 +141,7 @@ def _pillow_of(image: torch.Tensor) -> Image:
 
 
 def _pixels_of(image: Image) -> torch.Tensor:
-    """The values as a tensor of shape (C, H, W) of its own."""
+    """Return a copy of the values as a tensor of shape (C, H, W)."""
     array = np.array(image)
     pixels = torch.from_numpy(array.astype(np.uint8) * 255 if image.mode == "1" else array)
     return pixels[None] if pixels.dim() == 2 else pixels.permute(2, 0, 1).contiguous()

@@ -1,7 +1,7 @@
-"""Random changes of Pillow images, of the kinds that AutoAugment made known, and sets of them.
+"""Random augmentations of Pillow images, as in AutoAugment, and sets of them.
 
-Each function takes an image and a `level` in [0, 10], 10 being the strongest, and returns another image. With
-u ~ U(0.1, level), drawn for each image from torch's CPU generator (which data loader workers seed each for itself):
+Each function takes an image and a `level` in [0, 10], where 10 is the strongest, and returns another image. With
+u ~ U(0.1, level), drawn for each image from the CPU generator of torch (seeded separately in each dataloader worker):
 
     autocontrast, equalize    the level is not used
     posterize                 keep 4 - int(4 u / 10) bits
@@ -9,11 +9,11 @@ u ~ U(0.1, level), drawn for each image from torch's CPU generator (which data l
     rotate                    by int(30 u / 10) degrees, either way
     shear_x, shear_y          by 0.3 u / 10, either way
     translate_x, translate_y  by int(size / 3 * u / 10) pixels of the width or the height, either way
-    color, contrast,          enhance by a factor that is U(1, level) or U(1 - 0.09 level, 1), each half of the time;
+    color, contrast,          enhance by a factor from U(1, level) or U(1 - 0.09 level, 1), with equal probability;
     sharpness, brightness     a factor of brightness above 1 is multiplied by 0.75
     color_original, ...       enhance by 1.8 u / 10 + 0.1
 
-What the image does not reach becomes black. Rotation and shear interpolate bilinearly.
+Pixels outside the original image become black. Rotation and shear use bilinear interpolation.
 
 Source: Cubuk et al., "AutoAugment: Learning Augmentation Policies from Data", arXiv:1805.09501, table 6; Hendrycks et
 al., "AugMix: A Simple Data Processing Method to Improve Robustness and Uncertainty", arXiv:1912.02781, section 3.
@@ -76,7 +76,7 @@ def posterize(pil_img: Image, level: float = 0.0) -> Image:
 
 
 def rotate(pil_img: Image, level: float = 0.0) -> Image:
-    """Rotate about the centre."""
+    """Rotate the image around its centre."""
     from PIL import Image
 
     degrees = _either_way(int(_intensity(level, 30)))
@@ -116,7 +116,7 @@ def color(pil_img: Image, level: float = 0.0) -> Image:
 
 
 def color_original(pil_img: Image, level: float = 0.0) -> Image:
-    """Like `color`, by the factor of the AugMix authors."""
+    """Make colours stronger or weaker, with the factor of the AugMix authors."""
     return _enhanced(pil_img, "Color", _original_factor(level))
 
 
@@ -126,7 +126,7 @@ def contrast(pil_img: Image, level: float = 0.0) -> Image:
 
 
 def contrast_original(pil_img: Image, level: float = 0.0) -> Image:
-    """Like `contrast`, by the factor of the AugMix authors."""
+    """Change the contrast, with the factor of the AugMix authors."""
     return _enhanced(pil_img, "Contrast", _original_factor(level))
 
 
@@ -137,7 +137,7 @@ def brightness(pil_img: Image, level: float = 0.0) -> Image:
 
 
 def brightness_original(pil_img: Image, level: float = 0.0) -> Image:
-    """Like `brightness`, by the factor of the AugMix authors."""
+    """Change the brightness, with the factor of the AugMix authors."""
     return _enhanced(pil_img, "Brightness", _original_factor(level))
 
 
@@ -147,7 +147,7 @@ def sharpness(pil_img: Image, level: float = 0.0) -> Image:
 
 
 def sharpness_original(pil_img: Image, level: float = 0.0) -> Image:
-    """Like `sharpness`, by the factor of the AugMix authors."""
+    """Sharpen or smooth the image, with the factor of the AugMix authors."""
     return _enhanced(pil_img, "Sharpness", _original_factor(level))
 
 
@@ -160,7 +160,7 @@ def _sheared(pil_img: Image, matrix: tuple[float, ...]) -> Image:
 def _translated(pil_img: Image, x: float, y: float) -> Image:
     from PIL import Image
 
-    # By whole pixels, so the nearest one is what interpolation would give, 40 times as fast.
+    # By integer offsets: nearest is exact, and 40 times as fast as interpolation.
     return pil_img.transform(
         pil_img.size, Image.Transform.AFFINE, (1, 0, x, 0, 1, y), resample=Image.Resampling.NEAREST
     )
@@ -185,17 +185,17 @@ _GEOMETRIC_AND_TONAL: list[AugmentationFn] = [
 
 augmentation_sets: dict[str, list[AugmentationFn]] = _AugmentationSets(
     all=[*_GEOMETRIC_AND_TONAL, color, contrast, brightness, sharpness],
-    # Nothing that the corruptions of ImageNet-C and CIFAR-10-C contain.
+    # Without augmentations that are among the corruptions of ImageNet-C and CIFAR-10-C.
     safe=[*_GEOMETRIC_AND_TONAL],
     original=[*_GEOMETRIC_AND_TONAL, color_original, contrast_original, brightness_original, sharpness_original],
 )
 
 
 def as_augmentation_set(augmentation_set: str | Sequence[AugmentationFn]) -> Sequence[AugmentationFn]:
-    """A set of augmentations by its name, or a list of one's own as it is.
+    """Return the augmentation set of a name; return a list of functions unchanged.
 
     Raises:
-        KeyError: No set has that name.
+        KeyError: The name is unknown.
         ValueError: The list is empty.
     """
     if isinstance(augmentation_set, str):

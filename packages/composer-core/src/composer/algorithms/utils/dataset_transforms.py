@@ -1,4 +1,4 @@
-"""Add a transform to the data set behind a loader, once."""
+"""Add a transform to the dataset of a dataloader, once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils.data import ConcatDataset, Subset
 from composer.utils.misc import add_vision_dataset_transform
 
 if TYPE_CHECKING:
-    from composer.core import State
+    from composer.core.state import State
 
 __all__ = [
     "add_dataset_transform",
@@ -22,16 +22,16 @@ __all__ = [
 
 
 def check_training_transform(state: State, transform: Callable[[Any], Any], advice: str) -> None:
-    """Check that a transform can be added to the training data set, and would not reach evaluation data.
+    """Check that a transform can be added to the training dataset, and does not affect evaluation data.
 
     Args:
-        state: The run; without a training loader nothing is checked.
-        transform: What `add_training_transform` will add.
-        advice: What to do with a loader that has no data set of images; the last sentence of the message.
+        state: The state of the run; without a training dataloader nothing is checked.
+        transform: The transform for `add_training_transform`.
+        advice: The last sentence of the error for a dataloader without an image dataset.
 
     Raises:
-        TypeError: The data set of the loader takes no transform.
-        ValueError: The data set has joint transforms, or an evaluator reads the same data set.
+        TypeError: The dataset does not support transforms.
+        ValueError: The dataset has joint transforms, or an evaluator reads the same dataset.
     """
     dataloader = _training_dataloader(state)
     if dataloader is None:
@@ -41,30 +41,30 @@ def check_training_transform(state: State, transform: Callable[[Any], Any], advi
         evaluated = getattr(evaluator.dataloader.dataloader, "dataset", None)
         if any(dataset is dataloader.dataset for dataset in _nested_datasets(evaluated)):
             raise ValueError(
-                f"The training data set must not be shared with the evaluator {evaluator.label!r}, whose images "
-                f"`{type(transform).__name__}` would change too. Give the evaluator its own data set object, such as "
+                f"The training dataset must not be shared with the evaluator {evaluator.label!r}, whose images "
+                f"`{type(transform).__name__}` would change too. Pass the evaluator a separate dataset object, such as "
                 f"`copy.copy(dataset)`."
             )
 
 
 def add_training_transform(state: State, transform: Callable[[Any], Any], advice: str) -> None:
-    """Add a transform of Pillow images to the training data set, unless it is there; see `add_dataset_transform`.
+    """Add a transform of Pillow images to the training dataset, unless it is there; see `add_dataset_transform`.
 
     Args:
-        state: The run, with a training loader.
-        transform: Takes an image and returns one.
-        advice: As in `check_training_transform`, whose errors this raises.
+        state: The state of the run, with a training dataloader.
+        transform: A function that takes an image and returns one.
+        advice: As for `check_training_transform`, whose errors this function raises.
     """
     check_training_transform(state, transform, advice)
     add_dataset_transform(_training_dataloader(state), transform)
 
 
 def has_dataset_transform(dataloader: Any, transform: Callable[[Any], Any]) -> bool:
-    """Whether the data set of a loader already applies this very transform.
+    """Return True if the dataset of a dataloader already applies a transform.
 
     Args:
-        dataloader: The loader; anything else has none.
-        transform: The transform; one that is merely equal does not count.
+        dataloader: The dataloader; False for other objects.
+        transform: The transform, compared by identity.
     """
     dataset = getattr(dataloader, "dataset", None)
     while isinstance(dataset, Subset):
@@ -73,20 +73,20 @@ def has_dataset_transform(dataloader: Any, transform: Callable[[Any], Any]) -> b
 
 
 def add_dataset_transform(dataloader: Any, transform: Callable[[Any], Any]) -> None:
-    """Add a transform of Pillow images to the data set behind a loader, unless it is there.
+    """Add a transform of Pillow images to the dataset of a dataloader, unless it is there.
 
-    The data set is changed in place as by `composer.utils.add_vision_dataset_transform`. Below a `Subset` it is a
-    shallow copy that is changed, because other subsets of the same data set may serve for evaluation. Persistent
-    workers that already run have copied the data set before; the next iteration starts new ones.
+    The dataset is changed in place as by `composer.utils.add_vision_dataset_transform`. Inside a `Subset` a shallow
+    copy of the dataset is changed, because other subsets of it may be used for evaluation. Persistent workers already
+    have a copy of the dataset; the next iteration starts new workers.
 
     Args:
-        dataloader: A `torch.utils.data.DataLoader`, or something else with a `dataset`. That has an attribute
-            `transform`, as those of torchvision do, or is a `torch.utils.data.Subset` of one that has.
-        transform: Takes an image and returns one.
+        dataloader: A `torch.utils.data.DataLoader`, or another object with a `dataset`. The dataset has an attribute
+            `transform`, like those of torchvision, or is a `torch.utils.data.Subset` of such a dataset.
+        transform: A function that takes an image and returns one.
 
     Raises:
-        TypeError: There is no such data set.
-        ValueError: The data set has joint transforms of image and target, which would ignore a transform.
+        TypeError: There is no such dataset.
+        ValueError: The dataset has joint transforms of image and target, which would ignore the transform.
     """
     if has_dataset_transform(dataloader, transform):
         return
@@ -104,7 +104,7 @@ def _contains(existing: Any, transform: Callable[[Any], Any]) -> bool:
 
 
 def _training_dataloader(state: State) -> Any:
-    """`state.train_dataloader`, or the active loader in a loop that sets only that."""
+    """Return `state.train_dataloader`, or the active dataloader in a loop that sets only that."""
     return state.dataloader if state.train_dataloader is None else state.train_dataloader
 
 
@@ -119,25 +119,25 @@ def _check(dataloader: Any, transform: Callable[[Any], Any], advice: str) -> Non
         dataset = dataset.dataset
     if not hasattr(dataset, "transform"):
         raise TypeError(
-            f"The data set must have an attribute `transform`, or be a `torch.utils.data.Subset` of one that has, got "
-            f"{type(dataset).__name__}. Give it one that its `__getitem__` applies to images. {advice}"
+            f"The dataset must have an attribute `transform`, or be a `torch.utils.data.Subset` of such a dataset, got "
+            f"{type(dataset).__name__}. Add the attribute, and apply it to images in `__getitem__`. {advice}"
         )
     joint = getattr(dataset, "transforms", None)
     if joint is not None and dataset.transform is None and type(joint).__name__ != "StandardTransform":
         raise ValueError(
-            f"The data set must not have joint `transforms` of images and targets, got {joint!r}, which would ignore "
+            f"The dataset must not have joint `transforms` of images and targets, got {joint!r}, which would ignore "
             f"a `transform`. {_way_out(transform)}"
         )
 
 
 def _nested_datasets(dataset: Any) -> list[Any]:
-    """A data set, and those that it is a subset or concatenation of."""
+    """Return a dataset and all datasets that it is a subset or concatenation of."""
     parts = dataset.datasets if isinstance(dataset, ConcatDataset) else [getattr(dataset, "dataset", None)]
     return [dataset, *(inner for part in parts if part is not None for inner in _nested_datasets(part))]
 
 
 def _own_dataset(holder: Any) -> Any:
-    """The data set behind a loader or subset, made a copy of its own below a subset."""
+    """Return the dataset of a dataloader or subset; inside a subset, replace it by a copy first."""
     dataset = holder.dataset
     if isinstance(holder, Subset):
         dataset = holder.dataset = copy.copy(dataset)
@@ -145,4 +145,4 @@ def _own_dataset(holder: Any) -> Any:
 
 
 def _way_out(transform: Callable[[Any], Any]) -> str:
-    return f"Or apply `{type(transform).__name__}` in the data set yourself, without the algorithm."
+    return f"Or apply `{type(transform).__name__}` in the dataset yourself, without the algorithm."

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from composer.core import Precision, State
-from composer.core._required_algorithms import add_required
+from composer.core.saving import add_required_algorithms
 from composer.models.huggingface._files import write_files
 from composer.models.huggingface._metadata import config_of, hf_state_of, peft_config_of, saved_class
 from composer.models.huggingface._peft import filter_state_dict_peft, names_of_adapters
@@ -109,7 +109,9 @@ def _change_layers(model: Any, saved: Mapping[str, Any]) -> None:
     precision = metadata.get("precision") if isinstance(metadata, Mapping) else None  # some act in a lower one only
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Automatically adding required_on_load", category=UserWarning)
-        add_required(State(model=model, precision=precision or Precision.FP32), dict(saved), None, None, None)
+        add_required_algorithms(
+            State(model=model, precision=precision or Precision.FP32), dict(saved), None, None, None
+        )
 
 
 def write_huggingface_pretrained_from_composer_checkpoint(

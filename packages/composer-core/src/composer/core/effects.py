@@ -1,0 +1,199 @@
+"""Effects of algorithms, and placements: where an algorithm acts relative to the effects of others.
+
+An algorithm declares which effects it provides, and which effects it must precede or follow. So the algorithms of
+different packages are ordered without knowing each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Any
+
+__all__ = [
+    "ADDS_NORMS",
+    "AUGMENTS_IMAGES",
+    "AVERAGES_WEIGHTS",
+    "CHANGES_LAYERS",
+    "CHANGES_LENGTH",
+    "CHANGES_MEMORY_FORMAT",
+    "CHANGES_RESOLUTION",
+    "CLIPS_GRADIENTS",
+    "DROPS_PIXELS",
+    "EFFECTS",
+    "ERASES_PIXELS",
+    "FACTORIZES_WEIGHTS",
+    "FREEZES_WEIGHTS",
+    "INTERPOLATES_LOSS",
+    "MIXES_AUGMENTATIONS",
+    "MIXES_INPUTS",
+    "MIXES_TARGETS",
+    "PASTES_REGIONS",
+    "PRUNES_BATCH",
+    "REPLACES_ATTENTION",
+    "REPLACES_BLOCKS",
+    "REPLACES_CONVS",
+    "REPLACES_DROPOUT",
+    "REPLACES_FEEDFORWARD",
+    "REPLACES_LAYERNORMS",
+    "REPLACES_MODEL",
+    "REPLACES_NORMS",
+    "RESHAPES_SEQUENCES",
+    "SCALES_SCHEDULE",
+    "SMOOTHS_TARGETS",
+    "STANDARDIZES_WEIGHTS",
+    "SWAPS_WEIGHTS",
+    "TRANSFORMS_BATCH",
+    "WRAPS_CONVS",
+    "WRAPS_OPTIMIZER",
+    "Placement",
+]
+
+PRUNES_BATCH = "prunes_batch"  # drops examples, judged on clean inputs
+TRANSFORMS_BATCH = "transforms_batch"  # changes inputs or targets of the batch
+AUGMENTS_IMAGES = "augments_images"  # adds random augmentations to the dataset's transform
+MIXES_AUGMENTATIONS = "mixes_augmentations"  # blends images of the dataset with augmented versions of themselves
+DROPS_PIXELS = "drops_pixels"  # leaves out rows and columns of images
+CHANGES_RESOLUTION = "changes_resolution"  # changes the height and width of images
+ERASES_PIXELS = "erases_pixels"  # blanks regions of images
+MIXES_INPUTS = "mixes_inputs"  # blends inputs of different examples
+PASTES_REGIONS = "pastes_regions"  # pastes regions of one example into another
+RESHAPES_SEQUENCES = "reshapes_sequences"  # reshapes the tokens of a batch into more, shorter sequences
+CHANGES_LENGTH = "changes_length"  # changes the length of sequences
+MIXES_TARGETS = "mixes_targets"  # turns targets into combinations of targets
+SMOOTHS_TARGETS = "smooths_targets"  # moves targets towards another distribution
+INTERPOLATES_LOSS = "interpolates_loss"  # replaces the loss by a combination of losses
+SCALES_SCHEDULE = "scales_schedule"  # changes the duration of the run and its schedules
+REPLACES_MODEL = "replaces_model"  # swaps the whole model
+CHANGES_LAYERS = "changes_layers"  # changes layers of the model; implied by every effect in _ON_LAYERS
+REPLACES_BLOCKS = "replaces_blocks"  # swaps blocks of several layers
+REPLACES_ATTENTION = "replaces_attention"  # swaps attention layers
+REPLACES_FEEDFORWARD = "replaces_feedforward"  # swaps the feed-forward layers of transformers
+REPLACES_DROPOUT = "replaces_dropout"  # swaps dropout layers
+WRAPS_CONVS = "wraps_convs"  # puts a module around convolution layers
+REPLACES_CONVS = "replaces_convs"  # swaps convolution or pooling layers
+FACTORIZES_WEIGHTS = "factorizes_weights"  # splits layers into layers of lower rank
+STANDARDIZES_WEIGHTS = "standardizes_weights"  # computes weights from other weights in every forward pass
+ADDS_NORMS = "adds_norms"  # adds normalisation layers to the model
+REPLACES_NORMS = "replaces_norms"  # swaps normalisation layers
+REPLACES_LAYERNORMS = "replaces_layernorms"  # swaps layer normalisations
+CHANGES_MEMORY_FORMAT = "changes_memory_format"  # changes the strides of weights
+FREEZES_WEIGHTS = "freezes_weights"  # stops training some weights
+CLIPS_GRADIENTS = "clips_gradients"  # limits gradients before the step
+WRAPS_OPTIMIZER = "wraps_optimizer"  # puts an optimizer around the optimizer
+AVERAGES_WEIGHTS = "averages_weights"  # maintains an average of the weights
+SWAPS_WEIGHTS = "swaps_weights"  # temporarily swaps in other weights, to evaluate or save them
+
+# The phrase for each effect in messages: "..., which <phrase>".
+PHRASES = {
+    PRUNES_BATCH: "prunes the batch",
+    TRANSFORMS_BATCH: "transforms the batch",
+    AUGMENTS_IMAGES: "augments images",
+    MIXES_AUGMENTATIONS: "mixes augmentations of an image",
+    DROPS_PIXELS: "drops rows and columns of images",
+    CHANGES_RESOLUTION: "changes the resolution",
+    ERASES_PIXELS: "erases regions of images",
+    MIXES_INPUTS: "mixes inputs",
+    PASTES_REGIONS: "pastes regions of images",
+    RESHAPES_SEQUENCES: "reshapes sequences",
+    CHANGES_LENGTH: "changes the length of sequences",
+    MIXES_TARGETS: "mixes targets",
+    SMOOTHS_TARGETS: "smooths targets",
+    INTERPOLATES_LOSS: "interpolates the loss",
+    SCALES_SCHEDULE: "scales the schedule",
+    REPLACES_MODEL: "replaces the model",
+    CHANGES_LAYERS: "changes layers of the model",
+    REPLACES_BLOCKS: "replaces blocks of layers",
+    REPLACES_ATTENTION: "replaces attention layers",
+    REPLACES_FEEDFORWARD: "replaces feed-forward layers",
+    REPLACES_DROPOUT: "replaces dropout layers",
+    WRAPS_CONVS: "wraps convolution layers",
+    REPLACES_CONVS: "replaces convolution or pooling layers",
+    FACTORIZES_WEIGHTS: "factorizes weights",
+    STANDARDIZES_WEIGHTS: "standardizes weights",
+    ADDS_NORMS: "adds normalisation layers",
+    REPLACES_NORMS: "replaces normalisation layers",
+    REPLACES_LAYERNORMS: "replaces layer normalisations",
+    CHANGES_MEMORY_FORMAT: "changes the memory format",
+    FREEZES_WEIGHTS: "freezes weights",
+    CLIPS_GRADIENTS: "clips gradients",
+    WRAPS_OPTIMIZER: "wraps the optimizer",
+    AVERAGES_WEIGHTS: "averages weights",
+    SWAPS_WEIGHTS: "swaps weights for a while",
+}
+EFFECTS = frozenset(PHRASES)
+# Effects on one kind of layer, which imply CHANGES_LAYERS.
+_ON_LAYERS = frozenset(
+    {
+        REPLACES_BLOCKS,
+        REPLACES_ATTENTION,
+        REPLACES_FEEDFORWARD,
+        REPLACES_DROPOUT,
+        WRAPS_CONVS,
+        REPLACES_CONVS,
+        FACTORIZES_WEIGHTS,
+        STANDARDIZES_WEIGHTS,
+        ADDS_NORMS,
+        REPLACES_NORMS,
+        REPLACES_LAYERNORMS,
+    }
+)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The position of an algorithm among others, declared by effects.
+
+    An effect is a constant of `composer.core` (`PRUNES_BATCH`, ...) or a custom name of the form `"vendor:effect"`.
+
+    Args:
+        provides: The effects of this algorithm. Effects on one kind of layer (replacing, wrapping, factorizing,
+            standardizing or adding layers) imply CHANGES_LAYERS.
+        before: Effects; this algorithm acts before every algorithm that provides one of them.
+        after: Effects; this algorithm acts after every algorithm that provides one of them.
+        excludes: Effects; together with an algorithm that provides one of them, the engine raises an error.
+        discourages: Effects; together with an algorithm that provides one of them, the engine warns.
+
+    Raises:
+        ValueError: An effect is unknown and has not the form `"vendor:effect"`.
+        TypeError: An effect is not a string, or an argument is a string instead of a set of strings.
+
+    Example:
+        >>> Placement(provides={PRUNES_BATCH}, before={TRANSFORMS_BATCH}).before
+        frozenset({'transforms_batch'})
+    """
+
+    provides: frozenset[str] = frozenset()
+    before: frozenset[str] = frozenset()
+    after: frozenset[str] = frozenset()
+    excludes: frozenset[str] = frozenset()
+    discourages: frozenset[str] = frozenset()
+
+    def __init__(
+        self,
+        provides: Iterable[str] = (),
+        before: Iterable[str] = (),
+        after: Iterable[str] = (),
+        excludes: Iterable[str] = (),
+        discourages: Iterable[str] = (),
+    ) -> None:
+        given = (provides, before, after, excludes, discourages)
+        for field, effects in zip(fields(self), given, strict=True):
+            object.__setattr__(self, field.name, _checked(field.name, effects))
+        if self.provides & _ON_LAYERS:
+            object.__setattr__(self, "provides", self.provides | {CHANGES_LAYERS})
+
+
+def _checked(argument: str, effects: Any) -> frozenset[str]:
+    if isinstance(effects, str):
+        raise TypeError(f"`{argument}` must be a set of effects, got the string {effects!r}. Write `{{{effects!r}}}`.")
+    for effect in effects:
+        if not isinstance(effect, str):
+            raise TypeError(f"`{argument}` must contain effects, which are strings, got {effect!r}.")
+        vendor, _, name = effect.partition(":")
+        if effect not in EFFECTS and not (vendor and name):
+            raise ValueError(
+                f"`{argument}` must contain effects of `composer.core` or custom names such as "
+                f"'vendor:effect', got {effect!r}. The effects of `composer.core` are {', '.join(sorted(EFFECTS))}."
+            )
+    return frozenset(effects)

@@ -1,0 +1,12 @@
+"""Saving and loading a `State`.
+
+- `layout`: which key of a saved state holds what.
+- `optimizers`, `metrics`: their states, keyed by names instead of numbers.
+- `required`: applies, before a model is loaded, the algorithms that changed its layers; `rebuild` makes them from their
+  saved representation, `structure` undoes what other algorithms did when these must act first.
+"""
+
+from composer.core.saving.layout import upgrade_state_dict as upgrade_state_dict
+from composer.core.saving.required import add_required_algorithms as add_required_algorithms
+
+__all__ = ["add_required_algorithms", "upgrade_state_dict"]

@@ -1,0 +1,221 @@
+"""The keys of a saved state, and how each is saved and loaded.
+
+- `model`: parameters and buffers by name, without the `module.` prefix of DDP.
+- `optimizers`: `{class name: state}`, where the state is keyed by parameter name; see `optimizers`.
+- `schedulers`, `callbacks`, `scaler`, `timestamp`: `{class name: state_dict()}`. A second object of the same class has
+  the key `"Name#2"`.
+- `algorithms`: a list of `(class name, state_dict())` in order.
+- `train_metrics`, `eval_metrics`: only with `save_metrics`; see `metrics`.
+- `dataset_state`: only if the training dataset has a method `state_dict(num_samples, from_beginning)`.
+- `rank_zero_seed`, `run_name`: plain values.
+- `integrations`, `metadata`: information for other libraries and for readers of the file.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from composer.core.logging import Logger, LoggerDestination, call_logger
+from composer.core.passes import PassInput
+from composer.core.saving.metrics import load_metrics, metrics_state
+from composer.core.saving.optimizers import load_optimizers, named, numbered, optimizers_state
+from composer.core.saving.required import add_required_algorithms
+from composer.utils import dist
+from composer.utils.collect_env import get_composer_env_dict
+from composer.utils.misc import unwrapped_model
+
+if TYPE_CHECKING:
+    from composer.core.state import State
+
+__all__ = ["integrations", "load", "load_model", "metadata", "model_state", "state_dict_of", "upgrade_state_dict"]
+
+_COLLECTIONS = ("schedulers", "callbacks")
+
+
+def model_state(state: State) -> dict[str, Any]:
+    """Return the parameters and buffers of the model by name, without the `module.` prefix of DDP."""
+    module = state.model.module if state.is_model_ddp else state.model
+    result: dict[str, Any] = module.state_dict()  # type: ignore[union-attr]
+    return result
+
+
+def state_dict_of(state: State) -> dict[str, Any]:
+    """Return the state dict of everything in `state.serialized_attributes`, and the metadata."""
+    saved: dict[str, Any] = {}
+    for name in state.serialized_attributes:
+        value = _saved_attribute(state, name)
+        if value is not None:
+            saved[name] = value
+    saved["integrations"] = integrations(state)
+    saved["metadata"] = metadata(state)
+    return saved
+
+
+def _saved_attribute(state: State, name: str) -> Any:
+    """Return the saved form of an attribute; None if it is not saved."""
+    if name == "model":
+        return model_state(state)
+    if name == "optimizers":
+        return optimizers_state(state)
+    if name == "dataset_state":
+        return _dataset_state(state)
+    if name in ("train_metrics", "eval_metrics") and not state.save_metrics:
+        return None
+    value = getattr(state, name)
+    if name == "train_metrics":
+        return metrics_state(value)
+    if name == "eval_metrics":
+        return {label: metrics_state(metrics) for label, metrics in value.items()}
+    if name == "algorithms":
+        return [(type(a).__qualname__, a.state_dict()) for a in value]
+    if name in _COLLECTIONS:
+        return {name: _state_dict_of(obj) for name, obj in named(value)}
+    if name in ("scaler", "timestamp") and value is not None:
+        return {type(value).__qualname__: value.state_dict()}
+    return value
+
+
+def _dataset_state(state: State) -> dict[str, Any] | None:
+    """Return the position of the training dataset in this epoch; None if the dataset has none."""
+    save = getattr(getattr(state.train_dataloader, "dataset", None), "state_dict", None)
+    if save is None:
+        return None
+    try:
+        inspect.signature(save).bind(0, True)
+    except TypeError:  # another signature: the state depends on the position of the loader
+        return None
+    return {"train": save(int(state.timestamp.sample_in_epoch), True), "eval": {}}
+
+
+def integrations(state: State) -> dict[str, Any]:
+    """Return the information with which other libraries can read the model."""
+    # Language models provide their tokenizer and config. DDP and compiled models do not forward the method.
+    get_metadata = getattr(unwrapped_model(state.model), "get_metadata", None)
+    return {} if get_metadata is None else {"huggingface": get_metadata()}
+
+
+def metadata(state: State) -> dict[str, Any]:
+    """Return the versions, device and sizes of the current run."""
+    info: dict[str, Any] = {
+        "composer_env_info": get_composer_env_dict(),
+        "torch_version": str(torch.__version__),
+        "device": state.device.name,
+        "precision": state.precision.value,
+        "world_size": dist.get_world_size(),
+        "device_train_microbatch_size": state.device_train_microbatch_size,
+    }
+    batch_size = getattr(state.train_dataloader, "batch_size", None)
+    if batch_size is not None:
+        info["train_dataloader_batch_size"] = batch_size
+    return info
+
+
+def upgrade_state_dict(saved: dict[str, Any]) -> dict[str, Any]:
+    """Return a saved state with the current key names; in old files some start with an underscore."""
+    renamed = {"_is_model_ddp_wrapped": "is_model_ddp"}
+    return {renamed.get(key, key.removeprefix("_")): value for key, value in saved.items()}
+
+
+def load(
+    state: State,
+    saved: dict[str, Any],
+    logger: Logger | None,
+    strict: bool,
+    exclude_algorithms: Sequence[str] | None,
+    algorithm_passes: PassInput,
+) -> None:
+    """Restore a saved state. An object that the saved state lacks keeps its own state, with a warning."""
+    saved = upgrade_state_dict(saved)
+    if "model" in saved:
+        load_model(state, saved, logger, strict, exclude_algorithms, algorithm_passes)
+    # Sorted, algorithms come before optimizers, which some algorithms change when they are loaded.
+    for name in sorted(saved):
+        if name in state.serialized_attributes and name not in ("model", "integrations", "metadata"):
+            _load_attribute(state, name, saved[name])
+
+
+def _load_attribute(state: State, name: str, value: Any) -> None:
+    to_device = state.device.module_to_device
+    if name == "optimizers":
+        load_optimizers(state, value, strict=True)
+    elif name == "train_metrics":
+        load_metrics(state.train_metrics, value, to_device)
+    elif name == "eval_metrics":
+        for label, metrics in value.items():
+            load_metrics(state.eval_metrics.get(label, {}), metrics, to_device)
+    elif name == "algorithms":
+        pairs = value.items() if isinstance(value, dict) else value  # very old files have a dictionary
+        _load_named(name, named(state.algorithms), dict(numbered(pairs)))
+    elif name in _COLLECTIONS:
+        _load_named(name, named(getattr(state, name)), value)
+    elif name in ("scaler", "timestamp"):
+        _load_single(getattr(state, name), value)
+    elif name == "dataset_state":
+        state.dataset_state = value
+        state._load_dataset_state()
+    else:
+        setattr(state, name, value)
+
+
+def load_model(
+    state: State,
+    saved: dict[str, Any],
+    logger: Logger | None,
+    strict: bool,
+    exclude_algorithms: Sequence[str] | None,
+    algorithm_passes: PassInput,
+) -> None:
+    """Apply the required algorithms, then restore the parameters and buffers of the model."""
+    weights = saved["model"]
+    if weights is None:  # they are on another rank
+        return
+    add_required_algorithms(state, saved, logger, exclude_algorithms, algorithm_passes)
+    if saved.get("is_model_ddp"):
+        weights = {key.removeprefix("module."): value for key, value in weights.items()}
+    module: Any = state.model.module if state.is_model_ddp else state.model
+    missing, unexpected = module.load_state_dict(weights, strict=strict)
+    if missing or unexpected:
+        warnings.warn(
+            f"The saved model does not match this one. Missing in the file: {missing}. Not in the model: {unexpected}.",
+            stacklevel=4,
+        )
+
+
+def _load_single(target: Any, saved: dict[str, Any]) -> None:
+    """Restore the only object of its kind, whatever the saved class name."""
+    if target is not None and saved:
+        target.load_state_dict(next(iter(saved.values())))
+
+
+def _state_dict_of(target: Any) -> Any:
+    if isinstance(target, LoggerDestination):
+        return call_logger(target, "state_dict") or {}
+    return target.state_dict()
+
+
+def _restore(target: Any, saved: Any) -> None:
+    if isinstance(target, LoggerDestination):
+        call_logger(target, "load_state_dict", saved)
+    else:
+        target.load_state_dict(saved)
+
+
+def _needs_state(target: Any) -> bool:
+    # A new logger, such as a progress bar, needs no saved state.
+    return not isinstance(target, LoggerDestination) and bool(target.state_dict())
+
+
+def _load_named(attribute: str, objects: Iterable[tuple[str, Any]], saved: dict[str, Any]) -> None:
+    for name, target in objects:
+        if name in saved:
+            _restore(target, saved[name])
+        elif _needs_state(target):
+            warnings.warn(
+                f"{name} of `{attribute}` is not in the state_dict and keeps its current state.",
+                stacklevel=5,
+            )
