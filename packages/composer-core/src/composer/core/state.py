@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from composer.core.algorithm import Algorithm
     from composer.core.callback import Callback
     from composer.core.evaluator import Evaluator
+    from composer.core.serializable import Resumable
 
 __all__ = ["State"]
 
@@ -148,6 +149,7 @@ class State(StateLists, StateSaving):
         self.scaler = scaler
         self.save_metrics = save_metrics
         self.serialized_attributes = list(_SERIALIZED)
+        self.resumption: Resumable | None = None  # of the loop that runs; every checkpoint holds its `state_dict`
         self._set_progress()
         self._set_lists(evaluators, optimizers, schedulers, algorithms, callbacks)
         self._max_duration: Time[Any] | None = None
