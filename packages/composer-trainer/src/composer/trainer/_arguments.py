@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from composer.checkpoint._names import check_characters, check_pattern, check_relative, check_run_name
+from composer.checkpoint.names import check_characters, check_pattern, check_relative, check_run_name
 from composer.core import Precision, Time, TimeUnit, ensure_time
 from composer.utils import check_flags, plain_int, plain_number
 from composer.utils._interval_scheduler import check_interval_function

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from composer.callbacks.checkpoint_saver import CheckpointSaver
-from composer.checkpoint._loading import restore
-from composer.checkpoint._names import check_pattern
-from composer.checkpoint._sharded_run import STATES, is_sharded_run
+from composer.checkpoint.names import check_pattern
+from composer.checkpoint.run import load_checkpoint as restore
+from composer.checkpoint.shards import STATES, is_sharded_run
 from composer.core import Callback, State
 from composer.loggers import Logger, LoggerDestination
 from composer.loggers.file_logger import FileLogger

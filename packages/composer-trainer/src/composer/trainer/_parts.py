@@ -12,7 +12,6 @@ import torch
 from tqdm import tqdm
 
 from composer.callbacks.checkpoint_saver import CheckpointSaver
-from composer.checkpoint._resumption_parts import attach
 from composer.core import Algorithm, Callback, DataSpec, Engine, Event, Precision, State, Time, Timestamp
 from composer.core.passes import PassInput
 from composer.devices import Device
@@ -148,7 +147,7 @@ class TrainerParts:
         """From here on, checkpoints hold and restore how far the run is."""
         loader = LoaderPosition(self.state, self._metrics, spin_dataloaders, self._evaluation.accesses)
         self._position = RunPosition(self.state, self._settings, loader, self._announce)
-        attach(self.state, self._position)
+        self.state.resumption = self._position
 
     def _load(self, options: LoadOptions, passes: PassInput) -> bool:
         """Load what is asked for, and divide the model among ranks before; whether the run goes on from its own."""

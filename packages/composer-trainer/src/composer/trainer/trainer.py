@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TextIO
 import torch
 
 from composer.checkpoint import IgnoreKeys, save_checkpoint
-from composer.checkpoint._names import check_path
+from composer.checkpoint.names import check_path
 from composer.core import Algorithm, Callback, Evaluator, Event, Precision, State, Time
 from composer.core.passes import PassInput
 from composer.devices import Device
