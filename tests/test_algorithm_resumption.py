@@ -34,7 +34,7 @@ from torchvision.transforms import Compose, RandomCrop, RandomHorizontalFlip, To
 
 from composer import Trainer
 from composer.algorithms.warnings import NoEffectWarning, NotIntendedUseWarning
-from composer.checkpoint._container import read_file
+from composer.checkpoint.file import read_file
 from composer.core import Callback, Precision, State
 from composer.loggers import Logger, LoggerDestination
 from composer.optim import LinearWithWarmupScheduler

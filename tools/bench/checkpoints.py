@@ -16,7 +16,7 @@ import torch
 from torchvision.models import resnet50
 
 from composer import Callback, Logger, State, Trainer
-from composer.checkpoint._container import read_file, write_file
+from composer.checkpoint.file import read_file, write_file
 from tools.bench._measure import interleaved, machine, timed
 from tools.bench.overhead import Batches, Plain
 

@@ -25,8 +25,8 @@ import pytest
 import torch
 
 from composer.checkpoint import CorruptCheckpointError, UnsafeCheckpointError, check_file, glob_filter, safe_torch_load
-from composer.checkpoint._container import read_file, write_file
-from composer.checkpoint._durable import (
+from composer.checkpoint.checksum import read_seal, seal, verify
+from composer.checkpoint.durable import (
     UNDELIVERED,
     make_scratch_folder,
     point_link,
@@ -34,9 +34,9 @@ from composer.checkpoint._durable import (
     replacing,
     scratch_folder,
 )
-from composer.checkpoint._names import check_file_name, counts_of_name
-from composer.checkpoint._seal import read_seal, seal, verify
-from composer.checkpoint._writer import CheckpointWriter
+from composer.checkpoint.file import read_file, write_file
+from composer.checkpoint.names import check_file_name, counts_of_name
+from composer.checkpoint.saver import CheckpointWriter
 from composer.testing import deep_compare, run_on_ranks
 from composer.utils import CompressorNotFound
 

@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from composer.checkpoint import _get_file
-from composer.checkpoint._get_file import extract_path_from_symlink, get_file
-from composer.checkpoint._storage import StorageError, storage_of
+from composer.checkpoint import download as downloads
+from composer.checkpoint.download import extract_path_from_symlink, get_file
+from composer.checkpoint.storage import StorageError, storage_of
 from composer.utils import create_symlink_file
 
 
@@ -50,7 +50,7 @@ class _Web(BaseHTTPRequestHandler):
 @pytest.fixture
 def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The address of a web server that has the file `/model.pt`."""
-    monkeypatch.setattr(_get_file, "_BACKOFF_SECONDS", 0.01)
+    monkeypatch.setattr(downloads, "_BACKOFF_SECONDS", 0.01)
     _Web.content, _Web.replies, _Web.torn = {"/model.pt": b"weights" * 1000}, [], 0
     with ThreadingHTTPServer(("127.0.0.1", 0), _Web) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -211,7 +211,7 @@ def test_a_busy_web_server_is_asked_again(web: str, tmp_path: Path) -> None:
 
 def test_a_full_disk_is_told(web: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "full").symlink_to("/dev/full")
-    monkeypatch.setattr(_get_file, "temporary_path", lambda path: tmp_path / "full")
+    monkeypatch.setattr(downloads, "temporary_path", lambda path: tmp_path / "full")
     with pytest.raises(StorageError, match=rf"No space left on device\. Free some space in '{tmp_path}'") as caught:
         get_file(f"{web}/model.pt", tmp_path / "a", progress_bar=False)
 

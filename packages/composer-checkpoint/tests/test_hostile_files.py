@@ -24,10 +24,9 @@ from torch.distributed.checkpoint import save
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from composer.checkpoint import UnsafeCheckpointError, read_checkpoint, safe_torch_load
-from composer.checkpoint._container import write_file
-from composer.checkpoint._resumption_file import read_resumption
-from composer.checkpoint._sharded_run import STATES, _digest, fill_shards, read_run
-from composer.checkpoint._shards import read_shards
+from composer.checkpoint.file import write_file
+from composer.checkpoint.load import read_resumption
+from composer.checkpoint.shards import STATES, _digest, fill_shards, read_run, read_shards
 from composer.testing import deep_compare
 from composer.trainer.resume.autoresume import _run_and_batch
 
@@ -282,7 +281,7 @@ def test_an_archive_that_torch_does_not_write_is_damaged(
 
 
 def test_an_archive_is_unpacked_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("composer.checkpoint._container._UNPACKED", (1 << 20, 20))
+    monkeypatch.setattr("composer.checkpoint.file._UNPACKED", (1 << 20, 20))
     with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as opened:
         info = tarfile.TarInfo("composer_states.pt")
         info.size = 1 << 24

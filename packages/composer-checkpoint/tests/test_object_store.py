@@ -12,7 +12,6 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 import composer.utils
-from composer.checkpoint._storage import StorageError
 from composer.checkpoint.object_store import (
     GCSObjectStore,
     ObjectStore,
@@ -20,6 +19,7 @@ from composer.checkpoint.object_store import (
     S3ObjectStore,
     maybe_create_object_store_from_uri,
 )
+from composer.checkpoint.storage import StorageError
 from composer.utils import get_file
 
 

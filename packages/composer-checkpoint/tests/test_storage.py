@@ -15,9 +15,8 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from composer.checkpoint import _storage
-from composer.checkpoint._storage import Storage, StorageError, storage_of
-from composer.checkpoint._store_errors import explained, is_transient
+from composer.checkpoint import storage as stores
+from composer.checkpoint.storage import Storage, StorageError, explained, is_transient, storage_of
 
 SECONDS = 0.01  # between attempts
 
@@ -175,7 +174,7 @@ def test_uris_name_what_is_stored(tmp_path: Path) -> None:
 
 
 def test_passwords_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_storage, "_check_installed", lambda scheme, uri: None)
+    monkeypatch.setattr(stores, "_check_installed", lambda scheme, uri: None)
     storage = Storage("sftp://me:secret@host/run", {})
 
     assert "Storage('sftp://me:...@host/run')" == repr(storage)
@@ -255,7 +254,7 @@ def test_a_full_disk_here_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch
     storage = storage_of("memory://bucket")
     storage.write_text("a", "x" * 100_000)
     (tmp_path / "full").symlink_to("/dev/full")
-    monkeypatch.setattr(_storage, "temporary_path", lambda path: tmp_path / "full")
+    monkeypatch.setattr(stores, "temporary_path", lambda path: tmp_path / "full")
     with pytest.raises(StorageError, match=f"No space left on device. Free some space in '{tmp_path}/a'") as caught:
         storage.download("a", tmp_path / "a")
 
@@ -323,9 +322,9 @@ def test_the_environment_gives_options(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {
         "endpoint_url": "http://here",
         "s3_additional_kwargs": {"ACL": "private"},
-    } == _storage._options_of_environment("s3")
-    assert {"account_name": "me", "account_key": "secret"} == _storage._options_of_environment("az")
-    assert {} == _storage._options_of_environment("gs")
+    } == stores._options_of_environment("s3")
+    assert {"account_name": "me", "account_key": "secret"} == stores._options_of_environment("az")
+    assert {} == stores._options_of_environment("gs")
 
 
 def test_refused_credentials_stop_a_run_before_it_trains(s3: str, s3_server: Any) -> None:

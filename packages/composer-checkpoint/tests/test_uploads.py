@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from composer.checkpoint import _uploads
-from composer.checkpoint._storage import Storage, StorageError, storage_of
-from composer.checkpoint._uploads import Uploader
+from composer.checkpoint import upload as uploads
+from composer.checkpoint.storage import Storage, StorageError, storage_of
+from composer.checkpoint.upload import Uploader
 
 
 @pytest.fixture(autouse=True)
@@ -343,8 +343,8 @@ _PROGRAM = """
 import sys
 from pathlib import Path
 
-from composer.checkpoint._storage import storage_of
-from composer.checkpoint._uploads import Uploader
+from composer.checkpoint.storage import storage_of
+from composer.checkpoint.upload import Uploader
 
 uploader = Uploader(storage_of(sys.argv[1]), timeout=60)
 for index in range(3):
@@ -393,7 +393,7 @@ def test_at_the_end_an_uploader_that_is_gone_is_not_waited_for(monkeypatch: pyte
             Thing.calls += 1
 
     thing = Thing()
-    _uploads._call_at_exit(thing.method)
+    uploads._call_at_exit(thing.method)
     registered[0]()
     del thing
     registered[0]()

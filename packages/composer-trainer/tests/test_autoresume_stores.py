@@ -12,13 +12,13 @@ import pytest
 from conftest import MakeTrainer
 from fsspec.implementations.memory import MemoryFileSystem
 
-from composer.checkpoint import _storage
-from composer.checkpoint._storage import StorageError, storage_of
+from composer.checkpoint import storage as stores
+from composer.checkpoint.storage import StorageError, storage_of
 
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_storage.Storage.__init__, "__defaults__", (3, 0.01))
+    monkeypatch.setattr(stores.Storage.__init__, "__defaults__", (3, 0.01))
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ import torch
 from conftest import MakeTrainer
 
 from composer.checkpoint import CorruptCheckpointError
-from composer.checkpoint._durable import replacing
-from composer.checkpoint._safe_load import load_plain
-from composer.checkpoint._shards import read_index
+from composer.checkpoint.durable import replacing
+from composer.checkpoint.safe_load import load_plain
+from composer.checkpoint.shards import read_index
 from composer.core import Callback, Time
 from composer.loggers import InMemoryLogger
 

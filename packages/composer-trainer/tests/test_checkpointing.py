@@ -22,7 +22,7 @@ from composer.checkpoint import (
     safe_torch_load,
     save_checkpoint,
 )
-from composer.checkpoint._safe_load import unloadable
+from composer.checkpoint.safe_load import unloadable
 from composer.core import Callback, Event, State
 from composer.loggers import FileLogger, Logger
 from composer.optim import ConstantScheduler, LinearScheduler

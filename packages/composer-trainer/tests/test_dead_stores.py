@@ -16,7 +16,7 @@ from conftest import MakeTrainer
 from fsspec.implementations.memory import MemoryFileSystem
 
 from composer.callbacks import CheckpointSaver
-from composer.checkpoint import _lease
+from composer.checkpoint import lease as leases
 from composer.core import Callback, State
 from composer.loggers import Logger, LoggerDestination
 from composer.loggers.spi import Sender
@@ -24,8 +24,8 @@ from composer.loggers.spi import Sender
 PROGRAM = """
 import sys, time
 from pathlib import Path
-from composer.checkpoint._storage import storage_of
-from composer.checkpoint._uploads import Uploader
+from composer.checkpoint.storage import storage_of
+from composer.checkpoint.upload import Uploader
 
 endpoint, folder = sys.argv[1:]
 storage = storage_of("s3://bucket/run", key="k", secret="s", endpoint_url=endpoint,
@@ -154,7 +154,7 @@ def test_all_services_of_a_run_that_hang_are_waited_for_once(
         trainer.close()
         assert 2 <= trainer.logger.delivery_deadline._in_vain[0] < 4
         assert 2 == caplog.text.count("`Hanging` did not deliver")
-        last = [record for record in caplog.records if record.name == "composer.checkpoint._uploads"]
+        last = [record for record in caplog.records if record.name == "composer.checkpoint.upload"]
         assert 2 == sum("They are kept: " in record.getMessage() for record in last)  # one for each store
     finally:
         done.set()
@@ -178,7 +178,7 @@ def test_a_store_that_hangs_while_the_lease_is_checked_does_not_hold_up_a_save(
 ) -> None:
     """The training waits once, for the time given to the store, rather than at every save for as long as it hangs."""
     done = threading.Event()
-    monkeypatch.setattr(_lease, "_PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(leases, "_PATIENCE_SECONDS", 0.1)
     asked: list[str] = []
 
     def hang(self: Any) -> None:
@@ -186,7 +186,7 @@ def test_a_store_that_hangs_while_the_lease_is_checked_does_not_hold_up_a_save(
         done.wait()
 
     trainer = make_trainer(save_folder=f"memory://{tmp_path.name}", save_interval="1ba")
-    monkeypatch.setattr(_lease._Remote, "read", hang)
+    monkeypatch.setattr(leases._Remote, "read", hang)
     try:
         trainer.fit()
         assert ["composer-lease-call"] * 2 == asked  # the other is the release

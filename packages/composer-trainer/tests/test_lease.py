@@ -18,16 +18,17 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from sharded_runs import needs_sharding
 
-from composer.checkpoint import FolderInUseError, _lease
-from composer.checkpoint._lease import Lease, folder_lease, remote_lease
-from composer.checkpoint._storage import storage_of
+from composer.checkpoint import FolderInUseError
+from composer.checkpoint import lease as leases
+from composer.checkpoint.lease import Lease, folder_lease, remote_lease
+from composer.checkpoint.storage import storage_of
 from composer.testing import deep_compare, run_on_ranks
 
 NAME = ".composer.lease"
 PROGRAM = """
 import sys
 from composer.checkpoint import FolderInUseError
-from composer.checkpoint._lease import folder_lease
+from composer.checkpoint.lease import folder_lease
 folder = sys.argv[1]
 print("ready", flush=True)
 for line in sys.stdin:
@@ -149,7 +150,7 @@ def test_a_suspended_run_whose_lease_was_taken_over_saves_nothing_more(
     first = launch()
     first.ask("take")
     os.kill(first.process.pid, signal.SIGSTOP)
-    while _lease._process(first.process.pid)[1] not in "Tt":
+    while leases._process(first.process.pid)[1] not in "Tt":
         time.sleep(0.01)
     lease = _lease_on(tmp_path)
     assert not lease.try_take()  # it may go on: wait for its heartbeat
@@ -164,7 +165,7 @@ def test_a_suspended_run_whose_lease_was_taken_over_saves_nothing_more(
 
 
 def test_a_lease_of_another_host_is_taken_over_once_its_heartbeat_is_old(tmp_path: Path) -> None:
-    _write_of_other_host(tmp_path, _lease.STALE_SECONDS + 1)
+    _write_of_other_host(tmp_path, leases.STALE_SECONDS + 1)
 
     assert _lease_on(tmp_path).try_take()
 
@@ -180,13 +181,13 @@ def test_a_lease_of_another_host_is_respected_once_there_is_a_heartbeat(tmp_path
 
 
 def test_a_recycled_process_id_and_another_boot_are_no_obstacle(tmp_path: Path) -> None:
-    this = _lease._this_process()
+    this = leases._this_process()
     if not this["process_start"]:
         pytest.skip("this system does not tell when a process started")
-    assert "gone" == _lease._state_of({**this, "process_start": "1"})
-    assert "running" == _lease._state_of(this)
-    assert ("gone" if this["machine"] else "unknown") == _lease._state_of({**this, "boot": "another"})
-    assert "unknown" == _lease._state_of({**this, "namespace": "pid:[1]"})
+    assert "gone" == leases._state_of({**this, "process_start": "1"})
+    assert "running" == leases._state_of(this)
+    assert ("gone" if this["machine"] else "unknown") == leases._state_of({**this, "boot": "another"})
+    assert "unknown" == leases._state_of({**this, "namespace": "pid:[1]"})
 
 
 def test_a_damaged_lease_is_judged_by_its_age(tmp_path: Path) -> None:
@@ -300,8 +301,8 @@ def _train_on_ranks(folder: str) -> tuple[list[str], str]:
     from composer.utils import dist
 
     if dist.get_global_rank() == 0:
-        start = _lease._process(os.getppid())[0]
-        owner = {**_lease._this_process(), "pid": os.getppid(), "token": "t", "process_start": start}
+        start = leases._process(os.getppid())[0]
+        owner = {**leases._this_process(), "pid": os.getppid(), "token": "t", "process_start": start}
         (Path(folder) / NAME).write_text(json.dumps(owner))
     dist.barrier()
     try:

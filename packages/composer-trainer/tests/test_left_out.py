@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import MakeTrainer
 
-from composer.checkpoint._container import read_file, write_file
+from composer.checkpoint.file import read_file, write_file
 from composer.core import Algorithm, Callback, Event
 from composer.optim import LinearScheduler
 from composer.trainer import Trainer

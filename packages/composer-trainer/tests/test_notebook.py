@@ -56,7 +56,7 @@ CELLS = {
             pass
     """,
     "download": """
-        from composer.checkpoint._progress import showing_progress
+        from composer.checkpoint.storage import showing_progress
 
         with showing_progress(True, "ep1.pt") as callback:
             callback.set_size(100)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from composer.callbacks import CheckpointSaver
-from composer.checkpoint._durable import UNDELIVERED
-from composer.checkpoint._storage import Storage, StorageError, storage_of
+from composer.checkpoint.durable import UNDELIVERED
+from composer.checkpoint.storage import Storage, StorageError, storage_of
 from composer.core import Callback, State
 from composer.loggers import Logger, LoggerDestination
 from composer.testing import deep_compare

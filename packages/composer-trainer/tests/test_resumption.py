@@ -27,7 +27,7 @@ from torch.utils.data import (
 from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 
-from composer.checkpoint._safe_load import _allowed
+from composer.checkpoint.safe_load import _allowed
 from composer.core import Callback, DataSpec, Event, State, Timestamp
 from composer.loggers import Logger, LoggerDestination
 from composer.optim import ExponentialScheduler

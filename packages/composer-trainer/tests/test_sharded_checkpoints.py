@@ -23,18 +23,18 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from composer.callbacks import CheckpointSaver
 from composer.checkpoint import CorruptCheckpointError, UnsafeCheckpointError, export_safetensors, load_safetensors
-from composer.checkpoint._best import BestCheckpoints
-from composer.checkpoint._container import write_file
-from composer.checkpoint._sharded_run import (
+from composer.checkpoint.file import write_file
+from composer.checkpoint.saver import BestCheckpoints
+from composer.checkpoint.shards import (
     STATES,
     _digest,
     amend_run,
     check_run,
     fill_shards,
+    read_index,
     read_run,
     write_run,
 )
-from composer.checkpoint._shards import read_index
 from composer.core import Algorithm, Callback, Event, State
 from composer.loggers import Logger
 from composer.models import ComposerModel

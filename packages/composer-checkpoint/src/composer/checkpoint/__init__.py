@@ -1,16 +1,14 @@
 """Checkpoints: saving and loading runs and weights, with or without a Trainer."""
 
-from composer.checkpoint._container import check_file
-from composer.checkpoint._filter import IgnoreKeys, glob_filter
-from composer.checkpoint._lease import FolderInUseError
-from composer.checkpoint._loading import download_checkpoint, load_checkpoint
-from composer.checkpoint._names import PartialFilePath, get_save_filename
-from composer.checkpoint._reading import read_checkpoint
-from composer.checkpoint._safe_load import UnsafeCheckpointError, safe_torch_load
-from composer.checkpoint._saving import save_checkpoint
-from composer.checkpoint._seal import CorruptCheckpointError
+from composer.checkpoint.checksum import CorruptCheckpointError
 from composer.checkpoint.download import download_monolithic_checkpoint
 from composer.checkpoint.export import export_safetensors, load_safetensors
+from composer.checkpoint.file import check_file
+from composer.checkpoint.lease import FolderInUseError
+from composer.checkpoint.names import PartialFilePath, get_save_filename
+from composer.checkpoint.run import download_checkpoint, load_checkpoint, read_checkpoint, save_checkpoint
+from composer.checkpoint.safe_load import UnsafeCheckpointError, safe_torch_load
+from composer.checkpoint.selection import IgnoreKeys, glob_filter
 from composer.checkpoint.state_dict import (
     get_metadata_state_dict,
     get_model_state_dict,

@@ -22,9 +22,9 @@ from typing import IO, Any
 
 import torch
 
-from composer.checkpoint._seal import CorruptCheckpointError, parts_of_archive
+from composer.checkpoint.checksum import CorruptCheckpointError, parts_of_archive
 
-__all__ = ["UnsafeCheckpointError", "check_pickle", "check_torch_file", "check_view", "outline", "refuse"]
+__all__ = ["UnsafeCheckpointError", "check_pickle", "check_torch_file", "check_view", "read_plain_values", "refuse"]
 
 _DEPTH = 100  # of containers in each other: a run has ten, and `copy.deepcopy` takes four calls for each
 _SHARED = 1_000_000, 4  # values repeated by reference: so many, and so many for each byte of the pickle
@@ -307,7 +307,7 @@ class _Outline(pickle.Unpickler):
         return _Left()
 
 
-def outline(stream: IO[bytes]) -> Any:
+def read_plain_values(stream: IO[bytes]) -> Any:
     """Read the plain values of a pickle at the beginning of a stream; no more of the stream than it takes.
 
     Raises:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from composer.checkpoint._durable import scratch_folder
+from composer.checkpoint.durable import scratch_folder
 from composer.utils import dist
 
 __all__ = ["on_each_node", "on_first_rank"]

@@ -1,13 +1,238 @@
-"""Bringing checkpoints to this machine."""
+"""Fetching a file to a local path, from a path, a store, an HTTP address or a logger."""
 
 from __future__ import annotations
 
 import os
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
-from composer.checkpoint._get_file import get_file
 from composer.checkpoint._ranks import on_first_rank
+from composer.checkpoint.durable import temporary_path
+from composer.checkpoint.storage import Storage, explained, is_transient, showing_progress, storage_of
+from composer.utils import is_uri, retry
 
-__all__ = ["download_monolithic_checkpoint"]
+__all__ = ["download_monolithic_checkpoint", "extract_path_from_symlink", "get_file", "linked_uris"]
+
+_LINK = ".symlink"
+_MOST_LINKS = 10
+_TIMEOUT_SECONDS = 60.0
+_ATTEMPTS = 3
+_BACKOFF_SECONDS = 1.0
+
+
+def get_file(
+    path: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    object_store: Any = None,
+    overwrite: bool = False,
+    progress_bar: bool = True,
+) -> None:
+    """Bring a file to a local path: link to a local one, download any other.
+
+    A text file whose name ends in `.symlink` stands for the file it names. If there is no `path`, but there is
+    `path + ".symlink"`, that is followed. The name is looked up beside the link, then in each folder above it, up to
+    the bucket itself; locally beside the link, then in the working directory.
+
+    Args:
+        path: A local path, a URI of any store that fsspec knows, an HTTP address; or a name in `object_store`.
+        destination: The local path to make. Its folder is made if need be. A local file is not copied, but linked to.
+        object_store: An object store, or a logger that keeps files.
+        overwrite: Whether to replace `destination`.
+        progress_bar: Whether to show the progress of a download.
+
+    Raises:
+        FileExistsError: `destination` exists, and `overwrite` is False.
+        FileNotFoundError: There is no such file.
+        StorageError: The store cannot be read, after several attempts.
+        ValueError: A `.symlink` leads to itself.
+        TypeError: `object_store` cannot download files.
+    """
+    target = Path(destination).expanduser()
+    if not overwrite and os.path.lexists(target):
+        raise FileExistsError(f"`destination` {str(target)!r} already exists. Pass `overwrite=True` to replace it.")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    source = os.fspath(path) if object_store is not None else os.path.expanduser(path)
+    _get(source, target, _Source(object_store), progress_bar, _MOST_LINKS)
+
+
+def extract_path_from_symlink(path: str | os.PathLike[str], object_store: Any = None) -> str:
+    """The text of a `.symlink` file: the name of what it stands for.
+
+    Args:
+        path: Where it is, as for `get_file`.
+        object_store: As for `get_file`.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+    """
+    return _Source(object_store).read_link(os.fspath(path))
+
+
+def linked_uris(uri: str) -> list[str]:
+    """Where what a link stands for may be; empty if there is no such link."""
+    link = uri if uri.endswith(_LINK) else uri + _LINK
+    try:
+        named = _Source(None).read_link(link)
+    except FileNotFoundError:
+        return []
+    return [*_candidates(link, named, None)]
+
+
+class _Source:
+    """Where files come from; it keeps its connections."""
+
+    def __init__(self, object_store: Any) -> None:
+        self.object_store = object_store
+        self._storages: dict[str, Storage] = {}
+
+    def fetch(self, path: str, target: Path, progress: bool) -> None:
+        """Bring a file, links in stores not followed, to `target`, which is replaced by a whole file only."""
+        if self.object_store is not None:
+            _replace(target, lambda temporary: _fetch_from(self.object_store, path, temporary, progress))
+        elif not is_uri(path):
+            _link(path, target)
+        elif urlsplit(path).scheme.lower() in ("http", "https"):
+            _replace(target, lambda temporary: _fetch_http(path, temporary, progress))
+        else:
+            folder, _, name = path.rpartition("/")
+            if folder not in self._storages:
+                self._storages[folder] = storage_of(f"{folder}/")
+            self._storages[folder].download(name, target, progress)
+
+    def read_link(self, path: str) -> str:
+        """The text of a `.symlink` file."""
+        with tempfile.TemporaryDirectory(prefix="composer-link-") as folder:
+            file = Path(folder) / "link"
+            self.fetch(path, file, False)
+            return file.read_text(encoding="utf-8").strip()
+
+
+def _get(path: str, target: Path, source: _Source, progress: bool, links: int) -> None:
+    if not path.endswith(_LINK):
+        try:
+            source.fetch(path, target, progress)
+            return
+        except FileNotFoundError as error:
+            try:
+                named = source.read_link(path + _LINK)
+            except FileNotFoundError:
+                raise error from None
+        path += _LINK
+    else:
+        named = source.read_link(path)
+    if links == 0:
+        raise ValueError(f"`path` must lead to a file, but {path!r} is the last of {_MOST_LINKS} links in a row.")
+    missing: FileNotFoundError | None = None
+    for candidate in _candidates(path, named, source.object_store):
+        try:
+            _get(candidate, target, source, progress, links - 1)
+            return
+        except FileNotFoundError as error:
+            missing = missing or error
+    raise FileNotFoundError(f"{path!r} stands for {named!r}, which does not exist.") from missing
+
+
+def _candidates(link: str, named: str, object_store: Any) -> Iterator[str]:
+    """Where a name found in a link may be."""
+    if is_uri(named) or os.path.isabs(named) or object_store is not None:
+        yield named
+        return
+    if not is_uri(link):
+        yield os.path.join(os.path.dirname(link), named)
+        yield named
+        return
+    start, separator, rest = link.partition("://")
+    folders = rest.split("/")[:-1]
+    for depth in range(len(folders), 0, -1):
+        yield f"{start}{separator}{'/'.join([*folders[:depth], named])}"
+
+
+def _replace(target: Path, write: Callable[[Path], None]) -> None:
+    temporary = temporary_path(target)
+    try:
+        write(temporary)
+        os.replace(temporary, target)
+    finally:
+        with suppress(FileNotFoundError):
+            temporary.unlink()
+
+
+def _link(path: str, target: Path) -> None:
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"Local path {path} does not exist.")
+    source = os.path.realpath(path)
+    if source == os.path.realpath(target):
+        return  # it is there
+    _replace(target, lambda temporary: os.symlink(source, temporary))
+
+
+def _fetch_from(store: Any, name: str, target: Path, progress: bool) -> None:
+    if hasattr(store, "download_object"):
+        with showing_progress(progress, name) as callback:
+
+            def tell(done: int, total: int) -> None:
+                callback.set_size(total)
+                callback.absolute_update(done)
+
+            store.download_object(object_name=name, filename=str(target), overwrite=True, callback=tell)
+    elif hasattr(store, "download_file"):
+        store.download_file(remote_file_name=name, destination=str(target), overwrite=True, progress_bar=progress)
+    else:
+        raise TypeError(
+            f"`object_store` must have a method `download_object` or `download_file`, got {store!r}. Pass an object "
+            f"store, a logger that keeps files, or a URI as `path`."
+        )
+
+
+class _Again(Exception):
+    """Something passing went wrong; its cause says what."""
+
+
+def _fetch_http(address: str, target: Path, progress: bool) -> None:
+    @retry(_Again, _ATTEMPTS, _BACKOFF_SECONDS)
+    def attempt() -> None:
+        try:
+            _read_http(address, target, progress)
+        except (OSError, HTTPException) as error:
+            if not is_transient(error):
+                raise
+            raise _Again from error
+
+    try:
+        attempt()
+    except (_Again, OSError) as raised:
+        error = raised.__cause__ if isinstance(raised, _Again) else raised
+        assert isinstance(error, Exception)
+        if isinstance(error, urllib.error.HTTPError) and error.code in (404, 410):
+            raise FileNotFoundError(f"{address} does not exist: the server says {error}.") from error
+        raise explained(error, f"download {address}", repr(str(target.parent)), _ATTEMPTS) from error
+
+
+def _read_http(address: str, target: Path, progress: bool) -> None:
+    name = urlsplit(address).path
+    try:
+        opened = urllib.request.urlopen(address, timeout=_TIMEOUT_SECONDS)
+    except urllib.error.HTTPError as error:
+        error.close()  # it is a reply, too
+        raise
+    with opened as reply, target.open("wb") as file:
+        length = reply.headers.get("Content-Length")
+        with showing_progress(progress, name) as callback:
+            if length is not None:
+                callback.set_size(int(length))
+            while block := reply.read(1 << 20):
+                file.write(block)
+                callback.relative_update(len(block))
+    size = target.stat().st_size
+    if length is not None and size != int(length):
+        raise ConnectionError(f"the transfer was torn: {size} of {length} bytes arrived")
 
 
 def download_monolithic_checkpoint(

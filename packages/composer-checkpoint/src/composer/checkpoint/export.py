@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from composer.checkpoint._durable import scratch_folder
-from composer.checkpoint._get_file import get_file
 from composer.checkpoint._ranks import on_each_node, on_first_rank
-from composer.checkpoint._reading import fetch, read_checkpoint, read_local
-from composer.checkpoint._selection import Keys, Precision, check_precision, converted, selected
-from composer.checkpoint._tensors import read_tensors, write_tensors
+from composer.checkpoint.download import get_file
+from composer.checkpoint.durable import scratch_folder
+from composer.checkpoint.run import fetch, read_checkpoint, read_local
+from composer.checkpoint.safetensors import read_tensors, write_tensors
+from composer.checkpoint.selection import Keys, Precision, check_precision, converted, selected
 from composer.checkpoint.state_dict import get_model_state_dict
 from composer.core import State
 from composer.utils import is_uri, unwrapped_model

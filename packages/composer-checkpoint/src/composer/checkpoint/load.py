@@ -1,8 +1,9 @@
-"""Loading the parts of a checkpoint that `composer.checkpoint.save` wrote, into any loop."""
+"""Loading the parts of a checkpoint that `composer.checkpoint.save` wrote, into any training loop."""
 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,18 +12,16 @@ from typing import Any
 
 import torch
 
-from composer.checkpoint._container import read_file
-from composer.checkpoint._fitting import check_names, merged, set_model, set_optimizer
 from composer.checkpoint._ranks import on_each_node
-from composer.checkpoint._resumption_file import read_resumption
-from composer.checkpoint._resumption_parts import attached
-from composer.checkpoint._seal import CorruptCheckpointError
-from composer.checkpoint._selection import Keys, Precision, check_keys, check_precision, converted, selected
-from composer.checkpoint._shards import is_shard_folder, names_of_shards, read_shards
-from composer.checkpoint._storage import storage_of
-from composer.checkpoint._tensors import read_tensors
+from composer.checkpoint.checksum import CorruptCheckpointError
+from composer.checkpoint.file import read_file
+from composer.checkpoint.safe_load import UnsafeCheckpointError, load_pickle
+from composer.checkpoint.safetensors import read_tensors
 from composer.checkpoint.save import METADATA_NAME
+from composer.checkpoint.selection import Keys, Precision, check_keys, check_precision, converted, selected
+from composer.checkpoint.shards import is_shard_folder, names_of_shards, read_shards
 from composer.checkpoint.state_dict import get_model_state_dict, get_optim_state_dict
+from composer.checkpoint.storage import storage_of
 from composer.core import State
 from composer.utils import is_model_fsdp, is_uri, reproducibility, unwrapped_model
 
@@ -172,9 +171,9 @@ def load_model_checkpoint(
         wanted = selected(dict.fromkeys([*own, *content]), options.include_keys, options.ignore_keys)
         found = {name: content[name] for name in wanted if name in content}
         missing = {name for name in wanted if name not in content}
-        check_names(module, path, missing, found.keys() - own.keys(), options.strict)
+        _check_names(module, path, missing, found.keys() - own.keys(), options.strict)
     dtype = check_precision(options.precision)
-    set_model(module, {name: converted(value, dtype) for name, value in found.items()})
+    _set_model(module, {name: converted(value, dtype) for name, value in found.items()})
 
 
 def load_optim_checkpoint(
@@ -213,10 +212,10 @@ def load_optim_checkpoint(
         found = read_file(path)[0]
         if not is_model_fsdp(module):
             own = get_optim_state_dict(module, optim, precision=None)
-            found = merged(found, own, options.include_keys, options.ignore_keys, options.strict)
+            found = _merged(found, own, options.include_keys, options.ignore_keys, options.strict)
         elif options.include_keys is not None or options.ignore_keys is not None:
             raise _whole_only("the optimizer of a sharded model")
-    set_optimizer(module, optim, found, options.sharded_checkpoint, options.strict)
+    _set_optimizer(module, optim, found, options.sharded_checkpoint, options.strict)
 
 
 def load_resumption_checkpoint(state: State, load_path: Path_) -> None:
@@ -240,7 +239,7 @@ def load_resumption_checkpoint(state: State, load_path: Path_) -> None:
     for key in ("rng", "resumption"):
         if key in saved:
             content[key] = saved.pop(key)
-    part = attached(state)
+    part = state.resumption
     if part is not None:
         part.before_load(content)
     state.load_state_dict(saved)
@@ -248,6 +247,24 @@ def load_resumption_checkpoint(state: State, load_path: Path_) -> None:
         part.after_load(content)
     elif "rng" in content:
         reproducibility.load_rng_state(content["rng"])
+
+
+def read_resumption(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read what `save_resumption_state_to_disk` wrote, or a plain pickle, as the reference writes."""
+    file = Path(path)
+    if not file.exists():
+        raise FileNotFoundError(f"There is no file {str(file)!r}.")
+    with open(file, "rb") as opened:
+        start = opened.read(4)
+    try:
+        content = read_file(file)[0] if start == b"PK\x03\x04" else load_pickle(file.read_bytes(), str(file))
+    except UnsafeCheckpointError as error:
+        if "add_safe_globals" not in str(error):
+            raise
+        raise UnsafeCheckpointError(f"{error} (global not in allowlist)") from error
+    if not isinstance(content, dict):
+        raise CorruptCheckpointError(file, f"it must hold a dictionary, but holds {type(content).__name__}")
+    return content
 
 
 def _check_targets(options: CheckpointLoadOptions, model: Any, optim: Any, state: Any) -> None:
@@ -314,7 +331,7 @@ def _model_of_shards(module: torch.nn.Module, path: Path, options: CheckpointLoa
         wanted = selected(dict.fromkeys([*own, *saved]), options.include_keys, options.ignore_keys)
         found = {name: own[name].clone() for name in wanted if name in saved and name in own}
         missing, unexpected = {*wanted} & own.keys() - saved, {*wanted} & saved - own.keys()
-        check_names(module, path, missing, unexpected, options.strict)
+        _check_names(module, path, missing, unexpected, options.strict)
     read_shards(found, path, options.load_planner)
     return found
 
@@ -332,3 +349,97 @@ def _whole_only(what: str) -> ValueError:
         f"`include_keys` and `ignore_keys` must be None for {what}, which is loaded as a whole. Load the model with "
         f"them, and the optimizer without."
     )
+
+
+def _check_names(
+    module: torch.nn.Module, path: str | os.PathLike[str], missing: set[str], unexpected: set[str], strict: bool
+) -> None:
+    """Refuse names that do not match, or warn of them.
+
+    Raises:
+        RuntimeError: There are some, and `strict`.
+    """
+    if not missing and not unexpected:
+        return
+    text = f"missing in {os.fspath(path)!r}: {sorted(missing)}; unknown to the model: {sorted(unexpected)}"
+    if strict:
+        raise RuntimeError(
+            f"Error(s) in loading state_dict for {type(module).__name__}: {text}. Pass `strict=False` to load what "
+            f"matches, or select names with `include_keys` or `ignore_keys`."
+        )
+    warnings.warn(f"The saved model does not match this one: {text}.", stacklevel=4)
+
+
+def _set_model(module: torch.nn.Module, found: dict[str, Any]) -> None:
+    """Copy tensors into a model, whole or in shards; their names have been checked."""
+    if not is_model_fsdp(module):
+        module.load_state_dict(found, strict=False)
+        return
+    from torch.distributed.checkpoint import state_dict as torch_state_dict
+
+    full = not any(hasattr(value, "to_local") for value in found.values())
+    options = torch_state_dict.StateDictOptions(full_state_dict=full, strict=False)
+    torch_state_dict.set_model_state_dict(module, found, options=options)
+
+
+def _set_optimizer(
+    module: torch.nn.Module, optim: torch.optim.Optimizer, saved: dict[str, Any], shards: bool, strict: bool
+) -> None:
+    """Load an optimizer's state, keyed by names.
+
+    Args:
+        module: The model whose parameters the optimizer has.
+        optim: The optimizer.
+        saved: The state.
+        shards: Whether it was read from shards.
+        strict: Whether it must hold the same parameters.
+    """
+    if not shards and not is_model_fsdp(module):
+        state = State(model=module, optimizers=optim)
+        (name,) = state.get_optim_state_dict()
+        state.load_optim_state({"optimizers": {name: saved}}, strict)
+        return
+    from torch.distributed.checkpoint import state_dict as torch_state_dict
+
+    options = torch_state_dict.StateDictOptions(full_state_dict=not shards, strict=strict)
+    torch_state_dict.set_optimizer_state_dict(module, optim, saved, options=options)
+
+
+def _merged(
+    saved: dict[str, Any], own: dict[str, Any], include_keys: Keys | None, ignore_keys: Keys | None, strict: bool
+) -> dict[str, Any]:
+    """The saved state of the wanted parameters, and that of the others as it is here.
+
+    Args:
+        saved: The file's state.
+        own: The optimizer's state.
+        include_keys: Patterns of the only parameters wanted.
+        ignore_keys: Patterns of parameters not wanted.
+        strict: Whether both must hold the same parameters of those that are wanted.
+
+    Raises:
+        KeyError: `strict`, and they do not.
+    """
+    if not all({"state", "param_groups"} <= state.keys() for state in (own, saved)):  # only the optimizer can read it
+        return saved
+    here, there = _parameters(own), _parameters(saved)
+    if not all(isinstance(name, str) for name in there):  # numbered, as torch has it
+        return saved
+    wanted = {*selected(dict.fromkeys([*here, *there]), include_keys, ignore_keys)}
+    differing = {*here} ^ {*there} if strict else set()
+    if differing & wanted:
+        raise KeyError(
+            f"The saved optimizer and this one hold different parameters: {sorted(differing & wanted)}. Build it from "
+            f"the same parameters, or pass `strict=False` to load those that both have."
+        )
+    taken = wanted & {*there}
+    states = {name: value for name, value in own["state"].items() if name not in taken}
+    states |= {name: value for name, value in saved["state"].items() if name in taken}
+    groups = saved["param_groups"]
+    if (include_keys is not None or ignore_keys is not None) and len(groups) == len(own["param_groups"]):
+        groups = [{**group, "params": mine["params"]} for group, mine in zip(groups, own["param_groups"], strict=True)]
+    return {**saved, "state": states, "param_groups": groups}
+
+
+def _parameters(state: dict[str, Any]) -> list[Any]:
+    return [name for group in state["param_groups"] for name in group["params"]]

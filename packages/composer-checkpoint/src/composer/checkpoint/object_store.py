@@ -8,8 +8,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from composer.checkpoint._storage import storage_of
-from composer.checkpoint._store_errors import ObjectStoreTransientError
+from composer.checkpoint.storage import ObjectStoreTransientError, storage_of
 from composer.utils import parse_uri
 
 __all__ = [

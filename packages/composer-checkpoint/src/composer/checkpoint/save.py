@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from composer.checkpoint._container import write_file
-from composer.checkpoint._durable import replacing
-from composer.checkpoint._names import counts_of_name
 from composer.checkpoint._ranks import on_first_rank
-from composer.checkpoint._selection import Keys, Precision, check_keys, check_precision
-from composer.checkpoint._shards import is_shard_folder, write_shards
-from composer.checkpoint._tensors import write_tensors
+from composer.checkpoint.durable import replacing
+from composer.checkpoint.file import write_file
+from composer.checkpoint.names import counts_of_name
+from composer.checkpoint.safetensors import write_tensors
+from composer.checkpoint.selection import Keys, Precision, check_keys, check_precision
+from composer.checkpoint.shards import is_shard_folder, write_shards
 from composer.checkpoint.state_dict import (
     get_metadata_state_dict,
     get_model_state_dict,

@@ -9,7 +9,35 @@ import torch
 
 from composer.utils.iter_helpers import map_items
 
-__all__ = ["gathered", "is_sharded", "map_tensors", "shard_like", "sharded_as"]
+__all__ = ["gathered", "is_sharded", "map_nested", "map_tensors", "shard_like", "sharded_as"]
+
+Path = tuple[Any, ...]
+"""The keys and indices that lead to a value in a nested structure."""
+
+
+def map_nested(value: Any, change: Callable[[Path, Any], Any], path: Path = ()) -> Any:
+    """Copy a nested structure of dicts, lists and tuples with other leaves; always in the same order.
+
+    Args:
+        value: The structure, which is not changed. Subclasses of list and tuple are leaves.
+        change: Called with the path and the value of each leaf; returns the new value.
+        path: The path of `value`.
+    """
+    if isinstance(value, dict):
+        return map_items(value, lambda key, item: map_nested(item, change, (*path, key)))
+    if type(value) in (list, tuple):
+        return type(value)(map_nested(item, change, (*path, index)) for index, item in enumerate(value))
+    return change(path, value)
+
+
+def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+    """Copy a nested structure with other tensors."""
+    return map_nested(value, lambda _, leaf: change(leaf) if isinstance(leaf, torch.Tensor) else leaf)
+
+
+def parameter_of(path: Path, parameters: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+    """Return the parameter that a value belongs to: the last one that its path names; None if it names none."""
+    return next((parameters[key] for key in reversed(path) if type(key) is str and key in parameters), None)
 
 
 def is_sharded(value: Any) -> bool:
@@ -45,17 +73,6 @@ def _offset(like: Any) -> tuple[int, ...]:
     return offset
 
 
-def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
-    """A copy of a nested structure with other tensors; always in the same order."""
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, dict):
-        return map_items(value, lambda _, item: map_tensors(item, change))
-    if type(value) in (list, tuple):
-        return type(value)(map_tensors(item, change) for item in value)
-    return value
-
-
 def gathered(value: Any) -> Any:
     """A nested structure with whole tensors, on the host, instead of sharded ones. A collective operation."""
 
@@ -65,8 +82,8 @@ def gathered(value: Any) -> Any:
     return map_tensors(value, whole)
 
 
-def sharded_as(value: Any, parameters: Mapping[str, torch.Tensor], like: torch.Tensor | None = None) -> Any:
-    """A nested structure whose tensors that belong to a sharded parameter are sharded like it. Exchanges nothing.
+def sharded_as(value: Any, parameters: Mapping[str, torch.Tensor]) -> Any:
+    """Shard the tensors of a nested structure that belong to a sharded parameter like it. Exchanges nothing.
 
     What belongs to a parameter is found under its name and has its shape: the parameter itself, its momentum, its
     average, or the like.
@@ -74,12 +91,11 @@ def sharded_as(value: Any, parameters: Mapping[str, torch.Tensor], like: torch.T
     Args:
         value: The structure, with whole tensors, equal on all ranks.
         parameters: The parameters by name.
-        like: What the structure as a whole belongs to.
     """
-    if isinstance(value, torch.Tensor):
-        return shard_like(value, like) if like is not None and value.shape == like.shape else value
-    if isinstance(value, dict):
-        return map_items(value, lambda key, item: sharded_as(item, parameters, parameters.get(key, like)))
-    if type(value) in (list, tuple):
-        return type(value)(sharded_as(item, parameters, like) for item in value)
-    return value
+
+    def shard(path: Path, leaf: Any) -> Any:
+        like = parameter_of(path, parameters)
+        fits = isinstance(leaf, torch.Tensor) and like is not None and leaf.shape == like.shape
+        return shard_like(leaf, like) if fits else leaf
+
+    return map_nested(value, shard)

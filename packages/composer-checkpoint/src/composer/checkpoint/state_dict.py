@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from composer.checkpoint._resumption_parts import attached
-from composer.checkpoint._selection import Keys, Precision, check_precision, converted, selected
+from composer.checkpoint.selection import Keys, Precision, check_precision, converted, selected
 from composer.core import State
 from composer.utils import dist, is_model_fsdp, reproducibility, unwrapped_model
 from composer.utils.collect_env import get_composer_env_dict
@@ -179,7 +178,7 @@ def get_resumption_state_dict(state: State) -> dict[str, Any]:
     """
     found = {key: value for key, value in state.state_dict().items() if key not in _NOT_FOR_RESUMPTION}
     found["rng"] = reproducibility.get_rng_state()
-    part = attached(state)
+    part = state.resumption
     if part is not None:
         found["resumption"] = part.state_dict()
     return found

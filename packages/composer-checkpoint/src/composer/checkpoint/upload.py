@@ -1,13 +1,27 @@
-"""Taking checkpoints to where they are kept."""
+"""Uploading files to a store: one now, or many in the background."""
 
 from __future__ import annotations
 
+import atexit
+import logging
+import math
 import os
+import shutil
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from composer.checkpoint._storage import storage_of
+from composer.checkpoint.durable import temporary_path
+from composer.checkpoint.storage import Storage, storage_of
+from composer.utils.retrying import DeliveryDeadline
 
-__all__ = ["upload_file"]
+__all__ = ["Uploader", "upload_file"]
+
+log = logging.getLogger(__name__)
 
 
 def upload_file(
@@ -49,3 +63,324 @@ def upload_file(
     if symlink_name is not None:
         storage.write_text(symlink_name, source.name)
     return storage.uri(source.name)
+
+
+@dataclass(frozen=True)
+class _Upload:
+    number: int  # in the order of submission
+    source: Path
+    held: Path  # a second name of the file
+    name: str
+    overwrite: bool
+    link: tuple[str, str] | None
+    remove: tuple[int, int, int] | None  # the source, if it is to be removed, as it was when it was queued
+    before: list[tuple[Path, str]]  # second names of files that are uploaded first, and their names
+
+
+class Uploader:
+    """Uploads files in threads of its own, and then the links that name them.
+
+    - A file that waits is held by a hard link next to it (a copy where there are none), so it may be deleted, or
+      replaced by renaming another over it, as soon as `upload` returns. It must not be written to in place.
+    - Uploads of one name happen in the order of submission, one after the other; others at the same time.
+    - A link is written when its file is there in full. Of those with one name, an older never replaces a newer one.
+    - A failed upload does not stop the others. `check`, `wait` and `close` raise the first failure.
+
+    The threads are daemons: others would be joined when the process ends, for ever if a store hangs. Instead, a process
+    that ends without `close` waits for what is pending, at most for `timeout`, and logs each file that was not
+    uploaded. A forked process has no threads and waits for nothing.
+
+    Args:
+        storage: Where to upload to.
+        concurrent: Uploads at a time.
+        attempts: How often a request is tried at most.
+        timeout: How long `wait`, `close` and the end of the process wait in all for a store that fails or hangs, in
+            seconds, or a deadline that is shared with other services; see `composer.utils.retrying.DeliveryDeadline`.
+            A part that the store's client reports as sent is progress. Then what is queued is given up, and the last
+            line of the log says where it is kept.
+        limit: How long `wait` waits even for a store that works, in seconds; None: as long as it takes.
+
+    Raises:
+        ValueError: A number is too small.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        *,
+        concurrent: int = 1,
+        attempts: int = 3,
+        timeout: float | DeliveryDeadline = 60.0,
+        limit: float | None = None,
+    ) -> None:
+        if concurrent < 1:
+            raise ValueError(f"`concurrent` must be at least 1, got {concurrent!r}.")
+        self.storage = storage.with_attempts(attempts)
+        self._concurrent, self._limit = concurrent, math.inf if limit is None else limit
+        self._deadline = timeout if isinstance(timeout, DeliveryDeadline) else DeliveryDeadline(timeout)
+        self._given_up = False
+        self._changed = threading.Condition()
+        self._waiting: list[_Upload] = []
+        self._active: dict[str, _Upload] = {}
+        self._submitted = 0
+        self._links: dict[str, tuple[threading.Lock, list[int]]] = {}  # the number of the newest, once it was begun
+        self._failures: list[Exception] = []
+        self._reported = False
+        self._closed = False
+        self._threads: list[threading.Thread] = []
+        self._process = os.getpid()
+
+    @property
+    def pending(self) -> tuple[str, ...]:
+        """The names whose uploads have not ended, in the order of submission."""
+        with self._changed:
+            return self._pending()
+
+    @property
+    def failing(self) -> bool:
+        """Whether the last that was heard of the store is a failure, or it was waited for in vain."""
+        return self._deadline.failing
+
+    def _pending(self) -> tuple[str, ...]:
+        uploads = [*self._waiting, *self._active.values()]
+        return tuple(upload.name for upload in sorted(uploads, key=lambda upload: upload.number))
+
+    def upload(
+        self,
+        source: Path,
+        name: str,
+        *,
+        overwrite: bool,
+        link: tuple[str, str] | None = None,
+        remove_source: bool = False,
+        before: Sequence[tuple[Path, str]] = (),
+    ) -> None:
+        """Queue a file.
+
+        Args:
+            source: The file, which may be deleted or replaced as soon as this returns.
+            name: Its name in the store.
+            overwrite: Whether to replace what has this name there; else that is a FileExistsError, raised later by
+                `check`, `wait` or `close`.
+            link: The name and the text of a small file that is written after the upload.
+            remove_source: Whether to delete `source` after the upload, if it still is this file.
+            before: Files and their names that are uploaded before; the file and its link only come when all are there.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            RuntimeError: The uploader is closed, or belongs to the process this one was forked from.
+        """
+        self._check_usable()
+        self.storage.uri(name)  # refuses names that leave the folder
+        source = Path(source)
+        # A folder of several files may be removed as a whole, so they are held next to it.
+        folder = source.parent.parent if before else source.parent
+        held = _hold(source, folder)
+        first = [(_hold(file, folder), name) for file, name in before]
+        remove = _identity(source) if remove_source else None
+        with self._changed:
+            if not self._pending():
+                self._deadline.progressed()  # it may not have been heard of for long
+            self._submitted += 1
+            self._waiting.append(_Upload(self._submitted, source, held, name, overwrite, link, remove, first))
+            self._start_threads()
+            self._changed.notify_all()
+
+    def check(self) -> None:
+        """Raise the first failure so far, if any. Costs next to nothing."""
+        if self._failures:
+            self._reported = True
+            raise self._failures[0]
+
+    def wait(self) -> None:
+        """Wait until all uploads have ended.
+
+        Raises:
+            TimeoutError: They have not ended in time.
+            Exception: The first failure.
+        """
+        self._join()
+        self.check()
+
+    def close(self) -> None:
+        """Wait until all uploads have ended, and end the threads. Raises as `wait`, but no failure a second time."""
+        if self._closed or os.getpid() != self._process:
+            return
+        try:
+            self._join()
+        finally:
+            with self._changed:
+                self._closed = True
+                self._changed.notify_all()
+        for thread in self._threads if not self._given_up else ():
+            thread.join(self._deadline.timeout)
+        if not self._reported:
+            self.check()
+
+    # ---- how ----
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise RuntimeError("The uploader is closed. Make a new one to upload more.")
+        if os.getpid() != self._process:
+            raise RuntimeError("The uploader belongs to the process that this one was forked from. Make a new one.")
+
+    def _join(self) -> None:
+        if os.getpid() != self._process:
+            self._check_usable()
+        if self._given_up:
+            return
+        since = time.monotonic()
+        with self._changed:
+            while self._pending():
+                left = min(self._deadline.left(since), since + self._limit - time.monotonic())
+                if left <= 0:
+                    break
+                pending = len(self._pending())
+                self._changed.wait_for(lambda: len(self._pending()) < pending, left)  # noqa: B023 - called at once
+            names = self._pending()
+            if names or self._deadline.failing:
+                self._deadline.waited_in_vain(since)
+            if not names:
+                return
+            kept = self._give_up()
+        text = (
+            f"Uploads to {self.storage!r} have not ended in {self._deadline.timeout:g} seconds without progress: "
+            f"{', '.join(names)}. They are kept: {', '.join(kept)}. Check the network and that the store runs, or pass "
+            f"a larger `delivery_timeout`."
+        )
+        log.error("%s", text)
+        self._reported = True
+        raise TimeoutError(text) from (self._failures[0] if self._failures else None)
+
+    def _give_up(self) -> list[str]:
+        """Drop what is queued, but keep the files."""
+        self._given_up = True
+        uploads = sorted([*self._waiting, *self._active.values()], key=lambda upload: upload.number)
+        kept: list[str] = []
+        for upload in uploads:
+            for held, source in ((upload.held, upload.source), *((held, held) for held, _ in upload.before)):
+                if not source.exists():  # rotated out meanwhile
+                    with suppress(OSError):
+                        os.link(held, source)
+                kept.append(str(source))
+        self._waiting.clear()
+        return kept
+
+    def _start_threads(self) -> None:
+        if not self._threads:
+            _call_at_exit(self._finish_at_exit)
+        busy = len(self._waiting) + len(self._active)
+        if len(self._threads) < min(self._concurrent, busy):
+            number = len(self._threads)
+            thread = threading.Thread(target=self._work, name=f"composer-upload-{number}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._next() is not None)
+                upload = self._next()
+                if upload is None or self._closed:
+                    return
+                self._waiting.remove(upload)
+                self._active[upload.name] = upload
+            try:
+                self._carry_out(upload)
+            except Exception as error:  # noqa: BLE001 - raised in the thread that asks
+                log.warning("The upload of %s to %r failed: %s", upload.source, self.storage, error)
+                self._failures.append(error)
+                self._deadline.failed()
+            else:
+                self._deadline.delivered()
+            finally:
+                for held in (upload.held, *(file for file, _ in upload.before)):
+                    held.unlink(missing_ok=True)
+                with self._changed:
+                    del self._active[upload.name]
+                    self._changed.notify_all()
+
+    def _next(self) -> _Upload | None:
+        """The first upload whose name nobody is uploading to."""
+        return next((upload for upload in self._waiting if upload.name not in self._active), None)
+
+    def _carry_out(self, upload: _Upload) -> None:
+        if not upload.overwrite and self.storage.exists(upload.name):
+            raise FileExistsError(
+                f"{self.storage.uri(upload.name)} already exists, but overwrite was set to False. Pass "
+                f"`save_overwrite=True` to replace it, or use another `save_folder` or run name."
+            )
+        for file, name in upload.before:
+            self.storage.upload(file, name, self._progressed)
+        self.storage.upload(upload.held, upload.name, self._progressed)  # ends when the file is there in full
+        if upload.link is not None:
+            self._write_link(upload.number, *upload.link)
+        if upload.remove is not None:
+            with suppress(FileNotFoundError):
+                if _identity(upload.source) == upload.remove:
+                    upload.source.unlink()
+
+    def _progressed(self, done: int, size: int) -> None:
+        if done > 0:
+            self._deadline.progressed()
+            with self._changed:
+                self._changed.notify_all()
+
+    def _write_link(self, number: int, name: str, text: str) -> None:
+        with self._changed:
+            lock, newest = self._links.setdefault(name, (threading.Lock(), [0]))
+        with lock:
+            if number < newest[0]:
+                return
+            newest[0] = number  # before it is written: whether a failed write arrived is not known
+            self.storage.write_text(name, text)
+
+    def _finish_at_exit(self) -> None:
+        if os.getpid() != self._process:
+            return  # forked; nothing may be locked here, because the lock may have been held
+        if not self._closed and (pending := self.pending):
+            log.warning("Waiting for uploads to %r before the process ends: %s", self.storage, ", ".join(pending))
+        try:
+            self.close()
+        except Exception as error:  # noqa: BLE001 - there is nobody left to raise it to
+            log.error("Uploads to %r failed: %s", self.storage, error)
+        for upload in [*self._waiting, *self._active.values()]:
+            log.error("%s was not uploaded to %s.", upload.source, self.storage.uri(upload.name))
+
+
+def _hold(source: Path, folder: Path) -> Path:
+    """Another name for a file, in a folder; a copy if its file system has no hard links."""
+    held = temporary_path(folder / source.name)
+    try:
+        os.link(source, held)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        shutil.copyfile(source, held)
+    return held
+
+
+def _identity(path: Path) -> tuple[int, int, int]:
+    status = path.stat()
+    return status.st_dev, status.st_ino, status.st_mtime_ns
+
+
+def _call_at_exit(method: Callable[[], None]) -> None:
+    """Call a method when the process ends, unless its object is gone by then.
+
+    Functions of `atexit` run after the interpreter has stopped all thread pools, which stores use to look up hosts.
+    What registers with `threading`, as these pools do, runs in reverse order, so they must have done so before. It has
+    no public name; where it is gone, `atexit` is the next best.
+    """
+    import concurrent.futures.thread  # noqa: F401
+
+    reference = weakref.WeakMethod(method)
+
+    def call() -> None:
+        found = reference()
+        if found is not None:
+            found()
+
+    register = getattr(threading, "_register_atexit", atexit.register)
+    register(call)

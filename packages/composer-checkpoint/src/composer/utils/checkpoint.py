@@ -15,9 +15,9 @@ from composer.checkpoint import glob_filter as glob_filter
 from composer.checkpoint import load_checkpoint as load_checkpoint
 from composer.checkpoint import safe_torch_load as safe_torch_load
 from composer.checkpoint import save_checkpoint as save_checkpoint
-from composer.checkpoint._container import _STATES as _COMPOSER_STATES_FILENAME
-from composer.checkpoint._container import write_file as _write_checkpoint_file
-from composer.checkpoint._loading import VALIDATION_VARIABLE
+from composer.checkpoint.file import STATES as _COMPOSER_STATES_FILENAME
+from composer.checkpoint.file import write_file as _write_checkpoint_file
+from composer.checkpoint.run import VALIDATION_VARIABLE
 from composer.utils import import_object
 
 __all__ = [

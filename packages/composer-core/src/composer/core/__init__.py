@@ -22,6 +22,7 @@ from composer.core.ordering import OrderingError as OrderingError
 from composer.core.passes import AlgorithmPass as AlgorithmPass
 from composer.core.precision import Precision as Precision
 from composer.core.precision import get_precision_context as get_precision_context
+from composer.core.serializable import Resumable as Resumable
 from composer.core.serializable import Serializable as Serializable
 from composer.core.state import State as State
 from composer.core.time import Time as Time

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
-__all__ = ["Serializable"]
+__all__ = ["Resumable", "Serializable"]
 
 
 class Serializable:
@@ -20,3 +20,16 @@ class Serializable:
         Args:
             state: A dictionary returned by `state_dict`.
         """
+
+
+class Resumable(Protocol):
+    """What a training loop keeps besides the `State`, such as the position in the data, to resume exactly."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what to save under the key `resumption`; a collective operation, the same on every rank."""
+
+    def before_load(self, content: dict[str, Any]) -> None:
+        """Read a checkpoint before the state loads it, and remove what the state is not to load."""
+
+    def after_load(self, content: dict[str, Any]) -> None:
+        """Read a checkpoint after the state loaded it. Generators are restored when training goes on, not here."""

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from composer.core.logging import Logger
     from composer.core.profiling import RunProfiler
     from composer.core.saving.structure import ModelSnapshot
+    from composer.core.serializable import Resumable
 
 __all__ = ["State"]
 
@@ -154,6 +155,7 @@ class State(Serializable):
         self.scaler = scaler
         self.save_metrics = save_metrics
         self.serialized_attributes = list(_SERIALIZED)
+        self.resumption: Resumable | None = None  # of the loop that runs; every checkpoint holds its `state_dict`
         self._set_progress()
         self._profiler: RunProfiler | None = None
         self._evaluators: ObservedList[Evaluator] = ObservedList(ensure_tuple(evaluators))

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from composer.checkpoint._durable import scratch_folder, sync_folder, temporary_path
-from composer.checkpoint._storage import storage_of
+from composer.checkpoint.durable import scratch_folder, sync_folder, temporary_path
+from composer.checkpoint.storage import storage_of
 from composer.inference._formats import ExportFormat
 from composer.utils import is_uri
 

@@ -13,11 +13,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, SupportsIndex
 
-from composer.checkpoint._best import BestCheckpoints
-from composer.checkpoint._durable import UNDELIVERED, make_scratch_folder, point_link, remove_leftovers
-from composer.checkpoint._filter import IgnoreKeys
-from composer.checkpoint._lease import FolderInUseError, Lease, folder_lease, live_patterns, remote_lease
-from composer.checkpoint._names import (
+from composer.checkpoint.durable import UNDELIVERED, make_scratch_folder, point_link, remove_leftovers
+from composer.checkpoint.lease import FolderInUseError, Lease, folder_lease, live_patterns, remote_lease
+from composer.checkpoint.names import (
     PartialFilePath,
     check_file_name,
     check_folder,
@@ -28,18 +26,19 @@ from composer.checkpoint._names import (
     check_run_name,
     counts_of_name,
 )
-from composer.checkpoint._safe_load import unloadable
-from composer.checkpoint._saving import collect
-from composer.checkpoint._sharded_run import (
+from composer.checkpoint.run import collect
+from composer.checkpoint.safe_load import unloadable
+from composer.checkpoint.saver import BestCheckpoints, CheckpointWriter
+from composer.checkpoint.selection import IgnoreKeys
+from composer.checkpoint.shards import (
+    STATES,
     amend_run,
-    check_saves_shards,
     files_of_run,
-    pattern_of_run,
-    proof_of_run,
     remove_run,
     write_run,
 )
-from composer.checkpoint._writer import CheckpointWriter
+from composer.checkpoint.storage import storage_of
+from composer.checkpoint.upload import Uploader
 from composer.core import Callback, Event, State, Time, Timestamp, TimeUnit, ensure_time
 from composer.loggers import Logger
 from composer.utils import (
@@ -264,7 +263,7 @@ class CheckpointSaver(Callback):
     def reserve(self, state: State) -> None:
         """Take the lease on the save folder: no other run may write the same files. To be called on every rank.
 
-        A lease that another host took lately is watched for a while; see `composer.checkpoint._lease`.
+        A lease that another host took lately is watched for a while; see `composer.checkpoint.lease`.
 
         Raises:
             FolderInUseError: Another run saves to the folder.
@@ -316,8 +315,6 @@ class CheckpointSaver(Callback):
         files = pattern_of_run(state, self.filename if remote is None else remote).filename
         if self._uri is None:
             return folder_lease(self._folder_of(state), state.run_name, files)
-        from composer.checkpoint._storage import storage_of
-
         # Refused credentials must not be found out after hours of training.
         storage_of(format_name_with_dist(self._uri, state.run_name)).check_writable()
         where = self._folder_of(state)
@@ -354,9 +351,6 @@ class CheckpointSaver(Callback):
         root = self.remote_root
         if self._uri is None or root is None or dist.get_global_rank() != 0:
             return
-        from composer.checkpoint._storage import storage_of
-        from composer.checkpoint._uploads import Uploader
-
         self.remote_uploader = Uploader(
             storage_of(root),
             concurrent=self.num_concurrent_uploads,
@@ -686,6 +680,43 @@ class CheckpointSaver(Callback):
             self.all_saved_checkpoints_to_timestamp[path] = timestamp
         self.saved_checkpoints = [path for path in self.all_saved_checkpoints_to_timestamp if os.path.exists(path)]
         self.best.load_state_dict(state.get("best", {}))
+
+
+def check_saves_shards(asynchronous: bool, uri: str | None) -> None:
+    """Check that a run can save in shards.
+
+    Args:
+        asynchronous: Whether it saves in the background.
+        uri: The remote folder it saves to; None for a local folder.
+
+    Raises:
+        ValueError: It cannot.
+    """
+    if asynchronous:
+        raise ValueError(
+            "Checkpoints in shards are not written in the background: all ranks write them together. Leave "
+            "`save_async` out, or use `state_dict_type='full'`."
+        )
+    if uri is not None and dist.get_local_world_size() < dist.get_world_size():
+        raise ValueError(
+            f"Checkpoints in shards of several nodes must be saved to a folder that all of them share, not to {uri!r}. "
+            f"Use such a `save_folder`, or `state_dict_type='full'`."
+        )
+
+
+def pattern_of_run(state: State, files: PartialFilePath) -> PartialFilePath:
+    """Return the name pattern of a run's checkpoints: `files`, or that of the folders beside them that hold shards."""
+    if not state.fsdp_sharded_state_dict_enabled:
+        return files
+    inside, _, _ = files.filename.rpartition("/")
+    prefix = state.fsdp_config.sharded_ckpt_prefix_dir
+    return PartialFilePath(f"{inside}/{prefix}" if inside else prefix, files.folder)
+
+
+def proof_of_run(state: State, files: PartialFilePath) -> str:
+    """Return the name pattern of the file that is written last, with which a checkpoint is complete."""
+    pattern = pattern_of_run(state, files)
+    return pattern.filename if pattern is files else f"{pattern.filename}/{STATES}"
 
 
 def _check_interval(interval: Interval) -> None:

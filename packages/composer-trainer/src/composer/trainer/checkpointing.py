@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from composer.callbacks.checkpoint_saver import CheckpointSaver
-from composer.checkpoint._loading import restore
-from composer.checkpoint._names import check_pattern
-from composer.checkpoint._sharded_run import STATES, is_sharded_run
+from composer.checkpoint.names import check_pattern
+from composer.checkpoint.run import load_checkpoint
+from composer.checkpoint.shards import STATES, is_sharded_run
 from composer.core import Callback, State
 from composer.loggers import Logger
 from composer.trainer.options import LoadOptions, SaveOptions
@@ -146,7 +146,7 @@ def load_run(
     if not resumes and options.load_object_store is None:
         _check_load_path(path, state.run_name)
     run_name = state.run_name
-    restore(
+    load_checkpoint(
         path,
         state,
         logger,

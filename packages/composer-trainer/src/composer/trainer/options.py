@@ -16,7 +16,7 @@ from typing import Any, SupportsIndex
 import torch
 
 from composer.checkpoint import IgnoreKeys
-from composer.checkpoint._names import check_characters, check_pattern, check_relative, check_run_name
+from composer.checkpoint.names import check_characters, check_pattern, check_relative, check_run_name
 from composer.core import Algorithm, Callback, Event, Precision, State, Time, TimeUnit, ensure_time
 from composer.core.passes import PassInput
 from composer.devices import Device

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from composer.checkpoint._storage import storage_of
-from composer.checkpoint._uploads import Uploader
+from composer.checkpoint.storage import storage_of
+from composer.checkpoint.upload import Uploader
 from composer.core import Callback, State
 from composer.loggers import Logger, LoggerDestination
 from composer.utils import dist, format_name_with_dist, is_uri, parse_uri

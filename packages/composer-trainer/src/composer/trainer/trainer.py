@@ -13,8 +13,7 @@ import torch
 from tqdm import tqdm
 
 from composer.checkpoint import IgnoreKeys, save_checkpoint
-from composer.checkpoint._names import check_path
-from composer.checkpoint._resumption_parts import attach
+from composer.checkpoint.names import check_path
 from composer.core import (
     Algorithm,
     Callback,
@@ -401,7 +400,7 @@ class Trainer:
         settings.set_scaler()  # after INIT, where an algorithm may wrap the optimizer in one that needs closures
         position = LoaderPosition(self.state, self._metrics, spin_dataloaders, self._evaluation.accesses)
         self._progress = RunProgress(self.state, settings, position, self._announce)
-        attach(self.state, self._progress)
+        self.state.resumption = self._progress
         self._load(load, algorithm_passes)
         self.engine.run_event(Event.AFTER_LOAD)
         self._wrap_model({} if compiled and compile_config is None else compile_config)

@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import logging
 import os
-import struct
 import sys
-import tarfile
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import Any
 
 from composer.callbacks.checkpoint_saver import CheckpointSaver
-from composer.checkpoint._container import check_file
-from composer.checkpoint._durable import scratch_folder
-from composer.checkpoint._names import counts_of_name, was_swapped
-from composer.checkpoint._pickle_checks import outline
-from composer.checkpoint._seal import CorruptCheckpointError
-from composer.checkpoint._sharded_run import STATES, check_run, download_run, fetch_run, is_sharded_run, run_name_of
+from composer.checkpoint.checksum import CorruptCheckpointError
+from composer.checkpoint.durable import scratch_folder
+from composer.checkpoint.file import check_file, read_outline
+from composer.checkpoint.names import counts_of_name, was_swapped
+from composer.checkpoint.shards import STATES, check_run, download_run, fetch_run, is_sharded_run, run_name_of
+from composer.checkpoint.storage import Storage, UnreachableError, storage_of
 from composer.core import State
 from composer.loggers import LoggerDestination
 from composer.utils import (
     dist,
     format_name_with_dist,
-    get_compressor,
     is_compressed_pt,
     is_tar,
     is_uri,
@@ -35,8 +32,7 @@ from composer.utils import (
     partial_format,
 )
 
-if TYPE_CHECKING:
-    from composer.checkpoint._storage import Storage
+__all__ = ["check_fixed_name", "find_checkpoint"]
 
 log = logging.getLogger(__name__)
 
@@ -341,43 +337,9 @@ def _holds_model(file: Path) -> bool:
 
 
 def _outline(file: Path) -> Any:
-    """Return the plain values at the beginning of a file that `torch.save` wrote; None of any other."""
-    content = None
-    if not file.is_file():
-        return content
-    with suppress(Exception), _stream(file) as stream:  # any other file, a damaged one, or an end that is cut off
-        header = _read(stream, 30)  # of the archive's first part, as the specification of zip has it
-        name_length, extra_length = struct.unpack_from("<HH", header, 26)
-        name = _read(stream, name_length)
-        _read(stream, extra_length)
-        if header.startswith(_ARCHIVE) and name.endswith(b"/data.pkl"):
-            content = outline(stream)
-            content = content["content"] if file.name == STATES else content
-    return content
-
-
-def _stream(file: Path) -> AbstractContextManager[IO[bytes]]:
-    """A checkpoint as torch wrote it, from its beginning."""
-    if is_tar(file.name):
-        return _first_of_archive(file)
-    return get_compressor(file.name).decompress(str(file)) if is_compressed_pt(file.name) else open(file, "rb")
-
-
-@contextmanager
-def _first_of_archive(file: Path) -> Iterator[IO[bytes]]:
-    with tarfile.open(file, "r|*") as archive:
-        first = archive.next()
-        member = None if first is None else archive.extractfile(first)
-        if member is None:
-            raise CorruptCheckpointError(file, "its first member is no file")
-        yield member
-
-
-def _read(stream: IO[bytes], count: int) -> bytes:
-    data = stream.read(count)
-    if len(data) < count:
-        raise EOFError
-    return data
+    """Return the plain values of a checkpoint; None of any other file."""
+    content = read_outline(file)
+    return content.get("content") if file.name == STATES and isinstance(content, dict) else content
 
 
 def _remote_candidates(
@@ -386,8 +348,6 @@ def _remote_candidates(
     root, pattern = saver.remote_root, saver.remote_file_name
     if root is None or pattern is None:
         return
-    from composer.checkpoint._storage import storage_of
-
     folder = _remote_folder(saver, state.run_name)
     files = format_name_with_dist(pattern.filename, state.run_name, rank=0).removeprefix(f"{folder}/")
     target = downloads.enter_context(scratch_folder("resuming"))
@@ -450,8 +410,6 @@ def _fetch_remote(inside: Storage, name: str, path: Path, progress_bar: bool) ->
         CorruptCheckpointError: The store works, but does not deliver it.
         StorageError: The store cannot be read.
     """
-    from composer.checkpoint._store_errors import UnreachableError
-
     try:
         if not download_run(inside.uri(name), path, progress_bar):
             inside.download(name, path, progress=progress_bar)

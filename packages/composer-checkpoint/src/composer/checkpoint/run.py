@@ -1,4 +1,4 @@
-"""Loading a run, or its weights, from a file."""
+"""Saving and loading a whole run, or the weights of one, from any training loop."""
 
 from __future__ import annotations
 
@@ -10,17 +10,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from composer.checkpoint._container import read_file
-from composer.checkpoint._filter import IgnoreKeys, apply_filter
-from composer.checkpoint._left_out import LEFT_OUT, check_complete, drop, fill, warn_of
-from composer.checkpoint._names import was_swapped
 from composer.checkpoint._ranks import on_each_node
-from composer.checkpoint._resumption_parts import attached
-from composer.checkpoint._seal import CorruptCheckpointError
-from composer.checkpoint._sharded_run import STATES, download_run, fill_shards, is_sharded_run, read_run
-from composer.checkpoint.sharded_tensors import is_sharded, sharded_as
+from composer.checkpoint.checksum import CorruptCheckpointError
+from composer.checkpoint.download import get_file
+from composer.checkpoint.file import read_file, write_file
+from composer.checkpoint.names import check_path, get_save_filename, was_swapped
+from composer.checkpoint.selection import (
+    LEFT_OUT,
+    IgnoreKeys,
+    apply_filter,
+    check_complete,
+    drop,
+    fill,
+    filter_and_note,
+    warn_of,
+)
+from composer.checkpoint.sharded_tensors import gathered, is_sharded, sharded_as
+from composer.checkpoint.shards import STATES, download_run, fill_shards, is_sharded_run, read_run
 from composer.core.saving import add_required_algorithms, upgrade_state_dict
-from composer.utils import dist, import_object, is_uri, partial_format
+from composer.utils import dist, import_object, is_uri, partial_format, reproducibility
 from composer.utils.misc import unwrapped_model
 
 if TYPE_CHECKING:
@@ -28,13 +36,78 @@ if TYPE_CHECKING:
     from composer.core.passes import PassInput
     from composer.loggers import Logger
 
-__all__ = ["download_checkpoint", "load_checkpoint", "restore"]
+__all__ = [
+    "collect",
+    "download_checkpoint",
+    "fetch",
+    "load_checkpoint",
+    "read_checkpoint",
+    "read_local",
+    "save_checkpoint",
+]
 
 log = logging.getLogger(__name__)
 
+VALIDATION_VARIABLE = "CHECKPOINT_VALIDATION_FUNCTION"
+_WEIGHTS = ("model", "integrations", "metadata")
 _DIVIDED = ("model", "optimizers", "algorithms")
 
-VALIDATION_VARIABLE = "CHECKPOINT_VALIDATION_FUNCTION"
+
+def save_checkpoint(
+    state: State,
+    filename: str = "ep{epoch}-ba{batch}-rank{rank}",
+    *,
+    weights_only: bool = False,
+    ignore_keys: IgnoreKeys | None = None,
+) -> str | None:
+    """Save a run to a file. To be called on every rank; the first writes.
+
+    The file is whole, sealed with a checksum and on the disk when this returns, or not there at all.
+
+    Args:
+        state: The run.
+        filename: The path; a format string with the variables of
+            `composer.utils.FORMAT_NAME_WITH_DIST_AND_TIME_TABLE`. Its extension tells the format: see `write_file`.
+        weights_only: Whether to save the model only, from which training cannot go on.
+        ignore_keys: What to leave out; see `glob_filter`.
+
+    Returns:
+        The path; None on ranks that do not write.
+
+    Raises:
+        OSError: It cannot be written; earlier files are untouched.
+        TypeError: `filename` is no path.
+        ValueError: `filename` has an unknown field, or is a folder.
+    """
+    check_path("filename", filename)
+    path = get_save_filename(state, os.path.expanduser(os.fspath(filename)))
+    content = collect(state, weights_only=weights_only, ignore_keys=ignore_keys)
+    if dist.get_global_rank() != 0:
+        return None
+    write_file(content, path)
+    return path
+
+
+def collect(
+    state: State, *, weights_only: bool = False, ignore_keys: IgnoreKeys | None = None, gather: bool = True
+) -> dict[str, Any]:
+    """Return what a checkpoint holds: `state`, and unless `weights_only` the generators (`rng`) and `resumption`.
+
+    If `ignore_keys` leaves something out, `left_out` lists its paths.
+
+    Tensors are the run's own, not copies, but for those that are divided among ranks: they are gathered on the host,
+    with `gather`. A collective operation.
+    """
+    saved = state.state_dict()
+    content: dict[str, Any] = {"state": {key: saved[key] for key in _WEIGHTS} if weights_only else saved}
+    content["state"]["metadata"]["sealed"] = True
+    if not weights_only:
+        content["rng"] = reproducibility.get_rng_state()
+        part = state.resumption
+        if part is not None:
+            content["resumption"] = part.state_dict()
+    filter_and_note(ignore_keys, content)
+    return gathered(content) if gather and state.fsdp_enabled else content
 
 
 def load_checkpoint(
@@ -48,6 +121,8 @@ def load_checkpoint(
     ignore_keys: IgnoreKeys | None = None,
     exclude_algorithms: Sequence[str] | None = None,
     algorithm_passes: PassInput = None,
+    *,
+    divide: Callable[[], None] | None = None,
 ) -> list[dict[str, Any]] | None:
     """Load a run from a checkpoint. To be called on every rank.
 
@@ -66,6 +141,8 @@ def load_checkpoint(
         ignore_keys: What not to load; see `glob_filter`.
         exclude_algorithms: Class names of algorithms that are not to be applied although the saved run had them.
         algorithm_passes: Passes that order the algorithms.
+        divide: Divides the model among ranks, if it still has to be. Called once, when the algorithms that the saved
+            run had have changed the model.
 
     Returns:
         The states of the random generators, one dict per rank; None if there are none or only weights are loaded.
@@ -76,38 +153,6 @@ def load_checkpoint(
         UnsafeCheckpointError: It holds types whose loading could run code.
         ValueError: It lacks the model, the time or the optimizers, and they were not left out on purpose.
         RuntimeError: The model's keys do not match, or ranks loaded different files.
-    """
-    return restore(
-        path,
-        state,
-        logger,
-        object_store,
-        load_weights_only,
-        strict_model_weights,
-        progress_bar,
-        ignore_keys,
-        exclude_algorithms,
-        algorithm_passes,
-    )
-
-
-def restore(
-    path: str | os.PathLike[str],
-    state: State,
-    logger: Logger | None = None,
-    object_store: Any = None,
-    load_weights_only: bool = False,
-    strict_model_weights: bool = True,
-    progress_bar: bool = True,
-    ignore_keys: IgnoreKeys | None = None,
-    exclude_algorithms: Sequence[str] | None = None,
-    algorithm_passes: PassInput = None,
-    divide: Callable[[], None] = lambda: None,
-) -> list[dict[str, Any]] | None:
-    """`load_checkpoint` for a model that may still have to be divided among ranks.
-
-    `divide` does that. It is called once, when the algorithms that the saved run needed have changed the model. All
-    other arguments are as there.
     """
     with _opened(path, state.run_name, object_store, progress_bar) as content:
         left_out = content.pop(LEFT_OUT, [])
@@ -122,7 +167,8 @@ def restore(
             add_required_algorithms(
                 state, upgrade_state_dict(content["state"]), logger, exclude_algorithms, algorithm_passes
             )
-        divide()
+        if divide is not None:
+            divide()
         _divide(content, state)
     warn_of(os.fspath(path), left_out)
     unknown, saved = _keep_own(state, content, ignored), content.get("state")
@@ -136,7 +182,7 @@ def restore(
             state.load_model_state(saved, logger, strict, exclude_algorithms, algorithm_passes)
         return None
     content[LEFT_OUT] = left_out
-    part = attached(state)
+    part = state.resumption
     if part is not None:
         part.before_load(content)
     state.load_state_dict(saved, logger, strict, exclude_algorithms, algorithm_passes)
@@ -192,8 +238,6 @@ def download_checkpoint(
     Returns:
         The path of the file, and two values (None, False) that are there for programs that expect three.
     """
-    from composer.checkpoint._get_file import get_file
-
     file = os.path.join(node_checkpoint_folder, os.path.basename(path))
     get_file(path, file, object_store, progress_bar=progress_bar)
     return file, None, False
@@ -255,3 +299,49 @@ def _check_ranks_agree(state: State) -> None:
         raise RuntimeError(
             f"The ranks loaded checkpoints of different batches: {batches}. Give all of them the same file."
         )
+
+
+def read_checkpoint(path: str | os.PathLike[str], keys: Sequence[str] | None = None) -> Any:
+    """Read a checkpoint onto the CPU, running no code from it. To be called on every rank.
+
+    Args:
+        path: Its path or URI: a file of any format that the Trainer writes, or a folder of shards.
+        keys: What is wanted of its entry `state`, such as `["model"]`; None: all. What is in shards and not wanted is
+            not read.
+
+    Returns:
+        What was saved, with whole tensors: for a checkpoint of a run `{"state": {"model": {...}, ...}, "rng": [...]}`.
+
+    Raises:
+        FileNotFoundError: There is no such checkpoint.
+        CorruptCheckpointError: It is torn, truncated or altered.
+        UnsafeCheckpointError: It holds types whose loading could run code.
+
+    Example:
+        >>> import tempfile, torch
+        >>> with tempfile.NamedTemporaryFile(suffix=".pt") as file:
+        ...     torch.save({"state": {"model": {"weight": torch.ones(2)}, "run_name": "a"}}, file.name)
+        ...     read_checkpoint(file.name, keys=["model"])
+        {'state': {'model': {'weight': tensor([1., 1.])}}}
+    """
+    text = os.path.expanduser(os.fspath(path))
+    if not is_uri(text):
+        return read_local(Path(text), keys)
+    with on_each_node(lambda folder: fetch(text, folder / Path(text).name)) as folder:
+        return read_local(folder / Path(text).name, keys)
+
+
+def fetch(uri: str, target: Path) -> None:
+    """Bring a checkpoint, a file or a folder of shards, to a local path."""
+    if not download_run(uri, target, progress_bar=False):
+        get_file(uri, target)
+
+
+def read_local(path: Path, keys: Sequence[str] | None = None) -> Any:
+    """`read_checkpoint` of a local path; not a collective operation."""
+    in_shards = is_sharded_run(path)
+    content = (read_run if in_shards else read_file)(path)[0]
+    state = content.get("state") if isinstance(content, dict) else None
+    if keys is not None and isinstance(state, dict):
+        content["state"] = {key: state[key] for key in keys if key in state}
+    return fill_shards(content, {}) if in_shards else content

@@ -31,11 +31,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from composer.checkpoint._durable import temporary_path
+from composer.checkpoint.durable import temporary_path
 from composer.core import ComposerError
 
 if TYPE_CHECKING:
-    from composer.checkpoint._storage import Storage
+    from composer.checkpoint.storage import Storage
 
 __all__ = ["FolderInUseError", "Lease", "folder_lease", "live_patterns", "remote_lease"]
 

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from composer.checkpoint._durable import temporary_path
+from composer.checkpoint.durable import temporary_path
 from composer.utils import format_name_with_dist, format_name_with_dist_and_time, is_tar
 
 if TYPE_CHECKING:

@@ -5,26 +5,27 @@ from __future__ import annotations
 import lzma
 import os
 import shutil
+import struct
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 
-from composer.checkpoint._durable import replacing, scratch_folder, temporary_path
-from composer.checkpoint._names import check_file_name
-from composer.checkpoint._pickle_checks import UnsafeCheckpointError, refuse
-from composer.checkpoint._safe_load import safe_torch_load
-from composer.checkpoint._seal import CorruptCheckpointError, read_seal, seal, verify
+from composer.checkpoint._pickle_checks import UnsafeCheckpointError, read_plain_values, refuse
+from composer.checkpoint.checksum import CorruptCheckpointError, read_seal, seal, verify
+from composer.checkpoint.durable import replacing, scratch_folder, temporary_path
+from composer.checkpoint.names import check_file_name
+from composer.checkpoint.safe_load import safe_torch_load
 from composer.utils import get_compressor, is_compressed_pt, is_tar
 
-__all__ = ["check_file", "read_file", "write_file"]
+__all__ = ["STATES", "check_file", "read_file", "read_outline", "write_file"]
 
-_STATES = "composer_states.pt"
+STATES = "composer_states.pt"
 _BLOCK = 1 << 20
 _UNPACKED = 1 << 30, 1100  # bytes: so many, or so many times the archive; gzip reaches 1032 times
 _TAR_MODES = {"tar": "w", "tgz": "w:gz", "gz": "w:gz", "bz2": "w:bz2", "lzma": "w:xz"}
@@ -56,7 +57,7 @@ def write_file(
         seal(inner, target.name)
         if is_tar(target):
             with tarfile.open(temporary, _TAR_MODES[target.suffix[1:]]) as archive:  # type: ignore[call-overload]
-                archive.add(inner, _STATES)
+                archive.add(inner, STATES)
         else:
             with get_compressor(target.name).compress(str(temporary)) as stream, open(inner, "rb") as source:
                 shutil.copyfileobj(source, stream)
@@ -99,6 +100,53 @@ def check_file(path: str | os.PathLike[str]) -> str | None:
     return None if sealed is None else sealed.get("file")
 
 
+def read_outline(path: Path) -> Any:
+    """Read the plain values of a checkpoint, such as names and counts, without its tensors, running no code from it.
+
+    Only the beginning of the file is read, so that the rest may be missing.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The content with placeholders for tensors and all that is no plain value; None of any other file.
+    """
+    if not path.is_file():
+        return None
+    with suppress(Exception), _stream(path) as stream:  # any other file, a damaged one, or an end that is cut off
+        header = _read_exactly(stream, 30)  # of the archive's first part, as the specification of zip has it
+        name_length, extra_length = struct.unpack_from("<HH", header, 26)
+        name = _read_exactly(stream, name_length)
+        _read_exactly(stream, extra_length)
+        if header.startswith(b"PK\x03\x04") and name.endswith(b"/data.pkl"):
+            return read_plain_values(stream)
+    return None
+
+
+@contextmanager
+def _stream(path: Path) -> Iterator[IO[bytes]]:
+    """Open a checkpoint as torch wrote it, from its beginning."""
+    with ExitStack() as opened:
+        if is_tar(path.name):
+            archive = opened.enter_context(tarfile.open(path, "r|*"))
+            first = archive.next()
+            member = None if first is None else archive.extractfile(first)
+            if member is None:
+                raise CorruptCheckpointError(path, "its first member is no file")
+            yield opened.enter_context(member)
+        elif is_compressed_pt(path.name):
+            yield opened.enter_context(get_compressor(path.name).decompress(str(path)))
+        else:
+            yield opened.enter_context(open(path, "rb"))
+
+
+def _read_exactly(stream: IO[bytes], count: int) -> bytes:
+    data = stream.read(count)
+    if len(data) < count:
+        raise EOFError
+    return data
+
+
 def _torch_save(content: dict[str, Any], path: Path, described: Callable[[], None]) -> None:
     with open(path, "wb", buffering=0) as file:
         torch.save(content, _Announcing(file, described))  # type: ignore[arg-type]
@@ -131,7 +179,7 @@ def _plain(path: Path) -> Iterator[Path]:
         yield path
         return
     with scratch_folder("unpacked") as folder:
-        plain = folder / _STATES
+        plain = folder / STATES
         _unpack(path, name, plain)
         try:
             yield plain
@@ -145,9 +193,9 @@ def _unpack(path: Path, name: str, plain: Path) -> None:
     try:
         if is_tar(name):
             with tarfile.open(path) as archive:
-                member = archive.extractfile(_STATES)
+                member = archive.extractfile(STATES)
                 if member is None:
-                    raise CorruptCheckpointError(path, f"its member {_STATES!r} is no file")
+                    raise CorruptCheckpointError(path, f"its member {STATES!r} is no file")
                 with member, open(plain, "wb") as target:
                     _copy(member, target, path)
         else:
@@ -171,7 +219,7 @@ def _copy(source: IO[bytes], target: IO[bytes], path: Path) -> None:
 @contextmanager
 def _scratch(folder: Path) -> Iterator[Path]:
     """A file that is gone afterwards, on the disk where there has to be space anyway."""
-    path = temporary_path(folder / _STATES)
+    path = temporary_path(folder / STATES)
     try:
         yield path
     finally:

@@ -1,19 +1,155 @@
-"""What a checkpoint was saved without on purpose: it says so, and a run that loads it keeps its own."""
+"""Selecting parts of a checkpoint: names and precisions of tensors, and paths that are not saved or loaded."""
 
 from __future__ import annotations
 
+import fnmatch
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from composer.checkpoint._filter import IgnoreKeys, apply_filter
+import torch
+
 from composer.core.saving import upgrade_state_dict
-from composer.utils import dist
+from composer.utils import STR_TO_DTYPE, dist, ensure_tuple
 
 if TYPE_CHECKING:
     from composer.core import State
 
-__all__ = ["LEFT_OUT", "check_complete", "drop", "fill", "filter_and_note", "warn_of"]
+__all__ = [
+    "LEFT_OUT",
+    "IgnoreKeys",
+    "Keys",
+    "Precision",
+    "apply_filter",
+    "check_complete",
+    "check_keys",
+    "check_precision",
+    "converted",
+    "drop",
+    "fill",
+    "filter_and_note",
+    "glob_filter",
+    "selected",
+    "warn_of",
+]
+
+Keys = str | Sequence[str]
+"""Glob patterns of names, as of `fnmatch`."""
+
+Precision = str | torch.dtype
+"""`"fp32"`, `"fp16"`, `"bf16"`, or a floating data type of torch."""
+
+
+def check_keys(include_keys: Keys | None, ignore_keys: Keys | None) -> None:
+    """Refuse two selections at once.
+
+    Raises:
+        ValueError: Both are given.
+    """
+    if include_keys is not None and ignore_keys is not None:
+        raise ValueError(
+            f"`include_keys` and `ignore_keys` must not be given together, got {include_keys!r} and {ignore_keys!r}. "
+            f"Use the one that is easier to write."
+        )
+
+
+def selected(names: Iterable[str], include_keys: Keys | None, ignore_keys: Keys | None) -> list[str]:
+    """The names that are meant, in their order. Warns of a pattern that matches none.
+
+    Args:
+        names: All names.
+        include_keys: Patterns of those that are meant; None: all.
+        ignore_keys: Patterns of those that are not.
+
+    Raises:
+        ValueError: Both are given.
+    """
+    check_keys(include_keys, ignore_keys)
+    everything = list(names)
+    if include_keys is None and ignore_keys is None:
+        return everything
+    hits: set[str] = set()
+    for pattern in ensure_tuple(ignore_keys if include_keys is None else include_keys):
+        found = fnmatch.filter(everything, pattern)
+        if not found:
+            warnings.warn(f"The pattern {pattern!r} matches none of the names.", stacklevel=3)
+        hits.update(found)
+    return [name for name in everything if (name in hits) == (include_keys is not None)]
+
+
+def check_precision(precision: Precision | None) -> torch.dtype | None:
+    """The data type that is meant; None: each tensor keeps its own.
+
+    Raises:
+        ValueError: It is no floating type.
+    """
+    found = STR_TO_DTYPE.get(precision) if isinstance(precision, str) else precision
+    if precision is not None and not (isinstance(found, torch.dtype) and found.is_floating_point):
+        raise ValueError(
+            f"`precision` must be one of {', '.join(map(repr, STR_TO_DTYPE))}, a floating data type of torch, or None "
+            f"(as it is), got {precision!r}."
+        )
+    return found
+
+
+def converted(value: Any, dtype: torch.dtype | None) -> Any:
+    """A floating tensor in another precision; anything else is returned as it is."""
+    if dtype is None or not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return value
+    return value.to(dtype)
+
+
+IgnoreKeys = Sequence[str] | Callable[[dict[str, Any]], None]
+"""Glob patterns of paths, or a function that removes keys from a checkpoint's dictionary in place."""
+
+
+def glob_filter(exclude_globs: Sequence[str]) -> Callable[[dict[str, Any]], None]:
+    """A function that removes what patterns match from a nested dictionary, in place.
+
+    Args:
+        exclude_globs: Patterns, as of `fnmatch`, of paths such as `state/model/layer1.weight`; items of lists go by
+            their index. What is below a match goes with it.
+
+    Returns:
+        The function. It warns of a pattern that matches nothing.
+
+    Example:
+        >>> tree = {"state": {"model": {"a.weight": 1, "b.weight": 2}}, "rng": []}
+        >>> glob_filter(["state/model/a.*", "rng"])(tree)
+        >>> tree
+        {'state': {'model': {'b.weight': 2}}}
+    """
+
+    def remove(state_dict: dict[str, Any]) -> None:
+        matched: set[str] = set()
+        _remove(state_dict, "", exclude_globs, matched)
+        for pattern in exclude_globs:
+            if pattern not in matched:
+                warnings.warn(f"The pattern {pattern!r} matches nothing in the checkpoint.", stacklevel=3)
+
+    return remove
+
+
+def apply_filter(ignore_keys: IgnoreKeys | None, state_dict: dict[str, Any]) -> None:
+    """Remove what `ignore_keys` says from a checkpoint's dictionary, in place."""
+    if ignore_keys is None:
+        return
+    if isinstance(ignore_keys, str):
+        ignore_keys = [ignore_keys]
+    (ignore_keys if callable(ignore_keys) else glob_filter(ignore_keys))(state_dict)
+
+
+def _remove(tree: Any, prefix: str, patterns: Sequence[str], matched: set[str]) -> None:
+    items = list(tree.items()) if isinstance(tree, dict) else list(enumerate(tree))
+    for key, value in reversed(items):  # from the end, so that indices stay right
+        path = f"{prefix}{key}"
+        hits = [pattern for pattern in patterns if fnmatch.fnmatch(path, pattern)]
+        if hits:
+            matched.update(hits)
+            del tree[key]
+        elif isinstance(value, (dict, list)):
+            _remove(value, f"{path}/", patterns, matched)
+
 
 LEFT_OUT = "left_out"
 _SHOWN = 5

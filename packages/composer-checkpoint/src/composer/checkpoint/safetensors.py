@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from composer.checkpoint._durable import replacing
-from composer.checkpoint._seal import CorruptCheckpointError
+from composer.checkpoint.checksum import CorruptCheckpointError
+from composer.checkpoint.durable import replacing
 
 __all__ = ["read_tensors", "write_tensors"]
 

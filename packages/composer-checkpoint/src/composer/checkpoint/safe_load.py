@@ -1,7 +1,8 @@
-"""Loading without running code from the file."""
+"""Loading pickles without running code from them."""
 
 from __future__ import annotations
 
+import collections
 import datetime
 import io
 import os
@@ -18,10 +19,16 @@ import numpy as np
 import torch
 from torch.torch_version import TorchVersion
 
-from composer.checkpoint._pickle_checks import UnsafeCheckpointError, check_torch_file, outline
-from composer.checkpoint._seal import CorruptCheckpointError, parts_of_archive, verify
+from composer.checkpoint._pickle_checks import (
+    UnsafeCheckpointError,
+    check_pickle,
+    check_torch_file,
+    check_view,
+    read_plain_values,
+)
+from composer.checkpoint.checksum import CorruptCheckpointError, parts_of_archive, verify
 
-__all__ = ["UnsafeCheckpointError", "load_plain", "safe_torch_load", "unloadable"]
+__all__ = ["UnsafeCheckpointError", "load_pickle", "load_plain", "safe_torch_load", "unloadable"]
 
 _NAMES = re.compile(r"(?:GLOBAL|class|type) [`'\"]?([A-Za-z_][\w.]*\.\w+)")
 
@@ -239,7 +246,7 @@ def _protocol_of(path: Path) -> int:
             start = next(start for name, (start, _) in parts.items() if name.endswith("/data.pkl"))
         else:
             file.seek(0)
-            if outline(file) != torch.serialization.MAGIC_NUMBER:
+            if read_plain_values(file) != torch.serialization.MAGIC_NUMBER:
                 return 0
         file.seek(start)
         return file.read(2)[1]
@@ -263,3 +270,78 @@ def _allowed() -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
         allowed.append((np.zeros(0).__reduce__()[0], f"{module}._reconstruct"))
         allowed.append((np.float64(0).__reduce__()[0], f"{module}.scalar"))
     return allowed
+
+
+# ---- plain pickles ----
+
+
+def load_pickle(data: bytes, where: str) -> Any:
+    """Load a plain pickle, such as one that the reference wrote, running no code from it.
+
+    Args:
+        data: The pickle.
+        where: What it is, for messages.
+
+    Raises:
+        UnsafeCheckpointError: It holds types whose loading could run code.
+        CorruptCheckpointError: It is damaged.
+    """
+    check_pickle(data, where)
+    try:
+        return _Unpickler(io.BytesIO(data)).load()
+    except UnsafeCheckpointError as error:
+        raise UnsafeCheckpointError(f"{where!r}: {error}") from None
+    except CorruptCheckpointError as error:
+        raise CorruptCheckpointError(where, error.reason) from None
+    except MemoryError:
+        raise
+    except Exception as error:  # damaged pickles fail in many ways
+        raise CorruptCheckpointError(where, f"its pickle cannot be read ({error})") from error
+
+
+class _Unpickler(pickle.Unpickler):
+    """Finds only what is listed. Functions are handed out as copies, so that a pickle cannot change the real ones."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = _allowed_in_pickles().get(f"{module}.{name}")
+        if found is None:
+            raise UnsafeCheckpointError(
+                f"it holds `{module}.{name}`, whose loading could run code, so nothing was loaded. If you trust the "
+                f"file, allow it before loading: `torch.serialization.add_safe_globals([...])`."
+            )
+        return found
+
+
+def _allowed_in_pickles() -> dict[str, Any]:
+    """What may be loaded, by the name in the pickle."""
+    numpy_functions = {"_reconstruct": np.zeros(0).__reduce__()[0], "scalar": np.float64(0).__reduce__()[0]}
+    allowed: dict[str, Any] = {
+        f"{module}.{name}": function
+        for module in ("numpy.core.multiarray", "numpy._core.multiarray")
+        for name, function in numpy_functions.items()
+    }
+    allowed |= {"numpy.ndarray": np.ndarray, "numpy.dtype": np.dtype, "datetime.timedelta": datetime.timedelta}
+    for kind in (set, frozenset, complex, bytearray, range, slice):
+        allowed |= {f"{module}.{kind.__name__}": kind for module in ("builtins", "__builtin__")}
+    allowed |= {"collections.OrderedDict": collections.OrderedDict, "_codecs.encode": _encode}
+    allowed |= {"torch.torch_version.TorchVersion": str, "torch.storage._load_from_bytes": _load_storage}
+    allowed |= {"torch._utils._rebuild_tensor_v2": _rebuild_tensor}
+    for given in torch.serialization.get_safe_globals():
+        value, name = given if isinstance(given, tuple) else (given, f"{given.__module__}.{given.__qualname__}")
+        allowed[name] = value
+    return allowed
+
+
+def _encode(text: str, encoding: str) -> bytes:
+    return text.encode(encoding)
+
+
+def _load_storage(content: bytes) -> Any:
+    return load_plain(io.BytesIO(content), "a tensor of it")
+
+
+def _rebuild_tensor(*arguments: Any) -> torch.Tensor:
+    storage, offset, size, stride = arguments[:4]
+    check_view(storage.nbytes(), storage.element_size(), offset, size, stride, "a tensor of it")
+    rebuild: Callable[..., torch.Tensor] = torch._utils._rebuild_tensor_v2
+    return rebuild(*arguments[:4], False, collections.OrderedDict())

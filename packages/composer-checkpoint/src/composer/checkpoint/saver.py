@@ -1,0 +1,224 @@
+"""What a callback needs that saves while training goes on: writing in the background, and ranking by a metric."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Event
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+import torch
+
+from composer.checkpoint.file import write_file
+from composer.checkpoint.sharded_tensors import map_tensors
+from composer.utils import plain_int
+
+if TYPE_CHECKING:
+    from composer.core import State
+
+__all__ = ["BestCheckpoints", "CheckpointWriter"]
+
+log = logging.getLogger(__name__)
+
+
+class CheckpointWriter:
+    """Writes checkpoints one after the other: at once, or from a copy in a thread of its own.
+
+    Args:
+        asynchronous: Whether `write` returns as soon as it has a copy of the tensors in host memory. The copy takes as
+            much memory as the checkpoint; it is kept for the next one.
+    """
+
+    def __init__(self, asynchronous: bool) -> None:
+        self.asynchronous = asynchronous
+        self._copies = _HostCopies()
+        self._pool: ThreadPoolExecutor | None = None
+        self._running: Future[None] | None = None
+
+    def write(self, content: dict[str, Any], path: str, then: Callable[[], None]) -> None:
+        """Write a checkpoint.
+
+        Args:
+            content: What to save; it may change as soon as this returns.
+            path: The file.
+            then: Called when the file is whole and on the disk.
+
+        Raises:
+            OSError: This one, or the one before it, could not be written.
+        """
+        if not self.asynchronous:
+            write_file(content, path)
+            then()
+            return
+        self.wait()  # one copy is enough: who saves faster than the disk writes has to wait for the disk
+        copied = self._copies.of(content)
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-writer")
+        described = Event()
+        self._running = self._pool.submit(_write, copied, path, then, described.set)
+        # Pickling runs Python and would slow the next step; all that follows it releases the interpreter.
+        described.wait()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a write in the background has not ended."""
+        return self._running is not None and not self._running.done()
+
+    def check(self) -> None:
+        """Raise what a write in the background ended with, if it has ended."""
+        if self._running is not None and self._running.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait for the write in the background, and raise what it ended with."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.result()
+
+    def close(self) -> None:
+        """Wait, and end the thread. Safe to call twice."""
+        try:
+            self.wait()
+        finally:
+            if self._pool is not None:
+                self._pool.shutdown()
+                self._pool = None
+
+
+def _write(content: dict[str, Any], path: str, then: Callable[[], None], described: Callable[[], None]) -> None:
+    try:
+        write_file(content, path, described)
+    finally:
+        described()
+    then()
+
+
+class _HostCopies:
+    """Copies of tensors in host memory, whose memory is used again."""
+
+    def __init__(self) -> None:
+        self._storages: dict[Any, torch.UntypedStorage] = {}
+
+    def of(self, content: Any) -> Any:
+        """A copy of a nested structure. Tensors that share memory share it in the copy, too."""
+        storages: dict[Any, torch.UntypedStorage] = {}
+        order: dict[Any, int] = {}
+        copied = map_tensors(content, lambda tensor: self._copy_tensor(tensor.detach(), storages, order))
+        if any(key[1] == "cuda" for key in order):
+            torch.cuda.synchronize()  # the copies from the device run on their own
+        self._storages = storages
+        return copied
+
+    def _copy_tensor(
+        self, tensor: torch.Tensor, storages: dict[Any, torch.UntypedStorage], order: dict[Any, int]
+    ) -> torch.Tensor:
+        if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.is_quantized:
+            return tensor.cpu().clone()
+        source = tensor.untyped_storage()
+        key = (source.data_ptr(), tensor.device.type, source.nbytes())
+        if key not in order:
+            # The same place in the next checkpoint, which nearly always has the same size there.
+            place = order[key] = len(order)
+            storage = self._storages.get(place)
+            if storage is None or storage.nbytes() != source.nbytes():
+                pin = tensor.device.type == "cuda"
+                storage = torch.empty(source.nbytes(), dtype=torch.uint8, pin_memory=pin).untyped_storage()
+            storages[place] = storage.copy_(source, non_blocking=True)
+        copied = torch.empty(0, dtype=tensor.dtype)
+        return copied.set_(storages[order[key]], tensor.storage_offset(), tensor.size(), tensor.stride())
+
+
+class BestCheckpoints:
+    """Ranks checkpoints by a metric.
+
+    Args:
+        count: How many to keep; 0 is none.
+        monitor: `"<evaluator>/<metric>"`, `"train/<metric>"` or `"loss/train/<loss>"`.
+        mode: `"max"` if more is better, `"min"` if less is.
+
+    Raises:
+        ValueError: An argument cannot work, or one is missing.
+    """
+
+    def __init__(self, count: SupportsIndex, monitor: str | None, mode: str) -> None:
+        number = plain_int(count)
+        if number is None or number < 0:
+            raise ValueError(f"`num_best_checkpoints_to_keep` must be a number of checkpoints, got {count!r}.")
+        if mode not in ("max", "min"):
+            raise ValueError(f"`monitor_mode` must be 'max' or 'min', got {mode!r}.")
+        if (number > 0) != (monitor is not None):
+            raise ValueError(
+                "`num_best_checkpoints_to_keep` and `monitor` must be given together: how many to keep, and the metric "
+                "that tells the best, for example `monitor='eval/MulticlassAccuracy'`."
+            )
+        if monitor is not None and "/" not in monitor:
+            raise ValueError(
+                f"`monitor` must name an evaluator and its metric, for example 'eval/{monitor}', got {monitor!r}."
+            )
+        self.count, self.monitor, self.mode = number, monitor, mode
+        self.values: dict[str, float] = {}
+
+    @property
+    def evaluator(self) -> str | None:
+        """The evaluator whose metric is monitored."""
+        return None if self.monitor is None else self.monitor.partition("/")[0]
+
+    @property
+    def paths(self) -> list[str]:
+        """The best checkpoints, the best first; of equals, the earlier is the better."""
+        sign = -1 if self.mode == "max" else 1
+        return sorted(self.values, key=lambda path: sign * self.values[path])[: self.count]
+
+    @property
+    def path(self) -> str | None:
+        """The best checkpoint."""
+        return next(iter(self.paths), None)
+
+    def check(self, state: State) -> None:
+        """Refuse a metric that the run does not have.
+
+        Raises:
+            ValueError: It has no such metric; the message lists those it has.
+        """
+        if self.monitor is None or self.monitor.startswith("loss/"):
+            return
+        known = [f"{label}/{name}" for label, metrics in state.eval_metrics.items() for name in metrics]
+        known += [f"train/{name}" for name in state.train_metrics]
+        if self.monitor not in known:
+            raise ValueError(
+                f"`monitor` must be a metric of this run, got {self.monitor!r}. It has: {', '.join(known) or 'none'}."
+            )
+
+    def consider(self, path: str, state: State) -> None:
+        """Take a checkpoint that is about to be saved, with the metric's value now."""
+        if self.monitor is None:
+            return
+        value = _value(self.monitor, state)
+        if value is None or math.isnan(value):
+            log.info("%s has no value yet, so %s is not ranked.", self.monitor, path)
+            return
+        self.values[path] = value
+        self.values = {kept: self.values[kept] for kept in self.values if kept in self.paths}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The values by path."""
+        return {"monitor": self.monitor, "values": dict(self.values)}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Restore the values of the checkpoints that still exist, if they are of the same metric."""
+        if saved.get("monitor") == self.monitor and self.monitor is not None:
+            self.values = {path: value for path, value in saved["values"].items() if os.path.exists(path)}
+
+
+def _value(monitor: str, state: State) -> float | None:
+    if monitor.startswith("loss/"):
+        value = state.total_loss_dict.get(monitor)
+    else:
+        label, _, name = monitor.partition("/")
+        metrics = state.train_metrics if label == "train" else state.eval_metrics[label]
+        metric = metrics[name]
+        value = metric.compute() if metric.update_called else None
+    return None if value is None else float(value)
