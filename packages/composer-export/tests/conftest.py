@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from composer.testing import RandomClassificationDataset, SimpleModel
+from composer.testing import RandomClassificationDataset, SimpleConvModel, SimpleModel
 from composer.trainer import Trainer
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # for `exporting`
@@ -37,3 +37,15 @@ def make_trainer() -> Iterator[Any]:
     yield make
     for trainer in trainers:
         trainer.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("exported")
+
+
+@pytest.fixture(scope="module")
+def conv() -> SimpleConvModel:
+    from exporting import trained_conv
+
+    return trained_conv()

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from composer.core import Callback, State
+from composer.devices import DeviceCPU
 from composer.inference import ExportFormat, Transform, export_with_logger
-from composer.inference._call import host_copy
-from composer.inference._destination import check_destination
-from composer.inference._formats import check_format
-from composer.inference._model import check_exportable
+from composer.inference.export import check_destination, check_exportable
+from composer.inference.formats import check_format
 from composer.loggers import Logger
 from composer.utils import dist
 
@@ -21,27 +20,27 @@ __all__ = ["ExportForInferenceCallback"]
 class ExportForInferenceCallback(Callback):
     """Exports the model for inference when training ends; see `composer.inference.export_for_inference`.
 
-    That the format and the store can be used is checked here, and that the model is whole when training starts.
+    The format and the destination are checked at construction, and that the model is not sharded when training starts.
 
     **Events** FIT_START; AFTER_DATALOADER, once, without `sample_input`; FIT_END.
     **Reads** the model, and the first batch. **Cost** a copy of that batch in host memory, without `sample_input`.
 
     Args:
         save_format: `"torch_export"`, `"onnx"` or `"torchscript"`.
-        save_path: Where to write: a local path, a URI, or a name in the object store. If a logger stores files, the
-            name for them. A later fit replaces the file.
+        save_path: Where to write: a local path, a URI, or a name in the object store. A local path is also the name of
+            the file in loggers that store files. A later fit replaces the file.
         save_object_store: An object store.
         sample_input: A batch to call the model with; None: the first batch of the run.
         transforms: Functions that take the model and return it, such as `composer.inference.quantize_dynamic`.
-        input_names: The names of the inputs.
-        output_names: The names of the outputs.
+        input_names: Names of the inputs.
+        output_names: Names of the outputs.
 
     Raises:
-        ValueError: There is no such format, the path cannot be one of a file, or the model is divided among ranks.
+        ValueError: There is no such format, the path has no file name, or the model is sharded.
         ModuleNotFoundError: The format or the store needs a package that is not installed.
-        TypeError: `save_object_store` is none.
+        TypeError: `save_object_store` is not an object store.
 
-    Differs: the first batch is kept for every format, not for ONNX alone.
+    Differs: the first batch is the sample for every format, not for ONNX alone.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class ExportForInferenceCallback(Callback):
 
     def after_dataloader(self, state: State, logger: Logger) -> None:
         if self.sample_input is None and dist.get_global_rank() == 0:
-            self.sample_input = host_copy(state.batch)
+            self.sample_input = DeviceCPU().batch_to_device(state.batch)
 
     def fit_end(self, state: State, logger: Logger) -> None:
         export_with_logger(

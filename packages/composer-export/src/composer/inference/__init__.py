@@ -1,7 +1,6 @@
 """Exporting models for inference: `torch.export`, ONNX, TorchScript."""
 
-from composer.inference._formats import ExportFormat
-from composer.inference._model import Transform, quantize_dynamic
-from composer.inference.export import export_for_inference, export_with_logger
+from composer.inference.export import Transform, export_for_inference, export_with_logger, quantize_dynamic
+from composer.inference.formats import ExportFormat
 
 __all__ = ["ExportFormat", "Transform", "export_for_inference", "export_with_logger", "quantize_dynamic"]

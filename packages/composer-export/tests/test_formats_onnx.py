@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from exporting import SMALL, assert_same, conv_batch, expected, text_batch, trained_conv
+from exporting import SMALL, assert_same, conv_batch, expected, text_batch
 
 from composer.core import State
-from composer.inference import _onnx, export_for_inference, export_with_logger
+from composer.inference import export_for_inference, export_with_logger, formats
 from composer.loggers import Logger, LoggerDestination
 from composer.testing import SimpleConvModel, SimpleModel, SimpleTransformerModel
 
@@ -27,16 +27,6 @@ def run(path: Path, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
     names = [output.name for output in session.get_outputs()]
     found = session.run(names, {name: tensor.numpy() for name, tensor in inputs.items()})
     return dict(zip(names, map(torch.from_numpy, found), strict=True))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("exported")
-
-
-@pytest.fixture(scope="module")
-def conv() -> SimpleConvModel:
-    return trained_conv()
 
 
 @pytest.fixture(scope="module")
@@ -124,10 +114,10 @@ class Kept(LoggerDestination):
         self.files[remote_file_name] = file_path.read_bytes()
 
 
-@pytest.mark.skipif(not _onnx.exports_graphs(), reason="this torch decides itself how many files there are")
+@pytest.mark.skipif(not formats._exports_graphs(), reason="this torch decides itself how many files there are")
 def test_weights_that_one_file_cannot_hold_go_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(_onnx, "_MOST_BYTES_IN_ONE_FILE", 10)
+    monkeypatch.setattr(formats, "_MAX_BYTES_IN_ONE_FILE", 10)
     model = SimpleModel(seed=3)
     kept = Kept()
     logger = Logger(State(model=model, max_duration="1ep", run_name="a{run}"), [kept])

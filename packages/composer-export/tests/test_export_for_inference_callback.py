@@ -73,7 +73,7 @@ def test_the_callback_exports_at_the_end_of_each_fit(make_trainer: Any, tmp_path
 
 
 @pytest.mark.parametrize("given", [None, "a batch"])
-def test_what_the_callback_asks_for(make_trainer: Any, given: Any) -> None:
+def test_arguments_of_the_callback_reach_the_export(make_trainer: Any, given: Any) -> None:
     callback = ExportForInferenceCallback("torch_export", "m.pt2", None, given, None, ["x"], ["y"])
     trainer = make_trainer(callbacks=callback)
     with patch("composer.callbacks.export_for_inference.export_with_logger") as export:
@@ -125,7 +125,7 @@ def fit_on_ranks(folder: str) -> list[str]:
         if sharding is None:
             trainer.fit()
             continue
-        with pytest.raises(ValueError, match=r"parameters are divided among ranks"):
+        with pytest.raises(ValueError, match=r"parameters are sharded across ranks"):
             trainer.fit()
         assert trainer.state.timestamp.batch == 0  # nothing was trained in vain
     return [file.name for file in Path(folder).iterdir()]
