@@ -33,7 +33,7 @@ from tools.workspace import Workspace
 SIZE = 160  # pixels of a scene, along each side
 DPI = 100
 BLUE, ORANGE, GRAY = "#1f77b4", "#ff7f0e", "#b8bec6"
-STYLE = {
+STYLE: dict[str, Any] = {
     "font.family": ["DejaVu Sans", "sans-serif"],  # the first ships with matplotlib
     "font.size": 9,
     "axes.titlesize": 9,
@@ -209,10 +209,10 @@ def alibi() -> Figure:
     shown.append(("head 3", both[0, 2]))
     axes: Any = figure.subplots(1, len(shown), sharey=True)
     for axis, (title, bias) in zip(axes, shown, strict=True):
-        colors = axis.imshow(bias, cmap=shades, vmin=-6, vmax=0)
+        axis.imshow(bias, cmap=shades, vmin=-6, vmax=0)
         axis.set(title=title, xlabel="key", xticks=[0, 5, 11], yticks=[0, 5, 11])
     axes[0].set_ylabel("query")
-    figure.colorbar(colors, ax=axes, label="bias", shrink=0.8)
+    figure.colorbar(axes[0].images[0], ax=axes, label="bias", shrink=0.8)
     return figure
 
 
@@ -317,7 +317,7 @@ def stochastic_depth() -> Figure:
     """Show with which probability each block of a network is skipped."""
     figure, axes = _plot("block", "probability to skip it")
     for distribution, color, marker in (("linear", BLUE, "o"), ("uniform", ORANGE, "s")):
-        model = torch.nn.Sequential(*(Bottleneck(64, 16) for _ in range(16)))
+        model: Any = torch.nn.Sequential(*(Bottleneck(64, 16) for _ in range(16)))
         cf.apply_stochastic_depth(model, "ResNetBottleneck", drop_rate=0.2, drop_distribution=distribution)
         rates = [float(block.drop_rate) for block in model]
         axes.plot(range(1, 17), rates, marker=marker, color=color, label=f'drop_distribution="{distribution}"')
