@@ -55,7 +55,7 @@ class TestEvents:
         assert not algorithm.match(Event.INIT, state)
         assert algorithm.match(Event.AFTER_DATALOADER, state)
 
-    def test_a_checkpoint_needs_it_before_loading(self) -> None:
+    def test_it_is_required_on_load(self) -> None:
         assert Alibi.required_on_load()
 
     def test_applying_it_in_two_runs_is_applying_it_once(self) -> None:
@@ -122,7 +122,7 @@ class TestBatches:
 
         assert (4, 4) == actual["input_ids"].shape
 
-    def test_what_is_there_once_per_example_is_repeated_for_each_piece(self) -> None:
+    def test_values_per_example_are_repeated_for_each_piece(self) -> None:
         """The pieces of example 0 come first."""
         batch = {
             "labels": torch.tensor([3, 5]),
@@ -136,7 +136,7 @@ class TestBatches:
         assert [0, 1] == actual["input_ids"][0].tolist()
         assert [8, 9] == actual["input_ids"][4].tolist()
 
-    def test_the_rest_stays(self) -> None:
+    def test_other_values_stay(self) -> None:
         batch = {
             "input_ids": torch.arange(16).view(2, 8),
             "step": torch.tensor(3),
@@ -148,7 +148,7 @@ class TestBatches:
 
         assert all(actual[key] is batch[key] for key in ("step", "table", "name", "none"))
 
-    def test_without_token_ids_the_first_matrix_tells_the_length(self) -> None:
+    def test_without_token_ids_the_first_matrix_determines_the_length(self) -> None:
         actual = cut({"labels": torch.zeros(2), "inputs_embeds": torch.zeros(2, 8, 3), "other": torch.zeros(2, 3)}, 0.5)
 
         assert [(4,), (4, 4, 3), (4, 3)] == [value.shape for value in actual.values()]
@@ -157,7 +157,7 @@ class TestBatches:
     def test_batches_without_sequences_stay(self, batch: Any) -> None:
         assert batch is cut(batch)
 
-    def test_a_scaling_of_one_leaves_batches_alone(self) -> None:
+    def test_a_scaling_of_one_does_not_change_batches(self) -> None:
         batch = {"input_ids": torch.zeros(2, 8)}
 
         assert batch is cut(batch, 1.0)
@@ -167,6 +167,8 @@ class TestBatches:
         with pytest.raises(ValueError, match=r"must cut sequences into whole pieces, got .* for . of \d+ tokens"):
             cut({"input_ids": torch.zeros(shape)}, scaling)
 
-    def test_what_is_repeated_needs_a_whole_number_of_pieces(self) -> None:
-        with pytest.raises(ValueError, match=r"must be one over a whole number to repeat 'labels'.*6 out of 8 tokens"):
+    def test_repeated_values_need_a_whole_number_of_pieces(self) -> None:
+        with pytest.raises(
+            ValueError, match=r"must be one over a whole number .*'labels', is repeated.*6 out of 8 tokens"
+        ):
             cut({"input_ids": torch.zeros(3, 8), "labels": torch.zeros(3)}, 0.75)

@@ -34,7 +34,7 @@ from composer.algorithms.alibi.attention_surgery_functions import (
     utils,
     zero_and_freeze_expand_position_embeddings,
 )
-from composer.algorithms.alibi.attention_surgery_functions._bias import LinearBias
+from composer.algorithms.alibi.attention_surgery_functions.attention import LinearBias
 from composer.algorithms.alibi.attention_surgery_functions.utils import get_alibi_head_slopes
 
 HEADS, LENGTH = 3, 40
@@ -109,7 +109,7 @@ def record(layer: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 class TestSlopes:
-    def test_they_are_those_of_the_paper(self) -> None:
+    def test_they_equal_those_of_the_paper(self) -> None:
         """Section 3: 8 heads, from 1/2 to 1/256; 16 heads, the geometric means between them too."""
         assert [2.0**-k for k in range(1, 9)] == get_alibi_head_slopes(8)
         assert pytest.approx([2 ** (-k / 2) for k in range(1, 17)]) == get_alibi_head_slopes(16)
@@ -161,13 +161,13 @@ class TestRegisterAlibi:
 
         assert (2, 1, 9) == register_alibi(module, 2, 9, causal=True).alibi.shape  # type: ignore[union-attr]
 
-    def test_what_a_module_has_under_that_name_stays(self) -> None:
+    def test_another_attribute_with_that_name_stays(self) -> None:
         module: Any = nn.Module()
-        module.alibi = "mine"
+        module.alibi = "other"
         for length in (4, 9):
             register_alibi(module, n_heads=2, max_token_length=length, causal=True)
 
-        assert "mine" == module.alibi
+        assert "other" == module.alibi
         assert (2, 1, 9) == module.composer_alibi.shape
         assert {} == module.state_dict()
 
@@ -178,12 +178,12 @@ def test_attributes_of_a_layer_with_likely_names_stay_and_change_nothing() -> No
         torch.manual_seed(0)
         model = gpt2().eval()
         for layer in attention_layers(model) if extra else []:
-            layer.alibi, layer.model_config = "mine", None
+            layer.alibi, layer.model_config = "other", None
         apply_alibi(model, LENGTH)
         outputs.append(model(tokens(1, 8)).logits)
 
     assert torch.equal(*outputs)
-    assert [("mine", None)] * len(attention_layers(model)) == [
+    assert [("other", None)] * len(attention_layers(model)) == [
         (m.alibi, m.model_config) for m in attention_layers(model)
     ]
 
@@ -292,7 +292,7 @@ class TestCaches:
         model, ids = self.prepared(attention), tokens(3, 8)
         ids[0, :3] = 0
         options: dict[str, Any] = {"attention_mask": (ids > 0).long(), "max_new_tokens": 12, "do_sample": False}
-        options["eos_token_id"] = None  # goes on to the end
+        options["eos_token_id"] = None  # generate up to the maximum length
         expected = model.generate(ids, **options, use_cache=False)
 
         assert torch.equal(expected, model.generate(ids, **options, **cache))
@@ -359,7 +359,7 @@ class TestPrecision:
 
 
 class TestWork:
-    """What is done once, and not in every step or layer."""
+    """Work that is done once, and not in every step or layer."""
 
     def test_a_step_without_padding_makes_no_bias(self, monkeypatch: pytest.MonkeyPatch) -> None:
         model, ids = gpt2("sdpa"), tokens(2, 10)
@@ -395,7 +395,7 @@ class TestWork:
         assert not torch.equal(first, bias.for_scores(query, 4, mask, causal=False))
 
     @pytest.mark.parametrize("attention", KINDS)
-    def test_what_was_made_in_inference_mode_serves_in_training(self, attention: str) -> None:
+    def test_tables_computed_in_inference_mode_are_used_in_training(self, attention: str) -> None:
         model, ids = gpt2(attention), tokens(2, 10)
         apply_alibi(model, LENGTH)
         with torch.inference_mode():
@@ -405,12 +405,12 @@ class TestWork:
 
         torch.testing.assert_close(expected, actual)
 
-    def test_a_trial_run_on_fake_tensors_leaves_nothing(self) -> None:
+    def test_fake_tensors_are_not_cached(self) -> None:
         bias = LinearBias(2, 8)
         with FakeTensorMode():
             bias.for_scores(torch.empty(1, 2, 4, 4), 4, None, causal=True)
 
-        assert not bias._made
+        assert not bias._tables
 
     def test_layers_share_one_bias_that_copies_do_not(self) -> None:
         model = gpt2()
@@ -422,8 +422,8 @@ class TestWork:
         assert first is second
         assert copied is other
         assert copied is not first
-        assert first._made
-        assert not copied._made
+        assert first._tables
+        assert not copied._tables
 
     @pytest.mark.parametrize("kind", MODELS)
     def test_it_compiles_to_one_graph(self, kind: str) -> None:
@@ -459,7 +459,7 @@ class TestWork:
 
 
 class TestSurgery:
-    def test_the_registered_function_is_this_one(self) -> None:
+    def test_the_function_is_registered(self) -> None:
         assert apply_alibi is cf.apply_alibi
 
     @pytest.mark.parametrize("kind", MODELS)
@@ -568,17 +568,17 @@ class TestSurgery:
             assert not torch.equal(model(tokens(1, 9)).logits, model(tokens(1, 9)).logits)
 
 
-class TestRefusals:
+class TestErrors:
     def test_attention_that_takes_no_bias_is_refused_before_anything_changes(self) -> None:
         model = gpt2()
         model.config._attn_implementation = "flash_attention_2"
-        with pytest.raises(NotImplementedError, match=r"takes any bias, 'eager' or 'sdpa', got 'flash_attention_2'"):
+        with pytest.raises(NotImplementedError, match=r"accepts a bias, 'eager' or 'sdpa', got 'flash_attention_2'"):
             apply_alibi(model, LENGTH)
 
         assert model.transformer.wpe.weight.all()
         assert 8 == model.transformer.wpe.num_embeddings
 
-    def test_and_also_when_it_is_chosen_later(self) -> None:
+    def test_attention_that_takes_no_bias_is_refused_when_it_is_chosen_later(self) -> None:
         model = gpt2()
         apply_alibi(model, LENGTH)
         model.config._attn_implementation = "flex_attention"
@@ -588,7 +588,9 @@ class TestRefusals:
     def test_relative_positions_are_refused(self) -> None:
         model = encoder("bert")
         attention_layers(model)[0].position_embedding_type = "relative_key"
-        with pytest.raises(NotImplementedError, match=r"must have absolute position embeddings.*got 'relative_key'"):
+        with pytest.raises(
+            NotImplementedError, match=r"absolute position embeddings, but those of .* are 'relative_key'"
+        ):
             apply_alibi(model, LENGTH)
 
     def test_layers_that_compute_attention_themselves_are_refused(self) -> None:
@@ -605,7 +607,9 @@ class TestRefusals:
                 return super().forward(*args, **kwargs)
 
         layer.__class__ = Own
-        with pytest.raises(NotImplementedError, match=r"`Own` must look up its attention function"):
+        with pytest.raises(
+            NotImplementedError, match=r"ALiBi needs layers that look up .*, but `Own.forward` does not"
+        ):
             apply_alibi(model, LENGTH)
         layer.__class__ = Wrapped
         apply_alibi(model, LENGTH)
@@ -628,7 +632,7 @@ class TestRefusals:
 
         policy_registry.register(Root)(other)
         try:
-            with pytest.raises(ValueError, match=r"`model` must not be replaced itself, as the policy for `Root` does"):
+            with pytest.raises(ValueError, match=r"The policy for `Root` replaces `model` itself"):
                 apply_alibi(Root(), LENGTH)
         finally:
             del policy_registry[Root]
@@ -637,4 +641,4 @@ class TestRefusals:
         with pytest.raises(AttributeError):
             zero_and_freeze_expand_position_embeddings(nn.Linear(2, 2), 8, "a.b")
 
-        assert ["Linear has no `a.b` to be zeroed and frozen."] == [record.getMessage() for record in caplog.records]
+        assert ["Linear has no `a.b` to set to zero and freeze."] == [record.getMessage() for record in caplog.records]

@@ -1,4 +1,4 @@
-"""What may be registered as a policy. Annotations are postponed in this module, as users have them."""
+"""Registration of policies. Annotations are postponed in this module, as in the code of users."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from composer.algorithms.warnings import NoEffectWarning
 
 
 class Attention(nn.Module):
-    """Stands for a layer that is not known."""
+    """An unknown attention layer."""
 
 
 class Other(nn.Module):
-    """Stands for another one."""
+    """Another unknown layer."""
 
 
 def accepted(module: torch.nn.Module, module_index: int, max_sequence_length: int) -> nn.Module | None:
@@ -42,7 +42,7 @@ def known_attention() -> Iterator[list[tuple[int, int]]]:
 
 
 class TestRegister:
-    def test_a_function_serves_several_classes(self) -> None:
+    def test_a_function_can_be_registered_for_several_classes(self) -> None:
         registry = PolicyRegistry()
 
         assert accepted is registry.register(Attention, Other)(accepted)
@@ -69,7 +69,7 @@ class TestRegister:
         with pytest.raises(TypeError, match=r"`module` of `policy` must be annotated `Module`, got 'absent.Tensor'"):
             PolicyRegistry().register(Attention)(policy)
 
-    def test_some_class_must_be_given(self) -> None:
+    def test_at_least_one_class_must_be_given(self) -> None:
         with pytest.raises(ValueError, match=r"`modules` must not be empty"):
             PolicyRegistry().register()
 
@@ -81,7 +81,7 @@ class TestRegister:
     def test_classes_must_have_no_policy_and_none_gets_one_if_one_has(self) -> None:
         registry = PolicyRegistry()
         registry.register(Attention)(accepted)
-        with pytest.raises(ValueError, match=r"Attention has one, `accepted`.*del policy_registry\[Attention\]"):
+        with pytest.raises(ValueError, match=r"Attention has `accepted`.*del policy_registry\[Attention\]"):
             registry.register(Other, Attention)(accepted)
 
         assert Other not in registry
@@ -111,7 +111,7 @@ class TestRegister:
 
 
 class TestApply:
-    def test_a_model_that_is_not_known_warns_and_is_logged(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_an_unknown_model_gets_a_warning_and_a_log_record(self, caplog: pytest.LogCaptureFixture) -> None:
         with pytest.warns(NoEffectWarning, match="`apply_alibi` changed nothing: .*`GPT2Attention`") as caught:
             apply_alibi(nn.Sequential(Attention()), 8)
 
@@ -121,7 +121,7 @@ class TestApply:
         assert logging.WARNING == record.levelno
         assert "alibi" in record.name
 
-    def test_and_is_not_with_a_policy_of_its_own(
+    def test_a_model_with_a_registered_policy_gets_none(
         self, caplog: pytest.LogCaptureFixture, known_attention: list[tuple[int, int]]
     ) -> None:
         apply_alibi(nn.Sequential(Attention(), Attention()), 8)

@@ -42,7 +42,7 @@ def test_images_are_changed_before_they_become_tensors() -> None:
 
 
 @pytest.mark.parametrize("transform", [None, transforms.ToTensor()])
-def test_any_data_set_with_a_transform_will_do(pictures: Any, transform: Any) -> None:
+def test_any_dataset_with_a_transform_is_supported(pictures: Any, transform: Any) -> None:
     dataset = pictures(transform)
     state = start(DataLoader(dataset, collate_fn=list), AugMix(severity=3))
 
@@ -59,7 +59,7 @@ def test_arguments_reach_the_transform() -> None:
 
 
 class Augments(Algorithm):
-    """Stands for a method that must come first."""
+    """A method that must come first."""
 
     events = frozenset({Event.FIT_START})
     placement = Placement(provides={AUGMENTS_IMAGES})
@@ -69,15 +69,15 @@ class Augments(Algorithm):
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_augmented_images_are_mixed_whatever_the_order_of_the_list(pictures: Any, reverse: bool) -> None:
+def test_augmented_images_are_mixed_in_any_order_of_the_list(pictures: Any, reverse: bool) -> None:
     augments = Augments()
     start(DataLoader(pictures()), *([AugMix(), augments] if reverse else [augments, AugMix()]))
 
     assert augments.seen is None
 
 
-def test_a_loader_that_cannot_take_it_is_refused_at_once() -> None:
-    """Like one that keeps tensors on the device."""
+def test_a_loader_without_a_dataset_transform_is_refused_at_init() -> None:
+    """For example, a loader of tensors on the device."""
     state = State(model=SimpleModel(), dataloader=[torch.zeros(2)], algorithms=AugMix())
 
     with pytest.raises(TypeError, match=r"got list. .*DeviceLoader"):

@@ -1,4 +1,4 @@
-"""`augmix_image` against its definition, and what it draws."""
+"""`augmix_image` against its definition, and the distributions of its draws."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_the_transform_and_the_earlier_name_do_the_same(picture: Image.Image) ->
 
 
 @pytest.mark.parametrize("make", [lambda **kwargs: augmix_image(torch.rand(4, 4), **kwargs), AugmentAndMixTransform])
-def test_what_makes_no_sense_is_refused(make: Callable[..., Any]) -> None:
+def test_invalid_arguments_are_refused(make: Callable[..., Any]) -> None:
     for severity in (-1, 10.5):
         with pytest.raises(ValueError, match=rf"`severity` must be in \[0, 10\], got {severity}. 10 is the strongest"):
             make(severity=severity)

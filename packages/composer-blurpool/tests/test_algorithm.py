@@ -19,7 +19,7 @@ FLAGS = [(True, True, True), (True, True, False), (True, False, True), (False, T
 
 
 class Records(LoggerDestination):
-    """Keeps what is logged as hyperparameters, call by call."""
+    """Records the logged hyperparameters, call by call."""
 
     def __init__(self) -> None:
         self.calls: list[dict[str, Any]] = []
@@ -35,13 +35,15 @@ def start(algorithm: Algorithm, model: nn.Module) -> State:
     return state
 
 
-def test_the_registered_function_is_this_one() -> None:
+def test_the_function_is_registered() -> None:
     assert apply_blurpool is cf.apply_blurpool
 
 
 @pytest.mark.parametrize(("replace_convs", "replace_maxpools", "blur_first"), FLAGS)
-def test_what_subsamples_is_replaced_at_init(replace_convs: bool, replace_maxpools: bool, blur_first: bool) -> None:
-    """Of the convolutions only the first: the second has few channels, the third does not subsample."""
+def test_layers_that_subsample_are_replaced_at_init(
+    replace_convs: bool, replace_maxpools: bool, blur_first: bool
+) -> None:
+    """Only the first convolution is replaced: the second has few channels, the third does not subsample."""
     before, model = ConvModel(), ConvModel()
     state = start(BlurPool(replace_convs, replace_maxpools, blur_first), model)
 
@@ -207,7 +209,7 @@ def test_pooling_that_returns_indices_stays() -> None:
 @pytest.mark.parametrize(
     "model", [nn.Linear(2, 2), nn.Conv2d(32, 32, 3, stride=2), nn.Sequential(nn.Conv2d(8, 8, 3, 2))]
 )
-def test_a_model_that_has_nothing_to_replace_is_warned_of(model: nn.Module) -> None:
+def test_a_model_with_nothing_to_replace_gets_a_warning(model: nn.Module) -> None:
     """A convolution that is the model itself has no place where its replacement could go."""
     with pytest.warns(NoEffectWarning, match=r"`apply_blurpool` changed nothing.*at least 16 input channels"):
         apply_blurpool(model)
@@ -220,12 +222,12 @@ def test_with_both_flags_off_the_function_warns_and_the_class_refuses() -> None:
         BlurPool(replace_convs=False, replace_maxpools=False)
 
 
-def test_a_checkpoint_needs_it_before_loading() -> None:
+def test_it_is_required_on_load() -> None:
     assert BlurPool.required_on_load()
 
 
 class AfterConvs(Algorithm):
-    """Stands for a method that must see the layers that are used in the end."""
+    """A method that must get the final layers of the model."""
 
     events = frozenset({Event.INIT})
     placement = Placement(after={CHANGES_LAYERS})
@@ -235,7 +237,7 @@ class AfterConvs(Algorithm):
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_what_follows_replaced_convolutions_sees_them_whatever_the_order_of_the_list(reverse: bool) -> None:
+def test_methods_that_follow_replaced_convolutions_get_them_in_any_order_of_the_list(reverse: bool) -> None:
     after = AfterConvs()
     algorithms = [after, BlurPool()]
     state = State(model=ConvModel(), max_duration="1ep")
@@ -245,7 +247,7 @@ def test_what_follows_replaced_convolutions_sees_them_whatever_the_order_of_the_
 
 
 def test_replacing_draws_no_random_numbers() -> None:
-    """What other methods draw afterwards must not depend on whether they come before or after."""
+    """Random numbers of other methods must not depend on their order relative to this one."""
     model = torch.nn.Sequential(torch.nn.Conv2d(16, 16, 3, stride=2), torch.nn.MaxPool2d(2))
     before = torch.get_rng_state()
 

@@ -88,7 +88,7 @@ class TestBlur:
 
         torch.testing.assert_close(blur_2d(x)[:, :, ::2], blur_2d(x, stride=(2, 1)))
 
-    def test_a_filter_of_ones_own_is_used(self) -> None:
+    def test_a_given_filter_is_used(self) -> None:
         x, filter = draw(2, 3, 8, 8), draw(3, 1, 5, 3)
         expected = F.conv2d(x, filter, padding=(2, 1), groups=3)
 
@@ -152,7 +152,7 @@ class TestBlurmax:
             g = draw(*expected.shape)
             torch.testing.assert_close(torch.autograd.grad(expected, x, g), torch.autograd.grad(actual, x, g))
 
-    def test_the_window_is_two_by_two_unless_told(self) -> None:
+    def test_the_default_window_is_two_by_two(self) -> None:
         x = draw(1, 2, 6, 6)
 
         torch.testing.assert_close(slow_blurmax(x, 2, 2, 0), blurmax_pool2d(x))

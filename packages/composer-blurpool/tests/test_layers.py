@@ -185,9 +185,9 @@ class TestFromConv:
             def forward(self, input: torch.Tensor) -> torch.Tensor:
                 return super().forward(input)
 
-        with pytest.raises(ValueError, match=r"`module` must not have a `forward` of its own if its output is blurred"):
+        with pytest.raises(ValueError, match=r"`module` must not override `forward` if its output is blurred"):
             BlurConv2d.from_conv2d(Conv(4, 6, 3, 2), blur_first=False)
-        with pytest.raises(ValueError, match=r"`module` must not have a `forward` of its own, got Pool"):
+        with pytest.raises(ValueError, match=r"`module` must not override `forward`, got Pool"):
             BlurMaxPool2d.from_maxpool2d(Pool(2))
 
     def test_a_blur_of_the_input_needs_a_stride(self) -> None:

@@ -29,7 +29,7 @@ def start(model: nn.Module, *algorithms: Algorithm) -> State:
     return state
 
 
-def test_the_registered_function_is_this_one() -> None:
+def test_the_function_is_registered() -> None:
     assert apply_channels_last is cf.apply_channels_last
 
 
@@ -61,7 +61,7 @@ def test_outputs_and_gradients_stay() -> None:
 
 
 def test_feature_maps_follow_the_weights() -> None:
-    """Whatever the layout of the images."""
+    """The layout of the images does not matter."""
     model = ConvModel()
     apply_channels_last(model)
     features = model.conv2(model.conv1(torch.randn(2, 32, 16, 16)))
@@ -103,7 +103,7 @@ def test_weights_on_the_gpu_change_their_strides() -> None:
 
 
 class BringsConvs(Algorithm):
-    """Stands for a method that puts new convolutions into the model."""
+    """A method that puts new convolutions into the model."""
 
     events = frozenset({Event.INIT})
 
@@ -116,7 +116,7 @@ class BringsConvs(Algorithm):
 
 @pytest.mark.parametrize("effect", [REPLACES_CONVS, WRAPS_CONVS])
 @pytest.mark.parametrize("reverse", [False, True])
-def test_new_convolutions_are_stored_channels_last_whatever_the_order_of_the_list(effect: str, reverse: bool) -> None:
+def test_new_convolutions_are_stored_channels_last_in_any_order_of_the_list(effect: str, reverse: bool) -> None:
     model, algorithms = ConvModel(), [BringsConvs(effect), ChannelsLast()]
     start(model, *(reversed(algorithms) if reverse else algorithms))
 

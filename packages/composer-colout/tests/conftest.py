@@ -1,4 +1,4 @@
-"""A picture, and data sets of it."""
+"""A picture, and datasets of it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 
 class Pictures(Dataset[Any]):
-    """The same picture eight times, with the transform that it is given."""
+    """The same picture eight times, with a transform."""
 
     def __init__(self, picture: Image.Image, transform: Any = None) -> None:
         self.picture, self.transform = picture, transform

@@ -67,7 +67,7 @@ def test_targets_that_are_images_lose_them_too() -> None:
     assert torch.equal(smaller[:, 0], target)
     assert (4, 1, 13, 13) == same.shape
     assert torch.equal(x[:, 0], left)
-    with pytest.raises(ValueError, match=r"must be of the size of the input, \(16, 16\), to be resized, got \(4, 4\)"):
+    with pytest.raises(ValueError, match=r"must have the size of the input, \(16, 16\), to be resized, got \(4, 4\)"):
         drop(ColOut(resize_target=True), (x, torch.zeros(4, 4, 4)))
 
 
@@ -93,7 +93,7 @@ def test_only_tensors_lose_pixels() -> None:
 
 
 class Prunes(Algorithm):
-    """Stands for a method that judges examples by clean images."""
+    """A method that selects examples by their unchanged images."""
 
     events = frozenset({Event.AFTER_DATALOADER})
     placement = Placement(provides={PRUNES_BATCH}, before={"transforms_batch"})
@@ -103,7 +103,7 @@ class Prunes(Algorithm):
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_what_prunes_the_batch_sees_full_images_whatever_the_order_of_the_list(reverse: bool) -> None:
+def test_methods_that_prune_the_batch_get_full_images_in_any_order_of_the_list(reverse: bool) -> None:
     prunes = Prunes()
     algorithms: list[Algorithm] = [prunes, ColOut()]
     state = State(model=SimpleModel(), max_duration="1ep", dataloader=[0])
@@ -144,7 +144,7 @@ def test_each_mode_acts_at_its_event_only(pictures: Any) -> None:
 
 
 class Augments(Algorithm):
-    """Stands for a method that must come first."""
+    """A method that must come first."""
 
     events = frozenset({Event.FIT_START})
 
@@ -157,15 +157,15 @@ class Augments(Algorithm):
 
 @pytest.mark.parametrize("effect", [AUGMENTS_IMAGES, MIXES_AUGMENTATIONS])
 @pytest.mark.parametrize("reverse", [False, True])
-def test_augmented_images_lose_pixels_whatever_the_order_of_the_list(pictures: Any, effect: str, reverse: bool) -> None:
+def test_augmented_images_lose_pixels_in_any_order_of_the_list(pictures: Any, effect: str, reverse: bool) -> None:
     augments, drops = Augments(effect), ColOut(batch=False)
     start(DataLoader(pictures()), *([drops, augments] if reverse else [augments, drops]))
 
     assert augments.seen is None
 
 
-def test_a_loader_that_cannot_take_it_is_refused_at_once() -> None:
-    """Like one that keeps tensors on the device."""
+def test_a_loader_without_a_dataset_transform_is_refused_at_init() -> None:
+    """For example, a loader of tensors on the device."""
     state = State(model=SimpleModel(), dataloader=[torch.zeros(2)], algorithms=ColOut(batch=False))
 
     with pytest.raises(TypeError, match=r"got list. .*ColOut.batch=True"):
@@ -196,6 +196,6 @@ def test_the_transform_is_registered_beside_the_algorithm() -> None:
 
 @pytest.mark.parametrize("shape", [(4, 16), (4,)])
 def test_a_batch_that_holds_no_images_is_refused(shape: tuple[int, ...]) -> None:
-    """Of token ids or rows of features, whole examples would be dropped."""
+    """Whole examples of token ids or rows of features would be dropped."""
     with pytest.raises(ValueError, match=r"batch of images of shape .* Point `input_key` at the images"):
         drop(ColOut(), (torch.ones(shape), torch.arange(4)))

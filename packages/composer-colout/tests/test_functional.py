@@ -1,4 +1,4 @@
-"""`colout_batch` against plain indexing, and what it draws."""
+"""`colout_batch` against plain indexing, and the distribution of its draws."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_every_row_and_column_is_equally_likely() -> None:
     assert float((counts - 1000).abs().max()) < 112
 
 
-def test_rows_and_columns_are_drawn_apart() -> None:
+def test_rows_and_columns_are_drawn_independently() -> None:
     torch.manual_seed(1)
     rows, columns = kept_by(colout_batch(numbered(100, 100), 0.5, 0.5))
 
@@ -92,7 +92,7 @@ def test_dtypes_are_kept_and_arguments_not_modified_or_shared(dtype: torch.dtype
     assert torch.equal(before, images)
 
 
-def test_images_that_are_not_contiguous_will_do() -> None:
+def test_images_need_not_be_contiguous() -> None:
     torch.manual_seed(2)
     expected = colout_batch(numbered(2, 3, 8, 8))
     for images in (
@@ -149,13 +149,13 @@ def test_targets_that_are_images_lose_the_same_pixels(picture: Image.Image) -> N
     [torch.arange(4), torch.zeros(4, 10), torch.zeros(8, 8), torch.zeros(4, 6, 6), torch.empty(0), 3, None, "cat"],
 )
 @pytest.mark.parametrize("resize_target", ["auto", False])
-def test_of_pairs_with_other_targets_only_the_input_is_returned(target: Any, resize_target: Any) -> None:
+def test_only_the_input_is_returned_for_pairs_with_other_targets(target: Any, resize_target: Any) -> None:
     smaller = colout_batch((torch.zeros(4, 3, 8, 8), target), resize_target=resize_target)
 
     assert (4, 3, 6, 6) == smaller.shape
 
 
-def test_a_target_is_resized_if_that_is_said() -> None:
+def test_a_target_is_resized_on_request() -> None:
     smaller, target = colout_batch((numbered(3, 8, 8), numbered(8, 8)), resize_target=True)
     assert kept_by(smaller) == kept_by(target)
 
@@ -176,7 +176,7 @@ def test_the_same_seed_gives_the_same_pixels_whatever_the_default_device_is() ->
     assert torch.equal(results[0], results[1])
 
 
-def test_a_generator_of_ones_own_decides() -> None:
+def test_pixels_are_drawn_from_the_given_generator() -> None:
     first, second = (colout_batch(numbered(30, 30), generator=torch.Generator().manual_seed(5)) for _ in range(2))
 
     assert torch.equal(first, second)
@@ -184,7 +184,7 @@ def test_a_generator_of_ones_own_decides() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_a_device_nothing_leaves_it() -> None:
+def test_nothing_is_read_from_a_device() -> None:
     images, masks = numbered(4, 3, 32, 32).cuda(), numbered(4, 32, 32).cuda()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -212,11 +212,11 @@ def test_the_transform_and_the_earlier_names_do_the_same(picture: Image.Image) -
     assert (cf.colout_batch, cf.batch_colout, cf.colout) == (colout_batch, batch_colout, colout)
 
 
-# ---- what is refused
+# ---- errors
 
 
 @pytest.mark.parametrize("make", [lambda **kwargs: colout_batch(torch.zeros(4, 4), **kwargs), ColOutTransform])
-def test_arguments_that_make_no_sense_are_refused(make: Callable[..., Any]) -> None:
+def test_invalid_arguments_are_refused(make: Callable[..., Any]) -> None:
     for name in ("p_row", "p_col"):
         for fraction in (-0.1, 1.5):
             with pytest.raises(ValueError, match=rf"`{name}` must be in \[0, 1\], got {fraction}. It is the fraction"):
@@ -226,16 +226,14 @@ def test_arguments_that_make_no_sense_are_refused(make: Callable[..., Any]) -> N
             make(resize_target=resize_target)
 
 
-def test_samples_that_make_no_sense_are_refused() -> None:
+def test_invalid_samples_are_refused() -> None:
     x = torch.zeros(2, 3, 8, 8)
     with pytest.raises(ValueError, match=r"`sample` must have two parts, an input and a target, got 3"):
         colout_batch((x, 1, 2))
     with pytest.raises(ValueError, match=r"must not be True for a sample without a target. Pass a pair"):
         colout_batch(x, resize_target=True)
     for target, found in ((torch.zeros(2, 4, 4), r"\(4, 4\)"), (3, "int")):
-        with pytest.raises(
-            ValueError, match=rf"must be of the size of the input, \(8, 8\), to be resized, got {found}"
-        ):
+        with pytest.raises(ValueError, match=rf"must have the size of the input, \(8, 8\), to be resized, got {found}"):
             colout_batch((x, target), resize_target=True)
     for input in (torch.zeros(8), "image"):
         with pytest.raises(TypeError, match=r"`sample` must be an image or a batch of images, got"):

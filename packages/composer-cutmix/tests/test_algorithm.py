@@ -63,7 +63,7 @@ def test_both_modes_give_the_same_loss() -> None:
     assert torch.equal(make_batch()[1], losses.targets)
 
 
-def test_the_interpolated_loss_is_the_papers() -> None:
+def test_the_interpolated_loss_equals_that_of_the_paper() -> None:
     algorithm = CutMix(interpolate_loss=True)
     state = run(algorithm, "before_backward")
     area, (_, y) = algorithm._adjusted_lambda, state.batch
@@ -74,11 +74,11 @@ def test_the_interpolated_loss_is_the_papers() -> None:
     torch.testing.assert_close(expected, state.loss)
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_both_losses_have_the_precision_of_the_run(told: bool) -> None:
-    """Outputs are bfloat16, of which autocast makes a float32 loss; a loop may also enter it without telling."""
+@pytest.mark.parametrize("is_announced", [True, False])
+def test_both_losses_have_the_precision_of_the_run(is_announced: bool) -> None:
+    """Autocast computes a float32 loss of bfloat16 outputs; a loop may also enter it without `state.precision`."""
     algorithm = CutMix(interpolate_loss=True)
-    precision = "amp_bf16" if told else "fp32"
+    precision = "amp_bf16" if is_announced else "fp32"
     model: Any = SimpleConvModel(num_classes=3)
     state = State(model=model, max_duration="1ep", dataloader=[0], algorithms=algorithm, precision=precision)
     engine = Engine(state)
@@ -94,7 +94,7 @@ def test_both_losses_have_the_precision_of_the_run(told: bool) -> None:
     expected = (1 - m) * cross_entropy(outputs, y) + m * cross_entropy(outputs, y[p])
 
     assert state.outputs.dtype is torch.bfloat16  # type: ignore[union-attr]
-    torch.testing.assert_close(expected, state.loss, rtol=1e-6 if told else 1e-2, atol=0)
+    torch.testing.assert_close(expected, state.loss, rtol=1e-6 if is_announced else 1e-2, atol=0)
 
 
 class TestSegmentation:
@@ -124,7 +124,7 @@ class TestSegmentation:
 
 
 class Halves(Algorithm):
-    """Stands for a method that mixes each example with its mirror in the batch, half and half."""
+    """A method that mixes each example with its mirror in the batch, half and half."""
 
     placement = Placement(provides={MIXES_INPUTS})
     events = frozenset({Event.BEFORE_FORWARD, Event.BEFORE_LOSS})
@@ -140,8 +140,8 @@ class Halves(Algorithm):
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("interpolate_loss", [False, True])
-def test_what_was_mixed_before_is_pasted_and_its_targets_are_permuted(reverse: bool, interpolate_loss: bool) -> None:
-    """Whatever the order of the list, and whether targets or losses are combined."""
+def test_mixed_inputs_are_pasted_and_their_targets_are_permuted(reverse: bool, interpolate_loss: bool) -> None:
+    """In any order of the list, for targets and for losses."""
     algorithm = CutMix(interpolate_loss=interpolate_loss)
     algorithms = [algorithm, Halves()]
     last = ["before_loss", "before_backward"] if interpolate_loss else ["before_loss"]
@@ -193,7 +193,7 @@ def test_parts_of_other_batches_are_found_by_key(interpolate_loss: bool) -> None
         assert (8, 3) == state.batch["label"].shape
 
 
-def test_a_wrapped_model_is_asked_for_its_loss() -> None:
+def test_the_loss_of_a_wrapped_model_is_used() -> None:
     class Wrapper(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -207,7 +207,7 @@ def test_a_wrapped_model_is_asked_for_its_loss() -> None:
     state.outputs, state.loss = torch.zeros(8, 3), torch.tensor(0.0)
     engine.run_event("before_backward")
 
-    # With equal scores the second loss is log 3, whatever the targets.
+    # With equal scores the second loss is log 3 for any targets.
     expected = (1 - algorithm._adjusted_lambda) * torch.tensor(3.0).log()
     torch.testing.assert_close(expected, state.loss)
 
@@ -217,7 +217,7 @@ def test_a_negative_alpha_is_refused_at_construction() -> None:
         CutMix(alpha=-0.5)
 
 
-def test_what_cannot_be_mixed_is_refused() -> None:
+def test_batches_that_cannot_be_mixed_are_refused() -> None:
     with pytest.raises(NotImplementedError, match=r"a tensor of images and a tensor of targets, got list and Tensor"):
         run(CutMix(), batch=([1, 2], torch.arange(2)))
     with pytest.raises(NotImplementedError, match=r"outputs to be one tensor.*got dict"):
@@ -231,7 +231,7 @@ def test_only_a_loss_that_is_a_tensor_is_interpolated() -> None:
         Engine(state).run_event("before_backward")
 
 
-def test_a_model_without_a_loss_is_answered() -> None:
+def test_a_model_without_a_loss_is_refused() -> None:
     algorithm = CutMix(interpolate_loss=True)
     state = State(model=torch.nn.Linear(4, 3), max_duration="1ep", dataloader=[0], algorithms=algorithm)
     engine = Engine(state)

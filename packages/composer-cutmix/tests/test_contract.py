@@ -11,7 +11,7 @@ from composer.algorithms.cutmix import CutMix
 from composer.models import ComposerModel
 from composer.testing import AlgorithmContract, SimpleSegmentationModel
 
-REASON = "each microbatch gets a box of its own, so several microbatches do not equal one batch"
+REASON = "each microbatch draws its own box, so several microbatches do not equal one batch"
 
 
 class TestCutMix(AlgorithmContract):

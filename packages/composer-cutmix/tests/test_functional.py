@@ -104,7 +104,7 @@ class TestBox:
 
         assert (side, side) == (x2 - x1, y2 - y1)
 
-    def test_it_is_cut_off_at_the_edges(self) -> None:
+    def test_it_is_clipped_at_the_edges(self) -> None:
         assert (0, 8, 2, 10) == _rand_bbox(10, 10, 0.84, cx=0, cy=10)
 
     def test_uniform_sampling_treats_all_pixels_alike(self) -> None:
@@ -173,7 +173,7 @@ def test_gradients_flow_to_both_partners() -> None:
     assert [[1.0, 0.0], [0.0, 0.0]] == x.grad[1, 0].tolist()
 
 
-def test_a_generator_of_ones_own_decides_the_partners() -> None:
+def test_the_partners_are_drawn_from_the_given_generator() -> None:
     x, y = torch.zeros(16, 1, 2, 2), torch.arange(16)
     first, second = (cutmix_batch(x, y, generator=torch.Generator().manual_seed(5))[1] for _ in range(2))
 
@@ -181,7 +181,7 @@ def test_a_generator_of_ones_own_decides_the_partners() -> None:
 
 
 class TestOlderForm:
-    def test_it_returns_dense_targets_weighed_by_area(self) -> None:
+    def test_it_returns_dense_targets_weighted_by_area(self) -> None:
         x, y = torch.randn(3, 1, 4, 4), torch.tensor([0, 1, 2])
         p = torch.tensor([1, 2, 0])
         mixed, targets = cutmix(x, y, 1.0, 4, bbox=(0, 0, 2, 2), indices=p)
@@ -190,13 +190,13 @@ class TestOlderForm:
         expected = torch.tensor([[0.75, 0.25, 0, 0], [0, 0.75, 0.25, 0], [0.25, 0, 0.75, 0]])
         torch.testing.assert_close(expected, targets)
 
-    def test_dense_targets_are_weighed_too(self) -> None:
+    def test_dense_targets_are_weighted_too(self) -> None:
         x, y = torch.randn(2, 1, 2, 2), torch.tensor([[1.0, 0.0], [0.5, 0.5]])
         _, targets = cutmix(x, y, 1.0, 2, bbox=(0, 0, 1, 2), indices=torch.tensor([1, 0]))
 
         torch.testing.assert_close(torch.tensor([[0.75, 0.25], [0.75, 0.25]]), targets)
 
-    def test_what_it_draws_goes_for_images_and_targets_alike(self) -> None:
+    def test_images_and_targets_use_the_same_draws(self) -> None:
         torch.manual_seed(0)
         x = torch.arange(8.0).reshape(8, 1, 1, 1).expand(8, 1, 6, 6)  # image i is all i, so its content tells who it is
         mixed, targets = cutmix(x, torch.arange(8), 1.0, 8)
@@ -245,11 +245,11 @@ class TestRefused:
         with pytest.raises(ValueError, match=r"`alpha` must not be negative or infinite, got -1"):
             cutmix_batch(self.x, self.y, alpha=-1)
 
-    def test_an_alpha_that_is_no_number(self) -> None:
+    def test_an_alpha_that_is_not_a_number(self) -> None:
         with pytest.raises(TypeError, match=r"`alpha` must be a number, got '1'"):
             cutmix_batch(self.x, self.y, alpha="1")  # type: ignore[arg-type]
 
-    def test_inputs_that_are_no_batch_of_images_and_targets_of_another_length(self) -> None:
+    def test_inputs_that_are_not_images_and_targets_of_another_length(self) -> None:
         with pytest.raises(ValueError, match=r"`input` must have shape \(N, C, W, H\) and `target` as many rows"):
             cutmix_batch(torch.zeros(2, 4, 4), self.y)
         with pytest.raises(ValueError, match=r"`target` as many rows, got \(2, 1, 4, 6\) and \(3,\)"):

@@ -42,7 +42,7 @@ def test_inputs_of_other_batches_are_found_by_key() -> None:
 
 
 class Shrinks(Algorithm):
-    """Stands for a method that makes images smaller."""
+    """A method that makes images smaller."""
 
     events = frozenset({Event.AFTER_DATALOADER})
 
@@ -55,7 +55,7 @@ class Shrinks(Algorithm):
 
 @pytest.mark.parametrize("effect", [CHANGES_RESOLUTION, DROPS_PIXELS])
 @pytest.mark.parametrize("reverse", [False, True])
-def test_holes_are_cut_in_the_final_size_whatever_the_order_of_the_list(effect: str, reverse: bool) -> None:
+def test_holes_are_cut_in_the_final_size_in_any_order_of_the_list(effect: str, reverse: bool) -> None:
     """One hole of exactly 4 by 4 pixels, where the whole image is hole and image."""
     algorithms = [CutOut(length=1.0), Shrinks(effect)]
     x = torch.ones(2, 3, 8, 8)
@@ -79,7 +79,7 @@ def test_inputs_must_be_a_tensor() -> None:
 
 @pytest.mark.parametrize("shape", [(4, 16), (4,)])
 def test_a_batch_that_holds_no_images_is_refused(shape: tuple[int, ...]) -> None:
-    """In token ids or rows of features, a hole would go through the examples."""
+    """A hole in token ids or rows of features would cross examples."""
     with pytest.raises(ValueError, match=r"batch of images of shape .* Point `input_key` at the images"):
         run(CutOut(input_key="input_ids"), {"input_ids": torch.ones(shape, dtype=torch.int64)})
 

@@ -37,8 +37,8 @@ def bounds(mask: torch.Tensor) -> tuple[int, int, int, int]:
 class TestHole:
     @pytest.mark.parametrize("side", [1, 2, 3, 4, 7])
     @pytest.mark.parametrize(("x", "y"), [(0, 0), (12, 8), (0, 8), (12, 0), (6, 4), (6, 0), (12, 4), (11, 7)])
-    def test_it_is_one_rectangle_cut_off_at_the_edges(self, x: int, y: int, side: int) -> None:
-        """A centre may be as far as the size of the image."""
+    def test_it_is_one_rectangle_clipped_at_the_edges(self, x: int, y: int, side: int) -> None:
+        """A center may be as far as the size of the image."""
         mask = torch.ones(8, 12)
 
         assert torch.equal(slow_mask(8, 12, x, y, side), _generate_mask(mask, 12, 8, x, y, side))
@@ -195,7 +195,7 @@ def _cropped(image: Image.Image) -> tuple[Image.Image, ...]:
     return image.crop((columns[0], rows[0], columns[-1] + 1, rows[-1] + 1)).split()
 
 
-def test_a_generator_of_ones_own_decides_the_holes() -> None:
+def test_the_holes_are_drawn_from_the_given_generator() -> None:
     first, second = (cutout_batch(torch.ones(64, 64), 5, generator=torch.Generator().manual_seed(5)) for _ in range(2))
 
     assert torch.equal(first, second)
@@ -222,7 +222,7 @@ def test_nothing_is_read_from_the_gpu() -> None:
 
 
 class TestRefused:
-    def test_what_is_no_image(self) -> None:
+    def test_inputs_that_are_not_images(self) -> None:
         with pytest.raises(TypeError, match=r"`input` must be a tensor or a PIL image, got list"):
             cutout_batch([1, 2])
         with pytest.raises(ValueError, match=r"`input` must have a height and a width, got shape \(3,\)"):

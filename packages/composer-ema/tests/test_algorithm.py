@@ -32,7 +32,7 @@ EPOCHS, BATCHES = 2, 3
 
 
 class Saver(Callback):
-    """Keeps a copy of the state when it is time to save, and of whose weights the model has."""
+    """Saves a copy of the state and of the weights of the model at each checkpoint."""
 
     def __init__(self, save_interval: Callable[[State, Event], bool] | str) -> None:
         self.save_interval = save_interval
@@ -296,7 +296,7 @@ def test_evaluations_before_the_start_see_the_training_weights() -> None:
 
 
 @pytest.mark.parametrize("half_life", ["2ba", "1ep"])
-def test_training_is_not_changed_by_a_bit(half_life: str) -> None:
+def test_training_does_not_change_bit_for_bit(half_life: str) -> None:
     plain = Run().fit()
     averaged = Run(ema := EMA(half_life=half_life), callbacks=[Saver(every_batch)]).fit()
     averages = copy.deepcopy(averaged.model.state_dict())
@@ -318,7 +318,7 @@ def test_a_checkpoint_holds_the_averages() -> None:
     assert saved["algorithms"][0][1]["ema_weights_active"]
 
 
-def test_the_averages_are_in_the_model_only_where_they_belong() -> None:
+def test_the_averages_are_in_the_model_only_at_the_right_events() -> None:
     ema = EMA(half_life="2ba")
     watcher = Watcher(ema)
     Run(ema, callbacks=[Saver(lambda state, event: event in ema.checkpoint_events), watcher]).fit()
@@ -327,7 +327,7 @@ def test_the_averages_are_in_the_model_only_where_they_belong() -> None:
     assert {"eval_start", "batch_checkpoint", "epoch_checkpoint", "iteration_checkpoint", "fit_end"} == active
 
 
-def test_a_fit_ends_with_the_averages_and_another_goes_on_from_the_training_weights() -> None:
+def test_a_fit_ends_with_the_averages_and_another_continues_from_the_training_weights() -> None:
     whole, run = Run(EMA(half_life="2ba")), Run(EMA(half_life="2ba"))
     run.state.max_duration = f"{EPOCHS * BATCHES - 2}ba"
     run.fit()
@@ -370,17 +370,17 @@ def test_weights_changed_between_two_fits_are_trained_on(change: Any, evaluate: 
     run = Run(EMA(half_life="2ba")).fit()
     names = {name for name, _ in run.model.named_parameters()}
     change(run.model, names)
-    theirs = {name: parameter.detach().clone() for name, parameter in run.model.named_parameters()}
+    current = {name: parameter.detach().clone() for name, parameter in run.model.named_parameters()}
     if evaluate:
         run._evaluate()
-    deep_compare(theirs, one_epoch_more(run))
+    deep_compare(current, one_epoch_more(run))
 
-    assert torch.equal(theirs["module.0.weight"], run.weights[-1])
+    assert torch.equal(current["module.0.weight"], run.weights[-1])
     assert f"{len(names)} parameters (module.0.weight, " in caplog.text
 
 
 @pytest.mark.parametrize("change", [set_by_loading, set_by_data])
-def test_only_what_was_changed_between_two_fits_is_taken_over(change: Any, caplog: Any) -> None:
+def test_only_parameters_changed_between_two_fits_are_adopted(change: Any, caplog: Any) -> None:
     run = Run(ema := EMA(half_life="2ba")).fit()
     assert ema.ema_model is not None
     training = {name: tensor.clone() for name, tensor in ema.ema_model.named_parameters()}
@@ -423,10 +423,10 @@ def test_weights_changed_after_a_checkpoint_was_loaded_are_trained_on() -> None:
     run.state.load_state_dict(saved)
     run.engine.run_event("after_load")
     set_by_data(run.model, {"module.0.weight"})
-    theirs = run.first_layer()
+    current = run.first_layer()
     one_epoch_more(run)
 
-    assert torch.equal(theirs, run.weights[0])
+    assert torch.equal(current, run.weights[0])
 
 
 @pytest.mark.parametrize("event", ["before_dataloader", "batch_start", "epoch_start", "iteration_start", "fit_start"])
@@ -455,7 +455,7 @@ def test_whatever_comes_after_a_checkpoint_finds_the_training_weights(event: str
 )
 @pytest.mark.parametrize("checkpoint", [Event.BATCH_CHECKPOINT, Event.EPOCH_CHECKPOINT, Event.ITERATION_CHECKPOINT])
 def test_whatever_event_follows_a_checkpoint_finds_the_training_weights(checkpoint: Event, event: Event) -> None:
-    """A loop of one's own need not announce all of them."""
+    """A custom loop need not announce all of them."""
     ema, model = EMA(half_life="1ba"), SimpleConvModel()
     state = State(
         model=model,
@@ -484,7 +484,7 @@ def test_whatever_event_follows_a_checkpoint_finds_the_training_weights(checkpoi
     deep_compare(expected, model.state_dict())
 
 
-def test_bringing_the_training_weights_back_between_two_updates_averages_nothing() -> None:
+def test_restoring_the_training_weights_between_two_updates_does_not_average() -> None:
     found = []
     for save_interval in (every_batch, ""):
         ema = EMA(half_life="2ep", update_interval="2ep")
@@ -497,7 +497,7 @@ def test_bringing_the_training_weights_back_between_two_updates_averages_nothing
     assert torch.equal(*found)
 
 
-def test_the_averages_stay_out_where_nothing_is_saved() -> None:
+def test_the_averages_are_not_swapped_in_if_nothing_is_saved() -> None:
     ema = EMA(half_life="2ba")
     watcher = Watcher(ema)
     Run(ema, callbacks=[Saver(lambda state, event: False), Saver("1ep"), watcher]).fit()
@@ -544,7 +544,7 @@ def test_averages_that_do_not_exist_cannot_be_written() -> None:
         EMA().get_ema_model(torch.nn.Linear(1, 1))
 
 
-def test_a_second_run_starts_anew() -> None:
+def test_a_second_run_starts_again() -> None:
     ema = EMA(half_life="2ba")
     first = Run(ema).fit()
     first.engine.close()
@@ -608,7 +608,7 @@ def test_the_state_can_be_saved_and_loaded_before_init() -> None:
 
 @pytest.mark.parametrize("active", [False, True])
 def test_checkpoints_with_both_sets_of_weights_are_read(active: bool) -> None:
-    """As they were written before version 0.13: of the two, the one that the model does not hold is kept."""
+    """The format before version 0.13: the set of weights that the model does not hold is used."""
     training, average = SimpleConvModel(norm="batch"), SimpleConvModel(norm="batch", seed=1)
     Run(ema := EMA())
     old = {"training_model": training.state_dict(), "ema_model": average.state_dict()}
@@ -662,7 +662,7 @@ def test_other_averaging_is_discouraged() -> None:
 
 
 def test_averages_set_by_hand_are_used() -> None:
-    """`apply` does what the event is for, whatever `match` would say."""
+    """`apply` acts on its event, independently of `match`."""
     run = Run(ema := EMA(half_life=None, smoothing=0.5))
     ema.ema_model = EMAParameters(run.model)
     before = run.first_layer()

@@ -73,7 +73,7 @@ def test_an_average_has_its_closed_form(smoothing: float, updates: int, seed: in
 
 
 @pytest.mark.parametrize("smoothing", [0, 0.5, 0.99, 1])
-def test_the_established_smoothings(smoothing: float) -> None:
+def test_common_smoothings(smoothing: float) -> None:
     model, average = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
     before = copy.deepcopy(average)
     cf.compute_ema(model, average, smoothing=smoothing)
@@ -94,7 +94,7 @@ def test_smoothing_0_copies_and_smoothing_1_keeps_bit_for_bit() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_averages_of_low_precision_weights_do_not_stand_still(dtype: torch.dtype) -> None:
+def test_averages_of_low_precision_weights_move(dtype: torch.dtype) -> None:
     """In bfloat16, 1 + 0.0001 is 1: an average of that dtype would never move."""
     model = torch.nn.Linear(1, 1, bias=False, dtype=dtype)
     torch.nn.init.zeros_(model.weight)
@@ -116,7 +116,7 @@ def test_a_module_of_another_dtype_can_hold_the_averages() -> None:
     torch.testing.assert_close(model.norm.weight.float() / 2 + 0.5, average.norm.weight)
 
 
-def test_only_what_both_have_is_averaged() -> None:
+def test_only_tensors_of_both_models_are_averaged() -> None:
     model = torch.nn.ModuleDict({"a": torch.nn.Linear(1, 1), "b": torch.nn.Linear(1, 1)})
     average = torch.nn.ModuleDict({"a": torch.nn.Linear(1, 1), "c": torch.nn.Linear(1, 1)})
     untouched = copy.deepcopy(average["c"].state_dict())
@@ -152,7 +152,7 @@ def test_the_averages_share_no_memory_with_the_model() -> None:
         assert not stored.requires_grad
 
 
-def test_a_replaced_module_is_noticed() -> None:
+def test_a_replaced_module_is_detected() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     averages = EMAParameters(model)
     compute_ema(model, averages, smoothing=0)
@@ -175,7 +175,7 @@ def test_a_removed_module_keeps_its_average() -> None:
     assert torch.equal(before, averages.named_parameters_dict["b.weight"])
 
 
-def test_a_buffer_that_grows_starts_anew() -> None:
+def test_a_buffer_that_grows_starts_again() -> None:
     model = Net()
     averages = EMAParameters(model)
     model.cache = torch.ones(5)
@@ -200,7 +200,7 @@ def test_a_smoothing_outside_0_and_1_is_refused() -> None:
         compute_ema(model, model, smoothing=1.5)
 
 
-def test_averages_of_another_kind_are_refused() -> None:
+def test_averages_of_another_type_are_refused() -> None:
     with pytest.raises(ValueError, match=r"`ema_model` must be a `torch\.nn\.Module` or `EMAParameters`, got dict"):
         compute_ema(torch.nn.Linear(1, 1), {})  # type: ignore[arg-type]
 

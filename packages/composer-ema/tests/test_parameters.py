@@ -1,4 +1,4 @@
-"""`EMAParameters`: what is swapped comes back bit for bit."""
+"""`EMAParameters`: two swaps restore all tensors, bit for bit."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_saved_while_swapped_and_loaded_the_swap_is_undone(dtype: torch.dtype) -
 
 
 def test_without_the_exact_averages_those_of_the_model_are_taken() -> None:
-    """As in checkpoints of other programs, which keep averages in the dtype of the model."""
+    """As in checkpoints of other programs, which store averages in the dtype of the model."""
     model = make_model(torch.bfloat16)
     averages = averaged(model)
     averages.swap_params(model)
@@ -111,7 +111,7 @@ def test_without_the_exact_averages_those_of_the_model_are_taken() -> None:
     assert torch.equal(rounded.float(), loaded.named_parameters_dict["0.weight"])
 
 
-def test_what_is_loaded_is_copied() -> None:
+def test_loaded_tensors_are_copied() -> None:
     saved = copied(EMAParameters(make_model()))
     averages = EMAParameters(None)
     averages.load_state_dict(saved)
@@ -159,12 +159,12 @@ def test_a_copy_has_its_own_averages_and_not_the_model(copied_by: Any) -> None:
 
 
 def test_averages_that_cannot_be_read_are_refused() -> None:
-    with pytest.raises(ValueError, match="The saved averages must be tensors by name, which these are not"):
+    with pytest.raises(ValueError, match="The saved averages must be a dictionary of tensors by name"):
         EMAParameters(None).load_state_dict({"parameters": [torch.zeros(1)]})
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_what_was_changed_while_swapped_becomes_both_weight_and_average(dtype: torch.dtype) -> None:
+def test_changes_while_swapped_apply_to_both_weight_and_average(dtype: torch.dtype) -> None:
     model = make_model(dtype)
     averages = averaged(model)
     weights, stored = copied(model), copied(averages)
@@ -172,19 +172,19 @@ def test_what_was_changed_while_swapped_becomes_both_weight_and_average(dtype: t
     averages.leave_in(model)
     with torch.no_grad():
         model[0].weight.neg_()  # type: ignore[operator,union-attr]
-    theirs = copied(model)["0.weight"]
+    current = copied(model)["0.weight"]
 
     assert ["0.weight"] == averages.adopt_changes(model)
     assert [] == averages.adopt_changes(model)
     averages.swap_params(model)
-    deep_compare({**weights, "0.weight": theirs}, model.state_dict())
-    stored["named_parameters_dict"]["0.weight"] = theirs.to(averages.named_parameters_dict["0.weight"].dtype)
+    deep_compare({**weights, "0.weight": current}, model.state_dict())
+    stored["named_parameters_dict"]["0.weight"] = current.to(averages.named_parameters_dict["0.weight"].dtype)
     deep_compare(stored, averages.state_dict())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex128])
 @pytest.mark.parametrize("permute", [False, True])
-def test_the_smallest_change_of_a_large_tensor_is_noticed(dtype: torch.dtype, permute: bool) -> None:
+def test_the_smallest_change_of_a_large_tensor_is_detected(dtype: torch.dtype, permute: bool) -> None:
     model = torch.nn.ParameterList([torch.ones(3, 2**21 - 1, dtype=dtype), torch.zeros((), dtype=dtype)])
     with torch.no_grad():
         model[0][0, 0] = 2
@@ -201,7 +201,7 @@ def test_the_smallest_change_of_a_large_tensor_is_noticed(dtype: torch.dtype, pe
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_parameter_is_averaged_from_when_it_becomes_trainable(dtype: torch.dtype) -> None:
+def test_a_parameter_is_averaged_once_it_becomes_trainable(dtype: torch.dtype) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)).to(dtype)
     model[0].requires_grad_(False)
     averages = EMAParameters(model)

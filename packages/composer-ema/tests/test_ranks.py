@@ -100,7 +100,7 @@ def change_one_row() -> list[list[torch.Tensor]]:
 
 
 @pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reason="`fully_shard` of this torch needs a GPU")
-def test_ranks_take_over_whole_parameters() -> None:
+def test_ranks_adopt_whole_parameters() -> None:
     for averages, after in run_on_ranks(change_one_row, 2):
         changed = averages[0].clone()
         changed[-1] = 7

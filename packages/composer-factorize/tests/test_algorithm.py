@@ -22,7 +22,7 @@ SMALL: dict[str, Any] = {"min_channels": 8, "latent_channels": 0.25, "min_featur
 
 
 class Records(LoggerDestination):
-    """Keeps what is logged as hyperparameters, call by call."""
+    """Records the logged hyperparameters, call by call."""
 
     def __init__(self) -> None:
         self.calls: list[dict[str, Any]] = []
@@ -38,7 +38,7 @@ def start(algorithm: Algorithm, model: nn.Module) -> State:
     return state
 
 
-def test_the_registered_function_is_this_one() -> None:
+def test_the_function_is_registered() -> None:
     assert apply_factorization is cf.apply_factorization
 
 
@@ -91,7 +91,7 @@ def test_dtype_mode_and_frozen_others_are_kept() -> None:
 
 
 def test_applying_it_twice_is_applying_it_once() -> None:
-    """Also where a factor is itself large enough."""
+    """Also if a factor is itself large enough."""
     model = nn.Sequential(nn.Linear(64, 64), nn.Conv2d(64, 64, 3))
     for _ in range(2):
         apply_factorization(model, min_channels=2, min_features=2)
@@ -118,7 +118,7 @@ def test_transformers_of_torch_still_work(training: bool) -> None:
 
 
 @pytest.mark.parametrize("model", [nn.Linear(512, 512), nn.Sequential(nn.Linear(8, 8), nn.ReLU()), ConvModel()])
-def test_a_model_that_has_nothing_to_replace_is_warned_of(model: nn.Module) -> None:
+def test_a_model_with_nothing_to_replace_gets_a_warning(model: nn.Module) -> None:
     with pytest.warns(NoEffectWarning, match=r"`apply_factorization` changed nothing.*at least 512 channels"):
         apply_factorization(model)
 
@@ -134,7 +134,7 @@ class Standardized(nn.Conv2d):
 
 
 class Adapter(nn.Module):
-    """As peft wraps a layer."""
+    """A layer wrapped as by peft."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -208,7 +208,7 @@ def test_latent_sizes_must_be_positive(name: str) -> None:
             function(**{name: 0})
 
 
-def test_a_checkpoint_needs_it_before_loading() -> None:
+def test_it_is_required_on_load() -> None:
     assert Factorize.required_on_load()
     expected = (
         "Factorize(factorize_convs=True,factorize_linears=True,min_channels=256,latent_channels=0.25,min_features=256,"
@@ -218,7 +218,7 @@ def test_a_checkpoint_needs_it_before_loading() -> None:
 
 
 class ReplacesConvs(Algorithm):
-    """Stands for a method that looks for convolutions."""
+    """A method that looks for convolutions."""
 
     events = frozenset({Event.INIT})
     placement = Placement(provides={REPLACES_CONVS})
@@ -228,7 +228,7 @@ class ReplacesConvs(Algorithm):
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_what_replaces_convolutions_sees_whole_ones_whatever_the_order_of_the_list(reverse: bool) -> None:
+def test_methods_that_replace_convolutions_get_whole_ones_in_any_order_of_the_list(reverse: bool) -> None:
     other = ReplacesConvs()
     algorithms = [Factorize(**SMALL), other]
     state = State(model=ConvModel(), max_duration="1ep")

@@ -38,7 +38,7 @@ def applied(X: torch.Tensor, solution: LowRankSolution) -> torch.Tensor:
 
 
 def best_nmse(X: torch.Tensor, Y: torch.Tensor, rank: int) -> float:
-    """What no product of that rank can undercut: the outputs of the best map, cut by their singular values."""
+    """Return the lower bound for products of that rank, from the singular values of the outputs of the best map."""
     X, Y = X.double(), Y.double()
     fitted = X @ torch.linalg.pinv(X) @ Y
     U, S, Vh = torch.linalg.svd(fitted, full_matrices=False)
@@ -94,7 +94,7 @@ class TestFactorizeMatrix:
             assert solution.nmse < 1e-10
 
     def test_the_bias_is_the_best_one(self) -> None:
-        """The one given counts for nothing: outputs and inputs are far from zero here."""
+        """The given bias is not used: outputs and inputs are far from zero here."""
         X, W = draw(64, 8) + 5, draw(8, 6, seed=1)
         Y = X @ W + 7
         for bias in (torch.zeros(6), draw(6, seed=3)):
@@ -112,7 +112,7 @@ class TestFactorizeMatrix:
 
         assert (expected if Wb is None else -1) == solution.rank
 
-    def test_dependent_inputs_are_no_problem(self) -> None:
+    def test_inputs_may_be_linearly_dependent(self) -> None:
         X, W = draw(64, 2) @ draw(2, 8, seed=4), draw(8, 6, seed=1)
         solution = factorize_matrix(X, X @ W, W, rank=2)
 
@@ -129,9 +129,9 @@ class TestFactorizeMatrix:
     def test_constant_outputs_have_no_variance_to_explain(self) -> None:
         assert 0 == factorize_matrix(draw(8, 4), torch.zeros(8, 4), torch.zeros(4, 4), rank=1).nmse
 
-    def test_what_does_not_fit_is_refused(self) -> None:
+    def test_shapes_that_do_not_match_are_refused(self) -> None:
         with pytest.raises(
-            RuntimeError, match=r"`X` and `Y` must be matrices of equally many rows, got \(4, 2\) and \(5, 2\)"
+            RuntimeError, match=r"`X` and `Y` must be matrices with the same number of rows, got \(4, 2\) and \(5, 2\)"
         ):
             factorize_matrix(draw(4, 2), draw(5, 2), draw(2, 2))
         with pytest.raises(RuntimeError, match=r"`Wa` and `Wb` must multiply to 2 by 3, got \(2, 2\)"):
@@ -172,8 +172,8 @@ class TestFactorizeConv:
         assert factorize_conv2d(X, Wa, Wb, 2, biasA=draw(6)).bias is not None
         assert factorize_conv2d(X, Wa, Wb, 2).bias is None
 
-    def test_what_cannot_be_done_is_refused(self) -> None:
-        with pytest.raises(RuntimeError, match=r"`biasB` must not be given without `Wb`"):
+    def test_unsupported_arguments_are_refused(self) -> None:
+        with pytest.raises(RuntimeError, match=r"`biasB` is the bias of `Wb` and must not be given without it"):
             factorize_conv2d(draw(1, 2, 4, 4), draw(2, 2, 1, 1), biasB=draw(2))
         with pytest.raises(NotImplementedError, match=r"`groups` must be 1"):
             factorize_conv2d(draw(1, 2, 4, 4), draw(2, 1, 1, 1), groups=2)
@@ -196,7 +196,7 @@ def test_the_largest_rank_that_saves_multiplications(module: Any, most: int) -> 
     assert most * (fan_in + out) < fan_in * out <= (most + 1) * (fan_in + out)
 
 
-def test_what_cannot_be_sped_up() -> None:
+def test_layers_that_cannot_be_sped_up() -> None:
     assert not factorizing_could_speedup(nn.Conv2d(64, 64, 3, groups=2), 1)
     assert not factorizing_could_speedup(nn.ReLU(), 1)
     assert [True, False] == [factorizing_could_speedup(FactorizedLinear(64, 64, latent_features=8), n) for n in (7, 8)]
@@ -241,7 +241,7 @@ class TestLayers:
         with pytest.raises(NotImplementedError, match=r"`groups` must be 1, got 2"):
             FactorizedConv2d(16, 16, 3, groups=2)
 
-    def test_drawing_anew_changes_the_weights(self) -> None:
+    def test_resetting_parameters_changes_the_weights(self) -> None:
         for layer in (FactorizedLinear(16, 16), FactorizedConv2d(16, 16, 3)):
             before = layer.module0.weight.clone()
             layer.reset_parameters()
@@ -265,7 +265,7 @@ class TestLayers:
         assert [True, False] == [layer.module0.weight.requires_grad, layer.module1.weight.requires_grad]
         error = ((layer(x) - before).square().mean() / before.var()).detach()
         assert 0 < float(error) < 0.9
-        with pytest.raises(ValueError, match=r"`rank` must be at most the present one, 4, got 5"):
+        with pytest.raises(ValueError, match=r"`rank` must be at most the current one, 4, got 5"):
             layer.set_rank(x, 5)
 
     @pytest.mark.parametrize(

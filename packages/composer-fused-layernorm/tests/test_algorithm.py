@@ -35,12 +35,12 @@ def test_layers_are_replaced_at_init() -> None:
     assert "FusedLayerNorm()" == repr(FusedLayerNorm())
 
 
-def test_a_checkpoint_brings_it_along() -> None:
+def test_it_is_required_on_load() -> None:
     assert FusedLayerNorm.required_on_load()
 
 
 class AddsNorms(Algorithm):
-    """Stands for a method that brings layers of its own."""
+    """A method that adds layers to the model."""
 
     events = frozenset({Event.INIT})
     placement = Placement(provides={ADDS_NORMS})
@@ -50,7 +50,7 @@ class AddsNorms(Algorithm):
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_layers_that_others_bring_are_replaced_whatever_the_order_of_the_list(reverse: bool) -> None:
+def test_layers_added_by_other_methods_are_replaced_in_any_order_of_the_list(reverse: bool) -> None:
     algorithms = [FusedLayerNorm(), AddsNorms()]
     model: Any = run(algorithms[::-1] if reverse else algorithms, "init")
 
@@ -58,7 +58,7 @@ def test_layers_that_others_bring_are_replaced_whatever_the_order_of_the_list(re
 
 
 class ReplacesLayerNorms(Algorithm):
-    """Stands for another implementation of the same layers."""
+    """Another implementation of the same layers."""
 
     events = frozenset({Event.INIT})
     placement = Placement(provides={REPLACES_LAYERNORMS})

@@ -28,7 +28,7 @@ def norm(**options: Any) -> nn.LayerNorm:
     return layer
 
 
-def test_the_registered_function_is_this_one() -> None:
+def test_the_function_is_registered() -> None:
     assert apply_fused_layernorm is cf.apply_fused_layernorm
 
 
@@ -90,7 +90,7 @@ def test_gradients_have_the_dtypes_of_what_they_belong_to(
         torch.testing.assert_close(a.float(), b.float(), atol=0.1, rtol=0.05)
 
 
-def test_kernels_are_asked_whether_they_take_weights_of_another_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_are_tested_with_weights_of_another_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
     ask = module._takes_mixed.__wrapped__
 
     assert not ask("mps", torch.bfloat16, True)
@@ -154,7 +154,7 @@ class TestApply:
 
         assert layer is model[0]
 
-    def test_what_is_more_than_a_layernorm_stays(self) -> None:
+    def test_subclasses_and_parametrized_layers_stay(self) -> None:
         class ChannelsFirst(nn.LayerNorm):
             def forward(self, input: torch.Tensor) -> torch.Tensor:
                 return super().forward(input.transpose(1, -1)).transpose(1, -1)
@@ -169,6 +169,6 @@ class TestApply:
         assert [ChannelsFirst, type(parametrized), MixedLayerNorm] == [type(layer) for layer in model]
 
     @pytest.mark.parametrize("model", [nn.Sequential(nn.Linear(2, 2)), nn.LayerNorm(2)])
-    def test_a_model_that_has_nothing_to_replace_is_warned_of(self, model: nn.Module) -> None:
-        with pytest.warns(NoEffectWarning, match=r"No instances of torch.nn.LayerNorm found"):
+    def test_a_model_with_nothing_to_replace_gets_a_warning(self, model: nn.Module) -> None:
+        with pytest.warns(NoEffectWarning, match=r"`apply_fused_layernorm` changed nothing"):
             apply_fused_layernorm(model)

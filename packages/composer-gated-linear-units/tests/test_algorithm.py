@@ -39,14 +39,14 @@ def test_layers_are_gated_at_init_with_the_arguments_of_the_algorithm() -> None:
     assert {id(parameter) for parameter in module.parameters()} == trained
 
 
-def test_an_activation_of_your_own_has_no_notation() -> None:
-    """And no memory address, which would differ between runs."""
+def test_a_custom_activation_is_a_placeholder_in_the_representation() -> None:
+    """It contains no memory address, which would differ between runs."""
     expected = "GatedLinearUnits(act_fn=act_fn,gated_layer_bias=False,non_gated_layer_bias=True)"
 
     assert expected == repr(GatedLinearUnits(lambda x: x, non_gated_layer_bias=True))
 
 
-def test_a_checkpoint_needs_it_before_loading() -> None:
+def test_it_is_required_on_load() -> None:
     assert GatedLinearUnits.required_on_load()
 
 
@@ -57,7 +57,7 @@ def test_transformers_must_be_installed(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 class OnNorms(Algorithm):
-    """Stands for a method that replaces the norms that are there in the end."""
+    """A method that replaces the final norms of the model."""
 
     events = frozenset({Event.INIT})
     placement = Placement(after={ADDS_NORMS})
@@ -67,7 +67,7 @@ class OnNorms(Algorithm):
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_what_replaces_norms_sees_the_new_ones_whatever_the_order_of_the_list(reverse: bool) -> None:
+def test_methods_that_replace_norms_get_the_new_ones_in_any_order_of_the_list(reverse: bool) -> None:
     after = OnNorms()
     algorithms = [after, GatedLinearUnits()]
     state = State(model=model(), max_duration="1ep")

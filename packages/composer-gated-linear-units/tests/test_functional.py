@@ -86,14 +86,14 @@ class TestLayer:
             part.bias is not None for part in (layer.gated_layer, layer.non_gated_layer, layer.wo)
         ]
 
-    def test_dropout_falls_on_what_is_gated(self) -> None:
+    def test_dropout_applies_to_the_gated_values(self) -> None:
         layer = BERTGatedFFOutput(8, 16, 1.0, nn.GELU(), 1e-5)
         x, residual = torch.randn(2, 4, 8)
 
         torch.testing.assert_close(layer.layernorm(layer.wo.bias + residual), layer(x, residual))
         assert not torch.equal(layer(x, residual), layer.eval()(x, residual))
 
-    def test_biases_are_off_unless_asked_for(self) -> None:
+    def test_there_are_no_biases_by_default(self) -> None:
         layer = BERTGatedFFOutput(8, 16, 0.0, torch.relu, 1e-5)
 
         assert layer.gated_layer.bias is None
@@ -102,7 +102,7 @@ class TestLayer:
 
 
 class TestSurgery:
-    def test_the_registered_function_is_this_one(self) -> None:
+    def test_the_function_is_registered(self) -> None:
         assert apply_gated_linear_units is cf.apply_gated_linear_units
 
     @pytest.mark.parametrize("kind", [BertForMaskedLM, BertForSequenceClassification])
@@ -128,7 +128,7 @@ class TestSurgery:
         # One more matrix in each block, and one bias of the inner width less.
         assert before + 2 * (24 * 36 - 36) == sum(parameter.numel() for parameter in model.parameters())
 
-    def test_a_block_computes_what_its_layers_say(self) -> None:
+    def test_a_block_computes_its_layers(self) -> None:
         model = bert(num_hidden_layers=1).eval()
         apply_gated_linear_units(model, optimizers=None)
         block = model.bert.encoder.layer[0]
@@ -217,7 +217,7 @@ class TestSurgery:
         assert isinstance(from_BertIntermediate(BertIntermediate(config), 7), nn.Identity)
 
 
-class TestRefusals:
+class TestErrors:
     @pytest.mark.parametrize("model", [nn.Linear(2, 2), RobertaModel(RobertaConfig(**SIZES))])
     def test_only_models_of_bert_are_known(self, model: nn.Module) -> None:
         with pytest.raises(
@@ -225,9 +225,11 @@ class TestRefusals:
         ):
             apply_gated_linear_units(model, optimizers=None)
 
-    def test_a_bert_without_such_layers_is_warned_of(self) -> None:
+    def test_a_bert_without_such_layers_gets_a_warning(self) -> None:
         model = bert(num_hidden_layers=0)
-        with pytest.warns(NoEffectWarning, match=r"`apply_gated_linear_units` changed nothing.*no `BertIntermediate`"):
+        with pytest.warns(
+            NoEffectWarning, match=r"`apply_gated_linear_units` changed nothing.*no replaceable feed-forward layer"
+        ):
             apply_gated_linear_units(model, optimizers=None)
 
     def test_several_activations_need_one_to_be_given(self) -> None:
@@ -253,7 +255,7 @@ class TestRefusals:
         with pytest.raises(MissingConditionalImportError, match=r"'nlp' are not installed.*pip install transformers"):
             apply_gated_linear_units(nn.Identity(), optimizers=None)
 
-    def test_another_missing_module_is_named_itself(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_another_missing_module_is_named_in_the_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def fail(name: str) -> None:
             raise ModuleNotFoundError("No module named 'regex'", name="regex")
 

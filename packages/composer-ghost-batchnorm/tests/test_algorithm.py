@@ -24,7 +24,7 @@ from composer.testing import ConvModel, SimpleConvModel
 
 
 class Records(LoggerDestination):
-    """Keeps what is logged as hyperparameters, call by call."""
+    """Records the logged hyperparameters, call by call."""
 
     def __init__(self) -> None:
         self.calls: list[dict[str, Any]] = []
@@ -40,7 +40,7 @@ def start(model: nn.Module, *algorithms: Algorithm) -> State:
     return state
 
 
-def test_the_registered_function_is_this_one() -> None:
+def test_the_function_is_registered() -> None:
     assert apply_ghost_batchnorm is cf.apply_ghost_batchnorm
 
 
@@ -116,7 +116,7 @@ def test_training_and_evaluation_mode_are_kept() -> None:
 
 
 @pytest.mark.parametrize("model", [nn.Linear(2, 2), nn.BatchNorm2d(2), SimpleConvModel(norm="group")])
-def test_a_model_that_has_nothing_to_wrap_is_warned_of(model: nn.Module) -> None:
+def test_a_model_with_nothing_to_wrap_gets_a_warning(model: nn.Module) -> None:
     with pytest.warns(NoEffectWarning, match=r"`apply_ghost_batchnorm` changed nothing"):
         apply_ghost_batchnorm(model)
 
@@ -128,12 +128,12 @@ def test_sizes_are_checked_before_anything_changes() -> None:
         apply_ghost_batchnorm(nn.Linear(2, 2), ghost_batch_size=-2)
 
 
-def test_a_checkpoint_needs_it_before_loading() -> None:
+def test_it_is_required_on_load() -> None:
     assert GhostBatchNorm.required_on_load()
 
 
 class BringsNorms(Algorithm):
-    """Stands for a method that puts new normalizations into the model."""
+    """A method that puts new normalizations into the model."""
 
     events = frozenset({Event.INIT})
 
@@ -146,7 +146,7 @@ class BringsNorms(Algorithm):
 
 @pytest.mark.parametrize("effect", [ADDS_NORMS, REPLACES_BLOCKS])
 @pytest.mark.parametrize("reverse", [False, True])
-def test_new_normalizations_are_wrapped_whatever_the_order_of_the_list(effect: str, reverse: bool) -> None:
+def test_new_normalizations_are_wrapped_in_any_order_of_the_list(effect: str, reverse: bool) -> None:
     model, algorithms = ConvModel(), [BringsNorms(effect), GhostBatchNorm()]
     start(model, *(reversed(algorithms) if reverse else algorithms))
 

@@ -9,7 +9,7 @@ from composer.testing import AlgorithmContract, SimpleConvModel
 
 class TestGhostBatchNorm(AlgorithmContract):
     microbatch_reason = (
-        "each microbatch is split into ghost batches of its own and updates the running statistics, so several "
+        "each microbatch is split into ghost batches and updates the running statistics, so several "
         "microbatches do not equal one batch"
     )
 

@@ -160,7 +160,7 @@ def test_an_error_leaves_the_momentum_as_it_was() -> None:
     assert 0.25 == bn.momentum
 
 
-def test_a_forward_of_its_own_is_kept() -> None:
+def test_an_overridden_forward_is_kept() -> None:
     """Such as that of normalizations with an activation."""
 
     class NormAndRelu(nn.BatchNorm2d):
@@ -179,7 +179,7 @@ def test_dtypes_and_memory_formats_are_kept(dtype: torch.dtype) -> None:
     assert output.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_what_cannot_be_wrapped_is_refused() -> None:
+def test_modules_that_cannot_be_wrapped_are_refused() -> None:
     with pytest.raises(TypeError, match=r"`module` must be a batch normalization, got GroupNorm"):
         _GhostBatchNorm.from_batchnorm(nn.GroupNorm(1, 2))
     with pytest.raises(ValueError, match=r"`module` must be a `BatchNorm1d`, .* got SyncBatchNorm"):

@@ -32,7 +32,7 @@ def test_gradients_are_clipped_after_the_batch(kind: str, expected: float) -> No
     torch.testing.assert_close(torch.full((2, 2), expected), weight.grad)
 
 
-def test_the_floor_is_passed_on() -> None:
+def test_eps_is_passed_on() -> None:
     state, engine = make(GradientClipping("adaptive", 0.5, eps=1e-3), torch.nn.LayerNorm(2, bias=False))
     weight: Any = state.model.weight
     weight.data.zero_()
@@ -57,7 +57,7 @@ def test_the_function_is_called_once_where_it_can_be_replaced(monkeypatch: pytes
     assert calls == [(state.model, "norm", 0.1, False)]
 
 
-def test_zero_initialised_parameters_train_by_default() -> None:
+def test_zero_initialized_parameters_train_by_default() -> None:
     state, engine = make(GradientClipping("adaptive", 0.01), torch.nn.Linear(2, 2))
     layer: Any = state.model
     optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
@@ -72,7 +72,7 @@ def test_zero_initialised_parameters_train_by_default() -> None:
     torch.testing.assert_close(torch.full((2,), -1e-5 / 2**0.5), layer.bias.detach())
 
 
-def test_zero_weights_that_would_stay_zero_are_warned_of() -> None:
+def test_zero_weights_that_would_stay_zero_get_a_warning() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
     _, engine = make(GradientClipping("adaptive", 0.1, eps=0), model)
     with pytest.warns(NotIntendedUseWarning, match=r"1 are, such as '1\.bias'\. Use `eps=1e-3`"):
@@ -80,7 +80,7 @@ def test_zero_weights_that_would_stay_zero_are_warned_of() -> None:
 
 
 @pytest.mark.parametrize("algorithm", [GradientClipping("adaptive", 0.1), GradientClipping("norm", 0.1)])
-def test_who_lets_zero_weights_train_is_not_warned(algorithm: GradientClipping) -> None:
+def test_there_is_no_warning_if_zero_weights_train(algorithm: GradientClipping) -> None:
     make(algorithm, torch.nn.BatchNorm1d(2))[1].run_event("init")
 
 

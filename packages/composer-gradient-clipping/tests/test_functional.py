@@ -41,7 +41,7 @@ def slow_adaptive_unit(weight: torch.Tensor, grad: torch.Tensor, threshold: floa
     return grad * (allowed / norm if norm > allowed else 1.0)
 
 
-def test_the_registered_functions_are_these() -> None:
+def test_the_functions_are_registered() -> None:
     assert cf.apply_gradient_clipping is apply_gradient_clipping
     assert cf.apply_agc is apply_agc
 
@@ -84,7 +84,7 @@ def test_worked_examples_are_exact(weight: Any, grad: Any, expected: Any) -> Non
     assert torch.equal(torch.tensor(expected), grad_of(other) * factor)
 
 
-def test_with_a_floor_zero_weights_train() -> None:
+def test_with_eps_zero_weights_train() -> None:
     weight = parameter([0.0, 0.0], [3.0, 4.0])
     apply_gradient_clipping([weight], "adaptive", 0.5)
 
@@ -122,17 +122,17 @@ def test_norms_of_narrow_gradients_do_not_overflow(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     ("kind", "function"), [("norm", torch.nn.utils.clip_grad_norm_), ("value", torch.nn.utils.clip_grad_value_)]
 )
-def test_norm_and_value_are_torchs(kind: str, function: Any) -> None:
-    ours, theirs = ([parameter(torch.ones(s), torch.full(s, 2.0)) for s in SHAPES] for _ in range(2))
-    apply_gradient_clipping(ours, kind, 0.5)
-    function(theirs, 0.5)
+def test_norm_and_value_equal_torch(kind: str, function: Any) -> None:
+    actual, reference = ([parameter(torch.ones(s), torch.full(s, 2.0)) for s in SHAPES] for _ in range(2))
+    apply_gradient_clipping(actual, kind, 0.5)
+    function(reference, 0.5)
 
-    for one, other in zip(ours, theirs, strict=True):
+    for one, other in zip(actual, reference, strict=True):
         assert torch.equal(grad_of(other), grad_of(one))
 
 
 @pytest.mark.parametrize("kind", ["norm", "value", "adaptive"])
-def test_what_has_no_gradient_is_left_out(kind: str) -> None:
+def test_parameters_without_a_gradient_are_skipped(kind: str) -> None:
     model = torch.nn.Linear(2, 2)
     model.weight.grad = torch.ones(2, 2)
     apply_gradient_clipping(model, kind, 1e-12)
@@ -214,7 +214,7 @@ def test_parts_are_looked_up_where_they_can_be_replaced(monkeypatch: pytest.Monk
 
 
 class Wrapped(torch.nn.Module):
-    """Stands for `FullyShardedDataParallel`."""
+    """A substitute for `FullyShardedDataParallel`."""
 
     def __init__(self, root: bool, *inner: torch.nn.Module) -> None:
         super().__init__()
@@ -309,8 +309,8 @@ def test_sparse_gradients_are_clipped_as_dense_ones_are(kind: str, dims: int) ->
     torch.testing.assert_close(sparse.grad.to_dense(), dense.grad)
 
 
-def test_adaptive_clipping_of_a_gradient_that_is_sparse_within_rows_is_answered() -> None:
+def test_adaptive_clipping_of_a_gradient_that_is_sparse_within_rows_is_refused() -> None:
     weight = torch.nn.Parameter(torch.ones(3, 3))
     weight.grad = torch.eye(3).to_sparse()
-    with pytest.raises(NotImplementedError, match=r"of shape \(3, 3\) has one that is sparse within rows"):
+    with pytest.raises(NotImplementedError, match=r"of shape \(3, 3\) is sparse within rows"):
         apply_gradient_clipping([weight], "adaptive", 0.1)

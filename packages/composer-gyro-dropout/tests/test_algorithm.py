@@ -58,7 +58,7 @@ def test_dropout_is_replaced_when_the_fit_starts() -> None:
 
 
 @pytest.mark.parametrize("duration", ["8ba", "2ep", "64sp"])
-def test_masks_change_when_the_run_has_come_so_far_whatever_its_unit(duration: str) -> None:
+def test_masks_change_with_the_progress_of_the_run_in_any_unit(duration: str) -> None:
     """Eight batches of eight samples: four groups of masks for two batches each."""
     assert [2, 4, 6] == changes(masks_by_batch(*started(GyroDropout(sigma=8, tau=2), duration), batches=8))
 
@@ -118,7 +118,7 @@ def test_ranks_and_repeated_runs_have_the_same_masks_and_others_do_not() -> None
     assert not torch.equal(masks[0], masks[2])
 
 
-def test_a_second_fit_goes_on() -> None:
+def test_a_second_fit_continues() -> None:
     state, engine = started(GyroDropout(sigma=8, tau=2), "4ba")
     masks_by_batch(state, engine, 4)
     layer = dropout(state)
@@ -129,20 +129,20 @@ def test_a_second_fit_goes_on() -> None:
     assert [2] == changes(masks_by_batch(state, engine, 4))
 
 
-def test_a_model_without_dropout_is_warned_of() -> None:
+def test_a_model_without_dropout_gets_a_warning() -> None:
     state = State(model=SimpleModel(), max_duration="1ba", dataloader=[0], algorithms=GyroDropout())
-    with pytest.warns(NoEffectWarning, match=r"`GyroDropout` changed nothing: the model has no torch.nn.Dropout"):
+    with pytest.warns(NoEffectWarning, match=r"`GyroDropout` changed nothing: the model has no `torch.nn.Dropout`"):
         Engine(state).run_event("fit_start")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"), [({"p": -1}, r"`p` must be in"), ({"sigma": 8}, r"`tau` must be at")]
 )
-def test_what_is_out_of_range_is_refused(arguments: dict[str, Any], message: str) -> None:
+def test_values_out_of_range_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         GyroDropout(**arguments)
 
 
-def test_a_checkpoint_brings_it_along_and_nothing_is_warned_of() -> None:
+def test_it_is_required_on_load_and_there_is_no_warning() -> None:
     assert GyroDropout.required_on_load()
     assert {"repr": "GyroDropout(p=None,sigma=256,tau=16)", "seed": None, "shapes": []} == GyroDropout().state_dict()

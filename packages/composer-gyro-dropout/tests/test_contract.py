@@ -11,7 +11,7 @@ from composer.algorithms.gyro_dropout import GyroDropout
 from composer.models import ComposerModel
 from composer.testing import AlgorithmContract, SimpleModelWithDropout
 
-REASON = "Each microbatch is shared out among all selected masks, so microbatches do not equal one batch."
+REASON = "Each microbatch is divided among all selected masks, so microbatches do not equal one batch."
 
 
 class TestGyroDropout(AlgorithmContract):
@@ -31,7 +31,7 @@ class TestGyroDropout(AlgorithmContract):
 
 
 class TestFewRows(TestGyroDropout):
-    """Each batch takes a random run of the masks."""
+    """Each batch uses consecutive masks from a random start."""
 
     microbatch_reason = REASON
 

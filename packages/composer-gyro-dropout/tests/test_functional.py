@@ -14,7 +14,7 @@ from torch import nn
 
 from composer import functional as cf
 from composer.algorithms.gyro_dropout import GyroDropoutLayer, apply_gyro_dropout
-from composer.algorithms.gyro_dropout._layer import mixed
+from composer.algorithms.gyro_dropout.gyro_dropout import _mix_seed
 from composer.algorithms.warnings import NoEffectWarning
 
 
@@ -32,7 +32,7 @@ def mask_of(layer: GyroDropoutLayer) -> torch.Tensor:
     return mask
 
 
-def test_the_registered_function_is_this_one() -> None:
+def test_the_function_is_registered() -> None:
     assert apply_gyro_dropout is cf.apply_gyro_dropout
 
 
@@ -118,13 +118,13 @@ class TestLayer:
 
     def test_layers_and_groups_of_masks_do_not_repeat_each_other(self) -> None:
         x = torch.ones(2, 64)
-        seen = torch.cat([layer_of(steps=4, seed=mixed(0, n))(x) for n in range(50)])
+        seen = torch.cat([layer_of(steps=4, seed=_mix_seed(0, n))(x) for n in range(50)])
         layer = layer_of(steps=4, seed=1)
         seen = torch.cat([seen, *(layer(x) for _ in range(4))])
 
         assert 108 == len(seen.unique(dim=0))
         # Torch's CPU generator reads 32 bits of a seed: those must differ.
-        assert 10**4 == len({mixed(a, b) for a in range(100) for b in range(100)})
+        assert 10**4 == len({_mix_seed(a, b) for a in range(100) for b in range(100)})
 
     def test_gradients_pass_the_mask(self) -> None:
         for rows in (4, 5):
@@ -133,7 +133,7 @@ class TestLayer:
             assert x.grad is not None
             assert torch.equal(mask_of(layer) * 2.0, x.grad)
 
-    def test_it_rests_in_evaluation_and_with_nothing_to_drop(self) -> None:
+    def test_it_is_the_identity_in_evaluation_and_with_nothing_to_drop(self) -> None:
         x = draw(4, 6)
         layer = layer_of().eval()
 
@@ -209,7 +209,7 @@ class TestLayer:
             ({"max_epoch": 0}, r"`iters_per_epoch` and `max_epoch` must be positive, got 0 steps"),
         ],
     )
-    def test_what_is_out_of_range_is_refused(self, arguments: dict[str, Any], message: str) -> None:
+    def test_values_out_of_range_are_refused(self, arguments: dict[str, Any], message: str) -> None:
         arguments = {"iters_per_epoch": 1, "max_epoch": 1, **arguments}
         with pytest.raises(ValueError, match=message):
             GyroDropoutLayer(**arguments)
@@ -233,7 +233,7 @@ class TestApply:
             assert [10, 10] == [layer.iter_num for layer in layers]
             assert not any(layer.training for layer in layers)
 
-    def test_layers_have_masks_of_their_own_that_follow_from_the_seed(self) -> None:
+    def test_layers_have_different_masks_that_follow_from_the_seed(self) -> None:
         def outputs(seed: int | None) -> list[torch.Tensor]:
             model = nn.Sequential(nn.Dropout(), nn.Dropout())
             apply_gyro_dropout(model, 10, 2, seed=seed)
@@ -249,7 +249,7 @@ class TestApply:
         torch.manual_seed(0)
         assert torch.equal(drawn[0], outputs(None)[0])
 
-    def test_what_drops_nothing_or_otherwise_stays(self) -> None:
+    def test_layers_that_drop_nothing_or_override_forward_stay(self) -> None:
         class Other(nn.Dropout):
             def forward(self, input: torch.Tensor) -> torch.Tensor:
                 return input
@@ -263,8 +263,8 @@ class TestApply:
         assert before is model[3]
 
     @pytest.mark.parametrize("model", [nn.Sequential(nn.Linear(2, 2), nn.Dropout(0)), nn.Dropout()])
-    def test_a_model_without_dropout_is_warned_of(self, model: nn.Module) -> None:
+    def test_a_model_without_dropout_gets_a_warning(self, model: nn.Module) -> None:
         with pytest.warns(
-            NoEffectWarning, match=r"`apply_gyro_dropout` changed nothing: the model has no torch.nn.Dropo"
+            NoEffectWarning, match=r"`apply_gyro_dropout` changed nothing: the model has no `torch.nn.Dropo"
         ):
             apply_gyro_dropout(model, 10, 2)

@@ -42,7 +42,7 @@ def test_the_function_is_reached_through_the_package() -> None:
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5, 0.9, 1.0])
 @pytest.mark.parametrize("shape", [(8, 3), (2, 3, 4, 5)])
 @pytest.mark.parametrize("dense", [False, True])
-def test_targets_are_smoothed_before_the_loss_and_given_back_after_it(
+def test_targets_are_smoothed_before_the_loss_and_restored_after_it(
     smoothing: float, shape: tuple[int, ...], dense: bool
 ) -> None:
     labels = torch.randint(0, 3, shape[:1] + shape[2:])
@@ -80,7 +80,7 @@ def test_the_training_loss_is_torchs_smoothed_cross_entropy() -> None:
 
 
 def test_it_trains_like_a_loop_with_torchs_smoothed_cross_entropy() -> None:
-    """Even at `smoothing=1`, where only the smoothed targets drive the weights."""
+    """Even at `smoothing=1`, with uniform targets only."""
     batches = [draw_batch()] * 3
     expected, actual = SimpleModel(), SimpleModel()
     optimizer = torch.optim.SGD(expected.parameters(), lr=0.1)
@@ -93,12 +93,12 @@ def test_it_trains_like_a_loop_with_torchs_smoothed_cross_entropy() -> None:
     state.algorithms.append(LabelSmoothing(1.0))
     train_by_hand(state, batches)
 
-    for ours, theirs in zip(actual.parameters(), expected.parameters(), strict=True):
-        torch.testing.assert_close(theirs, ours)
+    for parameter, reference in zip(actual.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(reference, parameter)
 
 
 class Mixing(Algorithm):
-    """Stands for a method that mixes targets: each example with its neighbour, half and half."""
+    """A method that mixes targets: each example with its neighbour, half and half."""
 
     events = frozenset({Event.BEFORE_LOSS})
     placement = Placement(provides={TRANSFORMS_BATCH, MIXES_TARGETS})
@@ -110,7 +110,7 @@ class Mixing(Algorithm):
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_mixed_targets_are_smoothed_whatever_the_order_of_the_list(reverse: bool) -> None:
+def test_mixed_targets_are_smoothed_in_any_order_of_the_list(reverse: bool) -> None:
     algorithms: list[Algorithm] = [Mixing(), LabelSmoothing(0.2)]
     labels = torch.tensor([3, 0, 1])
     mixed = (F.one_hot(labels, 4) + F.one_hot(labels.roll(1), 4)) / 2
@@ -124,7 +124,7 @@ def test_mixed_targets_are_smoothed_whatever_the_order_of_the_list(reverse: bool
 
 
 class SecondLoss(Algorithm):
-    """Stands for a method that adds a loss against the neighbours' targets, in the form the loss has just seen."""
+    """A method that adds a loss against the neighbours' targets, in the form the loss has just seen."""
 
     events = frozenset({Event.AFTER_LOSS})
     placement = Placement(provides={INTERPOLATES_LOSS})
@@ -155,10 +155,10 @@ def test_a_smoothing_outside_its_range_is_refused_at_construction(smoothing: flo
 
 def test_outputs_and_targets_must_be_tensors() -> None:
     batch = (torch.zeros(2), torch.tensor([0, 1]))
-    with pytest.raises(TypeError, match=r"needs the model's outputs to be one tensor.*got dict"):
+    with pytest.raises(TypeError, match=r"the outputs, which must be one tensor.*got dict"):
         prepare(LabelSmoothing(), batch=batch, outputs={})[1].run_event("before_loss")
     with pytest.raises(
-        TypeError, match=r"`target_key` must point at a tensor of the batch, got 1, where there is a list"
+        TypeError, match=r"`target_key` must be the position of a tensor of the batch, got 1, which is a list"
     ):
         prepare(LabelSmoothing(), batch=(batch[0], [0, 1]), outputs=torch.zeros(2, 3))[1].run_event("before_loss")
 

@@ -38,7 +38,7 @@ def one_hot(shape: tuple[int, ...], labels: torch.Tensor) -> torch.Tensor:
     return slow_smooth(shape, labels, 0.0)
 
 
-def test_the_registered_function_is_this_one() -> None:
+def test_the_function_is_registered() -> None:
     assert smooth_labels is cf.smooth_labels
 
 
@@ -94,7 +94,7 @@ def test_the_result_has_at_least_the_precision_of_float32(
 
 
 def test_several_classes_at_once_are_smoothed_like_one() -> None:
-    """Dense targets of a multi-label problem: the formula as it stands, whatever the number of labels."""
+    """Dense targets of a multi-label problem: the formula applies for any number of labels."""
     target = torch.tensor([[1, 1, 0, 1], [0, 0, 1, 0]])
 
     torch.testing.assert_close(0.8 * target + 0.05, smooth_labels(torch.zeros(2, 4), target, 0.2))
@@ -184,7 +184,7 @@ def test_labels_that_are_not_integers_are_refused() -> None:
 def test_shapes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(RuntimeError, match=r"`targets` must have the shape of `input`"):
         smooth_labels(torch.zeros(2, 3), torch.zeros(2, 4))
-    with pytest.raises(RuntimeError, match=r"Put the classes into dimension 1 of the logits"):
+    with pytest.raises(RuntimeError, match=r"Dimension 1 of the logits must be the classes"):
         smooth_labels(torch.zeros(2, 7, 5), torch.zeros(2, 7, dtype=torch.int64))
 
 

@@ -1,4 +1,4 @@
-"""The function that puts linear biases into a model, then the class. Policies are in `attention_surgery_functions`."""
+"""`apply_alibi` and the algorithm `Alibi`. Policies are in `attention_surgery_functions`."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ def apply_alibi(
 ) -> None:
     """Replace the position embeddings of a language model, in place, by a linear bias of its attention.
 
-    Each head of self-attention adds `-m * |i - j|` to the score of query i and key j, with a slope m of its own.
-    Position embeddings become zeros that are not trained. BERT, RoBERTa and GPT-2 of `transformers`, and what is built
-    from their layers, are known; more are registered in `attention_surgery_functions.policy_registry`. A second call
-    changes `max_sequence_length`.
+    Each head of self-attention adds `-m * |i - j|` to the score of query i and key j; the slope m differs between
+    heads. Position embeddings become zeros that are not trained. BERT, RoBERTa and GPT-2 of `transformers`, and models
+    built from their layers, are supported; others can be registered in `attention_surgery_functions.policy_registry`.
+    A second call changes `max_sequence_length`.
 
     Args:
         model: The model.
         max_sequence_length: The longest sequence that the model will see, in training or later, in tokens.
-        optimizers: The optimizer of the model, for policies that make new parameters. Those here do not.
+        optimizers: The optimizer of the model, for policies that create parameters. The built-in ones do not.
 
     Warns:
-        NoEffectWarning: The model has no module of a class that is known; it is left alone.
+        NoEffectWarning: The model has no module of a registered class; it is not changed.
 
     Raises:
         ValueError: `max_sequence_length` is less than 1, or a policy replaces the model itself.
-        NotImplementedError: The model uses attention that takes no bias, such as flash attention, or has relative
-            position embeddings.
+        NotImplementedError: The attention of the model takes no bias, such as flash attention, or the model has
+            relative position embeddings.
         MissingConditionalImportError: `transformers` is not installed.
 
     Example:
@@ -57,7 +57,7 @@ def apply_alibi(
 
     Source: Press et al., "Train Short, Test Long: Attention with Linear Biases Enables Input Length Extrapolation",
         arXiv:2108.12409, section 3.
-    Differs: models that look both ways, such as BERT, are penalised by distance in both directions.
+    Differs: bidirectional models, such as BERT, are biased by the distance in both directions.
     """
     _check_length(max_sequence_length)
     surgery = _import_surgery()
@@ -71,7 +71,7 @@ def apply_alibi(
     _log.log(logging.INFO if changed else logging.WARNING, "ALiBi changed %d modules.", changed)
     if not changed:
         warnings.warn(
-            f"`apply_alibi` changed nothing: the model has no module of a class that it knows, which are "
+            f"`apply_alibi` changed nothing: the model has no module of a registered class, which are "
             f"{', '.join(f'`{kind.__name__}`' for kind in policies)}. Register others in "
             f"`attention_surgery_functions.policy_registry`.",
             NoEffectWarning,
@@ -82,11 +82,13 @@ def apply_alibi(
 def _check_length(max_sequence_length: int) -> None:
     check_integers(max_sequence_length=max_sequence_length)
     if max_sequence_length < 1:
-        raise ValueError(f"`max_sequence_length` must be at least 1, got {max_sequence_length!r}. It counts tokens.")
+        raise ValueError(
+            f"`max_sequence_length` must be at least 1, got {max_sequence_length!r}. It is a number of tokens."
+        )
 
 
 def _import_surgery() -> Any:
-    """The policies, which need `transformers`: not imported before they are needed."""
+    """Import the policies, which need `transformers`, when they are first used."""
     try:
         return import_module("composer.algorithms.alibi.attention_surgery_functions")
     except ModuleNotFoundError as error:
@@ -104,38 +106,37 @@ def _replacement_function(policy: Any, max_sequence_length: int) -> module_surge
 
 
 def _change_root(model: nn.Module, policies: Mapping[type[nn.Module], module_surgery.ReplacementFunction]) -> int:
-    """Change the model itself, which surgery on its descendants passes over; a bare `GPT2Model` has its own policy."""
+    """Apply the policies to the model itself, which module surgery skips."""
     changed = 0
     for kind, policy in policies.items():
         if isinstance(model, kind):
             replacement = policy(model, 0)
             if replacement not in (None, model):
                 raise ValueError(
-                    f"`model` must not be replaced itself, as the policy for `{kind.__name__}` does. Pass a module "
-                    f"that contains it, or let the policy change it in place."
+                    f"The policy for `{kind.__name__}` replaces `model` itself, which is not possible in place. Pass a "
+                    f"module that contains it, or let the policy change it in place."
                 )
             changed += replacement is model
     return changed
 
 
 class Alibi(Algorithm):
-    """Trains language models on short sequences that will be used on longer ones.
+    """Trains language models on short sequences, for use on longer ones.
 
-    At INIT position embeddings are replaced by biases of the attention; see `apply_alibi`. At AFTER_DATALOADER each
-    sequence of the batch, if it is a mapping, is cut into pieces of `train_sequence_length_scaling` times its length,
-    which become rows of their own, in order: the tokens stay the same. What has one entry per example, but no sequence
-    dimension, such as labels of shape (N,), is repeated for each piece. A batch is cut before it is split, so
-    microbatches equal one batch.
+    At INIT position embeddings are replaced by biases of the attention; see `apply_alibi`. At AFTER_DATALOADER, if the
+    batch is a mapping, each sequence is cut into pieces of `train_sequence_length_scaling` times its length, which
+    become separate rows, in order. Values with one entry per example but no sequence dimension, such as labels of shape
+    (N,), are repeated for each piece. A batch is cut before it is split, so microbatches equal one batch.
 
     **Events** INIT, AFTER_DATALOADER. **Reads** the batch. **Writes** modules of `state.model`; the batch.
-    **Cost** one addition to the mask in each forward pass, of shape (N, heads, length, length); no padding, no addition
-    with sdpa. Attention cannot use flash kernels. Shorter rows save most of its time and memory. **Compilation**
-    static: a batch has the same shape in every step if the dataset has.
+    **Cost** one addition to the mask in each forward pass, of shape (N, heads, length, length); none with sdpa and no
+    padding. Attention cannot use flash kernels. Shorter rows save most of its time and memory. **Compilation**
+    static: batches have one shape if those of the loader do.
 
     Args:
         max_sequence_length: The longest sequence that the model will see, in training or later, in tokens.
-        train_sequence_length_scaling: Length of the pieces relative to the sequences, above 0 and at most 1, which
-            leaves batches alone.
+        train_sequence_length_scaling: Length of the pieces relative to the sequences, above 0 and at most 1. 1 does
+            not change batches.
 
     Raises:
         ValueError: `max_sequence_length` is less than 1, or `train_sequence_length_scaling` is not in (0, 1].
@@ -146,7 +147,7 @@ class Alibi(Algorithm):
 
     Source: Press et al., "Train Short, Test Long: Attention with Linear Biases Enables Input Length Extrapolation",
         arXiv:2108.12409, section 3.
-    Differs: as `apply_alibi`.
+    Differs: see `apply_alibi`.
     """
 
     events = frozenset({Event.INIT, Event.AFTER_DATALOADER})
@@ -158,7 +159,7 @@ class Alibi(Algorithm):
         if not 0 < train_sequence_length_scaling <= 1:
             raise ValueError(
                 f"`train_sequence_length_scaling` must be above 0 and at most 1, got "
-                f"{train_sequence_length_scaling!r}. 1 leaves sequences as long as they are."
+                f"{train_sequence_length_scaling!r}. 1 does not cut sequences."
             )
         self.max_sequence_length = plain_number(max_sequence_length)
         self.train_sequence_length_scaling = plain_number(train_sequence_length_scaling)
@@ -166,11 +167,11 @@ class Alibi(Algorithm):
 
     @staticmethod
     def required_on_load() -> bool:
-        """The position embeddings in a checkpoint have another shape."""
+        """Return True: the position embeddings have another shape in a checkpoint."""
         return True
 
     def match(self, event: Event, state: State) -> bool:
-        """At INIT, once, and at AFTER_DATALOADER."""
+        """Return True at INIT, once, and at AFTER_DATALOADER."""
         return event in self.events and not (event is Event.INIT and self._applied)
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
@@ -183,7 +184,7 @@ class Alibi(Algorithm):
 
 
 def _cut(batch: Mapping[Any, Any], scaling: float) -> Mapping[Any, Any]:
-    """Cut sequences into pieces; the batch is not modified.
+    """Return a batch with the sequences cut into pieces; the batch is not modified.
 
     A value of shape (N, S, ...) becomes (N * S / s, s, ...), with the length S of the sequences and s = scaling * S.
     """
@@ -197,14 +198,14 @@ def _cut(batch: Mapping[Any, Any], scaling: float) -> Mapping[Any, Any]:
             f"`train_sequence_length_scaling` must cut sequences into whole pieces, got {scaling!r} for {count} of "
             f"{length} tokens. Pad sequences to a multiple of the number of pieces."
         )
-    result = copy.copy(batch) if isinstance(batch, MutableMapping) else dict(batch)  # keeps a `BatchEncoding` one
+    result = copy.copy(batch) if isinstance(batch, MutableMapping) else dict(batch)  # preserves a `BatchEncoding`
     for key, value in batch.items():
         result[key] = _cut_value(key, value, count, length, short)
     return result
 
 
 def _sequences(batch: Mapping[Any, Any]) -> torch.Tensor | None:
-    """A value with sequences: the token ids, or else the first one with two dimensions."""
+    """Return a value with sequences: the token ids, or else the first tensor with two dimensions."""
     values = [batch.get("input_ids"), *batch.values()]
     return next((value for value in values if isinstance(value, torch.Tensor) and value.dim() > 1), None)
 
@@ -216,7 +217,7 @@ def _cut_value(key: Any, value: Any, count: int, length: int, short: int) -> Any
         return value.reshape(-1, short, *value.shape[2:])
     if length % short:
         raise ValueError(
-            f"`train_sequence_length_scaling` must be one over a whole number to repeat {key!r}, which has no sequence "
-            f"dimension, for each piece, got pieces of {short} out of {length} tokens."
+            f"`train_sequence_length_scaling` must be one over a whole number if a value without a sequence dimension, "
+            f"here {key!r}, is repeated for each piece, got pieces of {short} out of {length} tokens."
         )
     return value.repeat_interleave(length // short, dim=0)

@@ -1,4 +1,4 @@
-"""The function, its transform, then the class. Symbols: m is the weight of the chains, w[i] that of chain i in them."""
+"""The function, the dataset transform, and the algorithm. Symbols: m weighs the chains together, w[i] chain i."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def augmix_image(
 
     Args:
         img: A Pillow image or a tensor of shape (H, W), (C, H, W) or (N, C, H, W), floating in [0, 1] or uint8; not
-            modified. Each image of a batch is mixed on its own.
+            modified. Each image of a batch is mixed separately.
         severity: The strength of each augmentation, in [0, 10].
         depth: The augmentations in a chain; if not positive, 1, 2 or 3, drawn for each chain.
         width: The number of chains, at least 1.
@@ -52,11 +52,11 @@ def augmix_image(
             `composer.algorithms.utils.augmentation_sets`.
 
     Returns:
-        The same kind of thing, rounded to bytes; tensors keep shape, dtype and device.
+        The same type as `img`, rounded to bytes; tensors keep shape, dtype and device.
 
     Raises:
         ValueError: `severity` is outside [0, 10], `width` is below 1, `alpha` is not positive, or the set is empty.
-        KeyError: No set has that name.
+        KeyError: `augmentation_set` is an unknown name.
         TypeError: `img` is not an image.
 
     Example:
@@ -76,26 +76,17 @@ def augmix_image(
         for share in shares:
             chain = _augmented(image, severity, depth, augmentations)
             mixed += np.multiply(np.asarray(chain), weight * share, dtype=np.float32)
-        mixed += 0.5  # the conversion cuts off
+        mixed += 0.5  # the conversion truncates
         return Image.frombytes(image.mode, image.size, mixed.astype(np.uint8).tobytes())
 
     return map_pillow_function(mix, img)
 
 
-def augment_and_mix(
-    img: T,
-    severity: float = 3,
-    depth: int = -1,
-    width: int = 3,
-    alpha: float = 1.0,
-    augmentation_set: str | Sequence[AugmentationFn] = augmentation_sets["all"],
-) -> T:
-    """`augmix_image` under its earlier name."""
-    return augmix_image(img, severity, depth, width, alpha, augmentation_set)
+augment_and_mix = augmix_image  # the earlier name
 
 
 class AugmentAndMixTransform(torch.nn.Module):
-    """`augmix_image` as a transform of a data set.
+    """`augmix_image` as a transform of a dataset.
 
     Args:
         severity: The strength of each augmentation, in [0, 10].
@@ -106,7 +97,7 @@ class AugmentAndMixTransform(torch.nn.Module):
 
     Raises:
         ValueError: `severity` is outside [0, 10], `width` is below 1, `alpha` is not positive, or the set is empty.
-        KeyError: No set has that name.
+        KeyError: `augmentation_set` is an unknown name.
 
     Example:
         >>> AugmentAndMixTransform(severity=5)
@@ -130,11 +121,11 @@ class AugmentAndMixTransform(torch.nn.Module):
         self.augmentation_set = augmentation_set
 
     def forward(self, img: T) -> T:
-        """The mixed image, of the same kind."""
+        """Return the mixed image, of the same type."""
         return augmix_image(img, self.severity, self.depth, self.width, self.alpha, self.augmentation_set)
 
     def extra_repr(self) -> str:
-        """The arguments."""
+        """Return the arguments."""
         return (
             f"severity={self.severity!r}, depth={self.depth!r}, width={self.width!r}, alpha={self.alpha!r}, "
             f"augmentation_set={self.augmentation_set!r}"
@@ -142,7 +133,7 @@ class AugmentAndMixTransform(torch.nn.Module):
 
 
 _ADVICE = (
-    "Or apply `AugmentAndMixTransform` to the images where they are read, without `AugMix`. A "
+    "Or apply `AugmentAndMixTransform` in the dataset yourself, without `AugMix`. A "
     "`composer.datasets.DeviceLoader` takes `transform=composer.datasets.ImageTransform(...)` instead, which augments "
     "batches on the device."
 )
@@ -151,26 +142,26 @@ _ADVICE = (
 class AugMix(Algorithm):
     """Blends each training image with several chains of random augmentations of it.
 
-    At FIT_START an `AugmentAndMixTransform` joins the transforms of the training data set, before what makes tensors of
-    images. It stays there; further fits with the same algorithm add nothing. A loader that cannot take it is refused at
-    INIT or BEFORE_LOAD if it is known then.
+    At FIT_START an `AugmentAndMixTransform` is added to the transforms of the training dataset, before the one that
+    converts images to tensors. It stays there; further calls of `fit` with the same algorithm add no second one. If the
+    loader is known at INIT or BEFORE_LOAD and its dataset takes no transform, an error is raised there.
 
     **Events** INIT, BEFORE_LOAD, FIT_START. **Reads** `state.train_dataloader`, or else `state.dataloader`. **Writes**
-    the `transform` of its data set; of a copy of it below a `Subset`. **Cost** about `2 * width` operations of Pillow
-    per image, or `depth * width`, in the workers of the loader. **Compilation** static: the model and the batches are
-    as before.
+    the `transform` of its dataset; for a `Subset`, that of a copy of the dataset. **Cost** about `2 * width` operations
+    of Pillow per image, or `depth * width`, in the workers of the loader. **Compilation** static: no shape
+    changes.
 
     Args:
         severity: The strength of each augmentation, in [0, 10].
         depth: The augmentations in a chain; if not positive, 1, 2 or 3, drawn for each chain.
         width: The number of chains, at least 1.
         alpha: Positive; the parameter of the weights' distributions.
-        augmentation_set: "all", "safe" (nothing that ImageNet-C and CIFAR-10-C test) or "original" (the AugMix authors'
-            ranges of strength).
+        augmentation_set: "all", "safe" (none of the corruptions of ImageNet-C and CIFAR-10-C) or "original" (the
+            ranges of strength of the AugMix authors).
 
     Raises:
         ValueError: `severity` is outside [0, 10], `width` is below 1, or `alpha` is not positive.
-        KeyError: No set has that name.
+        KeyError: `augmentation_set` is an unknown name.
 
     Example:
         >>> AugMix(severity=5)
@@ -197,12 +188,8 @@ class AugMix(Algorithm):
         self.alpha = mix.alpha
         self.augmentation_set = augmentation_set
 
-    def match(self, event: Event, state: State) -> bool:
-        """At INIT, BEFORE_LOAD and FIT_START."""
-        return event in self.events
-
     def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Check the training loader, or add the transform to its data set."""
+        """Check the training loader, or add the transform to its dataset."""
         if event in (Event.INIT, Event.BEFORE_LOAD):
             check_training_transform(state, self._transform, _ADVICE)
         else:

@@ -1,4 +1,4 @@
-"""The function that puts blurring layers into a model, then the class. The layers are in `blurpool_layers`."""
+"""`apply_blurpool` and the algorithm `BlurPool`. The layers are in `blurpool_layers`."""
 
 from __future__ import annotations
 
@@ -25,24 +25,25 @@ def apply_blurpool(
     min_channels: int = 16,
     optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
 ) -> None:
-    """Replace strided convolutions and max pooling in a model, in place, by layers that blur where they subsample.
+    """Replace strided convolutions and max pooling in a model, in place, by layers that blur before they subsample.
 
-    Convolutions are put inside the new layers: they, their parameters and hooks stay the same objects, and those of a
-    subclass still compute as that does.
+    The new layers wrap the convolutions: convolutions, parameters and hooks stay the same objects, and a subclass of
+    `torch.nn.Conv2d` keeps its own `forward`.
 
     Args:
         model: The model. A convolution that is the model itself is not replaced.
         replace_convs: Whether to replace each `torch.nn.Conv2d` with a stride above 1 by a `BlurConv2d`.
         replace_maxpools: Whether to replace each `torch.nn.MaxPool2d` by a `BlurMaxPool2d`, unless it returns indices.
         blur_first: Whether convolutions blur their input instead of their output.
-        min_channels: Convolutions of fewer input channels stay. Blurring the image itself would lose detail.
-        optimizers: The optimizer of the model, if it has one. It keeps all parameters and their state.
+        min_channels: Convolutions with fewer input channels are not replaced. Blurring the image itself would lose
+            detail.
+        optimizers: The optimizer of the model, if there is one. It keeps all parameters and their state.
 
     Warns:
         NoEffectWarning: The model has no blurring layer afterwards.
-        UserWarning: A layer that subsamples stays, because it has a `forward` of its own: pooling of a subclass, and a
-            convolution of a subclass with `blur_first=False`, or whose `forward` takes more than the input.
-            Convolutions inside LoRA adapters stay as well.
+        UserWarning: A layer that subsamples is not replaced, because its class overrides `forward`: pooling, a
+            convolution with `blur_first=False`, or one whose `forward` takes more than the input. Convolutions inside
+            LoRA adapters are not replaced either.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(16, 32, kernel_size=3, stride=2), nn.MaxPool2d(2))
@@ -54,7 +55,7 @@ def apply_blurpool(
     Differs: the blur of a convolution comes right before or after it, not after the nonlinearity that follows.
     """
     adapters = module_surgery.find_adapter_layers(model)
-    kept: dict[nn.Module, str] = {}
+    skipped: dict[nn.Module, str] = {}
 
     def blurred_conv(module: nn.Module, index: int) -> nn.Module | None:
         assert isinstance(module, nn.Conv2d)
@@ -65,11 +66,11 @@ def apply_blurpool(
         ):
             return None
         if module in adapters:
-            kept[module] = "an adapter reads its weight. Blur before you add adapters"
+            skipped[module] = "an adapter reads its weight. Blur before you add adapters"
         elif not module_surgery.takes_one_input(module):
-            kept[module] = "its `forward` takes more than the input, which a layer around it would not pass on"
+            skipped[module] = "its `forward` takes more than the input, which a layer around it would not pass on"
         elif not blur_first and module_surgery.overrides_forward(module, nn.Conv2d):
-            kept[module] = "it has a `forward` of its own. Use `blur_first=True`"
+            skipped[module] = "its class overrides `forward`. Use `blur_first=True`"
         else:
             return BlurConv2d.from_conv2d(module, index, blur_first)
         return None
@@ -79,7 +80,7 @@ def apply_blurpool(
         if module.return_indices:
             return None
         if module_surgery.overrides_forward(module, nn.MaxPool2d):
-            kept[module] = "it has a `forward` of its own"
+            skipped[module] = "its class overrides `forward`"
             return None
         return BlurMaxPool2d.from_maxpool2d(module, index)
 
@@ -89,11 +90,11 @@ def apply_blurpool(
     if replace_convs:
         policies[nn.Conv2d] = blurred_conv
     module_surgery.replace_module_classes(model, policies, optimizers=optimizers)
-    module_surgery.warn_about_kept_modules("apply_blurpool", model, kept)
+    module_surgery.warn_about_kept_modules("apply_blurpool", model, skipped)
     if not module_surgery.count_module_instances(model, (BlurConv2d, BlurMaxPool2d)):
         warnings.warn(
-            f"`apply_blurpool` changed nothing: the model has no `MaxPool2d`, and no `Conv2d` with a stride above 1 "
-            f"and at least {min_channels} input channels, that it may replace.",
+            f"`apply_blurpool` changed nothing: the model has no replaceable `MaxPool2d`, and no replaceable `Conv2d` "
+            f"with a stride above 1 and at least {min_channels} input channels.",
             NoEffectWarning,
             stacklevel=2,
         )
@@ -106,8 +107,9 @@ class BlurPool(Algorithm):
     on examples one by one, so microbatches equal one batch.
 
     **Events** INIT. **Reads** nothing. **Writes** modules of `state.model`.
-    **Cost** one depthwise 3 by 3 convolution for each layer replaced; with `blur_first=False` also as many times the
-    convolution as its stride has positions, 4 for 2 by 2. **Compilation** static: no shape depends on time or data.
+    **Cost** one depthwise 3 by 3 convolution for each replaced layer; with `blur_first=False` the convolution is also
+    computed at every position, which is 4 times the work for a stride of 2. **Compilation**
+    static: no shape depends on time or data.
 
     **Logs** the hyperparameters `blurpool/num_blurpool_layers` and `blurpool/num_blurconv_layers`, once.
 
@@ -115,7 +117,7 @@ class BlurPool(Algorithm):
         replace_convs: Whether to replace strided convolutions.
         replace_maxpools: Whether to replace max pooling.
         blur_first: Whether convolutions blur their input instead of their output.
-        min_channels: Convolutions of fewer input channels stay as they are.
+        min_channels: Convolutions with fewer input channels are not replaced.
 
     Raises:
         ValueError: Both `replace_convs` and `replace_maxpools` are False.
@@ -152,15 +154,11 @@ class BlurPool(Algorithm):
 
     @staticmethod
     def required_on_load() -> bool:
-        """Replaced layers have other names in a checkpoint."""
+        """Return True: the parameters of replaced layers have other names in a checkpoint."""
         return True
 
-    def match(self, event: Event, state: State) -> bool:
-        """At INIT."""
-        return event in self.events
-
     def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Replace the layers and log how many there are."""
+        """Replace the layers and log their number."""
         apply_blurpool(
             state.model,
             replace_convs=self.replace_convs,

@@ -1,4 +1,4 @@
-"""The function, then the class."""
+"""`apply_channels_last` and the algorithm `ChannelsLast`."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 def apply_channels_last(model: torch.nn.Module) -> None:
     """Store the weights and buffers of a model channels last, in place: NHWC with four dimensions, NDHWC with five.
 
-    Values, shapes and the parameters themselves stay: optimizers and checkpoints see no change. Convolutions then
-    produce channels-last feature maps whatever the layout of the input, and layers that follow keep the layout. Tensors
-    with another number of dimensions, such as the weights of 1-D convolutions, stay as they are.
+    Values and shapes do not change and parameters stay the same objects, so optimizers and checkpoints are unaffected.
+    Convolutions then produce channels-last feature maps for inputs of any layout, and the layers after them keep the
+    layout. Tensors with another number of dimensions, such as the weights of 1-D convolutions, do not change.
 
     Args:
         model: The model.
 
     Warns:
         NoEffectWarning: The model has no tensor with four or five dimensions.
-        UserWarning: The model has lazy modules, whose shapes are not known yet; they stay as they are.
+        UserWarning: The model has lazy modules, which are skipped because their shapes are not known yet.
 
     Example:
         >>> conv = torch.nn.Conv2d(2, 4, kernel_size=3)
@@ -56,7 +56,7 @@ def apply_channels_last(model: torch.nn.Module) -> None:
 
 
 def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
-    """Restride one tensor; `Module.to` would apply one format to tensors of four and of five dimensions alike."""
+    """Convert one tensor. `Module.to` applies one format, which does not fit both 4 and 5 dimensions."""
     if is_lazy(tensor) or tensor.dim() not in _FORMATS:
         return tensor
     return tensor.to(memory_format=_FORMATS[tensor.dim()])
@@ -65,8 +65,8 @@ def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
 class ChannelsLast(Algorithm):
     """Stores the model's weights in the memory layout that is fastest for convolutions.
 
-    At INIT, after all methods that bring layers into the model, see `apply_channels_last`. The mathematics stay the
-    same, so microbatches equal one batch; rounding may differ, because kernels do.
+    At INIT, after all methods that change layers of the model, `apply_channels_last` converts the weights. The
+    computation is the same, so microbatches equal one batch; rounding may differ because other kernels are used.
 
     **Events** INIT. **Reads** nothing. **Writes** the strides of the weights of `state.model`.
     **Cost** none; memory stays the same. **Compilation** static: strides do not change after INIT.
@@ -86,10 +86,6 @@ class ChannelsLast(Algorithm):
 
     def __init__(self) -> None:
         super().__init__()
-
-    def match(self, event: Event, state: State) -> bool:
-        """At INIT."""
-        return event in self.events
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Store the weights channels last."""

@@ -1,16 +1,14 @@
-"""The function, its transform, then the class."""
+"""The function, the dataset transform, and the algorithm. Sizes are (height, width)."""
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import torch
 
-from composer.algorithms.colout._pixels import draw, select, size_of
-from composer.algorithms.utils import (
-    add_training_transform,
-    check_training_transform,
-)
+from composer.algorithms.utils import add_training_transform, check_training_transform
+from composer.algorithms.utils.augmentation_common import is_pillow_image
 from composer.core import (
     AUGMENTS_IMAGES,
     DROPS_PIXELS,
@@ -23,6 +21,9 @@ from composer.core import (
 )
 from composer.loggers import Logger
 from composer.utils import check_finite, check_flags, plain_number
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 __all__ = ["ColOut", "ColOutTransform", "batch_colout", "colout", "colout_batch"]
 
@@ -37,27 +38,27 @@ def colout_batch(
     *,
     generator: torch.Generator | None = None,
 ) -> Any:
-    """Drop random rows and columns: of an image, or the same ones of all images of a batch.
+    """Drop random rows and columns of an image, or of all images of a batch alike.
 
-    `int((1 - p_row) * H)` rows and `int((1 - p_col) * W)` columns are kept, at least one of each, in their order. Every
-    choice is equally likely.
+    `int((1 - p_row) * H)` rows and `int((1 - p_col) * W)` columns remain, at least one of each, in their order. All
+    subsets of rows and of columns are equally likely.
 
     Args:
-        sample: A tensor of shape (..., H, W) and any dtype, a Pillow image, or a pair (input, target) whose input is
-            one; not modified.
+        sample: A tensor of shape (..., H, W) and any dtype, a Pillow image, or a pair (input, target) with such an
+            input; not modified.
         p_row: The fraction of the rows to drop, in [0, 1].
         p_col: The fraction of the columns to drop.
-        resize_target: Whether the target loses the same rows and columns. "auto": if it is an image of the size of the
-            input, that is a Pillow image, or a tensor of more than two dimensions.
+        resize_target: Whether to drop the same rows and columns of the target. "auto": if the target is an image of the
+            size of the input, that is a Pillow image, or a tensor with more than two dimensions.
         generator: Draws the rows and columns; on the device of the input (Pillow images: "cpu"). None: the default
             generator of that device.
 
     Returns:
-        The smaller input, of the same kind; or the pair of smaller input and smaller target if the target is resized.
+        The smaller input, of the same type; or the pair of smaller input and smaller target if the target is resized.
 
     Raises:
-        ValueError: A fraction is outside [0, 1], `resize_target` is something else, a sample has other than two parts,
-            or a target that is to be resized is missing or has another size.
+        ValueError: A fraction is outside [0, 1], `resize_target` is none of True, False and "auto", a sample does not
+            have two parts, or a target that must be resized is missing or has another size.
         TypeError: The input is neither a tensor of at least two dimensions nor a Pillow image.
 
     Example:
@@ -71,42 +72,42 @@ def colout_batch(
     input, *rest = _parts_of(sample)
     if resize_target is True and not rest:
         raise ValueError("`resize_target` must not be True for a sample without a target. Pass a pair (input, target).")
-    size = size_of(input)
+    size = _size_of(input)
     if size is None:
         raise TypeError(
             f"`sample` must be an image or a batch of images, got {type(input).__name__}. Pass a tensor whose last "
             f"dimensions are height and width, or a Pillow image."
         )
     device = input.device if isinstance(input, torch.Tensor) else torch.device("cpu")
-    kept = draw(size[0], p_row, device, generator), draw(size[1], p_col, device, generator)
-    smaller = select(input, *kept)
+    kept = _draw_remaining(size[0], p_row, device, generator), _draw_remaining(size[1], p_col, device, generator)
+    smaller = _select(input, *kept)
     if not rest or not _is_resized(rest[0], size, resize_target):
         return smaller
-    return smaller, select(rest[0], *kept)
+    return smaller, _select(rest[0], *kept)
 
 
 def batch_colout(X: torch.Tensor, p_row: float = 0.15, p_col: float = 0.15) -> torch.Tensor:
-    """`colout_batch` for a batch alone, under its earlier name."""
+    """Call `colout_batch` on a tensor, under its earlier name."""
     smaller: torch.Tensor = colout_batch(X, p_row, p_col)
     return smaller
 
 
 def colout(img: T, p_row: float = 0.15, p_col: float = 0.15) -> T:
-    """`colout_batch` for one image, under its earlier name."""
+    """Call `colout_batch` on one image, under its earlier name."""
     smaller: T = colout_batch(img, p_row, p_col)
     return smaller
 
 
 class ColOutTransform:
-    """`colout_batch` as a transform of a data set: each image loses rows and columns of its own.
+    """`colout_batch` as a transform of a dataset: other rows and columns are dropped of each image.
 
     Args:
         p_row: The fraction of the rows to drop, in [0, 1].
         p_col: The fraction of the columns to drop.
-        resize_target: Whether the target of a pair (image, target) loses the same ones; see `colout_batch`.
+        resize_target: Whether to drop the same ones of the target of a pair (image, target); see `colout_batch`.
 
     Raises:
-        ValueError: A fraction is outside [0, 1], or `resize_target` is something else.
+        ValueError: A fraction is outside [0, 1], or `resize_target` is none of True, False and "auto".
 
     Example:
         >>> ColOutTransform(p_row=0.5)(torch.zeros(3, 8, 8)).shape
@@ -119,7 +120,7 @@ class ColOutTransform:
         self.resize_target = resize_target
 
     def __call__(self, sample: Any) -> Any:
-        """The smaller image, or the pair of smaller image and smaller target."""
+        """Return the smaller image, or the pair of smaller image and smaller target."""
         return colout_batch(sample, self.p_row, self.p_col, self.resize_target)
 
     def __repr__(self) -> str:
@@ -127,7 +128,7 @@ class ColOutTransform:
 
 
 _ADVICE = (
-    "Use `ColOut(batch=True)`, which takes batches of any loader. Or apply `ColOutTransform` in the data set yourself, "
+    "Use `ColOut(batch=True)`, which takes batches of any loader. Or apply `ColOutTransform` in the dataset yourself, "
     "without `ColOut`."
 )
 
@@ -135,29 +136,30 @@ _ADVICE = (
 class ColOut(Algorithm):
     """Drops random rows and columns of the training images, which makes them smaller.
 
-    With `batch=True` all images of a batch lose the same ones at AFTER_DATALOADER, on the device the batch is on,
-    before the batch is split: microbatches equal one batch. With `batch=False` a `ColOutTransform` joins the transforms
-    of the training data set at FIT_START, before what makes tensors of images, and each image loses rows and columns of
-    its own. It stays there; further fits with the same algorithm add nothing. A loader that cannot take it is refused
-    at INIT or BEFORE_LOAD if it is known then.
+    With `batch=True` the same rows and columns are dropped of all images of a batch, at AFTER_DATALOADER, on the device
+    of the batch. This is before the batch is split, so microbatches equal one batch. With `batch=False` a
+    `ColOutTransform` is added to the transforms of the training dataset at FIT_START, before the one that converts
+    images to tensors, and other rows and columns are dropped of each image. It stays there; further calls of `fit` with
+    the same algorithm add no second one. If the loader is known at INIT or BEFORE_LOAD and its dataset takes no
+    transform, an error is raised there.
 
     **Events** AFTER_DATALOADER, or INIT, BEFORE_LOAD and FIT_START. **Reads** the batch, or
     `state.train_dataloader` and else `state.dataloader`. **Writes** inputs, and targets that are images; or the
-    `transform` of the data set, of a copy of it below a `Subset`. **Cost** a copy of the rows that are kept and of the
-    columns of those; saves the share of the pixels that are not. **Compilation** static: all batches have one size,
-    smaller than that of the images.
+    `transform` of the dataset; for a `Subset`, that of a copy of the dataset. **Cost** one copy of the remaining
+    pixels; saves the work for the dropped ones. **Compilation** static: all batches have one size, smaller than that of
+    the images.
 
     Args:
         p_row: The fraction of the rows to drop, in [0, 1].
         p_col: The fraction of the columns to drop.
-        batch: Whether all images of a batch lose the same ones.
-        resize_target: Whether targets lose the same ones. "auto": if they are images of the size of the inputs.
+        batch: Whether to drop the same ones of all images of a batch.
+        resize_target: Whether to drop the same ones of the targets. "auto": if they are images as large as the inputs.
         input_key: Where the inputs are in the batch; see `State.batch_get_item`. Used with `batch=True` only.
         target_key: Where the targets are. Not used with `resize_target=False`.
 
     Raises:
-        ValueError: A fraction is outside [0, 1], or `resize_target` is something else; at the first batch, if it has
-            no images.
+        ValueError: A fraction is outside [0, 1], or `resize_target` is none of True, False and "auto"; at the first
+            batch, if it has no images.
         NotImplementedError: `resize_target=True` with `batch=False`.
 
     Example:
@@ -180,8 +182,8 @@ class ColOut(Algorithm):
         check_flags(batch=batch)
         if resize_target is True and not batch:
             raise NotImplementedError(
-                "`resize_target` must not be True with `batch=False`, where a transform sees images without targets. "
-                "Use `batch=True`, or `ColOutTransform` on pairs in your data set."
+                "`resize_target` must not be True with `batch=False`, because a transform gets images without targets. "
+                "Use `batch=True`, or `ColOutTransform` on pairs in your dataset."
             )
         self._transform = ColOutTransform(p_row, p_col, resize_target)
         self.p_row, self.p_col = self._transform.p_row, self._transform.p_col
@@ -193,12 +195,8 @@ class ColOut(Algorithm):
             after={AUGMENTS_IMAGES, MIXES_AUGMENTATIONS},
         )
 
-    def match(self, event: Event, state: State) -> bool:
-        """At AFTER_DATALOADER; or at INIT, BEFORE_LOAD and FIT_START."""
-        return self.events is not None and event in self.events
-
     def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Drop rows and columns of the batch; or check the training loader, or add the transform to its data set."""
+        """Drop rows and columns of the batch; or check the training loader, or add the transform to its dataset."""
         if event in (Event.INIT, Event.BEFORE_LOAD):
             check_training_transform(state, self._transform, _ADVICE)
             return
@@ -211,7 +209,7 @@ class ColOut(Algorithm):
                 f"`ColOut` drops rows and columns of a tensor of images, got {type(sample).__name__}. Point "
                 f"`input_key` at it, or use `batch=False`."
             )
-        if sample.dim() < 3:  # of two dimensions, the first is that of the examples
+        if sample.dim() < 3:  # (N, features), not (H, W)
             raise ValueError(
                 f"`ColOut` drops rows and columns of a batch of images of shape (N, C, H, W) or (N, H, W), got "
                 f"{tuple(sample.shape)}. Point `input_key` at the images."
@@ -229,7 +227,7 @@ def _check(p_row: float, p_col: float, resize_target: bool | str) -> None:
     for name, fraction in (("p_row", p_row), ("p_col", p_col)):
         check_finite(**{name: fraction})
         if not 0 <= fraction <= 1:
-            raise ValueError(f"`{name}` must be in [0, 1], got {fraction!r}. It is the fraction that is dropped.")
+            raise ValueError(f"`{name}` must be in [0, 1], got {fraction!r}. It is the fraction to drop.")
     if not isinstance(resize_target, bool) and resize_target != "auto":
         raise ValueError(
             f"`resize_target` must be True, False or 'auto', got {resize_target!r}. 'auto' resizes images only."
@@ -241,17 +239,57 @@ def _parts_of(sample: Any) -> tuple[Any, ...]:
         return (sample,)
     if len(sample) != 2:
         raise ValueError(
-            f"`sample` must have two parts, an input and a target, got {len(sample)}. Pass them, or the input alone."
+            f"`sample` must have two parts, an input and a target, got {len(sample)}. Pass a pair, or only the input."
         )
     return tuple(sample)
 
 
 def _is_resized(target: Any, size: tuple[int, int], resize_target: bool | str) -> bool:
     if resize_target == "auto":
-        return size_of(target) == size and not (isinstance(target, torch.Tensor) and target.dim() == 2)
-    if resize_target and size_of(target) != size:
-        found = size_of(target) or type(target).__name__
+        return _size_of(target) == size and not (isinstance(target, torch.Tensor) and target.dim() == 2)
+    if resize_target and _size_of(target) != size:
+        actual = _size_of(target) or type(target).__name__
         raise ValueError(
-            f"`target` must be of the size of the input, {size}, to be resized, got {found}. Use `resize_target=False`."
+            f"`target` must have the size of the input, {size}, to be resized, got {actual}. Use `resize_target=False`."
         )
     return bool(resize_target)
+
+
+def _size_of(image: Any) -> tuple[int, int] | None:
+    """Return the size of an image or of a batch of images; None for anything else."""
+    if is_pillow_image(image):
+        return image.height, image.width
+    if isinstance(image, torch.Tensor) and image.dim() >= 2:
+        return image.shape[-2], image.shape[-1]
+    return None
+
+
+def _draw_remaining(size: int, p: float, device: torch.device, generator: torch.Generator | None) -> torch.Tensor:
+    """Draw the rows or columns that remain, in ascending order."""
+    count = max(int((1 - p) * size), 1)
+    return torch.randperm(size, device=device, generator=generator)[:count].sort().values
+
+
+def _select(image: Any, rows: torch.Tensor, columns: torch.Tensor) -> Any:
+    """Return the given rows and columns of an image or of a batch of images."""
+    if not isinstance(image, torch.Tensor):
+        return _select_of_pillow(image, rows, columns)
+    rows, columns = rows.to(image.device), columns.to(image.device)
+    fewer = image.index_select(-2, rows)
+    if fewer.requires_grad:  # the gradient of `gather` is not deterministic on CUDA
+        return fewer.index_select(-1, columns)
+    # Same as `index_select(-1, columns)`, which is several times as slow on a CPU.
+    return fewer.gather(-1, columns.expand(*fewer.shape[:-1], -1))
+
+
+def _select_of_pillow(image: Image, rows: torch.Tensor, columns: torch.Tensor) -> Image:
+    from PIL import Image
+
+    array = np.asarray(image)[rows.cpu().numpy()[:, None], columns.cpu().numpy()]
+    if image.mode == "1":
+        return Image.fromarray(array)
+    smaller = Image.frombytes(image.mode, (len(columns), len(rows)), array.tobytes())
+    palette = image.getpalette()
+    if palette is not None:
+        smaller.putpalette(palette)
+    return smaller

@@ -1,18 +1,17 @@
-"""The functions, then the class. Images are (N, C, W, H), named as in the paper's code: x counts along W, y along H.
+"""`cutmix_batch` and the algorithm `CutMix`. Images are (N, C, W, H), as in the paper's code: x along W, y along H.
 
-Symbols: l is the share of an image that the box leaves, p the permutation that picks partners.
+Symbols: l is the share of an image outside the box, p the permutation that selects the partners.
 """
 
 from __future__ import annotations
 
+import math
+from numbers import Real
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from composer.algorithms.cutmix._box import Box, _adjust_lambda, _check_alpha, _choose_box, _gen_indices, _paste
-from composer.algorithms.cutmix._box import _gen_cutmix_coef as _gen_cutmix_coef
-from composer.algorithms.cutmix._box import _rand_bbox as _rand_bbox
 from composer.algorithms.utils.mixing import mix_loss, mix_targets
 from composer.core import (
     INTERPOLATES_LOSS,
@@ -30,6 +29,9 @@ from composer.utils import check_flags, plain_number
 
 __all__ = ["CutMix", "cutmix", "cutmix_batch"]
 
+Box = tuple[int, int, int, int]
+"""(x1, y1, x2, y2)."""
+
 
 def cutmix_batch(
     input: torch.Tensor,
@@ -45,18 +47,18 @@ def cutmix_batch(
     """Paste a box of another image of the same batch into every image.
 
     With the permutation p: `mixed[i, :, x1:x2, y1:y2] = input[p[i], :, x1:x2, y1:y2]`, one box for the whole batch.
-    Without `length` or `bbox` the box has the sides `int(W * sqrt(1 - l))` and `int(H * sqrt(1 - l))` with a drawn l ~
-    Beta(alpha, alpha), and what sticks out of the image is cut off.
+    Without `length` and `bbox`, the box has the sides `int(W * sqrt(1 - l))` and `int(H * sqrt(1 - l))`, where
+    l ~ Beta(alpha, alpha), and is clipped at the edges of the image.
 
     Args:
         input: Shape (N, C, W, H), any dtype; not modified.
         target: Shape (N,) or (N, ...); not modified.
-        length: Sides of the box as a fraction of the image's, in [0, 1]. None: drawn. Not together with `bbox`.
-        alpha: At least 0; 0 stands for l = 0, the largest box. Ignored if `length` or `bbox` is given.
+        length: Sides of the box as a fraction of the sides of the image, in [0, 1]. None: drawn. Not with `bbox`.
+        alpha: At least 0; 0 means l = 0, the largest box. Ignored if `length` or `bbox` is given.
         bbox: The box (x1, y1, x2, y2) in pixels, inside the image. None: drawn.
         indices: The permutation p, shape (N,), int64; drawn if None.
-        uniform_sampling: Whether every pixel is equally likely to be in a box of a given size. Otherwise its centre is
-            uniform over the pixels, so that the middle of the image is in the box more often than its edges.
+        uniform_sampling: Whether every pixel is equally likely to be in a box of a given size. Otherwise the center of
+            the box is uniform over the pixels, so the middle of the image is in the box more often than the edges.
         generator: Draws the permutation; on the device of `input`. None: the device's default generator. The box is
             always drawn on the host.
 
@@ -76,7 +78,7 @@ def cutmix_batch(
 
     Source: Yun et al., "CutMix: Regularization Strategy to Train Strong Classifiers with Localizable Features",
         arXiv:1905.04899, section 3.1.
-    Differs: labels are weighed by the box as it is after rounding and cutting off. A box of an odd side has that side.
+    Differs: labels are weighted by the area of the box after rounding and clipping. Odd sides of a box are exact.
     """
     if input.dim() != 4 or input.shape[0] != target.shape[0]:
         raise ValueError(
@@ -98,7 +100,7 @@ def cutmix(
     indices: torch.Tensor | None = None,
     uniform_sampling: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Older form of `cutmix_batch`: returns the mixed inputs and dense targets of shape (N, `num_classes`)."""
+    """Return the mixed inputs and dense targets of shape (N, `num_classes`): an older form of `cutmix_batch`."""
     if indices is None:
         indices = _gen_indices(x.shape[0], x.device)
     mixed, _, area, _ = cutmix_batch(x, y, None, alpha, bbox, indices, uniform_sampling)
@@ -110,17 +112,17 @@ class CutMix(Algorithm):
     """Trains on images with a box of another image pasted in.
 
     At BEFORE_FORWARD the box is pasted into the images of the microbatch. Then either the targets are combined by area
-    at BEFORE_LOSS, or the loss becomes the combination of the losses against both targets at BEFORE_BACKWARD. Targets
-    that are images of the inputs' size (segmentation) get the same box pasted at BEFORE_LOSS instead.
+    at BEFORE_LOSS, or the loss becomes the combination of the losses against both targets at BEFORE_BACKWARD. Into
+    targets that are images of the size of the inputs (segmentation), the same box is pasted at BEFORE_LOSS instead.
 
-    Microbatches: each microbatch gets a box of its own, so several microbatches do not equal one batch.
+    Microbatches: each microbatch draws its own box, so several microbatches do not equal one batch.
 
     **Events** BEFORE_FORWARD, then BEFORE_LOSS (targets), or AFTER_LOSS and BEFORE_BACKWARD (loss). **Reads** the
     batch and `state.outputs`. **Writes** inputs and targets of the batch, or `state.loss`. **Cost** a copy of the
-    inputs and a gather of the box; with `interpolate_loss` a second loss. **Compilation** static: shapes stay.
+    inputs and a gather of the box; with `interpolate_loss` a second loss. **Compilation** static: no shape changes.
 
     Args:
-        alpha: At least 0; the Beta distribution's parameter. 0 draws the largest box every time.
+        alpha: At least 0; the parameter of the Beta distribution. 0 always draws the largest box.
         interpolate_loss: Combine losses instead of targets.
         uniform_sampling: Whether every pixel is equally likely to be in a box of a given size.
         input_key: Where the inputs are in the batch; see `State.batch_get_item`.
@@ -135,7 +137,7 @@ class CutMix(Algorithm):
 
     Source: Yun et al., "CutMix: Regularization Strategy to Train Strong Classifiers with Localizable Features",
         arXiv:1905.04899, section 3.1.
-    Differs: targets are permuted as they are when they are combined, so what another method has made of them counts.
+    Differs: targets are permuted when they are combined, so changes that other methods made to them are included.
     """
 
     def __init__(
@@ -161,14 +163,14 @@ class CutMix(Algorithm):
 
     @property
     def events(self) -> frozenset[Event]:  # type: ignore[override]
-        """BEFORE_FORWARD, and where targets or losses are combined."""
+        """BEFORE_FORWARD, and the events where targets or losses are combined."""
         if self.interpolate_loss:
             return frozenset({Event.BEFORE_FORWARD, Event.AFTER_LOSS, Event.BEFORE_BACKWARD})
         return frozenset({Event.BEFORE_FORWARD, Event.BEFORE_LOSS})
 
     @property
     def placement(self) -> Placement:  # type: ignore[override]
-        """Pastes after what mixes whole inputs, and mixes targets or interpolates the loss."""
+        """After methods that mix whole inputs; mixes targets or interpolates the loss."""
         if self.interpolate_loss:
             return Placement(
                 provides={TRANSFORMS_BATCH, PASTES_REGIONS, INTERPOLATES_LOSS},
@@ -185,7 +187,7 @@ class CutMix(Algorithm):
         if event is Event.AFTER_LOSS:  # another method may have changed the targets for this loss only
             self._loss_target = state.batch_get_item(self.target_key)
             return
-        assert self._indices is not None, "BEFORE_FORWARD comes before"
+        assert self._indices is not None, "BEFORE_FORWARD comes first"
         if event is Event.BEFORE_LOSS:
             self._mix_targets(state, self._indices)
         else:
@@ -202,7 +204,9 @@ class CutMix(Algorithm):
             )
         self._is_segmentation = target.dim() > 2 and target.shape[-2:] == input.shape[-2:]
         if self._is_segmentation and self.interpolate_loss:
-            raise ValueError("`interpolate_loss` must be False for targets that are images, got True. Leave it out.")
+            raise ValueError(
+                "`interpolate_loss` must be False for targets that are images, got True. Remove the argument."
+            )
         self._indices = _gen_indices(input.shape[0], input.device)
         mixed, self._permuted_target, self._adjusted_lambda, self._bbox = cutmix_batch(
             input,
@@ -219,3 +223,93 @@ class CutMix(Algorithm):
             state.batch_set_item(self.target_key, _paste(target, indices, self._bbox))
             return
         mix_targets(state, self.target_key, indices, 1 - self._adjusted_lambda, "CutMix")
+
+
+def _choose_box(
+    input: torch.Tensor, length: float | None, alpha: float, bbox: Box | None, uniform_sampling: bool
+) -> Box:
+    """Return the given box, or draw one."""
+    width, height = input.shape[-2:]
+    if bbox is not None:
+        if length is not None:
+            raise ValueError(f"`length` must not be given together with `bbox`, got {length!r}. Pass one of them.")
+        x1, y1, x2, y2 = bbox
+        if not (0 <= x1 <= x2 <= width and 0 <= y1 <= y2 <= height):
+            raise ValueError(
+                f"`bbox` must be (x1, y1, x2, y2) inside an image of {width} by {height} pixels, got {bbox!r}. "
+                f"x counts along dimension 2, y along dimension 3."
+            )
+        return bbox
+    if length is None:
+        return _rand_bbox(width, height, _gen_cutmix_coef(alpha), uniform_sampling=uniform_sampling)
+    if not 0 <= length <= 1:
+        raise ValueError(f"`length` must be in [0, 1], got {length!r}. It is a fraction of the sides of the image.")
+    return _place_box(width, height, length, None, None, uniform_sampling)
+
+
+def _rand_bbox(
+    W: int,
+    H: int,
+    cutmix_lambda: float,
+    cx: int | None = None,
+    cy: int | None = None,
+    uniform_sampling: bool = False,
+) -> Box:
+    """Draw a box that, before clipping, leaves the share `cutmix_lambda` of the image; (cx, cy) is its center."""
+    return _place_box(W, H, math.sqrt(1 - cutmix_lambda), cx, cy, uniform_sampling)
+
+
+def _place_box(width: int, height: int, fraction: float, cx: int | None, cy: int | None, uniform_sampling: bool) -> Box:
+    x1, x2 = _place_side(width, int(width * fraction), cx, uniform_sampling)
+    y1, y2 = _place_side(height, int(height * fraction), cy, uniform_sampling)
+    return x1, y1, x2, y2
+
+
+def _place_side(size: int, side: int, center: int | None, uniform_sampling: bool) -> tuple[int, int]:
+    """Draw the range of the box along one axis, on the host: slicing would have to read it back from a device."""
+    if center is not None:
+        start = center - side // 2
+    elif uniform_sampling:  # all starts that leave a pixel inside, so every pixel is covered equally often
+        start = int(torch.randint(min(1 - side, 0), size, ()))
+    else:
+        start = int(torch.randint(size, ())) - side // 2
+    return min(max(start, 0), size), max(min(start + side, size), 0)
+
+
+def _adjust_lambda(x: torch.Tensor, bbox: Box) -> float:
+    """Return the fraction of the image outside the box."""
+    x1, y1, x2, y2 = bbox
+    return 1 - (x2 - x1) * (y2 - y1) / (x.shape[-2] * x.shape[-1])
+
+
+def _paste(image: torch.Tensor, indices: torch.Tensor, bbox: Box) -> torch.Tensor:
+    """Return a copy of the images, each with the box of its partner. Only the pixels of the box are gathered."""
+    x1, y1, x2, y2 = bbox
+    mixed = image.clone()
+    mixed[..., x1:x2, y1:y2] = image[..., x1:x2, y1:y2].index_select(0, indices)
+    return mixed
+
+
+def _check_alpha(alpha: Any) -> None:
+    if isinstance(alpha, bool) or not isinstance(alpha, Real):
+        raise TypeError(f"`alpha` must be a number, got {alpha!r}. Use for example `alpha=1.0`.")
+    if not 0 <= float(alpha) < math.inf:
+        raise ValueError(
+            f"`alpha` must not be negative or infinite, got {alpha!r}. Use `alpha=1.0` to draw all areas alike."
+        )
+
+
+def _gen_cutmix_coef(alpha: float) -> float:
+    """Draw the share of the image outside the box, on the host, because it determines slices."""
+    _check_alpha(alpha)
+    if alpha == 0:
+        return 0.0
+    # a / (a + b) of two Gamma draws is a Beta draw; torch.distributions uses the same sampler.
+    first, second = torch._standard_gamma(torch.full((2,), float(alpha), dtype=torch.float64)).tolist()
+    return float(first / max(first + second, torch.finfo(torch.float64).tiny))
+
+
+def _gen_indices(
+    num_samples: int, device: torch.device | str = "cpu", generator: torch.Generator | None = None
+) -> torch.Tensor:
+    return torch.randperm(num_samples, device=device, generator=generator)

@@ -1,4 +1,4 @@
-"""The function, then the class. Tensors are (..., H, W); x counts along W, y along H. Symbol: s is a hole's side."""
+"""`cutout_batch` and the algorithm `CutOut`. Tensors are (..., H, W): x along W, y along H; s is the side of a hole."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ def cutout_batch(
     *,
     generator: torch.Generator | None = None,
 ) -> ImageT:
-    """Cut square holes into a batch of images, or into one image: their pixels become 0.
+    """Set the pixels in square holes to 0, in a batch of images or in one image.
 
-    A hole has sides of `s = int(length * min(H, W))` pixels. What sticks out of the image is cut off. All images and
+    A hole has sides of `s = int(length * min(H, W))` pixels and is clipped at the edges of the image. All images and
     channels get the same holes.
 
     Args:
         input: A tensor of shape (N, C, H, W), (C, H, W) or (H, W), any dtype and device, or a PIL image; not modified.
-        num_holes: How many holes, which may overlap.
-        length: Sides of a hole as a fraction of the image's shorter side, in [0, 1].
-        uniform_sampling: Whether every pixel is equally likely to be in a hole. Otherwise the hole's centre is uniform
-            over the pixels, so that the middle of the image is in it more often than the edges.
+        num_holes: The number of holes, which may overlap.
+        length: Sides of a hole as a fraction of the shorter side of the image, in [0, 1].
+        uniform_sampling: Whether every pixel is equally likely to be in a hole. Otherwise the center of the hole is
+            uniform over the pixels, so the middle of the image is in it more often than the edges.
         generator: Draws the holes, on the host. None: torch's default CPU generator.
 
     Returns:
-        A new tensor or image of the kind, shape, dtype, memory format and mode of `input`.
+        A new tensor or image with the type, shape, dtype, memory format and mode of `input`.
 
     Raises:
         TypeError: `input` is neither a tensor nor a PIL image.
@@ -61,7 +61,7 @@ def cutout_batch(
 
     Source: DeVries and Taylor, "Improved Regularization of Convolutional Neural Networks with Cutout",
         arXiv:1708.04552, section 3.
-    Differs: one draw for the whole batch instead of one for each image. A hole of an odd side has that side.
+    Differs: one draw for the whole batch instead of one for each image. Odd sides of a hole are exact.
     """
     _check_arguments(num_holes, length)
     image: Any = input
@@ -95,11 +95,11 @@ class CutOut(Algorithm):
     is split, so microbatches equal one batch.
 
     **Events** AFTER_DATALOADER. **Reads** the batch. **Writes** its inputs. **Cost** one copy of the inputs.
-    **Compilation** static: shapes stay as they are.
+    **Compilation** static: no shape changes.
 
     Args:
-        num_holes: How many holes, which may overlap.
-        length: Sides of a hole as a fraction of the image's shorter side, in [0, 1].
+        num_holes: The number of holes, which may overlap.
+        length: Sides of a hole as a fraction of the shorter side of the image, in [0, 1].
         uniform_sampling: Whether every pixel is equally likely to be in a hole.
         input_key: Where the inputs are in the batch; see `State.batch_get_item`.
 
@@ -129,14 +129,14 @@ class CutOut(Algorithm):
         self.input_key = input_key
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Cut the holes."""
+        """Cut the holes into the inputs of the batch."""
         input = state.batch_get_item(self.input_key)
         if not isinstance(input, torch.Tensor):
             raise TypeError(
                 f"`CutOut` cuts holes into a tensor of images, got {type(input).__name__}. Point `input_key` at a "
                 f"tensor of the batch."
             )
-        if input.dim() < 3:  # of two dimensions, the first is that of the examples
+        if input.dim() < 3:  # (N, features), not (H, W)
             raise ValueError(
                 f"`CutOut` cuts holes into a batch of images of shape (N, C, H, W) or (N, H, W), got "
                 f"{tuple(input.shape)}. Point `input_key` at the images."
@@ -154,27 +154,27 @@ def _check_arguments(num_holes: int, length: float) -> None:
 
 
 def _is_pil(image: Any) -> bool:
-    """Whether this is a PIL image; whoever has one has imported PIL, so that it need not be imported here."""
+    """Return True for a PIL image. If one exists, PIL is imported already, so this function need not import it."""
     pil = sys.modules.get("PIL.Image")
     return pil is not None and isinstance(image, pil.Image)
 
 
 def _draw_center(size: int, side: int, uniform_sampling: bool, generator: torch.Generator | None) -> int:
-    """Draw where along an axis a hole is, on the host: it only slices, and would have to be read from a device."""
+    """Draw the center of a hole along one axis, on the host: slicing would have to read it back from a device."""
     if not uniform_sampling:
         return int(torch.randint(size, (), generator=generator))
-    # Every place that leaves a pixel of the hole inside: each pixel is then in as many holes as any other.
+    # All places that leave a pixel of the hole inside the image, so every pixel is covered equally often.
     return int(torch.randint(min(1 - side, 0), size, (), generator=generator)) + side // 2
 
 
 def _span(center: int, side: int, size: int) -> tuple[int, int]:
-    """Where a hole begins and ends along an axis, cut off at the edges."""
+    """Return the start and the end of a hole along one axis, clipped at the edges."""
     start = center - side // 2
     return min(max(start, 0), size), max(min(start + side, size), 0)
 
 
 def _generate_mask(mask: torch.Tensor, width: int, height: int, x: int, y: int, cutout_length: int) -> torch.Tensor:
-    """Set a hole with its centre at (x, y) to 0 in a tensor of shape (..., height, width), in place; return it."""
+    """Set a hole with center (x, y) to 0 in a tensor of shape (..., height, width), in place; return the tensor."""
     (x1, x2), (y1, y2) = _span(x, cutout_length, width), _span(y, cutout_length, height)
     mask[..., y1:y2, x1:x2] = 0
     return mask

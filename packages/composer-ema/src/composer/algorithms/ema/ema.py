@@ -1,4 +1,4 @@
-"""The function, then the class. The smoothing is the weight that an average keeps in one update."""
+"""The function `compute_ema` and the algorithm `EMA`. Smoothing: the weight of the old average in an update."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from composer.algorithms.ema._pairs import Pairs
-from composer.algorithms.ema._parameters import EMAParameters
-from composer.algorithms.ema._schedule import check_smoothing, has_passed, is_due, parse
+from composer.algorithms.ema.parameters import EMAParameters as EMAParameters
+from composer.algorithms.ema.parameters import Pairs
 from composer.core import (
     AVERAGES_WEIGHTS,
     CHANGES_LAYERS,
@@ -24,14 +23,14 @@ from composer.core import (
     TimeUnit,
 )
 from composer.loggers import Logger
-from composer.utils import plain_number, unwrapped_model
+from composer.utils import check_finite, plain_number, unwrapped_model
 
 __all__ = ["EMA", "EMAParameters", "compute_ema"]
 
 _log = logging.getLogger(__name__)
 
-# Training goes on at these events, so whatever happens next must find the training weights.
-_RESTORING = frozenset(
+# Training continues at these events, so the model must hold the training weights afterwards.
+_RESTORE_EVENTS = frozenset(
     {
         *(Event.FIT_START, Event.ITERATION_START, Event.EPOCH_START, Event.BEFORE_DATALOADER, Event.BATCH_START),
         *(Event.EPOCH_END, Event.ITERATION_END),
@@ -48,13 +47,13 @@ def compute_ema(model: torch.nn.Module, ema_model: torch.nn.Module | EMAParamete
 
     Args:
         model: The model in training; not modified.
-        ema_model: The averages: a module of the same structure, or `EMAParameters`, which is faster because it looks
-            up only once what belongs together. Their dtype may differ from the model's.
+        ema_model: The averages: a module of the same structure, or `EMAParameters`, which is faster because it matches
+            averages and parameters only once. Their dtype may differ from the model's.
         smoothing: The weight of the average, in [0, 1].
 
     Raises:
-        ValueError: `smoothing` is outside [0, 1], `ema_model` is something else, or shapes differ.
-        RuntimeError: `EMAParameters` are swapped into the model, or a parameter of it has changed its shape.
+        ValueError: `smoothing` is outside [0, 1], `ema_model` has another type, or shapes differ.
+        RuntimeError: The averages are swapped into the model, or the shape of a parameter has changed.
 
     Example:
         >>> model, average = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
@@ -67,7 +66,7 @@ def compute_ema(model: torch.nn.Module, ema_model: torch.nn.Module | EMAParamete
         weights.
     Differs: integers are copied.
     """
-    check_smoothing(smoothing)
+    _check_smoothing(smoothing)
     if isinstance(ema_model, EMAParameters):
         ema_model.update(model, smoothing)
         return
@@ -80,14 +79,14 @@ def compute_ema(model: torch.nn.Module, ema_model: torch.nn.Module | EMAParamete
 
 
 class EMA(Algorithm):
-    """Keeps an exponential moving average of the weights, and evaluates, saves and ends with that.
+    """Exponential moving average of the weights, which is evaluated and saved in place of the training weights.
 
     After every `update_interval` the averages move towards the weights. They are swapped into the model for each
-    evaluation and each checkpoint, and out again before training goes on, which is not changed by a bit. When `fit` has
-    ended they stay in the model, as they are in its last checkpoint: `fit(); torch.save(model.state_dict())` saves the
-    averages. Another `fit` goes on from the training weights, except that it takes parameters which were changed since,
-    for example by `load_state_dict`, as they are now: as training weights and as averages, with a warning in the log.
-    The parameters stay the same objects at the same addresses.
+    evaluation and each checkpoint, and out again before training continues, so training itself is unchanged, bit for
+    bit. When `fit` ends, the averages stay in the model: `fit(); torch.save(model.state_dict())` saves them. Another
+    `fit` continues from the training weights. Parameters that were changed in between, for example by
+    `load_state_dict`, are used as they are, as training weights and as averages, with a warning in the log. Parameters
+    stay the same objects at the same addresses.
 
     **Events** INIT, AFTER_LOAD, FIT_START, PREDICT_START (storage); BATCH_END or EPOCH_END (update); EVAL_START,
     BATCH_CHECKPOINT, EPOCH_CHECKPOINT, ITERATION_CHECKPOINT, FIT_END (averages in); EVAL_END after an evaluation that
@@ -95,13 +94,13 @@ class EMA(Algorithm):
     EPOCH_END, ITERATION_END (training weights back). **Reads** the model, the timestamp, and the
     `save_interval(state, event)` of callbacks. **Writes** the model's weights, between the swaps and at the end.
     **Cost** memory for another set of trainable weights and buffers; one pass over them per update, and one at the
-    beginning and end of `fit`, to see what was changed in between. **When not to use
-    it** together with another method that averages weights.
+    beginning and end of `fit`, to detect changes in between. **When not to use it** together with another method that
+    averages weights.
 
     Args:
-        half_life: The time after which a set of weights counts half, in batches or epochs ("1000ba"); this and the
-            other times may also be `Time` objects. None if `smoothing` is given.
-        smoothing: The weight that the average keeps in one update, in [0, 1]. None if `half_life` is given.
+        half_life: The time after which the weight of old values has halved, in batches or epochs ("1000ba"); this and
+            the other times may also be `Time` objects. None if `smoothing` is given.
+        smoothing: The weight of the old average in an update, in [0, 1]. None if `half_life` is given.
         ema_start: When averaging starts, in any unit.
         update_interval: The time between updates, in the unit of `half_life`. None: 1 of that unit, or "1ba".
 
@@ -123,8 +122,8 @@ class EMA(Algorithm):
         weights.
     Differs: no bias correction; averaging starts from the weights at the first update. Averages of bfloat16 and
         float16 weights are float32. Integer buffers are copied, not averaged. `smoothing` alone updates every batch; a
-        half-life of 0 averages nothing; `state_dict` works before INIT. The model always holds the averages after a
-        fit that has come to its end, and never between two batches. Names do not depend on wrappers such as
+        half-life of 0 averages nothing; `state_dict` works before INIT. The model always holds the averages after
+        `fit` has ended, and never between two batches. Names do not depend on wrappers such as
         `DistributedDataParallel`.
     """
 
@@ -143,7 +142,7 @@ class EMA(Algorithm):
         update_interval: str | Time[Any] | None = None,
     ) -> None:
         given = (half_life, smoothing, ema_start, update_interval)
-        self.smoothing, self.update_interval, self.ema_start = parse(*given)
+        self.smoothing, self.update_interval, self.ema_start = _parse_arguments(*given)
         self._given = tuple(str(value) if isinstance(value, Time) else plain_number(value) for value in given)
         self.update_event = Event.BATCH_END if self.update_interval.unit is TimeUnit.BATCH else Event.EPOCH_END
         self.ema_model: EMAParameters | None = None
@@ -151,7 +150,7 @@ class EMA(Algorithm):
         self.serialized_attributes = ["ema_model", "ema_weights_active", "ema_started"]
         self.checkpoint_events = [Event.BATCH_CHECKPOINT, Event.EPOCH_CHECKPOINT, Event.ITERATION_CHECKPOINT]
         self.move_device_events = [Event.FIT_START, Event.EVAL_START, Event.PREDICT_START]
-        self.move_param_events = [Event.EVAL_START, Event.EVAL_END, Event.FIT_END, *_RESTORING]
+        self.move_param_events = [Event.EVAL_START, Event.EVAL_END, Event.FIT_END, *_RESTORE_EVENTS]
         self.events = frozenset(
             {
                 Event.INIT,
@@ -166,7 +165,7 @@ class EMA(Algorithm):
 
     @property
     def ema_weights_active(self) -> bool:
-        """Whether the averages are in the model of the run now."""
+        """True if the model of the run holds the averages now."""
         return self.ema_model is not None and self.ema_model.swapped
 
     def __repr__(self) -> str:
@@ -174,33 +173,33 @@ class EMA(Algorithm):
         return f"EMA({half_life=!r},{smoothing=!r},{ema_start=!r},{update_interval=!r})"
 
     def match(self, event: Event, state: State) -> bool:
-        """At its events, if there is something to do. Averaging starts here, at the first update event it may."""
+        """Return True if there is something to do; start averaging at the first update event from `ema_start` on."""
         if event is Event.INIT:
             return True
         if event is self.update_event:
-            if not self.ema_started and has_passed(self.ema_start, state):
+            if not self.ema_started and _has_passed(self.ema_start, state):
                 self.ema_model, self.ema_started = EMAParameters(state.model), True
-            if self.ema_started and is_due(self.update_interval, state):
+            if self.ema_started and _is_due(self.update_interval, state):
                 return True
         if event is Event.EVAL_END:
             return self._swapped_for_evaluation
         if event in self.checkpoint_events:
-            return self.ema_started and _saves(event, state)
+            return self.ema_started and _is_saving(event, state)
         if event in self.move_device_events or event is Event.FIT_END:
             return self.ema_started
-        return (event is Event.AFTER_LOAD or event in _RESTORING) and self.ema_weights_active
+        return (event is Event.AFTER_LOAD or event in _RESTORE_EVENTS) and self.ema_weights_active
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Store, update or swap."""
+        """Store, update or swap the averages."""
         if event is Event.INIT:
             self.ema_model, self.ema_started = EMAParameters(state.model), False
             return
         assert self.ema_model is not None, "INIT comes first"
-        if event in _RESTORING and self.ema_weights_active:
-            _tell_of(self.ema_model.adopt_changes(state.model))
+        if event in _RESTORE_EVENTS and self.ema_weights_active:
+            _warn_of_changes(self.ema_model.adopt_changes(state.model))
         if event in self.move_device_events:
             self.ema_model.move_params_to_device(state.model)
-        if event is Event.EVAL_END or (event in _RESTORING and self.ema_weights_active):
+        if event is Event.EVAL_END or (event in _RESTORE_EVENTS and self.ema_weights_active):
             self.ema_model.swap_params(state.model)
             self._swapped_for_evaluation = False
         swaps_in = event in (Event.EVAL_START, Event.FIT_END) or event in self.checkpoint_events
@@ -208,7 +207,7 @@ class EMA(Algorithm):
             self.ema_model.swap_params(state.model)
             # After `fit`, an evaluation finds the averages in the model and leaves them there.
             self._swapped_for_evaluation = event is Event.EVAL_START
-        if event is self.update_event and is_due(self.update_interval, state):
+        if event is self.update_event and _is_due(self.update_interval, state):
             compute_ema(state.model, self.ema_model, self.smoothing)
         if event in (Event.FIT_END, Event.AFTER_LOAD) and self.ema_weights_active:
             self.ema_model.leave_in(state.model)
@@ -220,7 +219,7 @@ class EMA(Algorithm):
             model: A model of the run's structure, or the run's own, whose training weights are then lost.
 
         Raises:
-            ValueError: The averages are in the model of the run already.
+            ValueError: The model of the run holds the averages already.
             RuntimeError: Averaging has not started.
         """
         if self.ema_weights_active:
@@ -247,7 +246,7 @@ class EMA(Algorithm):
         return model
 
     def state_dict(self) -> dict[str, Any]:
-        """What is stored, whether averaging has started, and whether the averages are in the model."""
+        """Return the stored tensors, and whether averaging has started and the averages are in the model."""
         return {
             **super().state_dict(),
             "ema_model": None if self.ema_model is None else self.ema_model.state_dict(),
@@ -260,7 +259,7 @@ class EMA(Algorithm):
         self.ema_started = state["ema_started"]
         saved, active = state["ema_model"], state["ema_weights_active"]
         if "training_model" in state and active:
-            saved = state["training_model"]  # what the model does not hold
+            saved = state["training_model"]  # the weights that the model does not hold
         if saved is None:
             self.ema_model = None
             return
@@ -270,18 +269,84 @@ class EMA(Algorithm):
         self.ema_model.swapped = active
 
 
-def _saves(event: Event, state: State) -> bool:
-    """Whether some callback saves a checkpoint at this event: it says so by its `save_interval(state, event)`."""
+def _is_saving(event: Event, state: State) -> bool:
+    """Return True if a callback saves a checkpoint at this event, according to its `save_interval(state, event)`."""
     intervals = (getattr(callback, "save_interval", None) for callback in state.callbacks)
     return any(interval(state, event) for interval in intervals if callable(interval))
 
 
-def _tell_of(changed: list[str]) -> None:
+def _warn_of_changes(changed: list[str]) -> None:
     if changed:
         names = ", ".join(changed[:3]) + (", ..." if len(changed) > 3 else "")
         _log.warning(
-            "%d parameters (%s) were changed while the averages were in the model: training and averages go on from "
+            "%d parameters (%s) were changed while the averages were in the model: training and averages continue from "
             "their present values.",
             len(changed),
             names,
         )
+
+
+def _parse_arguments(
+    half_life: Any, smoothing: Any, ema_start: Any, update_interval: Any
+) -> tuple[float, Time[Any], Time[Any]]:
+    """Check and combine the arguments of `EMA`; see its docstring.
+
+    Returns:
+        The smoothing, the time between updates, and the start.
+    """
+    if (half_life is None) == (smoothing is None):
+        raise ValueError(
+            f"Exactly one of `half_life` and `smoothing` must be given, got {half_life!r} and {smoothing!r}. "
+            f"Pass `half_life=None` with a `smoothing`."
+        )
+    if update_interval is not None and not isinstance(update_interval, (str, Time)):
+        raise ValueError(
+            f"`update_interval` must be a time string, a `Time` or None, got {update_interval!r}. Use '1ba'."
+        )
+    decay = None if half_life is None else _parse_time("half_life", half_life, least=1)
+    unit = TimeUnit.BATCH if decay is None else decay.unit
+    interval = Time(1, unit) if update_interval is None else _parse_time("update_interval", update_interval, least=1)
+    if interval.unit not in (TimeUnit.BATCH, TimeUnit.EPOCH):
+        raise ValueError(
+            f"`half_life` and `update_interval` must be in 'ba' or 'ep', got '{interval}'. The average is updated "
+            f"after batches or after epochs."
+        )
+    if decay is not None:
+        if decay.unit is not interval.unit:
+            raise ValueError(
+                f"`half_life` and `update_interval` must have the same unit, got '{decay}' and '{interval}'. Give both "
+                f"in 'ba' or both in 'ep'."
+            )
+        smoothing = 2 ** (-interval.value / decay.value) if decay.value else 0.0
+    _check_smoothing(smoothing)
+    return float(smoothing), interval, _parse_time("ema_start", ema_start, least=0)
+
+
+def _check_smoothing(smoothing: float) -> None:
+    """Raise ValueError unless `smoothing` is in [0, 1]."""
+    check_finite(smoothing=smoothing)
+    if not 0 <= smoothing <= 1:
+        raise ValueError(f"`smoothing` must be in [0, 1], got {smoothing!r}. It is the weight of the old average.")
+
+
+def _has_passed(time: Time[Any], state: State) -> bool:
+    """Return True if the run has reached a time."""
+    if time.unit is TimeUnit.DURATION:
+        elapsed = state.get_elapsed_duration()
+        return elapsed is not None and elapsed >= time
+    return state.timestamp >= time
+
+
+def _is_due(interval: Time[Any], state: State) -> bool:
+    """Return True if a whole number of intervals has passed."""
+    count, every = state.timestamp.get(interval.unit).value, int(interval)
+    return count % every == 0
+
+
+def _parse_time(argument: str, given: Any, least: int) -> Time[Any]:
+    if not isinstance(given, (str, Time)):
+        raise TypeError(f"`{argument}` must be a time string or a `Time`, got {given!r}. Write for example '100ba'.")
+    time = Time.from_input(given)
+    if time.value < least:
+        raise ValueError(f"`{argument}` must be at least {least}, got {str(given)!r}.")
+    return time

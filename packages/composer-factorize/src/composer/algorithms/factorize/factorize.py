@@ -1,4 +1,4 @@
-"""The function that puts factorized layers into a model, then the class. The layers are in `factorize_modules`."""
+"""`apply_factorization` and the algorithm `Factorize`. The layers are in `factorize_modules`."""
 
 from __future__ import annotations
 
@@ -52,29 +52,29 @@ def apply_factorization(
     latent_features: int | float = 0.25,
     optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
 ) -> None:
-    """Replace convolutions and linear layers in a model, in place, by two layers of lower rank, newly initialised.
+    """Replace convolutions and linear layers in a model, in place, by two layers of lower rank, newly initialized.
 
     Args:
         model: The model. A layer that is the model itself is not replaced.
         factorize_convs: Whether to replace each `torch.nn.Conv2d` by a `FactorizedConv2d`.
         factorize_linears: Whether to replace each `torch.nn.Linear` by a `FactorizedLinear`. The output projection of
-            `torch.nn.MultiheadAttention` stays, whose weight is read, not called.
-        min_channels: Convolutions with fewer input or output channels stay.
-        latent_channels: Channels between the two convolutions, or below 1 a fraction of the smaller of the layer's own.
-            Convolutions for which that saves no multiplications stay.
-        min_features: Linear layers with fewer inputs or outputs stay.
-        latent_features: As `latent_channels`, for linear layers.
-        optimizers: The optimizer of the model, in which new parameters take the place of the old ones. Needed unless
-            it is made afterwards.
+            `torch.nn.MultiheadAttention` is not replaced, because its weight is read without calling the layer.
+        min_channels: Convolutions with fewer input or output channels are not replaced.
+        latent_channels: Channels between the two convolutions; below 1, a fraction of the smaller of the numbers of
+            input and output channels. Convolutions for which this saves no multiplications are not replaced.
+        min_features: Linear layers with fewer input or output features are not replaced.
+        latent_features: The same as `latent_channels`, for linear layers.
+        optimizers: The optimizer of the model, in which new parameters replace the old ones. Required unless it is
+            created afterwards.
 
     Raises:
         ValueError: A latent size is not positive.
 
     Warns:
-        NoEffectWarning: The model has no factorized layer afterwards, although one of the flags is on.
-        UserWarning: Large layers stay whose weights mean something that new factors would lose: frozen ones, those that
-            share a parameter with another layer (such as tied embeddings), those inside LoRA adapters, those with a
-            parametrized weight, and those of a subclass with a `forward` of its own.
+        NoEffectWarning: The model has no factorized layer afterwards, although one of the flags is True.
+        UserWarning: Large layers are not replaced because they cannot be initialized again: frozen layers, layers that
+            share a parameter with another layer (such as tied embeddings), layers inside LoRA adapters, layers with a
+            parametrized weight, and layers whose class overrides `forward`.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(512, 512, 3), nn.ReLU(), nn.Linear(512, 10))
@@ -84,7 +84,7 @@ def apply_factorization(
 
     Source: Zhang, Zou, He, Sun, "Accelerating Very Deep Convolutional Networks for Classification and Detection",
         arXiv:1505.06798, section 3.1: the shape of the layers.
-    Differs: the paper approximates a trained model; here the factors are trained from their initialisation.
+    Differs: the paper approximates a trained model; here the factors are trained from their initialization.
     """
     _check_latent("latent_channels", latent_channels)
     _check_latent("latent_features", latent_features)
@@ -92,16 +92,16 @@ def apply_factorization(
     factors = {factor for product in products for factor in product.children()}
     adapters = module_surgery.find_adapter_layers(model)
     holders = _count_holders(model)
-    kept: dict[nn.Module, str] = {}
+    skipped: dict[nn.Module, str] = {}
 
-    def must_stay(module: nn.Module, base: type[nn.Module]) -> bool:
+    def is_skipped(module: nn.Module, base: type[nn.Module]) -> bool:
         reason = (
             "an adapter reads its weight. Factorize before you add adapters"
             if module in adapters
-            else _reason_to_keep(module, base, holders)
+            else _reason_to_skip(module, base, holders)
         )
         if reason is not None:
-            kept[module] = reason
+            skipped[module] = reason
         return reason is not None
 
     def factorized_conv(module: nn.Module, index: int) -> nn.Module | None:
@@ -109,7 +109,7 @@ def apply_factorization(
         wide_enough = min(module.in_channels, module.out_channels) >= min_channels
         if module in factors or not (wide_enough and factorizing_could_speedup(module, latent_channels)):
             return None
-        if must_stay(module, nn.Conv2d):
+        if is_skipped(module, nn.Conv2d):
             return None
         return FactorizedConv2d.from_conv2d(module, index, latent_channels=latent_channels)
 
@@ -119,8 +119,8 @@ def apply_factorization(
         if module in factors or not (wide_enough and factorizing_could_speedup(module, latent_features)):
             return None
         if isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear):
-            return None  # multi-head attention reads its weight
-        if must_stay(module, nn.Linear):
+            return None  # multi-head attention reads its weight without calling the layer
+        if is_skipped(module, nn.Linear):
             return None
         return FactorizedLinear.from_linear(module, index, latent_features=latent_features)
 
@@ -130,11 +130,11 @@ def apply_factorization(
     if factorize_linears:
         policies[nn.Linear] = factorized_linear
     module_surgery.replace_module_classes(model, policies, optimizers=optimizers)
-    module_surgery.warn_about_kept_modules("apply_factorization", model, kept)
+    module_surgery.warn_about_kept_modules("apply_factorization", model, skipped)
     if policies and not module_surgery.count_module_instances(model, _FactorizedModule):
         warnings.warn(
-            f"`apply_factorization` changed nothing: the model has no `Conv2d` of at least {min_channels} channels, "
-            f"and no `Linear` of at least {min_features} features, that it may replace by something faster.",
+            f"`apply_factorization` changed nothing: the model has no replaceable `Conv2d` with at least "
+            f"{min_channels} channels and no replaceable `Linear` with at least {min_features} features.",
             NoEffectWarning,
             stacklevel=2,
         )
@@ -143,23 +143,24 @@ def apply_factorization(
 class Factorize(Algorithm):
     """Trains a model whose large layers are products of two thinner ones.
 
-    At INIT convolutions and linear layers of the model are replaced by newly initialised ones; see
+    At INIT convolutions and linear layers of the model are replaced by newly initialized ones; see
     `apply_factorization`. The layers work on examples one by one, so microbatches equal one batch.
 
     **Events** INIT. **Reads** nothing. **Writes** modules of `state.model`, parameters of `state.optimizers`.
-    **Cost** saves multiplications and weights: of f inputs times o outputs, (f + o) * latent size are left. Keeps one
+    **Cost** saves multiplications and weights: instead of f inputs times o outputs, (f + o) * latent size. Stores one
     more activation per replaced layer. **Compilation** static: no shape depends on time or data.
 
     **Logs** the hyperparameters `factorize/num_conv2d_replacements` and `factorize/num_linear_replacements`, once, for
-    the kinds that are on.
+    the enabled types.
 
     Args:
         factorize_convs: Whether to replace convolutions.
         factorize_linears: Whether to replace linear layers.
-        min_channels: Convolutions with fewer input or output channels stay as they are.
-        latent_channels: Channels between the two convolutions, or below 1 a fraction of the smaller of the layer's own.
-        min_features: Linear layers with fewer inputs or outputs stay as they are.
-        latent_features: As `latent_channels`, for linear layers.
+        min_channels: Convolutions with fewer input or output channels are not replaced.
+        latent_channels: Channels between the two convolutions; below 1, a fraction of the smaller of the numbers of
+            input and output channels.
+        min_features: Linear layers with fewer input or output features are not replaced.
+        latent_features: The same as `latent_channels`, for linear layers.
 
     Raises:
         ValueError: A latent size is not positive.
@@ -170,7 +171,7 @@ class Factorize(Algorithm):
 
     Source: Zhang, Zou, He, Sun, "Accelerating Very Deep Convolutional Networks for Classification and Detection",
         arXiv:1505.06798, section 3.1: the shape of the layers.
-    Differs: the paper approximates a trained model; here the factors are trained from their initialisation.
+    Differs: the paper approximates a trained model; here the factors are trained from their initialization.
     """
 
     events = frozenset({Event.INIT})
@@ -206,11 +207,11 @@ class Factorize(Algorithm):
 
     @staticmethod
     def required_on_load() -> bool:
-        """Replaced layers have other names in a checkpoint."""
+        """Return True: the parameters of replaced layers have other names in a checkpoint."""
         return True
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Replace the layers and log how many there are."""
+        """Replace the layers and log their number."""
         apply_factorization(
             state.model,
             factorize_convs=self.factorize_convs,
@@ -230,20 +231,20 @@ class Factorize(Algorithm):
 
 
 def _count_holders(model: nn.Module) -> Counter[nn.Parameter]:
-    """In how many modules of a model each parameter is."""
+    """Count the modules of a model that hold each parameter."""
     return Counter(p for module in model.modules() for p in module._parameters.values() if p is not None)
 
 
-def _reason_to_keep(layer: nn.Module, base: type[nn.Module], holders: Counter[nn.Parameter]) -> str | None:
-    """Why two factors with new weights cannot stand for a layer."""
-    own = [p for p in layer._parameters.values() if p is not None]
+def _reason_to_skip(layer: nn.Module, base: type[nn.Module], holders: Counter[nn.Parameter]) -> str | None:
+    """Return the reason why a layer cannot be replaced by two newly initialized factors, or None."""
+    parameters = [p for p in layer._parameters.values() if p is not None]
     if module_surgery.overrides_forward(layer, base):
         return f"its `forward` is not that of `{base.__name__}`"
     if "weight" not in layer._parameters:
         return "its weight is computed from other parameters"
-    if not all(p.requires_grad for p in own):
+    if not all(p.requires_grad for p in parameters):
         return "it is frozen, and new weights would never be trained"
-    if any(holders[p] > 1 for p in own):
+    if any(holders[p] > 1 for p in parameters):
         return "another layer has the same parameter"
     return None
 
@@ -252,5 +253,6 @@ def _check_latent(name: str, latent_size: int | float) -> None:
     check_finite(**{name: latent_size})
     if latent_size <= 0:
         raise ValueError(
-            f"`{name}` must be positive, got {latent_size!r}. A fraction such as 0.25 is of the smaller size."
+            f"`{name}` must be positive, got {latent_size!r}. A value below 1, such as 0.25, is a fraction of the "
+            f"smaller size."
         )

@@ -1,4 +1,4 @@
-"""Low-rank factors of matrices and convolutions, fitted to inputs. Nothing here knows of layers."""
+"""Low-rank factors of matrices and convolutions, fitted to inputs. This module is independent of layers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["LowRankSolution", "factorize_conv2d", "factorize_matrix"]
 
 @dataclass
 class LowRankSolution:
-    """Two factors that replace one.
+    """Two factors that replace a matrix or a convolution.
 
     Args:
         Wa: The first factor, or the only one.
-        Wb: The second factor; None if there is one only.
-        bias: Added to the product; None if the problem has none.
-        rank: Columns of the first factor; -1 if the product was not made smaller.
-        nmse: The mean squared error over the variance of what was approximated.
+        Wb: The second factor; None if there is only one.
+        bias: Added to the product; None without a bias.
+        rank: Columns of the first factor; -1 if the rank was not reduced.
+        nmse: The mean squared error divided by the variance of the targets.
     """
 
     Wa: torch.Tensor | None = None
@@ -40,27 +40,27 @@ def factorize_matrix(
     rank: int | float = 0.25,
     n_iters: int = 3,
 ) -> LowRankSolution:
-    """Find factors of a given rank whose product maps inputs to outputs: minimise ||Y - (X Wa Wb + bias)||.
+    """Find factors of a given rank whose product maps inputs to outputs: minimize ||Y - (X Wa Wb + bias)||.
 
-    Starts from the singular value decomposition of Wa Wb, cut to the rank, and then solves for Wb and for Wa in turn,
-    `n_iters` times, each exactly. The bias, if there is one, is the best one at each point.
+    The truncated singular value decomposition of Wa Wb is the starting point. Then Wb and Wa are solved for exactly, in
+    turn, `n_iters` times. The bias, if there is one, is always the optimal one.
 
     Args:
         X: Inputs, shape (N, D), floating; not modified.
         Y: Outputs, shape (N, M).
         Wa: Shape (D, M), or (D, K) with a `Wb`.
         Wb: Shape (K, M).
-        bias: Shape (M,). Its values do not matter: the best one is found. None: there is none.
-        rank: At least 1; or below 1 as a fraction of D, which gives no less than 1 and no more than Wa has columns.
-        n_iters: How often both factors are solved for.
+        bias: Shape (M,). Its values are not used: the optimal bias is computed. None: no bias.
+        rank: A number of at least 1; below 1, a fraction of D, rounded to at least 1 and at most the columns of Wa.
+        n_iters: The number of times both factors are solved for.
 
     Returns:
-        Wa of shape (D, rank) and Wb of shape (rank, M), in the dtype of `Wa`, computed in float64 where the device has
-        it. If the rank is no smaller than D or M: one factor, of shape (D, M). Otherwise, if it is no smaller than the
-        columns of `Wa`: what was given. In both cases the solution's `rank` is -1.
+        Wa of shape (D, rank) and Wb of shape (rank, M), in the dtype of `Wa`, computed in float64 if the device
+        supports it. If the rank is at least D or M: one factor, of shape (D, M). Otherwise, if the rank is at least the
+        number of columns of `Wa`: the given factors. In both cases the `rank` of the solution is -1.
 
     Raises:
-        RuntimeError: The shapes do not fit.
+        RuntimeError: The shapes do not match.
         ValueError: `rank` is not positive.
 
     Example:
@@ -74,7 +74,9 @@ def factorize_matrix(
     Differs: the paper takes the principal components of the outputs; here the factors are solved for in turn.
     """
     if X.dim() != 2 or Y.dim() != 2 or len(X) != len(Y):
-        raise RuntimeError(f"`X` and `Y` must be matrices of equally many rows, got {_shapes(X, Y)}. Flatten them.")
+        raise RuntimeError(
+            f"`X` and `Y` must be matrices with the same number of rows, got {_shapes(X, Y)}. Flatten them."
+        )
     D, M = X.shape[1], Y.shape[1]
     columns = Wa.shape[1]
     rank = clean_rank(rank, D, columns)
@@ -114,27 +116,27 @@ def factorize_conv2d(
     n_iters: int = 3,
     **conv2d_kwargs: Any,
 ) -> LowRankSolution:
-    """Find a convolution of few channels and a 1 by 1 convolution that together do what a convolution does to inputs.
+    """Find a convolution with few channels and a 1 by 1 convolution that together approximate a convolution on inputs.
 
-    The windows of the images are the rows of a matrix, on which this is `factorize_matrix`.
+    This is `factorize_matrix` on a matrix whose rows are the windows of the images.
 
     Args:
         X: Images, shape (N, C, H, W), floating; not modified.
         Wa: Filters, shape (out, C, h, w), or (K, C, h, w) with a `Wb`.
         Wb: Filters of 1 by 1, shape (out, K, 1, 1).
-        rank: Channels between both, or below 1 a fraction of C * h * w; see `factorize_matrix`.
-        biasA: Of the filters `Wa`.
-        biasB: Of the filters `Wb`.
+        rank: Channels between both; below 1, a fraction of C * h * w; see `factorize_matrix`.
+        biasA: The bias of the filters `Wa`.
+        biasB: The bias of the filters `Wb`.
         n_iters: See `factorize_matrix`.
-        **conv2d_kwargs: The `stride`, `padding` and `dilation` of the filters `Wa`, numbers or pairs.
+        **conv2d_kwargs: `stride`, `padding` and `dilation` of the filters `Wa`, numbers or pairs.
 
     Returns:
-        Wa of shape (rank, C, h, w), Wb of shape (out, rank, 1, 1), and the bias of the latter. Wb is None if the rank
+        Wa of shape (rank, C, h, w), Wb of shape (out, rank, 1, 1), and the bias of Wb. Wb is None if the rank
         is too large; see `factorize_matrix`.
 
     Raises:
-        RuntimeError: `biasB` without `Wb`.
-        NotImplementedError: `groups` other than 1.
+        RuntimeError: `biasB` is given without `Wb`.
+        NotImplementedError: `groups` is not 1.
 
     Example:
         >>> solution = factorize_conv2d(torch.randn(2, 4, 6, 6), torch.randn(8, 4, 3, 3), rank=2, padding=1)
@@ -142,12 +144,14 @@ def factorize_conv2d(
         (torch.Size([2, 4, 3, 3]), torch.Size([8, 2, 1, 1]))
 
     Source: Zhang et al., arXiv:1505.06798, section 3.1.
-    Differs: as `factorize_matrix`.
+    Differs: see `factorize_matrix`.
     """
     if biasB is not None and Wb is None:
-        raise RuntimeError("`biasB` must not be given without `Wb`, whose bias it is. Pass it as `biasA`.")
+        raise RuntimeError("`biasB` is the bias of `Wb` and must not be given without it. Pass it as `biasA`.")
     if conv2d_kwargs.pop("groups", 1) != 1:
-        raise NotImplementedError("`groups` must be 1: filters of groups do not see the same channels.")
+        raise NotImplementedError(
+            "`groups` must be 1, because the filters of different groups have different input channels."
+        )
     whole_bias = biasA
     outputs = F.conv2d(wide(X), wide(Wa), None if biasA is None else wide(biasA), **conv2d_kwargs)
     if Wb is not None:
@@ -166,13 +170,13 @@ def factorize_conv2d(
 
 
 def clean_rank(rank: int | float, fraction_of: int, largest: int | None = None) -> int:
-    """A rank given as a number or, below 1, as a fraction, as a number of at least 1.
+    """Convert a rank, given as a number or, below 1, as a fraction, to a number of at least 1.
 
     Raises:
-        ValueError: It is not positive.
+        ValueError: The rank is not positive.
     """
     if rank <= 0:
-        raise ValueError(f"The rank must be positive, got {rank!r}. A fraction such as 0.25 is of the smaller size.")
+        raise ValueError(f"The rank must be positive, got {rank!r}. A value below 1 is a fraction of the smaller size.")
     if rank >= 1:
         return int(rank)
     number = max(int(rank * fraction_of), 1)
@@ -180,15 +184,15 @@ def clean_rank(rank: int | float, fraction_of: int, largest: int | None = None) 
 
 
 def wide(x: torch.Tensor) -> torch.Tensor:
-    """A tensor in the precision that the factors are computed in."""
-    return x.float() if x.device.type == "mps" else x.double()  # Apple's devices have no float64
+    """Convert a tensor to the precision in which the factors are computed."""
+    return x.float() if x.device.type == "mps" else x.double()  # no float64 on Apple devices
 
 
 def _alternate(
     X: torch.Tensor, Y: torch.Tensor, start: tuple[torch.Tensor, torch.Tensor], n_iters: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     Wa, Wb = start
-    best = _lstsq(X, Y) if n_iters else Y  # of full rank; what the best Wa for a Wb approximates
+    best = _lstsq(X, Y) if n_iters else Y  # the full-rank solution, approximated by Wa Wb
     for _ in range(n_iters):
         Wb = _lstsq(X @ Wa, Y)
         Wa = _lstsq(Wb.T, best.T).T
@@ -196,23 +200,23 @@ def _alternate(
 
 
 def _cut(W: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The nearest product of a given rank, the singular values shared evenly between both factors."""
+    """Return the nearest product of a given rank, with the singular values split evenly between both factors."""
     U, S, Vh = torch.linalg.svd(W, full_matrices=False)
     root = S[:rank].sqrt()
     return U[:, :rank] * root, root[:, None] * Vh[:rank]
 
 
 def _lstsq(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
-    """The smallest W that minimises ||A W - B||, also where the columns of A depend on each other."""
+    """Return the smallest W that minimizes ||A W - B||, also for linearly dependent columns of A."""
     if A.device.type == "cpu":
         solution: torch.Tensor = torch.linalg.lstsq(A, B, driver="gelsd").solution
     else:
-        solution = torch.linalg.pinv(A) @ B  # other devices only solve for independent columns
+        solution = torch.linalg.pinv(A) @ B  # on other devices `lstsq` requires independent columns
     return solution
 
 
 def _centred(x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Without its mean if there is a bias: the best bias takes that out, whatever the factors are."""
+    """Subtract the mean if there is a bias: for any factors, the optimal bias compensates for it."""
     return x if bias is None else x - x.mean(0)
 
 

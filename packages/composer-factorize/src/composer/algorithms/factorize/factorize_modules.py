@@ -23,11 +23,11 @@ Size = int | tuple[int, int]
 
 
 def factorizing_could_speedup(module: nn.Module, latent_size: int | float) -> bool:
-    """Whether two factors with `latent_size` channels or features between them need fewer multiplications.
+    """Return True if two factors with `latent_size` channels or features between them need fewer multiplications.
 
     Args:
-        module: A layer. Anything but a `Conv2d` without groups, a `Linear` or a factorized layer cannot be sped up.
-        latent_size: A number, or below 1 a fraction of the smaller of the layer's two sizes.
+        module: A layer. The result is False unless it is a `Conv2d` without groups, a `Linear` or a factorized layer.
+        latent_size: A number; below 1, a fraction of the smaller of the two sizes of the layer.
 
     Example:
         >>> [factorizing_could_speedup(nn.Linear(8, 8), n) for n in (3, 4)]
@@ -52,12 +52,12 @@ def factorizing_could_speedup(module: nn.Module, latent_size: int | float) -> bo
 
 
 class _FactorizedModule(nn.Module, ABC):
-    """Two layers in a row that stand for one of larger rank.
+    """Two layers in sequence that replace one of larger rank.
 
     Attributes:
         module0: The first factor, without a bias.
         module1: The second factor.
-        latent_size: What is between them; the rank.
+        latent_size: The number of channels or features between them; the rank.
     """
 
     module0: nn.Module
@@ -72,54 +72,56 @@ class _FactorizedModule(nn.Module, ABC):
         if self.latent_size > most:
             raise ValueError(
                 f"The latent size must be at most {most} to save multiplications between {self.in_size} and "
-                f"{self.out_size}, got {self.latent_size}. Keep a layer for which that is too small."
+                f"{self.out_size}, got {self.latent_size}. Do not factorize the layer if this is too small."
             )
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Apply one factor, then the other."""
+        """Apply both factors."""
         output: torch.Tensor = self.module1(self.module0(input))
         return output
 
     def reset_parameters(self) -> None:
-        """Draw the weights anew."""
+        """Initialize the weights again."""
         for module in (self.module0, self.module1):
             module.reset_parameters()  # type: ignore[operator]
 
     def should_factorize(self, proposed_rank: int | float) -> bool:
-        """Whether a rank is below the present one."""
+        """Return True if a rank is below the current one."""
         return self._clean(proposed_rank) < self.latent_size
 
     def set_rank(self, input: torch.Tensor, rank: int | float) -> None:
-        """Lower the rank, so that the outputs for given inputs change as little as possible.
+        """Lower the rank such that the outputs for given inputs change as little as possible.
 
-        The factors get new parameters, of which an optimizer must be told; see
+        The factors get new parameters, which must be passed to the optimizer; see
         `composer.utils.module_surgery.update_params_in_optimizer`.
 
         Args:
-            input: Inputs of this layer, many and typical.
-            rank: The new latent size, or below 1 a fraction of the smaller of the layer's two sizes.
+            input: A large, representative sample of the inputs of this layer.
+            rank: The new latent size; below 1, a fraction of the smaller of the two sizes of the layer.
 
         Raises:
-            ValueError: It is above the present one.
+            ValueError: The rank is above the current one.
         """
         rank = self._clean(rank)
         if rank > self.latent_size:
-            raise ValueError(f"`rank` must be at most the present one, {self.latent_size}, got {rank}.")
+            raise ValueError(
+                f"`rank` must be at most the current one, {self.latent_size}, got {rank}. It can only be lowered."
+            )
         if rank < self.latent_size:
             self.apply_solution(self.solution_for_rank(input, rank))
 
     @abstractmethod
     def solution_for_rank(self, input: torch.Tensor, rank: int) -> LowRankSolution:
-        """The factors of a lower rank that change the outputs for given inputs least."""
+        """Return the factors of a lower rank that change the outputs for given inputs least."""
 
     @abstractmethod
     def apply_solution(self, solution: LowRankSolution) -> None:
-        """Take over factors."""
+        """Replace the factors by those of a solution."""
 
     def _clean(self, rank: int | float) -> int:
         return clean_rank(rank, min(self.in_size, self.out_size))
 
-    def _take_over(self, solution: LowRankSolution, Wa: torch.Tensor, Wb: torch.Tensor) -> None:
+    def _set_factors(self, solution: LowRankSolution, Wa: torch.Tensor, Wb: torch.Tensor) -> None:
         pairs = [(self.module0, "weight", Wa), (self.module1, "weight", Wb), (self.module1, "bias", solution.bias)]
         for module, name, value in pairs:
             old = getattr(module, name)
@@ -130,18 +132,18 @@ class _FactorizedModule(nn.Module, ABC):
 
 
 class FactorizedConv2d(_FactorizedModule):
-    """A `torch.nn.Conv2d` split into one of fewer channels and a 1 by 1 convolution, which has a bias.
+    """A `torch.nn.Conv2d` split into one with fewer channels and a 1 by 1 convolution, which has a bias.
 
     Args:
-        in_channels: As in `torch.nn.Conv2d`.
-        out_channels: As in `torch.nn.Conv2d`.
-        kernel_size: As in `torch.nn.Conv2d`.
-        latent_channels: Channels between the two, or below 1 a fraction of the smaller of the other two.
-        **kwargs: Further arguments of `torch.nn.Conv2d`, such as `stride`, for the first of the two.
+        in_channels: See `torch.nn.Conv2d`.
+        out_channels: See `torch.nn.Conv2d`.
+        kernel_size: See `torch.nn.Conv2d`.
+        latent_channels: Channels between the two; below 1, a fraction of the smaller of the other two numbers.
+        **kwargs: Other arguments of `torch.nn.Conv2d`, such as `stride`, for the first convolution.
 
     Raises:
         ValueError: `latent_channels` is too large to save multiplications.
-        NotImplementedError: `groups` other than 1.
+        NotImplementedError: `groups` is not 1.
 
     Example:
         >>> layer = FactorizedConv2d(64, 64, 3, padding=1)
@@ -149,7 +151,7 @@ class FactorizedConv2d(_FactorizedModule):
         (16, torch.Size([1, 64, 8, 8]))
 
     Source: Zhang et al., arXiv:1505.06798, section 3.1.
-    Differs: none in the layers; the weights are drawn, not taken from a trained layer.
+    Differs: the weights are initialized, not computed from a trained layer.
     """
 
     module0: nn.Conv2d
@@ -165,7 +167,7 @@ class FactorizedConv2d(_FactorizedModule):
     ) -> None:
         super().__init__(in_channels, out_channels, latent_channels)
         if kwargs.get("groups", 1) > 1:
-            raise NotImplementedError(f"`groups` must be 1, got {kwargs['groups']!r}. Keep a layer that has groups.")
+            raise NotImplementedError(f"`groups` must be 1, got {kwargs['groups']!r}. Do not factorize such a layer.")
         self._check_latent_size(self.max_allowed_latent_features(in_channels, out_channels, kernel_size))
         place = {name: kwargs[name] for name in ("device", "dtype") if name in kwargs}
         self.module0 = nn.Conv2d(in_channels, self.latent_size, kernel_size, bias=False, **kwargs)
@@ -188,27 +190,27 @@ class FactorizedConv2d(_FactorizedModule):
 
     @property
     def weight(self) -> torch.Tensor:
-        """The product, shape (out, in, h, w), for code that reads the weight of a convolution, or its device."""
+        """The product, shape (out, in, h, w), for code that reads the weight of a convolution or its device."""
         return torch.einsum("ok,kihw->oihw", self.module1.weight[:, :, 0, 0], self.module0.weight)
 
     @property
     def bias(self) -> torch.Tensor | None:
-        """The bias of the second convolution, which is that of both."""
+        """The bias of the second convolution."""
         return self.module1.bias
 
     @staticmethod
     def max_allowed_latent_features(in_channels: int, out_channels: int, kernel_size: Size) -> int:
-        """The most channels between the two convolutions that still save multiplications."""
+        """Return the largest number of channels between the two convolutions that saves multiplications."""
         height, width = (kernel_size, kernel_size) if isinstance(kernel_size, int) else kernel_size
         return _most_latent(in_channels * height * width, out_channels)
 
     @staticmethod
     def from_conv2d(module: nn.Conv2d, module_ix: int = -1, **kwargs: Any) -> FactorizedConv2d:
-        """Make the replacement of a convolution, newly initialised.
+        """Return the replacement of a convolution, newly initialized.
 
         Args:
-            module: The layer to replace, whose shape, dtype and device are kept.
-            module_ix: Its number among the layers replaced. The replacement does not depend on it.
+            module: The layer to replace. The replacement has the same shape, dtype and device.
+            module_ix: Its index among the replaced layers; unused.
             **kwargs: Arguments of `FactorizedConv2d`, such as `latent_channels`.
         """
         options: dict[str, Any] = {
@@ -219,17 +221,17 @@ class FactorizedConv2d(_FactorizedModule):
         return FactorizedConv2d(module.in_channels, module.out_channels, kernel, **options)
 
     def solution_for_rank(self, input: torch.Tensor, rank: int) -> LowRankSolution:
-        """See `factorize_conv2d`."""
+        """Return the solution of `factorize_conv2d`."""
         first, second = self.module0, self.module1
         images = _padded(input if input.dim() == 4 else input[None], first)
         options: dict[str, Any] = {"stride": first.stride, "dilation": first.dilation}
         return factorize_conv2d(images, first.weight, second.weight, rank, biasB=second.bias, **options)
 
     def apply_solution(self, solution: LowRankSolution) -> None:
-        """Take over filters of shapes (rank, in, h, w) and (out, rank, 1, 1)."""
+        """Set the filters, of shapes (rank, in, h, w) and (out, rank, 1, 1)."""
         assert solution.Wa is not None
         assert solution.Wb is not None
-        self._take_over(solution, solution.Wa, solution.Wb)
+        self._set_factors(solution, solution.Wa, solution.Wb)
         self.module0.out_channels = self.module1.in_channels = solution.rank
 
 
@@ -237,10 +239,10 @@ class FactorizedLinear(_FactorizedModule):
     """A `torch.nn.Linear` split into two.
 
     Args:
-        in_features: As in `torch.nn.Linear`.
-        out_features: As in `torch.nn.Linear`.
-        bias: Whether the second one has a bias.
-        latent_features: Features between the two, or below 1 a fraction of the smaller of the other two.
+        in_features: See `torch.nn.Linear`.
+        out_features: See `torch.nn.Linear`.
+        bias: Whether the second layer has a bias.
+        latent_features: Features between the two; below 1, a fraction of the smaller of the other two numbers.
         **kwargs: `device` and `dtype`.
 
     Raises:
@@ -253,7 +255,7 @@ class FactorizedLinear(_FactorizedModule):
 
     Source: Denton et al., "Exploiting Linear Structure Within Convolutional Networks for Efficient Evaluation",
         arXiv:1404.0736: matrices as products of thinner ones.
-    Differs: the weights are drawn, not taken from a trained layer.
+    Differs: the weights are initialized, not computed from a trained layer.
     """
 
     module0: nn.Linear
@@ -294,21 +296,21 @@ class FactorizedLinear(_FactorizedModule):
 
     @property
     def bias(self) -> nn.Parameter | None:
-        """The bias, as a `torch.nn.Linear` has it."""
+        """The bias of the second layer."""
         return self.module1.bias
 
     @staticmethod
     def max_allowed_latent_channels(in_features: int, out_features: int) -> int:
-        """The most features between the two layers that still save multiplications."""
+        """Return the largest number of features between the two layers that saves multiplications."""
         return _most_latent(in_features, out_features)
 
     @staticmethod
     def from_linear(module: nn.Linear, module_ix: int = -1, **kwargs: Any) -> FactorizedLinear:
-        """Make the replacement of a linear layer, newly initialised.
+        """Return the replacement of a linear layer, newly initialized.
 
         Args:
-            module: The layer to replace, whose shape, dtype and device are kept.
-            module_ix: Its number among the layers replaced. The replacement does not depend on it.
+            module: The layer to replace. The replacement has the same shape, dtype and device.
+            module_ix: Its index among the replaced layers; unused.
             **kwargs: Arguments of `FactorizedLinear`, such as `latent_features`.
         """
         options: dict[str, Any] = {
@@ -321,31 +323,31 @@ class FactorizedLinear(_FactorizedModule):
 
     @torch.no_grad()
     def solution_for_rank(self, input: torch.Tensor, rank: int) -> LowRankSolution:
-        """See `factorize_matrix`."""
+        """Return the solution of `factorize_matrix`."""
         rows = input.reshape(-1, self.in_size)
         first, second = wide(self.module0.weight.T), wide(self.module1.weight.T)
         outputs = wide(rows) @ first @ second + (0 if self.bias is None else self.bias)
         return factorize_matrix(rows, outputs, first, second, self.bias, rank)
 
     def apply_solution(self, solution: LowRankSolution) -> None:
-        """Take over matrices of shapes (in, rank) and (rank, out)."""
+        """Set the matrices, of shapes (in, rank) and (rank, out)."""
         assert solution.Wa is not None
         assert solution.Wb is not None
-        self._take_over(solution, solution.Wa.T, solution.Wb.T)
+        self._set_factors(solution, solution.Wa.T, solution.Wb.T)
         self.module0.out_features = self.module1.in_features = solution.rank
 
 
 def _most_latent(fan_in: int, out: int) -> int:
-    """The largest r with r * (fan_in + out) < fan_in * out."""
+    """Return the largest r with r * (fan_in + out) < fan_in * out."""
     return (fan_in * out - 1) // (fan_in + out)
 
 
 def _padded(images: torch.Tensor, conv: nn.Conv2d) -> torch.Tensor:
-    """Images with what a convolution puts around them."""
+    """Pad images like a convolution does."""
     if conv.padding == "valid":
         return images
     sides: list[int] = []
-    for i in (1, 0):  # `F.pad` wants the last dimension first
+    for i in (1, 0):  # `F.pad` takes the last dimension first
         if conv.padding == "same":
             total = conv.dilation[i] * (conv.kernel_size[i] - 1)
             sides += [total // 2, total - total // 2]

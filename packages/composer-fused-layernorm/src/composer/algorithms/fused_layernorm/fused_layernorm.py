@@ -1,4 +1,4 @@
-"""The layer, the function that puts it into a model, then the class."""
+"""The layer, `apply_fused_layernorm` and the algorithm `FusedLayerNorm`."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _LOW = (torch.bfloat16, torch.float16)
 class MixedLayerNorm(nn.LayerNorm):
     """A `torch.nn.LayerNorm` whose output has the dtype of its input, under autocast too.
 
-    Autocast casts a low-precision input up to float32, and leaves the output so. Here torch's kernel reads the input as
-    it is, with weights and statistics in float32, and rounds the output once. Without autocast, and for float32 inputs,
-    it is a `torch.nn.LayerNorm`.
+    Autocast casts a low-precision input to float32, and the output stays in float32. Here the kernel of torch reads the
+    input without a cast, with weights and statistics in float32, and rounds the output once. Without autocast, and for
+    float32 inputs, this layer equals `torch.nn.LayerNorm`.
 
     Example:
         >>> with torch.autocast("cpu", torch.bfloat16):
@@ -48,7 +48,7 @@ class MixedLayerNorm(nn.LayerNorm):
         device_type = input.device.type
         if input.dtype not in _LOW or input.is_meta or not torch.is_autocast_enabled(device_type):
             return super().forward(input)
-        with torch.autocast(device_type, enabled=False):  # it would cast everything up
+        with torch.autocast(device_type, enabled=False):  # it would cast to float32
             if _has_kernel(input, self.weight, self.bias):
                 return F.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
             weight, bias = _float(self.weight), _float(self.bias)
@@ -56,23 +56,23 @@ class MixedLayerNorm(nn.LayerNorm):
 
     @staticmethod
     def from_layernorm(module: nn.LayerNorm, module_index: int = -1) -> MixedLayerNorm:
-        """Make the replacement of a layer, with its very parameters.
+        """Return the replacement of a layer, with the same parameter objects.
 
         Args:
             module: The layer to replace.
-            module_index: Its number among the layers replaced. The replacement does not depend on it.
+            module_index: Its index among the replaced layers; unused.
         """
         new = MixedLayerNorm.__new__(MixedLayerNorm)
-        vars(new).update(vars(module))  # all that it has: parameters, hooks, training flag, attributes of a subclass
+        vars(new).update(vars(module))  # parameters, hooks, training flag, attributes of a subclass
         new._parameters = module._parameters.copy()
         new._compiled_call_impl = None
         return new
 
 
 def _has_kernel(input: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> bool:
-    """Whether one kernel normalizes an input with parameters of these dtypes."""
+    """Return True if one kernel normalizes an input with parameters of these dtypes."""
     if torch.compiler.is_compiling():
-        return False  # the compiler makes one kernel of the casts and the rest
+        return False  # the compiler fuses the casts
     present = [p for p in (weight, bias) if p is not None]
     if all(p.dtype is input.dtype for p in present):
         return True
@@ -87,9 +87,9 @@ def _float(parameter: torch.Tensor | None) -> torch.Tensor | None:
 
 @cache
 def _takes_mixed(device_type: str, dtype: torch.dtype, bias: bool) -> bool:
-    """Whether torch's kernels on a device take inputs in a low precision with float32 weights: they are asked once."""
+    """Return True if torch's kernels on a device accept low-precision inputs with float32 weights; tried once."""
     if device_type not in ("cpu", "cuda"):
-        return False  # some would read the bits of the weights as numbers of `dtype`
+        return False  # some reinterpret the bits of the weights as `dtype`
     with torch.inference_mode(False), torch.enable_grad():
         x = torch.tensor([[1.0, -1.0]], device=device_type, dtype=dtype, requires_grad=True)
         weight = torch.full((2,), 1.5, device=device_type, requires_grad=True)
@@ -107,11 +107,11 @@ def apply_fused_layernorm(
 ) -> None:
     """Replace each `torch.nn.LayerNorm` in a model, in place, by a `MixedLayerNorm` with the same parameters.
 
-    Layers whose class has a `forward` of its own, and parametrized ones, stay.
+    Layers whose class overrides `forward`, and parametrized layers, are not replaced.
 
     Args:
         model: The model. A layer that is the model itself is not replaced.
-        optimizers: The optimizer of the model. It need not be told anything, as it keeps its parameters.
+        optimizers: The optimizer of the model; unused, because the parameters stay the same objects.
 
     Warns:
         NoEffectWarning: The model has no `MixedLayerNorm` afterwards.
@@ -123,7 +123,7 @@ def apply_fused_layernorm(
         'MixedLayerNorm'
 
     Source: none.
-    Differs: the method of this name used to take NVIDIA Apex's kernel; this is torch's own.
+    Differs: an earlier method of this name used the kernel of NVIDIA Apex; this one uses that of torch.
     """
 
     def mixed(module: nn.Module, index: int) -> nn.Module | None:
@@ -135,29 +135,29 @@ def apply_fused_layernorm(
     module_surgery.replace_module_classes(model, {nn.LayerNorm: mixed}, optimizers=optimizers)
     if not module_surgery.count_module_instances(model, MixedLayerNorm):
         warnings.warn(
-            "No instances of torch.nn.LayerNorm found that may be replaced; `apply_fused_layernorm` changed nothing.",
+            "`apply_fused_layernorm` changed nothing: the model has no replaceable `torch.nn.LayerNorm`.",
             NoEffectWarning,
             stacklevel=2,
         )
 
 
 class FusedLayerNorm(Algorithm):
-    """Spares layer normalization the casts of autocast, with weights in float32.
+    """Computes layer normalization without the casts of autocast, with weights in float32.
 
     At INIT the layers are replaced; see `apply_fused_layernorm`. They work on examples one by one, so microbatches
     equal one batch.
 
-    **Events** INIT. **Reads** nothing. **Writes** modules of `state.model`. **Cost** saves, under autocast, casts of
-    activations to float32 and their memory, where torch has a kernel that takes low-precision inputs with float32
-    weights; elsewhere costs a cast of the output. **Compilation** static: no shape depends on time or data.
+    **Events** INIT. **Reads** nothing. **Writes** modules of `state.model`. **Cost** under autocast, saves the
+    casts of activations to float32 and their memory if torch has a kernel for low-precision inputs with float32
+    weights; otherwise costs a cast of the output. **Compilation** static: no shape depends on time or data.
 
     Example:
         >>> FusedLayerNorm()
         FusedLayerNorm()
 
     Source: none.
-    Differs: the method of this name used to take NVIDIA Apex's kernel and new weights; this takes torch's own kernel
-        and keeps the weights.
+    Differs: an earlier method of this name used the kernel of NVIDIA Apex and new weights; this one uses the kernel
+        of torch and keeps the weights.
     """
 
     events = frozenset({Event.INIT})
@@ -172,7 +172,7 @@ class FusedLayerNorm(Algorithm):
 
     @staticmethod
     def required_on_load() -> bool:
-        """A run that was trained with it is continued with it."""
+        """Return True: a run that used it must continue with it."""
         return True
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:

@@ -1,4 +1,4 @@
-"""The gated feed-forward layer. It needs torch only."""
+"""The gated feed-forward layer. It only needs torch."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class BERTGatedFFOutput(nn.Module):
 
     Args:
         d_embed: Width of the inputs and outputs.
-        d_ff: Width between, of the gate as of what it gates.
+        d_ff: Width of the gate and of the gated values.
         dropout_rate: Probability of zeroing a gated value.
         act_fn: The activation of the gate.
         layernorm_eps: Epsilon of the norm.
         gated_layer_bias: Whether the gate has a bias.
-        non_gated_layer_bias: Whether what it gates has one.
+        non_gated_layer_bias: Whether the linear layer of the gated values has a bias.
 
     Attributes:
         gated_layer: The gate, a `torch.nn.Linear`.
-        non_gated_layer: What it gates.
-        wo: Back to the width of the inputs; always with a bias.
+        non_gated_layer: The linear layer of the gated values.
+        wo: The projection back to the width of the inputs; always with a bias.
         dropout: The dropout.
         act: The activation.
         layernorm: The norm.
@@ -39,7 +39,7 @@ class BERTGatedFFOutput(nn.Module):
         torch.Size([2, 5, 8])
 
     Source: Shazeer, "GLU Variants Improve Transformer", arXiv:2002.05202, section 2.
-    Differs: a bias in `wo`, dropout, residual connection and norm belong to the layer, as in BERT.
+    Differs: the layer includes a bias in `wo`, dropout, residual connection and norm, as in BERT.
     """
 
     def __init__(

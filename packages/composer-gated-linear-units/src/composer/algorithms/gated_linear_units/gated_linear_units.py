@@ -1,4 +1,4 @@
-"""The function that gates the feed-forward layers of a model, then the class. The layer is a module of its own."""
+"""`apply_gated_linear_units` and the algorithm. The layer is in `gated_linear_unit_layers`."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def from_BertOutput(
     gated_layer_bias: bool = False,
     non_gated_layer_bias: bool = False,
 ) -> BERTGatedFFOutput:
-    """Make the gated layer in place of a `BertOutput`. Its weights are new, in the dtype of the old ones.
+    """Return the gated layer that replaces a `BertOutput`, newly initialized, in the dtype of the old weights.
 
     Args:
         layer: The layer to replace.
-        module_index: Its number among the layers replaced. The replacement does not depend on it.
-        act_fn: The activation of the gate; a module is copied, so that layers do not share its weights.
+        module_index: Its index among the replaced layers; unused.
+        act_fn: The activation of the gate; a module is copied, so that layers do not share weights.
         gated_layer_bias: Whether the gate has a bias.
-        non_gated_layer_bias: Whether what it gates has one.
+        non_gated_layer_bias: Whether the linear layer of the gated values has a bias.
     """
     old: Any = layer
     new = BERTGatedFFOutput(
@@ -52,11 +52,11 @@ def from_BertOutput(
 
 
 def from_BertIntermediate(layer: nn.Module, module_index: int) -> nn.Identity:
-    """Make what takes the place of a `BertIntermediate`, whose work the gated layer does.
+    """Return the replacement of a `BertIntermediate`: an identity, because the gated layer does its work.
 
     Args:
         layer: The layer to replace.
-        module_index: Its number among the layers replaced. The replacement does not depend on it.
+        module_index: Its index among the replaced layers; unused.
     """
     return nn.Identity()
 
@@ -70,26 +70,26 @@ def apply_gated_linear_units(
 ) -> None:
     """Replace the feed-forward layers of a BERT, in place, by gated ones: `(act(x W1) * x W3) W2`.
 
-    The new layers are as wide as the old ones, and their weights are freshly drawn. A model that has gated layers
-    already is left alone.
+    The new layers are as wide as the old ones and newly initialized. A model that already has gated layers is not
+    changed.
 
     Args:
         model: A BERT of `transformers`, or a module that contains one, such as a `ComposerModel`.
-        optimizers: The optimizer of the model, in which the new parameters take the place of the old ones. None if it
-            is made afterwards.
-        act_fn: The activation of the gate. None: the one that the model uses.
+        optimizers: The optimizer of the model, in which the new parameters replace the old ones. None if it is created
+            afterwards.
+        act_fn: The activation of the gate. None: the activation of the model.
         gated_layer_bias: Whether the gate has a bias.
-        non_gated_layer_bias: Whether what it gates has one.
+        non_gated_layer_bias: Whether the linear layer of the gated values has a bias.
 
     Raises:
         MissingConditionalImportError: `transformers` is not installed.
         TypeError: The model contains no `BertPreTrainedModel`.
-        ValueError: `act_fn` is None, and the layers have several activations, or none.
+        ValueError: `act_fn` is None, and the layers have different activations or none.
 
     Warns:
         NoEffectWarning: The model has no gated layer afterwards.
-        UserWarning: Layers stay that are frozen, that have LoRA adapters, or that are of a subclass with a `forward` of
-            its own.
+        UserWarning: Layers are not replaced because they are frozen, have LoRA adapters, or belong to a class that
+            overrides `forward`.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -101,43 +101,43 @@ def apply_gated_linear_units(
         'BERTGatedFFOutput'
 
     Source: Shazeer, "GLU Variants Improve Transformer", arXiv:2002.05202, section 2.
-    Differs: the paper makes the layers narrower, by 2/3, so that their parameters do not become more.
+    Differs: the paper reduces the width to 2/3, so that the number of parameters does not grow.
     """
     bert = _import_bert()
     if not any(isinstance(module, bert.BertPreTrainedModel) for module in model.modules()):
         raise TypeError(
-            f"`model` must be or contain a `BertPreTrainedModel` of `transformers`, got {type(model).__name__}. Leave "
-            f"gated linear units out: the layers of other models are not known."
+            f"`model` must be or contain a `BertPreTrainedModel` of `transformers`, got {type(model).__name__}. Gated "
+            f"linear units support no other models."
         )
-    kept = _find_layers_to_keep(model, bert)
-    layers = [m for m in model.modules() if isinstance(m, bert.BertIntermediate) and m not in kept]
+    skipped = _find_skipped_layers(model, bert)
+    layers = [m for m in model.modules() if isinstance(m, bert.BertIntermediate) and m not in skipped]
     if layers:
         activation = _common_activation(layers) if act_fn is None else act_fn
 
         def gated(module: nn.Module, index: int) -> nn.Module | None:
-            if module in kept:
+            if module in skipped:
                 return None
             return from_BertOutput(module, index, activation, gated_layer_bias, non_gated_layer_bias)
 
-        def emptied(module: nn.Module, index: int) -> nn.Module | None:
-            return None if module in kept else from_BertIntermediate(module, index)
+        def removed(module: nn.Module, index: int) -> nn.Module | None:
+            return None if module in skipped else from_BertIntermediate(module, index)
 
         policies: dict[type[nn.Module], module_surgery.ReplacementFunction] = {
             bert.BertOutput: gated,
-            bert.BertIntermediate: emptied,
+            bert.BertIntermediate: removed,
         }
         module_surgery.replace_module_classes(model, policies, optimizers=optimizers)
-    module_surgery.warn_about_kept_modules("apply_gated_linear_units", model, kept)
+    module_surgery.warn_about_kept_modules("apply_gated_linear_units", model, skipped)
     if not module_surgery.count_module_instances(model, BERTGatedFFOutput):
         warnings.warn(
-            "`apply_gated_linear_units` changed nothing: the model has no `BertIntermediate` and `BertOutput`.",
+            "`apply_gated_linear_units` changed nothing: the model has no replaceable feed-forward layer.",
             NoEffectWarning,
             stacklevel=2,
         )
 
 
 def _import_bert() -> Any:
-    """The layers of BERT: not imported before they are needed."""
+    """Import the layers of BERT when they are first used."""
     try:
         return import_module("transformers.models.bert.modeling_bert")
     except ModuleNotFoundError as error:
@@ -146,21 +146,18 @@ def _import_bert() -> Any:
         raise MissingConditionalImportError(extra_deps_group="nlp", conda_package="transformers") from error
 
 
-def _find_layers_to_keep(model: nn.Module, bert: Any) -> dict[nn.Module, str]:
-    """Find the halves of feed-forward layers whose weights mean something that new ones would lose, and say why.
-
-    Both halves stay if one must.
-    """
-    kept: dict[nn.Module, str] = {}
+def _find_skipped_layers(model: nn.Module, bert: Any) -> dict[nn.Module, str]:
+    """Return the halves of the layers that cannot be initialized again, with the reason; always both halves."""
+    skipped: dict[nn.Module, str] = {}
     for layer in model.modules():
         halves = [half for half in layer.children() if isinstance(half, bert.BertIntermediate | bert.BertOutput)]
-        reasons = {_reason_to_keep(half, bert) for half in halves} - {None}
+        reasons = {_reason_to_skip(half, bert) for half in halves} - {None}
         if reasons:
-            kept |= dict.fromkeys(halves, str(min(map(str, reasons))))
-    return kept
+            skipped |= dict.fromkeys(halves, str(min(map(str, reasons))))
+    return skipped
 
 
-def _reason_to_keep(half: nn.Module, bert: Any) -> str | None:
+def _reason_to_skip(half: nn.Module, bert: Any) -> str | None:
     base = bert.BertOutput if isinstance(half, bert.BertOutput) else bert.BertIntermediate
     if module_surgery.overrides_forward(half, base):
         return f"its `forward` is not that of `{base.__name__}`"
@@ -172,14 +169,14 @@ def _reason_to_keep(half: nn.Module, bert: Any) -> str | None:
 
 
 def _common_activation(layers: list[Any]) -> Activation:
-    """The one activation of all layers. Modules are the same if their types are, functions if they are."""
-    found = {_kind(layer.intermediate_act_fn): layer.intermediate_act_fn for layer in layers}
-    if len(found) != 1 or None in found:
-        names = sorted(getattr(kind, "__name__", repr(kind)) for kind in found)
+    """Return the activation that all layers share. Two modules of one type count as the same activation."""
+    by_kind = {_kind(layer.intermediate_act_fn): layer.intermediate_act_fn for layer in layers}
+    if len(by_kind) != 1 or None in by_kind:
+        names = sorted(getattr(kind, "__name__", repr(kind)) for kind in by_kind)
         raise ValueError(
-            f"`act_fn` must be given if the layers of the model do not have one and the same activation, got {names}."
+            f"`act_fn` must be given if the layers of the model have different activations or none, got {names}."
         )
-    activation: Activation = found.popitem()[1]
+    activation: Activation = by_kind.popitem()[1]
     return activation
 
 
@@ -188,20 +185,20 @@ def _kind(activation: Any) -> Any:
 
 
 class GatedLinearUnits(Algorithm):
-    """Gates the feed-forward layers of BERT, which often learns better then.
+    """Adds gates to the feed-forward layers of BERT.
 
-    At INIT the layers are replaced; see `apply_gated_linear_units`. Examples are treated one by one, so microbatches
-    equal one batch.
+    At INIT the layers are replaced; see `apply_gated_linear_units`. Examples are processed independently, so
+    microbatches equal one batch.
 
     **Events** INIT. **Reads** nothing. **Writes** modules of `state.model`, parameters of `state.optimizers`.
-    **Cost** a third linear layer as large as the other two of each block: half as much again of their work and
-    parameters. **Compilation** static: no shape depends on time or data.
+    **Cost** a third linear layer in each block, as large as the other two: 50% more work and parameters of the
+    feed-forward part. **Compilation** static: no shape depends on time or data.
 
     Args:
-        act_fn: The activation of the gate. None: the one that the model uses. One of your own is not saved: a
-            checkpoint can only be loaded into a run whose `algorithms` have it.
+        act_fn: The activation of the gate. None: the activation of the model. A custom one is not saved: such a
+            checkpoint can only be loaded if `algorithms` contains this algorithm with the activation.
         gated_layer_bias: Whether the gate has a bias.
-        non_gated_layer_bias: Whether what it gates has one.
+        non_gated_layer_bias: Whether the linear layer of the gated values has a bias.
 
     Raises:
         MissingConditionalImportError: `transformers` is not installed.
@@ -222,21 +219,23 @@ class GatedLinearUnits(Algorithm):
     ) -> None:
         check_flags(gated_layer_bias=gated_layer_bias, non_gated_layer_bias=non_gated_layer_bias)
         if act_fn is not None and not callable(act_fn):
-            raise TypeError(f"`act_fn` must be a function of a tensor, got {act_fn!r}. None keeps the model's own.")
+            raise TypeError(
+                f"`act_fn` must be a function of a tensor, got {act_fn!r}. None uses the activation of the model."
+            )
         _import_bert()
         self.act_fn = act_fn
         self.gated_layer_bias = gated_layer_bias
         self.non_gated_layer_bias = non_gated_layer_bias
 
     def __repr__(self) -> str:
-        """A constructor call, in which an activation of your own is the bare word `act_fn`: it has no notation."""
+        """Return a constructor call, with the placeholder `act_fn` for a custom activation."""
         act_fn = None if self.act_fn is None else "act_fn"
         biases = f"gated_layer_bias={self.gated_layer_bias},non_gated_layer_bias={self.non_gated_layer_bias}"
         return f"{type(self).__name__}(act_fn={act_fn},{biases})"
 
     @staticmethod
     def required_on_load() -> bool:
-        """The layers have other names in a checkpoint."""
+        """Return True: the parameters of the layers have other names in a checkpoint."""
         return True
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:

@@ -1,4 +1,4 @@
-"""The function that wraps batch normalizations, then the class. The layers are in `ghost_batchnorm_layers`."""
+"""`apply_ghost_batchnorm` and the algorithm `GhostBatchNorm`. The layers are in `ghost_batchnorm_layers`."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ def apply_ghost_batchnorm(
 ) -> None:
     """Make every batch normalization of a model work on parts of the batch, in place.
 
-    Each `torch.nn.BatchNorm1d`, `BatchNorm2d` and `BatchNorm3d` is put inside a layer that shows it the batch part by
-    part, unless it is inside one already. Parameters and running statistics stay the same tensors.
+    Each `torch.nn.BatchNorm1d`, `BatchNorm2d` and `BatchNorm3d` is wrapped in a layer that applies it to the parts of
+    the batch one by one, unless it is wrapped already. Parameters and running statistics stay the same tensors.
 
     Args:
         model: The model. A normalization that is the model itself is not wrapped.
-        ghost_batch_size: The most examples that are normalized together, at least 1.
-        optimizers: The optimizer of the model, if it has one. It keeps all parameters and their state.
+        ghost_batch_size: The maximum number of examples that are normalized together, at least 1.
+        optimizers: The optimizer of the model, if there is one. It keeps all parameters and their state.
 
     Raises:
         ValueError: `ghost_batch_size` is less than 1.
 
     Warns:
-        NoEffectWarning: The model has no such layer afterwards.
-        UserWarning: A normalization of a subclass stays as it is, because its `forward` takes more than the input.
+        NoEffectWarning: The model has no wrapped layer afterwards.
+        UserWarning: A layer of a subclass is not wrapped, because its `forward` takes more than the input.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, kernel_size=3), nn.BatchNorm2d(8))
@@ -51,38 +51,38 @@ def apply_ghost_batchnorm(
 
     Source: Hoffer et al., "Train longer, generalize better: closing the generalization gap in large batch training of
         neural networks", arXiv:1705.08741, algorithm 1.
-    Differs: the momentum is divided by the number of parts, so that a batch as a whole weighs about as before. Parts
-        of nearly equal size; a batch smaller than `ghost_batch_size` is one part.
+    Differs: the momentum is divided by the number of parts, so that the weight of a whole batch is about the same.
+        Parts have nearly equal sizes; a batch smaller than `ghost_batch_size` is one part.
     """
     check_ghost_batch_size(ghost_batch_size)
-    kept: dict[nn.Module, str] = {}
+    skipped: dict[nn.Module, str] = {}
 
     def ghost(module: nn.Module, index: int) -> nn.Module | None:
         if getattr(module, "_already_ghost_batchnormed", False):
             return None
         if not module_surgery.takes_one_input(module):
-            kept[module] = "its `forward` takes more than the input, which a layer around it would not pass on"
+            skipped[module] = "its `forward` takes more than the input, which a layer around it would not pass on"
             return None
         return _GhostBatchNorm.from_batchnorm(module, index, ghost_batch_size)
 
     kinds: tuple[type[nn.Module], ...] = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
     module_surgery.replace_module_classes(model, dict.fromkeys(kinds, ghost), optimizers=optimizers)
-    module_surgery.warn_about_kept_modules("apply_ghost_batchnorm", model, kept)
+    module_surgery.warn_about_kept_modules("apply_ghost_batchnorm", model, skipped)
     if not module_surgery.count_module_instances(model, _GhostBatchNorm):
         warnings.warn(
             "`apply_ghost_batchnorm` changed nothing: the model has no `BatchNorm1d`, `BatchNorm2d` or `BatchNorm3d` "
-            "that it may wrap.",
+            "that can be wrapped.",
             NoEffectWarning,
             stacklevel=2,
         )
 
 
 class GhostBatchNorm(Algorithm):
-    """Normalizes parts of the batch instead of the whole.
+    """Applies batch normalization to parts of the batch.
 
     At INIT every batch normalization of the model is wrapped; see `apply_ghost_batchnorm`.
 
-    Microbatches: each microbatch is split into ghost batches of its own and updates the running statistics, so several
+    Microbatches: each microbatch is split into ghost batches and updates the running statistics, so several
     microbatches do not equal one batch.
 
     **Events** INIT. **Reads** nothing. **Writes** modules of `state.model`. **Cost** in training one more copy of the
@@ -92,7 +92,7 @@ class GhostBatchNorm(Algorithm):
     **Logs** the hyperparameter `GhostBatchNorm/num_new_modules`, once.
 
     Args:
-        ghost_batch_size: The most examples that are normalized together, at least 1.
+        ghost_batch_size: The maximum number of examples that are normalized together, at least 1.
 
     Raises:
         ValueError: `ghost_batch_size` is less than 1.
@@ -103,7 +103,7 @@ class GhostBatchNorm(Algorithm):
 
     Source: Hoffer et al., "Train longer, generalize better: closing the generalization gap in large batch training of
         neural networks", arXiv:1705.08741, algorithm 1.
-    Differs: as `apply_ghost_batchnorm`.
+    Differs: see `apply_ghost_batchnorm`.
     """
 
     events = frozenset({Event.INIT})
@@ -115,11 +115,11 @@ class GhostBatchNorm(Algorithm):
 
     @staticmethod
     def required_on_load() -> bool:
-        """Wrapped layers have other names in a checkpoint."""
+        """Return True: the parameters of wrapped layers have other names in a checkpoint."""
         return True
 
     def apply(self, event: Event, state: State, logger: Logger | None = None) -> None:
-        """Wrap the layers and log how many there are."""
+        """Wrap the layers and log their number."""
         apply_ghost_batchnorm(state.model, self.ghost_batch_size, state.optimizers)
         if logger is not None:
             count = module_surgery.count_module_instances(state.model, _GhostBatchNorm)

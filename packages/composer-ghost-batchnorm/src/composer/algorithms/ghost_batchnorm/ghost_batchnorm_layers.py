@@ -10,14 +10,14 @@ __all__ = ["GhostBatchNorm1d", "GhostBatchNorm2d", "GhostBatchNorm3d"]
 
 
 class _GhostBatchNorm(nn.Module):
-    """A batch normalization that sees the batch in `ceil(N / g)` parts, whose sizes differ by at most one.
+    """Batch normalization of `ceil(N / g)` parts of the batch, whose sizes differ by at most one.
 
-    In training each part is normalized by its own mean and variance, and updates the running statistics with the
+    In training each part is normalized with its own mean and variance, and updates the running statistics with the
     momentum divided by the number of parts. With running statistics, as in evaluation, parts make no difference.
 
     Args:
         batchnorm: The normalization that is applied to each part.
-        ghost_batch_size: g, at least 1: the most examples that are normalized together.
+        ghost_batch_size: g, the maximum number of examples that are normalized together, at least 1.
 
     Attributes:
         batchnorm: The normalization.
@@ -34,13 +34,13 @@ class _GhostBatchNorm(nn.Module):
         self.batchnorm._already_ghost_batchnormed = True  # type: ignore[assignment]
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Normalize a tensor of the shape (N, C, ...) that the normalization takes."""
+        """Normalize a tensor of shape (N, C, ...)."""
         if self.batchnorm.training or self.batchnorm.running_mean is None:
             return self._normalize_parts(input)
         output: torch.Tensor = self.batchnorm(input)
         return output
 
-    # TorchScript evaluates only. It reads these annotations, so this module does not postpone them.
+    # TorchScript is used for evaluation only. It reads annotations, so this module does not postpone them.
     @torch.jit.unused  # type: ignore[untyped-decorator,unused-ignore]
     def _normalize_parts(self, input: torch.Tensor) -> torch.Tensor:
         num_parts = -(-input.shape[0] // self.ghost_batch_size)
@@ -48,10 +48,10 @@ class _GhostBatchNorm(nn.Module):
             output: torch.Tensor = self.batchnorm(input)
             return output
         momentum = self.batchnorm.momentum
-        if momentum is not None:  # None averages over all parts ever seen, which needs no help
+        if momentum is not None:  # None: a cumulative average over all parts
             self.batchnorm.momentum = momentum / num_parts
         try:
-            # Not `tensor_split`, whose backward pass makes a gradient as large as the input for each part.
+            # Not `tensor_split`, whose backward pass allocates a gradient of the size of the input for each part.
             sizes = [len(range(i, input.shape[0], num_parts)) for i in range(num_parts)]
             return torch.cat([self.batchnorm(part) for part in input.split_with_sizes(sizes)])
         finally:
@@ -62,25 +62,25 @@ class _GhostBatchNorm(nn.Module):
 
     @staticmethod
     def from_batchnorm(module: nn.Module, module_index: int = -1, ghost_batch_size: int = 32) -> "_GhostBatchNorm":
-        """Put a batch normalization, with its parameters and statistics, inside a layer of its number of dimensions.
+        """Wrap a batch normalization, with its parameters and statistics, in the ghost layer for its dimensions.
 
         Args:
             module: The layer to wrap; it is not copied.
-            module_index: Its number among the layers wrapped. The result does not depend on it.
-            ghost_batch_size: The most examples that are normalized together.
+            module_index: Its index among the wrapped layers; unused.
+            ghost_batch_size: The maximum number of examples that are normalized together.
 
         Raises:
-            TypeError: `module` is no batch normalization.
-            ValueError: It is one of another kind than 1d, 2d and 3d, such as `SyncBatchNorm`.
+            TypeError: `module` is not a batch normalization.
+            ValueError: `module` is another type of batch normalization, such as `SyncBatchNorm`.
         """
         if not isinstance(module, _BatchNorm):
-            raise TypeError(f"`module` must be a batch normalization, got {type(module).__name__}. Leave it as it is.")
+            raise TypeError(f"`module` must be a batch normalization, got {type(module).__name__}. Do not wrap it.")
         for kind, ghost_kind in _GHOSTS.items():
             if isinstance(module, kind):
                 return ghost_kind(module, ghost_batch_size)
         raise ValueError(
-            f"`module` must be a `BatchNorm1d`, `BatchNorm2d` or `BatchNorm3d`, got {type(module).__name__}. Leave it "
-            f"as it is."
+            f"`module` must be a `BatchNorm1d`, `BatchNorm2d` or `BatchNorm3d`, got {type(module).__name__}. Do not "
+            f"wrap it."
         )
 
 
@@ -89,7 +89,7 @@ class GhostBatchNorm1d(_GhostBatchNorm):
 
     Args:
         batchnorm: The normalization that is applied to each part.
-        ghost_batch_size: The most examples that are normalized together, at least 1.
+        ghost_batch_size: The maximum number of examples that are normalized together, at least 1.
 
     Example:
         >>> layer = GhostBatchNorm1d(nn.BatchNorm1d(1, affine=False), ghost_batch_size=2)

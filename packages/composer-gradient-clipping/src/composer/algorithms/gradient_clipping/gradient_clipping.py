@@ -1,4 +1,4 @@
-"""The functions, then the class. Symbols: g is a gradient, w its weight, t the threshold."""
+"""`apply_gradient_clipping` and the algorithm `GradientClipping`. Symbols: gradient g, weight w, threshold t."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from composer.utils import check_finite, plain_number
 __all__ = ["GradientClipping", "apply_agc", "apply_gradient_clipping"]
 
 _TYPES = ("norm", "value", "adaptive")
-_EPS = 1e-3  # the paper's
+_EPS = 1e-3  # value of the paper
 
 
 def apply_gradient_clipping(
@@ -33,20 +33,19 @@ def apply_gradient_clipping(
 
     With the threshold t: "norm" scales all gradients by `min(1, t / norm)`, with the norm over all of them; "value"
     clamps each element to [-t, t], of complex ones both parts; "adaptive" scales each unit, a row of a weight or a
-    whole vector, by `min(1, t * max(norm of the weights, eps) / norm of the gradients)`. Of sparse gradients only the
-    values that are there change.
+    whole vector, by `min(1, t * max(norm of the weights, eps) / norm of the gradients)`. Sparse gradients stay sparse.
 
     Args:
-        model: The model after its backward pass, or its parameters. What has no gradient is left out.
+        model: The model after its backward pass, or its parameters. Parameters without a gradient are skipped.
         clipping_type: "norm", "value" or "adaptive".
         clipping_threshold: Positive. For "adaptive" a fraction of the norm of the weights.
-        fsdp_enabled: Whether the model is wrapped in `FullyShardedDataParallel`, which knows the norm over all ranks.
-            "value" then limits the largest element by scaling. Not needed for `fully_shard`.
-        eps: Smallest norm of a unit's weights that "adaptive" counts with. With 0, weights that are zero stay zero.
+        fsdp_enabled: Whether the model is wrapped in `FullyShardedDataParallel`, which computes the norm over all
+            ranks. "value" then limits the largest element by scaling. Not needed for `fully_shard`.
+        eps: Lower bound of the norm of the weights of a unit, for "adaptive". With 0, weights that are zero stay zero.
 
     Raises:
-        ValueError: `clipping_type` is unknown, a number is out of range, or "adaptive" meets `fsdp_enabled`.
-        NotImplementedError: "adaptive" meets a sparse gradient that does not consist of whole rows.
+        ValueError: `clipping_type` is unknown, a number is out of range, or "adaptive" is used with `fsdp_enabled`.
+        NotImplementedError: "adaptive" is used and a sparse gradient does not consist of whole rows.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
@@ -58,19 +57,19 @@ def apply_gradient_clipping(
     Source: Pascanu, Mikolov and Bengio, "On the difficulty of training Recurrent Neural Networks", arXiv:1211.5063,
         section 3.2 (norm); Brock et al., "High-Performance Large-Scale Image Recognition Without Normalization",
         arXiv:2102.06171, section 4.1, eq. 3 (adaptive).
-    Differs: "adaptive" clips the last layer too, unless its parameters are left out.
+    Differs: "adaptive" clips the last layer too, unless its parameters are not passed.
     """
     _check(clipping_type, clipping_threshold, eps)
     if fsdp_enabled and isinstance(model, torch.nn.Module):
         _clip_wrapped(model, clipping_type, clipping_threshold)
         return
-    if isinstance(model, Iterator):  # looked at more than once below
+    if isinstance(model, Iterator):  # iterated more than once below
         model = list(model)
     parameters = _parameters(model)
     special = _find_special(model)
     if clipping_type == "norm":
         for weight in special:
-            _values_of(weight)  # added up: entries of one position count together
+            _values_of(weight)  # sums duplicate entries, which belong to one element
         torch.nn.utils.clip_grad_norm_(parameters, max_norm=clipping_threshold)
     elif clipping_type == "value":
         _clip_special_values(special, clipping_threshold)
@@ -78,9 +77,9 @@ def apply_gradient_clipping(
             parameters = [weight for weight in _each(parameters) if not _is_special(weight)]
         try:
             torch.nn.utils.clip_grad_value_(parameters, clip_value=clipping_threshold)
-        except RuntimeError:  # torch refuses to clip no gradients at all
-            rest = _parameters(model) if not special else parameters
-            if any(weight.grad is not None for weight in _each(rest)):
+        except RuntimeError:  # raised by torch if there is no gradient at all
+            remaining = _parameters(model) if not special else parameters
+            if any(weight.grad is not None for weight in _each(remaining)):
                 raise
     elif eps == _EPS:
         _apply_agc(parameters, clipping_threshold=clipping_threshold)
@@ -89,15 +88,15 @@ def apply_gradient_clipping(
 
 
 def apply_agc(model: torch.nn.Module | Iterable[torch.Tensor], clipping_threshold: float = 0.01) -> None:
-    """`apply_gradient_clipping(model, "adaptive", clipping_threshold)`, under its earlier name."""
+    """Call `apply_gradient_clipping(model, "adaptive", clipping_threshold)`, under its earlier name."""
     apply_gradient_clipping(model, "adaptive", clipping_threshold)
 
 
 class GradientClipping(Algorithm):
     """Limits gradients before the optimizer uses them.
 
-    At AFTER_TRAIN_BATCH, when the gradients of all microbatches are added up and unscaled, `apply_gradient_clipping`
-    changes them; so microbatches equal one batch.
+    `apply_gradient_clipping` runs at AFTER_TRAIN_BATCH, when the gradients of all microbatches are accumulated and
+    unscaled, so microbatches equal one batch.
 
     **Events** INIT (a warning), AFTER_TRAIN_BATCH. **Reads** weights with "adaptive". **Writes** gradients. **Cost**
     one pass over the gradients for their norms and one to scale them, with "adaptive" also one over the weights; two
@@ -106,9 +105,9 @@ class GradientClipping(Algorithm):
 
     Args:
         clipping_type: "norm", "value" or "adaptive".
-        clipping_threshold: The limit: of the norm, of each element, or for "adaptive" of the norm as a part of that of
-            the weights. Positive.
-        eps: Smallest norm of a unit's weights that "adaptive" counts with. With 0, weights that are zero stay zero.
+        clipping_threshold: The limit of the norm or of each element; for "adaptive", of the norm as a fraction of the
+            norm of the weights. Positive.
+        eps: Lower bound of the norm of the weights of a unit, for "adaptive". With 0, weights that are zero stay zero.
 
     Raises:
         ValueError: `clipping_type` is unknown, or a number is out of range.
@@ -135,7 +134,7 @@ class GradientClipping(Algorithm):
         self.clipping_threshold, self.eps = plain_number(clipping_threshold), plain_number(eps)
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Clip; at INIT only warn."""
+        """Clip the gradients; at INIT, warn about zero weights."""
         if event is Event.AFTER_TRAIN_BATCH:
             apply_gradient_clipping(
                 state.model,
@@ -154,7 +153,7 @@ def _check(clipping_type: str, clipping_threshold: float, eps: float) -> None:
             f"`clipping_type` must be 'norm', 'value' or 'adaptive', got {clipping_type!r}. 'norm' keeps the direction "
             f"of the gradient."
         )
-    if clipping_threshold != math.inf:  # infinity clips nothing, which some use to log the norm
+    if clipping_threshold != math.inf:  # allowed: clips nothing, used to log the norm
         check_finite(clipping_threshold=clipping_threshold)
     if not clipping_threshold > 0:
         raise ValueError(
@@ -167,7 +166,7 @@ def _check(clipping_type: str, clipping_threshold: float, eps: float) -> None:
 
 
 def _parameters(model: Any) -> Any:
-    """Those of a model, or else what is given: a tensor, or several."""
+    """Return the parameters of a model; return a tensor or several tensors unchanged."""
     return model.parameters() if hasattr(model, "parameters") else model
 
 
@@ -191,14 +190,14 @@ def _warn_of_zeros(model: torch.nn.Module) -> None:
 
 
 def _clip_wrapped(model: torch.nn.Module, clipping_type: str, clipping_threshold: float) -> None:
-    """Clip through `FullyShardedDataParallel`: its parameters are flat pieces, so units and norms are its to know."""
+    """Clip with the method of `FullyShardedDataParallel`, whose parameters are flat shards without rows."""
     if clipping_type == "adaptive":
         raise ValueError(
             "`clipping_type` must be 'norm' or 'value' for a model in `FullyShardedDataParallel`, got 'adaptive': the "
-            "rows of a weight are not kept together there. Shard with `fully_shard`."
+            "rows of a weight are split across its shards. Use `fully_shard` instead."
         )
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
-    if fsdp is None:  # what was never imported has wrapped nothing
+    if fsdp is None:  # not imported, so the model is not wrapped
         return
     norm_type = 2.0 if clipping_type == "norm" else math.inf
     for module in model.modules():
@@ -207,7 +206,7 @@ def _clip_wrapped(model: torch.nn.Module, clipping_type: str, clipping_threshold
 
 
 def _find_special(model: Any) -> list[torch.Tensor]:
-    """The parameters whose gradients torch does not clip by value: sparse and complex ones."""
+    """Return the parameters whose gradients torch cannot clip by value: sparse and complex ones."""
     parameters = _parameters(model)
     return [w for w in _each(parameters) if _is_special(w)] if isinstance(parameters, Iterable) else []
 
@@ -229,7 +228,7 @@ def _is_sparse(weight: torch.Tensor) -> bool:
 
 
 def _values_of(weight: torch.Tensor) -> torch.Tensor:
-    """The gradient, to be changed in place; of a sparse one the values, after those of one position are added up."""
+    """Return the gradient, to be changed in place; for a sparse one its values, with duplicate entries summed."""
     assert weight.grad is not None
     if not _is_sparse(weight):
         return weight.grad
@@ -238,43 +237,43 @@ def _values_of(weight: torch.Tensor) -> torch.Tensor:
 
 
 def _units_of(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A weight and its gradient, of which sparse ones are reduced to the rows that the gradient has.
+    """Return a weight and its gradient; for a sparse gradient, only the rows that it has.
 
     Raises:
         NotImplementedError: The gradient is sparse within rows.
     """
-    slope = _values_of(weight)
+    grad = _values_of(weight)
     if not _is_sparse(weight) or weight.dim() == 1:
-        return weight, slope
+        return weight, grad
     assert weight.grad is not None
     if weight.grad.sparse_dim() != 1 or weight.layout is not torch.strided:
         raise NotImplementedError(
-            f"'adaptive' clips gradients that are dense or have whole rows, as those of `torch.nn.Embedding(..., "
-            f"sparse=True)`; a parameter of shape {tuple(weight.shape)} has one that is sparse within rows. Use "
-            f"'norm' or 'value'."
+            f"'adaptive' clips gradients that are dense or consist of whole rows, such as those of "
+            f"`torch.nn.Embedding(..., sparse=True)`, but the gradient of a parameter of shape "
+            f"{tuple(weight.shape)} is sparse within rows. Use 'norm' or 'value'."
         )
-    return weight.index_select(0, weight.grad._indices()[0]), slope
+    return weight.index_select(0, weight.grad._indices()[0]), grad
 
 
 @torch.no_grad()
 def _apply_agc(parameters: torch.Tensor | Iterable[torch.Tensor], clipping_threshold: float, eps: float = _EPS) -> None:
-    """Clip adaptively. The factors of all units are computed together; only norms and products are per tensor."""
+    """Clip adaptively. The factors of all units are computed at once; only norms and products are per tensor."""
     groups: dict[Any, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
     for weight in _each(parameters):
         if weight.grad is None:
             continue
-        if hasattr(weight, "to_local"):  # sharded: the norms may be spread over ranks, which torch then adds up
+        if hasattr(weight, "to_local"):  # sharded: torch combines the norms of all ranks
             weight.grad.mul_(_get_clipped_gradient_coeff(weight, weight.grad, clipping_threshold, eps))
             continue
-        weights, slopes = groups.setdefault((weight.device, weight.dtype), ([], []))
-        unit, slope = _units_of(weight)
+        weights, grads = groups.setdefault((weight.device, weight.dtype), ([], []))
+        unit, grad = _units_of(weight)
         weights.append(unit)
-        slopes.append(slope)
-    for weights, slopes in groups.values():
-        norms = [_unitwise_norm(slope) for slope in slopes]
+        grads.append(grad)
+    for weights, grads in groups.values():
+        norms = [_unitwise_norm(grad) for grad in grads]
         factors = _factors(_joined([_unitwise_norm(w) for w in weights]), _joined(norms), clipping_threshold, eps)
         parts = torch.split(factors, [norm.numel() for norm in norms])
-        torch._foreach_mul_(slopes, [part.view_as(norm) for part, norm in zip(parts, norms, strict=True)])
+        torch._foreach_mul_(grads, [part.view_as(norm) for part, norm in zip(parts, norms, strict=True)])
 
 
 def _joined(norms: list[torch.Tensor]) -> torch.Tensor:
@@ -284,20 +283,20 @@ def _joined(norms: list[torch.Tensor]) -> torch.Tensor:
 def _get_clipped_gradient_coeff(
     weights: torch.Tensor, grad: torch.Tensor, clipping_threshold: float = 0.01, eps: float = _EPS
 ) -> torch.Tensor:
-    """The factor of each unit of one gradient, in a shape that multiplies it."""
+    """Return the factor of each unit of one gradient, in a shape that broadcasts to it."""
     return _factors(_unitwise_norm(weights), _unitwise_norm(grad), clipping_threshold, eps)
 
 
 def _factors(weight_norm: torch.Tensor, grad_norm: torch.Tensor, threshold: float, eps: float) -> torch.Tensor:
     if eps:
         weight_norm = weight_norm.clamp(min=eps)
-    # 0 / 0 is no reason to clip; a positive number / 0 is infinite, hence 1 as well.
+    # A zero gradient is not clipped: 0 / 0 becomes 1, and positive / 0 is infinite, clamped to 1.
     return (weight_norm * threshold / grad_norm).nan_to_num(nan=1.0).clamp(max=1.0)
 
 
 def _unitwise_norm(tensor: torch.Tensor) -> torch.Tensor:
-    """The norm of a scalar or vector; of anything else, the norms of its rows, each of shape (1, ...)."""
+    """Return the norm of a scalar or vector; for other tensors, the norm of each row, with shape (N, 1, ...)."""
     dims = tuple(range(1, tensor.dim())) or None
-    dtype = torch.float32 if tensor.dtype.itemsize < torch.float32.itemsize else None  # narrow squares would overflow
+    dtype = torch.float32 if tensor.dtype.itemsize < torch.float32.itemsize else None  # 16-bit squares overflow
     norm: torch.Tensor = torch.linalg.vector_norm(tensor, dim=dims, keepdim=True, dtype=dtype)
     return norm

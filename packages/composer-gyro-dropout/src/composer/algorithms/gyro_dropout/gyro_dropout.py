@@ -1,21 +1,196 @@
-"""The function that replaces dropout in a model, then the class. The layer is in `_layer`."""
+"""The layer, `apply_gyro_dropout` and the algorithm. Symbols: sigma masks in total, tau of them in use at a time."""
 
 from __future__ import annotations
 
 import warnings
+from operator import ge
 from typing import Any
 
 import torch
 from torch import nn
 
-from composer.algorithms.gyro_dropout._layer import GyroDropoutLayer as GyroDropoutLayer
-from composer.algorithms.gyro_dropout._layer import check
 from composer.algorithms.warnings import NoEffectWarning
 from composer.core import REPLACES_DROPOUT, Algorithm, Event, Placement, State, TimeUnit
 from composer.loggers import Logger
-from composer.utils import module_surgery, plain_number
+from composer.utils import check_finite, check_integers, module_surgery, plain_number
 
 __all__ = ["GyroDropout", "GyroDropoutLayer", "apply_gyro_dropout"]
+
+
+class GyroDropoutLayer(nn.Module):
+    """A `torch.nn.Dropout` with a fixed set of masks, of which a few are in use at a time.
+
+    There are sigma masks with the shape of an example, each of which keeps an element with probability 1 - p. Every
+    `iter_num` steps the next tau masks are selected, and each applies to an equal share of the batch, so that at the
+    end of training all masks have been in use equally long. Masks are not stored: they are drawn from a seed, on the
+    device of the input. In evaluation the layer is the identity.
+
+    Args:
+        iters_per_epoch: Training steps in an epoch.
+        max_epoch: Epochs of the training.
+        p: The probability to drop an element.
+        sigma: The number of masks.
+        tau: The number of masks in use at a time.
+        seed: Determines the masks. None: drawn from torch's CPU generator.
+
+    Attributes:
+        training_step: The number of forward passes in training mode so far.
+        iter_num: The number of steps for which the same masks are in use.
+        driven: True if the step is set with `set_step`; forward passes are then not counted.
+
+    Raises:
+        ValueError: An argument is out of range.
+
+    Example:
+        >>> layer = GyroDropoutLayer(iters_per_epoch=100, max_epoch=4, p=0.5, sigma=8, tau=2)
+        >>> layer.iter_num
+        100
+        >>> y = layer(torch.ones(6, 5))
+        >>> bool((y[0] == y[2]).all() and (y[3] == y[5]).all())
+        True
+
+    Source: Lee et al., "Gyro Dropout: Maximizing Ensemble Effect in Neural Network Training", MLSys 2022.
+    Differs: masks are selected in turn instead of drawn, which makes no difference to their distribution; inputs of any
+        shape and any number of rows are taken.
+    """
+
+    def __init__(
+        self,
+        iters_per_epoch: int,
+        max_epoch: float,
+        p: float = 0.5,
+        sigma: int = 256,
+        tau: int = 16,
+        *,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        _check(p, sigma, tau)
+        self.p, self.sigma, self.tau = p, sigma, tau
+        self.seed = int(torch.randint(2**31, (), device="cpu")) if seed is None else seed
+        self.training_step = 0
+        self.driven = False
+        self.shape: tuple[int, ...] | None = None  # the largest size of examples so far, per dimension
+        self._group = 0
+        self._masks: torch.Tensor | None = None  # (tau, *shape), bool
+        self._scaled: torch.Tensor | None = None  # masks / (1 - p), in the dtype of the input
+        # Shape of the last batch, and the index of the mask of each row (None: equal blocks of rows).
+        self._last_batch: tuple[tuple[int, ...], torch.Tensor | None] = ((), None)
+        self.plan(iters_per_epoch * max_epoch)
+
+    def plan(self, steps: float) -> None:
+        """Distribute the masks over a number of steps.
+
+        Raises:
+            ValueError: The number is not positive.
+        """
+        if steps <= 0:
+            raise ValueError(f"`iters_per_epoch` and `max_epoch` must be positive, got {steps!r} steps in total.")
+        self.iter_num = max(int(steps * self.tau / self.sigma), 1)
+
+    def set_step(self, step: int) -> None:
+        """Select the masks for a step."""
+        self.training_step = step
+        group = step // self.iter_num % -(-self.sigma // self.tau)
+        if group != self._group:
+            self._group = group
+            if self._masks is not None:
+                self._draw(self._masks.device)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Drop elements of a tensor of shape (N, ...), or of shape (F,), which is one example."""
+        if not self.training or self.p == 0 or x.is_meta:
+            return x
+        if x.dim() < 2:
+            return self(x.unsqueeze(0)).squeeze(0)  # type: ignore[no-any-return]
+        if not self.driven:
+            self.set_step(self.training_step)
+            self.training_step += 1
+        masks = self._masks_for(x)
+        rows, tau = x.shape[0], masks.shape[0]
+        if rows % tau == 0:
+            self._last_batch = (tuple(x.shape), None)
+            return (x.reshape(tau, rows // tau, *x.shape[1:]) * masks.unsqueeze(1)).flatten(0, 1)
+        index = torch.arange(rows, device=x.device)
+        if rows > tau:
+            index = index * tau // rows
+        else:  # fewer rows than masks: consecutive masks from a random start, so that all are used
+            index = (index + torch.randint(tau, (1,), device=x.device)) % tau
+        self._last_batch = (tuple(x.shape), index)
+        return x * masks.index_select(0, index)
+
+    @property
+    def selected_masks(self) -> torch.Tensor | None:
+        """The masks in use, shape (tau, ...), bool; None before the first pass."""
+        return self._masks
+
+    @property
+    def dropout_mask(self) -> torch.Tensor | None:
+        """The mask of the last batch, shape of the batch, bool; None before the first batch."""
+        shape, index = self._last_batch
+        if self._masks is None or not shape:
+            return None
+        masks = self._masks[_slices_of(shape)]
+        if index is None:
+            return masks.repeat_interleave(shape[0] // len(masks), 0)
+        return masks.index_select(0, index)
+
+    def _masks_for(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the masks in use / (1 - p), cut to the shape of an example."""
+        shape = tuple(x.shape[1:])
+        if self._masks is None or self._masks.device != x.device or not self._covers(shape):
+            self._enlarge(shape)
+            self._draw(x.device)
+        assert self._masks is not None
+        if self._scaled is None or self._scaled.dtype is not x.dtype:
+            self._scaled = self._masks.to(x.dtype) / max(1 - self.p, torch.finfo(torch.float32).tiny)
+        return self._scaled if shape == self.shape else self._scaled[_slices_of(tuple(x.shape))]
+
+    def _covers(self, shape: tuple[int, ...]) -> bool:
+        largest = self.shape
+        return largest is not None and len(largest) == len(shape) and all(map(ge, largest, shape))
+
+    def _enlarge(self, shape: tuple[int, ...]) -> None:
+        if self.shape is not None and len(self.shape) == len(shape):
+            shape = tuple(map(max, self.shape, shape))
+        self.shape = shape
+
+    def _draw(self, device: torch.device) -> None:
+        assert self.shape is not None
+        generator = torch.Generator(device).manual_seed(_mix_seed(self.seed, self._group))
+        number = min(self.tau, self.sigma - self._group * self.tau)
+        kept = torch.empty((number, *self.shape), device=device).bernoulli_(1 - self.p, generator=generator)
+        self._masks, self._scaled = kept.bool(), None
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}, sigma={self.sigma}, tau={self.tau}"
+
+    @staticmethod
+    def from_Dropout(  # named after the class
+        module: nn.Dropout,
+        module_index: int = -1,
+        iters_per_epoch: int = 1,
+        max_epoch: float = 1,
+        p: float | None = None,
+        sigma: int = 256,
+        tau: int = 16,
+        seed: int | None = None,
+    ) -> GyroDropoutLayer:
+        """Return the replacement of a dropout layer.
+
+        Args:
+            module: The layer to replace.
+            module_index: Its index among the replaced layers, so that layers have different masks.
+            iters_per_epoch: See `GyroDropoutLayer`.
+            max_epoch: See `GyroDropoutLayer`.
+            p: See `GyroDropoutLayer`. None: the value of `module`.
+            sigma: See `GyroDropoutLayer`.
+            tau: See `GyroDropoutLayer`.
+            seed: Seed of all layers; combined with `module_index`.
+        """
+        layer_seed = None if seed is None else _mix_seed(seed, module_index + 1)
+        rate = module.p if p is None else p
+        return GyroDropoutLayer(iters_per_epoch, max_epoch, rate, sigma, tau, seed=layer_seed)
 
 
 def apply_gyro_dropout(
@@ -33,10 +208,10 @@ def apply_gyro_dropout(
     Args:
         model: The model. A layer that is the model itself is not replaced.
         iters_per_epoch: Training steps in an epoch.
-        max_epoch: Epochs of the training. Together they tell how long each mask is in use.
-        p: The probability to drop an element. None: that of each layer; layers with 0 then stay.
+        max_epoch: Epochs of the training. Both determine how long each mask is in use.
+        p: The probability to drop an element. None: the value of each layer; layers with 0 are then not replaced.
         sigma: The number of masks.
-        tau: How many of them are in use at a time.
+        tau: The number of masks in use at a time.
         seed: Determines all masks. None: drawn from torch's CPU generator.
 
     Raises:
@@ -54,24 +229,24 @@ def apply_gyro_dropout(
     Source: Lee et al., "Gyro Dropout: Maximizing Ensemble Effect in Neural Network Training", MLSys 2022.
     Differs: as `GyroDropoutLayer`.
     """
-    check(0.5 if p is None else p, sigma, tau)
+    _check(0.5 if p is None else p, sigma, tau)
     if seed is None:
         seed = int(torch.randint(2**31, (), device="cpu"))
     if not _replace(model, (iters_per_epoch, max_epoch, p, sigma, tau, seed)):
         warnings.warn(
-            "`apply_gyro_dropout` changed nothing: the model has no torch.nn.Dropout that drops anything.",
+            "`apply_gyro_dropout` changed nothing: the model has no `torch.nn.Dropout` with `p > 0`.",
             NoEffectWarning,
             stacklevel=2,
         )
 
 
 def _replace(model: nn.Module, options: tuple[Any, ...]) -> list[GyroDropoutLayer]:
-    """Replace the dropout of a model; return all layers, those of earlier calls too."""
+    """Replace the dropout of a model; return all gyro dropout layers, including those of earlier calls."""
 
     def gyro(module: nn.Module, index: int) -> nn.Module | None:
         assert isinstance(module, nn.Dropout)
-        own = type(module).forward is not nn.Dropout.forward
-        if own or (options[2] is None and module.p == 0):
+        overrides_forward = type(module).forward is not nn.Dropout.forward
+        if overrides_forward or (options[2] is None and module.p == 0):
             return None
         return GyroDropoutLayer.from_Dropout(module, index, *options)
 
@@ -80,21 +255,21 @@ def _replace(model: nn.Module, options: tuple[Any, ...]) -> list[GyroDropoutLaye
 
 
 class GyroDropout(Algorithm):
-    """Trains a fixed set of subnetworks, a few at a time, instead of ever new ones.
+    """Trains a fixed set of subnetworks, a few at a time, instead of new ones at every step.
 
     At FIT_START each dropout layer of the model is replaced; see `apply_gyro_dropout`. Before each batch is loaded, and
-    at BATCH_START, the masks are selected that the progress of the run asks for, whatever the unit of its duration.
-    Each microbatch is shared out among all selected masks, so microbatches do not equal one batch.
+    at BATCH_START, the masks for the elapsed part of the run are selected; its duration may have any unit. Each
+    microbatch is divided among all selected masks, so microbatches do not equal one batch.
 
     **Events** FIT_START, BEFORE_DATALOADER, BATCH_START. **Reads** `state.max_duration`, `state.timestamp`,
-    `state.dataloader_len`. **Writes** modules of `state.model`. **Cost** that of dropout, less the draw and the mask
-    kept for the backward pass. `tau` masks of the size of an example are in memory. **Compilation** static: new masks
-    are drawn between batches.
+    `state.dataloader_len`. **Writes** modules of `state.model`. **Cost** that of dropout, without the draw and
+    the mask stored for the backward pass. `tau` masks of the size of an example are in memory. **Compilation**
+    static: new masks are drawn between batches.
 
     Args:
-        p: The probability to drop an element. None: that of each layer.
-        sigma: The number of masks, that is, of subnetworks.
-        tau: How many of them are in use at a time.
+        p: The probability to drop an element. None: the value of each layer.
+        sigma: The number of masks and so of subnetworks.
+        tau: The number of masks in use at a time.
 
     Raises:
         ValueError: An argument is out of range.
@@ -108,12 +283,12 @@ class GyroDropout(Algorithm):
         any size and runs any length.
     """
 
-    # Others may run the model between BEFORE_DATALOADER and BATCH_START; some loops announce only the latter.
+    # Others may run the model between BEFORE_DATALOADER and BATCH_START; some loops only announce the latter.
     events = frozenset({Event.FIT_START, Event.BEFORE_DATALOADER, Event.BATCH_START})
     placement = Placement(provides={REPLACES_DROPOUT})
 
     def __init__(self, p: float | None = None, sigma: int = 256, tau: int = 16) -> None:
-        check(0.5 if p is None else p, sigma, tau)
+        _check(0.5 if p is None else p, sigma, tau)
         self.p, self.sigma, self.tau = plain_number(p), plain_number(sigma), plain_number(tau)
         self._layers: list[GyroDropoutLayer] = []
         self._seed: int | None = None
@@ -121,7 +296,7 @@ class GyroDropout(Algorithm):
 
     @staticmethod
     def required_on_load() -> bool:
-        """A run that was trained with it is continued with it."""
+        """Return True: a run that used it must continue with it."""
         return True
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
@@ -130,7 +305,7 @@ class GyroDropout(Algorithm):
             self._start(state)
         steps = _steps(state)
         for layer in self._layers:
-            if steps is None:  # the run is not counted in steps: then one "step" is as long as masks are in use
+            if steps is None:  # not counted in steps: count selections of masks instead
                 elapsed = state.get_elapsed_duration()
                 assert elapsed is not None, "the engine asks for `max_duration` at these events"
                 layer.iter_num = 1
@@ -141,14 +316,12 @@ class GyroDropout(Algorithm):
 
     def _start(self, state: State) -> None:
         if self._seed is None:
-            self._seed = (
-                state.rank_zero_seed
-            )  # equal on all ranks, and nothing is drawn that a resumed run would not draw
+            self._seed = state.rank_zero_seed  # equal on all ranks, and draws no random number
         model: Any = state.model.module if state.is_model_ddp else state.model
         self._layers = _replace(model, (1, 1, self.p, self.sigma, self.tau, self._seed))
         if not self._layers:
             warnings.warn(
-                "`GyroDropout` changed nothing: the model has no torch.nn.Dropout that drops anything.",
+                "`GyroDropout` changed nothing: the model has no `torch.nn.Dropout` with `p > 0`.",
                 NoEffectWarning,
                 stacklevel=2,
             )
@@ -159,9 +332,9 @@ class GyroDropout(Algorithm):
         self._shapes = []
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the masks are drawn from: a seed and their sizes."""
-        started = [None if layer.shape is None else list(layer.shape) for layer in self._layers]
-        return {**super().state_dict(), "seed": self._seed, "shapes": started or self._shapes}
+        """Return the seed and the sizes of the masks."""
+        shapes = [None if layer.shape is None else list(layer.shape) for layer in self._layers]
+        return {**super().state_dict(), "seed": self._seed, "shapes": shapes or self._shapes}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned, before FIT_START."""
@@ -169,7 +342,7 @@ class GyroDropout(Algorithm):
 
 
 def _steps(state: State) -> float | None:
-    """The length of the run in training steps, or None if that is not known."""
+    """Return the length of the run in training steps, or None if it is unknown."""
     duration, length = state.max_duration, state.dataloader_len
     assert duration is not None, "the engine asks for `max_duration` at these events"
     if duration.unit is TimeUnit.BATCH:
@@ -177,3 +350,28 @@ def _steps(state: State) -> float | None:
     if duration.unit is TimeUnit.EPOCH and length is not None:
         return float(duration.value * length.value)
     return None
+
+
+def _check(p: float, sigma: int, tau: int) -> None:
+    """Raise ValueError unless `p` is a probability and 1 <= tau <= sigma."""
+    check_finite(p=p)
+    if not 0 <= p <= 1:
+        raise ValueError(f"`p` must be in [0, 1], got {p!r}. It is the probability to drop an element.")
+    check_integers(sigma=sigma, tau=tau)
+    if not 1 <= tau <= sigma:
+        raise ValueError(
+            f"`tau` must be at least 1 and at most `sigma`, got {tau!r} and {sigma!r}. Use fewer at a time."
+        )
+
+
+def _mix_seed(*numbers: int) -> int:
+    """Combine numbers to a seed of 32 bits: the CPU generator of torch ignores the other bits."""
+    state = 0
+    for number in numbers:
+        state = (state ^ number) * 0x9E3779B97F4A7C15 % 2**64
+        state ^= state >> 32
+    return state % 2**32
+
+
+def _slices_of(shape: tuple[int, ...]) -> tuple[slice, ...]:
+    return (slice(None), *(slice(size) for size in shape[1:]))

@@ -1,4 +1,4 @@
-"""The function, then the class. Symbols: s is the smoothing, C the number of classes."""
+"""`smooth_labels` and the algorithm `LabelSmoothing`. Symbols: smoothing s, number of classes C."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ __all__ = ["LabelSmoothing", "smooth_labels"]
 def smooth_labels(logits: torch.Tensor, target: torch.Tensor, smoothing: float = 0.1) -> torch.Tensor:
     """Move class targets towards the uniform distribution: `(1 - s) * target + s / C`.
 
-    A position without a target keeps none: a negative index becomes zero for every class, and so does a row of zeros.
-    More generally `s / C` is weighed by the sum of the position's target, up to 1. Smoothing and mixing targets
-    (MixUp, CutMix) thus give the same in either order, ignored positions included.
+    Positions without a target are zero for every class: negative indices, and rows of zeros. In general, `s / C` is
+    multiplied by the sum of the target of the position, up to 1. Smoothing and mixing targets (MixUp, CutMix) thus
+    commute, also at ignored positions.
 
     Args:
-        logits: Shape (N, C, ...). Only their shape and dtype are used.
+        logits: Shape (N, C, ...). Only shape and dtype are used.
         target: Class indices, shape (N, ...), less than C; or one value per class, shape (N, C, ...). Not modified.
         smoothing: The weight s of the uniform distribution, in [0, 1].
 
     Returns:
-        Shape (N, C, ...). Float32, or float64 if the target's values (for indices: the logits) are.
+        Shape (N, C, ...). Float64 if the values of the target (for indices: the logits) are, else float32.
 
     Raises:
-        ValueError: `smoothing` is outside [0, 1], there are fewer than two classes, or the indices are not integers or
-            (checked on the CPU only) reach C.
-        RuntimeError: The shapes fit neither kind of target.
+        ValueError: `smoothing` is outside [0, 1], there are fewer than two classes, indices are not integers, or
+            (checked on the CPU only) an index is C or more.
+        RuntimeError: The shape matches neither form of target.
 
     Example:
         >>> smooth_labels(torch.zeros(2, 4), torch.tensor([3, -100]), smoothing=0.2)
@@ -40,7 +40,7 @@ def smooth_labels(logits: torch.Tensor, target: torch.Tensor, smoothing: float =
                 [0.0000, 0.0000, 0.0000, 0.0000]])
 
     Source: Szegedy et al., "Rethinking the Inception Architecture for Computer Vision", arXiv:1512.00567, section 7.
-    Differs: positions without a target.
+    Differs: positions without a target stay zero.
     """
     _check_smoothing(smoothing)
     _check_classes(logits)
@@ -52,40 +52,36 @@ def smooth_labels(logits: torch.Tensor, target: torch.Tensor, smoothing: float =
 
 
 def _smooth_indices(logits: torch.Tensor, labels: torch.Tensor, smoothing: float) -> torch.Tensor:
-    """Write both values straight into the result: there is no one-hot tensor in between."""
+    """Smooth class indices, without a one-hot tensor in between."""
     _check_labels(logits, labels)
     dtype = torch.promote_types(logits.dtype, torch.float32)
-    rest = smoothing / logits.shape[1]
-    own = 1 - smoothing + rest
+    off_value = smoothing / logits.shape[1]
+    on_value = 1 - smoothing + off_value
     index = labels.long().unsqueeze(1)
     _check_range(index, logits.shape[1])
-    if _surely_all_count(index):
-        return torch.full(logits.shape, rest, dtype=dtype, device=logits.device).scatter_(1, index, own)
+    if _is_readable(index) and int(index.min()) >= 0:
+        return torch.full(logits.shape, off_value, dtype=dtype, device=logits.device).scatter_(1, index, on_value)
     counts = (index >= 0).to(dtype)
-    return (counts * rest).expand(logits.shape).contiguous().scatter_(1, index.clamp(min=0), counts * own)
-
-
-def _surely_all_count(index: torch.Tensor) -> bool:
-    return _is_readable(index) and int(index.min()) >= 0
+    return (counts * off_value).expand(logits.shape).contiguous().scatter_(1, index.clamp(min=0), counts * on_value)
 
 
 def _is_readable(index: torch.Tensor) -> bool:
-    """Whether values can be looked up without stalling a device or breaking a graph."""
+    """Return True if values can be read without synchronizing a device or breaking a graph."""
     return index.device.type == "cpu" and not torch.compiler.is_compiling() and index.numel() > 0
 
 
 def _check_range(index: torch.Tensor, num_classes: int) -> None:
     if _is_readable(index) and int(index.max()) >= num_classes:
         raise ValueError(
-            f"`target` must hold class indices below {num_classes}, the number of classes, got {int(index.max())}. If "
-            f"that marks positions that are to be ignored, give them a negative index, such as -100."
+            f"`target` must hold class indices below {num_classes}, the number of classes, got {int(index.max())}. To "
+            f"ignore positions, give them a negative index, such as -100."
         )
 
 
 def _check_classes(logits: torch.Tensor) -> None:
     if logits.dim() < 2 or logits.shape[1] < 2:
         raise ValueError(
-            f"`logits` must have at least two classes in dimension 1, got shape {tuple(logits.shape)}. Of a binary "
+            f"`logits` must have at least two classes in dimension 1, got shape {tuple(logits.shape)}. For a binary "
             f"classifier with one output, smooth the targets yourself: `target * (1 - smoothing) + smoothing / 2`."
         )
 
@@ -94,7 +90,7 @@ def _check_smoothing(smoothing: float) -> None:
     check_finite(smoothing=smoothing)
     if not 0 <= smoothing <= 1:
         raise ValueError(
-            f"`smoothing` must be in [0, 1], got {smoothing!r}. 0 leaves the targets as they are, 1 makes them uniform."
+            f"`smoothing` must be in [0, 1], got {smoothing!r}. 0 does not change the targets, 1 makes them uniform."
         )
 
 
@@ -103,33 +99,33 @@ def _check_labels(logits: torch.Tensor, labels: torch.Tensor) -> None:
         raise ValueError(f"`target` must hold integer class indices, got dtype {labels.dtype}. Convert with `.long()`.")
     if labels.shape != logits.shape[:1] + logits.shape[2:]:
         raise RuntimeError(
-            f"`target` must have the shape of `logits`, {tuple(logits.shape)}, or that without dimension 1, got "
-            f"{tuple(labels.shape)}. Put the classes into dimension 1 of the logits."
+            f"`target` must have the shape of `logits`, {tuple(logits.shape)}, with or without dimension 1, got "
+            f"{tuple(labels.shape)}. Dimension 1 of the logits must be the classes."
         )
 
 
 class LabelSmoothing(Algorithm):
     """Trains against targets that are moved towards the uniform distribution.
 
-    At BEFORE_LOSS the targets of the batch become `(1 - s) * target + s / C`; at AFTER_LOSS the batch gets back the
-    ones it had. Microbatches are smoothed one by one, which is the same as smoothing the batch.
+    At BEFORE_LOSS the targets of the batch become `(1 - s) * target + s / C`; at AFTER_LOSS the original targets are
+    restored. Microbatches are smoothed one by one, which is the same as smoothing the batch.
 
-    The loss gets one value per class and must take them. `composer.loss.soft_cross_entropy` averages over the positions
-    that have a target; `torch.nn.functional.cross_entropy` over all of them, and then ignores no index and does not
+    The loss must accept one value per class. `composer.loss.soft_cross_entropy` averages over the positions that have a
+    target; `torch.nn.functional.cross_entropy` averages over all positions, and then ignores no index and does not
     divide by class weights.
 
     **Events** BEFORE_LOSS, AFTER_LOSS. **Reads** `state.outputs`, for the number of classes. **Writes** the targets.
-    **Cost** one dense target tensor per microbatch. **Compilation** no shape changes; nothing is read from a device.
+    **Cost** one dense target tensor per microbatch; nothing is read from the device. **Compilation** static.
 
     Args:
         smoothing: The weight s of the uniform distribution, in [0, 1].
         target_key: Where the targets are in the batch; see `State.batch_get_item`.
 
     Attributes:
-        original_labels: The targets that are given back, between BEFORE_LOSS and AFTER_LOSS; otherwise None.
+        original_labels: The original targets, between BEFORE_LOSS and AFTER_LOSS; otherwise None.
 
     Raises:
-        ValueError: `smoothing` is outside [0, 1]; in training, as `smooth_labels`.
+        ValueError: `smoothing` is outside [0, 1]; in training, see `smooth_labels`.
         TypeError: In training, if outputs or targets are not one tensor.
 
     Example:
@@ -141,7 +137,7 @@ class LabelSmoothing(Algorithm):
     """
 
     events = frozenset({Event.BEFORE_LOSS, Event.AFTER_LOSS})
-    # After what mixes the targets of this loss, and given back only after what derives another loss from them.
+    # After methods that mix the targets; restored only after methods that compute another loss from them.
     placement = Placement(
         provides={SMOOTHS_TARGETS}, after={MIXES_TARGETS, INTERPOLATES_LOSS}, excludes={SMOOTHS_TARGETS}
     )
@@ -152,12 +148,8 @@ class LabelSmoothing(Algorithm):
         self.target_key = target_key
         self.original_labels: torch.Tensor | None = None
 
-    def match(self, event: Event, state: State) -> bool:
-        """At both `events`."""
-        return event in self.events
-
     def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Smooth the targets, or give them back."""
+        """Smooth the targets, or restore them."""
         if event is Event.BEFORE_LOSS:
             labels = state.batch_get_item(self.target_key)
             self._check_tensors(state.outputs, labels)
@@ -170,11 +162,11 @@ class LabelSmoothing(Algorithm):
     def _check_tensors(self, outputs: Any, labels: Any) -> None:
         if not isinstance(outputs, torch.Tensor):
             raise TypeError(
-                f"`LabelSmoothing` needs the model's outputs to be one tensor, from which the number of classes is "
-                f"known, got {type(outputs).__name__}. Let the model return its logits."
+                f"`LabelSmoothing` reads the number of classes from the outputs, which must be one tensor, "
+                f"got {type(outputs).__name__}. Return the logits from `forward`."
             )
         if not isinstance(labels, torch.Tensor):
             raise TypeError(
-                f"`target_key` must point at a tensor of the batch, got {self.target_key!r}, where there is a "
-                f"{type(labels).__name__}. Name the targets there."
+                f"`target_key` must be the position of a tensor of the batch, got {self.target_key!r}, which is a "
+                f"{type(labels).__name__}. Pass the position of the targets."
             )

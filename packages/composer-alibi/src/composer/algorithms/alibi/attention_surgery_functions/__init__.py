@@ -1,13 +1,13 @@
-"""How ALiBi changes the modules of a model: one policy for each class of modules.
+"""Policies that change the modules of a model for ALiBi, one for each class of modules.
 
 Importing this imports the models of `transformers`.
 """
 
-from composer.algorithms.alibi.attention_surgery_functions import _bert, _gpt2
-from composer.algorithms.alibi.attention_surgery_functions._attention import (
+from composer.algorithms.alibi.attention_surgery_functions import policies
+from composer.algorithms.alibi.attention_surgery_functions.attention import (
     check_attention as check_attention,
 )
-from composer.algorithms.alibi.attention_surgery_functions._attention import (
+from composer.algorithms.alibi.attention_surgery_functions.attention import (
     share_biases as share_biases,
 )
 from composer.algorithms.alibi.attention_surgery_functions.utils import (
@@ -30,6 +30,5 @@ __all__ = [
     "zero_and_freeze_expand_position_embeddings",
 ]
 
-# Here rather than in those modules, so that importing them changes nothing.
-_bert.register(policy_registry)
-_gpt2.register(policy_registry)
+# Not in `policies`, so that importing that module alone changes nothing.
+policies.register(policy_registry)

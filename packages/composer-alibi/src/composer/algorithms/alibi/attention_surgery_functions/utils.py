@@ -1,4 +1,4 @@
-"""The registry of policies, and what policies need. Symbols: H heads, L tokens at most."""
+"""The registry of policies, and functions for policies. Symbols: H heads, L maximum number of tokens."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 AlibiReplacementFunction = Callable[[nn.Module, int, int], nn.Module | None]
-"""Takes a module, how many modules its policy was asked about before, and `max_sequence_length`; returns a replacement,
-the same module (changed in place), or None to leave it."""
+"""Takes a module, the number of modules its policy was called for before, and `max_sequence_length`; returns a
+replacement, the same module (changed in place), or None to leave it unchanged."""
 
 _Policy = TypeVar("_Policy", bound=AlibiReplacementFunction)
 
 
 class PolicyRegistry(dict[type[nn.Module], AlibiReplacementFunction]):
-    """Which function changes the modules of which class. Entries may be deleted.
+    """Mapping from classes of modules to the functions that change them. Entries may be deleted.
 
     Example:
         >>> registry = PolicyRegistry()
@@ -46,7 +46,7 @@ class PolicyRegistry(dict[type[nn.Module], AlibiReplacementFunction]):
     """
 
     def register(self, *modules: type[nn.Module]) -> Callable[[_Policy], _Policy]:
-        """Make the decorated function the policy of classes of modules.
+        """Register the decorated function as the policy for classes of modules.
 
         The function takes `(module: torch.nn.Module, module_index: int, max_sequence_length: int)`, in this order; the
         first two may have other names. Annotations may be postponed.
@@ -56,11 +56,11 @@ class PolicyRegistry(dict[type[nn.Module], AlibiReplacementFunction]):
 
         Raises:
             ValueError: No class is given, one has a policy already, or the function does not take three arguments.
-            TypeError: A class is no module, or an argument is annotated otherwise.
+            TypeError: A class is not a `torch.nn.Module`, or an argument has another annotation.
             NameError: The third argument has another name.
         """
         if not modules:
-            raise ValueError("`modules` must not be empty. Name the classes that the function changes.")
+            raise ValueError("`modules` must not be empty. Pass the classes that the function changes.")
 
         def decorator(function: _Policy) -> _Policy:
             _check_policy(function)
@@ -76,13 +76,13 @@ class PolicyRegistry(dict[type[nn.Module], AlibiReplacementFunction]):
             raise TypeError(f"`modules` must be subclasses of `torch.nn.Module`, got {module!r}.")
         if module in self:
             raise ValueError(
-                f"`modules` must have no policy yet, but {module.__name__} has one, `{self[module].__name__}`. "
-                f"Delete that first: `del policy_registry[{module.__name__}]`."
+                f"`modules` must not have a policy yet, but {module.__name__} has `{self[module].__name__}`. "
+                f"Delete it first: `del policy_registry[{module.__name__}]`."
             )
 
 
 policy_registry = PolicyRegistry()
-"""What `apply_alibi` uses. Register policies of your own here."""
+"""The policies of `apply_alibi`. Register policies for other models here."""
 
 
 def _check_policy(function: Callable[..., Any]) -> None:
@@ -106,30 +106,30 @@ def _check_policy(function: Callable[..., Any]) -> None:
 
 
 def _is_annotated(parameter: inspect.Parameter, expected: type, function: Callable[..., Any]) -> bool:
-    found = parameter.annotation
-    if not isinstance(found, str):  # a postponed annotation is a string
-        return found is expected
+    annotation = parameter.annotation
+    if not isinstance(annotation, str):  # a postponed annotation is a string
+        return annotation is expected
     scope = getattr(inspect.unwrap(function), "__globals__", {})
     try:
-        resolved: Any = typing.get_type_hints(SimpleNamespace(__annotations__={"it": found}), globalns=scope)["it"]
-    except (NameError, AttributeError):  # imported inside a function, or for type checkers only: the name must do
-        return found.rpartition(".")[2] == expected.__name__
+        resolved: Any = typing.get_type_hints(SimpleNamespace(__annotations__={"it": annotation}), globalns=scope)["it"]
+    except (NameError, AttributeError):  # not importable at run time: compare the names
+        return annotation.rpartition(".")[2] == expected.__name__
     return resolved is expected
 
 
 def register_alibi(module: nn.Module, n_heads: int, max_token_length: int, causal: bool) -> nn.Module:
-    """Give an attention module the bias as a buffer `alibi`, for policies of your own to add to its scores.
+    """Add the bias to an attention module as a buffer `alibi`, which its `forward` must add to the scores.
 
-    With the slope m of each head, and query i and key j: `-m * |i - j|`, or, if a causal mask hides later keys,
-    `m * j`, which differs by the same amount for all keys of a query and thus gives the same softmax. The buffer is not
-    saved in checkpoints. A second call replaces it. A module with something else of that name keeps it, and the buffer
-    is called `composer_alibi`.
+    With the slope m of a head, the bias of query i and key j is `-m * |i - j|`. If a causal mask hides later keys, it
+    is `m * j`: this differs by a constant for all keys of a query, and so gives the same softmax. The buffer is not
+    saved in checkpoints. A second call replaces it. If the module has another attribute `alibi`, the buffer is called
+    `composer_alibi`.
 
     Args:
         module: The module, changed in place.
         n_heads: H.
-        max_token_length: L, the longest sequence.
-        causal: Whether the shorter form will do.
+        max_token_length: L, the length of the longest sequence.
+        causal: Whether a causal mask is used, so that the smaller form is sufficient.
 
     Returns:
         The module. Its `alibi`, or `composer_alibi`, has shape (1, H, L, L), or (H, 1, L) if `causal`, on the module's
@@ -150,28 +150,28 @@ def register_alibi(module: nn.Module, n_heads: int, max_token_length: int, causa
         bias = slopes * positions
     else:
         bias = (-slopes * (positions[:, None] - positions).abs())[None]
-    is_free = "alibi" in module._buffers or not hasattr(module, "alibi")
-    module.register_buffer("alibi" if is_free else "composer_alibi", bias, persistent=False)
+    is_available = "alibi" in module._buffers or not hasattr(module, "alibi")
+    module.register_buffer("alibi" if is_available else "composer_alibi", bias, persistent=False)
     return module
 
 
 def get_alibi_head_slopes(n_heads: int) -> list[float]:
-    """The slope of each head.
+    """Return the slope of each head.
 
     For n heads, n a power of 2: the geometric sequence that starts with 2^(-8/n) and has it as its ratio. Otherwise
-    those of the next lower power of 2, then every second one of twice that power.
+    the slopes of the next lower power of 2, then every second one of twice that power.
 
     Args:
         n_heads: The number of heads.
 
     Raises:
-        ValueError: There is no head.
+        ValueError: `n_heads` is less than 1.
 
     Example:
         >>> get_alibi_head_slopes(6)
         [0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125]
 
-    Source: Press et al., arXiv:2108.12409, section 3; the paper's code for other numbers than powers of 2.
+    Source: Press et al., arXiv:2108.12409, section 3; the code of the paper for numbers that are not powers of 2.
     """
     if n_heads < 1:
         raise ValueError(f"`n_heads` must be at least 1, got {n_heads!r}.")
@@ -187,17 +187,17 @@ _get_alibi_head_slopes = get_alibi_head_slopes  # an earlier name
 def zero_and_freeze_expand_position_embeddings(
     module: nn.Module, max_sequence_length: int, position_embedding_attribute: str
 ) -> None:
-    """Turn a table of position embeddings into zeros for more (or fewer) positions that are not trained, in place.
+    """Resize a table of position embeddings in place, set it to zero and freeze it.
 
     The parameter stays the same object, so that optimizers and layers that share it need no change.
 
     Args:
         module: A module with the table.
         max_sequence_length: The new number of positions.
-        position_embedding_attribute: Where the table, a `torch.nn.Embedding`, is in the module; may have dots.
+        position_embedding_attribute: Name of the table, a `torch.nn.Embedding`, in the module; may contain dots.
 
     Raises:
-        AttributeError: It is not there.
+        AttributeError: The module has no such attribute.
 
     Example:
         >>> model = torch.nn.ModuleDict({"positions": torch.nn.Embedding(4, 2)})
@@ -208,7 +208,7 @@ def zero_and_freeze_expand_position_embeddings(
     try:
         table = attrgetter(position_embedding_attribute)(module)
     except AttributeError:
-        _log.error("%s has no `%s` to be zeroed and frozen.", type(module).__name__, position_embedding_attribute)
+        _log.error("%s has no `%s` to set to zero and freeze.", type(module).__name__, position_embedding_attribute)
         raise
     table.weight.requires_grad_(False)
     table.weight.grad = None

@@ -1,36 +1,37 @@
-"""The averages of a model's weights, and how they meet the model."""
+"""The averages of a model's weights, and the fused operations between them and the model."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from operator import getitem, is_
 from typing import Any
 
 import torch
 
-from composer.algorithms.ema._pairs import Links
 from composer.utils import dist, local_part
 from composer.utils.misc import is_model_fsdp2, unwrapped_model
 
-__all__ = ["EMAParameters"]
+__all__ = ["EMAParameters", "Pairs"]
 
-_CHUNK = 2**22  # elements whose checksum is taken at once: bounds the memory of it
+_CHUNK = 2**22  # elements per step of a checksum: bounds its memory
+_SLICE = 32  # tensors exchanged at once: fused, without a second copy of the whole model
 
 
 class EMAParameters:
     """The averages of a model's trainable parameters and of its buffers.
 
-    Each average is a tensor of its own, float32 where the model's dtype has less precision: with a smoothing close to
-    1 the steps of an average in bfloat16 or float16 would round to nothing. Averages follow the device and the memory
-    format of the model.
+    Each average is a separate tensor, in float32 if the dtype of the model has less precision: with a smoothing close
+    to 1, the updates of an average in bfloat16 or float16 would round to nothing. Averages follow the device and the
+    memory format of the model.
 
     Args:
-        model: What to take the first values from; None: nothing is stored yet.
+        model: The model that has the initial values. None: nothing is stored yet.
 
     Attributes:
-        named_parameters_dict: What is stored for each trainable parameter: its average, or, while swapped, its training
-            weights.
+        named_parameters_dict: The average of each trainable parameter or, while swapped, its training weights.
         named_buffers_dict: The same for each buffer.
-        swapped: Whether the averages are in the model, and its training weights here.
+        swapped: True if the averages are in the model, and its training weights here.
     """
 
     def __init__(self, model: torch.nn.Module | None) -> None:
@@ -41,7 +42,7 @@ class EMAParameters:
         self._averages: dict[str, torch.Tensor] = {}
         # Checksums of the averages that were left in the model, where the user may change them.
         self._left: dict[str, tuple[torch.dtype, int]] | None = None
-        self._links: Links | None = None
+        self._links: _Links | None = None
         if model is not None:
             model = unwrapped_model(model)
             for name, parameter in model.named_parameters():
@@ -54,26 +55,26 @@ class EMAParameters:
         self.named_parameters_dict[name] = _fitted(parameter, parameter, _average_dtype(parameter.dtype))
 
     def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Name and stored tensor of each parameter."""
+        """Return pairs of name and stored tensor of the parameters."""
         return iter(self.named_parameters_dict.items())
 
     def named_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Name and stored tensor of each buffer."""
+        """Return pairs of name and stored tensor of the buffers."""
         return iter(self.named_buffers_dict.items())
 
     @torch.no_grad()
     def update(self, model: torch.nn.Module, smoothing: float) -> None:
         """Move every average towards the model: one fused operation per device and dtype.
 
-        A parameter that has become trainable is averaged from now on, beginning with its present value. Which tensors
-        belong together is looked up once, and again when a tensor or module of the model is replaced.
+        A parameter that has become trainable is averaged from now on, starting with its present value. Tensors are
+        matched by name once, and again when a tensor or module of the model is replaced.
 
         Args:
             model: The model.
             smoothing: The weight of the average, in [0, 1].
 
         Raises:
-            RuntimeError: The averages are in the model, or a parameter has changed its shape.
+            RuntimeError: The averages are in the model, or the shape of a parameter has changed.
         """
         if self.swapped:
             raise RuntimeError(
@@ -111,7 +112,7 @@ class EMAParameters:
 
     @torch.no_grad()
     def leave_in(self, model: torch.nn.Module) -> None:
-        """Note the averages that stay in the model, for `adopt_changes`. Reads one number per tensor.
+        """Record checksums of the averages that stay in the model, for `adopt_changes`. Reads one number per tensor.
 
         Args:
             model: The model, which holds the averages.
@@ -120,22 +121,22 @@ class EMAParameters:
 
     @torch.no_grad()
     def adopt_changes(self, model: torch.nn.Module) -> list[str]:
-        """Take over the parameters that were changed since `leave_in`, as average and as training weights.
+        """Adopt the parameters that were changed since `leave_in`, as averages and as training weights.
 
-        Buffers are taken over only together with parameters: an evaluation may change some.
+        Buffers are adopted only together with parameters, because an evaluation may change some.
 
         Args:
             model: The model, which holds the averages.
 
         Returns:
-            The names of the parameters that are no longer, bit for bit, what was left in the model.
+            The names of the parameters that differ from what was left in the model.
         """
         left, self._left = self._left, None
         if left is None or not self.swapped:
             return []
         tensors = [(store, name, tensor) for store, name, tensor in self._stored_of(model) if name in left]
         changed = {name for _, name, tensor in tensors if left[name] != _checksum(tensor)}
-        if any(local_part(tensor) is not tensor for _, _, tensor in tensors):  # a rank sees its part of each only
+        if any(local_part(tensor) is not tensor for _, _, tensor in tensors):  # each rank sees only its shard
             changed = set().union(*dist.all_gather_object(changed))
         parameters = [name for name in self.named_parameters_dict if name in changed]
         if not parameters:
@@ -149,7 +150,7 @@ class EMAParameters:
 
     @torch.no_grad()
     def transfer_ema_params(self, model: torch.nn.Module) -> None:
-        """Write what is stored into a model; nothing is taken from it.
+        """Copy the stored tensors into a model.
 
         Args:
             model: The model.
@@ -161,7 +162,7 @@ class EMAParameters:
 
     @torch.no_grad()
     def move_params_to_device(self, destination_model: torch.nn.Module) -> None:
-        """Move what is stored to where a model is.
+        """Move the stored tensors to the devices of a model's tensors.
 
         Args:
             destination_model: The model.
@@ -170,7 +171,7 @@ class EMAParameters:
         self._link(destination_model)
 
     def state_dict(self) -> dict[str, Any]:
-        """What is stored, by name."""
+        """Return the stored tensors by name."""
         saved: dict[str, Any] = {
             "named_parameters_dict": dict(self.named_parameters_dict),
             "named_buffers_dict": dict(self.named_buffers_dict),
@@ -178,7 +179,7 @@ class EMAParameters:
         return saved | {"averages": dict(self._averages)} if self._averages else saved
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Store copies of what `state_dict` returned, or of tensors by name, as it was before 0.13.
+        """Store copies of what `state_dict` returned, or of a flat dictionary of tensors (the format before 0.13).
 
         Args:
             state: A dictionary returned by `state_dict`.
@@ -197,17 +198,17 @@ class EMAParameters:
             return dict(state)
         if not isinstance(state, Mapping) or not all(isinstance(value, torch.Tensor) for value in state.values()):
             raise ValueError(
-                "The saved averages must be tensors by name, which these are not. Load the checkpoint without the "
-                "state of `EMA`, so that averaging starts anew."
+                "The saved averages must be a dictionary of tensors by name. Load the checkpoint without the state of "
+                "`EMA`; averaging then starts again from the current weights."
             )
-        # Parameters and buffers are told apart by what is stored now, which comes from the model.
+        # The names stored now, which come from the model, distinguish parameters from buffers.
         return {
             "named_parameters_dict": {name: state[name] for name in self.named_parameters_dict if name in state},
             "named_buffers_dict": {name: state[name] for name in self.named_buffers_dict if name in state},
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_links": None}  # a copy has its own tensors, and does not carry the model along
+        return {**self.__dict__, "_links": None}  # a copy has other tensors, and must not hold the model
 
     def _walk(
         self, model: torch.nn.Module
@@ -221,12 +222,12 @@ class EMAParameters:
         for store, named in self._walk(model):
             yield from ((store, name, tensor) for name, tensor in named if name in store)
 
-    def _link(self, model: torch.nn.Module) -> Links:
+    def _link(self, model: torch.nn.Module) -> _Links:
         model = unwrapped_model(model)
         _reshard(model)
         links = self._links
         if links is None or not links.are_current(model):
-            self._links, links = None, Links(model)
+            self._links, links = None, _Links(model)
             for store, named in self._walk(model):
                 for name, tensor in named:
                     if name in store:
@@ -236,7 +237,7 @@ class EMAParameters:
             self._links = links
         return links
 
-    def _link_one(self, links: Links, store: dict[str, torch.Tensor], name: str, tensor: torch.Tensor) -> None:
+    def _link_one(self, links: _Links, store: dict[str, torch.Tensor], name: str, tensor: torch.Tensor) -> None:
         stored = store[name]
         if stored.shape != tensor.shape:
             if store is self.named_parameters_dict:
@@ -244,7 +245,7 @@ class EMAParameters:
                     f"The average of {name!r} has the shape {tuple(stored.shape)}, but the model's parameter has "
                     f"{tuple(tensor.shape)}. Change the model before averaging starts, or make new `EMAParameters`."
                 )
-            stored = tensor  # a buffer that has grown, such as a cache, starts anew
+            stored = tensor  # a buffer that has grown, such as a cache, starts again
         exact = _average_dtype(tensor.dtype)
         if exact is tensor.dtype:
             store[name] = _fitted(stored, tensor, exact)
@@ -259,12 +260,98 @@ class EMAParameters:
         links.rounded_at.append((store, name, tensor))
 
 
+class Pairs:
+    """Pairs of average and value, grouped by device and dtype: an operation is one fused call per group."""
+
+    def __init__(self) -> None:
+        self._groups: dict[tuple[Any, ...], tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+
+    @classmethod
+    def of(cls, model: torch.nn.Module, average: torch.nn.Module) -> Pairs:
+        """Pair the parameters and buffers of a model with those of the same name in another one.
+
+        Raises:
+            ValueError: Their shapes differ.
+        """
+        pairs, averages = cls(), average.state_dict()
+        for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+            if name not in averages:
+                continue
+            if averages[name].shape != tensor.shape:
+                raise ValueError(
+                    f"{name!r} must have one shape in `model` and `ema_model`, got {tuple(tensor.shape)} and "
+                    f"{tuple(averages[name].shape)}. Average models of the same structure."
+                )
+            pairs.add(averages[name], tensor)
+        return pairs
+
+    def add(self, average: torch.Tensor, value: torch.Tensor) -> None:
+        """Add a pair."""
+        average, value = local_part(average), local_part(value)
+        key = (average.device, average.dtype, value.device, value.dtype)
+        averages, values = self._groups.setdefault(key, ([], []))
+        averages.append(average)
+        values.append(value)
+
+    def update(self, smoothing: float) -> None:
+        """Set `average <- smoothing * average + (1 - smoothing) * value`; copy integers."""
+        for (device, dtype, *source), (averages, values) in self._groups.items():
+            if source != [device, dtype]:
+                values = [value.to(device, dtype) for value in values]
+            if dtype.is_floating_point or dtype.is_complex:
+                torch._foreach_lerp_(averages, values, 1 - smoothing)
+            else:
+                torch._foreach_copy_(averages, values)
+
+    def exchange(self) -> None:
+        """Exchange averages and values, which must have the same dtype."""
+        for averages, values in self._groups.values():
+            for start in range(0, len(averages), _SLICE):
+                some_averages, some_values = averages[start : start + _SLICE], values[start : start + _SLICE]
+                copies = [value.clone() for value in some_values]
+                torch._foreach_copy_(some_values, some_averages)
+                torch._foreach_copy_(some_averages, copies)
+
+
+class _Links:
+    """The pairs of a model's tensors and their averages.
+
+    Attributes:
+        exact: Averages with the dtype of the model's tensors.
+        rounded: Averages with more precision than the model's tensors.
+        rounded_at: For each of the latter, the dictionary that stores it, its name, and the model's tensor.
+        frozen: Parameters without an average, by name; they get one when they require gradients.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.exact, self.rounded = Pairs(), Pairs()
+        self.rounded_at: list[tuple[dict[str, torch.Tensor], str, torch.Tensor]] = []
+        self.frozen: dict[str, torch.Tensor] = {}
+        self._model = model
+        # All modules and tensors of the model, to detect cheaply that one was replaced.
+        entries = [
+            (members, key, value)
+            for module in model.modules()
+            for members in (module._modules, module._parameters, module._buffers)
+            for key, value in members.items()
+        ]
+        self._holders: list[Any] = [holder for holder, _, _ in entries]
+        self._keys, self._values = [key for _, key, _ in entries], [value for _, _, value in entries]
+
+    def are_current(self, model: torch.nn.Module) -> bool:
+        """Return True for the same model with the same modules and tensors."""
+        try:
+            return model is self._model and all(map(is_, map(getitem, self._holders, self._keys), self._values))
+        except KeyError:
+            return False
+
+
 def _average_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype.is_floating_point and dtype.itemsize < torch.float32.itemsize else dtype
 
 
 def _fitted(stored: torch.Tensor, like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """`stored`, or a copy of it, with the device and the strides of `like` (but never `like` itself)."""
+    """Return `stored`, or a copy of it, with the device and the strides of `like`, but never `like` itself."""
     if stored is not like and (stored.device, stored.dtype, stored.stride()) == (like.device, dtype, like.stride()):
         return stored
     return torch.empty_like(like.detach(), dtype=dtype).copy_(stored.detach())
