@@ -44,7 +44,7 @@ def test_targets_are_mixed_like_the_inputs() -> None:
     assert torch.equal(y[p], algorithm.permuted_target)  # type: ignore[arg-type]
 
 
-def test_targets_that_were_mixed_before_are_mixed_again() -> None:
+def test_mixed_targets_are_mixed_again() -> None:
     """Another method may have mixed the inputs first, and their targets with them."""
     algorithm = MixUp(alpha=1.0)
     x, first = torch.randn(8, 4, 1, 1), torch.rand(8, 3).softmax(1)
@@ -73,7 +73,7 @@ def test_both_modes_give_the_same_loss() -> None:
     assert torch.equal(batch[1], losses.targets)
 
 
-def test_the_interpolated_loss_is_the_papers() -> None:
+def test_the_interpolated_loss_is_that_of_the_paper() -> None:
     algorithm = MixUp(alpha=1.0, interpolate_loss=True)
     state = run(algorithm, "before_backward")
     m, (_, y) = algorithm.mixing, state.batch
@@ -130,7 +130,7 @@ def test_the_targets_are_the_examples_own_after_the_loss_is_mixed() -> None:
     assert torch.equal(labels, state.batch["y"])
 
 
-def test_parts_of_other_batches_are_found_by_key() -> None:
+def test_keys_select_inputs_and_targets() -> None:
     algorithm = MixUp(alpha=1.0, input_key="image", target_key="label")
     batch = {"image": torch.randn(8, 4), "label": torch.randint(0, 3, (8,)), "id": torch.arange(8)}
     state = run(algorithm, "before_loss", batch=batch, outputs=torch.zeros(8, 3))
@@ -146,7 +146,7 @@ def test_a_negative_alpha_is_refused_at_construction() -> None:
         MixUp(alpha=-0.5)
 
 
-def test_what_cannot_be_mixed_is_refused() -> None:
+def test_inputs_that_cannot_be_mixed_are_refused() -> None:
     with pytest.raises(NotImplementedError, match=r"a tensor of inputs and a tensor of targets, got list and Tensor"):
         run(MixUp(), batch=([1, 2], torch.arange(2)))
     with pytest.raises(NotImplementedError, match=r"outputs to be one tensor.*got dict"):
@@ -160,7 +160,7 @@ def test_only_a_loss_that_is_a_tensor_is_interpolated() -> None:
         Engine(state).run_event("before_backward")
 
 
-def test_a_model_without_a_loss_is_answered() -> None:
+def test_a_model_without_a_loss_is_refused() -> None:
     algorithm = MixUp(interpolate_loss=True)
     state = State(model=torch.nn.Linear(4, 3), max_duration="1ep", dataloader=[0], algorithms=algorithm)
     engine = Engine(state)
