@@ -1,4 +1,4 @@
-"""The function that makes the blocks of a model stochastic, then the algorithm. The blocks are in `stochastic_layers`."""
+"""The function that makes blocks stochastic, then the algorithm. The blocks are in `stochastic_layers`."""
 
 from __future__ import annotations
 

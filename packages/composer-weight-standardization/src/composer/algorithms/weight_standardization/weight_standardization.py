@@ -1,4 +1,4 @@
-"""The parametrization, the function that adds it to convolutions, then the algorithm. Weights are (out channels, ...)."""
+"""The parametrization, the function that adds it, then the algorithm. Weights are (out channels, ...)."""
 
 from __future__ import annotations
 
