@@ -209,7 +209,7 @@ def test_what_the_loader_cannot_tell_is_left_out(run: Any, tmp_path: Path, caplo
     run(callback, train_dataloader=batches, max_duration="1ep").fit()
 
     assert not {"train_samples", "global_batch_size"} & dict(events(callback.filename)).keys()  # type: ignore[arg-type]
-    assert "cannot be told, so it is not recorded" in caplog.text
+    assert "is unknown, so it is not recorded" in caplog.text
 
 
 def test_a_resumed_run_says_so(run: Any, tmp_path: Path, caplog: Any) -> None:
@@ -218,7 +218,7 @@ def test_a_resumed_run_says_so(run: Any, tmp_path: Path, caplog: Any) -> None:
     latest = str(tmp_path / "saved" / "latest-rank0.pt")
     run(MLPerfCallback(tmp_path, 0), load_path=latest, max_duration="2ep").fit()
 
-    assert "goes on from a checkpoint" in caplog.text
+    assert "continues from a checkpoint" in caplog.text
 
 
 def test_commands(run: Any, tmp_path: Path) -> None:
@@ -232,10 +232,10 @@ def test_commands(run: Any, tmp_path: Path) -> None:
     ("arguments", "match"),
     [
         ({"index": -1}, "`index` must be the number of the run, from 0, got -1"),
-        ({"division": "closed"}, "`division` must be 'open', got 'closed'. The closed division asks"),
+        ({"division": "closed"}, "`division` must be 'open', got 'closed'. The closed division requires"),
         ({"status": "soon"}, "`status` must be one of 'onprem', 'cloud', 'preview', 'research', got 'soon'"),
-        ({"benchmark": "../x"}, "`benchmark` must be a name of a folder"),
-        ({"system_name": "a b"}, "`system_name` must be a name of a folder"),
+        ({"benchmark": "../x"}, "`benchmark` must be a folder name"),
+        ({"system_name": "a b"}, "`system_name` must be a folder name"),
         ({"submitter": ""}, "`submitter` must be the name"),
     ],
 )

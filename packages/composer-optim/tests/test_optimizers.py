@@ -328,7 +328,7 @@ def test_a_large_decay_is_logged(
     with caplog.at_level(logging.WARNING):
         make([one()], weight_decay=weight_decay)
 
-    assert warns == ("so 0.001 is much" in caplog.text)
+    assert warns == ("so 0.001 is large" in caplog.text)
 
 
 @pytest.mark.parametrize("make", BOTH)

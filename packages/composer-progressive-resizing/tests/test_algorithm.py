@@ -79,7 +79,7 @@ def test_images_never_vanish(mode: str) -> None:
 def test_the_width_is_exact_although_its_quotient_is_rounded() -> None:
     algorithm = ProgressiveResizing(size_increment=1)
     short = [(w, n) for n in range(1, 400) for w in range(1, n) if int(w / n * n) != w]
-    widths = [int(algorithm._pinned(w / n, torch.zeros(1, 1, 1, n)) * n) for w, n in short]
+    widths = [int(algorithm._round_scale(w / n, torch.zeros(1, 1, 1, n)) * n) for w, n in short]
 
     assert (1, 49) in short
     assert [w for w, _ in short] == widths
