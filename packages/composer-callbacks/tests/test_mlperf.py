@@ -239,7 +239,7 @@ def test_commands(run: Any, tmp_path: Path) -> None:
         ({"submitter": ""}, "`submitter` must be the name"),
     ],
 )
-def test_what_cannot_work_is_told(tmp_path: Path, arguments: dict[str, Any], match: str) -> None:
+def test_invalid_arguments_are_refused(tmp_path: Path, arguments: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         MLPerfCallback(**{"root_folder": tmp_path, "index": 0, **arguments})
 
