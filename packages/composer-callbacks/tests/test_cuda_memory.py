@@ -27,7 +27,7 @@ SNAPSHOT = {
 
 
 class Store(LoggerDestination):
-    """Keeps the contents of files."""
+    """Logger that stores the contents of files."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
@@ -41,7 +41,7 @@ class Store(LoggerDestination):
 
 @pytest.fixture(autouse=True)
 def cuda(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """Stands for the parts of torch that need a CUDA device; `calls` are those to start and stop recording."""
+    """Replace the parts of torch that need a CUDA device; `calls` are those to start and stop recording."""
     cuda = SimpleNamespace(calls=[], observers=[])
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(

@@ -13,7 +13,7 @@ from composer.testing import RandomImageDataset, RandomSegmentationDataset, Simp
 
 
 class Album(LoggerDestination):
-    """Keeps the images."""
+    """Logger that stores the images."""
 
     def __init__(self) -> None:
         self.pages: list[dict[str, Any]] = []

@@ -46,7 +46,7 @@ def is_compliant(path: Path, tmp_path: Path) -> bool:
 
 
 class SetAccuracy(Callback):
-    """Makes the accuracies of evaluations known."""
+    """Callback that sets the accuracies of evaluations."""
 
     def __init__(self, *accuracies: float) -> None:
         self.accuracies = list(accuracies)
@@ -69,7 +69,7 @@ def test_a_result_is_compliant(run: Any, make_loader: Any, tmp_path: Path) -> No
 
     assert callback.filename == path
     assert callback.success
-    assert done.state.timestamp.epoch == "3ep"  # training goes on, but is not recorded
+    assert done.state.timestamp.epoch == "3ep"  # training continues, but is not recorded
     assert events(path) == [
         ("cache_clear", POINT),
         ("init_start", START),
@@ -94,11 +94,11 @@ def test_a_result_is_compliant(run: Any, make_loader: Any, tmp_path: Path) -> No
         ],
         ("run_stop", END),
     ]
-    told = {line["key"]: line["value"] for line in lines(path)}
-    assert told["submission_org"] == "MosaicML"
-    assert told["submission_platform"] == "1xcpu_composer"
-    assert (told["train_samples"], told["eval_samples"], told["global_batch_size"]) == (8, 6, 2)
-    assert told["seed"] == done.state.rank_zero_seed
+    recorded = {line["key"]: line["value"] for line in lines(path)}
+    assert recorded["submission_org"] == "MosaicML"
+    assert recorded["submission_platform"] == "1xcpu_composer"
+    assert (recorded["train_samples"], recorded["eval_samples"], recorded["global_batch_size"]) == (8, 6, 2)
+    assert recorded["seed"] == done.state.rank_zero_seed
     inside = [
         line["metadata"] for line in lines(path) if line["key"].startswith(("epoch", "eval_a", "eval_st", "run_stop"))
     ]

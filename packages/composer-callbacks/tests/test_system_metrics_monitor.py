@@ -15,7 +15,7 @@ from composer.testing import run_on_ranks
 
 
 class Nvml:
-    """Stands for NVML on a machine whose n-th GPU is n times as busy as the first."""
+    """Fake NVML on a machine whose n-th GPU is n times as busy as the first."""
 
     NVML_TEMPERATURE_GPU = 0
     NVMLError = OSError

@@ -17,7 +17,7 @@ from composer.testing import SimpleConvModel, deep_compare, run_on_ranks
 
 
 class Records(LoggerDestination):
-    """Keeps the metrics, call by call."""
+    """Logger that stores the metrics of each call."""
 
     def __init__(self) -> None:
         self.calls: list[dict[str, Any]] = []

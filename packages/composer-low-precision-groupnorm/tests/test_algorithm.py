@@ -57,7 +57,7 @@ def test_a_checkpoint_requires_it() -> None:
 
 
 class AddsNorms(Algorithm):
-    """Stands for a method that brings layers of its own."""
+    """A method that adds new layers."""
 
     events = frozenset({Event.INIT})
     placement = Placement(provides={ADDS_NORMS})

@@ -57,7 +57,7 @@ def test_a_checkpoint_requires_it() -> None:
 
 
 class AddsNorms(Algorithm):
-    """Stands for a method that brings layers of its own."""
+    """A method that adds new layers."""
 
     events = frozenset({Event.INIT})
     placement = Placement(provides={ADDS_NORMS})
@@ -75,7 +75,7 @@ def test_layers_added_by_other_methods_are_replaced_whatever_the_order_of_the_li
 
 
 class ReplacesLayerNorms(Algorithm):
-    """Stands for another implementation of the same layers."""
+    """Another implementation of the same layers."""
 
     events = frozenset({Event.INIT})
     placement = Placement(provides={REPLACES_LAYERNORMS})

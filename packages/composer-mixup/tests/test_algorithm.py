@@ -83,11 +83,11 @@ def test_the_interpolated_loss_is_that_of_the_paper() -> None:
     torch.testing.assert_close(expected, state.loss)
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_both_losses_have_the_precision_of_the_run(told: bool) -> None:
-    """Outputs are bfloat16, of which autocast makes a float32 loss; a loop may also enter it without telling."""
+@pytest.mark.parametrize("state_has_precision", [True, False])
+def test_both_losses_have_the_precision_of_the_run(state_has_precision: bool) -> None:
+    """Autocast computes a float32 loss of bfloat16 outputs; the state may have another precision than autocast."""
     algorithm = MixUp(alpha=1.0, interpolate_loss=True)
-    precision = "amp_bf16" if told else "fp32"
+    precision = "amp_bf16" if state_has_precision else "fp32"
     model: Any = SimpleModel(num_features=4, num_classes=3)
     state = State(model=model, max_duration="1ep", dataloader=[0], algorithms=algorithm, precision=precision)
     engine = Engine(state)
@@ -103,7 +103,7 @@ def test_both_losses_have_the_precision_of_the_run(told: bool) -> None:
     expected = (1 - m) * cross_entropy(outputs, y) + m * cross_entropy(outputs, y[p])
 
     assert state.outputs.dtype is torch.bfloat16  # type: ignore[union-attr]
-    torch.testing.assert_close(expected, state.loss, rtol=1e-6 if told else 1e-2, atol=0)
+    torch.testing.assert_close(expected, state.loss, rtol=1e-6 if state_has_precision else 1e-2, atol=0)
 
 
 def test_two_interpolated_losses_are_discouraged() -> None:

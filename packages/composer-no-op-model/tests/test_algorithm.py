@@ -126,7 +126,7 @@ def test_applying_it_twice_is_applying_it_once() -> None:
 
 
 class Surgery(Algorithm):
-    """Stands for a method that changes layers."""
+    """A method that changes layers."""
 
     events = frozenset({Event.INIT})
     placement = Placement(provides={CHANGES_LAYERS})

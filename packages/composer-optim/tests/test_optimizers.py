@@ -1,4 +1,4 @@
-"""What both optimizers have in common."""
+"""Properties of both optimizers."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ KEYS = ("progressive_resizing/height", "progressive_resizing/width", "progressiv
 
 
 class Records(LoggerDestination):
-    """Keeps the last metrics."""
+    """Logger that stores the last metrics."""
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         self.metrics = metrics
@@ -128,7 +128,7 @@ def test_microbatches_are_cropped_at_one_position() -> None:
 
 
 class Prunes(Algorithm):
-    """Stands for a method that judges examples by clean images."""
+    """A method that judges examples by clean images."""
 
     events = frozenset({Event.AFTER_DATALOADER})
     placement = Placement(provides={PRUNES_BATCH}, before={"transforms_batch"})

@@ -58,7 +58,7 @@ def test_arguments_reach_the_transform() -> None:
 
 
 class Mixes(Algorithm):
-    """Stands for a method that must follow."""
+    """A method that must follow."""
 
     events = frozenset({Event.FIT_START})
     placement = Placement(provides={MIXES_AUGMENTATIONS}, after={"augments_images"})

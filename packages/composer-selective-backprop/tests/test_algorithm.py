@@ -126,7 +126,7 @@ def test_keys_select_inputs_and_targets() -> None:
 
 
 class Transforms(Algorithm):
-    """Stands for an augmentation."""
+    """An augmentation."""
 
     events = frozenset({Event.AFTER_DATALOADER})
     placement = Placement(provides={TRANSFORMS_BATCH})

@@ -14,7 +14,7 @@ from composer.testing import SimpleTransformerModel, deep_compare
 
 
 class Records(LoggerDestination):
-    """Keeps the metrics, call by call."""
+    """Logger that stores the metrics of each call."""
 
     def __init__(self) -> None:
         self.calls: list[dict[str, Any]] = []
@@ -124,7 +124,7 @@ def test_batches_that_are_not_mappings_are_refused() -> None:
 
 
 class Reshapes(Algorithm):
-    """Stands for a method that deals out tokens itself."""
+    """A method that deals out tokens itself."""
 
     events = frozenset({Event.AFTER_DATALOADER})
     placement = Placement(provides={RESHAPES_SEQUENCES})

@@ -25,7 +25,7 @@ from composer.utils.module_surgery import count_module_instances
 
 
 class Records(LoggerDestination):
-    """Keeps what is logged as hyperparameters, call by call."""
+    """Logger that stores the hyperparameters of each call."""
 
     def __init__(self) -> None:
         self.calls: list[dict[str, Any]] = []
@@ -145,7 +145,7 @@ def test_a_checkpoint_needs_it_before_loading() -> None:
 
 
 class BringsConvs(Algorithm):
-    """Stands for a method that puts new blocks into the model."""
+    """A method that puts new blocks into the model."""
 
     events = frozenset({Event.INIT})
     placement = Placement(provides={REPLACES_BLOCKS})

@@ -19,7 +19,7 @@ TARGET = "ResNetBottleneck"
 
 
 class Records(LoggerDestination):
-    """Keeps all metrics."""
+    """Logger that stores all metrics."""
 
     def __init__(self) -> None:
         self.calls: list[dict[str, Any]] = []
