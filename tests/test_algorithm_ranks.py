@@ -108,7 +108,7 @@ AS_IF_TOGETHER |= {
     "SelectiveBackprop": Case(
         "SelectiveBackprop",
         ARGUMENTS["SelectiveBackprop"],
-        patches={"composer.algorithms.selective_backprop._selection.choose": second_of_each_pair},
+        patches={"composer.algorithms.selective_backprop.selective_backprop._choose": second_of_each_pair},
     ),
     "StochasticDepth by sample": Case("StochasticDepth", {**BLOCKS, "stochastic_method": "sample", "drop_rate": 1.0}),
 }

@@ -1,4 +1,4 @@
-"""What the tests share: a small run with the Trainer."""
+"""A small run with the Trainer, for all tests."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Run:
         return self
 
     def values(self, key: str) -> list[Any]:
-        """What was logged under a key, in order."""
+        """Return the values logged under a key, in order."""
         return [value for _, value in self.memory.data.get(key, [])]
 
     def keys(self, start: str) -> set[str]:
@@ -51,7 +51,7 @@ class Run:
 
 @pytest.fixture
 def run() -> Any:
-    """Makes a run: `run(callbacks, max_duration=..., ...)`. It is closed at the end of the test."""
+    """Create runs: `run(callbacks, max_duration=..., ...)`. They are closed at the end of the test."""
     runs: list[Run] = []
 
     def make(*args: Any, **kwargs: Any) -> Run:

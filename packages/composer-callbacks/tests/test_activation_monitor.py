@@ -74,7 +74,7 @@ def test_modules_can_be_left_out(run: Any, ignored: str) -> None:
 
 
 class WandBLogger(InMemoryLogger):
-    """Stands for the logger of that name."""
+    """A logger with the name of the real one."""
 
 
 @pytest.mark.parametrize(("only", "elsewhere"), [(True, 0), (False, 1)])

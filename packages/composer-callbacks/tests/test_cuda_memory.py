@@ -27,7 +27,7 @@ SNAPSHOT = {
 
 
 class Store(LoggerDestination):
-    """Keeps the contents of files."""
+    """Logger that stores the contents of files."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
@@ -41,7 +41,7 @@ class Store(LoggerDestination):
 
 @pytest.fixture(autouse=True)
 def cuda(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """Stands for the parts of torch that need a CUDA device; `calls` are those to start and stop recording."""
+    """Replace the parts of torch that need a CUDA device; `calls` are those to start and stop recording."""
     cuda = SimpleNamespace(calls=[], observers=[])
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
@@ -175,7 +175,7 @@ def test_the_names_of_the_files() -> None:
     ]
 
 
-def test_a_failed_allocation_is_written_down(cuda: Any, gpu_run: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_allocation_writes_the_files(cuda: Any, gpu_run: Any, caplog: pytest.LogCaptureFixture) -> None:
     store = Store()
     gpu_run(OOMObserver(max_entries=5), store)
     assert cuda.calls == [("all", {"max_entries": 5})]
@@ -186,7 +186,7 @@ def test_a_failed_allocation_is_written_down(cuda: Any, gpu_run: Any, caplog: py
 
     assert {path.name for path in folder.iterdir()} == written
     assert store.files == {f"fast/oom_traces/{name}": (folder / name).read_bytes() for name in written}
-    assert "GPU 0 has no memory left for 10 bytes (1 of 100 bytes are free)" in caplog.text
+    assert "GPU 0 cannot allocate 10 bytes (1 of 100 bytes are free)" in caplog.text
 
 
 def test_pictures_are_drawn_where_the_script_is(
@@ -210,7 +210,7 @@ def test_what_cannot_be_written_is_logged(
     gpu_run(OOMObserver(), Store())
     monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: 1 / 0)
     cuda.observers[0](0, 10, 100, 1)
-    assert "What the memory is used for could not be written." in caplog.text
+    assert "The use of the memory could not be written." in caplog.text
 
 
 def test_after_the_run_nothing_is_written_and_a_new_run_attaches_nothing_more(cuda: Any, gpu_run: Any) -> None:

@@ -13,7 +13,7 @@ from composer.testing import RandomImageDataset, RandomSegmentationDataset, Simp
 
 
 class Album(LoggerDestination):
-    """Keeps the images."""
+    """Logger that stores the images."""
 
     def __init__(self) -> None:
         self.pages: list[dict[str, Any]] = []
@@ -99,7 +99,7 @@ def test_impossible_arguments_are_refused(arguments: dict[str, Any], message: st
 
 
 def test_what_is_no_image_is_refused(run: Any) -> None:
-    with pytest.raises(ValueError, match=r"`input_key` must lead to images .* but 1 leads to \(2,\)"):
+    with pytest.raises(ValueError, match=r"`input_key` must select images .* but 1 selects \(2,\)"):
         run(ImageVisualizer(input_key=1)).fit()
     with pytest.raises(ValueError, match="leads to str"):
         run(ImageVisualizer(input_key=lambda batch: "text")).fit()

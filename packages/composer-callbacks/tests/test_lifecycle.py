@@ -1,4 +1,4 @@
-"""What every callback has in common."""
+"""Properties of every callback."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def begin(run: Any, make_model: Any, make_loader: Any) -> Callable[..., Any]:
 
 
 class Tokenizer:
-    """Stands for one: every text is one token."""
+    """A tokenizer for which every text is one token."""
 
     padding_side, pad_token = "right", "_"
 

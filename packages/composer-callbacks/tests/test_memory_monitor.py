@@ -82,7 +82,7 @@ def test_other_keys_may_be_chosen(stats: dict[str, int]) -> None:
 
 @pytest.mark.parametrize("key", ["nothing", "allocated_bytes.all", "allocated_bytes.all.current.more"])
 def test_a_key_that_torch_does_not_know_is_refused(stats: dict[str, int], key: str) -> None:
-    with pytest.raises(ValueError, match=rf"keys of `torch.cuda.memory_stats`, got '{key}'. It has allocated_bytes"):
+    with pytest.raises(ValueError, match=rf"keys of `torch.cuda.memory_stats`, got '{key}'. Known: allocated_bytes"):
         _get_memory_report({key: "x"})
 
 
@@ -93,7 +93,7 @@ def test_an_impossible_interval_is_refused(interval: Any) -> None:
 
 
 def test_without_cuda_it_warns_and_logs_nothing(run: Any) -> None:
-    with pytest.warns(UserWarning, match="The memory monitor only works on CUDA devices"):
+    with pytest.warns(UserWarning, match="`MemoryMonitor` only works on CUDA devices"):
         begun = run(MemoryMonitor(dist_aggregate_batch_interval=1))
     assert not begun.fit().keys("memory/")
 

@@ -1,15 +1,24 @@
+"""The table of everything that callbacks log is in the README.
+
+python packages/composer-callbacks/tests/test_metric_table.py packages/composer-callbacks/README.md [--check]
+
+writes the table between the markers, or checks it.
+"""
+
 from __future__ import annotations
 
+import argparse
 import re
 import sys
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint, distribution
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from composer.callbacks import _metric_table
-from composer.callbacks._metric_table import declared, metric_table, replaced
+from composer.callbacks._units import Declared
 from composer.callbacks.activation_monitor import ActivationMonitor
 from composer.callbacks.lr_monitor import LRMonitor
 from composer.callbacks.memory_monitor import MemoryMonitor
@@ -20,15 +29,67 @@ from composer.callbacks.system_metrics_monitor import SystemMetricsMonitor
 from composer.optim import DecoupledAdamW
 
 README = Path(__file__).parents[1] / "README.md"
+BEGIN, END = "<!-- metrics: written by tests/test_metric_table.py -->", "<!-- end of metrics -->"
 
 
-def test_the_readme_says_what_the_callbacks_declare() -> None:
+def declared(name: str = "composer-callbacks") -> Iterator[tuple[str, Declared]]:
+    """The callbacks of a distribution that declare what they log, by name, with what they declare.
+
+    Args:
+        name: The distribution.
+    """
+    points: list[EntryPoint] = [p for p in distribution(name).entry_points if p.group == "composer.callbacks"]
+    for point in sorted(points, key=lambda point: point.name):
+        metrics: Declared | None = getattr(point.load(), "metrics", None)
+        if metrics is not None:
+            yield point.name, metrics
+
+
+def metric_table() -> str:
+    """The table, in Markdown."""
+    lines = ["| key | unit | meaning | callback |", "|---|---|---|---|"]
+    for name, metrics in declared():
+        lines += [f"| `{key}` | {unit} | {meaning} | `{name}` |" for key, (unit, meaning) in metrics.items()]
+    return "\n".join(lines)
+
+
+def replaced(text: str) -> str:
+    """A text with the table as it is now between its markers.
+
+    Args:
+        text: What has been written.
+
+    Raises:
+        ValueError: The markers are not there.
+    """
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(f"`text` must have the lines {BEGIN!r} and {END!r}, between which the table goes. Add them.")
+    return f"{before}{BEGIN}\n\n{metric_table()}\n\n{END}{after}"
+
+
+def main() -> None:
+    """Write or check a file."""
+    parser = argparse.ArgumentParser(description="Write the table of everything that callbacks log.")
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--check", action="store_true", help="change nothing; fail if the table is not up to date")
+    given = parser.parse_args()
+    old = given.file.read_text(encoding="utf-8")
+    new = replaced(old)
+    if new != old and given.check:
+        sys.exit(f"The table in {given.file} is not what the callbacks declare. Run this without `--check`.")
+    if new != old:
+        given.file.write_text(new, encoding="utf-8")
+
+
+def test_the_readme_has_the_table_of_declared_metrics() -> None:
     text = README.read_text(encoding="utf-8")
-    assert text == replaced(text), "run `python -m composer.callbacks._metric_table README.md`"
+    assert text == replaced(text), "run this file with the path of the README"
 
 
 def test_every_callback_is_in_the_readme() -> None:
-    names = [point.name for point in _metric_table.distribution("composer-callbacks").entry_points]
+    names = [point.name for point in distribution("composer-callbacks").entry_points]
     missing = [name for name in names if f"| `{name}(" not in README.read_text(encoding="utf-8")]
     assert not missing
 
@@ -48,7 +109,7 @@ def pattern(key: str) -> re.Pattern[str]:
         SystemMetricsMonitor,
     ],
 )
-def test_what_is_logged_is_declared(run: Any, make_model: Any, make: Any) -> None:
+def test_logged_metrics_are_declared(run: Any, make_model: Any, make: Any) -> None:
     callback, model = make(), make_model()
     model.flops_per_batch = lambda batch: 1
     done = run(callback, model=model, optimizers=DecoupledAdamW(model.parameters()))
@@ -91,7 +152,11 @@ def test_the_script_writes_and_checks(tmp_path: Path, monkeypatch: pytest.Monkey
     file.write_text(README.read_text().replace("learning rate of parameter group", "something else"))
     monkeypatch.setattr(sys, "argv", ["table", str(file), "--check"])
     with pytest.raises(SystemExit, match="is not what the callbacks declare"):
-        _metric_table.main()
+        main()
     monkeypatch.setattr(sys, "argv", ["table", str(file)])
-    _metric_table.main()
+    main()
     assert file.read_text() == README.read_text()
+
+
+if __name__ == "__main__":
+    main()

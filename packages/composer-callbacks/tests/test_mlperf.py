@@ -46,7 +46,7 @@ def is_compliant(path: Path, tmp_path: Path) -> bool:
 
 
 class SetAccuracy(Callback):
-    """Makes the accuracies of evaluations known."""
+    """Callback that sets the accuracies of evaluations."""
 
     def __init__(self, *accuracies: float) -> None:
         self.accuracies = list(accuracies)
@@ -69,7 +69,7 @@ def test_a_result_is_compliant(run: Any, make_loader: Any, tmp_path: Path) -> No
 
     assert callback.filename == path
     assert callback.success
-    assert done.state.timestamp.epoch == "3ep"  # training goes on, but is not recorded
+    assert done.state.timestamp.epoch == "3ep"  # training continues, but is not recorded
     assert events(path) == [
         ("cache_clear", POINT),
         ("init_start", START),
@@ -94,11 +94,11 @@ def test_a_result_is_compliant(run: Any, make_loader: Any, tmp_path: Path) -> No
         ],
         ("run_stop", END),
     ]
-    told = {line["key"]: line["value"] for line in lines(path)}
-    assert told["submission_org"] == "MosaicML"
-    assert told["submission_platform"] == "1xcpu_composer"
-    assert (told["train_samples"], told["eval_samples"], told["global_batch_size"]) == (8, 6, 2)
-    assert told["seed"] == done.state.rank_zero_seed
+    recorded = {line["key"]: line["value"] for line in lines(path)}
+    assert recorded["submission_org"] == "MosaicML"
+    assert recorded["submission_platform"] == "1xcpu_composer"
+    assert (recorded["train_samples"], recorded["eval_samples"], recorded["global_batch_size"]) == (8, 6, 2)
+    assert recorded["seed"] == done.state.rank_zero_seed
     inside = [
         line["metadata"] for line in lines(path) if line["key"].startswith(("epoch", "eval_a", "eval_st", "run_stop"))
     ]
@@ -209,7 +209,7 @@ def test_what_the_loader_cannot_tell_is_left_out(run: Any, tmp_path: Path, caplo
     run(callback, train_dataloader=batches, max_duration="1ep").fit()
 
     assert not {"train_samples", "global_batch_size"} & dict(events(callback.filename)).keys()  # type: ignore[arg-type]
-    assert "cannot be told, so it is not recorded" in caplog.text
+    assert "is unknown, so it is not recorded" in caplog.text
 
 
 def test_a_resumed_run_says_so(run: Any, tmp_path: Path, caplog: Any) -> None:
@@ -218,7 +218,7 @@ def test_a_resumed_run_says_so(run: Any, tmp_path: Path, caplog: Any) -> None:
     latest = str(tmp_path / "saved" / "latest-rank0.pt")
     run(MLPerfCallback(tmp_path, 0), load_path=latest, max_duration="2ep").fit()
 
-    assert "goes on from a checkpoint" in caplog.text
+    assert "continues from a checkpoint" in caplog.text
 
 
 def test_commands(run: Any, tmp_path: Path) -> None:
@@ -232,14 +232,14 @@ def test_commands(run: Any, tmp_path: Path) -> None:
     ("arguments", "match"),
     [
         ({"index": -1}, "`index` must be the number of the run, from 0, got -1"),
-        ({"division": "closed"}, "`division` must be 'open', got 'closed'. The closed division asks"),
+        ({"division": "closed"}, "`division` must be 'open', got 'closed'. The closed division requires"),
         ({"status": "soon"}, "`status` must be one of 'onprem', 'cloud', 'preview', 'research', got 'soon'"),
-        ({"benchmark": "../x"}, "`benchmark` must be a name of a folder"),
-        ({"system_name": "a b"}, "`system_name` must be a name of a folder"),
+        ({"benchmark": "../x"}, "`benchmark` must be a folder name"),
+        ({"system_name": "a b"}, "`system_name` must be a folder name"),
         ({"submitter": ""}, "`submitter` must be the name"),
     ],
 )
-def test_what_cannot_work_is_told(tmp_path: Path, arguments: dict[str, Any], match: str) -> None:
+def test_invalid_arguments_are_refused(tmp_path: Path, arguments: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         MLPerfCallback(**{"root_folder": tmp_path, "index": 0, **arguments})
 

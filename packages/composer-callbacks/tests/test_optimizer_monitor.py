@@ -27,7 +27,7 @@ def test_adamw_reports_moments_weights_and_updates(run: Any, make_model: Any) ->
 
 
 class Keeps(Callback):
-    """Keeps the norms of the last gradients."""
+    """Callback that stores the norms of the last gradients."""
 
     def batch_end(self, state: Any, logger: Any) -> None:
         self.norms = {name: p.grad.norm().item() for name, p in state.model.named_parameters()}

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from composer.callbacks import speed_monitor
-from composer.callbacks._flops import peak_flops
-from composer.callbacks.speed_monitor import SpeedMonitor
+from composer.callbacks.speed_monitor import SpeedMonitor, _peak_flops
 from composer.core import Engine, Precision, State, Timestamp
 from composer.loggers import InMemoryLogger
 from composer.testing import run_on_ranks
@@ -112,12 +111,12 @@ def test_the_peak_is_looked_up_on_gpus(monkeypatch: pytest.MonkeyPatch, name: st
     ],
 )
 def test_peaks_are_found_by_name_and_precision(name: str, precision: str, flops: float) -> None:
-    assert peak_flops(name, Precision(precision)) == flops
+    assert _peak_flops(name, Precision(precision)) == flops
 
 
 def test_tf32_has_a_peak_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
-    assert peak_flops("NVIDIA A100-SXM4-80GB", Precision.FP32) == 156e12
+    assert _peak_flops("NVIDIA A100-SXM4-80GB", Precision.FP32) == 156e12
 
 
 def test_times_are_logged_in_the_unit_asked_for_and_evaluation_apart() -> None:

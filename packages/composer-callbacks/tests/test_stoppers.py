@@ -45,7 +45,7 @@ class Sets(Callback):
 @pytest.mark.parametrize("label", ["train", "eval"])
 @pytest.mark.parametrize("unit", ["ep", "ba"])
 @pytest.mark.parametrize("patience", [2, 3])
-def test_a_run_goes_on_for_the_patience(
+def test_a_run_continues_for_the_patience(
     run: Any, make_loader: Any, values: list[float], label: str, unit: str, patience: int
 ) -> None:
     stopper = EarlyStopper("MulticlassAccuracy", label, patience=f"{patience}{unit}")
@@ -58,7 +58,7 @@ def test_a_run_goes_on_for_the_patience(
 
 
 class Value:
-    """Stands for a metric."""
+    """A metric with a given value."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -67,8 +67,10 @@ class Value:
         return self.value
 
 
-def told(callback: Callback, values: list[Any], name: str = "MulticlassAccuracy", event: str = "epoch_end") -> int:
-    """How many epochs of these values it takes until training is stopped; 0: it is not."""
+def epochs_run(
+    callback: Callback, values: list[Any], name: str = "MulticlassAccuracy", event: str = "epoch_end"
+) -> int:
+    """Return the number of epochs until training is stopped; 0 if it is not."""
     state = State(torch.nn.Linear(1, 1), max_duration="99ep", dataloader=[0], callbacks=callback)
     engine = Engine(state)
     for number, value in enumerate(values, start=1):
@@ -96,39 +98,41 @@ def told(callback: Callback, values: list[Any], name: str = "MulticlassAccuracy"
         ("Accuracy", None, [0.5, NAN, NAN], 3),
     ],
 )
-def test_what_is_better_is_told_or_found_in_the_name(name: str, comp: Any, values: list[float], stopped: int) -> None:
-    assert told(EarlyStopper(name, "train", comp=comp), values, name) == stopped
+def test_the_comparison_is_given_or_follows_from_the_name(
+    name: str, comp: Any, values: list[float], stopped: int
+) -> None:
+    assert epochs_run(EarlyStopper(name, "train", comp=comp), values, name) == stopped
 
 
 def test_small_improvements_do_not_count() -> None:
-    assert told(EarlyStopper("A", "train", min_delta=0.1), [0.1, 0.15, 0.19], "A") == 3
-    assert told(EarlyStopper("A", "train", min_delta=0.1), [0.1, 0.25, 0.45], "A") == 0
+    assert epochs_run(EarlyStopper("A", "train", min_delta=0.1), [0.1, 0.15, 0.19], "A") == 3
+    assert epochs_run(EarlyStopper("A", "train", min_delta=0.1), [0.1, 0.25, 0.45], "A") == 0
 
 
 def test_other_loaders_are_not_looked_at() -> None:
-    assert told(EarlyStopper("A", "eval"), [0.1, 0.1, 0.1], "A") == 0
-    assert told(ThresholdStopper("A", "eval", 0.0), [0.1], "A") == 0
+    assert epochs_run(EarlyStopper("A", "eval"), [0.1, 0.1, 0.1], "A") == 0
+    assert epochs_run(ThresholdStopper("A", "eval", 0.0), [0.1], "A") == 0
 
 
 @pytest.mark.parametrize("make", [lambda: EarlyStopper("A", "evl"), lambda: ThresholdStopper("A", "evl", 0.5)])
 def test_a_label_that_nothing_has_is_a_warning(run: Any, make_loader: Any, make: Any) -> None:
-    with pytest.warns(UserWarning, match="waits for metrics of 'evl', .* one of 'train', 'eval'"):
+    with pytest.warns(UserWarning, match="reads metrics of 'evl', .* one of 'train', 'eval'"):
         run(make(), eval_dataloader=make_loader(), max_duration="1ba").fit()
 
 
 def test_with_a_patience_in_epochs_batches_are_not_looked_at() -> None:
-    assert told(EarlyStopper("A", "train"), [0.1, 0.1, 0.1], "A", "batch_end") == 0
-    assert told(ThresholdStopper("A", "train", 0.0), [0.1], "A", "batch_end") == 0
-    assert told(EarlyStopper("A", "train", patience="1ba"), [0.1, 0.1, 0.1], "A", "batch_end") == 3
-    assert told(ThresholdStopper("A", "train", 0.0, stop_on_batch=True), [0.1], "A", "batch_end") == 1
+    assert epochs_run(EarlyStopper("A", "train"), [0.1, 0.1, 0.1], "A", "batch_end") == 0
+    assert epochs_run(ThresholdStopper("A", "train", 0.0), [0.1], "A", "batch_end") == 0
+    assert epochs_run(EarlyStopper("A", "train", patience="1ba"), [0.1, 0.1, 0.1], "A", "batch_end") == 3
+    assert epochs_run(ThresholdStopper("A", "train", 0.0, stop_on_batch=True), [0.1], "A", "batch_end") == 1
 
 
 @pytest.mark.parametrize("make", [lambda: EarlyStopper("A", "train"), lambda: ThresholdStopper("A", "train", 0.5)])
 def test_a_metric_that_is_not_there_or_no_number_is_refused(make: Any) -> None:
-    with pytest.raises(ValueError, match=r"`monitor` must be a metric of 'train', got 'A'. There are: 'B'."):
-        told(make(), [0.1], "B")
+    with pytest.raises(ValueError, match=r"`monitor` must be a metric of 'train', got 'A'. Known metrics: 'B'."):
+        epochs_run(make(), [0.1], "B")
     with pytest.raises(ValueError, match=r"'A' has shape \(2,\). Average it"):
-        told(make(), [torch.zeros(2)], "A")
+        epochs_run(make(), [torch.zeros(2)], "A")
 
 
 def test_impossible_arguments_are_refused() -> None:
@@ -152,7 +156,7 @@ def test_the_best_value_and_its_time_survive_a_resume() -> None:
     before, after = EarlyStopper("A", "train", patience=3), EarlyStopper("A", "train", patience=3)
     after.load_state_dict(before.state_dict())
     assert after.best is after.best_occurred is None
-    told(before, [0.5, 0.4], "A")
+    epochs_run(before, [0.5, 0.4], "A")
     after.load_state_dict(before.state_dict())
 
     assert after.best == torch.tensor(0.5)
@@ -172,7 +176,7 @@ def test_the_best_value_and_its_time_survive_a_resume() -> None:
 
 def test_a_new_run_forgets_the_old_one(run: Any) -> None:
     stopper = EarlyStopper("MulticlassAccuracy", "train")
-    told(stopper, [0.5])
+    epochs_run(stopper, [0.5])
     run(stopper)
     assert stopper.best is stopper.best_occurred is None
 
@@ -181,7 +185,7 @@ def test_a_new_run_forgets_the_old_one(run: Any) -> None:
     ("comp", "threshold", "stopped"), [(None, 0.35, 3), (None, 0.4, 4), ("less", 0.15, 1), (operator.ge, 0.2, 2)]
 )
 def test_training_ends_when_the_threshold_is_passed(comp: Any, threshold: float, stopped: int) -> None:
-    assert told(ThresholdStopper("A", "train", threshold, comp=comp), [0.1, 0.2, 0.4, 0.41], "A") == stopped
+    assert epochs_run(ThresholdStopper("A", "train", threshold, comp=comp), [0.1, 0.2, 0.4, 0.41], "A") == stopped
 
 
 @pytest.mark.parametrize(("label", "unit"), [("train", "ep"), ("eval", "ep"), ("train", "ba"), ("eval", "ba")])

@@ -15,7 +15,7 @@ from composer.testing import run_on_ranks
 
 
 class Nvml:
-    """Stands for NVML on a machine whose n-th GPU is n times as busy as the first."""
+    """Fake NVML on a machine whose n-th GPU is n times as busy as the first."""
 
     NVML_TEMPERATURE_GPU = 0
     NVMLError = OSError
@@ -143,7 +143,7 @@ def on_a_rank(log_all_data: bool) -> tuple[dict[str, Any], bool]:
 
 
 @pytest.mark.parametrize("log_all_data", [False, True])
-def test_ranks_exchange_what_they_see_a_batch_later(log_all_data: bool) -> None:
+def test_readings_of_all_ranks_are_logged_a_batch_later(log_all_data: bool) -> None:
     for logged, waited in run_on_ranks(on_a_rank, 2, log_all_data):
         assert waited
         # Under the step of then: W&B takes no step that is over.

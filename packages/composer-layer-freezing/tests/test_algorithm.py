@@ -17,7 +17,7 @@ from composer.testing import SimpleConvModel, deep_compare, run_on_ranks
 
 
 class Records(LoggerDestination):
-    """Keeps the metrics, call by call."""
+    """Logger that stores the metrics of each call."""
 
     def __init__(self) -> None:
         self.calls: list[dict[str, Any]] = []
@@ -103,7 +103,7 @@ def test_resuming_after_any_epoch_is_exact(at: int) -> None:
     deep_compare(expected.algorithms[0].state_dict(), resumed.algorithms[0].state_dict())
 
 
-def test_what_is_loaded_before_init_is_frozen_at_init() -> None:
+def test_layers_of_a_run_loaded_before_init_are_frozen_at_init() -> None:
     algorithm = LayerFreezing()
     algorithm.load_state_dict({"repr": "", "layers_frozen": 2})
     state, _ = start(algorithm)
@@ -111,7 +111,7 @@ def test_what_is_loaded_before_init_is_frozen_at_init() -> None:
     assert 4 == len(trained(state))
 
 
-def test_states_of_other_programs_have_no_layers() -> None:
+def test_a_state_without_the_number_of_layers_freezes_none() -> None:
     algorithm = LayerFreezing()
     algorithm.load_state_dict({})
 
@@ -127,9 +127,9 @@ def test_a_copy_belongs_to_no_run(copied: Any) -> None:
     assert 8 == len(trained(state))
 
 
-def test_a_model_of_one_layer_is_warned_of() -> None:
+def test_a_model_of_one_layer_raises_a_warning() -> None:
     state = State(model=torch.nn.Linear(1, 1), max_duration="1ep", algorithms=LayerFreezing())
-    with pytest.warns(NoEffectWarning, match=r"`LayerFreezing` will change nothing: the model has 1 layer"):
+    with pytest.warns(NoEffectWarning, match=r"`LayerFreezing` will have no effect: the model has 1 layer"):
         Engine(state).run_event("init")
 
 
@@ -147,7 +147,7 @@ def train_on_rank() -> dict[str, torch.Tensor]:
     return {name: parameter.detach() for name, parameter in state.model.module.named_parameters()}
 
 
-def test_wrapped_models_go_on_training() -> None:
+def test_wrapped_models_continue_training() -> None:
     """Ranks get the same batches, so they do what one process does."""
     state, engine = start(LayerFreezing(freeze_start=0.25))
     train(state, engine, 6)

@@ -139,7 +139,7 @@ def test_frozen_parameters_leave_all_groups_with_their_state() -> None:
         optimizer.load_state_dict(optimizer.state_dict())
 
 
-def test_names_of_parameters_stay_in_step() -> None:
+def test_parameter_names_of_the_groups_stay_in_step() -> None:
     model, _ = make(2)
     try:
         optimizer = torch.optim.SGD(model.named_parameters(), lr=0.1)

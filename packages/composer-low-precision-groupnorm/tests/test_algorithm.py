@@ -31,7 +31,7 @@ def run(algorithms: Any, *events: str, precision: str = "amp_bf16") -> nn.Module
 
 
 @pytest.mark.parametrize("apply_at", [Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD])
-def test_layers_are_replaced_at_the_event_asked_for(apply_at: Event) -> None:
+def test_layers_are_replaced_at_the_requested_event(apply_at: Event) -> None:
     events = ["init", "before_load", "after_load"]
     before: Any = run(LowPrecisionGroupNorm(apply_at), *events[: events.index(apply_at.value)])
     after: Any = run(LowPrecisionGroupNorm(apply_at), *events)
@@ -41,7 +41,7 @@ def test_layers_are_replaced_at_the_event_asked_for(apply_at: Event) -> None:
     assert f"LowPrecisionGroupNorm(apply_at=Event.{apply_at.name})" == repr(LowPrecisionGroupNorm(apply_at))
 
 
-def test_a_run_in_full_precision_is_warned() -> None:
+def test_a_run_in_full_precision_raises_a_warning() -> None:
     with pytest.warns(NoEffectWarning, match=r"only applies to AMP_FP16 and AMP_BF16 precisions, got 'fp32'"):
         run(LowPrecisionGroupNorm(), "init", precision="fp32")
 
@@ -52,12 +52,12 @@ def test_other_events_are_refused(apply_at: Any) -> None:
         LowPrecisionGroupNorm(apply_at)
 
 
-def test_a_checkpoint_brings_it_along() -> None:
+def test_a_checkpoint_requires_it() -> None:
     assert LowPrecisionGroupNorm.required_on_load()
 
 
 class AddsNorms(Algorithm):
-    """Stands for a method that brings layers of its own."""
+    """A method that adds new layers."""
 
     events = frozenset({Event.INIT})
     placement = Placement(provides={ADDS_NORMS})
@@ -67,7 +67,7 @@ class AddsNorms(Algorithm):
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_layers_that_others_bring_are_replaced_whatever_the_order_of_the_list(reverse: bool) -> None:
+def test_layers_added_by_other_methods_are_replaced_whatever_the_order_of_the_list(reverse: bool) -> None:
     algorithms = [LowPrecisionGroupNorm(), AddsNorms()]
     model: Any = run(algorithms[::-1] if reverse else algorithms, "init")
 

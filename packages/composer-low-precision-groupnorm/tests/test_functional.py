@@ -36,7 +36,7 @@ def test_the_registered_function_is_this_one() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("given", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("missing", [(), ("bias",), ("weight",), ("weight", "bias")])
-def test_under_autocast_of_the_cpu_everything_is_computed_in_its_dtype(
+def test_under_autocast_on_the_cpu_everything_is_computed_in_its_dtype(
     dtype: torch.dtype, given: torch.dtype, missing: tuple[str, ...]
 ) -> None:
     """Not only under that of CUDA, which is what `torch.is_autocast_enabled()` answers for."""
@@ -61,7 +61,7 @@ def test_without_autocast_it_is_the_layer_of_torch(dtype: torch.dtype) -> None:
         assert torch.equal(plain(x), LPGroupNorm.from_groupnorm(plain)(x))
 
 
-def test_autocast_leaves_float64_and_shapes_without_values_alone() -> None:
+def test_float64_and_meta_tensors_are_not_cast() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.float64 is LPGroupNorm(2, 6, dtype=torch.float64)(draw(3, 6, 5, dtype=torch.float64)).dtype
         assert (3, 6, 5) == LPGroupNorm(2, 6, device="meta")(torch.zeros(3, 6, 5, device="meta")).shape
@@ -90,7 +90,7 @@ def test_compiled_it_is_one_graph() -> None:
     assert torch.float32 is compiled(x).dtype
 
 
-def test_layers_are_made_like_those_of_torch() -> None:
+def test_the_constructor_is_that_of_torch() -> None:
     layer = LPGroupNorm(2, 6, 0.1, True, "cpu", torch.bfloat16)
 
     assert (2, 6, 0.1) == (layer.num_groups, layer.num_channels, layer.eps)
@@ -118,7 +118,7 @@ class TestApply:
         assert (state, groups) == (dict(optimizer.state), list(optimizer.param_groups))
         assert not any(module.training for module in model.modules())
 
-    def test_applying_it_twice_is_applying_it_once(self) -> None:
+    def test_applying_it_twice_is_the_same_as_once(self) -> None:
         model = nn.Sequential(norm())
         apply_low_precision_groupnorm(model, "amp_bf16")
         layer = model[0]
@@ -126,7 +126,7 @@ class TestApply:
 
         assert layer is model[0]
 
-    def test_what_is_more_than_a_groupnorm_stays(self) -> None:
+    def test_subclasses_that_override_forward_are_not_replaced(self) -> None:
         class ChannelsLast(nn.GroupNorm):
             def forward(self, input: torch.Tensor) -> torch.Tensor:
                 return super().forward(input.transpose(1, -1)).transpose(1, -1)
@@ -151,7 +151,7 @@ class TestApply:
         assert type(model[0]) is nn.GroupNorm
 
     @pytest.mark.parametrize("model", [nn.Sequential(nn.Linear(2, 2)), nn.GroupNorm(1, 2)])
-    def test_a_model_that_has_nothing_to_replace_is_warned_of(self, model: nn.Module) -> None:
+    def test_a_model_with_nothing_to_replace_raises_a_warning(self, model: nn.Module) -> None:
         with pytest.warns(NoEffectWarning, match=r"No instances of torch.nn.GroupNorm found"):
             apply_low_precision_groupnorm(model, "amp_bf16")
 

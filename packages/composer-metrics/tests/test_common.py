@@ -1,4 +1,4 @@
-"""What holds for every metric."""
+"""Properties of every metric."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def test_targets_are_mixed_like_the_inputs() -> None:
     assert torch.equal(y[p], algorithm.permuted_target)  # type: ignore[arg-type]
 
 
-def test_targets_that_were_mixed_before_are_mixed_again() -> None:
+def test_mixed_targets_are_mixed_again() -> None:
     """Another method may have mixed the inputs first, and their targets with them."""
     algorithm = MixUp(alpha=1.0)
     x, first = torch.randn(8, 4, 1, 1), torch.rand(8, 3).softmax(1)
@@ -73,7 +73,7 @@ def test_both_modes_give_the_same_loss() -> None:
     assert torch.equal(batch[1], losses.targets)
 
 
-def test_the_interpolated_loss_is_the_papers() -> None:
+def test_the_interpolated_loss_is_that_of_the_paper() -> None:
     algorithm = MixUp(alpha=1.0, interpolate_loss=True)
     state = run(algorithm, "before_backward")
     m, (_, y) = algorithm.mixing, state.batch
@@ -83,11 +83,11 @@ def test_the_interpolated_loss_is_the_papers() -> None:
     torch.testing.assert_close(expected, state.loss)
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_both_losses_have_the_precision_of_the_run(told: bool) -> None:
-    """Outputs are bfloat16, of which autocast makes a float32 loss; a loop may also enter it without telling."""
+@pytest.mark.parametrize("state_has_precision", [True, False])
+def test_both_losses_have_the_precision_of_the_run(state_has_precision: bool) -> None:
+    """Autocast computes a float32 loss of bfloat16 outputs; the state may have another precision than autocast."""
     algorithm = MixUp(alpha=1.0, interpolate_loss=True)
-    precision = "amp_bf16" if told else "fp32"
+    precision = "amp_bf16" if state_has_precision else "fp32"
     model: Any = SimpleModel(num_features=4, num_classes=3)
     state = State(model=model, max_duration="1ep", dataloader=[0], algorithms=algorithm, precision=precision)
     engine = Engine(state)
@@ -103,7 +103,7 @@ def test_both_losses_have_the_precision_of_the_run(told: bool) -> None:
     expected = (1 - m) * cross_entropy(outputs, y) + m * cross_entropy(outputs, y[p])
 
     assert state.outputs.dtype is torch.bfloat16  # type: ignore[union-attr]
-    torch.testing.assert_close(expected, state.loss, rtol=1e-6 if told else 1e-2, atol=0)
+    torch.testing.assert_close(expected, state.loss, rtol=1e-6 if state_has_precision else 1e-2, atol=0)
 
 
 def test_two_interpolated_losses_are_discouraged() -> None:
@@ -130,7 +130,7 @@ def test_the_targets_are_the_examples_own_after_the_loss_is_mixed() -> None:
     assert torch.equal(labels, state.batch["y"])
 
 
-def test_parts_of_other_batches_are_found_by_key() -> None:
+def test_keys_select_inputs_and_targets() -> None:
     algorithm = MixUp(alpha=1.0, input_key="image", target_key="label")
     batch = {"image": torch.randn(8, 4), "label": torch.randint(0, 3, (8,)), "id": torch.arange(8)}
     state = run(algorithm, "before_loss", batch=batch, outputs=torch.zeros(8, 3))
@@ -146,7 +146,7 @@ def test_a_negative_alpha_is_refused_at_construction() -> None:
         MixUp(alpha=-0.5)
 
 
-def test_what_cannot_be_mixed_is_refused() -> None:
+def test_inputs_that_cannot_be_mixed_are_refused() -> None:
     with pytest.raises(NotImplementedError, match=r"a tensor of inputs and a tensor of targets, got list and Tensor"):
         run(MixUp(), batch=([1, 2], torch.arange(2)))
     with pytest.raises(NotImplementedError, match=r"outputs to be one tensor.*got dict"):
@@ -160,7 +160,7 @@ def test_only_a_loss_that_is_a_tensor_is_interpolated() -> None:
         Engine(state).run_event("before_backward")
 
 
-def test_a_model_without_a_loss_is_answered() -> None:
+def test_a_model_without_a_loss_is_refused() -> None:
     algorithm = MixUp(interpolate_loss=True)
     state = State(model=torch.nn.Linear(4, 3), max_duration="1ep", dataloader=[0], algorithms=algorithm)
     engine = Engine(state)

@@ -7,14 +7,14 @@ from composer.testing import AlgorithmContract
 
 
 class TestMixUp(AlgorithmContract):
-    microbatch_reason = "each microbatch is mixed on its own, so several microbatches do not equal one batch"
+    microbatch_reason = "each microbatch is mixed separately, so several microbatches do not equal one batch"
 
     def make(self) -> MixUp:
         return MixUp(alpha=0.2)
 
 
 class TestMixUpOfLosses(AlgorithmContract):
-    microbatch_reason = "each microbatch is mixed on its own, so several microbatches do not equal one batch"
+    microbatch_reason = "each microbatch is mixed separately, so several microbatches do not equal one batch"
 
     def make(self) -> MixUp:
         return MixUp(alpha=1.0, interpolate_loss=True)

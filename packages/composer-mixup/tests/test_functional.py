@@ -105,7 +105,7 @@ def test_gradients_flow_to_both_partners() -> None:
     torch.testing.assert_close(torch.tensor([[0.75] * 3, [0.25] * 3]), input.grad)
 
 
-def test_a_generator_of_ones_own_decides_the_partners() -> None:
+def test_a_custom_generator_determines_the_partners() -> None:
     x, y = torch.zeros(16, 1), torch.arange(16)
     first, second = (mixup_batch(x, y, generator=torch.Generator().manual_seed(5))[1] for _ in range(2))
 
@@ -128,7 +128,7 @@ def test_a_negative_alpha_is_refused() -> None:
 
 
 def test_targets_of_another_length_are_refused() -> None:
-    with pytest.raises(ValueError, match="`target` must have as many rows as `input`, which has 2, got 3"):
+    with pytest.raises(ValueError, match="`target` must have the same number of rows as `input`, 2, got 3"):
         mixup_batch(torch.zeros(2, 1), torch.arange(3))
 
 

@@ -68,7 +68,7 @@ def test_it_learns_that_the_parameter_is_1() -> None:
     torch.testing.assert_close(torch.ones(1), model.weights.detach())
 
 
-def test_evaluation_gives_the_targets_with_an_accuracy_of_1() -> None:
+def test_evaluation_returns_the_targets_with_an_accuracy_of_1() -> None:
     model, batch = NoOpModelClass(SimpleModel()), (None, torch.tensor([0, 1, 2, 9]))
     metrics = model.get_metrics(is_train=False)
     outputs = model.eval_forward(batch)
@@ -81,7 +81,7 @@ def test_evaluation_gives_the_targets_with_an_accuracy_of_1() -> None:
     assert 5 / 8 == metrics["BinaryAccuracy"].compute()
 
 
-def test_the_device_and_the_number_of_classes_are_the_originals() -> None:
+def test_the_device_and_the_number_of_classes_come_from_the_original() -> None:
     with torch.device("meta"):
         original = torch.nn.Linear(2, 2)
     assert "meta" == NoOpModelClass(original).weights.device.type
@@ -90,7 +90,7 @@ def test_the_device_and_the_number_of_classes_are_the_originals() -> None:
 
 
 def test_a_model_without_parameters_has_no_device() -> None:
-    with pytest.raises(ValueError, match=r"`original_model` must have a parameter, .* got ReLU without any"):
+    with pytest.raises(ValueError, match=r"`original_model` must have parameters, .* got ReLU without any"):
         NoOpModelClass(torch.nn.ReLU())
 
 
@@ -126,7 +126,7 @@ def test_applying_it_twice_is_applying_it_once() -> None:
 
 
 class Surgery(Algorithm):
-    """Stands for a method that changes layers."""
+    """A method that changes layers."""
 
     events = frozenset({Event.INIT})
     placement = Placement(provides={CHANGES_LAYERS})
@@ -165,7 +165,7 @@ def test_a_checkpoint_needs_it_before_loading() -> None:
 
 
 @pytest.mark.parametrize("listed", [True, False])
-def test_a_checkpoint_in_a_loop_of_ones_own_restores_the_metrics_of_the_model_that_it_puts_in_place(
+def test_a_checkpoint_in_a_custom_loop_restores_the_metrics_of_the_replacement(
     listed: bool,
 ) -> None:
     def measured(algorithms: Any, num_batches: int) -> State:

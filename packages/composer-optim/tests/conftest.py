@@ -31,7 +31,7 @@ def move_to(state: State, time: str) -> None:
 
 @pytest.fixture(scope="session")
 def state_of() -> Callable[..., State]:
-    """A state with 1000 batches an epoch, in a run of 1000 epochs unless told otherwise."""
+    """A state with 1000 batches an epoch, in a run of 1000 epochs by default."""
     return make_state
 
 

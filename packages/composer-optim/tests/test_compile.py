@@ -58,7 +58,7 @@ def test_the_checkpoint_of_the_scheduler_holds_no_schedule(state: State) -> None
     assert saved["lr_lambdas"] == [None]
 
 
-def test_a_schedule_that_does_not_fit_the_run_fails_at_once(state: State) -> None:
+def test_a_schedule_that_does_not_fit_the_run_fails_immediately(state: State) -> None:
     with pytest.raises(ValueError, match="must be greater than or equal to max_duration"):
         compile_composer_scheduler(LinearWithWarmupScheduler("1ba", t_max="99ba"), state)
 
@@ -182,7 +182,7 @@ def test_ratios_multiply(state: State, move: Move) -> None:
     assert scheduler.get_last_lr() == pytest.approx([0.4])
 
 
-def test_checkpoints_know_a_compiled_schedule_as_a_scheduler_of_torch(state: State) -> None:
+def test_a_compiled_schedule_has_the_name_of_the_torch_class_in_checkpoints(state: State) -> None:
     scheduler = compile_composer_scheduler(LinearScheduler(), state)
     plain = LambdaLR(state.optimizers[0], lambda step: 1.0)
 

@@ -31,7 +31,7 @@ StateOf = Callable[..., State]
         ("2ep", "30sec", 0.5, "1000ba"),
     ],
 )
-def test_times_come_to_whole_numbers_of_a_counted_unit(
+def test_times_convert_to_integers_of_a_counted_unit(
     time: str, max_duration: str, ssr: float, expected: str, state_of: StateOf
 ) -> None:
     assert Time.from_timestring(expected) == _convert_time(time, state_of(max_duration), ssr)
@@ -51,7 +51,7 @@ def test_seconds_are_refused_in_a_run_of_something_else(max_duration: str | None
     ("time", "ssr", "expected"),
     [("0.3dur", 1.0, 0.3), ("0.3dur", 0.5, 0.3), ("10sec", 1.0, 0.25), ("40sec", 0.5, 0.5), ("1m20s", 1.0, 2.0)],
 )
-def test_in_a_run_of_seconds_times_come_to_exact_parts_of_it(
+def test_in_a_run_of_seconds_times_convert_to_exact_fractions(
     time: str, ssr: float, expected: float, state_of: StateOf
 ) -> None:
     assert _convert_time(time, state_of("40sec"), ssr) == Time(expected, "dur")

@@ -147,7 +147,7 @@ def test_a_parameter_whose_gradients_begin_later_starts_its_own_buffer(path: dic
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_going_up_is_going_down_with_the_opposite_gradient(path: dict[str, Any]) -> None:
+def test_maximizing_is_minimizing_with_the_opposite_gradient(path: dict[str, Any]) -> None:
     options: dict[str, Any] = {"lr": 0.5, "momentum": 0.5, "dampening": 0.5, "weight_decay": 0.1, **path}
     down, up = DecoupledSGDW(parameters(), **options), DecoupledSGDW(parameters(), **options)
     up.param_groups[0]["maximize"] = True

@@ -1,4 +1,4 @@
-"""What both optimizers have in common."""
+"""Properties of both optimizers."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_they_are_the_optimizers_of_torch() -> None:
 
 
 @pytest.mark.parametrize("cls", [DecoupledSGDW, DecoupledAdamW])
-def test_they_promise_a_single_pass(cls: Any) -> None:
+def test_they_declare_a_single_pass(cls: Any) -> None:
     assert cls.single_pass is True
 
 
@@ -227,7 +227,7 @@ def test_the_schedulers_of_torch_find_their_initial_rate(make: Make) -> None:
 @pytest.mark.parametrize("make", ALL)
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("through_pickle", [False, True])
-def test_a_resumed_run_ends_where_the_whole_one_does(make: Make, path: dict[str, Any], through_pickle: bool) -> None:
+def test_a_resumed_run_ends_like_an_uninterrupted_one(make: Make, path: dict[str, Any], through_pickle: bool) -> None:
     def halve(step: int) -> float:
         return 0.5**step
 
@@ -328,14 +328,14 @@ def test_a_large_decay_is_logged(
     with caplog.at_level(logging.WARNING):
         make([one()], weight_decay=weight_decay)
 
-    assert warns == ("so 0.001 is much" in caplog.text)
+    assert warns == ("so 0.001 is large" in caplog.text)
 
 
 @pytest.mark.parametrize("make", BOTH)
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("path", [{"foreach": False}, {}, {"fused": True}])
-def test_on_a_gpu_the_host_never_waits(make: Make, path: dict[str, Any]) -> None:
+def test_on_a_gpu_the_host_never_synchronizes(make: Make, path: dict[str, Any]) -> None:
     here, there = model(), model().cuda()
     reference = make(here.parameters(), foreach=False)
     optimizer = make(there.parameters(), **path)

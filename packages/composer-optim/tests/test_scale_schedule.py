@@ -85,5 +85,5 @@ def test_other_schedulers_are_refused() -> None:
     ],
 )
 def test_a_ratio_that_leaves_nothing_is_refused(make: Make, name: str) -> None:
-    with pytest.raises(ValueError, match=f"`ssr` must leave something of `{name}`, got 0.25 for {name}=3"):
+    with pytest.raises(ValueError, match=f"`ssr` must not scale `{name}` to nothing, got 0.25 for {name}=3"):
         scale_pytorch_scheduler(make(optimizer()), 0.25)

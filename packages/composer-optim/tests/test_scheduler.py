@@ -156,7 +156,7 @@ def test_the_last_factor_is_kept_after_t_max(
 
 @pytest.mark.parametrize("make", COVERING)
 @pytest.mark.parametrize("t_max", ["999999ba", "999ep", "0.5dur"])
-def test_a_t_max_shorter_than_the_run_is_refused_with_a_way_out(
+def test_a_t_max_shorter_than_the_run_is_refused_with_advice(
     make: Callable[[str], ComposerScheduler], t_max: str, state_of: StateOf
 ) -> None:
     with pytest.raises(ValueError, match=r"must be greater than or equal to max_duration.*a function of your own"):
@@ -179,9 +179,7 @@ def test_a_run_in_batches_is_compared_with_a_t_max_in_epochs(state_of: StateOf) 
         scheduler(state_of("2001ba"))
 
 
-def test_what_cannot_be_compared_is_logged_once(
-    state_of: StateOf, move: Move, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_incomparable_units_are_logged_once(state_of: StateOf, move: Move, caplog: pytest.LogCaptureFixture) -> None:
     state = state_of("100sp")
     scheduler = LinearWithWarmupScheduler("1ba", t_max="21ba")
     with caplog.at_level(logging.WARNING):
@@ -195,7 +193,7 @@ def test_what_cannot_be_compared_is_logged_once(
     ]
 
 
-def test_without_a_max_duration_any_t_max_will_do(state_of: StateOf, move: Move) -> None:
+def test_without_a_max_duration_any_t_max_is_accepted(state_of: StateOf, move: Move) -> None:
     state = state_of(None)
     move(state, "5ba")
 
@@ -204,7 +202,7 @@ def test_without_a_max_duration_any_t_max_will_do(state_of: StateOf, move: Move)
 
 @pytest.mark.parametrize("make", WARMING)
 def test_a_warmup_of_nothing_warns(make: Callable[[str], ComposerScheduler], state_of: StateOf) -> None:
-    with pytest.warns(UserWarning, match="`t_warmup` comes to '0ba', so there is no warm-up") as caught:
+    with pytest.warns(UserWarning, match="`t_warmup` is rounded to '0ba', so there is no warmup") as caught:
         factor = make("0.0001dur")(state_of("100ba"))
 
     assert factor == 1
@@ -213,15 +211,15 @@ def test_a_warmup_of_nothing_warns(make: Callable[[str], ComposerScheduler], sta
 
 @pytest.mark.parametrize("t_warmup", ["0ba", "0dur"])
 @pytest.mark.parametrize("make", WARMING)
-def test_a_warmup_of_exactly_zero_is_meant(
+def test_a_warmup_of_exactly_zero_is_accepted(
     make: Callable[[str], ComposerScheduler], t_warmup: str, state_of: StateOf
 ) -> None:
     assert make(t_warmup)(state_of()) == 1
 
 
 @pytest.mark.parametrize("make", WARMING[1:])
-def test_warmup_and_t_max_must_come_to_one_unit(make: Callable[[str], ComposerScheduler], state_of: StateOf) -> None:
-    with pytest.raises(ValueError, match=r"Cannot use warmup scheduler: .* must come to the same unit, got '10sp'"):
+def test_warmup_and_t_max_must_convert_to_one_unit(make: Callable[[str], ComposerScheduler], state_of: StateOf) -> None:
+    with pytest.raises(ValueError, match=r"Cannot use warmup scheduler: .* must convert to the same unit, got '10sp'"):
         make("10sp")(state_of())
 
 
@@ -235,12 +233,12 @@ def test_milestones_may_be_in_other_units_than_the_warmup(state_of: StateOf, mov
 @pytest.mark.parametrize(
     ("scheduler", "message"),
     [
-        (StepScheduler("1ba"), "`step_size` must come to at least one batch, got .*which comes to 0"),
-        (ExponentialScheduler(0.5, "1ba"), "`decay_period` must come to at least one batch"),
-        (CosineAnnealingWarmRestartsScheduler("1ba"), "`t_0` must come to at least one batch"),
+        (StepScheduler("1ba"), "`step_size` must be at least one batch, got .*which is rounded to 0"),
+        (ExponentialScheduler(0.5, "1ba"), "`decay_period` must be at least one batch"),
+        (CosineAnnealingWarmRestartsScheduler("1ba"), "`t_0` must be at least one batch"),
     ],
 )
-def test_a_period_that_the_ratio_makes_nothing_is_refused(
+def test_a_period_that_the_ratio_rounds_to_zero_is_refused(
     scheduler: ComposerScheduler, message: str, state_of: StateOf
 ) -> None:
     with pytest.raises(ValueError, match=message):
@@ -254,7 +252,7 @@ def test_a_cycle_that_shrinks_to_nothing_is_refused_when_it_is_reached(state_of:
 
     assert scheduler(state) == 1
     move(state, "3ba")
-    with pytest.raises(ValueError, match=r"`t_mult \* length` must come to at least one batch"):
+    with pytest.raises(ValueError, match=r"`t_mult \* length` must be at least one batch"):
         scheduler(state)
 
 

@@ -16,7 +16,7 @@ KEYS = ("progressive_resizing/height", "progressive_resizing/width", "progressiv
 
 
 class Records(LoggerDestination):
-    """Keeps the last metrics."""
+    """Logger that stores the last metrics."""
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         self.metrics = metrics
@@ -62,7 +62,7 @@ def test_widths_are_whole_increments_and_never_shrink() -> None:
 
 
 @pytest.mark.parametrize("width", [3, 30, 33, 224])
-def test_images_of_any_width_are_full_in_the_end(width: int) -> None:
+def test_images_of_any_width_end_at_full_size(width: int) -> None:
     x = torch.zeros(2, 3, width, width)
     batch, _ = resize_at(0.8, ProgressiveResizing(size_increment=4), (x, None))
 
@@ -79,7 +79,7 @@ def test_images_never_vanish(mode: str) -> None:
 def test_the_width_is_exact_although_its_quotient_is_rounded() -> None:
     algorithm = ProgressiveResizing(size_increment=1)
     short = [(w, n) for n in range(1, 400) for w in range(1, n) if int(w / n * n) != w]
-    widths = [int(algorithm._pinned(w / n, torch.zeros(1, 1, 1, n)) * n) for w, n in short]
+    widths = [int(algorithm._round_scale(w / n, torch.zeros(1, 1, 1, n)) * n) for w, n in short]
 
     assert (1, 49) in short
     assert [w for w, _ in short] == widths
@@ -107,7 +107,7 @@ def test_targets_are_resized_on_request(mode: str, resize_targets: bool) -> None
     assert ((2, 16, 16) if resize_targets else (2, 32, 32)) == batch[1].shape
 
 
-def test_images_of_other_batches_are_found_by_key() -> None:
+def test_keys_select_the_images() -> None:
     batch = {"image": torch.zeros(2, 3, 8, 8), "mask": torch.zeros(2, 8, 8, dtype=torch.uint8), "id": [1, 2]}
     algorithm = ProgressiveResizing(resize_targets=True, input_key="image", target_key="mask")
     smaller, _ = resize_at(0, algorithm, batch)
@@ -119,7 +119,7 @@ def test_targets_that_stay_need_not_exist() -> None:
     assert (2, 3, 4, 4) == resize_at(0, ProgressiveResizing(), [torch.zeros(2, 3, 8, 8)])[0][0].shape
 
 
-def test_microbatches_are_cut_at_one_corner() -> None:
+def test_microbatches_are_cropped_at_one_position() -> None:
     """The whole batch is cropped, before it is split."""
     x = torch.arange(64.0).view(1, 1, 8, 8).repeat(4, 1, 1, 1)
     batch, _ = resize_at(0, ProgressiveResizing("crop"), (x, None))
@@ -128,7 +128,7 @@ def test_microbatches_are_cut_at_one_corner() -> None:
 
 
 class Prunes(Algorithm):
-    """Stands for a method that judges examples by clean images."""
+    """A method that judges examples by clean images."""
 
     events = frozenset({Event.AFTER_DATALOADER})
     placement = Placement(provides={PRUNES_BATCH}, before={"transforms_batch"})
@@ -138,7 +138,7 @@ class Prunes(Algorithm):
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_what_prunes_the_batch_sees_full_images_whatever_the_order_of_the_list(reverse: bool) -> None:
+def test_methods_that_prune_the_batch_see_full_images_whatever_the_order_of_the_list(reverse: bool) -> None:
     prunes = Prunes()
     algorithms: list[Algorithm] = [prunes, ProgressiveResizing()]
     state = State(model=SimpleModel(), max_duration="1ep", dataloader=[0])
@@ -150,7 +150,7 @@ def test_what_prunes_the_batch_sees_full_images_whatever_the_order_of_the_list(r
     assert (2, 3, 4, 4) == state.batch[0].shape
 
 
-def test_time_in_any_unit_tells_the_elapsed_fraction() -> None:
+def test_the_elapsed_fraction_is_known_for_every_unit_of_time() -> None:
     state = State(model=SimpleModel(), max_duration="10ep", dataloader=[0], algorithms=ProgressiveResizing())
     state.timestamp = state.timestamp.copy(epoch=Time.from_epoch(9))
     engine = Engine(state)
@@ -182,7 +182,7 @@ def test_an_increment_of_no_pixel_is_refused_at_construction() -> None:
         ProgressiveResizing(size_increment=0)
 
 
-def test_inputs_that_are_no_images_are_refused_even_at_full_scale() -> None:
+def test_inputs_that_are_not_images_are_refused_even_at_full_scale() -> None:
     for elapsed in (0.0, 1.0):
         with pytest.raises(TypeError, match=r"`input` must be a tensor to be resized, got list.*`input_key`"):
             resize_at(elapsed, ProgressiveResizing(), ([1, 2], None))

@@ -39,7 +39,7 @@ def test_the_registered_function_is_this_one() -> None:
 
 @pytest.mark.parametrize("mode", [*MODES, "unchecked"])
 @pytest.mark.parametrize("factor", [1, 1.0, 1.7])
-def test_at_full_scale_the_arguments_come_back_themselves(mode: str, factor: float) -> None:
+def test_at_full_scale_the_arguments_are_returned_unchanged(mode: str, factor: float) -> None:
     x = numbered(4, 4)
     for y in (x, None):
         smaller, target = resize_batch(x, y, factor, mode, resize_targets=True)
@@ -83,7 +83,7 @@ def test_every_window_is_cropped_equally_often() -> None:
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int16, torch.uint8, torch.bool]
 )
-def test_targets_of_the_same_size_are_resized_alike(mode: str, size: tuple[int, int], dtype: torch.dtype) -> None:
+def test_targets_of_the_same_size_match_the_inputs(mode: str, size: tuple[int, int], dtype: torch.dtype) -> None:
     x = numbered(*size)
     y = x.squeeze(1).to(dtype)
     smaller, target = resize_batch(x, y, 0.6, mode, resize_targets=True)
@@ -177,7 +177,7 @@ def test_a_scale_that_leaves_no_pixel_is_refused(factor: float) -> None:
         resize_batch(numbered(4, 40), None, factor)
 
 
-def test_what_is_no_image_is_refused() -> None:
+def test_tensors_that_are_not_images_are_refused() -> None:
     with pytest.raises(ValueError, match=r"`input` must have shape \(N, C, H, W\) to be resized, got \(4, 4, 4\)"):
         resize_batch(torch.zeros(4, 4, 4), None, 0.5)
     with pytest.raises(ValueError, match=r"`target` must have shape \(N, H, W\) or \(N, C, H, W\) .*, got \(2,\)"):
@@ -186,7 +186,7 @@ def test_what_is_no_image_is_refused() -> None:
         resize_batch(numbered(4, 4), None, 0.5, resize_targets=True)
 
 
-def test_its_earlier_name_works() -> None:
+def test_the_earlier_name_works() -> None:
     x, y = torch.rand(2, 3, 8, 6), torch.arange(2)
     expected, actual = resize_batch(x, y, 0.5), cf.resize_inputs(X=x, y=y, scale_factor=0.5)
 

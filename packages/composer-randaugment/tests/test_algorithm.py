@@ -42,7 +42,7 @@ def test_images_are_changed_before_they_become_tensors() -> None:
 
 
 @pytest.mark.parametrize("transform", [None, transforms.ToTensor()])
-def test_any_data_set_with_a_transform_will_do(pictures: Any, transform: Any) -> None:
+def test_any_dataset_with_a_transform_works(pictures: Any, transform: Any) -> None:
     dataset = pictures(transform)
     state = start(DataLoader(dataset, collate_fn=list), RandAugment(severity=3))
 
@@ -58,7 +58,7 @@ def test_arguments_reach_the_transform() -> None:
 
 
 class Mixes(Algorithm):
-    """Stands for a method that must follow."""
+    """A method that must follow."""
 
     events = frozenset({Event.FIT_START})
     placement = Placement(provides={MIXES_AUGMENTATIONS}, after={"augments_images"})
@@ -68,14 +68,14 @@ class Mixes(Algorithm):
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_it_comes_before_what_mixes_augmentations_whatever_the_order_of_the_list(pictures: Any, reverse: bool) -> None:
+def test_it_comes_before_methods_that_mix_augmentations_in_any_order(pictures: Any, reverse: bool) -> None:
     mixes = Mixes()
     start(DataLoader(pictures()), *([mixes, RandAugment()] if reverse else [RandAugment(), mixes]))
 
     assert ["RandAugmentTransform"] == mixes.seen
 
 
-def test_a_loader_that_cannot_take_it_is_refused_at_once() -> None:
+def test_a_loader_without_a_suitable_dataset_is_refused_immediately() -> None:
     """Like one that keeps tensors on the device."""
     state = State(model=SimpleModel(), dataloader=[torch.zeros(2)], algorithms=RandAugment())
 

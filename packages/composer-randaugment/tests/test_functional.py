@@ -51,7 +51,7 @@ def test_choices_are_uniform_with_replacement(picture: Image.Image) -> None:
     assert {"a7", "b7", "c7", "d7"} == set(names)
 
 
-def test_each_image_of_a_batch_draws_its_own() -> None:
+def test_each_image_of_a_batch_has_its_own_augmentations() -> None:
     torch.manual_seed(2)
     images = torch.rand(3, 8, 8).expand(8, 3, 8, 8)
     changed = randaugment_image(images)
@@ -120,7 +120,7 @@ def test_the_notebook_name_augments_or_makes_a_transform(picture: Image.Image) -
 
 
 @pytest.mark.parametrize("make", [lambda **kwargs: randaugment_image(torch.rand(4, 4), **kwargs), RandAugmentTransform])
-def test_what_makes_no_sense_is_refused(make: Callable[..., Any]) -> None:
+def test_invalid_arguments_are_refused(make: Callable[..., Any]) -> None:
     for severity in (-1, 10.5):
         with pytest.raises(ValueError, match=rf"`severity` must be in \[0, 10\], got {severity}. 10 is the strongest"):
             make(severity=severity)

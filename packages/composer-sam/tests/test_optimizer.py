@@ -250,7 +250,7 @@ def test_steps_between_the_interval_cost_one_pass() -> None:
     assert 6 == optimizer.global_step
 
 
-def test_the_closure_is_told_which_pass_it_is() -> None:
+def test_the_keywords_of_the_closure_identify_the_pass() -> None:
     net = make_net()
     optimizer = SAMOptimizer(BASES["sgd"](net.parameters()), interval=2)
     passes = Passes(net, optimizer)
@@ -260,7 +260,7 @@ def test_the_closure_is_told_which_pass_it_is() -> None:
     assert [{}, {"ddp_sync": False}, {"loss_dict": {}}] == passes.keywords
 
 
-def test_the_first_pass_exchanges_gradients_if_all_ranks_climb_together() -> None:
+def test_the_first_pass_synchronizes_gradients_with_sync_ascent() -> None:
     net = make_net()
     optimizer = SAMOptimizer(BASES["sgd"](net.parameters()), sync_ascent=True)
     passes = Passes(net, optimizer)
@@ -403,7 +403,7 @@ def test_groups_and_state_are_those_of_the_base_optimizer() -> None:
 
 
 @pytest.mark.parametrize("by", ["sam", "base"])
-def test_they_stay_one_after_loading_either(by: str) -> None:
+def test_groups_and_state_stay_shared_after_loading_either(by: str) -> None:
     net = make_net()
     base = BASES["momentum"](net.parameters())
     plain_state = copy.deepcopy(base.state_dict())
@@ -436,7 +436,7 @@ def test_a_resumed_optimizer_continues_identically(base: str) -> None:
     deep_compare(optimizers[0].state_dict(), optimizers[1].state_dict())
 
 
-def test_a_kept_climb_of_others_is_not_taken_for_state_of_the_base() -> None:
+def test_a_perturbation_stored_by_another_implementation_is_dropped_on_loading() -> None:
     net = make_net()
     optimizer = SAMOptimizer(BASES["adamw"](net.parameters()))
     saved = optimizer.state_dict()

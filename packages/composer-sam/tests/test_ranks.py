@@ -62,7 +62,7 @@ def train(sharded: bool, sync_ascent: bool = False) -> list[torch.Tensor]:
     return [weight.full_tensor() if sharded else weight.detach() for weight in net.parameters()]  # type: ignore[attr-defined]
 
 
-def test_each_rank_climbs_along_its_own_gradient() -> None:
+def test_each_rank_ascends_along_its_own_gradient() -> None:
     """The paper's m-sharpness: ranks are in different points, and the mean of the gradients there makes the step."""
     net = make_net()
     there = [gradients(neighbour(net, gradients(net, x)), x) for x in X.chunk(2)]
@@ -72,7 +72,7 @@ def test_each_rank_climbs_along_its_own_gradient() -> None:
         torch.testing.assert_close(expected, weights)
 
 
-def test_ranks_that_are_told_to_climb_together() -> None:
+def test_ranks_ascend_together_with_sync_ascent() -> None:
     """As one process with the whole batch does."""
     net = make_net()
     expected = stepped(net, gradients(neighbour(net, gradients(net, X)), X))
@@ -83,7 +83,7 @@ def test_ranks_that_are_told_to_climb_together() -> None:
 
 # The first versions of `fully_shard` ask the CPU's streams for events, which they did not have.
 @pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reason="`fully_shard` of this torch needs a GPU")
-def test_ranks_of_a_sharded_model_climb_together() -> None:
+def test_ranks_of_a_sharded_model_ascend_together() -> None:
     """Its gradients are always exchanged, so the norm is that of the whole batch's gradient."""
     net = make_net()
     expected = stepped(net, gradients(neighbour(net, gradients(net, X)), X))

@@ -48,7 +48,7 @@ def test_the_run_and_its_schedules_are_scaled_at_init(ratio: float, duration: st
     assert expected == lengths_of(state)
 
 
-def test_each_is_scaled_once_however_often_the_events_come() -> None:
+def test_each_is_scaled_once_however_often_the_events_occur() -> None:
     state = make(ScaleSchedule(0.5))
     for engine in (Engine(state), Engine(state)):
         for event in ("init", "before_load", "fit_start", "fit_start"):
@@ -57,7 +57,7 @@ def test_each_is_scaled_once_however_often_the_events_come() -> None:
     assert ("5ep", 2) == lengths_of(state)
 
 
-def test_what_comes_after_init_is_scaled_when_it_is_there() -> None:
+def test_schedulers_added_after_init_are_scaled() -> None:
     """A Trainer knows the length of the run and its schedules later than INIT, sometimes only when it fits."""
     state = make(ScaleSchedule(0.5), None, scheduled=False)
     engine = Engine(state)
@@ -71,7 +71,7 @@ def test_what_comes_after_init_is_scaled_when_it_is_there() -> None:
     assert ("5ep", 2) == lengths_of(state)
 
 
-def test_what_comes_after_the_start_is_taken_as_it_is() -> None:
+def test_schedulers_added_after_the_start_are_not_scaled() -> None:
     state = make(ScaleSchedule(0.5), scheduled=False)
     engine = Engine(state)
     engine.run_event("init")
@@ -122,8 +122,8 @@ def test_schedules_see_the_scaled_length() -> None:
     assert ("5ep", 0.5) == own.seen
 
 
-def test_nothing_left_of_a_run_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"`ratio` must leave something of the run, got 0\.01 for .* '10ep'"):
+def test_a_ratio_that_leaves_no_run_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"`ratio` must not scale the run to nothing, got 0\.01 for .* '10ep'"):
         Engine(make(ScaleSchedule(0.01))).run_event("init")
 
 

@@ -82,13 +82,13 @@ def test_a_scheduler_may_scale_itself() -> None:
     assert (0.5, 10) == (scheduler.ratio, scheduler.step_size)
 
 
-def test_what_cannot_be_scaled_is_refused() -> None:
+def test_schedulers_that_cannot_be_scaled_are_refused() -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=1.0)
     with pytest.raises(ValueError, match=r"must have a method `scale_schedule\(ssr\)` or .* got ReduceLROnPlateau"):
         scale_scheduler(lrs.ReduceLROnPlateau(optimizer), 0.5)
-    with pytest.raises(ValueError, match=r"`ssr` must leave something of `step_size`, got 0\.1 for step_size=5"):
+    with pytest.raises(ValueError, match=r"`ssr` must not scale `step_size` to nothing, got 0\.1 for step_size=5"):
         scale_scheduler(lrs.StepLR(optimizer, 5), 0.1)
-    with pytest.raises(ValueError, match=r"`ssr` must leave something of `T_max`, got 0\.1 for T_max=50"):
+    with pytest.raises(ValueError, match=r"`ssr` must not scale `T_max` to nothing, got 0\.1 for T_max=50"):
         scale_scheduler(lrs.CosineAnnealingLR(optimizer, 50), 0.1, 60)
     with pytest.raises(ValueError, match=r"`ssr` must be positive, got 0"):
         scale_scheduler(lrs.StepLR(optimizer, 5), 0)

@@ -92,7 +92,7 @@ def test_losses_are_measured_on_smaller_inputs_but_full_ones_are_kept() -> None:
     assert torch.equal(x[state.batch[1]], state.batch[0])
 
 
-def test_everything_with_a_row_per_example_is_pruned_alike() -> None:
+def test_everything_with_a_row_per_example_loses_the_same_rows() -> None:
     x, y = torch.randint(0, 32, (6, 5)), torch.randint(0, 32, (6, 5))
     batch = {"input_ids": x, "labels": y, "attention_mask": torch.ones(6, 5), "id": torch.arange(6), "step": [3]}
     algorithm = SelectiveBackprop(input_key="input_ids", target_key="labels")
@@ -112,7 +112,7 @@ class Attributes:
         return (self.x, self.y)[index]
 
 
-def test_parts_of_other_batches_are_found_by_key() -> None:
+def test_keys_select_inputs_and_targets() -> None:
     class Moves(OutputsAreLosses):
         def forward(self, batch: Any) -> torch.Tensor:
             return super().forward((batch.x, batch.y))
@@ -126,7 +126,7 @@ def test_parts_of_other_batches_are_found_by_key() -> None:
 
 
 class Transforms(Algorithm):
-    """Stands for an augmentation."""
+    """An augmentation."""
 
     events = frozenset({Event.AFTER_DATALOADER})
     placement = Placement(provides={TRANSFORMS_BATCH})
@@ -173,7 +173,7 @@ def test_losses_are_measured_in_the_precision_of_the_run() -> None:
     assert [torch.bfloat16] == seen
 
 
-def test_models_that_it_cannot_judge_are_refused_at_init() -> None:
+def test_models_without_a_loss_per_example_are_refused_at_init() -> None:
     class NoReduction(OutputsAreLosses):
         def loss(self, outputs: Any, batch: Any) -> torch.Tensor:  # type: ignore[override]
             raise AssertionError
@@ -184,7 +184,7 @@ def test_models_that_it_cannot_judge_are_refused_at_init() -> None:
         make(SelectiveBackprop(), NoReduction())
 
 
-def test_a_method_that_swaps_the_model_is_excluded() -> None:
+def test_a_method_that_replaces_the_model_is_excluded() -> None:
     class Swaps(Transforms):
         placement = Placement(provides={REPLACES_MODEL})
 
@@ -192,7 +192,7 @@ def test_a_method_that_swaps_the_model_is_excluded() -> None:
         make([SelectiveBackprop(), Swaps()])
 
 
-def test_what_has_no_rows_is_refused() -> None:
+def test_inputs_without_rows_are_refused() -> None:
     with pytest.raises(NotImplementedError, match=r"a tensor of inputs and a tensor of targets, got list and Tensor"):
         pruned(SelectiveBackprop(), ([1, 2], torch.arange(2)))
 

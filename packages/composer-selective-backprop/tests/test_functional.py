@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from composer import functional as cf
 from composer.algorithms import selective_backprop as package
 from composer.algorithms.selective_backprop import do_selective_backprop, select_using_loss, should_selective_backprop
-from composer.algorithms.selective_backprop._selection import rows_of
-from composer.algorithms.selective_backprop.selective_backprop import selective_backprop
+from composer.algorithms.selective_backprop.selective_backprop import _select_rows, selective_backprop
 
 
 def identity(x: torch.Tensor) -> torch.Tensor:
@@ -144,7 +143,7 @@ def test_at_least_one_example_is_kept_and_none_twice(n: int, keep: float, seed: 
     assert len(set(target.tolist())) == len(target)
 
 
-def test_of_no_examples_none_are_kept() -> None:
+def test_an_empty_batch_stays_empty() -> None:
     kept, target = select_using_loss(torch.zeros(0, 3), torch.zeros(0), identity, loss_of_outputs)
 
     assert (0, 3) == kept.shape
@@ -175,7 +174,7 @@ def test_nan_is_the_highest_loss() -> None:
     assert kept.count(1) > 15
 
 
-def test_a_generator_of_ones_own_decides() -> None:
+def test_a_custom_generator_determines_the_draw() -> None:
     x = torch.randn(20)
     first, second = (
         select_using_loss(x, torch.arange(20), identity, loss_of_outputs, generator=torch.Generator().manual_seed(3))[1]
@@ -225,7 +224,7 @@ def test_buffers_and_the_mode_stay_as_they_were() -> None:
     assert all(module.training for module in model.modules())
 
 
-def test_the_earlier_name_takes_the_same() -> None:
+def test_the_earlier_name_takes_the_same_arguments() -> None:
     x, y = torch.randn(8), torch.arange(8)
     torch.manual_seed(2)
     expected = select_using_loss(x, y, identity, loss_of_outputs, 0.5)
@@ -242,7 +241,7 @@ def test_fractions_out_of_range_are_refused(name: str, value: float) -> None:
 
 
 def test_inputs_without_a_size_cannot_be_made_smaller() -> None:
-    with pytest.raises(ValueError, match=r"`input` must have 3, 4 or 5 dimensions to be made smaller, got 2"):
+    with pytest.raises(ValueError, match=r"`input` must have 3, 4 or 5 dimensions to be downsampled, got 2"):
         select_using_loss(torch.zeros(2, 2), torch.zeros(2), identity, loss_of_outputs, scale_factor=0.5)
 
 
@@ -256,7 +255,7 @@ def test_a_loss_that_cannot_be_used_is_refused() -> None:
         select_using_loss(torch.zeros(2), torch.zeros(2), identity, lambda o, t, reduction: o.mean())
 
 
-def test_a_loss_that_does_not_say_what_it_takes_is_tried() -> None:
+def test_a_loss_without_a_signature_is_tried() -> None:
     """As functions written in C, whose `TypeError` says the rest."""
     with pytest.raises(TypeError, match="reduction"):
         select_using_loss(torch.zeros(2), torch.zeros(2), identity, torch.add)
@@ -275,7 +274,7 @@ def test_lists_with_an_entry_for_each_example_lose_the_same_ones(size: int) -> N
     boxes = [torch.full((i + 3, 4), i) for i in range(size)]
     sizes = (torch.full((size,), 7), x)  # fields, as `default_collate` makes them of tuples
     batch = {"image": x, "path": names, "boxes": boxes, "size": sizes, "name": "train", "both": Fields(x, x + 1)}
-    kept = rows_of(batch, indices, size)
+    kept = _select_rows(batch, indices, size)
 
     assert [1] == kept["image"].tolist()
     assert ["1.png"] == kept["path"]
@@ -285,4 +284,4 @@ def test_lists_with_an_entry_for_each_example_lose_the_same_ones(size: int) -> N
     assert "train" == kept["name"]
     assert [[1], [2]] == [part.tolist() for part in kept["both"]]
     assert isinstance(kept["both"], Fields)
-    assert [[1], ["1.png"]] == [list(part) for part in rows_of((x, names), indices, size)]
+    assert [[1], ["1.png"]] == [list(part) for part in _select_rows((x, names), indices, size)]

@@ -7,15 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from composer.algorithms.seq_length_warmup import SeqLengthWarmup, _allocation
-from composer.algorithms.seq_length_warmup._allocation import allocate
+from composer.algorithms.seq_length_warmup import SeqLengthWarmup, seq_length_warmup
 from composer.core import CHANGES_LENGTH, RESHAPES_SEQUENCES, Algorithm, Engine, Event, Placement, State
 from composer.loggers import Logger, LoggerDestination
 from composer.testing import SimpleTransformerModel, deep_compare
 
 
 class Records(LoggerDestination):
-    """Keeps the metrics, call by call."""
+    """Logger that stores the metrics of each call."""
 
     def __init__(self) -> None:
         self.calls: list[dict[str, Any]] = []
@@ -117,7 +116,7 @@ def test_a_run_in_epochs_of_unknown_length_is_refused() -> None:
         engine.run_event("after_dataloader")
 
 
-def test_batches_of_another_kind_are_answered_at_the_first() -> None:
+def test_batches_that_are_not_mappings_are_refused() -> None:
     state, engine = make(SeqLengthWarmup())
     state.batch = (torch.zeros(2, 8), torch.zeros(2))
     with pytest.raises(TypeError, match=r"`batch` must be a mapping of names to tensors, got tuple"):
@@ -125,7 +124,7 @@ def test_batches_of_another_kind_are_answered_at_the_first() -> None:
 
 
 class Reshapes(Algorithm):
-    """Stands for a method that deals out tokens itself."""
+    """A method that deals out tokens itself."""
 
     events = frozenset({Event.AFTER_DATALOADER})
     placement = Placement(provides={RESHAPES_SEQUENCES})
@@ -135,7 +134,7 @@ class Reshapes(Algorithm):
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_sequences_are_reshaped_before_they_are_cut_whatever_the_order_of_the_list(reverse: bool) -> None:
+def test_sequences_are_reshaped_before_they_are_truncated_whatever_the_order_of_the_list(reverse: bool) -> None:
     reshapes = Reshapes()
     algorithms: list[Algorithm] = [SeqLengthWarmup(), reshapes]
     state, engine = make(algorithms[::-1] if reverse else algorithms)
@@ -158,9 +157,9 @@ def test_the_pass_at_full_length_leaves_no_trace() -> None:
     seen = []
     model.embedding.register_forward_hook(lambda *args: seen.append(args[1][0].shape))
     before, random = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
-    allocate(state, make_batch_with(random))
+    seq_length_warmup._reserve_memory(state, make_batch_with(random))
     state.device_train_microbatch_size = 3
-    allocate(state, make_batch_with(random))
+    seq_length_warmup._reserve_memory(state, make_batch_with(random))
 
     deep_compare(before, model.state_dict())
     assert torch.equal(random, torch.get_rng_state())
@@ -175,7 +174,9 @@ def make_batch_with(random: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(("fitting", "expected"), [(4, None), (2, 2), (1, 1)])
-def test_what_does_not_fit_is_halved(fitting: int, expected: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_microbatch_that_does_not_fit_is_halved(
+    fitting: int, expected: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     state, _ = make(SeqLengthWarmup())
     state.auto_microbatching = True
 
@@ -183,44 +184,42 @@ def test_what_does_not_fit_is_halved(fitting: int, expected: int | None, monkeyp
         if (state.device_train_microbatch_size or 4) > fitting:
             raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(_allocation, "_pass", run)
-    allocate(state, make_batch())
+    monkeypatch.setattr(seq_length_warmup, "_run_forward_backward", run)
+    seq_length_warmup._reserve_memory(state, make_batch())
 
     assert expected == state.device_train_microbatch_size
 
 
-def test_what_never_fits_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_example_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(state: State, batch: Any) -> None:
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(_allocation, "_pass", run)
+    monkeypatch.setattr(seq_length_warmup, "_run_forward_backward", run)
     state, _ = make(SeqLengthWarmup())
     with pytest.raises(torch.OutOfMemoryError):
-        allocate(state, make_batch())
+        seq_length_warmup._reserve_memory(state, make_batch())
     state.auto_microbatching = True
     with pytest.raises(RuntimeError, match="Not even one example of full length fits"):
-        allocate(state, make_batch())
+        seq_length_warmup._reserve_memory(state, make_batch())
 
 
 @pytest.mark.parametrize("kind", [dict, list])
-def test_several_losses_are_added_up(kind: Any) -> None:
+def test_several_losses_are_summed(kind: Any) -> None:
     class Several(SimpleTransformerModel):
         def loss(self, outputs: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
             losses = [super().loss(outputs, batch), outputs.mean()]
             return losses if kind is list else {"a": losses[0], "b": losses[1]}
 
-    allocate(make(SeqLengthWarmup(), model=Several())[0], make_batch())
+    seq_length_warmup._reserve_memory(make(SeqLengthWarmup(), model=Several())[0], make_batch())
 
 
 def test_it_happens_once_in_a_run_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    from composer.algorithms.seq_length_warmup import seq_length_warmup
-
     calls: list[torch.Size] = []
-    monkeypatch.setattr(seq_length_warmup, "allocate", lambda state, batch: calls.append(batch["labels"].shape))
+    monkeypatch.setattr(seq_length_warmup, "_reserve_memory", lambda state, batch: calls.append(batch["labels"].shape))
     state, engine = make(SeqLengthWarmup(max_seq_length=16))
     for name in ("cpu", "gpu", "gpu"):
         if name == "gpu" and not calls:
-            state.algorithms[0]._activated = False  # type: ignore[attr-defined]
+            state.algorithms[0]._memory_is_reserved = False  # type: ignore[attr-defined]
         monkeypatch.setattr(type(state.device), "name", name)
         state.batch = make_batch()
         engine.run_event("after_dataloader")

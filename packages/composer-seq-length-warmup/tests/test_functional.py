@@ -30,7 +30,7 @@ def test_the_registered_functions_are_these() -> None:
 
 
 @pytest.mark.parametrize("length", [1, 3, 7])
-def test_sequences_are_cut(length: int) -> None:
+def test_sequences_are_truncated(length: int) -> None:
     before, batch = make(), make()
     result = set_batch_sequence_length(batch, length)
 
@@ -50,7 +50,7 @@ def test_sequences_that_are_short_enough_stay(length: int, truncate: bool) -> No
     assert all(before[key] is batch[key] for key in before)
 
 
-def test_features_of_tokens_are_cut_with_them() -> None:
+def test_features_of_tokens_are_truncated_with_them() -> None:
     batch = set_batch_sequence_length({"x": torch.zeros(2, 8, 3), "ids": ["a", "b"]}, 5)
 
     assert (2, 5, 3) == batch["x"].shape
@@ -118,7 +118,7 @@ def test_other_mappings_work() -> None:
     assert (4, 3) == batch["labels"].shape
 
 
-def test_earlier_names_do_the_same() -> None:
+def test_earlier_names_call_the_same_function() -> None:
     expected = set_batch_sequence_length(make(), 3, False)
 
     for other in (apply_seq_length_warmup(make(), 3, False), apply_curriculum(make(), 3, False)):
@@ -151,7 +151,7 @@ def test_the_length_is_that_of_the_tokens_whatever_comes_first(first: str) -> No
     assert torch.equal(batch["labels"], cut["labels"])
 
 
-def test_labels_of_another_length_are_cut_to_the_same_one() -> None:
+def test_labels_of_another_length_are_truncated_to_the_same_one() -> None:
     """Those of an encoder-decoder."""
     batch = {"input_ids": torch.arange(32).view(2, 16), "labels": torch.arange(20).view(2, 10)}
 
@@ -161,13 +161,13 @@ def test_labels_of_another_length_are_cut_to_the_same_one() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "match"),
     [
-        ("labels", torch.zeros(2), r"give it a second dimension, `labels\[:, None\]`"),
-        ("labels", torch.zeros(2, 12), r"sequences of the length of the others, 16, .* one value per class"),
+        ("labels", torch.zeros(2), r"add a second dimension: `labels\[:, None\]`"),
+        ("labels", torch.zeros(2, 12), r"sequences of the same length, 16, .* one value per class"),
         ("attention_mask", torch.ones(2, 16, 16), r"`attention_mask` must have shape \(N, S\) to truncate"),
         ("attention_mask", torch.ones(2, 1, 16, 16), r"`attention_mask` must have shape \(N, S\) to truncate"),
     ],
 )
-def test_what_is_no_sequence_is_not_cut(name: str, value: torch.Tensor, match: str) -> None:
+def test_tensors_that_are_not_sequences_are_refused(name: str, value: torch.Tensor, match: str) -> None:
     batch = {"input_ids": torch.arange(32).view(2, 16), name: value}
     with pytest.raises(ValueError, match=match):
         set_batch_sequence_length(dict(batch), 8)

@@ -25,7 +25,7 @@ from composer.utils.module_surgery import count_module_instances
 
 
 class Records(LoggerDestination):
-    """Keeps what is logged as hyperparameters, call by call."""
+    """Logger that stores the hyperparameters of each call."""
 
     def __init__(self) -> None:
         self.calls: list[dict[str, Any]] = []
@@ -90,7 +90,7 @@ def test_the_optimizer_keeps_the_state_of_the_convolution() -> None:
     assert optimizer.state[model.conv3.conv.weight] is momentum
 
 
-def test_the_older_name_does_the_same() -> None:
+def test_the_earlier_name_does_the_same() -> None:
     models = ConvModel(), ConvModel()
     apply_squeeze_excite(models[0], 0.25, 8)
     apply_se(models[1], 0.25, 8)
@@ -99,7 +99,7 @@ def test_the_older_name_does_the_same() -> None:
     assert shapes[0] == shapes[1]
 
 
-def test_applying_it_twice_is_applying_it_once() -> None:
+def test_applying_it_twice_is_the_same_as_once() -> None:
     model = ConvModel()
     apply_squeeze_excite(model, min_channels=8)
     once = [(name, type(module)) for name, module in model.named_modules()]
@@ -127,9 +127,9 @@ def test_training_and_evaluation_mode_are_kept() -> None:
 
 
 @pytest.mark.parametrize("model", [nn.Linear(2, 2), nn.Conv2d(128, 128, 1), nn.Sequential(nn.Conv2d(128, 127, 1))])
-def test_a_model_that_has_nothing_to_wrap_is_warned_of(model: nn.Module) -> None:
+def test_a_model_with_nothing_to_wrap_raises_a_warning(model: nn.Module) -> None:
     """A convolution that is the model itself has no place where its wrapper could go."""
-    with pytest.warns(NoEffectWarning, match=r"`apply_squeeze_excite` changed nothing.*at least 128 input and output"):
+    with pytest.warns(NoEffectWarning, match=r"`apply_squeeze_excite` had no effect.*at least 128 input and output"):
         apply_squeeze_excite(model)
 
 
@@ -145,7 +145,7 @@ def test_a_checkpoint_needs_it_before_loading() -> None:
 
 
 class BringsConvs(Algorithm):
-    """Stands for a method that puts new blocks into the model."""
+    """A method that puts new blocks into the model."""
 
     events = frozenset({Event.INIT})
     placement = Placement(provides={REPLACES_BLOCKS})

@@ -59,7 +59,7 @@ def test_the_latent_width_is_a_number_or_a_fraction_of_at_least_one_channel(late
     assert (32, width) == w2.shape
 
 
-def test_a_convolution_is_weighed_after_it() -> None:
+def test_the_output_of_a_convolution_is_weighted() -> None:
     layer = SqueezeExciteConv2d(4, 8, 3, 2, padding=1, groups=2, bias=False, latent_channels=3)
     x = draw(2, 4, 8, 8)
 

@@ -19,7 +19,7 @@ TARGET = "ResNetBottleneck"
 
 
 class Records(LoggerDestination):
-    """Keeps all metrics."""
+    """Logger that stores all metrics."""
 
     def __init__(self) -> None:
         self.calls: list[dict[str, Any]] = []
@@ -100,8 +100,8 @@ def test_only_whole_blocks_leave_parameters_unused() -> None:
     assert StochasticDepth.required_on_load()
 
 
-def test_a_model_without_blocks_is_warned_of() -> None:
-    with pytest.warns(NoEffectWarning, match=r"`StochasticDepth` changed nothing: the model has no ResNetBottleneck"):
+def test_a_model_without_blocks_raises_a_warning() -> None:
+    with pytest.warns(NoEffectWarning, match=r"`StochasticDepth` had no effect: the model has no ResNetBottleneck"):
         started(StochasticDepth(TARGET), SimpleModel())
 
 
@@ -118,7 +118,7 @@ def test_a_model_without_blocks_is_warned_of() -> None:
         ({"drop_rate": -0.1}, r"`drop_rate` must be in \[0, 1\], got -0.1"),
     ],
 )
-def test_what_is_unknown_is_refused_by_class_and_function(arguments: dict[str, Any], message: str) -> None:
+def test_unknown_names_are_refused_by_class_and_function(arguments: dict[str, Any], message: str) -> None:
     arguments = {"target_layer_name": TARGET, **arguments}
     with pytest.raises(ValueError, match=message):
         StochasticDepth(**arguments)

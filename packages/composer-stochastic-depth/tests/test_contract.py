@@ -9,7 +9,7 @@ from composer.algorithms.stochastic_depth import StochasticDepth
 from composer.models import ComposerModel
 from composer.testing import AlgorithmContract, SimpleConvModel
 
-REASON = "Each microbatch has draws of its own, so microbatches do not equal one batch."
+REASON = "Each microbatch draws separately, so microbatches do not equal one batch."
 
 
 class Model(SimpleConvModel):

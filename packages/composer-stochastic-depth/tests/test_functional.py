@@ -172,7 +172,7 @@ class TestApply:
         assert list(weights) == list(model.state_dict())
         assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in weights.items())
 
-    def test_subclasses_that_may_do_something_else_stay(self) -> None:
+    def test_subclasses_are_not_changed(self) -> None:
         class Other(Bottleneck):
             pass
 
@@ -183,10 +183,8 @@ class TestApply:
         assert 0.5 == float(model[1].drop_rate)  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("model", [nn.Linear(2, 2), resnet18(), Bottleneck(4, 1)])
-    def test_a_model_without_blocks_is_warned_of(self, model: nn.Module) -> None:
-        with pytest.warns(
-            NoEffectWarning, match=r"`apply_stochastic_depth` changed nothing: the model has no ResNetBot"
-        ):
+    def test_a_model_without_blocks_raises_a_warning(self, model: nn.Module) -> None:
+        with pytest.warns(NoEffectWarning, match=r"`apply_stochastic_depth` had no effect: the model has no ResNetBot"):
             apply_stochastic_depth(model, "ResNetBottleneck")
 
     @pytest.mark.parametrize("method", METHODS)

@@ -78,7 +78,7 @@ def skip_only(name: str, block: Any, x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("name", BLOCKS)
 @pytest.mark.parametrize("method", METHODS)
 class TestBlocks:
-    def test_one_that_is_always_dropped_is_its_shortcut(self, name: str, method: str) -> None:
+    def test_a_block_with_rate_1_is_its_shortcut(self, name: str, method: str) -> None:
         plain, block = make(name, 1.0, method)
         x = draw()
         output = block(x)
@@ -86,7 +86,7 @@ class TestBlocks:
         torch.testing.assert_close(skip_only(name, plain, draw()), output)
         assert torch.equal(draw(), x)
 
-    def test_one_that_is_never_dropped_is_the_block_it_was(self, name: str, method: str) -> None:
+    def test_a_block_with_rate_0_is_unchanged(self, name: str, method: str) -> None:
         plain, block = make(name, 0.0, method)
         for training in (True, False):
             assert torch.equal(plain.train(training)(draw()), block.train(training)(draw()))
@@ -98,7 +98,7 @@ class TestBlocks:
 
         torch.testing.assert_close(plain(draw()), block(draw()))
 
-    def test_names_and_class_stay_and_copies_are_their_own(self, name: str, method: str) -> None:
+    def test_names_and_class_stay_and_copies_are_independent(self, name: str, method: str) -> None:
         plain, block = make(name, 1.0, method)
         assert type(plain) is type(block)
         assert list(plain.state_dict()) == list(block.state_dict())
@@ -109,7 +109,7 @@ class TestBlocks:
 
 
 @pytest.mark.parametrize("name", BLOCKS)
-def test_examples_are_dropped_on_their_own(name: str) -> None:
+def test_examples_are_dropped_separately(name: str) -> None:
     torch.manual_seed(3)
     plain, block = (module for module in make(name, 0.5, "sample"))
     x = draw()[:1].repeat(32, 1, 1, 1)
@@ -158,6 +158,6 @@ def test_a_class_selects_the_blocks_of_a_whole_network() -> None:
 
 
 @pytest.mark.parametrize("module", [nn.Conv2d(8, 8, 1), nn.Sequential(nn.ReLU()), nn.LSTM(8, 8)])
-def test_what_is_not_a_residual_block_is_refused(module: nn.Module) -> None:
+def test_modules_other_than_residual_blocks_are_refused(module: nn.Module) -> None:
     with pytest.raises(TypeError, match=r"must select residual blocks that compute .*which .*Select fewer modules"):
         apply_stochastic_depth(nn.Sequential(module), type(module))

@@ -138,7 +138,7 @@ def test_averages_of_narrow_weights_are_wide(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("strategy", ["linear", "Cosine"])
 @pytest.mark.parametrize("swa_lr", [0.5, 0.0])
-def test_the_learning_rate_goes_where_it_is_told(strategy: str, swa_lr: float) -> None:
+def test_the_learning_rate_follows_the_strategy(strategy: str, swa_lr: float) -> None:
     """As torch's `SWALR`, which nothing disturbs, takes it there."""
     swa = SWA("3ep", "9ep", "1ep", True, strategy, 4, swa_lr)
     state, seen = start(swa), []  # type: ignore[var-annotated]
@@ -200,7 +200,7 @@ def test_resuming_after_any_epoch_is_exact(at: int, interval: str, scheduled: bo
         deep_compare(expected.state_dict()[name], resumed.state_dict()[name])
 
 
-def test_what_is_loaded_is_copied() -> None:
+def test_loaded_averages_are_copies() -> None:
     swa, other = SWA("1ep", "9ep"), SWA("1ep", "9ep")
     state = start(swa)
     train(state, 2)
@@ -211,7 +211,7 @@ def test_what_is_loaded_is_copied() -> None:
     deep_compare(before, other.state_dict())
 
 
-def test_the_layout_is_torchs() -> None:
+def test_the_state_dict_has_the_layout_of_torch() -> None:
     swa = SWA("1ep", "9ep")
     state = start(swa)
     train(state, 2)
@@ -223,7 +223,7 @@ def test_the_layout_is_torchs() -> None:
     assert 2 == theirs.n_averaged
 
 
-def test_a_new_run_starts_anew() -> None:
+def test_a_new_run_starts_with_an_empty_average() -> None:
     swa = SWA("1ep", "2ep")
     train(start(swa), 3)
     assert swa.swa_completed
@@ -233,10 +233,10 @@ def test_a_new_run_starts_anew() -> None:
     assert swa.swa_model is None
 
 
-def test_an_average_at_the_very_end_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_average_at_the_very_end_raises_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         train(start(SWA("0.5dur", "0.97dur")), 10)
-    assert "batch norm statistics are not its" in caplog.text
+    assert "batch norm statistics do not match it" in caplog.text
     with caplog.at_level(logging.WARNING):
         SWA(swa_end="1dur")
     assert "`swa_end` is the end of the run" in caplog.text
@@ -333,7 +333,7 @@ def test_a_run_that_ends_in_mid_epoch_ends_with_the_average() -> None:
     assert all(torch.equal(*each) for each in zip(averages, weights_of(state), strict=True))
 
 
-def test_what_is_trained_after_the_average_stays_at_the_end() -> None:
+def test_weights_trained_after_the_average_stay_at_the_end() -> None:
     state = start(SWA("0.5dur", "0.75dur"))
     train(state, 10)
     before = copy.deepcopy(state.model.state_dict())
@@ -352,7 +352,7 @@ def test_what_is_trained_after_the_average_stays_at_the_end() -> None:
         (SWA("2ep", "9ep"), "3ep", 1, 0, ""),
     ],
 )
-def test_a_fit_that_ends_without_the_average_says_so(
+def test_a_fit_that_ends_without_the_average_warns(
     swa: SWA, max_duration: str, epochs: int, batches: int, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     state = start(copy.deepcopy(swa))
@@ -367,7 +367,7 @@ def test_a_fit_that_ends_without_the_average_says_so(
     assert bool(message) == bool(caplog.records)
 
 
-def test_a_start_after_the_end_of_the_run_is_told() -> None:
+def test_a_start_after_the_end_of_the_run_raises_a_warning() -> None:
     state = State(model=torch.nn.Linear(1, 1), rank_zero_seed=0, max_duration="2ep")
     with pytest.warns(UserWarning, match="averages nothing in this `fit`: `swa_start` is '50ep', .* ends at '2ep'"):
         SWA(swa_start="50ep", swa_end="60ep").apply(Event.FIT_START, state, Logger(state))

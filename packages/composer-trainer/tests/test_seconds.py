@@ -191,7 +191,7 @@ def test_a_warm_up_may_be_a_time_in_a_run_of_seconds(make_trainer: MakeTrainer, 
 @pytest.mark.parametrize(
     ("schedule", "message"),
     [
-        (CosineAnnealingWithWarmupScheduler("10ba", "1dur"), "`t_warmup` and `t_max` must come to the same unit"),
+        (CosineAnnealingWithWarmupScheduler("10ba", "1dur"), "`t_warmup` and `t_max` must convert to the same unit"),
         (CosineAnnealingWithWarmupScheduler("1sec", "2sec"), "must be greater than or equal to max_duration"),
     ],
 )

@@ -26,7 +26,7 @@ from composer.testing import ConvModel, SimpleConvModel
 
 
 class Records(LoggerDestination):
-    """Keeps what is logged as hyperparameters, call by call."""
+    """Logger that stores the hyperparameters of each call."""
 
     def __init__(self) -> None:
         self.calls: list[dict[str, Any]] = []
@@ -85,7 +85,7 @@ def test_applying_it_in_a_second_run_changes_nothing() -> None:
 
 
 class BringsConvs(Algorithm):
-    """Stands for a method that puts new convolutions into the model."""
+    """A method that puts new convolutions into the model."""
 
     events = frozenset({Event.INIT})
 

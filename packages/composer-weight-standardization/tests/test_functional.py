@@ -203,7 +203,7 @@ def test_nothing_is_traced_when_all_layers_count(caplog: pytest.LogCaptureFixtur
     assert [] == caplog.records
 
 
-def test_applying_it_twice_is_applying_it_once() -> None:
+def test_applying_it_twice_is_the_same_as_once() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3))
     apply_weight_standardization(model)
     once = copy.deepcopy(model)
@@ -253,8 +253,8 @@ def test_it_is_a_function_of_composer() -> None:
     assert cf.apply_weight_standardization is apply_weight_standardization
 
 
-def test_a_model_without_convolutions_is_warned_of() -> None:
-    with pytest.warns(NoEffectWarning, match=r"`apply_weight_standardization` changed nothing: the model has no"):
+def test_a_model_without_convolutions_raises_a_warning() -> None:
+    with pytest.warns(NoEffectWarning, match=r"`apply_weight_standardization` had no effect: the model has no"):
         assert 0 == apply_weight_standardization(nn.Linear(2, 2))
 
 
@@ -263,7 +263,7 @@ def test_a_negative_number_of_layers_is_refused() -> None:
         apply_weight_standardization(nn.Conv2d(3, 4, 3), -1)
 
 
-def test_it_says_so_when_all_convolutions_are_left_out() -> None:
+def test_leaving_out_all_convolutions_raises_a_warning() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3))
     with pytest.warns(NoEffectWarning, match="`n_last_layers_ignore=2` leaves out all 2 convolutions"):
         count = apply_weight_standardization(model, n_last_layers_ignore=2)

@@ -1,29 +1,39 @@
-"""Recording and showing what CUDA memory is used for."""
+"""Recording and writing the history of CUDA memory."""
 
 from __future__ import annotations
 
 import os
 import pickle
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, SupportsIndex
 
 import torch
 
+from composer.core import State
 from composer.loggers import Logger
 from composer.utils import plain_int
 
-__all__ = ["number_of_entries", "record", "stop", "take", "upload", "write_page", "write_pickle"]
+__all__ = ["check_absent", "check_gpu", "check_max_entries", "record", "stop", "take_snapshot", "upload", "write"]
 
 
-def number_of_entries(max_entries: SupportsIndex) -> int:
-    """The number of events to keep, as a plain int.
+def check_gpu(state: State, name: str) -> bool:
+    """Return True if the run is on a CUDA device; otherwise warn that a callback has no effect."""
+    if state.device.name == "gpu":
+        return True
+    warnings.warn(
+        f"`{name}` only works on CUDA devices, but the model is on {state.device.name!r}. It will have no effect.",
+        stacklevel=3,
+    )
+    return False
 
-    Args:
-        max_entries: At least 1.
+
+def check_max_entries(max_entries: SupportsIndex) -> int:
+    """Return the argument `max_entries` as an int.
 
     Raises:
-        ValueError: It is not.
+        ValueError: It is not an integer of at least 1.
     """
     number = plain_int(max_entries)
     if number is None or number < 1:
@@ -31,48 +41,47 @@ def number_of_entries(max_entries: SupportsIndex) -> int:
     return number
 
 
-_recording: list[int] = []  # how many entries each of those who record wants
+def check_absent(path: Path, name: str) -> None:
+    """Raise FileExistsError if a file that a callback would write exists."""
+    if path.exists():
+        raise FileExistsError(
+            f"`{name}` would replace {path}, which another run wrote. Pass `overwrite=True` to allow that, or another "
+            f"`folder`."
+        )
+
+
+_recordings: list[int] = []  # `max_entries` of the active recordings; torch has one recorder per process
 
 
 def record(max_entries: int) -> None:
-    """Record allocations from now on, with where they come from; at least the last `max_entries` are kept."""
-    _recording.append(max_entries)
-    torch.cuda.memory._record_memory_history("all", max_entries=max(_recording))
+    """Start to record allocations and their stack traces; at least the last `max_entries` are stored."""
+    _recordings.append(max_entries)
+    torch.cuda.memory._record_memory_history("all", max_entries=max(_recordings))
 
 
 def stop(max_entries: int) -> None:
-    """End what `record` began; once nobody else records, torch stops, and forgets what it recorded."""
-    _recording.remove(max_entries)
-    if not _recording:
+    """Stop a recording. The recorder of torch stops, and drops its entries, with the last recording."""
+    _recordings.remove(max_entries)
+    if not _recordings:
         torch.cuda.memory._record_memory_history(None)
 
 
-def take() -> Mapping[str, Any]:
-    """What was recorded, and what is allocated now."""
+def take_snapshot() -> Mapping[str, Any]:
+    """Return the recorded entries and the current allocations."""
     snapshot: Mapping[str, Any] = torch.cuda.memory._snapshot()
     return snapshot
 
 
-def write_pickle(snapshot: Mapping[str, Any], path: Path) -> Path:
-    """Write a snapshot for https://pytorch.org/memory_viz."""
-    path.write_bytes(pickle.dumps(snapshot))
-    return path
-
-
-def write_page(snapshot: Mapping[str, Any], path: Path, plot: Callable[[Any], str]) -> Path:
-    """Write what a function of `torch.cuda._memory_viz` makes of a snapshot."""
-    path.write_text(plot(snapshot), encoding="utf-8")
+def write(snapshot: Mapping[str, Any], path: Path, plot: Callable[[Any], str] | None = None) -> Path:
+    """Write a snapshot as a pickle for https://pytorch.org/memory_viz, or as a plot of `torch.cuda._memory_viz`."""
+    if plot is None:
+        path.write_bytes(pickle.dumps(snapshot))
+    else:
+        path.write_text(plot(snapshot), encoding="utf-8")
     return path
 
 
 def upload(logger: Logger, remote_file_name: str | None, path: Path, overwrite: bool) -> None:
-    """Hand a file to the loggers that store files, under a name of their own.
-
-    Args:
-        logger: Reaches the loggers.
-        remote_file_name: The name; None: not at all.
-        path: The local file.
-        overwrite: Whether to replace what they have under that name.
-    """
+    """Pass a file to the loggers that store files, unless `remote_file_name` is None."""
     if remote_file_name is not None and logger.has_file_upload_destination():
         logger.upload_file(remote_file_name.lstrip("/"), os.fspath(path), overwrite=overwrite)

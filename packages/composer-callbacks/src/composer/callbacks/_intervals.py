@@ -1,4 +1,4 @@
-"""Which batches a callback looks at, when it does so before they are trained."""
+"""Intervals of callbacks that act before a batch is trained."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ __all__ = ["FirstOfInterval", "in_batches_or_epochs"]
 
 
 def in_batches_or_epochs(interval: SupportsIndex | str | Time[Any], int_unit: TimeUnit = TimeUnit.BATCH) -> Time[Any]:
-    """An interval as a `Time`.
+    """Convert an interval in batches or epochs to a `Time`.
 
     Args:
-        interval: A time in batches or epochs.
+        interval: The interval.
         int_unit: The unit of a plain number.
 
     Raises:
-        ValueError: It is in another unit, or not positive.
+        ValueError: `interval` has another unit or is not positive.
     """
     time = ensure_time(interval, int_unit, argument="interval")
     if time.unit not in (TimeUnit.BATCH, TimeUnit.EPOCH) or time.value < 1:
@@ -28,10 +28,10 @@ def in_batches_or_epochs(interval: SupportsIndex | str | Time[Any], int_unit: Ti
 
 
 class FirstOfInterval:
-    """Says at which batch an interval begins: at the first batch of the run, and after each interval, once.
+    """Detector of the first microbatch of each interval, starting with the first batch of the run.
 
     Args:
-        interval: In batches or epochs.
+        interval: The interval, in batches or epochs.
     """
 
     def __init__(self, interval: Time[Any]) -> None:
@@ -39,11 +39,11 @@ class FirstOfInterval:
         self._last: int | None = None
 
     def reset(self) -> None:
-        """Forget the last run."""
+        """Prepare for a new run."""
         self._last = None
 
-    def begins(self, state: State) -> bool:
-        """Whether an interval begins with the batch that is trained now. True once: at its first microbatch."""
+    def starts(self, state: State) -> bool:
+        """Return True if an interval starts with the current batch, only in the first call for that batch."""
         count = state.timestamp._count(self.interval.unit)
         if count == self._last or count % self.interval.value:
             return False

@@ -1,4 +1,4 @@
-"""What both stoppers share: comparing values of metrics, and finding them."""
+"""Finding and comparing values of metrics, for callbacks that stop training."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _LESS_IS_BETTER = ("loss", "error", "perplexity")
 
 
 def comparison(comp: str | Comparison | None, monitor: str) -> Comparison:
-    """The function that says whether its first argument is better than its second.
+    """Return a function that is True if its first argument is better than its second.
 
     Args:
-        comp: The function, its name, or None to tell it from the name of the metric.
+        comp: The function, its name, or None to derive it from the name of the metric.
         monitor: The name of the metric.
 
     Raises:
-        ValueError: `comp` is neither.
+        ValueError: `comp` is an unknown name.
     """
     if comp is None:
         return torch.less if any(word in monitor.lower() for word in _LESS_IS_BETTER) else torch.greater
@@ -40,19 +40,19 @@ def comparison(comp: str | Comparison | None, monitor: str) -> Comparison:
     if str(comp).lower() not in _BY_NAME:
         raise ValueError(
             f"`comp` must be 'gt', 'greater', 'lt', 'less' or a function of two tensors, got {comp!r}. Use 'greater' "
-            f"where more is better."
+            f"if larger values are better."
         )
     return _BY_NAME[comp.lower()]
 
 
 def metric_value(state: State, dataloader_label: str, monitor: str, argument: str = "monitor") -> torch.Tensor:
-    """The value of a metric now, on the host.
+    """Return the current value of a metric, on the host.
 
     Args:
         state: The state of the run.
-        dataloader_label: The evaluator's label, or that of the training loader.
+        dataloader_label: The label of the evaluator or of the training dataloader.
         monitor: The name of the metric.
-        argument: What the user calls that name.
+        argument: The name of the argument of the callback, for error messages.
 
     Raises:
         ValueError: There is no such metric, or its value is not a single number.
@@ -63,7 +63,7 @@ def metric_value(state: State, dataloader_label: str, monitor: str, argument: st
     if monitor not in metrics:
         raise ValueError(
             f"`{argument}` must be a metric of {dataloader_label!r}, got {monitor!r}. "
-            f"There are: {', '.join(map(repr, metrics)) or 'none'}."
+            f"Known metrics: {', '.join(map(repr, metrics)) or 'none'}."
         )
     value = torch.as_tensor(metrics[monitor].compute()).detach().cpu()
     if value.numel() != 1:
@@ -75,17 +75,17 @@ def metric_value(state: State, dataloader_label: str, monitor: str, argument: st
 
 
 def warn_of_unknown_label(state: State, dataloader_label: str, name: str) -> None:
-    """Warn if nothing that runs in this `fit` has a label, because its metrics will never be looked at.
+    """Warn if no dataloader of this `fit` has a label.
 
     Args:
-        state: The state of the run, as training begins.
+        state: The state of the run, at the start of training.
         dataloader_label: The label.
-        name: Who looks.
+        name: The name of the callback.
     """
     labels = [state.dataloader_label, *(evaluator.label for evaluator in state.evaluators)]
     if dataloader_label not in labels:
         warnings.warn(
-            f"`{name}` waits for metrics of {dataloader_label!r}, which nothing in this run has as its label, so it "
-            f"will never stop it. Pass as `dataloader_label` one of {', '.join(map(repr, labels))}.",
+            f"`{name}` reads metrics of {dataloader_label!r}, but no dataloader of this run has that label, so it will "
+            f"never stop the run. Use as `dataloader_label` one of {', '.join(map(repr, labels))}.",
             stacklevel=3,
         )

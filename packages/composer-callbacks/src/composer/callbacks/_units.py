@@ -1,4 +1,4 @@
-"""Units of time, and the form in which a callback declares what it logs."""
+"""The type in which callbacks declare what they log, and units of time."""
 
 from __future__ import annotations
 
@@ -8,19 +8,16 @@ from typing import TypeAlias
 __all__ = ["Declared", "seconds_in"]
 
 Declared: TypeAlias = Mapping[str, tuple[str, str]]
-"""What a callback logs: `{key: (unit, meaning)}`; `<...>` in a key stands for what differs."""
+"""The metrics of a callback: `{key: (unit, meaning)}`; `<...>` in a key is a placeholder."""
 
 _SECONDS = {"seconds": 1.0, "minutes": 60.0, "hours": 3600.0, "days": 86400.0}
 
 
 def seconds_in(time_unit: str) -> float:
-    """The seconds in a unit of time.
-
-    Args:
-        time_unit: "seconds", "minutes", "hours" or "days".
+    """Return the number of seconds in "seconds", "minutes", "hours" or "days".
 
     Raises:
-        ValueError: It is none of these.
+        ValueError: The unit is unknown.
     """
     if time_unit not in _SECONDS:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Logs statistics of what goes into and out of every module."""
+"""Log statistics of the inputs and outputs of every module."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ _FEWEST_BATCHES = 10
 class ActivationMonitor(Callback):
     """Logs norm, mean, kurtosis and maximum of every module's inputs and outputs, at an interval.
 
-    Inputs and outputs are numbered within their sequence, and named within a mapping: the first input of `layer1` is
-    `layer1_input.0`, the entry "logits" of an output `_output.0.logits`. Only floating tensors count. With several
-    microbatches the first of the batch is looked at.
+    Names contain the index in a sequence or the key in a mapping: the first input of `layer1` is `layer1_input.0`, the
+    entry "logits" of an output `_output.0.logits`. Only floating-point tensors are logged. With several microbatches,
+    those of the first microbatch are logged.
 
-    **Events** BEFORE_FORWARD (hooks on all modules), AFTER_FORWARD (they are removed).
-    **Cost** in the batches it looks at a pass over every activation; the numbers stay on the device until they are
-    written down. A compiled model is compiled once more for its hooks.
+    **Events** BEFORE_FORWARD (adds hooks to all modules), AFTER_FORWARD (removes them).
+    **Cost** in the logged batches one pass over every activation; the values stay on the device until a logger writes
+    them. A compiled model is recompiled for its hooks.
 
     Args:
-        interval: How far apart the batches are, in batches or epochs. The first batch of the run is one of them.
-        ignore_module_types: Modules are left out if the path to them or the name of their class contains one of these.
-        only_log_wandb: Whether, if there is a `WandBLogger`, other loggers get nothing: these are many values.
+        interval: Interval between logged batches, in batches or epochs, starting with the first batch of the run.
+        ignore_module_types: Skip modules whose path or class name contains one of these strings.
+        only_log_wandb: If there is a `WandBLogger`, log only to it: there are many values.
 
     Raises:
         ValueError: `interval` is in another unit, or not positive.
 
-    Source: none of its own; kurtosis is Pearson's, 3 for a normal distribution.
-    Differs: mappings are looked into as well, and names of classes are compared, too. Rows whose values are all the
-        same have no kurtosis; they are left out of the mean.
+    Source: kurtosis is that of Pearson, 3 for a normal distribution.
+    Differs: tensors in mappings are logged, and class names are compared too. Rows with constant values have no
+        kurtosis and are left out of the mean.
     """
 
     metrics: ClassVar[Declared] = {
         "activations/l2_norm/<module>_input.<i>": (
             "unit of the activation",
-            "L2 norm of it; also `_output.<i>`",
+            "L2 norm; also `_output.<i>`",
         ),
         "activations/average/<module>_input.<i>": (
             "unit of the activation",
-            "mean of its values; also `_output.<i>`",
+            "mean; also `_output.<i>`",
         ),
-        "activations/kurtosis/<module>_input.<i>": ("1", "mean kurtosis of its rows (last dim); also `_output.<i>`"),
-        "activations/max/<module>_input.<i>": ("unit of the activation", "its largest element; also `_output.<i>`"),
+        "activations/kurtosis/<module>_input.<i>": ("1", "mean kurtosis of the rows (last dim); also `_output.<i>`"),
+        "activations/max/<module>_input.<i>": ("unit of the activation", "largest element; also `_output.<i>`"),
     }
 
     def __init__(
@@ -65,23 +65,23 @@ class ActivationMonitor(Callback):
         self.interval = in_batches_or_epochs(interval)
         if self.interval.unit is TimeUnit.BATCH and self.interval.value < _FEWEST_BATCHES:
             warnings.warn(
-                f"An `interval` of '{self.interval}' is short: looking at all activations is slow. Use '25ba' or more.",
+                f"An `interval` of '{self.interval}' is short: logging all activations is slow. Use '25ba' or more.",
                 stacklevel=2,
             )
         self.ignore_module_types = [] if ignore_module_types is None else list(ignore_module_types)
         self.only_log_wandb = only_log_wandb
         self._due = FirstOfInterval(self.interval)
         self._hooks: list[Any] = []
-        self._found: dict[str, torch.Tensor] = {}
+        self._values: dict[str, torch.Tensor] = {}
 
     def init(self, state: State, logger: Logger) -> None:
         self._due.reset()
 
     def before_forward(self, state: State, logger: Logger) -> None:
-        if self._hooks:  # left by a forward pass that failed, with what it had found
+        if self._hooks:  # left by a forward pass that failed
             self._remove_hooks()
-            self._found.clear()
-        if not self._due.begins(state):
+            self._values.clear()
+        if not self._due.starts(state):
             return
         for name, module in unwrapped_model(state.model).named_modules():
             kind = type(module).__name__
@@ -92,22 +92,22 @@ class ActivationMonitor(Callback):
         if not self._hooks:
             return
         self._remove_hooks()
-        found, self._found = self._found, {}
-        values = {key: DeferredValue.of_tensor(value) for key, value in found.items()}
-        _logger_for(state, logger, self.only_log_wandb).log_metrics(values)
+        values, self._values = self._values, {}
+        metrics = {key: DeferredValue.of_tensor(value) for key, value in values.items()}
+        _select_logger(state, logger, self.only_log_wandb).log_metrics(metrics)
 
     def close(self, state: State, logger: Logger) -> None:
         self._remove_hooks()
-        self._found.clear()
+        self._values.clear()
 
     def _hook(self, name: str) -> Any:
-        def look(module: torch.nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        def compute(module: torch.nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
             outputs = output if isinstance(output, (tuple, list)) else (output,)
-            for where, values in (("input", inputs), ("output", outputs)):
+            for kind, values in (("input", inputs), ("output", outputs)):
                 for path, tensor in _tensors(values):
-                    self._found.update(_statistics(tensor, f"{name}_{where}{path}"))
+                    self._values.update(_statistics(tensor, f"{name}_{kind}{path}"))
 
-        return look
+        return compute
 
     def _remove_hooks(self) -> None:
         for hook in self._hooks:
@@ -115,16 +115,16 @@ class ActivationMonitor(Callback):
         self._hooks.clear()
 
 
-def _logger_for(state: State, logger: Logger, only_wandb: bool) -> Logger:
+def _select_logger(state: State, logger: Logger, only_wandb: bool) -> Logger:
     if only_wandb:
-        chosen = [d for d in logger.destinations if any(c.__name__ == "WandBLogger" for c in type(d).__mro__)]
-        if chosen:
-            return Logger(state, chosen)
+        wandb = [d for d in logger.destinations if any(c.__name__ == "WandBLogger" for c in type(d).__mro__)]
+        if wandb:
+            return Logger(state, wandb)
     return logger
 
 
 def _tensors(value: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """The floating tensors in nested sequences and mappings, with the way to them."""
+    """Yield the floating-point tensors in nested sequences and mappings, with their paths."""
     if isinstance(value, torch.Tensor):
         part = local_part(value.detach())
         if part.is_floating_point() and part.numel():
@@ -149,15 +149,15 @@ def _statistics(value: torch.Tensor, name: str) -> dict[str, torch.Tensor]:
 
 
 def compute_kurtosis(value: torch.Tensor) -> torch.Tensor:
-    """The mean kurtosis of the rows of a tensor, 3 for normal values.
+    """Return the mean kurtosis of the rows of a tensor, 3 for normally distributed values.
 
-    With m2 and m4 the second and fourth central moment of a row, its kurtosis is `m4 / m2 ** 2`.
+    With the second and fourth central moments m2 and m4 of a row, its kurtosis is `m4 / m2 ** 2`.
 
     Args:
-        value: Floating; its last dimension is that of the rows.
+        value: A floating-point tensor of rows: moments are computed over the last dimension.
 
     Returns:
-        A tensor without dimensions. Rows whose values are all the same do not count; NaN if there are no others.
+        A scalar tensor. Rows with constant values do not count; NaN if there are no others.
 
     Example:
         >>> compute_kurtosis(torch.tensor([[-1.0, 1.0], [5.0, 5.0]])).item()

@@ -1,4 +1,4 @@
-"""Ends training when a metric no longer improves."""
+"""Stop training when a metric no longer improves."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ __all__ = ["EarlyStopper"]
 
 
 class EarlyStopper(Callback):
-    """Ends training when a metric has not improved for longer than `patience`.
+    """Stops training when a metric has not improved for longer than `patience`.
 
-    A value is an improvement if `comp(value, best)` holds and it differs from the best by more than `min_delta`. A
-    value that is NaN never is, and any other improves on it.
+    A value is an improvement if `comp(value, best)` is true and it differs from the best value by more than
+    `min_delta`. NaN is never an improvement, and any other value is an improvement on NaN.
 
-    **Events** FIT_START, which warns if nothing is so labelled; EVAL_END, if that evaluator is watched; EPOCH_END, and
-    with a patience in batches BATCH_END, if the training loader is.
-    **Reads** the metric from `state.eval_metrics` or `state.train_metrics`, at these events; its value is read from the
-    device, so with a patience in batches and the training loader every step waits for it.
-    **Saved** the best value, and when it was.
+    **Events** FIT_START (warns about an unknown label), EVAL_END for an evaluator, EPOCH_END for the training
+    dataloader, and BATCH_END with a patience in batches.
+    **Reads** the metric from `state.eval_metrics` or `state.train_metrics`. Its value is read from the device, so a
+    patience in batches with the training dataloader synchronizes in every step.
+    **Saves** the best value and its time.
 
     Args:
         monitor: The name of the metric.
-        dataloader_label: The label of the evaluator, or of the training loader ("train").
-        comp: `comp(value, best)` says whether a value is better: a function of two tensors without dimensions, or
-            'greater' ('gt') or 'less' ('lt'). None: 'less' if the name of the metric contains "loss", "error" or
-            "perplexity", else 'greater'.
-        min_delta: The least difference that counts, at least 0.
-        patience: How long to go on without an improvement: a number of epochs, or a time in epochs or batches.
+        dataloader_label: The label of the evaluator, or of the training dataloader ("train").
+        comp: `comp(value, best)` returns True if a value is better: a function of two scalar tensors, or 'greater'
+            ('gt') or 'less' ('lt'). None: 'less' if the name of the metric contains "loss", "error" or "perplexity",
+            otherwise 'greater'.
+        min_delta: The smallest difference that counts, at least 0.
+        patience: How long to continue without an improvement: a number of epochs, or a time in epochs or batches.
 
     Attributes:
-        best: The best value so far, a tensor on the host; None before the first.
-        best_occurred: The time of it; None before the first.
-        patience: As a `Time`.
+        best: The best value so far, a tensor on the host; None before the first value.
+        best_occurred: The time of the best value; None before the first value.
+        patience: The patience as a `Time`.
 
     Raises:
-        ValueError: An argument cannot work; at the events, if there is no such metric.
+        ValueError: An argument is out of range; at the events, if there is no such metric.
 
     Example:
         >>> EarlyStopper("CrossEntropyLoss", "eval", patience="3ep").patience
         Time(3, TimeUnit.EPOCH)
 
-    Differs: none for values that are numbers; one that is NaN does not become the best for good.
+    Differs: a first value of NaN does not stay the best value.
     """
 
     def __init__(
@@ -92,16 +92,16 @@ class EarlyStopper(Callback):
         warn_of_unknown_label(state, self.dataloader_label, "EarlyStopper")
 
     def eval_end(self, state: State, logger: Logger) -> None:
-        self._look(state)
+        self._check(state)
 
     def epoch_end(self, state: State, logger: Logger) -> None:
-        self._look(state)
+        self._check(state)
 
     def batch_end(self, state: State, logger: Logger) -> None:
         if self.patience.unit is TimeUnit.BATCH:
-            self._look(state)
+            self._check(state)
 
-    def _look(self, state: State) -> None:
+    def _check(self, state: State) -> None:
         if state.dataloader_label != self.dataloader_label:
             return
         value = metric_value(state, self.dataloader_label, self.monitor)

@@ -1,4 +1,4 @@
-"""Frees the model's outputs before the backward pass."""
+"""Free the outputs of the model before the backward pass."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ __all__ = ["FreeOutputs"]
 
 
 class FreeOutputs(Callback):
-    """Lets go of the model's outputs once the loss is computed, to save memory in the backward pass.
+    """Frees the outputs of the model after the loss is computed, to save memory in the backward pass.
 
-    What the backward pass needs of them is kept by autograd all the same, so this helps where outputs are large and the
-    loss keeps something smaller.
+    Autograd keeps the tensors that the backward pass needs, so this helps if the outputs are large and the loss saves
+    only smaller tensors.
 
-    **Events** AFTER_LOSS; FIT_START, which checks.
+    **Events** FIT_START (checks), AFTER_LOSS.
     **Writes** `state.outputs`: an empty tensor.
     **When not to use it** with training metrics, which are computed from the outputs.
 
     Raises:
-        ValueError: The model has training metrics.
+        ValueError: At FIT_START, if the model has training metrics.
 
-    Differs: training metrics are refused at once; they would fail in the first batch.
+    Differs: training metrics are refused at the start; they would fail in the first batch.
     """
 
     def fit_start(self, state: State, logger: Logger) -> None:
         if state._train_metrics:
             raise ValueError(
                 f"`FreeOutputs` must not be used with training metrics, which need the outputs, but the model has "
-                f"{', '.join(state._train_metrics)}. Leave one of the two out."
+                f"{', '.join(state._train_metrics)}. Remove one of the two."
             )
 
     def after_loss(self, state: State, logger: Logger) -> None:

@@ -1,4 +1,4 @@
-"""Logs what a language model makes of some prompts, as it learns."""
+"""Log continuations of prompts by a language model during training."""
 
 from __future__ import annotations
 
@@ -16,27 +16,28 @@ __all__ = ["Generate"]
 
 
 class Generate(Callback):
-    """Lets the model continue prompts at an interval and at the end of training, and logs a table of them.
+    """Continues prompts with the model at an interval and at the end of training, and logs them as a table.
 
-    The model is a `HuggingFaceModel` with a tokenizer, or any other with a `tokenizer` and a method
-    `generate(input_ids, attention_mask=..., **kwargs)`. Prompts are padded on the left. Training goes on exactly as it
-    would without: the mode of the model, the tokenizer and the random numbers are put back.
+    The model is a `HuggingFaceModel` with a tokenizer, or any other model with a `tokenizer` and a method
+    `generate(input_ids, attention_mask=..., **kwargs)`. Prompts are padded on the left. Training is not affected: the
+    mode of the model, the tokenizer and the random number generators are restored.
 
     The table `generations` has the columns `prompt` and `generation` and is logged by rank 0; all ranks generate.
 
-    **Events** INIT, which checks the model; BATCH_CHECKPOINT, EPOCH_CHECKPOINT or ITERATION_CHECKPOINT.
-    **Cost** that of the generations, during which training waits.
+    **Events** INIT (checks the model); BATCH_CHECKPOINT, EPOCH_CHECKPOINT or ITERATION_CHECKPOINT.
+    **Cost** training pauses during the generation.
 
     Args:
-        prompts: What to continue; at least one.
-        interval: How far apart the generations are: a number of epochs or a time.
-        batch_size: Prompts to continue at once; None: all.
-        **kwargs: For `model.generate`, such as `max_new_tokens=20`.
+        prompts: The prompts, at least one.
+        interval: Interval between generations: a number of epochs or a time.
+        batch_size: Number of prompts per call of `model.generate`; None: all.
+        **kwargs: Arguments of `model.generate`, such as `max_new_tokens=20`.
 
     Raises:
-        ValueError: An argument cannot work; at INIT, if the model cannot generate.
+        ValueError: An argument is out of range; at INIT, if the model cannot generate.
 
-    Differs: random numbers are put back, too. A tokenizer without a padding token pads with the one that ends a text.
+    Differs: random number generators are restored too. A tokenizer without a padding token uses its end-of-sequence
+        token.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Generate(Callback):
         if not callable(getattr(model, "generate", None)) or not hasattr(model, "tokenizer"):
             raise ValueError(
                 f"`Generate` needs a `HuggingFaceModel`, or another model with `generate` and `tokenizer`, got "
-                f"`{type(model).__name__}`. Leave it out, or wrap the model."
+                f"`{type(model).__name__}`. Remove `Generate`, or wrap the model."
             )
         if model.tokenizer is None:
             raise ValueError("`Generate` needs a model with a tokenizer. Pass `tokenizer` to `HuggingFaceModel`.")
@@ -81,11 +82,11 @@ class Generate(Callback):
             self.generate(state, logger)
 
     def generate(self, state: State, logger: Logger) -> None:
-        """Continue the prompts now, and log the table. To be called on every rank.
+        """Continue the prompts now and log the table. Must be called on every rank.
 
         Args:
             state: The state of the run.
-            logger: Takes the table.
+            logger: The logger for the table.
         """
         model: Any = unwrapped_model(state.model)
         size = len(self.prompts) if self.batch_size is None else self.batch_size
@@ -96,32 +97,32 @@ class Generate(Callback):
         )
         generations: list[str] = []
         devices = [torch.cuda.current_device()] if on_gpu else []
-        unchanged, tokenizer = torch.random.fork_rng(devices), model.tokenizer
-        with torch.no_grad(), model_eval_mode(state.model), unchanged, precision, _padded_left(tokenizer):
-            for first in range(0, len(self.prompts), size):
-                generations += self._continued(self.prompts[first : first + size], state, model, tokenizer)
+        fork_rng, tokenizer = torch.random.fork_rng(devices), model.tokenizer
+        with torch.no_grad(), model_eval_mode(state.model), fork_rng, precision, _pad_left(tokenizer):
+            for start in range(0, len(self.prompts), size):
+                generations += self._continue(self.prompts[start : start + size], state, model, tokenizer)
         if dist.get_global_rank() == 0:
             rows = [[prompt, text] for prompt, text in zip(self.prompts, generations, strict=True)]
             logger.log_table(columns=["prompt", "generation"], rows=rows, name="generations")
 
-    def _continued(self, prompts: list[str], state: State, model: Any, tokenizer: Any) -> list[str]:
+    def _continue(self, prompts: list[str], state: State, model: Any, tokenizer: Any) -> list[str]:
         encoded = tokenizer(prompts, return_tensors="pt", padding=True)
         tokens = state.device.tensor_to_device(encoded["input_ids"])
         arguments = dict(self.generate_kwargs)
-        if state.fsdp_enabled and dist.get_world_size() > 1:  # all go on until the last is done
+        if state.fsdp_enabled and dist.get_world_size() > 1:  # ranks must run the same number of forward passes
             arguments.setdefault("synced_gpus", True)
         mask = state.device.tensor_to_device(encoded["attention_mask"])
         output = model.generate(tokens, attention_mask=mask, **arguments)
         config = getattr(model, "config", None)
-        if not getattr(config, "is_encoder_decoder", False):  # the prompt is repeated
+        if not getattr(config, "is_encoder_decoder", False):  # the output starts with the prompt
             output = output[:, tokens.shape[1] :]
         texts: list[str] = tokenizer.batch_decode(output, skip_special_tokens=True)
         return texts
 
 
 @contextmanager
-def _padded_left(tokenizer: Any) -> Iterator[None]:
-    """Let the tokenizer pad on the left in the body."""
+def _pad_left(tokenizer: Any) -> Iterator[None]:
+    """Pad on the left within the body."""
     side, token = tokenizer.padding_side, tokenizer.pad_token
     tokenizer.padding_side = "left"
     if token is None:

@@ -1,4 +1,4 @@
-"""Logs images of batches, and what a segmentation model makes of them."""
+"""Log images of batches, and the masks of a segmentation model."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ _MODES = ("input", "segmentation")
 class ImageVisualizer(Callback):
     """Logs the first images of a training batch at an interval, and of the first batch of every evaluation.
 
-    They are logged as `Images/Train` and `Images/Eval`, as tables where a logger has them. In the mode "segmentation"
-    they come with two masks of class indices, `prediction` (the largest output) and `ground_truth`; indices below 0,
-    which mean "ignore", become 0.
+    They are logged as `Images/Train` and `Images/Eval`, as tables if the logger supports them. In the mode
+    "segmentation" they have two masks of class indices, `prediction` (argmax of the outputs) and `ground_truth`;
+    negative indices, which mean "ignore", become 0.
 
-    **Events** "input": BEFORE_FORWARD and EVAL_BEFORE_FORWARD; "segmentation": BEFORE_LOSS and EVAL_AFTER_FORWARD. And
-    INIT, EVAL_START.
-    **Cost** none but in the batches it logs; loggers are given tensors on the device, and copy them when it suits them.
+    **Events** INIT, EVAL_START; "input": BEFORE_FORWARD and EVAL_BEFORE_FORWARD; "segmentation": BEFORE_LOSS and
+    EVAL_AFTER_FORWARD.
+    **Cost** only in the logged batches; loggers receive tensors on the device.
 
     Args:
-        interval: How far apart the training batches are, in batches or epochs. The first batch of the run is one.
+        interval: Interval between logged training batches, in batches or epochs, starting with the first batch.
         mode: "input" or "segmentation".
-        num_images: Images to log of a batch, at least 1; fewer if the batch or microbatch has fewer.
-        channels_last: Whether the channels of the images come last.
-        input_key: Where the images are in the batch; see `State.batch_get_item`.
-        target_key: Where the masks are in the batch.
+        num_images: Maximum number of images of a batch or microbatch to log, at least 1.
+        channels_last: True if the channels are the last dimension of the images.
+        input_key: Position of the images in the batch; see `State.batch_get_item`.
+        target_key: Position of the masks in the batch.
 
     Raises:
-        ValueError: An argument cannot work; when images are logged, if there are none under `input_key`.
+        ValueError: An argument is out of range; when images are logged, if `input_key` does not select images.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class ImageVisualizer(Callback):
         self._due.reset()
 
     def before_forward(self, state: State, logger: Logger) -> None:
-        if self.mode == "input" and self._due.begins(state):
+        if self.mode == "input" and self._due.starts(state):
             self._log(state, logger, "Images/Train")
 
     def before_loss(self, state: State, logger: Logger) -> None:
-        if self.mode == "segmentation" and self._due.begins(state):
+        if self.mode == "segmentation" and self._due.starts(state):
             self._log(state, logger, "Images/Train")
 
     def eval_start(self, state: State, logger: Logger) -> None:
@@ -90,8 +90,8 @@ class ImageVisualizer(Callback):
         if not isinstance(images, torch.Tensor) or images.dim() != 4:
             what = tuple(images.shape) if isinstance(images, torch.Tensor) else type(images).__name__
             raise ValueError(
-                f"`input_key` must lead to images of shape (N, C, H, W), but {self.input_key!r} leads to {what}. "
-                f"Choose another key, or leave `ImageVisualizer` out."
+                f"`input_key` must select images of shape (N, C, H, W), but {self.input_key!r} selects {what}. "
+                f"Use another key, or remove `ImageVisualizer`."
             )
         masks = self._masks(state) if self.mode == "segmentation" else None
         logger.log_images(
@@ -109,8 +109,7 @@ class ImageVisualizer(Callback):
                 f"`mode` must be 'input' for a model whose outputs are not scores of shape (N, classes, H, W), got "
                 f"'segmentation' and {type(outputs).__name__}. Use 'input'."
             )
-        few = slice(self.num_images)
         return {
-            "prediction": outputs[few].detach().argmax(dim=1),
-            "ground_truth": targets[few].detach().clamp(min=0),
+            "prediction": outputs[: self.num_images].detach().argmax(dim=1),
+            "ground_truth": targets[: self.num_images].detach().clamp(min=0),
         }

@@ -1,4 +1,4 @@
-"""Logs learning rates."""
+"""Log learning rates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class LRMonitor(Callback):
 
     **Events** BATCH_END. Schedulers that step after every batch have stepped by then, so the value is that of the next
     batch.
-    **Cost** none on the device; a learning rate that is a tensor is copied there and read by who writes it down.
+    **Cost** none on the device; a learning rate in a tensor is copied there and read when a logger writes it.
 
     Example:
         >>> from composer.core import Engine
@@ -33,7 +33,7 @@ class LRMonitor(Callback):
         >>> _ = Engine(state).run_event("batch_end")
         0 {'lr-SGD/group0': 0.1}
 
-    Differs: groups of a second optimizer of the same class are numbered on; they do not replace those of the first.
+    Differs: groups of a second optimizer of the same class continue the numbering instead of overwriting the first.
     """
 
     metrics: ClassVar[Declared] = {
@@ -50,7 +50,7 @@ class LRMonitor(Callback):
             number = numbers.get(name, 0)
             for group in optimizer.param_groups:
                 rate = group["lr"]
-                if isinstance(rate, torch.Tensor):  # which its scheduler changes in place
+                if isinstance(rate, torch.Tensor):  # schedulers change it in place
                     rate = DeferredValue.of_tensor(rate.detach().clone())
                 rates[f"lr-{name}/group{number}"] = rate
                 number += 1

@@ -1,13 +1,13 @@
-"""Logs how much memory of the GPU is in use."""
+"""Log the memory of the GPU."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any, ClassVar, SupportsIndex
 
 import torch
 
+from composer.callbacks._cuda_memory import check_gpu
 from composer.callbacks._units import Declared
 from composer.core import Callback, State
 from composer.loggers import DeferredValue, Logger
@@ -29,32 +29,32 @@ _NAMES = {
 
 
 class MemoryMonitor(Callback):
-    """Logs what torch's allocator says of the memory of this rank's GPU, after every batch.
+    """Logs the statistics of the CUDA memory allocator of this rank after every batch.
 
-    Allocated memory is that of tensors; active memory also waits for a stream to be done with it; inactive memory
-    cannot be given back, because it is a part of a block; reserved memory is what torch holds of the device. Peaks are
-    of the run so far. A retry is an allocation for which the cache had to be emptied first, which is slow.
+    Allocated memory is used by tensors; active memory may also be freed memory that a stream still uses; inactive
+    memory cannot be released because it is part of a larger block; reserved memory is held by torch. Peaks are those of
+    the run so far. A retry is an allocation that had to empty the cache first, which is slow.
 
-    **Events** INIT, which warns where there is no CUDA device, and AFTER_TRAIN_BATCH.
-    **Cost** a look at counters of the host; at the interval of `dist_aggregate_batch_interval` three small reductions
-    over ranks.
+    **Events** INIT (warns without a CUDA device), AFTER_TRAIN_BATCH.
+    **Cost** reads counters on the host; every `dist_aggregate_batch_interval` batches three small all-reduces.
 
     Args:
-        memory_keys: The names to log by key of `torch.cuda.memory_stats`; None: those of the table. Bytes are logged as
-            gigabytes, counts as they are.
-        dist_aggregate_batch_interval: Batches from one mean, minimum and maximum over ranks to the next; None: never.
+        memory_keys: The names to log by key of `torch.cuda.memory_stats`; None: those of the table in the README. Bytes
+            are logged as gigabytes, counts unchanged.
+        dist_aggregate_batch_interval: Interval, in batches, at which mean, minimum and maximum over ranks are logged;
+            None: never.
 
     Raises:
-        ValueError: `dist_aggregate_batch_interval` is below 1, or torch does not know a key.
+        ValueError: `dist_aggregate_batch_interval` is below 1, or a key is unknown.
     """
 
     metrics: ClassVar[Declared] = {
         **{
             f"memory/{name}": ("GB (1e9 bytes)", f"{name.split('_')[1]} memory, {when}")
-            for name, when in ((n, "now" if n.startswith("current") else "most so far") for n in _NAMES.values())
+            for name, when in ((n, "current" if n.startswith("current") else "peak") for n in _NAMES.values())
             if name.endswith("_mem")
         },
-        "memory/alloc_retries": ("1", "allocations that emptied the cache first"),
+        "memory/alloc_retries": ("1", "allocations that had to empty the cache first"),
         "memory/<name>_avg": ("of the name", "mean over ranks; also `_min` and `_max`"),
     }
 
@@ -71,12 +71,7 @@ class MemoryMonitor(Callback):
         self.dist_aggregate_batch_interval = number
 
     def init(self, state: State, logger: Logger) -> None:
-        if state.device.name != "gpu":
-            warnings.warn(
-                f"The memory monitor only works on CUDA devices, but the model is on {state.device.name!r}. "
-                f"Nothing will be logged.",
-                stacklevel=2,
-            )
+        check_gpu(state, "MemoryMonitor")
 
     def after_train_batch(self, state: State, logger: Logger) -> None:
         if state.device.name != "gpu":
@@ -90,14 +85,7 @@ class MemoryMonitor(Callback):
 
 
 def _get_memory_report(memory_keys: Mapping[str, str] | None = None) -> dict[str, float]:
-    """What the allocator of the current CUDA device counts, by name; bytes in GB, to five digits.
-
-    Args:
-        memory_keys: Names by key of `torch.cuda.memory_stats`; None: those that `MemoryMonitor` logs.
-
-    Raises:
-        ValueError: Torch does not know a key.
-    """
+    """Return statistics of the allocator of the current CUDA device by name; bytes in GB, with five digits."""
     names = _NAMES if memory_keys is None else memory_keys
     stats = torch.cuda.memory_stats_as_nested_dict()  # `memory_stats` flattens and sorts them, which takes longer
     report: dict[str, float] = {}
@@ -107,21 +95,21 @@ def _get_memory_report(memory_keys: Mapping[str, str] | None = None) -> dict[str
             value = value.get(part) if isinstance(value, dict) else None
         if isinstance(value, dict) or (value is None and stats):  # there are none before the first allocation
             known = ", ".join(torch.cuda.memory_stats())
-            raise ValueError(f"`memory_keys` must be keys of `torch.cuda.memory_stats`, got {key!r}. It has {known}.")
+            raise ValueError(f"`memory_keys` must be keys of `torch.cuda.memory_stats`, got {key!r}. Known: {known}.")
         value = value or 0
         report[name] = float(f"{value / 1e9:.5g}") if "bytes" in key else value
     return report
 
 
 def _over_ranks(report: Mapping[str, float], device: torch.device) -> dict[str, DeferredValue]:
-    """Mean, minimum and maximum over ranks, still on the device."""
-    own = torch.tensor(list(report.values()), dtype=torch.float32).to(device, non_blocking=True)
-    found: dict[str, DeferredValue] = {}
+    """Reduce a report to mean, minimum and maximum over ranks, without synchronizing with the device."""
+    local = torch.tensor(list(report.values()), dtype=torch.float32).to(device, non_blocking=True)
+    metrics: dict[str, DeferredValue] = {}
     for suffix, operation in (("avg", "SUM"), ("min", "MIN"), ("max", "MAX")):
-        values = own.clone()
+        values = local.clone()
         dist.all_reduce(values, operation)
         if suffix == "avg":
             values /= dist.get_world_size()
         for name, value in zip(report, values.unbind(), strict=True):
-            found[f"memory/{name}_{suffix}"] = DeferredValue.of_tensor(value)
-    return found
+            metrics[f"memory/{name}_{suffix}"] = DeferredValue.of_tensor(value)
+    return metrics

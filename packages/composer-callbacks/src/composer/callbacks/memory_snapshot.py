@@ -1,9 +1,8 @@
-"""Records what CUDA memory is used for during some batches."""
+"""Record the use of CUDA memory during some batches."""
 
 from __future__ import annotations
 
 import os
-import warnings
 from pathlib import Path
 from typing import Any, SupportsIndex
 
@@ -16,26 +15,26 @@ __all__ = ["MemorySnapshot"]
 
 
 class MemorySnapshot(Callback):
-    """Records every allocation of CUDA memory during some batches and writes what happened, once per run.
+    """Records every allocation of CUDA memory during some batches, once per run, and writes the history to files.
 
     `<filename>.pickle` can be opened at https://pytorch.org/memory_viz; `<filename>.html` shows the memory over time.
-    It loads torch's viewer from the network when it is opened.
+    The page loads the viewer of torch from the network when it is opened.
 
-    **Events** INIT (a warning where there is no CUDA device), BATCH_START, BATCH_END, CLOSE.
-    **Cost** allocations are slower by the recording of where they come from, during these batches only.
+    **Events** INIT (warns without a CUDA device), BATCH_START, BATCH_END, CLOSE.
+    **Cost** slower allocations during these batches, because stack traces are recorded.
 
     Args:
-        skip_batches: Batches to train before, of this process.
-        interval: How many batches to record.
-        max_entries: Allocations and frees to keep, the last ones.
+        skip_batches: Number of batches of this process before the recording.
+        interval: Number of batches to record.
+        max_entries: Number of allocations and frees to store; the oldest are dropped.
         folder: The folder of the files; may contain `{run_name}`, `{rank}` and the like.
-        filename: Their name without an extension; may contain the time, too: `{batch}` is the last recorded.
-        remote_file_name: The folder for loggers that store files; None: none.
-        overwrite: Whether to replace existing files.
+        filename: Their name without an extension; may also contain the time: `{batch}` is the last recorded batch.
+        remote_file_name: The folder for loggers that store files; None: no upload.
+        overwrite: Replace existing files.
 
     Raises:
-        ValueError: An argument cannot work.
-        FileExistsError: When recording begins: the file exists and `overwrite` is False.
+        ValueError: An argument is out of range.
+        FileExistsError: At the start of the recording, if the file exists and `overwrite` is False.
     """
 
     def __init__(
@@ -54,35 +53,26 @@ class MemorySnapshot(Callback):
         self.interval: Time[Any] = ensure_time(interval, TimeUnit.BATCH, argument="interval")
         if self.interval.unit is not TimeUnit.BATCH or self.interval.value < 1:
             raise ValueError(f"`interval` must be a number of batches, at least 1, got {interval!r}. Use '3ba'.")
-        self.skip_batches, self.max_entries = number, _cuda_memory.number_of_entries(max_entries)
+        self.skip_batches, self.max_entries = number, _cuda_memory.check_max_entries(max_entries)
         self.folder, self.filename = os.path.expanduser(folder), filename
         self.remote_file_name, self.overwrite = remote_file_name, overwrite
         self._enabled = self._recording = False
-        self._left_to_skip, self._end = number, 0
+        self._remaining_to_skip, self._end = number, 0
 
     def init(self, state: State, logger: Logger) -> None:
-        self._enabled = state.device.name == "gpu"
-        self._left_to_skip, self._recording = self.skip_batches, False
-        if not self._enabled:
-            warnings.warn(
-                f"`MemorySnapshot` only works on CUDA devices, but the model is on {state.device.name!r}. "
-                f"Nothing will be recorded.",
-                stacklevel=2,
-            )
+        self._enabled = _cuda_memory.check_gpu(state, "MemorySnapshot")
+        self._remaining_to_skip, self._recording = self.skip_batches, False
 
     def batch_start(self, state: State, logger: Logger) -> None:
         if not self._enabled or self._recording:
             return
-        if self._left_to_skip > 0:
-            self._left_to_skip -= 1
+        if self._remaining_to_skip > 0:
+            self._remaining_to_skip -= 1
             return
         self._end = state.timestamp._batch + self.interval.value
         path = self._path(state)
-        if not self.overwrite and path.exists():
-            raise FileExistsError(
-                f"`MemorySnapshot` would replace {path}, which another run left. Pass `overwrite=True` to allow that, "
-                f"or another `folder`."
-            )
+        if not self.overwrite:
+            _cuda_memory.check_absent(path, "MemorySnapshot")
         path.parent.mkdir(parents=True, exist_ok=True)
         _cuda_memory.record(self.max_entries)
         self._recording = True
@@ -97,7 +87,6 @@ class MemorySnapshot(Callback):
         self._recording = False
 
     def _path(self, state: State) -> Path:
-        """The path of the pickle."""
         folder = format_name_with_dist(self.folder, state.run_name)
         name = format_name_with_dist_and_time(self.filename, state.run_name, state.timestamp, batch=self._end)
         return Path(folder, f"{name}.pickle")
@@ -105,11 +94,11 @@ class MemorySnapshot(Callback):
     def _write(self, state: State, logger: Logger) -> None:
         from torch.cuda import _memory_viz
 
-        snapshot = _cuda_memory.take()
+        snapshot = _cuda_memory.take_snapshot()
         _cuda_memory.stop(self.max_entries)
         self._recording = self._enabled = False
-        path = _cuda_memory.write_pickle(snapshot, self._path(state))
-        page = _cuda_memory.write_page(snapshot, path.with_suffix(".html"), _memory_viz.trace_plot)
+        path = _cuda_memory.write(snapshot, self._path(state))
+        page = _cuda_memory.write(snapshot, path.with_suffix(".html"), _memory_viz.trace_plot)
         for file in (path, page):
             remote = None if self.remote_file_name is None else f"{self.remote_file_name}/{file.name}"
             _cuda_memory.upload(logger, remote, file, self.overwrite)

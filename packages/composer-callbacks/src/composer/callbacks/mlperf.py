@@ -1,10 +1,11 @@
-"""Records a run as a result of the MLPerf Training benchmark."""
+"""Record a run as a result of the MLPerf Training benchmark."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
+import platform
 import re
 import subprocess
 from collections.abc import Sequence
@@ -12,7 +13,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, SupportsIndex
 
-from composer.callbacks._mlperf_system import STATUS_NAMES, describe_system, system_name_of
+import psutil
+import torch
+
 from composer.callbacks._stopping import metric_value
 from composer.core import Callback, State
 from composer.loggers import Logger
@@ -22,50 +25,66 @@ __all__ = ["MLPerfCallback"]
 
 log = logging.getLogger(__name__)
 
+_STATUS_NAMES = {
+    "onprem": "Available on-premise",
+    "cloud": "Available cloud",
+    "preview": "Preview",
+    "research": "Research, Development, or Internal (RDI)",
+}
+"""The status of a submission, and of its system."""
+
+_MANUAL_FIELDS = (
+    "host_processor_caches host_processor_interconnect host_storage_type host_storage_capacity host_networking "
+    "host_networking_topology host_memory_configuration accelerator_host_interconnect accelerator_frequency "
+    "accelerator_on-chip_memories accelerator_memory_configuration accelerator_interconnect "
+    "accelerator_interconnect_topology cooling hw_notes sw_notes"
+).split()
+
 
 class MLPerfCallback(Callback):
-    """Writes the log of a run that a submission to MLPerf Training asks for, and a description of the system.
+    """Writes the log of a run that a submission to MLPerf Training requires, and a description of the system.
 
     ```
     root_folder/results/<system_name>/<benchmark>/result_<index>.txt
     root_folder/systems/<system_name>.json
     ```
 
-    The log has the lines of the library `mlperf_logging`, which its `compliance_checker` reads. The run starts with the
-    first fit, and is over when the metric reaches its target (status "success") or that fit ends ("aborted"); what
-    comes later is not recorded. The description says what the machine tells; the rest is left empty, to be filled in by
-    hand. One that is there already stays as it is. An earlier log of this index is kept as `result_<index>.txt.old`.
+    The log is written with the library `mlperf_logging` and can be checked with its `compliance_checker`. The run
+    starts with the first call of `fit` and ends when the metric reaches its target (status "success") or that call
+    returns ("aborted"); later calls are not recorded. The description contains the fields that can be read from the
+    machine; the others are empty and must be filled in by hand. An existing description is not changed. An existing log
+    with this index is renamed to `result_<index>.txt.old`.
 
     **Events** INIT, FIT_START, EPOCH_START, EPOCH_END, EVAL_START, EVAL_END, FIT_END, CLOSE.
     **Reads** `state.eval_metrics[metric_label][metric_name]`, computed after each evaluation. **Writes** the files, on
-    rank 0. **Needs** `pip install 'composer-callbacks[mlperf]'`.
+    rank 0. **Requires** `pip install 'composer-callbacks[mlperf]'`.
 
     Args:
         root_folder: The folder of the submission.
         index: The number of the run, from 0.
-        benchmark: The benchmark's name, such as "resnet" or "bert".
-        target: The value of the metric that ends the run; it is reached by a value that is not below it.
-        division: "open". The closed division asks for hyperparameters of each benchmark, which are not recorded here.
+        benchmark: The name of the benchmark, such as "resnet" or "bert".
+        target: The value of the metric at which the run succeeds; a value equal to it is enough.
+        division: "open". The closed division requires hyperparameters of each benchmark, which are not recorded.
         metric_name: The name of the metric.
         metric_label: The label of the evaluator.
         submitter: The organization that submits.
-        system_name: The system's name; None: such as "8xNVIDIA_H100_composer".
+        system_name: The name of the system; None: a generated name such as "8xNVIDIA_H100_composer".
         status: "onprem", "cloud", "preview" or "research".
-        cache_clear_cmd: A command that clears the caches of the system, as the rules ask for; it runs on each node, at
-            INIT. A string is run by the shell. None: the log says nothing of it, and is not compliant.
-        host_processors_per_node: Processors of each node; None: as many as the machine tells.
-        exit_at_target: Whether to end training when the target is reached.
+        cache_clear_cmd: A command that clears the caches of the system, as the rules require; it runs on each node at
+            INIT. A string is run by the shell. None: no command, and the log is not compliant.
+        host_processors_per_node: Processors per node; None: read from the machine.
+        exit_at_target: Stop training when the target is reached.
 
     Attributes:
         filename: The path of the log; None before INIT.
-        success: Whether the target was reached.
+        success: True if the target was reached.
 
     Raises:
-        ValueError: An argument cannot work; at the end of an evaluation, if there is no such metric.
+        ValueError: An argument is invalid; at the end of an evaluation, if there is no such metric.
         ModuleNotFoundError: `mlperf_logging` is not installed.
-        RuntimeError: At INIT, the command failed.
+        RuntimeError: At INIT, if the command fails.
 
-    Differs: the system's status is written as rules from version 4 on ask for.
+    Differs: the status of the system is written as the rules from version 4 on require.
     """
 
     def __init__(
@@ -104,13 +123,13 @@ class MLPerfCallback(Callback):
         self.host_processors_per_node = plain_number(host_processors_per_node)
         self.filename: Path | None = None
         self.success = False
-        self._writer: Any = None  # of rank 0
-        self._phase = "before"  # the run; then "in" it, then "after" it
+        self._writer: Any = None  # only on rank 0
+        self._phase = "before"  # "before", "in" or "after" the recorded run
 
     def init(self, state: State, logger: Logger) -> None:
         self._close()
         self.success, self._phase = False, "before"
-        name = self.system_name or system_name_of(state)
+        name = self.system_name or _default_system_name(state)
         self.filename = self.root_folder / "results" / name / self.benchmark / f"result_{self.index}.txt"
         if self.cache_clear_cmd is not None:
             if dist.get_local_rank() == 0:
@@ -132,14 +151,14 @@ class MLPerfCallback(Callback):
 
     def fit_start(self, state: State, logger: Logger) -> None:
         if self._phase != "before":
-            log.warning("The run of MLPerf was the first fit. Nothing more is recorded in %s.", self.filename)
+            log.warning("Only the first call of `fit` is recorded for MLPerf. %s does not change.", self.filename)
             return
         if state.timestamp._batch > 0:
-            log.warning("This run goes on from a checkpoint; %s tells nothing of what came before.", self.filename)
+            log.warning("This run continues from a checkpoint; %s does not contain its earlier part.", self.filename)
         if self.metric_name not in state.eval_metrics.get(self.metric_label, {}):
             log.warning(
-                "There is no metric %r of an evaluator %r at the start of training; without it the run of MLPerf "
-                "cannot succeed.",
+                "There is no metric %r of an evaluator %r at the start of training; without it the MLPerf run cannot "
+                "succeed.",
                 self.metric_name,
                 self.metric_label,
             )
@@ -200,8 +219,8 @@ class MLPerfCallback(Callback):
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             os.replace(path, path.with_name(f"{path.name}.old"))
-            log.warning("An earlier %s is kept as %s.old.", path, path.name)
-        writer = logging.Logger("composer.mlperf", logging.INFO)  # noqa: LOG001 - nothing else may get into the file
+            log.warning("The existing %s was renamed to %s.old.", path, path.name)
+        writer = logging.Logger("composer.mlperf", logging.INFO)  # noqa: LOG001 - no other records in the file
         writer.addHandler(logging.FileHandler(path, encoding="utf-8"))
         here = re.escape(str(Path(__file__).parent))
         self._writer = self._mllog.MLLogger(logger=writer, root_dir=here)
@@ -218,18 +237,18 @@ class MLPerfCallback(Callback):
         if path.exists():
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        known = {"submitter": self.submitter, "division": self.division, "status": STATUS_NAMES[self.status]}
-        system = describe_system(state, name, self.host_processors_per_node)
+        known = {"submitter": self.submitter, "division": self.division, "status": _STATUS_NAMES[self.status]}
+        system = _describe_system(state, name, self.host_processors_per_node)
         path.write_text(json.dumps({**known, **system}, indent=4) + "\n", encoding="utf-8")
 
     def _within(
         self, state: State, key: str, kind: str, value: Any = None, epoch: int | None = None, **metadata: Any
     ) -> None:
-        """Record something of the run itself, with the time of training."""
+        """Record an event of the run with the current training time."""
         if self._phase != "in":
             return
         time = state.timestamp
-        if epoch is None:  # the one that is trained, or that was completed just now
+        if epoch is None:  # the current epoch, or the one that was just completed
             epoch = time._epoch + (time._batch_in_epoch > 0)
         self._event(key, value, kind, {"epoch_num": epoch, "samples_count": time._sample, **metadata})
 
@@ -248,16 +267,16 @@ def _number_of_run(index: SupportsIndex) -> int:
 def _check_arguments(benchmark: str, division: str, status: str, submitter: str, system_name: str | None) -> None:
     if division != "open":
         raise ValueError(
-            f"`division` must be 'open', got {division!r}. The closed division asks for hyperparameters of each "
-            f"benchmark, which are not recorded here."
+            f"`division` must be 'open', got {division!r}. The closed division requires hyperparameters of each "
+            f"benchmark, which are not recorded."
         )
-    if status not in STATUS_NAMES:
-        raise ValueError(f"`status` must be one of {', '.join(map(repr, STATUS_NAMES))}, got {status!r}.")
+    if status not in _STATUS_NAMES:
+        raise ValueError(f"`status` must be one of {', '.join(map(repr, _STATUS_NAMES))}, got {status!r}.")
     if not submitter:
         raise ValueError("`submitter` must be the name of an organization, got ''.")
     for argument, name in (("benchmark", benchmark), ("system_name", system_name)):
         if name is not None and not re.fullmatch(r"[\w.+-]+", name):
-            raise ValueError(f"`{argument}` must be a name of a folder without spaces, got {name!r}.")
+            raise ValueError(f"`{argument}` must be a folder name without spaces, got {name!r}.")
 
 
 def _clear_caches(command: str | Sequence[str]) -> None:
@@ -265,15 +284,60 @@ def _clear_caches(command: str | Sequence[str]) -> None:
     if done.returncode != 0:
         raise RuntimeError(
             f"`cache_clear_cmd` {command!r} failed with status {done.returncode}: "
-            f"{done.stderr.strip() or 'no message'}. The caches are not cleared. Correct it, or leave it out."
+            f"{done.stderr.strip() or 'no message'}. The caches are not cleared. Correct the command, or remove it."
         )
 
 
 def _num_samples(loader: Any) -> int | None:
-    """The samples in the data of a loader, if that can be told."""
+    """Return the number of samples in the dataset of a dataloader, if it is known."""
     data = getattr(loader, "dataset", None)
     try:
         return len(data)  # type: ignore[arg-type]
     except TypeError:
-        log.warning("How many samples there are in %r cannot be told, so it is not recorded for MLPerf.", loader)
+        log.warning("The number of samples in %r is unknown, so it is not recorded for MLPerf.", loader)
         return None
+
+
+def _default_system_name(state: State) -> str:
+    """Return a name such as "8xNVIDIA_H100_composer"."""
+    device = re.sub(r"[^\w.+-]+", "_", _accelerator(state) or "cpu")
+    return f"{dist.get_world_size()}x{device}_composer"
+
+
+def _describe_system(state: State, name: str, processors: int | None) -> dict[str, str]:
+    """Return the fields of a description; unknown fields are empty."""
+    info = _cpu_info()
+    accelerator = _accelerator(state)
+    memory = torch.cuda.get_device_properties(0).total_memory if accelerator else 0
+    frequency: Any = psutil.cpu_freq()  # None if it is unknown
+    cuda = f", CUDA {torch.version.cuda}" if accelerator else ""
+    known: dict[str, object] = {
+        "system_name": name,
+        "number_of_nodes": dist.get_world_size() // dist.get_local_world_size(),
+        "host_processors_per_node": processors or len(set(info.get("physical id", []))) or "",
+        "host_processor_model_name": next(iter(info.get("model name", [])), platform.processor()),
+        "host_processor_core_count": psutil.cpu_count(logical=False) or "",
+        "host_processor_vcpu_count": psutil.cpu_count() or "",
+        "host_processor_frequency": f"{frequency.max or frequency.current:.0f} MHz" if frequency else "",
+        "host_memory_capacity": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
+        "accelerators_per_node": dist.get_local_world_size() if accelerator else 0,
+        "accelerator_model_name": accelerator,
+        "accelerator_memory_capacity": f"{memory / 2**30:.0f} GiB" if memory else "",
+        "framework": f"PyTorch {torch.__version__}",
+        "other_software_stack": f"Python {platform.python_version()}{cuda}",
+        "operating_system": platform.platform(),
+    }
+    return {**{field: str(value) for field, value in known.items()}, **dict.fromkeys(_MANUAL_FIELDS, "")}
+
+
+def _accelerator(state: State) -> str:
+    return torch.cuda.get_device_name() if state.device.name == "gpu" else ""
+
+
+def _cpu_info() -> dict[str, list[str]]:
+    """Read the description of the processors on Linux; empty on other systems."""
+    file, info = Path("/proc/cpuinfo"), dict[str, list[str]]()
+    for line in file.read_text().splitlines() if file.exists() else ():
+        key, _, value = line.partition(":")
+        info.setdefault(key.strip(), []).append(value.strip())
+    return info

@@ -1,4 +1,4 @@
-"""Ends a run whose loss is not a number."""
+"""Stop a run whose loss is NaN."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ __all__ = ["NaNMonitor"]
 
 class _Flags(NamedTuple):
     batch: int
-    by_name: dict[str | None, DeferredValue]  # 1 if the loss is not a number; None: the only loss
+    by_name: dict[str | None, DeferredValue]  # 1 if the loss is NaN; the key of a single loss is None
 
 
 class NaNMonitor(Callback):
-    """Raises as soon as a training loss is known to be NaN.
+    """Raises an error when a training loss is NaN.
 
-    On the CPU that is before the backward pass. On an accelerator the losses are tested there and only the answer is
-    copied to the host, in the background, so that no step waits; the error comes when it has arrived, usually a step
-    or two later. The end of an epoch, of the run, an evaluation and the saving of a checkpoint wait for what is still
-    on its way, so no checkpoint is written that holds weights from after a NaN.
+    On the CPU the error is raised before the backward pass. On an accelerator the losses are checked on the device and
+    the result is copied to the host asynchronously, so that no step waits for it; the error is usually raised a step or
+    two later. Pending results are awaited at the end of an epoch and of the run, before an evaluation and before a
+    checkpoint is saved, so no checkpoint contains weights from after a NaN.
 
     **Events** AFTER_LOSS; EVAL_START, EPOCH_END, FIT_END, and `state_dict`.
     **Reads** `state.loss`: a tensor, a sequence or a mapping of tensors.
@@ -33,7 +33,7 @@ class NaNMonitor(Callback):
 
     Raises:
         RuntimeError: A loss is NaN.
-        TypeError: The loss is no tensor, sequence or mapping.
+        TypeError: The loss is not a tensor, sequence or mapping.
 
     Example:
         >>> from composer.core import Engine
@@ -45,7 +45,7 @@ class NaNMonitor(Callback):
         Traceback (most recent call last):
         RuntimeError: Train loss contains a NaN. It appeared in batch 0...
 
-    Differs: the established class reads every loss from the device at once, for which every step waits.
+    Differs: the established class reads every loss from the device in the step, which synchronizes every step.
     """
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class NaNMonitor(Callback):
         self._check(wait=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing; but whoever saves the run learns of a NaN before anything is written.
+        """Return an empty dict, after checking pending losses so that no checkpoint is written after a NaN.
 
         Raises:
             RuntimeError: A loss is NaN.
@@ -90,12 +90,12 @@ class NaNMonitor(Callback):
                     which = "" if name is None else f" It is the loss {name!r}."
                     raise RuntimeError(
                         f"Train loss contains a NaN.{which} It appeared in batch {batch}, counted from 0. Lower the "
-                        f"learning rate, clip gradients, or look for bad data in that batch."
+                        f"learning rate, clip gradients, or check the data of that batch."
                     )
 
 
 def _losses(loss: Any) -> dict[str | None, torch.Tensor]:
-    """The tensors of a loss by name; None names the only one."""
+    """Return the tensors of a loss by name; the name of a single loss is None."""
     if isinstance(loss, torch.Tensor):
         return {None: loss}
     if isinstance(loss, Mapping) and all(isinstance(part, torch.Tensor) for part in loss.values()):

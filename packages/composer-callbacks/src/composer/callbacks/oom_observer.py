@@ -1,4 +1,4 @@
-"""Writes down what CUDA memory was used for when there was none left."""
+"""Write the use of CUDA memory to files when an allocation fails."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import dataclasses
 import logging
 import os
 import shutil
-import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -27,14 +26,14 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class SnapshotFileNameConfig:
-    """The files that `OOMObserver` writes.
+    """Names of the files that `OOMObserver` writes.
 
     Attributes:
-        snapshot_file: What torch recorded, for https://pytorch.org/memory_viz.
-        trace_plot_file: The memory over time, a page.
-        segment_plot_file: What is in each segment, a page.
-        segment_flamegraph_file: Segments by what they hold, a picture.
-        memory_flamegraph_file: Memory by where it was allocated, a picture.
+        snapshot_file: The snapshot, for https://pytorch.org/memory_viz.
+        trace_plot_file: A page with the memory over time.
+        segment_plot_file: A page with the contents of each segment.
+        segment_flamegraph_file: A flame graph of segments by content.
+        memory_flamegraph_file: A flame graph of memory by stack trace.
     """
 
     snapshot_file: str
@@ -45,11 +44,7 @@ class SnapshotFileNameConfig:
 
     @classmethod
     def from_file_name(cls, filename: str) -> SnapshotFileNameConfig:
-        """The names that begin with `filename`.
-
-        Args:
-            filename: Without an extension.
-        """
+        """Create the names that start with `filename`, which has no extension."""
         return cls(
             snapshot_file=f"{filename}_snapshot.pickle",
             trace_plot_file=f"{filename}_trace_plot.html",
@@ -59,33 +54,33 @@ class SnapshotFileNameConfig:
         )
 
     def list_filenames(self) -> list[str]:
-        """All of them."""
+        """Return all names."""
         return [getattr(self, field.name) for field in dataclasses.fields(self)]
 
 
 class OOMObserver(Callback):
-    """Writes what CUDA memory is used for when an allocation fails, before the error is raised.
+    """Writes the use of CUDA memory to files when an allocation fails, before the error is raised.
 
-    From INIT on torch records every allocation. When one fails, the files of `SnapshotFileNameConfig` are written and
-    handed to loggers that store files. The two pictures need the script `flamegraph.pl` of Brendan Gregg on the path
-    and are left out without it. The pages load torch's viewer from the network when they are opened.
+    From INIT on torch records every allocation. When an allocation fails, the files of `SnapshotFileNameConfig` are
+    written and passed to loggers that store files. The two flame graphs require the script `flamegraph.pl` of Brendan
+    Gregg on the path. The pages load the viewer of torch from the network when they are opened.
 
-    **Events** INIT (a warning where there is no CUDA device), CLOSE.
-    **Cost** allocations are slower by the recording of where they come from.
+    **Events** INIT (warns without a CUDA device), CLOSE.
+    **Cost** slower allocations, because stack traces are recorded.
 
     Args:
-        max_entries: Allocations and frees to keep, the last ones.
+        max_entries: Number of allocations and frees to store; the oldest are dropped.
         folder: The folder of the files; may contain `{run_name}`, `{rank}` and the like.
-        filename: The beginning of their names.
-        remote_file_name: The beginning of their names for loggers that store files; None: none.
-        overwrite: Whether to replace existing files.
+        filename: The prefix of their names.
+        remote_file_name: The prefix of their names for loggers that store files; None: no upload.
+        overwrite: Replace existing files.
 
     Raises:
         ValueError: `max_entries` is below 1.
-        FileExistsError: At INIT: there are such files and `overwrite` is False.
+        FileExistsError: At INIT, if such files exist and `overwrite` is False.
 
-    Differs: no script is downloaded from the network and run. What goes wrong while the files are written is logged, so
-        that the error of the allocation is raised all the same. A second failure replaces the files of the first.
+    Differs: no script is downloaded from the network and run. Errors while writing the files are logged, so that the
+        error of the allocation is still raised. A second failure replaces the files of the first.
     """
 
     def __init__(
@@ -96,29 +91,21 @@ class OOMObserver(Callback):
         remote_file_name: str | None = "{run_name}/oom_traces/rank{rank}_oom",
         overwrite: bool = False,
     ) -> None:
-        self.max_entries = _cuda_memory.number_of_entries(max_entries)
+        self.max_entries = _cuda_memory.check_max_entries(max_entries)
         self.folder, self.filename = os.path.expanduser(folder), filename
         self.remote_file_name, self.overwrite = remote_file_name, overwrite
         self._run: tuple[State, Logger] | None = None
         self._is_attached = self._wrote = False
 
     def init(self, state: State, logger: Logger) -> None:
-        if state.device.name != "gpu":
-            warnings.warn(
-                f"`OOMObserver` only works on CUDA devices, but the model is on {state.device.name!r}. "
-                f"Nothing will be recorded.",
-                stacklevel=2,
-            )
+        if not _cuda_memory.check_gpu(state, "OOMObserver"):
             return
-        taken = [path for path in self._paths(state) if path.exists()]
-        if taken and not self.overwrite:
-            raise FileExistsError(
-                f"`OOMObserver` would replace {taken[0]}, which another run left. Pass `overwrite=True` to allow that, "
-                f"or another `folder`."
-            )
+        if not self.overwrite:
+            for path in self._paths(state):
+                _cuda_memory.check_absent(path, "OOMObserver")
         _cuda_memory.record(self.max_entries)
         self._run, self._wrote = (state, logger), False
-        if not self._is_attached:  # torch cannot detach an observer; this one does nothing when the run is over
+        if not self._is_attached:  # torch cannot detach an observer; `_observe` does nothing after the run
             attach: Callable[[Any], None] = torch._C._cuda_attach_out_of_memory_observer  # type: ignore[attr-defined]
             attach(partial(_observe, weakref.ref(self)))
             self._is_attached = True
@@ -134,27 +121,27 @@ class OOMObserver(Callback):
         return [Path(folder, file) for file in SnapshotFileNameConfig.from_file_name(name).list_filenames()]
 
     def _write(self, state: State, logger: Logger) -> None:
-        snapshot = _cuda_memory.take()
+        snapshot = _cuda_memory.take_snapshot()
         paths = self._paths(state)
         paths[0].parent.mkdir(parents=True, exist_ok=True)
         remotes: list[str | None] = [None] * len(paths)
         if self.remote_file_name is not None:
             remotes = list(SnapshotFileNameConfig.from_file_name(self.remote_file_name).list_filenames())
         overwrite, self._wrote = self.overwrite or self._wrote, True
-        _cuda_memory.write_pickle(snapshot, paths[0])
+        _cuda_memory.write(snapshot, paths[0])
         _cuda_memory.upload(logger, remotes[0], paths[0], overwrite)
         for path, remote, plot in zip(paths[1:], remotes[1:], _plots(), strict=True):
             if plot is not None:
-                _cuda_memory.write_page(snapshot, path, plot)
+                _cuda_memory.write(snapshot, path, plot)
                 _cuda_memory.upload(logger, remote, path, overwrite)
 
 
 def _plots() -> list[Callable[[Mapping[str, Any]], str] | None]:
-    """What makes each file after the snapshot; None: it cannot be made here."""
+    """Return the functions that create the files after the snapshot; None if a file cannot be created here."""
     from torch.cuda import _memory_viz as viz
 
     script = shutil.which("flamegraph.pl")
-    if script is None:  # torch would download it and run it
+    if script is None:  # torch would download and run it
         return [viz.trace_plot, viz.segment_plot, None, None]
     draw = partial(viz.format_flamegraph, flamegraph_script=script)
     return [
@@ -165,19 +152,21 @@ def _plots() -> list[Callable[[Mapping[str, Any]], str] | None]:
     ]
 
 
-def _observe(observer: weakref.ref[OOMObserver], device: int, wanted: int, device_total: int, device_free: int) -> None:
-    """Called by torch when an allocation failed."""
+def _observe(
+    observer: weakref.ref[OOMObserver], device: int, requested: int, device_total: int, device_free: int
+) -> None:
+    """Handle a failed allocation; called by torch."""
     self = observer()
     if self is None or self._run is None:
         return
     log.warning(
-        "GPU %s has no memory left for %s bytes (%s of %s bytes are free). Writing what it is used for.",
+        "GPU %s cannot allocate %s bytes (%s of %s bytes are free). Writing the use of its memory.",
         device,
-        wanted,
+        requested,
         device_free,
         device_total,
     )
     try:
         self._write(*self._run)
     except Exception:  # the error of the allocation, which torch raises next, matters more
-        log.exception("What the memory is used for could not be written.")
+        log.exception("The use of the memory could not be written.")

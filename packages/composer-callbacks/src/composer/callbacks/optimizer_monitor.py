@@ -1,17 +1,16 @@
-"""Logs norms of gradients, and what optimizers report of their parameters."""
+"""Log norms of gradients, and metrics that optimizers report about their parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, SupportsIndex
 
 import torch
 
-from composer.callbacks._norms import joint_norm, local_norms, whole_norms
 from composer.callbacks._units import Declared
 from composer.core import Callback, State
 from composer.loggers import DeferredValue, Logger
-from composer.utils import plain_int, unwrapped_model
+from composer.utils import dist, local_part, plain_int, unwrapped_model
 
 __all__ = ["OptimizerMonitor"]
 
@@ -19,25 +18,26 @@ _L2 = "l2_norm/"
 
 
 class OptimizerMonitor(Callback):
-    """Logs the L2 norm of every gradient and of all of them together, and what the optimizer reports of itself.
+    """Logs the L2 norm of every gradient and of all gradients together, and metrics that the optimizer reports.
 
-    An optimizer reports if it has a method `report_per_parameter_metrics(param, name, metrics)`, as `DecoupledAdamW`
-    has; one inside another (`base_optimizer`, as in SAM) is found. Names are those of `state.model.named_parameters()`
-    without the prefixes of `DistributedDataParallel` and `torch.compile`. Parameters without a gradient are left out.
+    An optimizer reports metrics if it has a method `report_per_parameter_metrics(param, name, metrics)`, such as
+    `DecoupledAdamW`, also if another optimizer wraps it (`base_optimizer`, as in SAM). Names are those of
+    `state.model.named_parameters()` without the prefixes of `DistributedDataParallel` and `torch.compile`. Parameters
+    without a gradient are left out.
 
-    Norms of sharded parameters are those of the whole: the squares of the parts are added up over the ranks that share
-    them. Metrics of an optimizer that are no L2 norms go through its own `pre_reduce_metrics` and
+    Norms of sharded parameters are those of the whole parameter: the squares are summed over the ranks that share it.
+    Metrics of an optimizer that are not L2 norms are reduced by its own `pre_reduce_metrics` and
     `dist_reduce_metrics`.
 
-    **Events** BATCH_END. The gradients must still be there: with the Trainer they are; a loop of your own clears them
+    **Events** BATCH_END. The gradients must still exist, as with the Trainer; a loop of your own should clear them
     before the next backward pass, not after the step.
     **Cost** in every `batch_log_interval`-th batch one pass over the gradients, and over the parameters and optimizer
-    state if that is reported; with sharded parameters one sum over ranks. Norms stay on the device until they are
-    written down. Other batches cost nothing.
+    state if these are reported; with sharded parameters one all-reduce. Norms stay on the device until a logger writes
+    them. Other batches cost nothing.
 
     Args:
-        log_optimizer_metrics: Whether to log what optimizers report.
-        batch_log_interval: Batches from one report to the next, at least 1.
+        log_optimizer_metrics: Log the metrics that optimizers report.
+        batch_log_interval: Interval between logged batches, at least 1.
 
     Raises:
         ValueError: `batch_log_interval` is below 1.
@@ -50,8 +50,8 @@ class OptimizerMonitor(Callback):
         >>> {name: float(norm) for name, norm in OptimizerMonitor().norms(state).items()}
         {'l2_norm/grad/weight': 3.0, 'l2_norm/grad/global': 3.0}
 
-    Differs: with hybrid sharding, parameters that several ranks hold alike count once. Names have no prefixes of
-        wrappers. Optimizers inside others report.
+    Differs: with hybrid sharding, replicas of a parameter count once. Names have no prefixes of wrappers. Metrics of
+        wrapped optimizers are logged.
     """
 
     metrics: ClassVar[Declared] = {
@@ -72,14 +72,14 @@ class OptimizerMonitor(Callback):
     def batch_end(self, state: State, logger: Logger) -> None:
         if state.timestamp._batch % self.batch_log_interval:
             return
-        # Other ranks may have loggers where this one has none, and norms of sharded parameters need all ranks.
+        # Norms of sharded parameters need all ranks, and other ranks may have loggers when this rank has none.
         if logger.destinations or any(hasattr(p, "placements") for p in state.model.parameters()):
             norms = self.norms(state)
             logger.log_metrics({key: DeferredValue.of_tensor(norm) for key, norm in norms.items()})
 
     @torch.no_grad()
     def norms(self, state: State) -> dict[str, torch.Tensor]:
-        """The norms as of now, on the device. To be called on every rank.
+        """Return the current norms, on the device. Must be called on every rank.
 
         Args:
             state: The state of the run.
@@ -87,25 +87,25 @@ class OptimizerMonitor(Callback):
         named = [(n, p) for n, p in unwrapped_model(state.model).named_parameters() if p.grad is not None]
         keys = [f"{_L2}grad/{name}" for name, _ in named]
         owners = dict(zip(keys, (parameter for _, parameter in named), strict=True))
-        norms = dict(zip(keys, local_norms([p.grad for _, p in named if p.grad is not None]), strict=True))
+        norms = dict(zip(keys, _local_norms([p.grad for _, p in named if p.grad is not None]), strict=True))
         others: dict[str, torch.Tensor] = {}
         if self.log_optimizer_metrics:
             for optimizer in _reporting(state.optimizers):
-                own: dict[str, torch.Tensor] = {}
-                for key, (value, parameter) in _reported(optimizer, named).items():
+                metrics: dict[str, torch.Tensor] = {}
+                for key, (value, parameter) in _report(optimizer, named).items():
                     if key.startswith(_L2):
                         norms.setdefault(key, value)
                         owners.setdefault(key, parameter)
                     else:
-                        own[key] = value
-                others |= _reduced(optimizer, own, [p for _, p in named])
-        whole = whole_norms(norms, owners)
-        whole[f"{_L2}grad/global"] = joint_norm([whole[key] for key in keys], state.device._device)
+                        metrics[key] = value
+                others |= _reduce(optimizer, metrics, [p for _, p in named])
+        whole = _whole_norms(norms, owners)
+        whole[f"{_L2}grad/global"] = _joint_norm([whole[key] for key in keys], state.device._device)
         return whole | others
 
 
 def _reporting(optimizers: Any) -> Iterator[Any]:
-    """The optimizers that report, or those inside them that do."""
+    """Yield the optimizers that report metrics, unwrapped if necessary."""
     for optimizer in optimizers:
         inner: Any = optimizer
         while inner is not None and not hasattr(inner, "report_per_parameter_metrics"):
@@ -114,22 +114,82 @@ def _reporting(optimizers: Any) -> Iterator[Any]:
             yield inner
 
 
-def _reported(
+def _report(
     optimizer: Any, named: list[tuple[str, torch.nn.Parameter]]
 ) -> dict[str, tuple[torch.Tensor, torch.nn.Parameter]]:
-    """What an optimizer reports, with the parameter of which it does."""
-    found: dict[str, tuple[torch.Tensor, torch.nn.Parameter]] = {}
+    """Return the metrics that an optimizer reports, with their parameters."""
+    metrics: dict[str, tuple[torch.Tensor, torch.nn.Parameter]] = {}
     for name, parameter in named:
         for key, value in optimizer.report_per_parameter_metrics(parameter, name, {}).items():
-            found[key] = (value, parameter)
-    return found
+            metrics[key] = (value, parameter)
+    return metrics
 
 
-def _reduced(
+def _reduce(
     optimizer: Any, metrics: dict[str, torch.Tensor], parameters: list[torch.nn.Parameter]
 ) -> dict[str, torch.Tensor]:
-    """Metrics that are no norms, put together over ranks by who knows how."""
+    """Reduce metrics over ranks with the methods of the optimizer, if parameters are sharded."""
     if not metrics or not any(hasattr(p, "placements") for p in parameters):
         return metrics
     reduced: dict[str, torch.Tensor] = optimizer.dist_reduce_metrics(optimizer.pre_reduce_metrics(metrics))
     return reduced
+
+
+def _local_norms(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the L2 norm of each tensor, or of its local shard, in at least 32 bits.
+
+    Args:
+        tensors: Tensors on any devices, of any floating dtypes; may be sharded or sparse.
+    """
+    buckets: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    parts = [_plain(tensor) for tensor in tensors]
+    for i, part in enumerate(parts):
+        buckets.setdefault((part.device, part.dtype), []).append(i)
+    norms: dict[int, torch.Tensor] = {}
+    for (_, dtype), indices in buckets.items():
+        wide = None if dtype in (torch.float32, torch.float64) else torch.float32
+        norms.update(zip(indices, torch._foreach_norm([parts[i] for i in indices], 2, dtype=wide), strict=True))
+    return [norms[i] for i in range(len(parts))]
+
+
+def _whole_norms(norms: Mapping[str, torch.Tensor], owners: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Compute the norms of whole tensors from the norms of shards.
+
+    Args:
+        norms: Norms by key, of the local shard if the owner is sharded.
+        owners: The parameter of each key. Sharded parameters must be in the same order on all ranks.
+    """
+    sharded: dict[tuple[Any, tuple[int, ...]], list[str]] = {}
+    for key in norms:
+        owner: Any = owners[key]
+        placements = getattr(owner, "placements", ())
+        dims = tuple(i for i, placement in enumerate(placements) if not placement.is_replicate())
+        if dims:
+            sharded.setdefault((owner.device_mesh, dims), []).append(key)
+    whole = dict(norms)
+    for (mesh, dims), keys in sharded.items():
+        total = torch.stack([norms[key].float() for key in keys]).square()
+        for dim in dims:
+            dist.all_reduce(total, group=mesh.get_group(dim))
+        whole.update(zip(keys, total.sqrt().unbind(), strict=True))
+    return whole
+
+
+def _joint_norm(norms: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """Compute the L2 norm of several tensors together from their norms, which may be on several devices.
+
+    Args:
+        norms: The norms; the result is 0 if there are none.
+        device: The device of the result.
+    """
+    if not norms:
+        return torch.zeros((), device=device)
+    if len({(norm.device, norm.dtype) for norm in norms}) > 1:
+        norms = [norm.to(device, torch.float32, non_blocking=True) for norm in norms]
+    joint: torch.Tensor = torch.linalg.vector_norm(torch.stack([*norms]))
+    return joint.to(device)
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    part = local_part(tensor.detach())
+    return part.coalesce().values() if part.is_sparse else part

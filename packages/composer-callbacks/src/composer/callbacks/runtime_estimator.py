@@ -1,4 +1,4 @@
-"""Logs how long the run will still take."""
+"""Log an estimate of the remaining time of the run."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ class _Progress(NamedTuple):
 
 
 class RuntimeEstimator(Callback):
-    """Logs an estimate of the time that is left, evaluations included.
+    """Logs an estimate of the remaining time, including evaluations.
 
-    Training goes on at the speed of what was measured so far. Each evaluator is expected to run as often per batch as
-    until its last run, each time for its mean duration; one that has not run yet is not expected.
+    The estimate assumes that training continues at the mean speed measured so far, and that each evaluator runs as
+    often per batch as until its last run, each time for its mean duration. Evaluators that have not run yet are not
+    included.
 
     **Events** INIT, FIT_START, BATCH_START, BATCH_END, EVAL_START, EVAL_END; EVAL_STANDALONE_START and _END, between
     which nothing is measured.
     **Cost** none on the device.
 
     Args:
-        skip_batches: Batches at the start that are not measured, because they also warm up; after a resume, too.
+        skip_batches: Number of batches at the start that are not measured, because they include warmup; also after a
+            resumption.
         time_unit: "seconds", "minutes", "hours" or "days".
 
     Attributes:
@@ -40,12 +42,12 @@ class RuntimeEstimator(Callback):
     Raises:
         ValueError: `skip_batches` is negative or `time_unit` is unknown.
 
-    Differs: what was measured is saved and loaded with the run; pauses between two fits, and evaluations outside of
-        them, do not count.
+    Differs: measurements are saved and loaded with the run; pauses between two calls of `fit`, and evaluations outside
+        of `fit`, do not count.
     """
 
     metrics: ClassVar[Declared] = {
-        "time/remaining_estimate": ("`time_unit`", "estimated time until the end of the run, evaluations included")
+        "time/remaining_estimate": ("`time_unit`", "estimated time until the end of the run, including evaluations")
     }
 
     def __init__(self, skip_batches: SupportsIndex = 1, time_unit: str = "hours") -> None:
@@ -58,10 +60,10 @@ class RuntimeEstimator(Callback):
 
     def _reset(self) -> None:
         self._left_to_skip = self.skip_batches
-        self._unit: TimeUnit | None = None  # of the progress that was measured
-        self._seconds = self._done = 0.0  # measured in earlier stretches
+        self._unit: TimeUnit | None = None  # unit of the measured progress
+        self._seconds = self._done = 0.0  # measured time and progress
         self._batches = 0
-        self._start: tuple[float, float, int] | None = None  # clock, progress and batch of the current stretch
+        self._start: tuple[float, float, int] | None = None  # clock, progress and batch of the last measurement
         self._first_batch: int | None = None
         self._evals: dict[str, tuple[int, float]] = {}  # number and seconds by label
         self._eval_start: float | None = None
@@ -129,11 +131,11 @@ class RuntimeEstimator(Callback):
         self._eval_start = time.perf_counter()
 
     def eval_end(self, state: State, logger: Logger) -> None:
-        began, label = self._eval_start, state.dataloader_label
+        start, label = self._eval_start, state.dataloader_label
         self._eval_start = None
-        if began is None or label is None or self._first_batch is None or not self._is_training:
+        if start is None or label is None or self._first_batch is None or not self._is_training:
             return
-        spent = time.perf_counter() - began
+        spent = time.perf_counter() - start
         if self._start is not None:  # evaluation is not training time
             clock, done, batch = self._start
             self._start = (clock + spent, done, batch)
@@ -154,7 +156,7 @@ class RuntimeEstimator(Callback):
         progress = _progress(state)
         if progress is None:
             return
-        if progress.unit is not self._unit:  # the run's length is given in another unit now
+        if progress.unit is not self._unit:  # `max_duration` was changed to another unit
             self._unit, self._seconds, self._done, self._batches = progress.unit, 0.0, 0.0, 0
         self._start = (time.perf_counter(), progress.done, state.timestamp._batch)
 
@@ -171,13 +173,13 @@ class RuntimeEstimator(Callback):
         if not self._warned:
             self._warned = True
             warnings.warn(
-                "`RuntimeEstimator` cannot tell when the run ends, because `max_duration` is not set. Set it.",
+                "`RuntimeEstimator` cannot estimate the end of the run, because `max_duration` is not set. Set it.",
                 stacklevel=2,
             )
 
 
 def _progress(state: State) -> _Progress | None:
-    """How far the run is; None if it has no length. Epochs are counted in batches where their length is known."""
+    """Return the progress of the run; None if it has no length. Epochs of known length are counted in batches."""
     limit = state.max_duration
     if limit is None:
         return None

@@ -1,51 +1,67 @@
-"""Logs throughput and training time."""
+"""Log throughput and training time."""
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections import deque
 from typing import Any, ClassVar, SupportsIndex
 
 import torch
 
-from composer.callbacks._flops import GPU_AVAILABLE_FLOPS as GPU_AVAILABLE_FLOPS
-from composer.callbacks._flops import peak_flops
 from composer.callbacks._units import Declared, seconds_in
-from composer.core import Callback, State
+from composer.core import Callback, Precision, State
 from composer.loggers import DeferredValue, Logger
 from composer.utils import check_finite, dist, plain_int, unwrapped_model
 
 __all__ = ["GPU_AVAILABLE_FLOPS", "SpeedMonitor"]
 
+GPU_AVAILABLE_FLOPS: dict[str, dict[str, float]] = {
+    "b200": {"fp32": 75e12, "tf32": 1.1e15, "amp_fp16": 2.25e15, "amp_bf16": 2.25e15, "amp_fp8": 4.5e15},
+    "h200": {"fp32": 67e12, "tf32": 494.5e12, "amp_fp16": 989.5e12, "amp_bf16": 989.5e12, "amp_fp8": 1.979e15},
+    "h100 nvl": {"fp32": 60e12, "tf32": 417.5e12, "amp_fp16": 835.5e12, "amp_bf16": 835.5e12, "amp_fp8": 1.6705e15},
+    "h100 pcie": {"fp32": 51e12, "tf32": 378e12, "amp_fp16": 756.5e12, "amp_bf16": 756.5e12, "amp_fp8": 1.513e15},
+    "h100": {"fp32": 67e12, "tf32": 494.5e12, "amp_fp16": 989.5e12, "amp_bf16": 989.5e12, "amp_fp8": 1.979e15},
+    "a100": {"fp32": 19.5e12, "tf32": 156e12, "amp_fp16": 312e12, "amp_bf16": 312e12},
+    "a10g": {"fp32": 31.5e12, "tf32": 35e12, "amp_fp16": 70e12, "amp_bf16": 70e12},
+    "a10": {"fp32": 31.2e12, "tf32": 62.5e12, "amp_fp16": 125e12, "amp_bf16": 125e12},
+    "l40s": {"fp32": 91.6e12, "tf32": 183e12, "amp_fp16": 362e12, "amp_bf16": 362e12, "amp_fp8": 733e12},
+    "l4": {"fp32": 30.3e12, "tf32": 60e12, "amp_fp16": 121e12, "amp_bf16": 121e12, "amp_fp8": 242.5e12},
+    "v100-sxm2": {"fp32": 15.7e12, "amp_fp16": 125e12},
+    "v100-pcie": {"fp32": 14e12, "amp_fp16": 112e12},
+    "t4": {"fp32": 8.1e12, "amp_fp16": 65e12},
+}
+"""Floating-point operations per second without sparsity, from the vendor's data sheets, by part of the device's name
+(in lower case) and precision; "tf32" is fp32 after `torch.set_float32_matmul_precision("high")`."""
+
 
 class SpeedMonitor(Callback):
-    """Logs how fast the run trains, over a window of batches, and for how long it has.
+    """Logs the throughput over a window of batches, and the training time.
 
-    Throughput is what was trained between the ends of the first and the last batch of the window, divided by the
-    training time between them. Evaluation does not count as training time. Keys without `device` are over all ranks,
-    those with it per rank.
+    Throughput is measured from the end of the first to the end of the last batch of the window. Evaluation does not
+    count as training time. Keys with `device` are per rank, the others are totals over all ranks.
 
-    If the model has a method `flops_per_batch(batch)`, which says how many floating-point operations training on this
-    rank's batch takes, operations per second are logged too, and how much of the device's peak they are.
+    If the model has a method `flops_per_batch(batch)`, which returns the number of floating-point operations for
+    training on the batch of this rank, operations per second and model FLOPs utilization are logged too.
 
     **Events** INIT, FIT_START, BATCH_END, EVAL_END.
-    **Cost** none on the device; with several ranks and `flops_per_batch`, one sum of a number over the ranks per batch.
+    **Cost** none on the device; with several ranks and `flops_per_batch`, one all-reduce of a number per batch.
 
     Args:
-        window_size: Batches of the window, at least 1. Throughput is logged once `window_size + 1` have been trained.
-        gpu_flops_available: The device's peak in operations per second; None looks it up in `GPU_AVAILABLE_FLOPS`.
+        window_size: Number of batches of the window, at least 1. Throughput is logged from batch `window_size + 1` on.
+        gpu_flops_available: Peak of the device in operations per second; None: look it up in `GPU_AVAILABLE_FLOPS`.
         time_unit: The unit of `time/...`: "seconds", "minutes", "hours" or "days".
 
     Attributes:
-        history_samples: Samples trained by the run, at the end of each batch of the window.
-        history_tokens: The same for tokens.
-        history_wct: The same for training time in seconds.
-        history_flops: Operations of each batch of the window, of this rank.
-        total_eval_wct: Seconds of evaluation.
+        history_samples: Total number of samples at the end of each batch of the window.
+        history_tokens: Total number of tokens at the end of each batch of the window.
+        history_wct: Total training time in seconds at the end of each batch of the window.
+        history_flops: Operations of each batch of the window on this rank.
+        total_eval_wct: Evaluation time in seconds.
 
     Raises:
-        ValueError: An argument cannot work.
-        TypeError: At INIT: `flops_per_batch` of the model is no method.
+        ValueError: An argument is out of range.
+        TypeError: At INIT, if `flops_per_batch` of the model is not a method.
 
     Example:
         >>> from composer.core import Engine, Timestamp
@@ -59,8 +75,8 @@ class SpeedMonitor(Callback):
         >>> (monitor.history_samples[1] - monitor.history_samples[0]) / 2
         4.0
 
-    Differs: a loop that does not tell the duration of its batches gets no throughput, rather than a division by zero.
-        Operations are summed over ranks on the device, without waiting.
+    Differs: a loop that does not record the duration of its batches logs no throughput, instead of a division by zero.
+        Operations are summed over ranks on the device, without synchronization.
     """
 
     metrics: ClassVar[Declared] = {
@@ -68,11 +84,11 @@ class SpeedMonitor(Callback):
         "throughput/samples_per_sec": ("samples/s", "samples over all ranks"),
         "throughput/tokens_per_sec": ("tokens/s", "tokens over all ranks; if tokens are counted"),
         "throughput/flops_per_sec": ("operations/s", "operations over all ranks; if the model has `flops_per_batch`"),
-        "throughput/device/batches_per_sec": ("batches/s", "the same divided by the number of ranks"),
+        "throughput/device/batches_per_sec": ("batches/s", "batches divided by the number of ranks"),
         "throughput/device/samples_per_sec": ("samples/s", "samples per rank"),
         "throughput/device/tokens_per_sec": ("tokens/s", "tokens per rank; if tokens are counted"),
         "throughput/device/flops_per_sec": ("operations/s", "operations per rank; if the model has `flops_per_batch`"),
-        "throughput/device/mfu": ("1", "model FLOPs utilization: operations per rank as a part of the device's peak"),
+        "throughput/device/mfu": ("1", "model FLOPs utilization: operations per rank as a fraction of the peak"),
         "time/train": ("`time_unit`", "training time of the run"),
         "time/val": ("`time_unit`", "evaluation time of the run"),
         "time/total": ("`time_unit`", "the sum of both"),
@@ -103,7 +119,7 @@ class SpeedMonitor(Callback):
         self._ranks = 1
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the model, for copies."""
+        """Return the attributes without the method of the model, for copies."""
         return {**vars(self), "_flops_per_batch": None}
 
     def state_dict(self) -> dict[str, Any]:
@@ -119,21 +135,21 @@ class SpeedMonitor(Callback):
         self.gpu_flops_available = self._given_flops
         self._find_flops(state)
         if self._given_flops is None and self._flops_per_batch is not None:
-            self.gpu_flops_available = _looked_up(state)
+            self.gpu_flops_available = _look_up_peak(state)
 
     def fit_start(self, state: State, logger: Logger) -> None:
         self._find_flops(state)
 
     def _find_flops(self, state: State) -> None:
-        """Ask once, not in every batch: a module takes microseconds to say that it has no such method."""
+        # Not in every batch: looking up a missing attribute of a module takes microseconds.
         self._ranks = dist.get_world_size()
-        found = getattr(unwrapped_model(state.model), "flops_per_batch", None)
-        if found is not None and not callable(found):
+        method = getattr(unwrapped_model(state.model), "flops_per_batch", None)
+        if method is not None and not callable(method):
             raise TypeError(
-                f"`flops_per_batch` of the model must be a method that takes a batch, got {type(found).__name__}. "
+                f"`flops_per_batch` of the model must be a method that takes a batch, got {type(method).__name__}. "
                 f"Define `def flops_per_batch(self, batch)`."
             )
-        self._flops_per_batch = found
+        self._flops_per_batch = method
 
     def batch_end(self, state: State, logger: Logger) -> None:
         now = state.timestamp
@@ -183,7 +199,7 @@ class SpeedMonitor(Callback):
             if peak:
                 logged["throughput/device/mfu"] = speed / peak
             return
-        # Filled on the device, summed there, and read by who writes it down.
+        # Summed on the device, and read when a logger writes it.
         total = torch.full((), speed, dtype=torch.float32, device=state.device._device)
         dist.all_reduce(total)
         logged["throughput/flops_per_sec"] = DeferredValue.of_tensor(total)
@@ -196,16 +212,34 @@ class SpeedMonitor(Callback):
             history.clear()
 
 
-def _looked_up(state: State) -> float:
-    """The peak of the run's device; 0, with a warning on GPUs, if it is not known."""
+def _look_up_peak(state: State) -> float:
+    """Return the peak of the device of the run; 0, with a warning on GPUs, if it is unknown."""
     if state.device.name != "gpu":
         return 0.0
     name = torch.cuda.get_device_name()
-    found = peak_flops(name, state.precision)
-    if not found:
+    peak = _peak_flops(name, state.precision)
+    if not peak:
         warnings.warn(
             f"The peak of {name!r} in {state.precision.value} is not known, so `throughput/device/mfu` is not logged. "
             f"Pass `gpu_flops_available` to `SpeedMonitor`.",
             stacklevel=2,
         )
-    return found
+    return peak
+
+
+def _peak_flops(device_name: str, precision: Precision) -> float:
+    """Return the peak of a GPU in operations per second; 0 if it is unknown.
+
+    Args:
+        device_name: The result of `torch.cuda.get_device_name`.
+        precision: The numerical precision of the run.
+    """
+    text = device_name.lower()
+    for name, peaks in GPU_AVAILABLE_FLOPS.items():
+        # A variant may follow ("a100-sxm4-80gb"), but not the rest of another model number ("a1000", "l40").
+        if all(re.search(rf"\b{re.escape(part)}(?![0-9a-z])", text) for part in name.split()):
+            key = precision.value
+            if precision is Precision.FP32 and torch.get_float32_matmul_precision() != "highest" and "tf32" in peaks:
+                key = "tf32"
+            return peaks.get(key, 0.0)
+    return 0.0

@@ -1,4 +1,4 @@
-"""Ends training when a metric passes a threshold."""
+"""Stop training when a metric passes a threshold."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ __all__ = ["ThresholdStopper"]
 
 
 class ThresholdStopper(Callback):
-    """Ends training when a metric is better than a threshold.
+    """Stops training when a metric is better than a threshold.
 
-    **Events** FIT_START, which warns if nothing is so labelled; EVAL_END, if that evaluator is watched; EPOCH_END, and
-    with `stop_on_batch` BATCH_END, if the training loader is.
-    **Reads** the metric from `state.eval_metrics` or `state.train_metrics`, at these events; its value is read from the
-    device, so with `stop_on_batch` and the training loader every step waits for it.
+    **Events** FIT_START (warns about an unknown label), EVAL_END for an evaluator, EPOCH_END for the training
+    dataloader, and BATCH_END with `stop_on_batch`.
+    **Reads** the metric from `state.eval_metrics` or `state.train_metrics`. Its value is read from the device, so
+    `stop_on_batch` with the training dataloader synchronizes in every step.
 
     Args:
         monitor: The name of the metric.
-        dataloader_label: The label of the evaluator, or of the training loader ("train").
+        dataloader_label: The label of the evaluator, or of the training dataloader ("train").
         threshold: The value to pass.
-        comp: Training ends if `comp(value, threshold)` holds: a function of two tensors without dimensions, or
-            'greater' ('gt') or 'less' ('lt'). None: 'less' if the name of the metric contains "loss", "error" or
-            "perplexity", else 'greater'.
-        stop_on_batch: Whether to look after every batch.
+        comp: Training stops if `comp(value, threshold)` is true: a function of two scalar tensors, or 'greater' ('gt')
+            or 'less' ('lt'). None: 'less' if the name of the metric contains "loss", "error" or "perplexity", otherwise
+            'greater'.
+        stop_on_batch: Also check the metric after every batch.
 
     Raises:
         ValueError: `comp` is unknown; at the events, if there is no such metric.
@@ -57,20 +57,20 @@ class ThresholdStopper(Callback):
         warn_of_unknown_label(state, self.dataloader_label, "ThresholdStopper")
 
     def eval_end(self, state: State, logger: Logger) -> None:
-        self._look(state)
+        self._check(state)
 
     def epoch_end(self, state: State, logger: Logger) -> None:
-        self._look(state)
+        self._check(state)
 
     def batch_end(self, state: State, logger: Logger) -> None:
         if self.stop_on_batch:
-            self._look(state)
+            self._check(state)
 
-    def _look(self, state: State) -> None:
+    def _check(self, state: State) -> None:
         if state.dataloader_label != self.dataloader_label:
             return
         value = metric_value(state, self.dataloader_label, self.monitor)
-        # In the dtype of the metric, in which it may be exactly the threshold.
+        # Compare in the dtype of the metric, so that a value can equal the threshold.
         dtype = value.dtype if value.is_floating_point() else torch.float64
         if bool(self.comp(value, torch.tensor(self.threshold, dtype=dtype))):
             state.stop_training()

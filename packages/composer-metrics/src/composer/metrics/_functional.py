@@ -1,4 +1,4 @@
-"""What several metrics share. Nothing here reads a value from the device: checks look at shapes only."""
+"""Functions that several metrics share. None of them reads a value from the device: checks only use shapes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["check_class_scores", "confusion_matrix", "full_precision", "logits_o
 
 
 def check_class_scores(scores: Tensor, targets: Tensor, *, dim: int, num_classes: int | None = None) -> None:
-    """Require `targets` to hold one class index for every set of class scores.
+    """Check that `targets` holds one class index for every set of class scores.
 
-    Without the check a target of a broadcastable shape would give a plausible wrong number.
+    Without the check, a target of a broadcastable shape would result in a plausible wrong number.
 
     Args:
         scores: Class scores; `dim` counts the classes.
@@ -23,7 +23,7 @@ def check_class_scores(scores: Tensor, targets: Tensor, *, dim: int, num_classes
         num_classes: The required number of classes; at least 2 if None.
 
     Raises:
-        ValueError: A shape does not fit.
+        ValueError: A shape does not match.
     """
     layout = "(N, C, ...)" if dim == 1 else "(..., C)"
     if scores.ndim < 2:
@@ -32,7 +32,7 @@ def check_class_scores(scores: Tensor, targets: Tensor, *, dim: int, num_classes
     if num_classes is None and classes < 2:
         raise ValueError(
             f"The class scores must have shape {layout} with at least 2 classes, got {tuple(scores.shape)}. "
-            "A single score per example has no largest class."
+            "With a single score per example there is no predicted class."
         )
     if num_classes is not None and classes != num_classes:
         raise ValueError(
@@ -55,11 +55,10 @@ def confusion_matrix(preds: Tensor, targets: Tensor, num_classes: int, keep: Ten
         preds: Predicted classes in [0, num_classes), int64.
         targets: Target classes of the same shape, int64.
         num_classes: Number of classes C.
-        keep: Which elements count, bool; all if None.
+        keep: Mask of the elements to count, bool; all if None.
 
     Returns:
-        Shape (C + 1, C), int64: rows are targets, columns predictions. The last row collects targets outside of
-        [0, C).
+        Shape (C + 1, C), int64: rows are targets, columns predictions. The last row counts targets outside [0, C).
     """
     known = (targets >= 0) & (targets < num_classes)
     cells = torch.where(known, targets, num_classes) * num_classes + preds
@@ -69,16 +68,16 @@ def confusion_matrix(preds: Tensor, targets: Tensor, num_classes: int, keep: Ten
 
 
 def full_precision(scores: Tensor) -> Tensor:
-    """Half-precision scores as float32: a sum of many losses needs more than their 8 or 11 bits."""
+    """Convert half-precision scores to float32: a sum of many losses needs more than 8 or 11 significant bits."""
     return scores.float() if scores.dtype in (torch.bfloat16, torch.float16) else scores
 
 
 def logits_of(output: Tensor | Mapping[str, Any]) -> Tensor:
-    """The logits of a model that returns a tensor, or a mapping with the key "logits".
+    """Return the logits of an output: the tensor itself, or the value of the key "logits" of a mapping.
 
     Raises:
-        TypeError: `output` is neither.
-        KeyError: The mapping has no "logits".
+        TypeError: `output` is neither a tensor nor a mapping.
+        KeyError: The mapping has no key "logits".
     """
     if isinstance(output, Tensor):
         return output

@@ -18,16 +18,16 @@ class MAP(MeanAveragePrecision):
 
     `update` takes two lists with one dict per image: predictions with "boxes" (x1, y1, x2, y2), "scores" and "labels",
     targets with "boxes" and "labels". `compute` works on the host and returns a dict with "map" (the mean over IoU 0.5
-    to 0.95), "map_50", "map_75", "mar_100" and so on, in [0, 1], or -1 where there was nothing to measure.
+    to 0.95), "map_50", "map_75", "mar_100" and so on, in [0, 1], or -1 if there are no matching boxes.
 
     Args:
         class_metrics: Also return the values per class.
-        dist_sync_on_step: Also synchronise the value that `forward` returns.
-        process_group: The processes to synchronise; all if None.
-        dist_sync_fn: Gathers a tensor from all processes; torch's all-gather if None.
+        dist_sync_on_step: Also synchronize the value that `forward` returns.
+        process_group: The processes to synchronize; all if None.
+        dist_sync_fn: Function that gathers a tensor from all processes; the all-gather of torch if None.
 
     Raises:
-        MissingConditionalImportError: pycocotools or torchvision is not installed. An `ImportError`.
+        MissingConditionalImportError: pycocotools or torchvision is not installed; an `ImportError`.
     """
 
     full_state_update = True

@@ -16,7 +16,7 @@ __all__ = ["CrossEntropy", "Dice", "LossMetric", "MIoU"]
 
 
 class _MeanOverBatches(Metric):
-    """The mean of one scalar per update. Every batch weighs the same, whatever its size."""
+    """Mean of one scalar per update. Every batch has the same weight, whatever its size."""
 
     full_state_update = False
     higher_is_better = False
@@ -41,8 +41,8 @@ class CrossEntropy(_MeanOverBatches):
     """Cross entropy, averaged over batches.
 
     Args:
-        ignore_index: Index targets of this value do not count.
-        dist_sync_on_step: Also synchronise the value that `forward` returns.
+        ignore_index: Class index targets with this value do not count.
+        dist_sync_on_step: Also synchronize the value that `forward` returns.
 
     States: `sum_loss` (float32), `total_batches` (int64).
 
@@ -72,7 +72,7 @@ class LossMetric(_MeanOverBatches):
 
     Args:
         loss_function: Called with the two arguments of `update`; returns a number or a tensor with one element.
-        dist_sync_on_step: Also synchronise the value that `forward` returns.
+        dist_sync_on_step: Also synchronize the value that `forward` returns.
 
     States: `sum_loss` (float32), `total_batches` (int64).
 
@@ -97,8 +97,8 @@ class LossMetric(_MeanOverBatches):
         """Add one batch.
 
         Args:
-            preds: Whatever the loss function takes first.
-            target: Whatever it takes second.
+            preds: The first argument of the loss function.
+            target: The second argument of the loss function.
 
         Raises:
             ValueError: The loss has more than one element.
@@ -116,12 +116,13 @@ class MIoU(Metric):
     """Mean intersection over union, in percent.
 
     For class c, over everything seen: `IoU_c = TP_c / (TP_c + FP_c + FN_c)`; the mean is over the classes that occur in
-    the targets or the predictions, and nan if there are none. Exact under any split into batches and over processes.
+    the targets or the predictions, and nan if there are none. The value does not depend on the split into batches or
+    over processes.
 
     Args:
         num_classes: Number of classes C, at least 1.
-        ignore_index: Pixels with this target do not count. A pixel with any other target outside of [0, C) counts
-            against the class that was predicted there.
+        ignore_index: Pixels with this target do not count. A pixel with any other target outside [0, C) counts as a
+            false positive of the predicted class.
 
     States: `total_intersect` and `total_union`, shape (C,), float64.
 
@@ -160,10 +161,10 @@ class MIoU(Metric):
             targets: Class indices, shape (N, ...), of any integer dtype.
 
         Raises:
-            ValueError: A shape does not fit.
+            ValueError: A shape does not match.
         """
         check_class_scores(logits, targets, dim=1, num_classes=self.num_classes)
-        targets = targets.long()  # an unsigned tensor would compare equal to a wrapped -1
+        targets = targets.long()  # in an unsigned dtype, -1 would wrap around and could match
         counts = confusion_matrix(logits.argmax(dim=1), targets, self.num_classes, keep=targets != self.ignore_index)
         intersect = counts.diagonal()
         self.total_intersect += intersect
@@ -177,12 +178,12 @@ class Dice(Metric):
     """Dice coefficient of the foreground classes, in percent, rounded to two decimals.
 
     For class c > 0, over everything seen: `Dice_c = 2 TP_c / (2 TP_c + FP_c + FN_c)`; the mean is over the foreground
-    classes that occur in the targets or the predictions, and nan if there are none. Exact under any split into batches
-    and over processes.
+    classes that occur in the targets or the predictions, and nan if there are none. The value does not depend on the
+    split into batches or over processes.
 
     Args:
-        num_classes: Number of classes. The background, class 0, may be counted or not: the logits have `num_classes`
-            or `num_classes + 1` channels.
+        num_classes: Number of classes, with or without the background, class 0: the logits have `num_classes` or
+            `num_classes + 1` channels.
 
     States: `intersection` (TP) and `area` (2 TP + FP + FN), shape (num_classes + 1,), int64.
 
@@ -220,7 +221,7 @@ class Dice(Metric):
             targets: Class indices, shape (N, ...), of any integer dtype.
 
         Raises:
-            ValueError: A shape does not fit.
+            ValueError: A shape does not match.
         """
         channels = pred.shape[1] if pred.ndim > 1 else self.num_classes
         if channels not in (self.num_classes, self.num_classes + 1):

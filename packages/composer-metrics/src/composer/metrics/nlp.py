@@ -16,11 +16,11 @@ __all__ = ["BinaryF1Score", "LanguageCrossEntropy", "LanguagePerplexity", "Maske
 
 
 class MaskedAccuracy(Metric):
-    """Share of correct predictions among the targets that are not masked, in [0, 1].
+    """Fraction of correct predictions among the targets that are not masked, in [0, 1].
 
     Args:
         ignore_index: Targets of this value are masked.
-        dist_sync_on_step: Also synchronise the value that `forward` returns.
+        dist_sync_on_step: Also synchronize the value that `forward` returns.
 
     States: `correct` and `total`, int64. Nan if every target is masked.
 
@@ -52,19 +52,19 @@ class MaskedAccuracy(Metric):
             target: Class indices, shape (...).
 
         Raises:
-            ValueError: A shape does not fit.
+            ValueError: A shape does not match.
         """
         check_class_scores(preds, target, dim=-1)
-        kept = target != self.ignore_index
-        self.correct += ((preds.argmax(dim=-1) == target) & kept).sum()
-        self.total += kept.sum()
+        counted = target != self.ignore_index
+        self.correct += ((preds.argmax(dim=-1) == target) & counted).sum()
+        self.total += counted.sum()
 
     def compute(self) -> Tensor:
         return self.correct / self.total
 
 
 class _TokenCrossEntropy(Metric):
-    """The sum of the cross entropy over all tokens that are not ignored, and their number."""
+    """Sum of the cross entropy over all tokens that are not ignored, and the number of tokens."""
 
     full_state_update = False
     higher_is_better = False
@@ -83,17 +83,17 @@ class _TokenCrossEntropy(Metric):
 
         Args:
             output: Logits of shape (..., V), or a mapping that holds them as "logits".
-            target: Token indices; one for every V logits, in any shape.
+            target: Token indices, one for every V logits, in any shape.
 
         Raises:
             TypeError: `output` is neither a tensor nor a mapping.
-            KeyError: The mapping has no "logits".
-            ValueError: The number of targets does not fit.
+            KeyError: The mapping has no key "logits".
+            ValueError: The number of targets does not match.
         """
         logits = logits_of(output)
         if logits.ndim == 0 or logits.numel() != target.numel() * logits.shape[-1]:
             raise ValueError(
-                f"`target` must have one index for each of the logits' rows, of shape {tuple(logits.shape[:-1])}, "
+                f"`target` must have one index for each row of the logits, of shape {tuple(logits.shape[:-1])}, "
                 f"got {tuple(target.shape)}."
             )
         rows, target = full_precision(logits).reshape(-1, logits.shape[-1]), target.reshape(-1)
@@ -102,10 +102,10 @@ class _TokenCrossEntropy(Metric):
 
 
 class LanguageCrossEntropy(_TokenCrossEntropy):
-    """Cross entropy per token, in nats. Every token weighs the same, whatever its batch.
+    """Cross entropy per token, in nats. Every token has the same weight, whatever its batch.
 
     Args:
-        dist_sync_on_step: Also synchronise the value that `forward` returns.
+        dist_sync_on_step: Also synchronize the value that `forward` returns.
         ignore_index: Targets of this value do not count.
 
     States: `sum_loss` (float32), `total_items` (int64). Nan if every target is ignored.
@@ -125,7 +125,7 @@ class LanguagePerplexity(_TokenCrossEntropy):
     """Perplexity: the exponential of `LanguageCrossEntropy`.
 
     Args:
-        dist_sync_on_step: Also synchronise the value that `forward` returns.
+        dist_sync_on_step: Also synchronize the value that `forward` returns.
         ignore_index: Targets of this value do not count.
 
     States: `sum_loss` (float32), `total_items` (int64). Nan if every target is ignored.
@@ -145,9 +145,9 @@ class BinaryF1Score(Metric):
     """F1 score of class 1 against class 0: `2 TP / (2 TP + FP + FN)`, in [0, 1].
 
     Args:
-        dist_sync_on_step: Also synchronise the value that `forward` returns.
+        dist_sync_on_step: Also synchronize the value that `forward` returns.
 
-    States: `true_positive`, `false_positive`, `false_negative`, int64. The score is 0 if all three are. Targets other
+    States: `true_positive`, `false_positive`, `false_negative`, int64. The score is 0 if all three are 0. Targets other
     than 0 and 1, such as padding of -100, do not count.
 
     Example:
@@ -181,8 +181,8 @@ class BinaryF1Score(Metric):
 
         Raises:
             TypeError: `output` is neither a tensor nor a mapping.
-            KeyError: The mapping has no "logits".
-            ValueError: A shape does not fit.
+            KeyError: The mapping has no key "logits".
+            ValueError: A shape does not match.
         """
         logits = logits_of(output)
         check_class_scores(logits, target, dim=1, num_classes=2)

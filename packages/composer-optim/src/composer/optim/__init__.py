@@ -1,6 +1,5 @@
 """Learning rate schedules in training time, and optimizers with decoupled weight decay."""
 
-from composer.optim._scale_schedule import scale_pytorch_scheduler as scale_pytorch_scheduler
 from composer.optim.decoupled_weight_decay import DecoupledAdamW as DecoupledAdamW
 from composer.optim.decoupled_weight_decay import DecoupledSGDW as DecoupledSGDW
 from composer.optim.scheduler import ComposerScheduler as ComposerScheduler
@@ -18,6 +17,7 @@ from composer.optim.scheduler import PolynomialScheduler as PolynomialScheduler
 from composer.optim.scheduler import PolynomialWithWarmupScheduler as PolynomialWithWarmupScheduler
 from composer.optim.scheduler import StepScheduler as StepScheduler
 from composer.optim.scheduler import compile_composer_scheduler as compile_composer_scheduler
+from composer.optim.scheduler import scale_pytorch_scheduler as scale_pytorch_scheduler
 
 __all__ = [
     "ComposerScheduler",

@@ -1,25 +1,38 @@
 """Schedules: functions of the training state that scale the learning rate.
 
-Times are given in any unit but seconds: epochs ("10ep"), batches ("500ba"), samples, tokens, or a fraction of the run
-("0.5dur"). A scale schedule ratio (`ssr`) below 1 shortens all of them together with the run.
+Times are given in epochs ("10ep"), batches ("500ba"), samples, tokens, or as a fraction of the run ("0.5dur"), and in
+seconds only if `max_duration` is. A scale schedule ratio (`ssr`) below 1 shortens all of them together with the run.
 """
 
-from composer.optim._compile import ComposerScheduler as ComposerScheduler
-from composer.optim._compile import compile_composer_scheduler as compile_composer_scheduler
-from composer.optim._schedules import ConstantScheduler as ConstantScheduler
-from composer.optim._schedules import CosineAnnealingScheduler as CosineAnnealingScheduler
-from composer.optim._schedules import CosineAnnealingWarmRestartsScheduler as CosineAnnealingWarmRestartsScheduler
-from composer.optim._schedules import ExponentialScheduler as ExponentialScheduler
-from composer.optim._schedules import LinearScheduler as LinearScheduler
-from composer.optim._schedules import MultiStepScheduler as MultiStepScheduler
-from composer.optim._schedules import PolynomialScheduler as PolynomialScheduler
-from composer.optim._schedules import StepScheduler as StepScheduler
-from composer.optim._time import _convert_time as _convert_time
-from composer.optim._warmup import ConstantWithWarmupScheduler as ConstantWithWarmupScheduler
-from composer.optim._warmup import CosineAnnealingWithWarmupScheduler as CosineAnnealingWithWarmupScheduler
-from composer.optim._warmup import LinearWithWarmupScheduler as LinearWithWarmupScheduler
-from composer.optim._warmup import MultiStepWithWarmupScheduler as MultiStepWithWarmupScheduler
-from composer.optim._warmup import PolynomialWithWarmupScheduler as PolynomialWithWarmupScheduler
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from inspect import Parameter
+from numbers import Real
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import Tensor
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    CosineAnnealingWarmRestarts,
+    ExponentialLR,
+    LambdaLR,
+    LRScheduler,
+    MultiStepLR,
+    StepLR,
+)
+
+from composer.core import Time, TimeUnit, ensure_time
+from composer.utils import check_finite, check_flags
+from composer.utils._interval_scheduler import check_has_tokens
+
+if TYPE_CHECKING:
+    from composer.core import State
 
 __all__ = [
     "ComposerScheduler",
@@ -37,4 +50,811 @@ __all__ = [
     "PolynomialWithWarmupScheduler",
     "StepScheduler",
     "compile_composer_scheduler",
+    "scale_pytorch_scheduler",
 ]
+
+_log = logging.getLogger(__name__)
+
+
+class ComposerScheduler(Protocol):
+    """A function of the training state that returns the factor of the initial learning rate.
+
+    Any function with this signature is accepted; without a scale schedule ratio also `f(state)`. It is called after
+    every batch (or epoch), once per parameter group. The result must not depend on the number of calls.
+
+    Example:
+        >>> from composer.core import State
+        >>> def halve_every_epoch(state: State, ssr: float = 1.0) -> float:
+        ...     return 0.5**state.timestamp.epoch.value
+    """
+
+    def __call__(self, state: State, ssr: float = 1.0) -> float:
+        """Return the factor of the learning rate.
+
+        Args:
+            state: The training state; `timestamp`, `max_duration` and `dataloader_len` are read.
+            ssr: Scale schedule ratio, which multiplies all times of the schedule. `state.max_duration` is scaled
+                already.
+
+        Returns:
+            The learning rate divided by the initial learning rate.
+        """
+        ...
+
+
+class Schedule(ComposerScheduler):
+    """Base class of the schedules in this module. Their attributes are the arguments."""
+
+    def __repr__(self) -> str:
+        arguments = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({arguments})"
+
+
+# ---- schedules without warmup ----
+#
+# In the formulas, t is the trained time in the unit of the argument it is compared with, and x = min(1, t / t_max) is
+# the completed fraction of the schedule. All times are multiplied by the scale schedule ratio.
+
+
+class StepScheduler(Schedule):
+    """Multiplies by gamma after every `step_size`: `gamma ** floor(t / step_size)`.
+
+    Args:
+        step_size: Time between two changes.
+        gamma: The factor of one change.
+
+    Raises:
+        ValueError: When called, if `step_size` is rounded to zero.
+    """
+
+    def __init__(self, step_size: str | Time[Any], gamma: float = 0.1) -> None:
+        self.step_size = _parse(step_size, "step_size")
+        self.gamma = _factor(gamma, "gamma")
+
+    def __call__(self, state: State, ssr: float = 1.0) -> float:
+        step_size = _convert_time(self.step_size, state, ssr)
+        steps = _elapsed(state, step_size.unit) // _positive(step_size, "step_size", self.step_size)
+        return float(self.gamma**steps)
+
+
+class MultiStepScheduler(Schedule):
+    """Multiplies by gamma at every milestone: `gamma ** (number of milestones <= t)`.
+
+    Args:
+        milestones: Times of the changes, in any order and in any units.
+        gamma: The factor of one change.
+    """
+
+    def __init__(self, milestones: Sequence[str | Time[Any]], gamma: float = 0.1) -> None:
+        self.milestones = _parse_milestones(milestones)
+        self.gamma = _factor(gamma, "gamma")
+
+    def __call__(self, state: State, ssr: float = 1.0) -> float:
+        return _steps_down(self.milestones, self.gamma, state, ssr)
+
+
+class ConstantScheduler(Schedule):
+    """Returns `alpha` before `t_max`, and 1 from then on.
+
+    Args:
+        alpha: The factor before `t_max`.
+        t_max: When the factor becomes 1; may be before the end of the run.
+    """
+
+    def __init__(self, alpha: float = 1.0, t_max: str | Time[Any] = "1dur") -> None:
+        self.alpha = _factor(alpha, "alpha")
+        self.t_max = _parse(t_max, "t_max")
+
+    def __call__(self, state: State, ssr: float = 1.0) -> float:
+        t_max = _convert_time(self.t_max, state, ssr)
+        return self.alpha if _elapsed(state, t_max.unit) < t_max.value else 1.0
+
+
+class LinearScheduler(Schedule):
+    """Changes linearly from `alpha_i` to `alpha_f`: `alpha_i + x * (alpha_f - alpha_i)`.
+
+    Args:
+        alpha_i: The initial factor.
+        alpha_f: The final factor.
+        t_max: When the final factor is reached; it holds for the rest of a longer run.
+    """
+
+    def __init__(self, alpha_i: float = 1.0, alpha_f: float = 0.0, t_max: str | Time[Any] = "1dur") -> None:
+        self.alpha_i = _factor(alpha_i, "alpha_i")
+        self.alpha_f = _factor(alpha_f, "alpha_f")
+        self.t_max = _parse(t_max, "t_max")
+
+    def __call__(self, state: State, ssr: float = 1.0) -> float:
+        return self.alpha_i + _done(self.t_max, state, ssr) * (self.alpha_f - self.alpha_i)
+
+
+class ExponentialScheduler(Schedule):
+    """Decays exponentially, by gamma per `decay_period`: `gamma ** (t / decay_period)`.
+
+    Args:
+        gamma: The factor of one period; not negative.
+        decay_period: Time after which the factor is gamma.
+
+    Raises:
+        ValueError: `gamma` is negative; when called, if `decay_period` is rounded to zero.
+    """
+
+    def __init__(self, gamma: float, decay_period: str | Time[Any] = "1ep") -> None:
+        self.gamma = _factor(gamma, "gamma")
+        self.decay_period = _parse(decay_period, "decay_period")
+
+    def __call__(self, state: State, ssr: float = 1.0) -> float:
+        period = _convert_time(self.decay_period, state, ssr)
+        return math.pow(self.gamma, _elapsed(state, period.unit) / _positive(period, "decay_period", self.decay_period))
+
+
+class CosineAnnealingScheduler(Schedule):
+    """Changes along half a cosine from 1 to `alpha_f`: `alpha_f + (1 - alpha_f) * (1 + cos(pi * x)) / 2`.
+
+    Args:
+        t_max: When `alpha_f` is reached; it holds for the rest of a longer run.
+        alpha_f: The final factor.
+
+    Source: Loshchilov, Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts", arXiv:1608.03983, equation 5.
+    Differs: no restarts.
+    """
+
+    def __init__(self, t_max: str | Time[Any] = "1dur", alpha_f: float = 0.0) -> None:
+        self.t_max = _parse(t_max, "t_max")
+        self.alpha_f = _factor(alpha_f, "alpha_f")
+
+    def __call__(self, state: State, ssr: float = 1.0) -> float:
+        return _cosine(_done(self.t_max, state, ssr), self.alpha_f)
+
+
+class CosineAnnealingWarmRestartsScheduler(Schedule):
+    """Repeats half a cosine from 1 to `alpha_f` in cycles.
+
+    The first cycle has the length t_0; each later cycle has the length `int(t_mult * length)` of the previous one.
+    Within a cycle the factor is that of `CosineAnnealingScheduler`.
+
+    Args:
+        t_0: Length of the first cycle.
+        t_mult: Growth of the cycles.
+        alpha_f: The factor at the end of a cycle.
+
+    Raises:
+        ValueError: When called, if the length of a cycle is rounded to zero.
+
+    Source: Loshchilov, Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts", arXiv:1608.03983, equation 5.
+    Differs: lengths are integers, rounded down, unless the run is measured in seconds.
+    """
+
+    def __init__(self, t_0: str | Time[Any], t_mult: float = 1.0, alpha_f: float = 0.0) -> None:
+        self.t_0 = _parse(t_0, "t_0")
+        check_finite(t_mult=t_mult)
+        if t_mult <= 0:
+            raise ValueError(f"`t_mult` must be positive, got {t_mult!r}. Use 1.0 for cycles of one length.")
+        self.t_mult = t_mult
+        self.alpha_f = _factor(alpha_f, "alpha_f")
+
+    def __call__(self, state: State, ssr: float = 1.0) -> float:
+        t_0 = _convert_time(self.t_0, state, ssr)
+        length = _positive(t_0, "t_0", self.t_0)
+        into_cycle = _elapsed(state, t_0.unit)
+        while into_cycle >= length:
+            next_length = self.t_mult * length
+            if t_0.unit is not TimeUnit.DURATION:
+                next_length = int(next_length)
+            if next_length == length:  # all further cycles have this length, and there may be very many of them
+                into_cycle %= length
+                break
+            into_cycle -= length
+            length = _positive(Time(next_length, t_0.unit), "t_mult * length", self.t_0)
+        return _cosine(into_cycle / length, self.alpha_f)
+
+
+class PolynomialScheduler(Schedule):
+    """Changes polynomially from 1 to `alpha_f`: `alpha_f + (1 - alpha_f) * (1 - x) ** power`.
+
+    Args:
+        power: The exponent.
+        t_max: When `alpha_f` is reached; it holds for the rest of a longer run.
+        alpha_f: The final factor.
+    """
+
+    def __init__(self, power: float, t_max: str | Time[Any] = "1dur", alpha_f: float = 0.0) -> None:
+        self.power = _exponent(power)
+        self.t_max = _parse(t_max, "t_max")
+        self.alpha_f = _factor(alpha_f, "alpha_f")
+
+    def __call__(self, state: State, ssr: float = 1.0) -> float:
+        return _polynomial(_done(self.t_max, state, ssr), self.power, self.alpha_f)
+
+
+# ---- schedules with a linear warmup ----
+#
+# In the formulas, x = (t - t_warmup) / (t_max - t_warmup) within [0, 1] is the completed fraction of the schedule after
+# the warmup. The scale schedule ratio multiplies all times except `t_warmup`. With `scale_warmup` the ramp is scaled
+# too: with a ratio of 0.5 it reaches its top at half of `t_warmup` and stays there until `t_warmup`.
+
+
+def _ramp(t_warmup: Time[Any], scale_warmup: bool, state: State, ssr: float, stacklevel: int = 3) -> float | None:
+    """Return the height of the warmup ramp, in [0, 1]; None after the warmup."""
+    end = _convert_time(t_warmup, state)
+    if end.value == 0 and t_warmup.value != 0:
+        warnings.warn(
+            f"`t_warmup` is rounded to {str(end)!r}, so there is no warmup. Use a longer time than {str(t_warmup)!r}, "
+            f"or a schedule without warmup.",
+            UserWarning,
+            stacklevel=stacklevel,
+        )
+    now = _elapsed(state, end.unit)
+    if now >= end.value:
+        return None
+    return _fraction(now, _convert_time(t_warmup, state, ssr).value if scale_warmup else end.value)
+
+
+class _WithWarmup(Schedule):
+    """Base class of schedules with a warmup that end at `t_max`."""
+
+    t_warmup: Time[Any]
+    t_max: Time[Any]
+    scale_warmup: bool
+
+    def _progress(self, state: State, ssr: float) -> tuple[float, float]:
+        """Return the height of the ramp and the completed fraction x of the schedule after it, both in [0, 1]."""
+        begin, end = _convert_time(self.t_warmup, state), _convert_time(self.t_max, state, ssr)
+        if begin.unit is not end.unit:
+            raise ValueError(
+                f"Cannot use warmup scheduler: `t_warmup` and `t_max` must convert to the same unit, got "
+                f"{str(self.t_warmup)!r}, which converts to {str(begin)!r}, and {str(self.t_max)!r}, which converts to "
+                f"{str(end)!r}. Write both in one unit."
+            )
+        _check_covers_run(end, state)
+        _check_warmup(_convert_time(self.t_warmup, state, ssr) if self.scale_warmup else begin, end, state)
+        height = _ramp(self.t_warmup, self.scale_warmup, state, ssr, stacklevel=4)
+        if height is not None:
+            return height, 0.0
+        length = end.value - begin.value
+        return 1.0, _fraction(_elapsed(state, end.unit) - begin.value, length) if length > 0 else 0.0
+
+
+class MultiStepWithWarmupScheduler(Schedule):
+    """Increases linearly from 0 to 1, then `gamma ** (number of milestones <= t)`.
+
+    Args:
+        t_warmup: Length of the warmup.
+        milestones: Times of the changes, counted from the start of the run.
+        gamma: The factor of one change.
+        scale_warmup: Apply the scale schedule ratio to the ramp.
+
+    Warns:
+        UserWarning: When called, if a positive `t_warmup` is rounded to zero.
+    """
+
+    def __init__(
+        self,
+        t_warmup: str | Time[Any],
+        milestones: Sequence[str | Time[Any]],
+        gamma: float = 0.1,
+        scale_warmup: bool = False,
+    ) -> None:
+        self.t_warmup = _parse(t_warmup, "t_warmup", zero=True)
+        self.milestones = _parse_milestones(milestones)
+        self.gamma = _factor(gamma, "gamma")
+        check_flags(scale_warmup=scale_warmup)
+        self.scale_warmup = scale_warmup
+
+    def __call__(self, state: State, ssr: float = 1.0) -> float:
+        _check_warmup(_convert_time(self.t_warmup, state, ssr if self.scale_warmup else 1.0), None, state)
+        height = _ramp(self.t_warmup, self.scale_warmup, state, ssr)
+        return _steps_down(self.milestones, self.gamma, state, ssr) if height is None else height
+
+
+class LinearWithWarmupScheduler(_WithWarmup):
+    """Increases linearly from 0 to `alpha_i`, then changes linearly to `alpha_f`: `alpha_i + x * (alpha_f - alpha_i)`.
+
+    Args:
+        t_warmup: Length of the warmup.
+        alpha_i: The factor at the end of the warmup.
+        alpha_f: The final factor.
+        t_max: When the final factor is reached, counted from the start of the run.
+        scale_warmup: Apply the scale schedule ratio to the ramp.
+
+    Raises:
+        ValueError: When called, if `t_max` is shorter than the run or converts to another unit than `t_warmup`.
+
+    Warns:
+        UserWarning: When called, if a positive `t_warmup` is rounded to zero.
+    """
+
+    def __init__(
+        self,
+        t_warmup: str | Time[Any],
+        alpha_i: float = 1.0,
+        alpha_f: float = 0.0,
+        t_max: str | Time[Any] = "1dur",
+        scale_warmup: bool = False,
+    ) -> None:
+        self.t_warmup = _parse(t_warmup, "t_warmup", zero=True)
+        self.alpha_i = _factor(alpha_i, "alpha_i")
+        self.alpha_f = _factor(alpha_f, "alpha_f")
+        self.t_max = _parse(t_max, "t_max")
+        check_flags(scale_warmup=scale_warmup)
+        self.scale_warmup = scale_warmup
+
+    def __call__(self, state: State, ssr: float = 1.0) -> float:
+        height, x = self._progress(state, ssr)
+        return height * (self.alpha_i + x * (self.alpha_f - self.alpha_i))
+
+
+class ConstantWithWarmupScheduler(_WithWarmup):
+    """Increases linearly from 0 to `alpha`, which then holds.
+
+    Args:
+        t_warmup: Length of the warmup.
+        alpha: The factor after the warmup, for the rest of the run.
+        t_max: When the schedule ends; not before the end of the run.
+        scale_warmup: Apply the scale schedule ratio to the ramp.
+
+    Raises:
+        ValueError: When called, if `t_max` is shorter than the run or converts to another unit than `t_warmup`.
+
+    Warns:
+        UserWarning: When called, if a positive `t_warmup` is rounded to zero.
+    """
+
+    def __init__(
+        self,
+        t_warmup: str | Time[Any],
+        alpha: float = 1.0,
+        t_max: str | Time[Any] = "1dur",
+        scale_warmup: bool = False,
+    ) -> None:
+        self.t_warmup = _parse(t_warmup, "t_warmup", zero=True)
+        self.alpha = _factor(alpha, "alpha")
+        self.t_max = _parse(t_max, "t_max")
+        check_flags(scale_warmup=scale_warmup)
+        self.scale_warmup = scale_warmup
+
+    def __call__(self, state: State, ssr: float = 1.0) -> float:
+        return self._progress(state, ssr)[0] * self.alpha
+
+
+class CosineAnnealingWithWarmupScheduler(_WithWarmup):
+    """Increases linearly from 0 to 1, then follows half a cosine: `alpha_f + (1 - alpha_f) * (1 + cos(pi * x)) / 2`.
+
+    Args:
+        t_warmup: Length of the warmup.
+        t_max: When `alpha_f` is reached, counted from the start of the run.
+        alpha_f: The final factor.
+        scale_warmup: Apply the scale schedule ratio to the ramp.
+
+    Raises:
+        ValueError: When called, if `t_max` is shorter than the run or converts to another unit than `t_warmup`.
+
+    Warns:
+        UserWarning: When called, if a positive `t_warmup` is rounded to zero.
+    """
+
+    def __init__(
+        self,
+        t_warmup: str | Time[Any],
+        t_max: str | Time[Any] = "1dur",
+        alpha_f: float = 0.0,
+        scale_warmup: bool = False,
+    ) -> None:
+        self.t_warmup = _parse(t_warmup, "t_warmup", zero=True)
+        self.t_max = _parse(t_max, "t_max")
+        self.alpha_f = _factor(alpha_f, "alpha_f")
+        check_flags(scale_warmup=scale_warmup)
+        self.scale_warmup = scale_warmup
+
+    def __call__(self, state: State, ssr: float = 1.0) -> float:
+        height, x = self._progress(state, ssr)
+        return height * _cosine(x, self.alpha_f)
+
+
+class PolynomialWithWarmupScheduler(_WithWarmup):
+    """Increases linearly from 0 to 1, then changes polynomially: `alpha_f + (1 - alpha_f) * (1 - x) ** power`.
+
+    Args:
+        t_warmup: Length of the warmup.
+        power: The exponent.
+        t_max: When `alpha_f` is reached, counted from the start of the run.
+        alpha_f: The final factor.
+        scale_warmup: Apply the scale schedule ratio to the ramp.
+
+    Raises:
+        ValueError: When called, if `t_max` is shorter than the run or converts to another unit than `t_warmup`.
+
+    Warns:
+        UserWarning: When called, if a positive `t_warmup` is rounded to zero.
+    """
+
+    def __init__(
+        self,
+        t_warmup: str | Time[Any],
+        power: float = 2.0,
+        t_max: str | Time[Any] = "1dur",
+        alpha_f: float = 0.0,
+        scale_warmup: bool = False,
+    ) -> None:
+        self.t_warmup = _parse(t_warmup, "t_warmup", zero=True)
+        self.power = _exponent(power)
+        self.t_max = _parse(t_max, "t_max")
+        self.alpha_f = _factor(alpha_f, "alpha_f")
+        check_flags(scale_warmup=scale_warmup)
+        self.scale_warmup = scale_warmup
+
+    def __call__(self, state: State, ssr: float = 1.0) -> float:
+        height, x = self._progress(state, ssr)
+        return height * _polynomial(x, self.power, self.alpha_f)
+
+
+# ---- formulas and arguments that schedules share ----
+
+
+def _cosine(x: float, alpha_f: float) -> float:
+    return alpha_f + (1 - alpha_f) * (1 + math.cos(math.pi * x)) / 2
+
+
+def _polynomial(x: float, power: float, alpha_f: float) -> float:
+    return alpha_f + (1 - alpha_f) * math.pow(1 - x, power)
+
+
+def _exponent(power: float) -> float:
+    """Return `power` if it is a positive number."""
+    check_finite(power=power)
+    if power <= 0:
+        raise ValueError(f"`power` must be positive, got {power!r}: the learning rate would not decrease.")
+    return power
+
+
+def _parse_milestones(milestones: Sequence[str | Time[Any]]) -> list[Time[Any]]:
+    if isinstance(milestones, (str, Time)) or not isinstance(milestones, Sequence):
+        raise TypeError(f"`milestones` must be a sequence of times, got {milestones!r}. Put it in a list.")
+    return [_parse(milestone, "milestones", zero=True) for milestone in milestones]
+
+
+def _steps_down(milestones: Sequence[Time[Any]], gamma: float, state: State, ssr: float) -> float:
+    """Return `gamma` to the power of the number of reached milestones."""
+    times = [_convert_time(milestone, state, ssr) for milestone in milestones]
+    return float(gamma ** sum(time.value <= _elapsed(state, time.unit) for time in times))
+
+
+def _done(t_max: Time[Any], state: State, ssr: float) -> float:
+    """Return the completed fraction of a schedule of length `t_max`, in [0, 1]; 1 after its end."""
+    end = _convert_time(t_max, state, ssr)
+    return _fraction(_elapsed(state, end.unit), end.value)
+
+
+def _factor(number: float, name: str) -> float:
+    """Return `number` if it can multiply a learning rate."""
+    check_finite(**{name: number})
+    if number < 0:
+        raise ValueError(f"`{name}` must not be negative, got {number!r}: it multiplies a learning rate.")
+    return number
+
+
+# ---- training time ----
+
+
+def _parse(time: str | Time[Any], name: str, zero: bool = False) -> Time[Any]:
+    """Convert the argument `name` to a positive `Time`; with `zero`, also accept 0."""
+    if not isinstance(time, (str, Time)):
+        raise TypeError(f"`{name}` must be a `Time` or a time string, got {time!r}. Add the unit, for example '10ep'.")
+    parsed = ensure_time(time, TimeUnit.EPOCH, argument=name)
+    if parsed.value < 0 or (parsed.value == 0 and not zero):
+        raise ValueError(
+            f"`{name}` must {'not be negative' if zero else 'be positive'}, got {str(parsed)!r}. Use for example '1ep'."
+        )
+    return parsed
+
+
+def _convert_time(time: str | Time[Any], state: State, ssr: float = 1.0) -> Time[Any]:
+    """Scale a time by `ssr` and convert it to a unit that changes with every batch, so never to epochs or seconds.
+
+    A duration is a fraction of `state.max_duration`, which the Trainer has scaled already, so `ssr` is not applied to
+    it. Epochs become batches. In a run measured in seconds, durations do not change and seconds become durations.
+
+    Args:
+        time: A `Time` or a time string.
+        state: The training state; `max_duration` and `dataloader_len` are read.
+        ssr: Scale schedule ratio.
+
+    Returns:
+        A time in batches, samples, tokens or iterations, rounded down; or a duration, if `max_duration` is in seconds.
+
+    Raises:
+        ValueError: `time` is in seconds, but `max_duration` is not.
+        RuntimeError: `time` is a duration and `max_duration` is not set, or the length of an epoch is needed and not
+            known.
+    """
+    time = Time.from_input(time)
+    end = state.max_duration
+    if time.unit is TimeUnit.SECOND:
+        if end is None or end.unit is not TimeUnit.SECOND:
+            raise ValueError(
+                f"The time of a schedule must not be in seconds unless `max_duration` is, got {time!r} in a run of "
+                f"{None if end is None else str(end)!r}. Use 'ep', 'ba', 'sp' or 'tok'."
+            )
+        return Time(int(time.value * ssr) / (end.value or 1), TimeUnit.DURATION)
+    if time.unit is TimeUnit.DURATION:
+        if end is None:
+            raise RuntimeError(f"`state.max_duration` must be set to use {time!r}, a fraction of the run.")
+        if end.unit is TimeUnit.SECOND:
+            return time
+        if end.unit is TimeUnit.EPOCH:
+            return Time(int(time.value * _batches_per_epoch(time, state) * end.value), TimeUnit.BATCH)
+        return Time(int(time.value * end.value), end.unit)
+    if time.unit is TimeUnit.ITERATION and state._iteration_length is None:
+        raise ValueError(
+            f"The time of a schedule must not be in iterations, got {str(time)!r}: the run has none. Use 'ep', "
+            f"'ba', 'sp', 'tok' or 'dur'."
+        )
+    if time.unit is TimeUnit.EPOCH:
+        time = Time(time.value * _batches_per_epoch(time, state), TimeUnit.BATCH)
+    return Time(int(time.value * ssr), time.unit)
+
+
+def _batches_per_epoch(time: Time[Any], state: State) -> int:
+    length = state.dataloader_len
+    if length is None:
+        raise RuntimeError(
+            f"The number of batches in an epoch must be known to convert {time!r} to batches. "
+            f"Use a train dataloader with a length, or write the time in batches, samples or tokens."
+        )
+    return int(length)
+
+
+def _elapsed(state: State, unit: TimeUnit) -> float:
+    """Return the trained time in a unit: an integer, except for durations."""
+    if unit is TimeUnit.TOKEN:
+        check_has_tokens(state, "the time of a schedule")
+    if unit is TimeUnit.DURATION:
+        duration = state.get_elapsed_duration()
+        assert duration is not None, "times are converted to durations only in a run of seconds"
+        return duration.value
+    return state.timestamp.get(unit).value
+
+
+def _fraction(part: float, total: float) -> float:
+    """Return `part / total` clamped to [0, 1]; 1 if `total` is 0."""
+    return min(1.0, max(0.0, part / total)) if total > 0 else 1.0
+
+
+def _positive(time: Time[Any], name: str, given: Time[Any]) -> float:
+    """Return the value of `time`, which was converted from the argument `name`, if it is positive."""
+    if time.value <= 0:
+        raise ValueError(
+            f"`{name}` must be at least one {time.unit.name.lower()}, got {given!r}, which is rounded to {time.value}."
+        )
+    value: float = time.value
+    return value
+
+
+def _end_of_run(state: State, unit: TimeUnit) -> Time[Any] | None:
+    """Return the length of the run, in `unit` if it can be converted; None if it is unknown."""
+    end = state.max_duration
+    if end is not None and end.unit is TimeUnit.EPOCH and unit is TimeUnit.BATCH and state.dataloader_len is not None:
+        return Time(end.value * int(state.dataloader_len), TimeUnit.BATCH)
+    if end is not None and end.unit is TimeUnit.SECOND and unit is TimeUnit.DURATION:
+        return Time(1.0, TimeUnit.DURATION)
+    return end
+
+
+def _check_warmup(t_warmup: Time[Any], end: Time[Any] | None, state: State) -> None:
+    """Raise ValueError if a converted warmup is longer than the schedule, or than the run if `end` is None."""
+    limit = "`t_max`" if end is not None else "the run"
+    end = _end_of_run(state, t_warmup.unit) if end is None else end
+    if end is not None and end.unit is t_warmup.unit and t_warmup.value > end.value:
+        raise ValueError(
+            f"`t_warmup` must not be longer than {limit}, got a warmup of {str(t_warmup)!r} and an end at "
+            f"{str(end)!r}: the full learning rate would never be reached. Use a shorter warmup, such as '0.1dur'."
+        )
+
+
+def _check_covers_run(t_max: Time[Any], state: State) -> None:
+    """Raise ValueError if `t_max` is shorter than the run; log a warning if their units cannot be compared."""
+    end = _end_of_run(state, t_max.unit)
+    if end is None:
+        return
+    if end.unit is not t_max.unit:
+        if _elapsed(state, TimeUnit.BATCH) == 0:  # once per run, not once per batch
+            _log.warning(
+                "Cannot compare `t_max` (%s) with the length of the run (%s): the schedule may end before the run.",
+                t_max,
+                end,
+            )
+    elif t_max.value < end.value:
+        raise ValueError(
+            f"`t_max` of a schedule with warmup must be greater than or equal to max_duration, got {str(t_max)!r} in "
+            f"a run of {str(end)!r}. Use `t_max='1dur'`. For a constant rate at the end, pass a function of your own, "
+            f"such as `lambda state, ssr=1.0: max(0.1, 1 - float(state.get_elapsed_duration()) / 0.8)`."
+        )
+
+
+# ---- schedulers of torch ----
+
+
+def compile_composer_scheduler(
+    scheduler: ComposerScheduler | Callable[..., float], state: State, ssr: float = 1.0
+) -> LambdaLR:
+    """Create a torch scheduler that follows a schedule; call its `step` whenever the learning rate should change.
+
+    The schedule is evaluated immediately, so a schedule that does not fit the run raises its error here.
+
+    Args:
+        scheduler: A schedule, or any function `f(state, ssr)` or `f(state)` that returns a factor.
+        state: The training state; it must have a single optimizer.
+        ssr: Scale schedule ratio, passed to `scheduler`.
+
+    Returns:
+        A `LambdaLR` that sets the learning rate of every group to its initial learning rate times the factor. Its
+        method `scale_schedule(ssr)` multiplies the scale schedule ratio.
+
+    Raises:
+        NotImplementedError: The state does not have exactly one optimizer.
+        ValueError: `ssr` is not 1 and `scheduler` does not take it, or the factor is NaN, infinite or negative; the
+            factor is also checked in every step.
+        TypeError: The factor is not a number.
+
+    Example:
+        >>> import torch
+        >>> from composer.core import State
+        >>> from composer.optim import LinearScheduler
+        >>> model = torch.nn.Linear(1, 1)
+        >>> state = State(model=model, rank_zero_seed=0, max_duration="8ba")
+        >>> state.optimizers = torch.optim.SGD(model.parameters(), lr=0.5)
+        >>> scheduler = compile_composer_scheduler(LinearScheduler(), state)
+        >>> state.timestamp = state.timestamp.copy(batch=2)
+        >>> scheduler.optimizer.step()
+        >>> scheduler.step()
+        >>> scheduler.get_last_lr()
+        [0.375]
+    """
+    if len(state.optimizers) != 1:
+        raise NotImplementedError(
+            f"A schedule must be compiled for exactly one optimizer, got {len(state.optimizers)}. "
+            f"Create a torch scheduler for each optimizer instead."
+        )
+    return _CompiledSchedule(scheduler, state, ssr)
+
+
+class _CompiledSchedule(LambdaLR):
+    """A `LambdaLR` that evaluates a schedule. Its state dict holds neither the schedule nor the training state."""
+
+    __qualname__ = "LambdaLR"  # its name in checkpoints
+
+    def __init__(self, scheduler: Callable[..., float], state: State, ssr: float) -> None:
+        self._schedule, self._state, self._ssr = scheduler, state, ssr
+        self._factor = _checked(_bind(scheduler, state, ssr), scheduler, state)
+        super().__init__(state.optimizers[0], lambda step: self._factor())
+
+    def scale_schedule(self, ssr: float) -> None:
+        """Multiply the scale schedule ratio and update the learning rates.
+
+        Args:
+            ssr: The ratio, more than 0. `state.max_duration` must be scaled already.
+
+        Raises:
+            ValueError: `ssr` is not positive, or the schedule does not take it.
+        """
+        if ssr <= 0:
+            raise ValueError(f"`ssr` must be positive, got {ssr!r}.")
+        self._factor = _checked(_bind(self._schedule, self._state, self._ssr * ssr), self._schedule, self._state)
+        self._ssr *= ssr
+        factor = self._factor()
+        for group, initial in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(initial * factor)
+            else:
+                group["lr"] = initial * factor
+        self._last_lr = [group["lr"] for group in self.optimizer.param_groups]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state dict of a `LambdaLR`."""
+        return {key: value for key, value in super().state_dict().items() if key not in _UNSAVED}
+
+
+_UNSAVED = {"_schedule", "_state", "_ssr", "_factor"}
+
+
+def _bind(scheduler: Callable[..., float], state: State, ssr: float) -> Callable[[], float]:
+    """Bind the arguments of a schedule, according to its signature."""
+    try:
+        parameters = dict(inspect.signature(scheduler).parameters)
+    except ValueError:  # some builtins have no signature
+        parameters = {}
+    named = parameters.get("ssr")
+    kinds = {p.kind for p in parameters.values()}
+    if (named is not None and named.kind is not Parameter.POSITIONAL_ONLY) or Parameter.VAR_KEYWORD in kinds:
+        return lambda: scheduler(state, ssr=ssr)
+    # A second argument with a default is not the ratio, unless its name is `ssr`.
+    positional = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    required = [p for p in parameters.values() if p.default is Parameter.empty and p.kind in positional]
+    if named is not None or len(required) > 1 or Parameter.VAR_POSITIONAL in kinds:
+        return lambda: scheduler(state, ssr)
+    if ssr != 1.0:
+        raise ValueError(
+            f"`scheduler` must take `ssr` to be used with a scale schedule ratio of {ssr!r}, got {scheduler!r}. "
+            f"Write it as `f(state, ssr=1.0)` and multiply its times by `ssr`."
+        )
+    return lambda: scheduler(state)
+
+
+def _checked(evaluate: Callable[[], Any], scheduler: Callable[..., Any], state: State) -> Callable[[], Any]:
+    """Wrap a bound schedule so that it raises an error for factors that are not finite and non-negative."""
+
+    def evaluate_and_check() -> Any:
+        factor = evaluate()
+        if isinstance(factor, Tensor):  # reading it from a device would synchronize
+            number: Any = factor.item() if factor.device.type == "cpu" and factor.numel() == 1 else 1.0
+        else:
+            number = factor
+        kind: type[Exception] = ValueError
+        if isinstance(number, bool) or not isinstance(number, Real):
+            kind = TypeError
+        elif math.isfinite(number) and float(number) >= -1e-12:  # tolerate rounding errors
+            return factor
+        now = state.timestamp
+        raise kind(
+            f"The schedule {scheduler!r} must return a factor of the learning rate, a finite number that is not "
+            f"negative, got {factor!r} at epoch {now.epoch.value} and batch {now.batch.value}. Check its formula for "
+            f"that time; `max(0.0, ...)` prevents negative factors."
+        )
+
+    return evaluate_and_check
+
+
+def scale_pytorch_scheduler(scheduler: LRScheduler, ssr: float) -> None:
+    """Multiply the time constants of a torch scheduler by a scale schedule ratio, in place.
+
+    Lengths are rounded down. The gamma of an `ExponentialLR` becomes `gamma ** (1 / ssr)`.
+
+    Args:
+        scheduler: A `StepLR`, `MultiStepLR`, `CosineAnnealingLR`, `CosineAnnealingWarmRestarts` or `ExponentialLR`.
+        ssr: The ratio, more than 0; 1 changes nothing, whatever the scheduler.
+
+    Raises:
+        ValueError: `ssr` is not positive or scales a length to 0, or the type of `scheduler` is not supported.
+
+    Example:
+        >>> import torch
+        >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+        >>> scheduler = StepLR(optimizer, step_size=30)
+        >>> scale_pytorch_scheduler(scheduler, ssr=0.5)
+        >>> scheduler.step_size
+        15
+
+    Differs: the current cycle of `CosineAnnealingWarmRestarts` (`T_i`) is scaled too, because torch steps by it.
+    """
+    if ssr <= 0:
+        raise ValueError(f"`ssr` must be positive, got {ssr!r}.")
+    if ssr == 1.0:
+        return
+    if isinstance(scheduler, StepLR):
+        scheduler.step_size = _scaled("step_size", scheduler.step_size, ssr)
+    elif isinstance(scheduler, MultiStepLR):
+        milestones: Counter[int] = Counter()
+        for milestone, count in scheduler.milestones.items():
+            milestones[int(milestone * ssr)] += count
+        scheduler.milestones = milestones
+    elif isinstance(scheduler, CosineAnnealingWarmRestarts):
+        scheduler.T_i = _scaled("T_i", scheduler.T_i, ssr)
+        scheduler.T_0 = _scaled("T_0", scheduler.T_0, ssr)
+    elif isinstance(scheduler, CosineAnnealingLR):
+        scheduler.T_max = _scaled("T_max", scheduler.T_max, ssr)
+    elif isinstance(scheduler, ExponentialLR):
+        scheduler.gamma = scheduler.gamma ** (1 / ssr)
+    else:
+        raise ValueError(
+            f"`scheduler` must be a StepLR, MultiStepLR, CosineAnnealingLR, CosineAnnealingWarmRestarts or "
+            f"ExponentialLR, got {type(scheduler).__name__}. Scale it yourself, or use a schedule of `composer.optim`."
+        )
+
+
+def _scaled(name: str, length: int, ssr: float) -> int:
+    scaled = int(length * ssr)
+    if scaled == 0:
+        raise ValueError(
+            f"`ssr` must not scale `{name}` to nothing, got {ssr!r} for {name}={length!r}. Use a larger ratio."
+        )
+    return scaled

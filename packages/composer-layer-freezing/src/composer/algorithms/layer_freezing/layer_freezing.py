@@ -1,4 +1,4 @@
-"""The function, then the class. Layers are modules with parameters and without children, in order of definition."""
+"""The function, then the algorithm. Layers are modules with parameters and without children, in definition order."""
 
 from __future__ import annotations
 
@@ -28,23 +28,24 @@ def freeze_layers(
     freeze_start: float = 0.5,
     freeze_level: float = 1.0,
 ) -> tuple[int, float]:
-    """Freeze the first layers of a model, in place: more of them the further training has come.
+    """Freeze the first layers of a model, in place; their number grows with the elapsed time.
 
     With the elapsed fraction e: `fraction = freeze_level * (e - freeze_start) / (1 - freeze_start)`, or 0 before
-    `freeze_start`, and of n layers the first `int(fraction * (n - 1))` are frozen, so never the last one. Their
-    parameters no longer require gradients, lose the ones they have, and leave the optimizers together with their state.
+    `freeze_start`, and the first `int(fraction * (n - 1))` of n layers are frozen, so never the last one. Their
+    parameters no longer require gradients, lose their `grad`, and are removed from the optimizers with their state.
 
     Args:
-        model: The model. A module that is used in several places is one layer, and so is one with parametrizations. A
-            parameter that a layer shares with one that still trains stays. So does one that a module with children
-            holds itself, such as position embeddings or the `in_proj_weight` of `torch.nn.MultiheadAttention`.
-        optimizers: What trains the model.
+        model: The model. A module that is used in several places counts as one layer, and so does a module with
+            parametrizations. Parameters shared with a layer that still trains are not frozen, and neither are
+            parameters of modules with children, such as position embeddings or the `in_proj_weight` of
+            `torch.nn.MultiheadAttention`.
+        optimizers: The optimizers of the model.
         current_duration: The elapsed fraction of the run.
         freeze_start: The fraction of the run after which layers are frozen, in [0, 1].
-        freeze_level: The fraction of the layers that is frozen in the end, in [0, 1].
+        freeze_level: The fraction of the layers that is frozen at the end, in [0, 1].
 
     Returns:
-        The number of layers to be frozen by now, and the fraction. What an earlier call froze stays frozen in any case.
+        The number of layers that should be frozen now, and the fraction. Layers frozen by an earlier call stay frozen.
 
     Raises:
         ValueError: `freeze_start` or `freeze_level` is outside [0, 1].
@@ -60,7 +61,7 @@ def freeze_layers(
     Source: Brock et al., "FreezeOut: Accelerate Training by Progressively Freezing Layers", arXiv:1706.04983; Raghu et
         al., "SVCCA: Singular Vector Canonical Correlation Analysis for Deep Learning Dynamics and Interpretability",
         arXiv:1706.05806, on freeze training.
-    Differs: layers are frozen at once, without a learning rate of their own that falls to zero.
+    Differs: layers are frozen in one step, without a learning rate per layer that decays to zero.
     """
     _check("freeze_start", freeze_start)
     _check("freeze_level", freeze_level)
@@ -76,18 +77,18 @@ def freeze_layers(
 class LayerFreezing(Algorithm):
     """Stops training early layers before late ones.
 
-    At EPOCH_END the first layers are frozen for the elapsed fraction of the run; see `freeze_layers`. Between epochs
-    nothing changes, so microbatches equal one batch.
+    At EPOCH_END the first layers are frozen according to the elapsed fraction of the run; see `freeze_layers`. Nothing
+    changes within an epoch, so microbatches equal one batch.
 
-    **Events** INIT (takes note of the run), EPOCH_END. **Reads** the elapsed duration. **Writes** `requires_grad` and
-    gradients of parameters, the groups and states of the optimizers. **Cost** none; saves the backward pass of frozen
-    layers as long as they are the first ones. **Compilation** recompiles after an epoch in which layers were frozen.
+    **Events** INIT (freezes the layers of a loaded run), EPOCH_END. **Reads** the elapsed duration. **Writes**
+    `requires_grad` and gradients of parameters, the groups and states of the optimizers. **Cost** none; saves the
+    backward pass of the frozen layers. **Compilation** recompiles after an epoch in which layers were frozen.
 
     **Logs** `layer_freezing/layers_frozen` and `layer_freezing/percentage_frozen`, the fraction.
 
     Args:
         freeze_start: The fraction of the run after which layers are frozen, in [0, 1].
-        freeze_level: The fraction of the layers that is frozen in the end, in [0, 1].
+        freeze_level: The fraction of the layers that is frozen at the end, in [0, 1].
 
     Raises:
         ValueError: An argument is outside [0, 1].
@@ -102,7 +103,7 @@ class LayerFreezing(Algorithm):
     Source: Brock et al., "FreezeOut: Accelerate Training by Progressively Freezing Layers", arXiv:1706.04983; Raghu et
         al., "SVCCA: Singular Vector Canonical Correlation Analysis for Deep Learning Dynamics and Interpretability",
         arXiv:1706.05806, on freeze training.
-    Differs: layers are frozen at once, after an epoch. The number of frozen layers is saved, and loading it freezes
+    Differs: layers are frozen in one step, after an epoch. The number of frozen layers is saved, and loading it freezes
         them before the optimizer is loaded, so resuming is exact. A run can be extended: the last layer always trains.
     """
 
@@ -118,17 +119,17 @@ class LayerFreezing(Algorithm):
 
     @property
     def find_unused_parameters(self) -> bool:
-        """Frozen parameters get no gradient."""
+        """True, because frozen parameters get no gradient."""
         return True
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Freeze what is due; at INIT, what was loaded before."""
+        """Freeze layers for the elapsed duration; at INIT, those that a loaded run had frozen."""
         if event is Event.INIT:
             self._state = weakref.ref(state)
             layers = _layers(state.model)
             if len(layers) < 2:
                 warnings.warn(
-                    f"`LayerFreezing` will change nothing: the model has {len(layers)} layer with parameters, and the "
+                    f"`LayerFreezing` will have no effect: the model has {len(layers)} layer with parameters, and the "
                     f"last one is never frozen.",
                     NoEffectWarning,
                     stacklevel=2,
@@ -136,21 +137,21 @@ class LayerFreezing(Algorithm):
             _freeze(layers, self.layers_frozen, state.optimizers)
             return
         elapsed = state.get_elapsed_duration()
-        assert elapsed is not None, "the engine asks for `max_duration` at this event"
+        assert elapsed is not None, "the engine requires `max_duration` at this event"
         count, fraction = freeze_layers(
             state.model, state.optimizers, float(elapsed), self.freeze_start, self.freeze_level
         )
-        self.layers_frozen = max(count, self.layers_frozen)  # a run that is extended falls back behind
+        self.layers_frozen = max(count, self.layers_frozen)  # extending the run reduces the elapsed fraction
         logger.log_metrics(
             {"layer_freezing/layers_frozen": self.layers_frozen, "layer_freezing/percentage_frozen": fraction}
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of frozen layers."""
+        """Return the number of frozen layers."""
         return {**super().state_dict(), "layers_frozen": self.layers_frozen}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Freeze as many layers as were frozen, now: the optimizer, which is loaded next, must hold what is left."""
+        """Freeze the layers that were frozen: the optimizer, which is loaded next, must hold the other parameters."""
         self.layers_frozen = state.get("layers_frozen", 0)
         run = self._state()
         if run is not None:
@@ -171,12 +172,12 @@ def _check(name: str, value: float) -> None:
 
 
 def _layers(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """Each once, however many places hold it; what computes the parameters of a layer is part of it."""
+    """Return the layers of a model, each once. Parametrizations are part of the layer that has them."""
     layers: list[torch.nn.Module] = []
     seen: set[int] = set()
-    for module in model.modules():  # what holds others comes before them
-        has_parts = len(module._modules) > is_parametrized(module)
-        if id(module) not in seen and not has_parts and next(module.parameters(), None) is not None:
+    for module in model.modules():  # parents come before their children
+        has_children = len(module._modules) > is_parametrized(module)
+        if id(module) not in seen and not has_children and next(module.parameters(), None) is not None:
             layers.append(module)
             seen.update(map(id, module.modules()))
     return layers
@@ -190,13 +191,13 @@ def _freeze(layers: Sequence[torch.nn.Module], count: int, optimizers: Optimizer
             if id(parameter) not in trained:
                 frozen.add(id(parameter))
                 parameter.requires_grad_(False)
-                parameter.grad = None  # nobody would clear it, but what reads gradients would see it
+                parameter.grad = None  # the optimizer will not clear it, but gradient clipping would read it
     for optimizer in ensure_tuple(optimizers):
         for group in optimizer.param_groups:
-            kept = [i for i, parameter in enumerate(group["params"]) if id(parameter) not in frozen]
+            remaining = [i for i, parameter in enumerate(group["params"]) if id(parameter) not in frozen]
             for parameter in group["params"]:
                 if id(parameter) in frozen:
                     optimizer.state.pop(parameter, None)
-            for name in ("params", "param_names"):  # torch keeps names in a list of their own, if there are any
+            for name in ("params", "param_names"):  # torch stores the names, if there are any, in a second list
                 if name in group:
-                    group[name] = [group[name][i] for i in kept]
+                    group[name] = [group[name][i] for i in remaining]

@@ -1,4 +1,4 @@
-"""LowPrecisionGroupNorm: group normalization in the low precision of the rest of the model."""
+"""LowPrecisionGroupNorm: run group normalization in the low precision of the rest of the model."""
 
 from composer.algorithms.low_precision_groupnorm.low_precision_groupnorm import (
     LowPrecisionGroupNorm as LowPrecisionGroupNorm,

@@ -1,4 +1,4 @@
-"""The layer, the function that puts it into a model, then the class."""
+"""The layer, the function that replaces the layers of a model with it, then the algorithm."""
 
 from __future__ import annotations
 
@@ -27,38 +27,20 @@ from composer.utils import module_surgery
 __all__ = ["LPGroupNorm", "LowPrecisionGroupNorm", "apply_low_precision_groupnorm"]
 
 _PRECISIONS = (Precision.AMP_FP16, Precision.AMP_BF16)
-_APPLY_AT = (Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD)
+_EVENTS = (Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD)
 
 
 class LPGroupNorm(nn.GroupNorm):
-    """A `torch.nn.GroupNorm` that computes in the dtype of autocast, which otherwise keeps it in float32.
+    """A `torch.nn.GroupNorm` that computes in the dtype of autocast instead of float32.
 
-    Without autocast, and for float64 inputs, which autocast leaves alone, it is a `torch.nn.GroupNorm`.
-
-    Args:
-        num_groups: As all other arguments, one of `torch.nn.GroupNorm`.
-        num_channels: See `num_groups`.
-        eps: See `num_groups`.
-        affine: See `num_groups`.
-        device: See `num_groups`.
-        dtype: See `num_groups`.
+    Without autocast, and for float64 inputs, which autocast does not cast, it behaves like `torch.nn.GroupNorm`, which
+    takes the same arguments.
 
     Example:
         >>> with torch.autocast("cpu", torch.bfloat16):
         ...     LPGroupNorm(2, 4)(torch.zeros(3, 4, 5)).dtype
         torch.bfloat16
     """
-
-    def __init__(
-        self,
-        num_groups: int,
-        num_channels: int,
-        eps: float = 1e-05,
-        affine: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(num_groups, num_channels, eps, affine, device, dtype)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Normalize groups of channels of a tensor of shape (N, C, ...)."""
@@ -67,24 +49,24 @@ class LPGroupNorm(nn.GroupNorm):
             return super().forward(input)
         dtype = torch.get_autocast_dtype(device_type)
         weight, bias = _cast(self.weight, dtype), _cast(self.bias, dtype)
-        with torch.autocast(device_type, enabled=False):  # it would cast everything up again
+        with torch.autocast(device_type, enabled=False):  # autocast would cast the inputs back to float32
             return F.group_norm(input.to(dtype), self.num_groups, weight, bias, self.eps)
 
     @staticmethod
     def from_groupnorm(module: nn.GroupNorm, module_index: int = -1) -> LPGroupNorm:
-        """Make the replacement of a layer, with its very parameters.
+        """Convert a `torch.nn.GroupNorm`; the new layer shares its parameters.
 
         Args:
-            module: The layer to replace.
-            module_index: Its number among the layers replaced. The replacement does not depend on it.
+            module: The layer to convert.
+            module_index: Not used.
 
         Raises:
-            TypeError: It is no `torch.nn.GroupNorm`.
+            TypeError: `module` is not a `torch.nn.GroupNorm`.
         """
         if not isinstance(module, nn.GroupNorm):
             raise TypeError(f"`module` must be a `torch.nn.GroupNorm`, got {type(module).__name__}. Leave it as it is.")
         new = LPGroupNorm.__new__(LPGroupNorm)
-        vars(new).update(vars(module))  # all that it has: parameters, hooks, training flag, attributes of a subclass
+        vars(new).update(vars(module))  # including hooks, the training flag and attributes of a subclass
         new._parameters = module._parameters.copy()
         new._compiled_call_impl = None
         return new
@@ -101,18 +83,18 @@ def apply_low_precision_groupnorm(
 ) -> None:
     """Replace each `torch.nn.GroupNorm` in a model, in place, by an `LPGroupNorm` with the same parameters.
 
-    Layers whose class has a `forward` of its own, and parametrized ones, stay.
+    Subclasses that override `forward` and parametrized layers are not replaced.
 
     Args:
         model: The model. A layer that is the model itself is not replaced.
         precision: The precision of the run. Unless it is AMP_FP16 or AMP_BF16, nothing is replaced.
-        optimizers: The optimizer of the model. It need not be told anything, as it keeps its parameters.
+        optimizers: The optimizer of the model. It does not change, because the parameters stay the same.
 
     Raises:
         ValueError: `precision` is unknown.
 
     Warns:
-        NoEffectWarning: The precision is another, or the model has no `LPGroupNorm` afterwards.
+        NoEffectWarning: The precision is not AMP_FP16 or AMP_BF16, or the model has no `LPGroupNorm` afterwards.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4))
@@ -126,40 +108,40 @@ def apply_low_precision_groupnorm(
     if precision is None or Precision(precision) not in _PRECISIONS:
         warnings.warn(
             "Low Precision GroupNorm only applies to AMP_FP16 and AMP_BF16 precisions, "
-            f"got {precision if precision is None else Precision(precision).value!r}. Leave it out.",
+            f"got {precision if precision is None else Precision(precision).value!r}. Nothing was replaced.",
             NoEffectWarning,
             stacklevel=2,
         )
         return
 
-    def lowered(module: nn.Module, index: int) -> nn.Module | None:
+    def convert(module: nn.Module, index: int) -> nn.Module | None:
         assert isinstance(module, nn.GroupNorm)
         if module_surgery.overrides_forward(module, nn.GroupNorm) or is_parametrized(module):
             return None
         return LPGroupNorm.from_groupnorm(module, index)
 
-    module_surgery.replace_module_classes(model, {nn.GroupNorm: lowered}, optimizers=optimizers)
+    module_surgery.replace_module_classes(model, {nn.GroupNorm: convert}, optimizers=optimizers)
     if not module_surgery.count_module_instances(model, LPGroupNorm):
         warnings.warn(
-            "No instances of torch.nn.GroupNorm found that may be replaced; `apply_low_precision_groupnorm` changed "
-            "nothing.",
+            "No instances of torch.nn.GroupNorm found that can be replaced; `apply_low_precision_groupnorm` had no "
+            "effect.",
             NoEffectWarning,
             stacklevel=2,
         )
 
 
 class LowPrecisionGroupNorm(Algorithm):
-    """Lets group normalization compute in the low precision of the rest of the model.
+    """Runs group normalization in the low precision of the rest of the model.
 
-    At one of INIT, BEFORE_LOAD and AFTER_LOAD the layers are replaced; see `apply_low_precision_groupnorm`. They work
-    on examples one by one, so microbatches equal one batch.
+    At the event `apply_at` the layers are replaced; see `apply_low_precision_groupnorm`. They normalize each example
+    separately, so microbatches equal one batch.
 
     **Events** `apply_at`. **Reads** `state.precision`. **Writes** modules of `state.model`. **Cost** saves casts of
-    activations to float32 and their memory; the statistics are summed in float32, inside torch's kernel.
+    activations to float32 and their memory; statistics are still accumulated in float32, inside the kernel.
     **Compilation** static: no shape depends on time or data; entering autocast after compiling recompiles.
 
     Args:
-        apply_at: When to replace the layers. A later event does not matter to checkpoints: no name changes.
+        apply_at: INIT, BEFORE_LOAD or AFTER_LOAD. Parameter names do not change, so checkpoints fit in any case.
 
     Raises:
         ValueError: `apply_at` is another event.
@@ -178,17 +160,17 @@ class LowPrecisionGroupNorm(Algorithm):
     )
 
     def __init__(self, apply_at: Event = Event.INIT) -> None:
-        if apply_at not in _APPLY_AT:
+        if apply_at not in _EVENTS:
             raise ValueError(
                 f"`apply_at` must be Event.INIT, Event.BEFORE_LOAD or Event.AFTER_LOAD, got {apply_at!r}. "
-                f"Later, the model may be wrapped or compiled."
+                f"At later events the model may be wrapped or compiled."
             )
         self.apply_at = apply_at
         self.events = frozenset({apply_at})
 
     @staticmethod
     def required_on_load() -> bool:
-        """A run that was trained with it is continued with it."""
+        """Return True: a run that was trained with low precision is resumed with it."""
         return True
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:

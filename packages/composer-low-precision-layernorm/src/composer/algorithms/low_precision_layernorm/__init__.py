@@ -1,4 +1,4 @@
-"""LowPrecisionLayerNorm: layer normalization in the low precision of the rest of the model."""
+"""LowPrecisionLayerNorm: run layer normalization in the low precision of the rest of the model."""
 
 from composer.algorithms.low_precision_layernorm.low_precision_layernorm import (
     LowPrecisionLayerNorm as LowPrecisionLayerNorm,

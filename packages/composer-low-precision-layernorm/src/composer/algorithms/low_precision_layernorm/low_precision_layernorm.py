@@ -1,4 +1,4 @@
-"""The layer, the function that puts it into a model, then the class."""
+"""The layer, the function that replaces the layers of a model with it, then the algorithm."""
 
 from __future__ import annotations
 
@@ -28,21 +28,14 @@ from composer.utils import module_surgery
 __all__ = ["LPLayerNorm", "LowPrecisionLayerNorm", "apply_low_precision_layernorm"]
 
 _PRECISIONS = (Precision.AMP_FP16, Precision.AMP_BF16)
-_APPLY_AT = (Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD)
+_EVENTS = (Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD)
 
 
 class LPLayerNorm(nn.LayerNorm):
-    """A `torch.nn.LayerNorm` that computes in the dtype of autocast, which otherwise keeps it in float32.
+    """A `torch.nn.LayerNorm` that computes in the dtype of autocast instead of float32.
 
-    Without autocast, and for float64 inputs, which autocast leaves alone, it is a `torch.nn.LayerNorm`.
-
-    Args:
-        normalized_shape: As all other arguments, one of `torch.nn.LayerNorm`.
-        eps: See `normalized_shape`.
-        elementwise_affine: See `normalized_shape`.
-        device: See `normalized_shape`.
-        dtype: See `normalized_shape`.
-        bias: See `normalized_shape`.
+    Without autocast, and for float64 inputs, which autocast does not cast, it behaves like `torch.nn.LayerNorm`. The
+    arguments are the same, but `device` and `dtype` come before `bias`.
 
     Example:
         >>> with torch.autocast("cpu", torch.bfloat16):
@@ -70,24 +63,24 @@ class LPLayerNorm(nn.LayerNorm):
             return super().forward(input)
         dtype = torch.get_autocast_dtype(device_type)
         weight, bias = _cast(self.weight, dtype), _cast(self.bias, dtype)
-        with torch.autocast(device_type, enabled=False):  # it would cast everything up again
+        with torch.autocast(device_type, enabled=False):  # autocast would cast the inputs back to float32
             return F.layer_norm(input.to(dtype), self.normalized_shape, weight, bias, self.eps)
 
     @staticmethod
     def from_layernorm(module: nn.LayerNorm, module_index: int = -1) -> LPLayerNorm:
-        """Make the replacement of a layer, with its very parameters.
+        """Convert a `torch.nn.LayerNorm`; the new layer shares its parameters.
 
         Args:
-            module: The layer to replace.
-            module_index: Its number among the layers replaced. The replacement does not depend on it.
+            module: The layer to convert.
+            module_index: Not used.
 
         Raises:
-            TypeError: It is no `torch.nn.LayerNorm`.
+            TypeError: `module` is not a `torch.nn.LayerNorm`.
         """
         if not isinstance(module, nn.LayerNorm):
             raise TypeError(f"`module` must be a `torch.nn.LayerNorm`, got {type(module).__name__}. Leave it as it is.")
         new = LPLayerNorm.__new__(LPLayerNorm)
-        vars(new).update(vars(module))  # all that it has: parameters, hooks, training flag, attributes of a subclass
+        vars(new).update(vars(module))  # including hooks, the training flag and attributes of a subclass
         new._parameters = module._parameters.copy()
         new._compiled_call_impl = None
         return new
@@ -104,18 +97,18 @@ def apply_low_precision_layernorm(
 ) -> None:
     """Replace each `torch.nn.LayerNorm` in a model, in place, by an `LPLayerNorm` with the same parameters.
 
-    Layers whose class has a `forward` of its own, and parametrized ones, stay.
+    Subclasses that override `forward` and parametrized layers are not replaced.
 
     Args:
         model: The model. A layer that is the model itself is not replaced.
         precision: The precision of the run. Unless it is AMP_FP16 or AMP_BF16, nothing is replaced.
-        optimizers: The optimizer of the model. It need not be told anything, as it keeps its parameters.
+        optimizers: The optimizer of the model. It does not change, because the parameters stay the same.
 
     Raises:
         ValueError: `precision` is unknown.
 
     Warns:
-        NoEffectWarning: The precision is another, or the model has no `LPLayerNorm` afterwards.
+        NoEffectWarning: The precision is not AMP_FP16 or AMP_BF16, or the model has no `LPLayerNorm` afterwards.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
@@ -129,40 +122,40 @@ def apply_low_precision_layernorm(
     if precision is None or Precision(precision) not in _PRECISIONS:
         warnings.warn(
             "Low Precision LayerNorm only applies to AMP_FP16 and AMP_BF16 precisions, "
-            f"got {precision if precision is None else Precision(precision).value!r}. Leave it out.",
+            f"got {precision if precision is None else Precision(precision).value!r}. Nothing was replaced.",
             NoEffectWarning,
             stacklevel=2,
         )
         return
 
-    def lowered(module: nn.Module, index: int) -> nn.Module | None:
+    def convert(module: nn.Module, index: int) -> nn.Module | None:
         assert isinstance(module, nn.LayerNorm)
         if module_surgery.overrides_forward(module, nn.LayerNorm) or is_parametrized(module):
             return None
         return LPLayerNorm.from_layernorm(module, index)
 
-    module_surgery.replace_module_classes(model, {nn.LayerNorm: lowered}, optimizers=optimizers)
+    module_surgery.replace_module_classes(model, {nn.LayerNorm: convert}, optimizers=optimizers)
     if not module_surgery.count_module_instances(model, LPLayerNorm):
         warnings.warn(
-            "No instances of torch.nn.LayerNorm found that may be replaced; `apply_low_precision_layernorm` changed "
-            "nothing.",
+            "No instances of torch.nn.LayerNorm found that can be replaced; `apply_low_precision_layernorm` had no "
+            "effect.",
             NoEffectWarning,
             stacklevel=2,
         )
 
 
 class LowPrecisionLayerNorm(Algorithm):
-    """Lets layer normalization compute in the low precision of the rest of the model.
+    """Runs layer normalization in the low precision of the rest of the model.
 
-    At one of INIT, BEFORE_LOAD and AFTER_LOAD the layers are replaced; see `apply_low_precision_layernorm`. They work
-    on examples one by one, so microbatches equal one batch.
+    At the event `apply_at` the layers are replaced; see `apply_low_precision_layernorm`. They normalize each example
+    separately, so microbatches equal one batch.
 
     **Events** `apply_at`. **Reads** `state.precision`. **Writes** modules of `state.model`. **Cost** saves casts of
-    activations to float32 and their memory; the statistics are summed in float32, inside torch's kernel.
+    activations to float32 and their memory; statistics are still accumulated in float32, inside the kernel.
     **Compilation** static: no shape depends on time or data; entering autocast after compiling recompiles.
 
     Args:
-        apply_at: When to replace the layers. A later event does not matter to checkpoints: no name changes.
+        apply_at: INIT, BEFORE_LOAD or AFTER_LOAD. Parameter names do not change, so checkpoints fit in any case.
 
     Raises:
         ValueError: `apply_at` is another event.
@@ -182,17 +175,17 @@ class LowPrecisionLayerNorm(Algorithm):
     )
 
     def __init__(self, apply_at: Event = Event.INIT) -> None:
-        if apply_at not in _APPLY_AT:
+        if apply_at not in _EVENTS:
             raise ValueError(
                 f"`apply_at` must be Event.INIT, Event.BEFORE_LOAD or Event.AFTER_LOAD, got {apply_at!r}. "
-                f"Later, the model may be wrapped or compiled."
+                f"At later events the model may be wrapped or compiled."
             )
         self.apply_at = apply_at
         self.events = frozenset({apply_at})
 
     @staticmethod
     def required_on_load() -> bool:
-        """A run that was trained with it is continued with it."""
+        """Return True: a run that was trained with low precision is resumed with it."""
         return True
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:

@@ -34,7 +34,7 @@ def mixup_batch(
     *,
     generator: torch.Generator | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """Mix every example of a batch with another one of the same batch.
+    """Mix every example of a batch with another example of the batch.
 
     With the permutation p and the weight m: `mixed[i] = (1 - m) * input[i] + m * input[p[i]]`.
 
@@ -42,9 +42,10 @@ def mixup_batch(
         input: Shape (N, ...); not modified. Integers are promoted to the default floating dtype.
         target: Shape (N,) or (N, ...).
         mixing: The weight m, in [0, 1]; drawn if None.
-        alpha: At least 0; small values leave most examples nearly pure. Ignored if `mixing` is given.
+        alpha: Parameter of the Beta distribution, at least 0; small values leave most examples nearly unmixed. Ignored
+            if `mixing` is given.
         indices: The permutation p, shape (N,), int64; drawn if None.
-        generator: Draws the permutation; on the device of `input`. None: the device's default generator.
+        generator: Generator for the permutation, on the device of `input`. None: the default generator of the device.
 
     Returns:
         The mixed input (shape and memory format of `input`), `target[p]`, and `mixing`.
@@ -59,7 +60,7 @@ def mixup_batch(
         torch.Size([4, 3])
 
     Source: Zhang et al., "mixup: Beyond Empirical Risk Minimization", arXiv:1710.09412, section 2.
-    Differs: a drawn `mixing` is folded to at most 0.5, so the example keeps the larger weight.
+    Differs: a drawn `mixing` is at most 0.5, so that each example keeps the larger weight.
     """
     if mixing is None:
         mixing = _gen_mixing_coef(alpha)
@@ -67,14 +68,14 @@ def mixup_batch(
         raise ValueError(f"`mixing` must be in [0, 1], got {mixing!r}. It is the weight of the partner.")
     if input.shape[0] != target.shape[0]:
         raise ValueError(
-            f"`target` must have as many rows as `input`, which has {input.shape[0]}, got {target.shape[0]}."
+            f"`target` must have the same number of rows as `input`, {input.shape[0]}, got {target.shape[0]}."
         )
     if indices is None:
         indices = torch.randperm(input.shape[0], device=input.device, generator=generator)
     partner = _rows(input, indices)
     if not (input.is_floating_point() or input.is_complex()):
         input, partner = input.to(torch.get_default_dtype()), partner.to(torch.get_default_dtype())
-    # `partner` is a copy of our own, so the result is written into it: p - (1 - m) * (p - x) = x + m * (p - x).
+    # `partner` is a copy, so the result is written into it: p - (1 - m) * (p - x) = x + m * (p - x).
     mixed = partner.lerp_(input, 1 - mixing) if not partner.requires_grad else partner.lerp(input, 1 - mixing)
     return mixed, target.index_select(0, indices), mixing
 
@@ -83,28 +84,28 @@ class MixUp(Algorithm):
     """Trains on convex combinations of pairs of examples.
 
     At BEFORE_FORWARD the inputs of the microbatch are mixed. Then either the targets are mixed in the same way at
-    BEFORE_LOSS, or the loss becomes the combination of the losses against both targets at BEFORE_BACKWARD.
+    BEFORE_LOSS, or the loss becomes the weighted average of the losses against both targets at BEFORE_BACKWARD.
 
-    Microbatches: each microbatch is mixed on its own, so several microbatches do not equal one batch.
+    Microbatches: each microbatch is mixed separately, so several microbatches do not equal one batch.
 
     Args:
-        alpha: At least 0; the Beta distribution's parameter. 0 mixes nothing.
+        alpha: Parameter of the Beta distribution, at least 0. 0 mixes nothing.
         interpolate_loss: Mix losses instead of targets.
-        input_key: Where the inputs are in the batch; see `State.batch_get_item`.
-        target_key: Where the targets are.
+        input_key: Position of the inputs in the batch; see `State.batch_get_item`.
+        target_key: Position of the targets in the batch.
 
     Raises:
         ValueError: `alpha` is negative.
         TypeError: At the first batch, if inputs are integers of fewer than three dimensions.
-        NotImplementedError: At the first batch, if inputs, targets, or outputs or loss are not one tensor, or if a loss
-            that is to be interpolated does not look at the batch.
+        NotImplementedError: At the first batch, if inputs, targets, outputs or loss are not a single tensor, or if
+            `interpolate_loss` is set and the loss does not depend on the targets in the batch.
 
     Example:
         >>> MixUp(alpha=0.2)
         MixUp(alpha=0.2,interpolate_loss=False,input_key=0,target_key=1)
 
     Source: Zhang et al., "mixup: Beyond Empirical Risk Minimization", arXiv:1710.09412, section 2.
-    Differs: one weight per microbatch, folded to at most 0.5.
+    Differs: one weight per microbatch, at most 0.5.
     """
 
     def __init__(
@@ -122,14 +123,14 @@ class MixUp(Algorithm):
 
     @property
     def events(self) -> frozenset[Event]:  # type: ignore[override]
-        """BEFORE_FORWARD, and where targets or losses are mixed."""
+        """BEFORE_FORWARD, and the events at which targets or losses are mixed."""
         if self.interpolate_loss:
             return frozenset({Event.BEFORE_FORWARD, Event.AFTER_LOSS, Event.BEFORE_BACKWARD})
         return frozenset({Event.BEFORE_FORWARD, Event.BEFORE_LOSS})
 
     @property
     def placement(self) -> Placement:  # type: ignore[override]
-        """Transforms the batch, and mixes targets or interpolates the loss."""
+        """The effects: mixed inputs, and mixed targets or an interpolated loss."""
         if self.interpolate_loss:
             return Placement(
                 provides={TRANSFORMS_BATCH, MIXES_INPUTS, INTERPOLATES_LOSS}, discourages={INTERPOLATES_LOSS}
@@ -141,10 +142,10 @@ class MixUp(Algorithm):
         if event is Event.BEFORE_FORWARD:
             self._mix_inputs(state)
             return
-        if event is Event.AFTER_LOSS:  # another method may have changed the targets for this loss only
+        if event is Event.AFTER_LOSS:  # another method may have changed the targets only for this loss
             self._loss_target = state.batch_get_item(self.target_key)
             return
-        assert self.indices is not None, "BEFORE_FORWARD comes before"
+        assert self.indices is not None, "set at BEFORE_FORWARD"
         if event is Event.BEFORE_LOSS:
             mix_targets(state, self.target_key, self.indices, self.mixing, "MixUp")
             return
@@ -161,7 +162,7 @@ class MixUp(Algorithm):
         if input.dim() < 3 and not (input.is_floating_point() or input.is_complex()):
             raise TypeError(
                 f"`MixUp` mixes images or floating inputs, got {input.dtype} of shape {tuple(input.shape)}. Point "
-                f"`input_key` at embeddings, as token ids have no mean; convert features with `.float()`."
+                f"`input_key` at embeddings, as token ids cannot be averaged; convert features with `.float()`."
             )
         self.mixing = _gen_mixing_coef(self.alpha)
         self.indices = _gen_indices(input.shape[0], input.device)
@@ -179,11 +180,11 @@ def _check_alpha(alpha: Any) -> None:
 
 
 def _gen_mixing_coef(alpha: float) -> float:
-    """Draw the weight of the partner on the host: it only weighs, and a device draw would have to be read back."""
+    """Draw the weight of the partner on the host; a weight drawn on the device would have to be read back."""
     _check_alpha(alpha)
     if alpha == 0:
         return 0.0
-    # A Beta draw is the share of one of two Gamma draws; `_standard_gamma` is the sampler behind torch.distributions.
+    # X / (X + Y) of two Gamma variables is Beta distributed. torch.distributions samples with `_standard_gamma` too.
     first, second = torch._standard_gamma(torch.full((2,), float(alpha), dtype=torch.float64)).tolist()
     weight = first / max(first + second, torch.finfo(torch.float64).tiny)
     return float(min(weight, 1 - weight))
@@ -194,7 +195,7 @@ def _gen_indices(num_samples: int, device: torch.device | str = "cpu") -> torch.
 
 
 def _rows(input: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """Rows in the memory format of the input, which `index_select` alone does not keep."""
-    if input.requires_grad:  # torch differentiates nothing that has an `out`
+    """Select rows in the memory format of the input, which `index_select` alone does not preserve."""
+    if input.requires_grad:  # autograd does not support `out`
         return input.index_select(0, indices)
     return torch.index_select(input, 0, indices, out=torch.empty_like(input))

@@ -1,4 +1,4 @@
-"""The model that does nothing, then the class that puts it in place."""
+"""The model that does nothing, then the algorithm that replaces the model of a run with it."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ _NAMES = ("labels", "label", "targets", "target")
 
 
 class NoOpModelClass(ComposerModel):
-    """A model of one parameter that multiplies the targets by it, and learns that it should be 1.
+    """A model that multiplies the targets by its only parameter, which is trained towards 1.
 
-    A batch is `(anything, targets)`, or a mapping whose targets are called `labels`, `label`, `targets` or `target`, or
-    else come last. The inputs are not looked at. Evaluation gives the targets, so the accuracy is 1.
+    A batch is `(anything, targets)`, or a mapping whose targets have the key `labels`, `label`, `targets` or `target`,
+    or else are the last value. The inputs are not used. In evaluation the outputs are the targets, so the accuracy is
+    1.
 
     Args:
-        original_model: The model in whose place it is put, from which it takes the device and, if there is one, the
-            attribute `num_classes`.
+        original_model: The model that is replaced. Its device and, if there is one, its attribute `num_classes` are
+            used.
 
     Raises:
         ValueError: `original_model` has no parameters, so its device is not known.
-        TypeError: In a forward pass, if a batch is of another kind, or its targets are not one tensor.
+        TypeError: In a forward pass, if the batch has another type or the targets are not a single tensor.
 
     Example:
         >>> model = NoOpModelClass(torch.nn.Linear(1, 1))
@@ -43,29 +44,29 @@ class NoOpModelClass(ComposerModel):
         parameter = next(original_model.parameters(), None)
         if parameter is None:
             raise ValueError(
-                f"`original_model` must have a parameter, whose device is taken, got {type(original_model).__name__} "
-                f"without any."
+                f"`original_model` must have parameters, because their device is used, got "
+                f"{type(original_model).__name__} without any."
             )
         self.weights = torch.nn.Parameter(torch.tensor([1.5], device=parameter.device))
         if hasattr(original_model, "num_classes"):
             self.num_classes = original_model.num_classes
 
     def forward(self, batch: Any) -> torch.Tensor:
-        """The targets times the parameter."""
+        """Return the targets times the parameter."""
         outputs: torch.Tensor = _targets(batch) * self.weights
         return outputs
 
     def loss(self, outputs: torch.Tensor, batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """The squared error; further arguments are those of `torch.nn.functional.mse_loss`."""
+        """Return the squared error; further arguments are those of `torch.nn.functional.mse_loss`."""
         return F.mse_loss(outputs, _targets(batch).to(torch.float32), *args, **kwargs)
 
     def eval_forward(self, batch: Any, outputs: Any | None = None) -> torch.Tensor:
-        """The targets."""
+        """Return the targets."""
         return _targets(batch)
 
     def get_metrics(self, is_train: bool) -> dict[str, Any]:
-        """The share of elements that are as they should be, which is all of them."""
-        from torchmetrics.classification import BinaryAccuracy  # takes a while, and the class is often only looked up
+        """Return the fraction of outputs that equal the targets, which is 1."""
+        from torchmetrics.classification import BinaryAccuracy  # slow to import, and not needed to look up the class
 
         return {"BinaryAccuracy": BinaryAccuracy(validate_args=False)}
 
@@ -76,10 +77,10 @@ class NoOpModelClass(ComposerModel):
 
 
 class NoOpModel(Algorithm):
-    """Puts a model that does nothing in place of the run's, to measure everything else: above all, the dataloader.
+    """Replaces the model of a run with one that does nothing, to measure everything else, above all the dataloader.
 
     At INIT, after other methods have changed the model, `state.model` becomes a `NoOpModelClass`, and the optimizers
-    train its parameter only. The loss is a mean over examples, so microbatches equal one batch.
+    train only its parameter. The loss is a mean over examples, so microbatches equal one batch.
 
     **Events** INIT. **Reads** nothing. **Writes** `state.model`, the parameters and states of `state.optimizers`.
     **Cost** none; a step is one multiplication. **Compilation** static.
@@ -89,7 +90,7 @@ class NoOpModel(Algorithm):
         NoOpModel()
 
     Source: none.
-    Differs: several parameter groups or optimizers, and none, are possible: the first group gets the parameter.
+    Differs: none, one or several optimizers or parameter groups are supported: the first group gets the parameter.
     """
 
     events = frozenset({Event.INIT})
@@ -100,11 +101,11 @@ class NoOpModel(Algorithm):
 
     @staticmethod
     def required_on_load() -> bool:
-        """A checkpoint holds the parameter of the model that was put in place."""
+        """Return True: checkpoints hold the parameter of the replacement."""
         return True
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Swap the model."""
+        """Replace the model."""
         if isinstance(state.model, NoOpModelClass):
             return
         model = NoOpModelClass(state.model)
@@ -127,11 +128,11 @@ def _targets(batch: Any) -> torch.Tensor:
     else:
         raise TypeError(
             f"`batch` must be a mapping or a pair of inputs and targets for `NoOpModel`, got {type(batch).__name__}. "
-            f"Make pairs of them: `DataSpec(dataloader, batch_transforms=...)`."
+            f"Convert the batches with `DataSpec(dataloader, batch_transforms=...)`."
         )
     if not isinstance(targets, torch.Tensor):
         raise TypeError(
             f"The targets of a batch must be one tensor for `NoOpModel`, which multiplies them, got "
-            f"{type(targets).__name__}. Pick one: `DataSpec(dataloader, batch_transforms=lambda batch: (x, y))`."
+            f"{type(targets).__name__}. Select one with `DataSpec(dataloader, batch_transforms=lambda batch: (x, y))`."
         )
     return targets

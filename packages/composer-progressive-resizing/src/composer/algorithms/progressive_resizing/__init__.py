@@ -1,4 +1,4 @@
-"""ProgressiveResizing: train on small images first and let them grow."""
+"""ProgressiveResizing: train on small images first, which grow to their full size."""
 
 from composer.algorithms.progressive_resizing.progressive_resizing import ProgressiveResizing as ProgressiveResizing
 from composer.algorithms.progressive_resizing.progressive_resizing import resize_batch as resize_batch

@@ -1,4 +1,4 @@
-"""The function, then the class. Images are (N, C, H, W)."""
+"""The function, then the algorithm. Images are (N, C, H, W)."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ def resize_batch(
 ) -> tuple[torch.Tensor, T]:
     """Shrink a batch of images to `int(scale_factor * H)` by `int(scale_factor * W)` pixels.
 
-    "resize" takes the nearest pixels; "crop" cuts one window, the same for all images, whose corner is uniform over all
-    positions inside the image. Targets are resized in the same way, in their own size.
+    "resize" selects the nearest pixels; "crop" selects one window, the same for all images, with a position drawn
+    uniformly. Targets are resized in the same way, relative to their own size.
 
     Args:
         input: Shape (N, C, H, W), on any device; not modified.
-        target: Returned as it is, unless `resize_targets`: then shape (N, H', W') or (N, C', H', W'), any dtype.
-        scale_factor: Positive; with 1 or more nothing happens, and both arguments are returned themselves.
+        target: Returned unchanged, unless `resize_targets`: then shape (N, H', W') or (N, C', H', W'), any dtype.
+        scale_factor: Positive; with 1 or more both arguments are returned unchanged.
         mode: "resize" or "crop".
-        resize_targets: Whether targets are images (segmentation) that must shrink with the inputs.
-        generator: Draws the corner, on the host. None: torch's default CPU generator.
+        resize_targets: Resize the targets too: they are images, as in segmentation.
+        generator: CPU generator for the position of the window. None: the default CPU generator.
 
     Returns:
-        The smaller inputs and the targets, dtypes and devices kept. A crop is a view of its argument.
+        The smaller inputs and the targets, with unchanged dtypes and devices. A crop is a view of its argument.
 
     Raises:
-        TypeError: `resize_targets`, but `target` is not a tensor.
+        TypeError: `resize_targets` is set and `target` is not a tensor.
         ValueError: `mode` is unknown, `scale_factor` leaves no pixel, or the images do not have the shapes above.
 
     Example:
@@ -55,13 +55,13 @@ def resize_batch(
         torch.Size([2, 3, 4, 3])
 
     Source: Howard and Gugger, "Deep Learning for Coders with fastai and PyTorch", chapter 7, "Progressive Resizing".
-    Differs: nearest pixels instead of averaged ones; cropping as an alternative.
+    Differs: nearest instead of averaged pixels; cropping as an alternative.
     """
     if scale_factor >= 1:
         return input, target
     _check_mode(mode)
     size = _smaller_size("input", input, scale_factor)
-    images: Any = target  # images if they are to be resized, which `_smaller_size` checks
+    images: Any = target  # with `resize_targets` these are images, which `_smaller_size` checks
     target_size = _smaller_size("target", images, scale_factor) if resize_targets else size
     if mode == "resize":
         smaller = F.interpolate(input, scale_factor=scale_factor, mode="nearest", recompute_scale_factor=False)
@@ -69,7 +69,7 @@ def resize_batch(
             images = _pick_nearest(images, scale_factor, input.dtype)
     else:
         free = (input.shape[-2] - size[0], input.shape[-1] - size[1])
-        corner = (_draw_up_to(free[0], generator), _draw_up_to(free[1], generator))
+        corner = (_draw_offset(free[0], generator), _draw_offset(free[1], generator))
         smaller = _crop(input, size, corner, free)
         if resize_targets:
             images = _crop(images, target_size, corner, free)
@@ -78,16 +78,16 @@ def resize_batch(
 
 def _check_mode(mode: str) -> None:
     if mode not in _MODES:
-        raise ValueError(f"`mode` must be 'crop' or 'resize', got {mode!r}. 'resize' keeps the whole image in view.")
+        raise ValueError(f"`mode` must be 'crop' or 'resize', got {mode!r}. 'resize' shows the whole image.")
 
 
 def _check_images(name: str, images: Any) -> None:
-    way_out = f"Pass a batch of images; the algorithm finds it by `{name}_key`."
+    advice = f"Pass a batch of images, or point `{name}_key` of the algorithm at one."
     if not isinstance(images, torch.Tensor):
-        raise TypeError(f"`{name}` must be a tensor to be resized, got {type(images).__name__}. {way_out}")
+        raise TypeError(f"`{name}` must be a tensor to be resized, got {type(images).__name__}. {advice}")
     if images.dim() != 4 and not (name == "target" and images.dim() == 3):
         shapes = "(N, C, H, W)" if name == "input" else "(N, H, W) or (N, C, H, W)"
-        raise ValueError(f"`{name}` must have shape {shapes} to be resized, got {tuple(images.shape)}. {way_out}")
+        raise ValueError(f"`{name}` must have shape {shapes} to be resized, got {tuple(images.shape)}. {advice}")
 
 
 def _smaller_size(name: str, images: Any, scale_factor: float) -> _Pair:
@@ -102,9 +102,9 @@ def _smaller_size(name: str, images: Any, scale_factor: float) -> _Pair:
 
 
 def _pick_nearest(target: torch.Tensor, scale_factor: float, dtype: torch.dtype) -> torch.Tensor:
-    """Take the pixels that interpolation takes from inputs of `dtype`, without arithmetic on the values."""
+    """Select the pixels that `F.interpolate` selects from inputs of `dtype`, without arithmetic on the values."""
     for dim in (-2, -1):
-        # Which pixel is nearest is rounded in float32 or, for float64 images, in float64: ask interpolation itself.
+        # The index of the nearest pixel depends on rounding in float32 or float64, so interpolate the indices.
         numbers = torch.arange(target.shape[dim], dtype=torch.promote_types(dtype, torch.float32), device=target.device)
         nearest = F.interpolate(
             numbers[None, None], scale_factor=scale_factor, mode="nearest", recompute_scale_factor=False
@@ -113,40 +113,40 @@ def _pick_nearest(target: torch.Tensor, scale_factor: float, dtype: torch.dtype)
     return target
 
 
-def _draw_up_to(highest: int, generator: torch.Generator | None) -> int:
-    """Draw an offset on the host: it only slices, and one drawn on a device would have to be read back."""
+def _draw_offset(highest: int, generator: torch.Generator | None) -> int:
+    """Draw an offset in [0, highest] on the host; one drawn on a device would have to be read back to slice."""
     return int(torch.randint(highest + 1, (), device="cpu", generator=generator))
 
 
 def _crop(image: torch.Tensor, size: _Pair, corner: _Pair, free: _Pair) -> torch.Tensor:
-    """Cut a window whose corner is the same fraction of the way to the far edge in an image of any size."""
-    (height, width), whole = size, image.shape[-2:]
-    top, left = (c * (w - s) // max(f, 1) for c, w, s, f in zip(corner, whole, size, free, strict=True))
+    """Crop a window whose relative position is the same for inputs and targets of different sizes."""
+    (height, width), full = size, image.shape[-2:]
+    top, left = (c * (w - s) // max(f, 1) for c, w, s, f in zip(corner, full, size, free, strict=True))
     return image[..., top : top + height, left : left + width]
 
 
 def resize_inputs(
     X: torch.Tensor, y: T, scale_factor: float, mode: str = "resize", resize_targets: bool = False
 ) -> tuple[torch.Tensor, T]:
-    """`resize_batch`, under its earlier name."""
+    """Call `resize_batch`, of which this is the earlier name."""
     return resize_batch(X, y, scale_factor, mode, resize_targets)
 
 
 class ProgressiveResizing(Algorithm):
-    """Trains on small images first and lets them grow to their full size.
+    """Trains on small images first, which grow to their full size.
 
-    At AFTER_DATALOADER the batch is resized, on the device it is on. With e the elapsed fraction of the run:
+    At AFTER_DATALOADER the batch is resized, on its current device. With the elapsed fraction e of the run:
 
         f = 0 if e < delay else min((e - delay) / (1 - finetune - delay), 1)
         scale = initial_scale + (1 - initial_scale) * f
 
-    and the width is then rounded to a multiple of `size_increment`, with the height in proportion. A batch is resized
-    before it is split, with one corner if it is cropped, so microbatches equal one batch in both modes.
+    The width is then rounded to a multiple of `size_increment`, with the height in proportion. A batch is resized
+    before it is split, and cropped at a single position, so microbatches equal one batch in both modes.
 
-    **Events** AFTER_DATALOADER. **Reads** the batch, the elapsed duration. **Writes** inputs, and targets on request.
-    **Cost** one pass over the inputs with "resize", none with "crop"; saves the share of the pixels that are left out.
-    **Compilation** shapes change: about `(1 - initial_scale) * width / size_increment` times in a run, always between
-    batches. Each new shape may recompile a compiled model; larger increments make them fewer.
+    **Events** AFTER_DATALOADER. **Reads** the batch, the elapsed duration. **Writes** inputs; targets with
+    `resize_targets`. **Cost** one pass over the inputs with "resize", none with "crop"; saves computation in proportion
+    to the dropped pixels. **Compilation** shapes change about `(1 - initial_scale) * width / size_increment` times in
+    a run, always between batches. Each new shape may recompile a compiled model; larger increments mean fewer shapes.
 
     **Logs** `progressive_resizing/height` and `progressive_resizing/width` in pixels, and
     `progressive_resizing/scale_factor`, the scale before rounding.
@@ -154,12 +154,12 @@ class ProgressiveResizing(Algorithm):
     Args:
         mode: "resize" (nearest pixels) or "crop" (one random window per batch).
         initial_scale: The scale at the start, in [0, 1].
-        finetune_fraction: Fraction of the run at the end with full images.
+        finetune_fraction: Fraction of the run at the end with images of full size.
         delay_fraction: Fraction of the run at the start with images of the initial scale.
-        size_increment: The width is a multiple of this many pixels, at least one multiple, until it is full.
-        resize_targets: Whether targets are images that must shrink with the inputs.
-        input_key: Where the inputs are in the batch; see `State.batch_get_item`.
-        target_key: Where the targets are. Used with `resize_targets` only.
+        size_increment: Widths below the full width are multiples of this number of pixels.
+        resize_targets: Resize the targets too: they are images, as in segmentation.
+        input_key: Position of the inputs in the batch; see `State.batch_get_item`.
+        target_key: Position of the targets in the batch. Used only with `resize_targets`.
 
     Raises:
         ValueError: `mode` is unknown, a fraction is outside [0, 1], `delay_fraction + finetune_fraction` is larger than
@@ -170,9 +170,9 @@ class ProgressiveResizing(Algorithm):
         4
 
     Source: Howard and Gugger, "Deep Learning for Coders with fastai and PyTorch", chapter 7, "Progressive Resizing".
-    Differs: sizes follow a line, rounded to increments, instead of a few steps set by hand. Images whose width is no
-        multiple of `size_increment` are full in the end. With `delay_fraction + finetune_fraction = 1` the size jumps.
-        Crops reach the far edges.
+    Differs: sizes grow linearly, rounded to increments, instead of in a few steps set by hand. The final size is the
+        full size, even if the width is not a multiple of `size_increment`. With `delay_fraction + finetune_fraction =
+        1` the size jumps from the initial scale to full size. Crops reach all edges.
     """
 
     events = frozenset({Event.AFTER_DATALOADER})
@@ -196,7 +196,7 @@ class ProgressiveResizing(Algorithm):
         if delay_fraction + finetune_fraction > 1:
             raise ValueError(
                 f"`delay_fraction` and `finetune_fraction` must not add up to more than 1, got {delay_fraction!r} and "
-                f"{finetune_fraction!r}. Images grow in what they leave of the run."
+                f"{finetune_fraction!r}. Images grow in the time between them."
             )
         check_integers(size_increment=size_increment)
         check_flags(resize_targets=resize_targets)
@@ -210,18 +210,18 @@ class ProgressiveResizing(Algorithm):
         self.input_key, self.target_key = input_key, target_key
 
     def match(self, event: Event, state: State) -> bool:
-        """At AFTER_DATALOADER."""
+        """Return True at AFTER_DATALOADER."""
         return event in self.events
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Resize the batch for the elapsed duration."""
+        """Resize the batch to the size for the elapsed duration."""
         elapsed = state.get_elapsed_duration()
-        assert elapsed is not None, "the engine asks for `max_duration` at this event"
+        assert elapsed is not None, "the engine requires `max_duration` at this event"
         scale = self._scale_at(elapsed.value)
         input = state.batch_get_item(self.input_key)
         _check_images("input", input)
         target = state.batch_get_item(self.target_key) if self.resize_targets else None
-        input, target = resize_batch(input, target, self._pinned(scale, input), self.mode, self.resize_targets)
+        input, target = resize_batch(input, target, self._round_scale(scale, input), self.mode, self.resize_targets)
         state.batch_set_item(self.input_key, input)
         if self.resize_targets:
             state.batch_set_item(self.target_key, target)
@@ -236,20 +236,20 @@ class ProgressiveResizing(Algorithm):
     def _scale_at(self, elapsed: float) -> float:
         if elapsed < self.delay_fraction:
             return self.initial_scale
-        if elapsed >= 1 - self.finetune_fraction:  # asked first: nothing is left to divide by if the size jumps
+        if elapsed >= 1 - self.finetune_fraction:  # checked first: the growth period may have no length
             return 1.0
-        growing = 1 - self.finetune_fraction - self.delay_fraction
-        return self.initial_scale + (1 - self.initial_scale) * (elapsed - self.delay_fraction) / growing
+        growth = 1 - self.finetune_fraction - self.delay_fraction
+        return self.initial_scale + (1 - self.initial_scale) * (elapsed - self.delay_fraction) / growth
 
-    def _pinned(self, scale: float, input: torch.Tensor) -> float:
-        """The scale that gives a width of whole increments, or 1."""
+    def _round_scale(self, scale: float, input: torch.Tensor) -> float:
+        """Return the closest scale for which the width is a multiple of `size_increment`, or 1."""
         width = input.shape[3]
-        pinned = max(round(width * scale / self.size_increment), 1) * self.size_increment
-        if scale >= 1 or pinned >= width:
+        rounded = max(round(width * scale / self.size_increment), 1) * self.size_increment
+        if scale >= 1 or rounded >= width:
             return 1.0
         # The quotient may be rounded down, and `int(quotient * width)` would then be one pixel short.
-        quotient = pinned / width
-        return quotient if int(quotient * width) == pinned else math.nextafter(quotient, 1)
+        quotient = rounded / width
+        return quotient if int(quotient * width) == rounded else math.nextafter(quotient, 1)
 
 
 def _check_fraction(name: str, value: float) -> None:

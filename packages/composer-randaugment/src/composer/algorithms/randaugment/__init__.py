@@ -1,4 +1,4 @@
-"""RandAugment: change each image by a few random augmentations of one strength."""
+"""RandAugment: apply a few random augmentations of one strength to each image."""
 
 from composer.algorithms.randaugment.randaugment import RandAugment as RandAugment
 from composer.algorithms.randaugment.randaugment import RandAugmentTransform as RandAugmentTransform

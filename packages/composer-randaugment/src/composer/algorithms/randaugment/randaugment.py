@@ -1,4 +1,4 @@
-"""The function, its transform, then the class. The depth is the paper's N, the severity its M."""
+"""The function, the transform, then the algorithm. The depth is the paper's N, the severity its M."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ def randaugment_image(
     depth: int = 2,
     augmentation_set: str | Sequence[AugmentationFn] = augmentation_sets["all"],
 ) -> T:
-    """Change an image by `depth` augmentations, one after the other, each at `severity`.
+    """Apply `depth` random augmentations to an image, one after the other, each with strength `severity`.
 
-    Each is chosen uniformly, with replacement. Draws come from torch's CPU generator.
+    Augmentations are drawn uniformly, with replacement, with the default CPU generator of torch.
 
     Args:
         img: A Pillow image or a tensor of shape (H, W), (C, H, W) or (N, C, H, W), floating in [0, 1] or uint8; not
-            modified. Each image of a batch is changed on its own.
+            modified. Each image of a batch gets its own augmentations.
         severity: The strength of each augmentation, in [0, 10].
         depth: The number of augmentations, at least 0.
-        augmentation_set: What is chosen from: functions of a Pillow image and a severity, or the name of one of
+        augmentation_set: The augmentations to draw from: functions of a Pillow image and a severity, or a key of
             `composer.algorithms.utils.augmentation_sets`.
 
     Returns:
-        The same kind of thing; tensors keep shape, dtype and device.
+        The augmented image, of the same type; tensors keep shape, dtype and device.
 
     Raises:
         ValueError: `severity` is outside [0, 10], `depth` is negative, or the set is empty.
-        KeyError: No set has that name.
+        KeyError: `augmentation_set` is not a known name.
         TypeError: `img` is not an image.
 
     Example:
@@ -59,7 +59,7 @@ def randaugment_image(
 
     Source: Cubuk et al., "RandAugment: Practical automated data augmentation with a reduced search space",
         arXiv:1909.13719, section 3.
-    Differs: no identity among the augmentations; the strength is drawn up to `severity`, instead of being constant.
+    Differs: the identity is not among the augmentations; strengths are drawn up to `severity` instead of constant.
     """
     _check(severity, depth)
     augmentations = as_augmentation_set(augmentation_set)
@@ -78,13 +78,13 @@ def randaugment(
     depth: int = 2,
     augmentation_set: str | Sequence[AugmentationFn] = "all",
 ) -> T | RandAugmentTransform:
-    """`randaugment_image` under its notebook name; without an image, the transform that does the same."""
+    """Augment an image with `randaugment_image`, or without an image return the equivalent transform."""
     transform = RandAugmentTransform(severity, depth, augmentation_set)
     return transform if img is None else transform(img)
 
 
 class RandAugmentTransform(torch.nn.Module):
-    """`randaugment_image` as a transform of a data set.
+    """Dataset transform that calls `randaugment_image`.
 
     Args:
         severity: The strength of each augmentation, in [0, 10].
@@ -93,7 +93,7 @@ class RandAugmentTransform(torch.nn.Module):
 
     Raises:
         ValueError: `severity` is outside [0, 10], `depth` is negative, or the set is empty.
-        KeyError: No set has that name.
+        KeyError: `augmentation_set` is not a known name.
 
     Example:
         >>> RandAugmentTransform(severity=5)
@@ -110,41 +110,41 @@ class RandAugmentTransform(torch.nn.Module):
         self.augmentation_set = augmentation_set
 
     def forward(self, img: T) -> T:
-        """The changed image, of the same kind."""
+        """Return the augmented image, of the same type."""
         return randaugment_image(img, self.severity, self.depth, self.augmentation_set)
 
     def extra_repr(self) -> str:
-        """The arguments."""
+        """Return the arguments."""
         return f"severity={self.severity!r}, depth={self.depth!r}, augmentation_set={self.augmentation_set!r}"
 
 
 _ADVICE = (
-    "Or apply `RandAugmentTransform` to the images where they are read, without `RandAugment`. A "
+    "Or apply `RandAugmentTransform` where the images are read, without `RandAugment`. A "
     "`composer.datasets.DeviceLoader` takes `transform=composer.datasets.ImageTransform(...)` instead, which augments "
     "batches on the device."
 )
 
 
 class RandAugment(Algorithm):
-    """Changes each training image by a few random augmentations of one strength.
+    """Applies a few random augmentations of one strength to each training image.
 
-    At FIT_START a `RandAugmentTransform` joins the transforms of the training data set, before what makes tensors of
-    images. It stays there; further fits with the same algorithm add nothing. A loader that cannot take it is refused at
-    INIT or BEFORE_LOAD if it is known then.
+    At FIT_START a `RandAugmentTransform` is added to the transforms of the training dataset, before the conversion to
+    tensors. It stays there; further calls of `fit` with the same algorithm add nothing. A dataloader without such a
+    dataset is refused at INIT or BEFORE_LOAD if it is known by then.
 
     **Events** INIT, BEFORE_LOAD, FIT_START. **Reads** `state.train_dataloader`, or else `state.dataloader`. **Writes**
-    the `transform` of its data set; of a copy of it below a `Subset`. **Cost** `depth` operations of Pillow per image,
-    in the workers of the loader. **Compilation** static: the model and the batches are as before.
+    the `transform` of its dataset, or of a copy of the dataset inside a `Subset`. **Cost** `depth` Pillow operations
+    per image, in the workers of the dataloader. **Compilation** static: the model and the shapes do not change.
 
     Args:
         severity: The strength of each augmentation, in [0, 10].
         depth: The number of augmentations, at least 0.
-        augmentation_set: "all", "safe" (nothing that ImageNet-C and CIFAR-10-C test) or "original" (the AugMix authors'
-            ranges of strength).
+        augmentation_set: "all", "safe" (none of the corruptions of ImageNet-C and CIFAR-10-C) or "original" (the ranges
+            of strength of the AugMix authors).
 
     Raises:
         ValueError: `severity` is outside [0, 10] or `depth` is negative.
-        KeyError: No set has that name.
+        KeyError: `augmentation_set` is not a known name.
 
     Example:
         >>> RandAugment(severity=5)
@@ -152,7 +152,7 @@ class RandAugment(Algorithm):
 
     Source: Cubuk et al., "RandAugment: Practical automated data augmentation with a reduced search space",
         arXiv:1909.13719, section 3.
-    Differs: no identity among the augmentations; the strength is drawn up to `severity`, instead of being constant.
+    Differs: the identity is not among the augmentations; strengths are drawn up to `severity` instead of constant.
     """
 
     events = frozenset({Event.INIT, Event.BEFORE_LOAD, Event.FIT_START})
@@ -164,11 +164,11 @@ class RandAugment(Algorithm):
         self.augmentation_set = augmentation_set
 
     def match(self, event: Event, state: State) -> bool:
-        """At INIT, BEFORE_LOAD and FIT_START."""
+        """Return True at INIT, BEFORE_LOAD and FIT_START."""
         return event in self.events
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Check the training loader, or add the transform to its data set."""
+        """Check the training dataloader, or add the transform to its dataset."""
         if event in (Event.INIT, Event.BEFORE_LOAD):
             check_training_transform(state, self._transform, _ADVICE)
         else:

@@ -1,4 +1,4 @@
-"""SAM: look for weights whose whole neighbourhood has a low loss."""
+"""SAM: find weights whose entire neighborhood has a low loss."""
 
 from composer.algorithms.sam.sam import SAM as SAM
 from composer.algorithms.sam.sam import SAMOptimizer as SAMOptimizer

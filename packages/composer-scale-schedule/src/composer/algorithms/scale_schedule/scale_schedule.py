@@ -1,4 +1,4 @@
-"""The function, then the class. The scale schedule ratio (`ssr`) is the new length divided by the old one."""
+"""The function, then the algorithm. The scale schedule ratio (`ssr`) is the new length divided by the old length."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ __all__ = ["ScaleSchedule", "scale_scheduler"]
 
 
 def scale_scheduler(scheduler: Any, ssr: float, orig_max_epochs: int | None = None) -> None:
-    """Multiply the lengths of a learning-rate scheduler, in place.
+    """Multiply the time constants of a learning rate scheduler, in place.
 
-    | scheduler | what changes |
+    | scheduler | change |
     |---|---|
-    | any with a method `scale_schedule(ssr)` | what that method changes |
+    | any with a method `scale_schedule(ssr)` | that of the method |
     | `StepLR` | `step_size` |
     | `MultiStepLR` | `milestones` |
     | `CosineAnnealingLR` | `T_max` |
-    | `CosineAnnealingWarmRestarts` | `T_0`, and the running cycle |
+    | `CosineAnnealingWarmRestarts` | `T_0` and `T_i`, the current cycle |
     | `ExponentialLR` | `gamma`, which becomes `gamma ** (1 / ssr)` |
     | `ConstantLR` | nothing |
 
@@ -41,11 +41,11 @@ def scale_scheduler(scheduler: Any, ssr: float, orig_max_epochs: int | None = No
     Args:
         scheduler: A scheduler of torch, or one with that method.
         ssr: The ratio, more than 0.
-        orig_max_epochs: The length of the run before scaling, in steps of the scheduler. By what it exceeds the `T_max`
-            of a `CosineAnnealingLR` is taken to be a warmup, whose length stays. None: there is none.
+        orig_max_epochs: The length of the run before scaling, in steps of the scheduler. If it exceeds the `T_max` of a
+            `CosineAnnealingLR`, the difference is treated as a warmup, whose length does not change. None: no warmup.
 
     Raises:
-        ValueError: `ssr` is not positive or leaves nothing of a length, or the scheduler is of another type.
+        ValueError: `ssr` is not positive or scales a length to 0, or the type of the scheduler is not supported.
 
     Example:
         >>> import torch
@@ -56,9 +56,9 @@ def scale_scheduler(scheduler: Any, ssr: float, orig_max_epochs: int | None = No
         15
     """
     _check_ratio("ssr", ssr)
-    own = getattr(scheduler, "scale_schedule", None)
-    if callable(own):
-        own(ssr)
+    method = getattr(scheduler, "scale_schedule", None)
+    if callable(method):
+        method(ssr)
     elif isinstance(scheduler, StepLR):
         scheduler.step_size = _scaled("step_size", scheduler.step_size, ssr)
     elif isinstance(scheduler, MultiStepLR):
@@ -76,28 +76,28 @@ def scale_scheduler(scheduler: Any, ssr: float, orig_max_epochs: int | None = No
         scheduler.gamma = scheduler.gamma ** (1 / ssr)
     elif not isinstance(scheduler, ConstantLR):
         raise ValueError(
-            f"`scheduler` must have a method `scale_schedule(ssr)` or be one of torch's that can be scaled, got "
-            f"{type(scheduler).__name__}. Give it that method, or use a schedule of `composer.optim`."
+            f"`scheduler` must have a method `scale_schedule(ssr)` or be a torch scheduler with fixed lengths, got "
+            f"{type(scheduler).__name__}. Add that method, or use a schedule of `composer.optim`."
         )
 
 
 class ScaleSchedule(Algorithm):
-    """Shortens or stretches a run and its learning-rate schedules together.
+    """Shortens or stretches a run together with its learning rate schedules.
 
-    Multiplies `state.max_duration` by `ratio`, and scales every scheduler of the run with `scale_scheduler`: at INIT,
-    or as soon as the run has a length and schedulers, but before training, and each of the two once in a run. What is
-    loaded from a checkpoint after that is scaled already. Batches stay what they are, so microbatches equal one batch.
+    Multiplies `state.max_duration` by `ratio` and scales every scheduler of the run with `scale_scheduler`, each once
+    per run: at INIT, or at the first later event before training at which they exist. A checkpoint that is loaded after
+    that holds scaled values already. Batches do not change, so microbatches equal one batch.
 
     **Events** INIT, BEFORE_LOAD, FIT_START. **Reads** nothing. **Writes** `state.max_duration`, lengths of schedulers.
     **Cost** none. **Compilation** static.
 
     Args:
-        ratio: The new length divided by the old one, more than 0.
+        ratio: The new length divided by the old length, more than 0.
         method: "epoch": all times are scaled.
 
     Raises:
-        ValueError: `ratio` is not positive or `method` unknown; at INIT, if nothing is left of the run or a scheduler
-            cannot be scaled.
+        ValueError: `ratio` is not positive or `method` is unknown; at INIT, if the scaled run has no length or a
+            scheduler cannot be scaled.
         NotImplementedError: `method` is "samples".
 
     Example:
@@ -119,37 +119,37 @@ class ScaleSchedule(Algorithm):
             raise ValueError(f"`method` must be 'epoch', got {method!r}.")
         self.ratio, self.method = plain_number(ratio), method
         self._run: Callable[[], State | None] = _nothing
-        self._left: set[str] = set()
+        self._unscaled: set[str] = set()
 
     def match(self, event: Event, state: State) -> bool:
-        """Before training, while there is something left to scale."""
+        """Return True at events before training while something is not scaled yet."""
         if event not in (Event.INIT, Event.BEFORE_LOAD, Event.FIT_START):
             return False
-        return self.ratio != 1 and (self._run() is not state or bool(self._left))
+        return self.ratio != 1 and (self._run() is not state or bool(self._unscaled))
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Scale what is there and not scaled yet."""
+        """Scale the length of the run and its schedulers, if they exist and are not scaled yet."""
         if self._run() is not state:
-            self._run, self._left = weakref.ref(state), {"max_duration", "schedulers"}
-        if "max_duration" in self._left and state.max_duration is not None:
+            self._run, self._unscaled = weakref.ref(state), {"max_duration", "schedulers"}
+        if "max_duration" in self._unscaled and state.max_duration is not None:
             scaled = state.max_duration * self.ratio
             if scaled.value <= 0:
                 raise ValueError(
-                    f"`ratio` must leave something of the run, got {self.ratio!r} for a `max_duration` of "
-                    f"{str(state.max_duration)!r}. Use a larger one."
+                    f"`ratio` must not scale the run to nothing, got {self.ratio!r} for a `max_duration` of "
+                    f"{str(state.max_duration)!r}. Use a larger ratio."
                 )
             state.max_duration = scaled
-            self._left.discard("max_duration")
-        # Schedules are asked for rates when they are scaled, and look at the length of the run.
-        if "schedulers" in self._left and state.schedulers and "max_duration" not in self._left:
+            self._unscaled.discard("max_duration")
+        # Scaling a schedule evaluates it, which reads the scaled length of the run.
+        if "schedulers" in self._unscaled and state.schedulers and "max_duration" not in self._unscaled:
             for scheduler in state.schedulers:
                 scale_scheduler(scheduler, self.ratio)
-            self._left.discard("schedulers")
-        if event is Event.FIT_START:  # what comes later was made for the run as it is
-            self._left.clear()
+            self._unscaled.discard("schedulers")
+        if event is Event.FIT_START:  # schedulers added later are made for the scaled run
+            self._unscaled.clear()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_run": _nothing, "_left": set()}  # a copy belongs to no run
+        return {**self.__dict__, "_run": _nothing, "_unscaled": set()}  # a copy belongs to no run
 
 
 def _nothing() -> None:
@@ -162,10 +162,10 @@ def _check_ratio(name: str, ratio: float) -> None:
         raise ValueError(f"`{name}` must be positive, got {ratio!r}. Use 0.5 for half the time.")
 
 
-def _scaled(name: str, length: int, ssr: float, kept: int = 0) -> int:
-    scaled = int(length * ssr) - kept
+def _scaled(name: str, length: int, ssr: float, warmup: int = 0) -> int:
+    scaled = int(length * ssr) - warmup
     if scaled <= 0:
         raise ValueError(
-            f"`ssr` must leave something of `{name}`, got {ssr!r} for {name}={length - kept!r}. Use a larger ratio."
+            f"`ssr` must not scale `{name}` to nothing, got {ssr!r} for {name}={length - warmup!r}. Use a larger ratio."
         )
     return scaled

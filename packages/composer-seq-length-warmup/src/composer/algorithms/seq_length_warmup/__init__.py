@@ -1,4 +1,4 @@
-"""SeqLengthWarmup: train on short sequences first and let them grow."""
+"""SeqLengthWarmup: train on short sequences first and let them grow during a warmup."""
 
 from composer.algorithms.seq_length_warmup.seq_length_warmup import SeqLengthWarmup as SeqLengthWarmup
 from composer.algorithms.seq_length_warmup.seq_length_warmup import apply_curriculum as apply_curriculum

@@ -1,17 +1,26 @@
-"""The function, then the class. Sequences are (N, S) or (N, S, ...), with the sequence length S."""
+"""The function, then the algorithm. Sequences are (N, S) or (N, S, ...), with the sequence length S."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
-from composer.algorithms.seq_length_warmup._allocation import allocate
-from composer.core import CHANGES_LENGTH, RESHAPES_SEQUENCES, Algorithm, Event, Placement, State, TimeUnit
+from composer.core import (
+    CHANGES_LENGTH,
+    RESHAPES_SEQUENCES,
+    Algorithm,
+    Event,
+    Placement,
+    State,
+    TimeUnit,
+    get_precision_context,
+)
 from composer.loggers import Logger
-from composer.utils import check_finite, check_flags, check_integers, plain_number
+from composer.utils import check_finite, check_flags, check_integers, dist, plain_number
 
 __all__ = ["SeqLengthWarmup", "apply_curriculum", "apply_seq_length_warmup", "set_batch_sequence_length"]
 
@@ -21,26 +30,26 @@ M = TypeVar("M", bound=Mapping[str, Any])
 def set_batch_sequence_length(
     batch: M, curr_seq_len: int, truncate: bool = True, preserve_end_of_sequence: bool = False
 ) -> M:
-    """Shorten the sequences of a batch. The mapping gets new tensors; the old ones are not modified.
+    """Shorten the sequences of a batch. The mapping is updated with new tensors; the old tensors are not modified.
 
     The length of the batch is that of `input_ids`, or else of the first tensor with a second dimension. A batch that is
-    short enough stays. Sequences are cut at their ends, so padding must be there too.
+    short enough is returned unchanged. Sequences are truncated at their ends, so padding must be on the right.
 
     Args:
-        batch: Tensors by name, such as `input_ids`; changed in place. What is no tensor stays.
+        batch: Tensors by name, such as `input_ids`; changed in place. Values that are not tensors are left alone.
         curr_seq_len: The length to shorten to, at least 1.
-        truncate: Cut every tensor to `[:, :curr_seq_len]`. Otherwise all tokens are dealt out to more sequences: every
-            tensor is flattened, cut to a multiple of the length, and becomes one of shape (-1, curr_seq_len).
-        preserve_end_of_sequence: When truncating, what stands at the last attended position of each row, by
-            `attention_mask`, is put at the end of what is left of the row, if it was cut off.
+        truncate: Truncate every tensor to `[:, :curr_seq_len]`. If False, reshape instead: every tensor is flattened,
+            truncated to a multiple of the length, and reshaped to (-1, curr_seq_len).
+        preserve_end_of_sequence: When truncating, copy the value at the last attended position of each row, according
+            to `attention_mask`, to the end of the truncated row if it was cut off.
 
     Returns:
         `batch`.
 
     Raises:
-        TypeError: `batch` is no mapping.
-        ValueError: `curr_seq_len` is less than 1, a tensor holds no sequences (to truncate) or has another shape than
-            `input_ids` (otherwise), or `attention_mask` or `input_ids` is needed and missing.
+        TypeError: `batch` is not a mapping.
+        ValueError: `curr_seq_len` is less than 1, a tensor does not hold sequences (with `truncate`) or differs in
+            shape from `input_ids` (without), or `attention_mask` or `input_ids` is needed and missing.
 
     Example:
         >>> batch = {"input_ids": torch.arange(8).view(2, 4)}
@@ -51,7 +60,7 @@ def set_batch_sequence_length(
 
     Source: Li, Zhang and He, "The Stability-Efficiency Dilemma: Investigating Sequence Length Warmup for Training GPT
         Models", arXiv:2108.06084.
-    Differs: sequences can be reshaped instead of cut.
+    Differs: sequences can be reshaped instead of truncated.
     """
     _check_batch(batch)
     if curr_seq_len < 1:
@@ -62,9 +71,12 @@ def set_batch_sequence_length(
     length = next((value.shape[1] for value in candidates if value.dim() > 1), 0)
     if curr_seq_len >= length:
         return batch
-    new = _cut(tensors, length, curr_seq_len, preserve_end_of_sequence) if truncate else _dealt(tensors, curr_seq_len)
+    if truncate:
+        shortened = _truncate(tensors, length, curr_seq_len, preserve_end_of_sequence)
+    else:
+        shortened = _reshape(tensors, curr_seq_len)
     target: Any = batch
-    for key, value in new.items():
+    for key, value in shortened.items():
         target[key] = value
     return batch
 
@@ -72,57 +84,59 @@ def set_batch_sequence_length(
 def _check_batch(batch: Any) -> None:
     if not isinstance(batch, Mapping):
         raise TypeError(
-            f"`batch` must be a mapping of names to tensors, got {type(batch).__name__}. Use a dataset whose examples "
-            f"are dicts, such as `{{'input_ids': ..., 'labels': ...}}`."
+            f"`batch` must be a mapping of names to tensors, got {type(batch).__name__}. Use a dataset of dicts, such "
+            f"as `{{'input_ids': ..., 'labels': ...}}`."
         )
 
 
-def _cut(tensors: dict[str, torch.Tensor], full: int, length: int, preserve_end: bool) -> dict[str, torch.Tensor]:
+def _truncate(tensors: dict[str, torch.Tensor], full: int, length: int, preserve_end: bool) -> dict[str, torch.Tensor]:
     for key, value in tensors.items():
         _check_sequences(key, value, full, length)
     if not preserve_end:
         return {key: value[:, :length].contiguous() for key, value in tensors.items()}
     mask = tensors.get("attention_mask")
     if mask is None:
-        raise ValueError("`batch` must hold 'attention_mask' for `preserve_end_of_sequence`, which tells the ends.")
+        raise ValueError(
+            "`batch` must hold 'attention_mask' for `preserve_end_of_sequence`: it marks the end of each sequence."
+        )
     if mask.shape[1] != full:
         raise ValueError(
             f"`attention_mask` must be as long as the sequences, {full}, for `preserve_end_of_sequence`, got shape "
             f"{tuple(mask.shape)}."
         )
     last = mask.sum(1).sub(1).clamp(min=0).long()  # 0 for a row that attends to nothing
-    rows, place = torch.arange(len(last), device=last.device), last.clamp(max=length - 1)
-    new = {}
+    rows, position = torch.arange(len(last), device=last.device), last.clamp(max=length - 1)
+    truncated = {}
     for key, value in tensors.items():
-        cut = new[key] = value[:, :length].clone(memory_format=torch.contiguous_format)
-        cut[rows, place] = value[rows, last]
-    return new
+        truncated[key] = value[:, :length].clone(memory_format=torch.contiguous_format)
+        truncated[key][rows, position] = value[rows, last]
+    return truncated
 
 
 def _check_sequences(key: str, value: torch.Tensor, full: int, length: int) -> None:
-    """Raise ValueError if cutting dimension 1 would cut something else than sequences."""
+    """Raise ValueError if dimension 1 does not appear to be the sequence dimension."""
     if value.dim() < 2:
         raise ValueError(
             f"`batch` must hold tensors of at least two dimensions to truncate, got {key!r} of shape "
-            f"{tuple(value.shape)}. With one value per example, give it a second dimension, `{key}[:, None]`."
+            f"{tuple(value.shape)}. If it has one value per example, add a second dimension: `{key}[:, None]`."
         )
     if key == "attention_mask" and value.dim() > 2:
         raise ValueError(
-            f"`attention_mask` must have shape (N, S) to truncate, got {tuple(value.shape)}. Let the model make a mask "
-            f"of more dimensions from one of that shape."
+            f"`attention_mask` must have shape (N, S) to truncate, got {tuple(value.shape)}. Expand the mask to more "
+            f"dimensions inside the model."
         )
-    # Integers of another length are other sequences, such as the labels of an encoder-decoder.
+    # Integer tensors of another length are other sequences, such as the labels of an encoder-decoder model.
     if value.is_floating_point() and value.shape[1] not in (full, 1) and value.shape[1] > length:
         raise ValueError(
-            f"`batch` must hold sequences of the length of the others, {full}, to truncate, got {key!r} of shape "
-            f"{tuple(value.shape)} and floating dtype. Leave it out of the batch; targets with one value per class "
-            f"cannot be trained on with `SeqLengthWarmup`."
+            f"`batch` must hold sequences of the same length, {full}, to truncate, got {key!r} of shape "
+            f"{tuple(value.shape)} and floating dtype. Remove it from the batch; `SeqLengthWarmup` does not support "
+            f"targets with one value per class."
         )
 
 
-def _dealt(tensors: dict[str, torch.Tensor], length: int) -> dict[str, torch.Tensor]:
+def _reshape(tensors: dict[str, torch.Tensor], length: int) -> dict[str, torch.Tensor]:
     if "input_ids" not in tensors:
-        raise ValueError("`batch` must hold 'input_ids' for `truncate=False`, whose shape the others must have.")
+        raise ValueError("`batch` must hold 'input_ids' for `truncate=False`: all tensors must have its shape.")
     shape = tensors["input_ids"].shape
     for key, value in tensors.items():
         if value.shape != shape:
@@ -130,53 +144,53 @@ def _dealt(tensors: dict[str, torch.Tensor], length: int) -> dict[str, torch.Ten
                 f"`batch` must hold tensors of one shape for `truncate=False`, got {key!r} of shape "
                 f"{tuple(value.shape)} and 'input_ids' of {tuple(shape)}. Use `truncate=True`."
             )
-    kept = shape.numel() // length * length
-    return {key: value.reshape(-1)[:kept].view(-1, length) for key, value in tensors.items()}
+    num_tokens = shape.numel() // length * length
+    return {key: value.reshape(-1)[:num_tokens].view(-1, length) for key, value in tensors.items()}
 
 
 def apply_seq_length_warmup(batch: M, curr_seq_len: int, truncate: bool = True) -> M:
-    """`set_batch_sequence_length`, under its earlier name."""
+    """Call `set_batch_sequence_length`, of which this is an earlier name."""
     return set_batch_sequence_length(batch, curr_seq_len, truncate)
 
 
 def apply_curriculum(batch: M, curr_seq_len: int, truncate: bool) -> M:
-    """`set_batch_sequence_length`, under its first name."""
+    """Call `set_batch_sequence_length`, of which this is the first name."""
     return set_batch_sequence_length(batch, curr_seq_len, truncate)
 
 
 class SeqLengthWarmup(Algorithm):
-    """Trains on short sequences first and lets them grow.
+    """Trains on short sequences first, which grow during a warmup.
 
-    At AFTER_DATALOADER the batch, which must be a mapping of names to tensors, is shortened to the length of this
-    moment; see `set_batch_sequence_length`. With T batches in the run, of which W = int(T * duration) are warmup, and
+    At AFTER_DATALOADER the batch, which must be a mapping of names to tensors, is shortened to the current length; see
+    `set_batch_sequence_length`. With T batches in the run, W = int(T * duration) of them warmup, and
     u = (max_seq_length - min_seq_length) // step_size steps, the length grows by `step_size` every W // u batches:
 
         length = min(min_seq_length + step_size * (batch // (W // u)), max_seq_length)
 
-    If W < u, it grows by several steps at once, `min_seq_length + step_size * (batch * u // W)`; if u = 0, it is
-    `min_seq_length` until the warmup is over. A run measured in samples or tokens has no T; then the elapsed fraction
-    takes the place of `batch / T`. A batch is shortened before it is split, so microbatches equal one batch.
+    If W < u, it grows by several steps at a time, `min_seq_length + step_size * (batch * u // W)`; if u = 0, it is
+    `min_seq_length` until the warmup ends. In a run measured in samples or tokens the elapsed fraction replaces
+    `batch / T`. A batch is shortened before it is split, so microbatches equal one batch.
 
-    On a GPU the first batch goes through the model once at full length, without effect on the weights, buffers or
-    random numbers, so that memory is reserved in pieces that fit all lengths.
+    On a GPU the first batch goes through the model once at full length, so that the allocator reserves blocks that fit
+    all lengths. This has no effect on weights, buffers or random numbers.
 
-    **Events** INIT (a new run), AFTER_DATALOADER. **Reads** the batch, the timestamp, the length of the
-    run. **Writes** the batch. **Cost** a copy of the shortened batch; saves the share of the tokens that is left out,
-    which come again if `truncate=False`. **Compilation** each length may compile a compiled model again: u + 1 times.
+    **Events** INIT (a new run), AFTER_DATALOADER. **Reads** the batch, the timestamp, the length of the run. **Writes**
+    the batch. **Cost** a copy of the shortened batch; saves computation in proportion to the dropped tokens.
+    **Compilation** each of the u + 1 lengths may recompile a compiled model.
 
     **Logs** `seq_length_warmup/curr_seq_len` and `seq_length_warmup/curr_bs`, the number of sequences.
 
     Args:
         duration: The fraction of the run that is warmup, in [0, 1].
         min_seq_length: The length at the start, at least 1.
-        max_seq_length: The length in the end. Longer sequences stay cut to it.
-        step_size: How much the length grows at once; multiples of 8 suit GPUs.
-        truncate: Whether to cut sequences, rather than deal their tokens out to more sequences.
-        preserve_end_of_sequence: Whether a cut sequence keeps its last token. Used with `truncate` only.
+        max_seq_length: The length after the warmup. Longer sequences are truncated to it.
+        step_size: The increment of the length; multiples of 8 suit GPUs.
+        truncate: Truncate sequences. If False, reshape them to more, shorter sequences.
+        preserve_end_of_sequence: Keep the last token of truncated sequences. Used only with `truncate`.
 
     Raises:
         ValueError: A number is out of range.
-        TypeError: At the first batch, if it is no mapping.
+        TypeError: At the first batch, if it is not a mapping.
         RuntimeError: At the first batch, if the run is measured in epochs of unknown length.
 
     Example:
@@ -185,7 +199,7 @@ class SeqLengthWarmup(Algorithm):
 
     Source: Li, Zhang and He, "The Stability-Efficiency Dilemma: Investigating Sequence Length Warmup for Training GPT
         Models", arXiv:2108.06084.
-    Differs: lengths grow in whole steps, evenly spread over the warmup. Sequences can be reshaped instead of cut.
+    Differs: lengths grow in whole steps, evenly spread over the warmup. Sequences can be reshaped instead of truncated.
     """
 
     events = frozenset({Event.INIT, Event.AFTER_DATALOADER})
@@ -217,29 +231,29 @@ class SeqLengthWarmup(Algorithm):
         self.min_seq_length, self.max_seq_length = plain_number(min_seq_length), plain_number(max_seq_length)
         self.step_size = plain_number(step_size)
         self.truncate, self.preserve_end_of_sequence = truncate, preserve_end_of_sequence
-        self._activated = False
+        self._memory_is_reserved = False
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Shorten the batch; the first one goes through the model at full length before."""
+        """Shorten the batch. On a GPU, first run the model on the first batch at full length."""
         if event is Event.INIT:
-            self._activated = False
+            self._memory_is_reserved = False
             return
         _check_batch(state.batch)
-        if not self._activated:
-            self._activated = True
+        if not self._memory_is_reserved:
+            self._memory_is_reserved = True
             if state.device.name == "gpu":
-                allocate(state, self._shortened(state.batch, self.max_seq_length))
-        length = self._length_at(state)
-        batch = state.batch = self._shortened(state.batch, length)
+                _reserve_memory(state, self._shorten(state.batch, self.max_seq_length))
+        length = self._current_length(state)
+        batch = state.batch = self._shorten(state.batch, length)
         size = next((len(v) for v in batch.values() if isinstance(v, torch.Tensor) and v.dim() > 1), 0)
         logger.log_metrics({"seq_length_warmup/curr_seq_len": length, "seq_length_warmup/curr_bs": size})
 
-    def _shortened(self, batch: M, length: int) -> M:
+    def _shorten(self, batch: M, length: int) -> M:
         return set_batch_sequence_length(copy.copy(batch), length, self.truncate, self.preserve_end_of_sequence)
 
-    def _length_at(self, state: State) -> int:
+    def _current_length(self, state: State) -> int:
         limit = state.max_duration
-        assert limit is not None, "the engine asks for `max_duration` at this event"
+        assert limit is not None, "the engine requires `max_duration` at this event"
         num_steps = (self.max_seq_length - self.min_seq_length) // self.step_size
         if limit.unit is TimeUnit.EPOCH or limit.unit is TimeUnit.BATCH:
             batch, warmup = int(state.timestamp.batch), int(_num_batches(state) * self.duration)
@@ -257,7 +271,7 @@ class SeqLengthWarmup(Algorithm):
 
 def _num_batches(state: State) -> int:
     limit = state.max_duration
-    assert limit is not None, "asked before"
+    assert limit is not None, "checked by the caller"
     if limit.unit is TimeUnit.BATCH:
         return int(limit)
     if state.dataloader_len is None:
@@ -266,3 +280,73 @@ def _num_batches(state: State) -> int:
             f"has no length. Use a `max_duration` in batches, such as '1000ba'."
         )
     return int(limit) * int(state.dataloader_len)
+
+
+def _reserve_memory(state: State, batch: Mapping[str, Any]) -> None:
+    """Run a forward and backward pass on a microbatch of full length, with no effect but reserved memory.
+
+    With automatic microbatching, the microbatch size is halved on all ranks until the pass fits in memory. Gradients
+    are dropped.
+    """
+    while True:
+        fits = _fits(state, batch)
+        if dist.get_world_size() > 1:
+            fits_everywhere = state.device.tensor_to_device(torch.tensor(int(fits)))
+            dist.all_reduce(fits_everywhere, "MIN")
+            fits = bool(fits_everywhere)
+        if fits:
+            return
+        size = state.device_train_microbatch_size or _batch_size(batch)
+        if size <= 1:
+            raise RuntimeError(
+                "Not even one example of full length fits in memory. Use a smaller `max_seq_length` or model."
+            )
+        state.device_train_microbatch_size = max(int(size / 2), 1)
+
+
+def _fits(state: State, batch: Mapping[str, Any]) -> bool:
+    try:
+        _run_forward_backward(state, batch)
+    except torch.OutOfMemoryError:
+        if not state.auto_microbatching:
+            raise
+        return False
+    finally:
+        state.model.zero_grad(set_to_none=True)
+    return True
+
+
+def _run_forward_backward(state: State, batch: Mapping[str, Any]) -> None:
+    model: Any = state.model
+    if isinstance(model, DistributedDataParallel):  # the gradients are dropped, so they need no communication
+        model = model.module
+    size = state.device_train_microbatch_size
+    if size is not None:
+        rows: Any = copy.copy(batch)
+        for key, value in batch.items():
+            rows[key] = value[: max(int(size), 1)] if isinstance(value, torch.Tensor) and value.dim() else value
+        batch = rows
+    batch = state.device.batch_to_device(batch)
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    device = "cuda" if state.device.name == "gpu" else state.device.name
+    devices = [torch.cuda.current_device()] if device == "cuda" else []
+    with torch.random.fork_rng(devices):
+        with get_precision_context(state.precision, state.precision_config, device_type=device):
+            loss = _sum_losses(model.loss(model(batch), batch))
+        loss.backward()  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        for buffer, original in buffers:
+            buffer.copy_(original)
+
+
+def _batch_size(batch: Mapping[str, Any]) -> int:
+    return next((len(v) for v in batch.values() if isinstance(v, torch.Tensor) and v.dim()), 1)
+
+
+def _sum_losses(loss: Any) -> torch.Tensor:
+    if isinstance(loss, torch.Tensor):
+        return loss.mean()
+    if isinstance(loss, Mapping):
+        loss = [loss["total"]] if "total" in loss else list(loss.values())
+    assert isinstance(loss, Sequence), "losses are tensors, dicts or sequences"
+    return sum((_sum_losses(part) for part in loss[1:]), start=_sum_losses(loss[0]))

@@ -1,4 +1,4 @@
-"""SqueezeExcite: let a model weigh the channels of its feature maps."""
+"""SqueezeExcite: let a model learn to weight the channels of its feature maps."""
 
 from composer.algorithms.squeeze_excite.squeeze_excite import SqueezeExcite as SqueezeExcite
 from composer.algorithms.squeeze_excite.squeeze_excite import apply_se as apply_se

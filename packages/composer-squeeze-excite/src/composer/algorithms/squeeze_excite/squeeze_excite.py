@@ -1,4 +1,4 @@
-"""The function that wraps convolutions, then the class. The layers are in `squeeze_excite_layers`."""
+"""The function that wraps convolutions, then the algorithm. The layers are in `squeeze_excite_layers`."""
 
 from __future__ import annotations
 
@@ -27,24 +27,25 @@ def apply_squeeze_excite(
     min_channels: int = 128,
     optimizers: Optimizers | None = None,
 ) -> None:
-    """Let a model weigh the channels that its convolutions put out, in place.
+    """Add squeeze-and-excitation to the convolutions of a model, in place.
 
-    Each `torch.nn.Conv2d` is put inside a `SqueezeExciteConv2d`, unless it is inside one already or has too few
-    channels. It stays the same object; two small linear layers are new.
+    Each `torch.nn.Conv2d` is wrapped in a `SqueezeExciteConv2d`, unless it is wrapped already or has too few channels.
+    The convolution stays the same object; two small linear layers are added.
 
     Args:
         model: The model. A convolution that is the model itself is not wrapped.
-        latent_channels: The width of the new layers' middle: below 1 a fraction of the channels, otherwise a number.
-        min_channels: Convolutions with fewer input or output channels stay as they are.
-        optimizers: The optimizer of the model, which the new parameters enter. Needed unless it is made afterwards.
+        latent_channels: The hidden width of the new layers: below 1 a fraction of the channels, otherwise a number.
+        min_channels: Convolutions with fewer input or output channels are not wrapped.
+        optimizers: The optimizer of the model, to which the new parameters are added. Not needed if it is created
+            afterwards.
 
     Raises:
         ValueError: `latent_channels` is not positive.
 
     Warns:
-        NoEffectWarning: The model has no such layer afterwards.
-        UserWarning: A convolution stays as it is that is inside a LoRA adapter, or of a subclass whose `forward` takes
-            more than the input.
+        NoEffectWarning: The model has no `SqueezeExciteConv2d` afterwards.
+        UserWarning: A convolution was not wrapped because it is inside a LoRA adapter, or of a subclass whose `forward`
+            takes more arguments than the input.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(16, 32, kernel_size=3), nn.Conv2d(32, 8, kernel_size=3))
@@ -53,16 +54,16 @@ def apply_squeeze_excite(
         ['SqueezeExciteConv2d', 'Conv2d']
 
     Source: Hu et al., "Squeeze-and-Excitation Networks", arXiv:1709.01507, section 3.
-    Differs: channels are weighed after single convolutions instead of once per block, and before the normalization.
+    Differs: channels are weighted after each convolution instead of once per block, and before the normalization.
     """
     check_latent_channels(latent_channels)
-    # A method that came later may have put a convolution of its own inside a wrapper.
+    # Another method may have replaced the convolution inside a wrapper.
     wrappers = [module for module in model.modules() if isinstance(module, SqueezeExciteConv2d)]
     wrapped = {module for wrapper in wrappers for module in wrapper.modules()}
     adapters = module_surgery.find_adapter_layers(model)
-    kept: dict[nn.Module, str] = {}
+    skipped: dict[nn.Module, str] = {}
 
-    def excited(module: nn.Module, index: int) -> nn.Module | None:
+    def wrap(module: nn.Module, index: int) -> nn.Module | None:
         assert isinstance(module, nn.Conv2d)
         if (
             min(module.in_channels, module.out_channels) < min_channels
@@ -71,19 +72,19 @@ def apply_squeeze_excite(
         ):
             return None
         if module in adapters:
-            kept[module] = "an adapter reads its weight. Wrap convolutions before you add adapters"
+            skipped[module] = "an adapter reads its weight. Wrap convolutions before you add adapters"
             return None
         if not module_surgery.takes_one_input(module):
-            kept[module] = "its `forward` takes more than the input, which a layer around it would not pass on"
+            skipped[module] = "its `forward` takes more than the input, which a wrapper would not pass on"
             return None
         return SqueezeExciteConv2d.from_conv2d(module, index, latent_channels)
 
-    module_surgery.replace_module_classes(model, {nn.Conv2d: excited}, optimizers=optimizers)
-    module_surgery.warn_about_kept_modules("apply_squeeze_excite", model, kept)
+    module_surgery.replace_module_classes(model, {nn.Conv2d: wrap}, optimizers=optimizers)
+    module_surgery.warn_about_kept_modules("apply_squeeze_excite", model, skipped)
     if not module_surgery.count_module_instances(model, SqueezeExciteConv2d):
         warnings.warn(
-            f"`apply_squeeze_excite` changed nothing: the model has no `Conv2d` with at least {min_channels} input and "
-            f"output channels that it may wrap.",
+            f"`apply_squeeze_excite` had no effect: the model has no `Conv2d` with at least {min_channels} input and "
+            f"output channels that can be wrapped.",
             NoEffectWarning,
             stacklevel=2,
         )
@@ -95,15 +96,15 @@ def apply_se(
     min_channels: int = 128,
     optimizers: Optimizers | None = None,
 ) -> None:
-    """Older name of `apply_squeeze_excite`."""
+    """Call `apply_squeeze_excite`, of which this is the earlier name."""
     apply_squeeze_excite(model, latent_channels, min_channels, optimizers)
 
 
 class SqueezeExcite(Algorithm):
-    """Lets the model weigh the channels of its feature maps.
+    """Adds squeeze-and-excitation: the model learns to weight the channels of its feature maps.
 
-    At INIT convolutions of the model are wrapped; see `apply_squeeze_excite`. The layers work on examples one by one,
-    so microbatches equal one batch.
+    At INIT convolutions of the model are wrapped; see `apply_squeeze_excite`. The layers process each example
+    separately, so microbatches equal one batch.
 
     **Events** INIT. **Reads** nothing. **Writes** modules of `state.model`, parameters of `state.optimizers`.
     **Cost** two reads and one write of each wrapped layer's output; `2 * latent_channels * C` parameters for C output
@@ -112,8 +113,8 @@ class SqueezeExcite(Algorithm):
     **Logs** the hyperparameter `squeeze_excite/num_squeeze_excite_layers`, once.
 
     Args:
-        latent_channels: The width of the new layers' middle: below 1 a fraction of the channels, otherwise a number.
-        min_channels: Convolutions with fewer input or output channels stay as they are.
+        latent_channels: The hidden width of the new layers: below 1 a fraction of the channels, otherwise a number.
+        min_channels: Convolutions with fewer input or output channels are not wrapped.
 
     Raises:
         ValueError: `latent_channels` is not positive.
@@ -139,11 +140,11 @@ class SqueezeExcite(Algorithm):
 
     @staticmethod
     def required_on_load() -> bool:
-        """Wrapped layers have other names in a checkpoint, and there are new ones."""
+        """Return True: checkpoints have other names for wrapped layers, and new parameters."""
         return True
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Wrap the convolutions and log how many there are."""
+        """Wrap the convolutions and log their number."""
         apply_squeeze_excite(state.model, self.latent_channels, self.min_channels, state.optimizers)
         count = module_surgery.count_module_instances(state.model, SqueezeExciteConv2d)
         logger.log_hyperparameters({"squeeze_excite/num_squeeze_excite_layers": count})

@@ -1,4 +1,4 @@
-"""Layers that weigh channels. Feature maps are (N, C, H, W) or (C, H, W)."""
+"""Layers that weight channels. Feature maps are (N, C, H, W) or (C, H, W)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["SqueezeExcite2d", "SqueezeExciteConv2d"]
 
 
 class SqueezeExcite2d(nn.Module):
-    """Multiplies each channel by a weight in (0, 1) that is computed from the means of all channels.
+    """Multiplies each channel by a weight in (0, 1) that depends on the means of all channels.
 
     With z the means over all positions: `x * sigmoid(W2 relu(W1 z))`, without biases.
 
@@ -22,7 +22,7 @@ class SqueezeExcite2d(nn.Module):
         latent_channels: The size of `W1 z`: below 1 a fraction of C, rounded down to at least 1; otherwise a number.
 
     Attributes:
-        pool_and_mlp: What computes the weights, shape (N, C) or (C,).
+        pool_and_mlp: The module that computes the weights, shape (N, C) or (C,).
 
     Raises:
         ValueError: `latent_channels` is not positive.
@@ -49,23 +49,23 @@ class SqueezeExcite2d(nn.Module):
         )
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Weigh the channels of a tensor of shape (N, C, H, W) or (C, H, W)."""
+        """Weight the channels of a tensor of shape (N, C, H, W) or (C, H, W)."""
         weights: torch.Tensor = self.pool_and_mlp(input)
         return input * weights[..., None, None]
 
 
 class SqueezeExciteConv2d(nn.Module):
-    """A `torch.nn.Conv2d` whose output channels are weighed.
+    """A `torch.nn.Conv2d` followed by `SqueezeExcite2d`.
 
     Args:
-        *args: Those of `torch.nn.Conv2d`, unless `conv` is given.
+        *args: Positional arguments of `torch.nn.Conv2d`, unless `conv` is given.
         latent_channels: See `SqueezeExcite2d`.
-        conv: A convolution to use itself, instead of making one.
-        **kwargs: Those of `torch.nn.Conv2d`, unless `conv` is given.
+        conv: An existing convolution to use.
+        **kwargs: Keyword arguments of `torch.nn.Conv2d`, unless `conv` is given.
 
     Attributes:
         conv: The convolution.
-        se: The `SqueezeExcite2d` after it.
+        se: The `SqueezeExcite2d`.
 
     Raises:
         ValueError: `latent_channels` is not positive.
@@ -85,7 +85,7 @@ class SqueezeExciteConv2d(nn.Module):
         self.se.to(device=self.conv.weight.device, dtype=self.conv.weight.dtype)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Convolve a tensor of shape (N, C, H, W) or (C, H, W), and weigh the channels of the result."""
+        """Convolve a tensor of shape (N, C, H, W) or (C, H, W), and weight the channels of the result."""
         output: torch.Tensor = self.se(self.conv(input))
         return output
 
@@ -96,11 +96,11 @@ class SqueezeExciteConv2d(nn.Module):
 
     @staticmethod
     def from_conv2d(module: nn.Conv2d, module_index: int = -1, latent_channels: float = 0.125) -> SqueezeExciteConv2d:
-        """Put a convolution inside a layer that weighs its channels.
+        """Wrap a convolution.
 
         Args:
             module: The convolution; it is not copied.
-            module_index: Its number among the layers wrapped. The result does not depend on it.
+            module_index: Not used.
             latent_channels: See `SqueezeExcite2d`.
         """
         return SqueezeExciteConv2d(conv=module, latent_channels=latent_channels)

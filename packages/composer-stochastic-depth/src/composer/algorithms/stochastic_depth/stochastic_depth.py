@@ -1,4 +1,4 @@
-"""The function that makes the blocks of a model stochastic, then the class. The blocks are in `stochastic_layers`."""
+"""The function that makes blocks stochastic, then the algorithm. The blocks are in `stochastic_layers`."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ def apply_stochastic_depth(
     drop_rate: float = 0.2,
     drop_distribution: str = "linear",
 ) -> None:
-    """Let blocks of a residual network be skipped at random in training. Changes the blocks of a model in place.
+    """Skip blocks of a residual network at random in training. Changes the blocks of a model in place.
 
-    They stay the same objects with the same weights. In evaluation every block is used, and its branch is scaled by the
-    probability that it was kept.
+    The blocks stay the same objects with the same weights. In evaluation every block is used, and its branch is scaled
+    by the probability of not dropping it.
 
     Args:
         model: The model. A block that is the model itself is not changed.
-        target_layer_name: Which blocks. "ResNetBottleneck": `torchvision.models.resnet.Bottleneck`, but not a subclass.
-            A class, such as a `BasicBlock` or `Bottleneck` of torchvision or timm, or a function of a module that
-            returns whether it is meant: residual blocks that compute `act(f(x) + skip(x))` of one input, where `f` ends
-            with a module, `skip` is the input or one module, and `act` is one module or nothing.
+        target_layer_name: The blocks. "ResNetBottleneck": `torchvision.models.resnet.Bottleneck`, but not a subclass.
+            Otherwise a class, such as a `BasicBlock` or `Bottleneck` of torchvision or timm, or a predicate on modules.
+            These select residual blocks that compute `act(f(x) + skip(x))` of one input, where `f` ends with a module,
+            `skip` is the input or one module, and `act` is one module or nothing.
         stochastic_method: "block": a block is skipped, and not computed, for the whole batch. "sample": the branch of a
             block is computed, and zeroed for some examples.
         drop_rate: The largest probability that a block is dropped, in [0, 1].
@@ -56,7 +56,7 @@ def apply_stochastic_depth(
 
     Raises:
         ValueError: A name is unknown, or `drop_rate` is outside [0, 1].
-        TypeError: A block of the class, or one that the function selects, computes something else.
+        TypeError: A selected block does not have this form.
 
     Warns:
         NoEffectWarning: The model has no such block.
@@ -73,7 +73,7 @@ def apply_stochastic_depth(
     _validate(target_layer_name, stochastic_method, drop_rate, drop_distribution)
     if not _make_stochastic(model, target_layer_name, stochastic_method, drop_rate, drop_distribution):
         warnings.warn(
-            f"`apply_stochastic_depth` changed nothing: the model has no {_name_of(target_layer_name)}.",
+            f"`apply_stochastic_depth` had no effect: the model has no {_name_of(target_layer_name)}.",
             NoEffectWarning,
             stacklevel=2,
         )
@@ -87,7 +87,7 @@ def _make_stochastic(
     count = sum(is_target(module) for module in model.modules() if module is not model)
     blocks: list[nn.Module] = []
 
-    def stochastic(module: nn.Module, index: int) -> nn.Module | None:
+    def replace(module: nn.Module, index: int) -> nn.Module | None:
         if not is_target(module):
             return None
         make = make_resnet_bottleneck_stochastic if can_be_stochastic(module) else make_residual_block_stochastic
@@ -95,7 +95,7 @@ def _make_stochastic(
         blocks.append(block)
         return block
 
-    module_surgery.replace_module_classes(model, {nn.Module: stochastic})
+    module_surgery.replace_module_classes(model, {nn.Module: replace})
     return blocks
 
 
@@ -112,32 +112,31 @@ def _name_of(target: Target) -> str:
 
 
 class StochasticDepth(Algorithm):
-    """Skips blocks of a residual network at random, more of the later ones.
+    """Skips blocks of a residual network at random, later blocks more often.
 
-    At INIT the blocks are made stochastic; see `apply_stochastic_depth`. With a warm-up the drop rates then grow in
-    proportion to the time: before each batch is loaded, and at BATCH_START, they are set to
-    `min(elapsed / drop_warmup, 1)` of their final values. Each microbatch has draws of its own, so microbatches do not
-    equal one batch.
+    At INIT the blocks are made stochastic; see `apply_stochastic_depth`. With a warmup the drop rates then grow
+    linearly: before each batch is loaded, and at BATCH_START, they are set to `min(elapsed / drop_warmup, 1)` of their
+    final values. Each microbatch draws separately, so microbatches do not equal one batch.
 
-    **Events** INIT; BEFORE_DATALOADER and BATCH_START with a warm-up. **Reads** the elapsed time. **Writes** blocks of
-    `state.model`.
-    **Cost** "block" saves the time of skipped blocks, on average half of `drop_rate` of them if it grows linearly;
-    "sample" adds a multiplication per block. `DistributedDataParallel` must look for unused parameters with "block",
-    as ranks skip different blocks. **Compilation** "sample" is static; "block" breaks the graph at each block, where it
-    decides. A block that is no torchvision `Bottleneck` breaks the graph with both, and cannot be scripted.
+    **Events** INIT; BEFORE_DATALOADER and BATCH_START with a warmup. **Reads** the elapsed time. **Writes** blocks of
+    `state.model`. **Cost** "block" saves the computation of skipped blocks, on average half of `drop_rate` of them with
+    the linear distribution; "sample" adds a multiplication per block. With "block", `DistributedDataParallel` must find
+    unused parameters, because ranks skip different blocks. **Compilation** "sample" is static; "block" has a graph
+    break at each block. Blocks other than torchvision's `Bottleneck` cause a graph break with both methods, and cannot
+    be scripted.
 
-    **Logs** `stochastic_depth/num_stochastic_layers` once, and with a warm-up `stochastic_depth/drop_rate` per batch.
+    **Logs** `stochastic_depth/num_stochastic_layers` once, and with a warmup `stochastic_depth/drop_rate` per batch.
 
     Args:
-        target_layer_name: Which blocks: "ResNetBottleneck", a class, or a function of a module; see
-            `apply_stochastic_depth`. Only with a name can a checkpoint bring the algorithm back by itself.
+        target_layer_name: The blocks: "ResNetBottleneck", a class, or a predicate on modules; see
+            `apply_stochastic_depth`. The algorithm can be restored from a checkpoint only if this is a string.
         stochastic_method: "block" or "sample".
         drop_rate: The largest probability that a block is dropped.
         drop_distribution: "linear" or "uniform".
         drop_warmup: The time over which the rates grow from 0; a number is a fraction of the run. Only for "block".
 
     Attributes:
-        num_stochastic_layers: How many blocks are stochastic; 0 before INIT.
+        num_stochastic_layers: The number of stochastic blocks; 0 before INIT.
 
     Raises:
         ValueError: A name is unknown, a value is out of range, or there is a `drop_warmup` with "sample".
@@ -147,11 +146,10 @@ class StochasticDepth(Algorithm):
         Time(10, TimeUnit.EPOCH)
 
     Source: Huang, Sun, Liu, Sedra, Weinberger, "Deep Networks with Stochastic Depth", arXiv:1603.09382, section 3.
-    Differs: `drop_rate` is 1 - p_L of the paper; dropping by example and the warm-up are additions. The rates reach
-        their final values when the warm-up ends.
+    Differs: `drop_rate` is 1 - p_L of the paper; dropping by example and the warmup are additions.
     """
 
-    # Others may run the model between BEFORE_DATALOADER and BATCH_START; some loops announce only the latter.
+    # Other algorithms may run the model between BEFORE_DATALOADER and BATCH_START; some loops only run BATCH_START.
     events = frozenset({Event.INIT, Event.BEFORE_DATALOADER, Event.BATCH_START})
     placement = Placement(provides={REPLACES_BLOCKS})
 
@@ -178,42 +176,42 @@ class StochasticDepth(Algorithm):
             else Time.from_input(drop_warmup)
         )
         if self.drop_warmup.value < 0:
-            raise ValueError(f"`drop_warmup` must not be negative, got {drop_warmup!r}. Use 0 for none.")
+            raise ValueError(f"`drop_warmup` must not be negative, got {drop_warmup!r}. Use 0 for no warmup.")
         if self.drop_warmup.value and stochastic_method == "sample":
-            raise ValueError(f"`drop_warmup` must be 0 with 'sample', got {drop_warmup!r}. Use 'block' to warm up.")
+            raise ValueError(f"`drop_warmup` must be 0 with 'sample', got {drop_warmup!r}. Use 'block' for a warmup.")
         self.num_stochastic_layers = 0
         self._blocks: list[nn.Module] = []
-        self._rate = drop_rate  # what the rates are in proportion to now
+        self._rate = drop_rate  # the current value of `drop_rate`
 
     @property
     def find_unused_parameters(self) -> bool:
-        """Whether blocks are skipped, whose parameters then get no gradient."""
+        """True with "block", because the parameters of skipped blocks get no gradient."""
         return self.stochastic_method == "block"
 
     @staticmethod
     def required_on_load() -> bool:
-        """A run that was trained with it is continued with it."""
+        """Return True: a run that was trained with stochastic depth is resumed with it."""
         return True
 
     def match(self, event: Event, state: State) -> bool:
-        """At INIT, and before each batch if there is a warm-up."""
+        """Return True at INIT, and before each batch if there is a warmup."""
         return event is Event.INIT or (event in self.events and self.drop_warmup.value > 0)
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Make the blocks stochastic, or set their drop rates."""
+        """Make the blocks stochastic, or update their drop rates."""
         if event is Event.INIT:
             arguments = (self.target_layer_name, self.stochastic_method, self.drop_rate, self.drop_distribution)
             self._blocks, self._rate = _make_stochastic(state.model, *arguments), self.drop_rate
             self.num_stochastic_layers = len(self._blocks)
             if not self._blocks:
                 warnings.warn(
-                    f"`StochasticDepth` changed nothing: the model has no {_name_of(self.target_layer_name)}.",
+                    f"`StochasticDepth` had no effect: the model has no {_name_of(self.target_layer_name)}.",
                     NoEffectWarning,
                     stacklevel=2,
                 )
             logger.log_metrics({"stochastic_depth/num_stochastic_layers": self.num_stochastic_layers})
             return
-        self._set_rates(min(_share(self.drop_warmup, state), 1.0) * self.drop_rate)
+        self._set_rates(min(_warmup_fraction(self.drop_warmup, state), 1.0) * self.drop_rate)
         if event is Event.BATCH_START:
             logger.log_metrics({"stochastic_depth/drop_rate": self._rate})
 
@@ -226,20 +224,20 @@ class StochasticDepth(Algorithm):
             block.drop_rate = torch.tensor(rate)
 
     def state_dict(self) -> dict[str, Any]:
-        """The drop rate reached."""
+        """Return the current drop rate."""
         return {**super().state_dict(), "drop_rate": self._rate}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the drop rate, with which the model may be evaluated before it is trained on."""
+        """Restore the drop rate, which an evaluation before further training uses."""
         self._set_rates(state.get("drop_rate", self._rate))
 
 
-def _share(warmup: Time[Any], state: State) -> float:
-    """The elapsed time in warm-ups."""
+def _warmup_fraction(warmup: Time[Any], state: State) -> float:
+    """Return the elapsed time divided by the length of the warmup."""
     if warmup.unit is not TimeUnit.DURATION:
         return float(state.timestamp.get(warmup.unit).value / warmup.value)
     elapsed = state.get_elapsed_duration()
-    assert elapsed is not None, "the engine asks for `max_duration` at this event"
+    assert elapsed is not None, "the engine requires `max_duration` at this event"
     return float(elapsed.value / warmup.value)
 
 

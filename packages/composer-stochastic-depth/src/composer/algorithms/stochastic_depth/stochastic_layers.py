@@ -23,11 +23,11 @@ class BlockStochasticModule(nn.Module):
     """Adds the output of a module to a residual, or skips the module for the whole batch.
 
     With the drop rate r: in training `main(x) + residual(x)` with probability 1 - r, otherwise `residual(x)`. In
-    evaluation `(1 - r) * main(x) + residual(x)`. The draw is one of torch's CPU generator.
+    evaluation `(1 - r) * main(x) + residual(x)`. Draws come from the default CPU generator.
 
     Args:
-        main: Computes the branch.
-        residual: Computes what the branch is added to. None: the input.
+        main: The branch.
+        residual: The module whose output the branch is added to. None: the identity.
         drop_rate: r.
 
     Example:
@@ -42,10 +42,10 @@ class BlockStochasticModule(nn.Module):
     def __init__(self, main: nn.Module, residual: nn.Module | None = None, drop_rate: float = 0.2) -> None:
         super().__init__()
         self.main, self.residual = main, residual
-        self.drop_rate = torch.tensor(drop_rate)  # on the host, where the draw is
+        self.drop_rate = torch.tensor(drop_rate)  # on the host, where the decision is made
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Apply the module, or skip it."""
+        """Run the module, or skip it."""
         residual = x
         if self.residual is not None:
             residual = self.residual(x)
@@ -59,7 +59,7 @@ class BlockStochasticModule(nn.Module):
 
 
 class _StochasticBottleneck(Bottleneck):  # type: ignore[misc]  # torchvision has no types
-    """A torchvision `Bottleneck` that was made stochastic.
+    """A torchvision `Bottleneck` whose branch is dropped at random.
 
     Attributes:
         drop_rate: The probability that the branch is dropped; a tensor on the host, whatever the device of the weights.
@@ -79,14 +79,14 @@ class _StochasticBottleneck(Bottleneck):  # type: ignore[misc]  # torchvision ha
 
 
 class BlockStochasticBottleneck(_StochasticBottleneck):
-    """A `Bottleneck` whose branch is skipped, not computed, for the whole batch."""
+    """A `Bottleneck` whose branch is skipped, without being computed, for the whole batch."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Apply the block, or only its shortcut."""
+        """Run the block, or only its shortcut."""
         if self.training:
             if bool(torch.rand(()) < self.drop_rate):
                 if self.downsample is None:
-                    return x  # a ReLU's output already
+                    return x  # already the output of a ReLU
                 skipped: torch.Tensor = self.relu(self._shortcut(x))
                 return skipped
             output: torch.Tensor = self.relu(self._branch(x) + self._shortcut(x))
@@ -99,10 +99,10 @@ class SampleStochasticBottleneck(_StochasticBottleneck):
     """A `Bottleneck` whose branch is dropped for some examples of the batch."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Apply the block, without the branch for some examples."""
+        """Run the block, without the branch for some examples."""
         branch = self._branch(x)
         if self.training:
-            # In float32 whatever the branch is: bfloat16 has too few numbers for a small rate.
+            # In float32 whatever the dtype of the branch: bfloat16 is too coarse for small rates.
             kept = torch.rand([branch.shape[0], 1, 1, 1], device=branch.device, dtype=torch.float32) >= self.drop_rate
             total = torch.addcmul(self._shortcut(x), branch, kept.to(branch.dtype))
         else:
@@ -127,9 +127,9 @@ def make_resnet_bottleneck_stochastic(
 
     Args:
         module: A torchvision `Bottleneck`.
-        module_index: Its number, from 0.
-        module_count: How many there are.
-        drop_rate: As `drop_distribution` says.
+        module_index: The index of the block, from 0.
+        module_count: The number of blocks.
+        drop_rate: The largest drop rate.
         drop_distribution: "linear": the block drops with `(module_index + 1) / module_count * drop_rate`. "uniform":
             with `drop_rate`.
         stochastic_method: "block" or "sample"; see `apply_stochastic_depth`.
@@ -154,12 +154,12 @@ def make_resnet_bottleneck_stochastic(
 
 
 def can_be_stochastic(module: nn.Module) -> bool:
-    """Whether a block is torchvision's own: another class may do something else between its layers."""
+    """Return True for the exact class of torchvision: subclasses may do something else between the layers."""
     return type(module) is Bottleneck or isinstance(module, _StochasticBottleneck)
 
 
 def rate_of(index: int, count: int, drop_rate: float, drop_distribution: str) -> float:
-    """The drop rate of one of `count` blocks."""
+    """Return the drop rate of a block."""
     check("drop_distribution", drop_distribution, _DISTRIBUTIONS)
     if not 0 <= drop_rate <= 1:
         raise ValueError(f"`drop_rate` must be in [0, 1], got {drop_rate!r}. It is a probability.")
@@ -167,7 +167,7 @@ def rate_of(index: int, count: int, drop_rate: float, drop_distribution: str) ->
 
 
 def check(name: str, value: Any, known: tuple[str, ...], *others: str) -> None:
-    """Raise ValueError unless a name is known."""
+    """Raise ValueError unless `value` is one of the known names."""
     if value not in known:
         allowed = " or ".join([*map(repr, known), *others])
         raise ValueError(f"`{name}` must be {allowed}, got {value!r}. Check its spelling.")
@@ -183,14 +183,14 @@ def make_residual_block_stochastic(
 ) -> nn.Module:
     """Make any block that computes `act(f(x) + skip(x))` stochastic, in place: it keeps its class and its weights.
 
-    Its own forward pass runs whenever the branch f is computed; the output of the last module of f is scaled.
+    The original `forward` runs whenever the branch f is computed; the output of the last module of f is scaled.
 
     Args:
         module: The block: f ends with a module, `skip` is the input or one module, `act` one module or nothing.
-        module_index: As in `make_resnet_bottleneck_stochastic`, like all that follow.
-        module_count: How many there are.
-        drop_rate: As `drop_distribution` says.
-        drop_distribution: "linear" or "uniform".
+        module_index: The index of the block, from 0.
+        module_count: The number of blocks.
+        drop_rate: The largest drop rate.
+        drop_distribution: "linear" or "uniform"; see `make_resnet_bottleneck_stochastic`.
         stochastic_method: "block" or "sample".
 
     Returns:
@@ -198,15 +198,15 @@ def make_residual_block_stochastic(
 
     Raises:
         ValueError: An argument is out of range or unknown.
-        TypeError: The block computes something else.
+        TypeError: The block does not have this form.
     """
     check("stochastic_method", stochastic_method, tuple(_METHODS))
     rate = rate_of(module_index, module_count, drop_rate, drop_distribution)
     forward = module.__dict__.get("forward")
     if isinstance(forward, functools.partial) and forward.func is _forward_stochastic:
-        parts = forward.args[1]  # made before, with other arguments
+        parts = forward.args[1]  # the block is stochastic already
     elif hasattr(module, "drop_rate"):
-        raise _refusal(module, "has a `drop_rate` of its own")
+        raise _block_error(module, "already has an attribute `drop_rate`")
     else:
         parts = _find_parts(module)
     module.forward = functools.partial(_forward_stochastic, module, parts, stochastic_method)
@@ -215,7 +215,7 @@ def make_residual_block_stochastic(
 
 
 class _Parts(NamedTuple):
-    """The names of the modules in `act(last(...) + skip(x))`; None: there is no such module."""
+    """Names of the modules in `act(last(...) + skip(x))`; None if there is no such module."""
 
     last: str
     skip: str | None
@@ -223,17 +223,16 @@ class _Parts(NamedTuple):
 
 
 def _forward_stochastic(block: nn.Module, parts: _Parts, method: str, x: torch.Tensor) -> torch.Tensor:
-    """The forward pass of a block of any class."""
     forward = functools.partial(type(block).forward, block)
     if block.training and method == "block":
         if not bool(torch.rand(()) < cast(torch.Tensor, block.drop_rate)):
             return cast(torch.Tensor, forward(x))
         if parts.act is None:
             return x if parts.skip is None else cast(torch.Tensor, block.get_submodule(parts.skip)(x))
-        # A copy of the input, which the activation may overwrite.
+        # The activation may be in place, so copy the input.
         shortcut = x.clone() if parts.skip is None else block.get_submodule(parts.skip)(x)
         return cast(torch.Tensor, block.get_submodule(parts.act)(shortcut))
-    # Looked up in each pass: the module may have been replaced.
+    # Looked up in each pass, because the module may have been replaced.
     hook = block.get_submodule(parts.last).register_forward_hook(functools.partial(_scale_branch, block))
     try:
         return cast(torch.Tensor, forward(x))
@@ -251,36 +250,36 @@ def _scale_branch(block: nn.Module, module: nn.Module, args: Any, branch: torch.
 
 
 class _OneLevel(fx.Tracer):
-    """Records which children a block calls, not what they do."""
+    """Tracer that does not enter the children of a block."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return True
 
 
 def _find_parts(block: nn.Module) -> _Parts:
-    """Read the parts of a block from a trace of its forward pass."""
+    """Find the parts of a block in a trace of its forward pass."""
     try:
         graph = _OneLevel().trace(block)
     except Exception as error:
-        raise _refusal(block, f"could not be traced ({type(error).__name__}: {error})") from error
+        raise _block_error(block, f"could not be traced ({type(error).__name__}: {error})") from error
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     output = next(node for node in graph.nodes if node.op == "output").args[0]
     if len(inputs) != 1 or not isinstance(output, fx.Node):
-        raise _refusal(block, "has more than one input or output")
+        raise _block_error(block, "has more than one input or output")
     act = None
     if output.op == "call_module" and list(output.all_input_nodes) == list(output.args):
         act, output = str(output.target), output.args[0]
     if not _is_sum(output):
-        raise _refusal(block, "does not end with a sum of two, or a module behind it")
+        raise _block_error(block, "does not end with a sum of two tensors, or one module after it")
     skips = [node for node in output.all_input_nodes if node is inputs[0]]
     skips = skips or [node for node in output.all_input_nodes if _is_one_call(node, inputs[0])]
     branches = [node for node in output.all_input_nodes if node not in skips]
     if len(branches) != 1 or len(skips) != 1:
-        raise _refusal(block, "does not add a branch to its input, or to one module's output")
+        raise _block_error(block, "does not add a branch to its input, or to the output of one module")
     (branch,), (skip,) = branches, skips
     calls = [node for node in graph.nodes if node.op == "call_module" and node.target == branch.target]
     if calls != [branch] or len(branch.users) != 1:
-        raise _refusal(block, "has a branch whose last step is not a module of its own")
+        raise _block_error(block, "has a branch that does not end with a separate module")
     return _Parts(str(branch.target), None if skip is inputs[0] else str(skip.target), act)
 
 
@@ -291,11 +290,11 @@ def _is_sum(node: Any) -> bool:
 
 
 def _is_one_call(node: fx.Node, source: fx.Node) -> bool:
-    """Return whether a node is one module's output for the input of the block."""
+    """Return True if a node is the output of one module applied to the input of the block."""
     return bool(node.op == "call_module" and list(node.args) == [source] and not node.kwargs)
 
 
-def _refusal(block: nn.Module, reason: str) -> TypeError:
+def _block_error(block: nn.Module, reason: str) -> TypeError:
     return TypeError(
         f"`target_layer_name` must select residual blocks that compute `act(f(x) + skip(x))`, got a "
         f"{type(block).__name__}, which {reason}. Select fewer modules, or build the block from a "

@@ -1,20 +1,15 @@
-"""The algorithm: averages late weights and puts the average into the model before the end."""
+"""The algorithm, the average of the weights, and the learning rate while they are averaged."""
 
 from __future__ import annotations
 
 import logging
+import math
+import warnings
+from collections.abc import Sequence
 from typing import Any
 
-from composer.algorithms.swa._annealing import Annealing
-from composer.algorithms.swa._arguments import (
-    check_run,
-    check_steps,
-    has_passed,
-    parse,
-    parse_strategy,
-    warn_of_late_start,
-)
-from composer.algorithms.swa._average import AveragedWeights
+import torch
+
 from composer.core import (
     AVERAGES_WEIGHTS,
     CHANGES_LAYERS,
@@ -29,52 +24,55 @@ from composer.core import (
     TimeUnit,
 )
 from composer.loggers import Logger
-from composer.utils import check_flags, plain_number
+from composer.utils import check_finite, check_flags, check_integers, local_part, plain_number, unwrapped_model
 
 __all__ = ["SWA"]
 
 _log = logging.getLogger(__name__)
 
 _WHOLE_RUN = Time(1.0, TimeUnit.DURATION)
+_STRATEGIES = {"linear": "linear", "lin": "linear", "cos": "cos", "cosine": "cos"}
+_PREFIX = "module."  # of names in the state dict of `torch.optim.swa_utils.AveragedModel`, whose layout is used
 
 
 class SWA(Algorithm):
-    """Averages the weights of late epochs, which lie around a better point than the last of them.
+    """Stochastic weight averaging: use the average of the weights of late epochs as the weights of the model.
 
     From `swa_start` on, after every `update_interval`, the weights enter an equal average:
-    `average <- average + (weights - average) / (n + 1)`. At the first such moment from `swa_end` on the average becomes
-    the model's weights, and training goes on from there, so that batch norm statistics follow. If the run ends before
-    there is such a moment, the average becomes the model's weights at FIT_END. Whole batches are over at these moments,
-    so microbatches equal one batch.
+    `average <- average + (weights - average) / (n + 1)`. At the first batch or epoch end from `swa_end` on, the average
+    becomes the weights of the model, and training continues from there, so that batch norm statistics are updated. If
+    the run ends before that, the average becomes the weights at FIT_END. All of this happens between batches, so
+    microbatches equal one batch.
 
-    With `schedule_swa_lr` the learning rate goes from what it is to `swa_lr` in `anneal_steps` updates and stays there
-    until `swa_end`, whatever the run's scheduler says.
+    With `schedule_swa_lr` the learning rate changes to `swa_lr` within `anneal_steps` updates and stays there until
+    `swa_end`, overriding the scheduler of the run.
 
-    **Events** INIT, FIT_START (checks), BATCH_END or EPOCH_END, with `schedule_swa_lr` both, FIT_END. **Reads** the
-    weights, the timestamp. **Writes** the weights, once; learning rates with `schedule_swa_lr`. **Cost** memory for
-    another set of weights; one fused pass over them per update. **Compilation** static; nothing waits for the device.
-    **When not to use it** together with another method that averages weights.
+    **Events** INIT, FIT_START (checks), BATCH_END or EPOCH_END (both with `schedule_swa_lr`), FIT_END. **Reads** the
+    weights, the timestamp. **Writes** the weights, once; learning rates with `schedule_swa_lr`. **Cost** memory for a
+    copy of the weights; one fused pass over it per update. **Compilation** static; nothing synchronizes with the
+    device. **When not to use it** together with another method that averages weights.
 
     Args:
         swa_start: When averaging starts, in "dur" or "ep".
-        swa_end: When the average becomes the model's weights, in the same unit. The rest of the run should hold at
-            least one whole `update_interval`, or batch norm statistics are not those of the average.
+        swa_end: When the average becomes the weights of the model, in the same unit. The rest of the run should be at
+            least one `update_interval` long, otherwise batch norm statistics do not match the average.
         update_interval: The time between updates, in "ba" or "ep".
-        schedule_swa_lr: Whether to schedule the learning rate.
+        schedule_swa_lr: Schedule the learning rate.
         anneal_strategy: "linear" or "cos".
         anneal_steps: The number of updates until `swa_lr` is reached.
-        swa_lr: The learning rate to go to; None: the one at the start.
+        swa_lr: The final learning rate. None: the learning rate at the start of averaging.
 
     Attributes:
         swa_model: The averages; None before `swa_start`.
-        swa_scheduler: The learning rate; None unless it is scheduled.
-        swa_started: Whether averaging has started.
-        swa_completed: Whether the average is in the model.
+        swa_scheduler: The schedule of the learning rate; None unless it is scheduled.
+        swa_started: True once averaging has started.
+        swa_completed: True once the average is in the model.
         step_counter: The number of batches or epochs since the start.
         match_event: BATCH_END or EPOCH_END.
 
     Raises:
-        ValueError: Times have other units, are not in order or not within the run, or another argument is out of range.
+        ValueError: Times have different or unsupported units, are not in order or not within the run, or another
+            argument is out of range.
         RuntimeError: At FIT_START, with `schedule_swa_lr`, if there are several optimizers, schedulers or learning
             rates.
 
@@ -84,8 +82,8 @@ class SWA(Algorithm):
 
     Source: Izmailov et al., "Averaging Weights Leads to Wider Optima and Better Generalization", arXiv:1803.05407,
         section 3.
-    Differs: the average replaces the weights before the end, and the rest of the run refreshes batch norm statistics,
-        in place of a pass over the data. The learning rate is only scheduled on request, and not cyclically.
+    Differs: the average replaces the weights before the end, and the rest of the run updates batch norm statistics,
+        in place of a separate pass over the data. The learning rate is only scheduled on request, and not cyclically.
     """
 
     placement = Placement(
@@ -106,18 +104,22 @@ class SWA(Algorithm):
         swa_lr: float | None = None,
     ) -> None:
         check_flags(schedule_swa_lr=schedule_swa_lr)
-        self._given = (swa_start, swa_end, update_interval)
-        self.swa_start, self.swa_end, self.update_interval = parse(*self._given)
+        self._times = (swa_start, swa_end, update_interval)
+        self.swa_start, self.swa_end = _parse_range(swa_start, swa_end)
+        self.update_interval = _parse_interval(update_interval)
         self.schedule_swa_lr = schedule_swa_lr
-        self.anneal_strategy = parse_strategy(anneal_strategy)
-        check_steps(anneal_steps, swa_lr)
+        strategy = _STRATEGIES.get(str(anneal_strategy).lower())
+        if strategy is None:
+            raise ValueError(f"`anneal_strategy` must be 'linear' or 'cos', got {anneal_strategy!r}.")
+        self.anneal_strategy = strategy
+        _check_learning_rate(anneal_steps, swa_lr)
         self.anneal_steps, self.swa_lr = plain_number(anneal_steps), plain_number(swa_lr)
         if self.swa_end.unit is TimeUnit.DURATION and self.swa_end.value == 1:
-            _log.warning("`swa_end` is the end of the run: batch norm statistics will not be those of the average.")
+            _log.warning("`swa_end` is the end of the run: batch norm statistics will not match the average.")
         self.match_event = Event.BATCH_END if self.update_interval.unit is TimeUnit.BATCH else Event.EPOCH_END
-        # Schedulers of the run step before either event, and must not have the last word.
-        self._acting = {Event.BATCH_END, Event.EPOCH_END} if schedule_swa_lr else {self.match_event}
-        self.events = frozenset({Event.INIT, Event.FIT_START, Event.FIT_END, *self._acting})
+        # Schedulers of the run step before these events; the learning rate is set again after each of their steps.
+        self._step_events = {Event.BATCH_END, Event.EPOCH_END} if schedule_swa_lr else {self.match_event}
+        self.events = frozenset({Event.INIT, Event.FIT_START, Event.FIT_END, *self._step_events})
         self._reset()
 
     def _reset(self) -> None:
@@ -127,67 +129,67 @@ class SWA(Algorithm):
         self.step_counter = 0
 
     def __repr__(self) -> str:
-        swa_start, swa_end, update_interval = self._given
+        swa_start, swa_end, update_interval = self._times
         return (
             f"SWA({swa_start=!r},{swa_end=!r},{update_interval=!r},schedule_swa_lr={self.schedule_swa_lr!r},"
             f"anneal_strategy={self.anneal_strategy!r},anneal_steps={self.anneal_steps!r},swa_lr={self.swa_lr!r})"
         )
 
     def match(self, event: Event, state: State) -> bool:
-        """At INIT, FIT_START and FIT_END, and from `swa_start` on until the average is in the model."""
+        """Return True at INIT, FIT_START and FIT_END, and from `swa_start` on until the average is in the model."""
         if event in (Event.INIT, Event.FIT_START):
             return True
         if event is Event.FIT_END:
             return not self.swa_completed
-        if event not in self._acting or self.swa_completed:
+        if event not in self._step_events or self.swa_completed:
             return False
-        return self.swa_started or has_passed(self.swa_start, state)
+        return self.swa_started or _has_passed(self.swa_start, state)
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Average, hold the learning rate, or finish."""
+        """Update the average, set the learning rate, or move the average into the model."""
         if event is Event.INIT:
             self._reset()
         elif event is Event.FIT_START:
             if self.schedule_swa_lr and not self.swa_started:
-                check_run(state)
-            warn_of_late_start(self.swa_start, state)
+                _check_optimizers(state)
+            _warn_about_late_start(self.swa_start, state)
         elif event is Event.FIT_END:
             self._end_fit(state)
         else:
             if event is self.match_event:
-                self._advance(state)
+                self._step(state)
             if self.swa_scheduler is not None and not self.swa_completed:
-                self.swa_scheduler.set_on(state.optimizers[0])
+                self.swa_scheduler.set_lr(state.optimizers[0])
 
-    def _advance(self, state: State) -> None:
+    def _step(self, state: State) -> None:
         if self.swa_model is None:
             self.swa_model, self.swa_started = AveragedWeights(), True
         if self.schedule_swa_lr and self.swa_scheduler is None:
-            check_run(state)
+            _check_optimizers(state)
             self.swa_scheduler = self._annealing_from(float(state.optimizers[0].param_groups[0]["lr"]))
         if self.step_counter % int(self.update_interval) == 0:
             self.swa_model.update(state.model)
             if self.swa_scheduler is not None:
-                self.swa_scheduler.step()
+                self.swa_scheduler.step_count += 1
         self.step_counter += 1
-        if has_passed(self.swa_end, state):
+        if _has_passed(self.swa_end, state):
             self._finish(state)
 
     def _end_fit(self, state: State) -> None:
-        """Finish a run that had no update after `swa_end`; say so if that leaves the last weights in the model."""
-        is_over = has_passed(_WHOLE_RUN, state) or has_passed(self.swa_end, state)
+        """Finish a run without an update after `swa_end`, or warn that the model does not hold the average."""
+        is_over = _has_passed(_WHOLE_RUN, state) or _has_passed(self.swa_end, state)
         if self.swa_started and is_over and self.swa_end.unit is TimeUnit.DURATION:
             self._finish(state)
         elif self.swa_started:
             _log.warning(
                 "`fit` ended before `swa_end`, which is '%s': the model holds the last weights, not their average. "
-                "Train on, or make `swa_end` earlier.",
+                "Continue training, or set an earlier `swa_end`.",
                 self.swa_end,
             )
         elif is_over and self.swa_end.unit is TimeUnit.DURATION:
             _log.warning(
                 "`SWA` averaged nothing: no `update_interval` (%s) ended between `swa_start` (%s) and the end of the "
-                "run. Make either shorter.",
+                "run. Set a shorter interval or an earlier start.",
                 self.update_interval,
                 self.swa_start,
             )
@@ -197,19 +199,19 @@ class SWA(Algorithm):
 
     def _finish(self, state: State) -> None:
         assert self.swa_model is not None, "averaging starts before it ends"
-        self.swa_model.transfer(state.model)
+        self.swa_model.copy_to(state.model)
         self.swa_completed = True
         if self.swa_scheduler is not None:
-            self.swa_scheduler.release(state.optimizers[0], state.schedulers)
+            _restore_lr(state.optimizers[0], state.schedulers)
         elapsed = state.get_elapsed_duration()
         if elapsed is not None and elapsed.value >= 1:
             _log.warning(
-                "The average became the model's weights at the end of the run, so batch norm statistics are not its. "
-                "Make `swa_end` earlier, or `update_interval` shorter."
+                "The average became the weights of the model at the end of the run, so batch norm statistics do not "
+                "match it. Set an earlier `swa_end` or a shorter `update_interval`."
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """The averages, the schedule, and how far they are."""
+        """Return the averages, the schedule of the learning rate and the progress of both."""
         return {
             **super().state_dict(),
             "swa_model": None if self.swa_model is None else self.swa_model.state_dict(),
@@ -220,7 +222,7 @@ class SWA(Algorithm):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Load the result of `state_dict`."""
         self.swa_started, self.swa_completed = state["swa_started"], state["swa_completed"]
         self.step_counter = state["step_counter"]
         self.swa_model = self.swa_scheduler = None
@@ -230,3 +232,184 @@ class SWA(Algorithm):
         if self.swa_started and state["swa_scheduler"] is not None and self.schedule_swa_lr:
             self.swa_scheduler = self._annealing_from(0.0)
             self.swa_scheduler.load_state_dict(state["swa_scheduler"])
+
+
+class AveragedWeights:
+    """Equal average of the parameters of a model over the calls of `update`.
+
+    Averages of parameters narrower than float32 are float32: small updates would be rounded away.
+
+    Attributes:
+        averages: The average of each parameter, by name.
+        n_averaged: The number of updates.
+    """
+
+    def __init__(self) -> None:
+        self.averages: dict[str, torch.Tensor] = {}
+        self.n_averaged = 0
+
+    @torch.no_grad()
+    def update(self, model: torch.nn.Module) -> None:
+        """Add the current weights of a model: `average <- average + (weight - average) / (n + 1)`."""
+        groups: dict[Any, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        for name, weight in unwrapped_model(model).named_parameters():
+            average = self.averages.get(name)
+            if average is None:
+                narrow = weight.is_floating_point() and weight.dtype.itemsize < torch.float32.itemsize
+                average = torch.zeros_like(weight.detach(), dtype=torch.float32 if narrow else weight.dtype)
+            # Sharded in the same way as the weight, so that a checkpoint saves the whole average.
+            average = self.averages[name] = average.to(weight.device)
+            value = local_part(weight.detach())
+            averages, values = groups.setdefault((value.device, value.dtype, average.dtype), ([], []))
+            averages.append(local_part(average))
+            values.append(value.to(average.dtype))
+        for averages, values in groups.values():
+            if self.n_averaged == 0:
+                torch._foreach_copy_(averages, values)
+            else:
+                torch._foreach_lerp_(averages, values, 1 / (self.n_averaged + 1))
+        self.n_averaged += 1
+
+    @torch.no_grad()
+    def copy_to(self, model: torch.nn.Module) -> None:
+        """Copy the averages into the parameters of a model, in place."""
+        for name, weight in unwrapped_model(model).named_parameters():
+            local_part(weight.detach()).copy_(local_part(self.averages[name]))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the averages and their number, in the layout of `torch.optim.swa_utils.AveragedModel`."""
+        named = {f"{_PREFIX}{name}": average for name, average in self.averages.items()}
+        return {"n_averaged": torch.tensor(self.n_averaged), **named}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load copies of the tensors that `state_dict` returned."""
+        self.n_averaged = int(state["n_averaged"])
+        self.averages = {
+            name.removeprefix(_PREFIX): value.detach().clone() for name, value in state.items() if name != "n_averaged"
+        }
+
+
+class Annealing:
+    """Learning rate that changes to another value within some steps and then stays there.
+
+    After n of N steps it is `start + (swa_lr - start) * a(min(n / N, 1))`, with `a(t) = t` or, for "cos",
+    `a(t) = (1 - cos(pi * t)) / 2`.
+
+    Args:
+        start: The initial learning rate.
+        swa_lr: The final learning rate. None: `start`.
+        steps: N.
+        strategy: "linear" or "cos".
+    """
+
+    def __init__(self, start: float, swa_lr: float | None, steps: int, strategy: str) -> None:
+        self.start = start
+        self.swa_lr = start if swa_lr is None else swa_lr
+        self.steps, self.strategy = steps, strategy
+        self.step_count = 0
+
+    def set_lr(self, optimizer: torch.optim.Optimizer) -> None:
+        """Set the learning rate of all groups of an optimizer."""
+        t = min(self.step_count / self.steps, 1.0)
+        share = t if self.strategy == "linear" else (1 - math.cos(math.pi * t)) / 2
+        _set_lrs(optimizer, [self.swa_lr * share + self.start * (1 - share)] * len(optimizer.param_groups))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return both learning rates and the number of steps taken."""
+        return {"start": self.start, "swa_lr": self.swa_lr, "step_count": self.step_count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load the result of `state_dict`."""
+        self.start, self.swa_lr, self.step_count = state["start"], state["swa_lr"], state["step_count"]
+
+
+def _restore_lr(optimizer: torch.optim.Optimizer, schedulers: Sequence[Any]) -> None:
+    """Set the learning rates that the scheduler of the run, if there is one, computed last."""
+    for scheduler in schedulers:
+        get_last_lr = getattr(scheduler, "get_last_lr", None)
+        if get_last_lr is not None:
+            _set_lrs(optimizer, [float(lr) for lr in get_last_lr()])
+
+
+def _set_lrs(optimizer: torch.optim.Optimizer, lrs: Sequence[float]) -> None:
+    for group, lr in zip(optimizer.param_groups, lrs, strict=True):
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr
+
+
+def _parse_range(swa_start: Any, swa_end: Any) -> tuple[Time[Any], Time[Any]]:
+    start, end = _parse_time("swa_start", swa_start), _parse_time("swa_end", swa_end)
+    if start.unit is not end.unit:
+        raise ValueError(f"`swa_start` and `swa_end` must have the same unit, got '{start}' and '{end}'.")
+    if start.unit not in (TimeUnit.DURATION, TimeUnit.EPOCH):
+        raise ValueError(f"`swa_start` and `swa_end` must be in 'dur' or 'ep', got '{start}'. Use '0.7dur'.")
+    if start >= end:
+        raise ValueError(f"`swa_start` must be before `swa_end`, got '{start}' and '{end}'.")
+    if start.value < 0 or (end.unit is TimeUnit.DURATION and end.value > 1):
+        raise ValueError(f"`swa_start` and `swa_end` must be within the run, got '{start}' and '{end}'.")
+    return start, end
+
+
+def _parse_interval(update_interval: Any) -> Time[Any]:
+    interval = _parse_time("update_interval", update_interval)
+    if interval.unit not in (TimeUnit.BATCH, TimeUnit.EPOCH):
+        raise ValueError(f"`update_interval` must be in 'ba' or 'ep', got '{interval}'. Use '1ep'.")
+    if interval.value < 1:
+        raise ValueError(f"`update_interval` must be at least 1, got '{interval}'.")
+    return interval
+
+
+def _parse_time(argument: str, value: Any) -> Time[Any]:
+    if not isinstance(value, (str, Time)):
+        raise TypeError(f"`{argument}` must be a time string or a `Time`, got {value!r}. Use for example '1ep'.")
+    return value if isinstance(value, Time) else Time.from_timestring(value)
+
+
+def _check_learning_rate(anneal_steps: int, swa_lr: float | None) -> None:
+    check_integers(anneal_steps=anneal_steps)
+    if swa_lr is not None:
+        check_finite(swa_lr=swa_lr)
+    if anneal_steps <= 0:
+        raise ValueError(f"`anneal_steps` must be positive, got {anneal_steps!r}. Use 1 to jump to `swa_lr`.")
+    if swa_lr is not None and swa_lr < 0:
+        raise ValueError(f"`swa_lr` must not be negative, got {swa_lr!r}. None keeps the learning rate.")
+
+
+def _check_optimizers(state: State) -> None:
+    """Raise RuntimeError unless there is a single learning rate to schedule."""
+    advice = "Use `schedule_swa_lr=False`."
+    if len(state.optimizers) != 1:
+        raise RuntimeError(
+            f"`SWA` can schedule the learning rate of one optimizer, got {len(state.optimizers)}. {advice}"
+        )
+    if len(state.schedulers) > 1:
+        raise RuntimeError(
+            f"`SWA` can schedule the learning rate next to one scheduler, got {len(state.schedulers)}. {advice}"
+        )
+    rates = {float(group["lr"]) for group in state.optimizers[0].param_groups}
+    if len(rates) != 1:
+        raise RuntimeError(f"`SWA` can schedule one learning rate for all groups, got {sorted(rates)}. {advice}")
+
+
+def _warn_about_late_start(start: Time[Any], state: State) -> None:
+    """Warn if this call of `fit` ends before `swa_start`; a later call may reach it."""
+    end, length = state.max_duration, state.dataloader_len
+    if end is None or start.unit is not TimeUnit.EPOCH:
+        return
+    if end.unit is TimeUnit.BATCH and length is not None:
+        end = Time(end.value // length.value, TimeUnit.EPOCH)
+    if end.unit is TimeUnit.EPOCH and start.value > end.value:
+        warnings.warn(
+            f"`SWA` averages nothing in this `fit`: `swa_start` is '{start}', and the run ends at '{end}'. Set an "
+            f"earlier start, or use a fraction of the run such as '0.7dur'.",
+            stacklevel=2,
+        )
+
+
+def _has_passed(time: Time[Any], state: State) -> bool:
+    if time.unit is TimeUnit.DURATION:
+        elapsed = state.get_elapsed_duration()
+        return elapsed is not None and elapsed >= time
+    return state.timestamp >= time

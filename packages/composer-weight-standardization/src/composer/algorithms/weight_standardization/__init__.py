@@ -1,4 +1,4 @@
-"""WeightStandardization: convolve with weights of mean 0 and variance 1."""
+"""WeightStandardization: convolutions whose filters have mean 0 and variance 1."""
 
 from composer.algorithms.weight_standardization.weight_standardization import (
     WeightStandardization as WeightStandardization,

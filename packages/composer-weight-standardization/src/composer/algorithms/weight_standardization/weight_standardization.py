@@ -1,4 +1,4 @@
-"""The parametrization, the function that puts it on convolutions, then the class. Weights are (out channels, ...)."""
+"""The parametrization, the function that adds it, then the algorithm. Weights are (out channels, ...)."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ class WeightStandardizer(nn.Module):
     """
 
     def forward(self, weight: torch.Tensor) -> torch.Tensor:
-        """Standardize a weight of shape (out channels, ...); dtype and strides are kept."""
-        # A layer normalization without affine parameters: one kernel. It is given the dimensions in the order they have
-        # in memory, so that the result has the layout of the weight, which decides the layout of feature maps.
-        # Of two equal strides, that of a dimension of size 1 is the inner one.
+        """Standardize a weight of shape (out channels, ...); dtype and strides do not change."""
+        # Layer normalization without affine parameters is one kernel. The dimensions are permuted to their order in
+        # memory, so that the result has the memory format of the weight, which determines that of the feature maps.
+        # Of two dimensions with equal strides, the one of size 1 is the inner one.
         strides, shape = weight.stride(), weight.shape
         order = [0, *sorted(range(1, weight.dim()), key=lambda dim: (-strides[dim], shape[dim] == 1))]
         filters = weight.permute(order)
@@ -62,28 +62,28 @@ class WeightStandardizer(nn.Module):
 
 
 def apply_weight_standardization(module: nn.Module, n_last_layers_ignore: int = 0) -> int:
-    """Make the convolutions of a model use standardized weights, in place.
+    """Standardize the weights of the convolutions of a model, in place.
 
-    The weight of each `torch.nn.Conv1d`, `Conv2d` and `Conv3d` becomes a function of the parameter, which stays the
-    same object under another name (`parametrizations.weight.original`), so that optimizers need not know.
-    Convolutions that have standardized weights already, and those with filters of one element, stay as they are.
+    The weight of each `torch.nn.Conv1d`, `Conv2d` and `Conv3d` becomes a function of the original parameter, which
+    stays the same object under another name (`parametrizations.weight.original`), so optimizers do not change.
+    Convolutions with standardized weights or with filters of one element are left as they are.
 
     Args:
         module: The model, or one convolution.
-        n_last_layers_ignore: The last convolutions, this many, stay as they are. Last are those that run last, as
-            symbolic tracing finds out; if the model cannot be traced, those that are defined last.
+        n_last_layers_ignore: The number of convolutions at the end of the model to leave as they are. The order is that
+            of execution, according to symbolic tracing; if the model cannot be traced, the order of definition.
 
     Returns:
-        The number of convolutions with standardized weights, whether by this call or an earlier one.
+        The number of convolutions with standardized weights, including those of earlier calls.
 
     Raises:
         ValueError: `n_last_layers_ignore` is negative.
 
     Warns:
         NoEffectWarning: The model has no such convolution, or `n_last_layers_ignore` leaves out all of them.
-        UserWarning: The model has convolutions that stay as they are: lazy ones, whose shapes are not known yet, those
-            inside LoRA adapters, those whose weight is computed by a hook, as by `torch.nn.utils.weight_norm`, and
-            those whose weight is complex.
+        UserWarning: The model has convolutions that cannot be standardized: lazy convolutions without a shape,
+            convolutions inside LoRA adapters, and those whose weight is complex or computed by a hook, as by
+            `torch.nn.utils.weight_norm`.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, kernel_size=3), nn.ReLU(), nn.Conv2d(8, 8, kernel_size=1))
@@ -94,23 +94,23 @@ def apply_weight_standardization(module: nn.Module, n_last_layers_ignore: int = 
 
     Source: Qiao et al., "Micro-Batch Training with Batch-Channel Normalization and Weight Standardization",
         arXiv:1903.10520, the definition of weight standardization.
-    Differs: the small constant is 1e-10, under the root.
+    Differs: the constant in the denominator is 1e-10, inside the square root.
     """
     _check_number(n_last_layers_ignore)
-    every = [m for m in module.modules() if isinstance(m, _CONVS)]
-    kept = _find_convs_to_keep(module, every)
-    module_surgery.warn_about_kept_modules("apply_weight_standardization", module, kept)
-    convs = [m for m in every if m not in kept and _has_filters(m)]
+    convs = [m for m in module.modules() if isinstance(m, _CONVS)]
+    unsupported = _find_unsupported(module, convs)
+    module_surgery.warn_about_kept_modules("apply_weight_standardization", module, unsupported)
+    convs = [m for m in convs if m not in unsupported and _filter_size(m) > 1]  # a single element would become 0
     if not convs:
         warnings.warn(
-            "`apply_weight_standardization` changed nothing: the model has no `Conv1d`, `Conv2d` or `Conv3d` with "
-            "filters of more than one element that it may change.",
+            "`apply_weight_standardization` had no effect: the model has no `Conv1d`, `Conv2d` or `Conv3d` with "
+            "filters of more than one element that can be standardized.",
             NoEffectWarning,
             stacklevel=2,
         )
     elif n_last_layers_ignore >= len(convs):
         warnings.warn(
-            f"`apply_weight_standardization` changed nothing: `n_last_layers_ignore={n_last_layers_ignore}` leaves out "
+            f"`apply_weight_standardization` had no effect: `n_last_layers_ignore={n_last_layers_ignore}` leaves out "
             f"all {len(convs)} convolutions of the model.",
             NoEffectWarning,
             stacklevel=2,
@@ -125,18 +125,18 @@ def apply_weight_standardization(module: nn.Module, n_last_layers_ignore: int = 
 
 
 class WeightStandardization(Algorithm):
-    """Convolves with weights of mean 0 and variance 1 in each filter.
+    """Standardizes the weights of convolutions: each filter has mean 0 and variance 1.
 
-    At INIT the weights of the model's convolutions are standardized; see `apply_weight_standardization`. Weights do not
-    depend on the batch, so microbatches equal one batch.
+    At INIT the weights of the convolutions of the model are standardized; see `apply_weight_standardization`. They do
+    not depend on the batch, so microbatches equal one batch.
 
     **Events** INIT. **Reads** nothing. **Writes** weights of modules of `state.model`. **Cost** one normalization of
-    each weight in each forward pass, and a second copy of the weights. **Compilation** static.
+    each weight in each forward pass, and memory for a copy of the weights. **Compilation** static.
 
     **Logs** the hyperparameter `WeightStandardization/num_weights_standardized`, once.
 
     Args:
-        n_last_layers_ignore: The last convolutions, this many, stay as they are.
+        n_last_layers_ignore: The number of convolutions at the end of the model to leave as they are.
 
     Raises:
         ValueError: `n_last_layers_ignore` is negative.
@@ -161,11 +161,11 @@ class WeightStandardization(Algorithm):
 
     @staticmethod
     def required_on_load() -> bool:
-        """Standardized weights have other names in a checkpoint."""
+        """Return True: standardized weights have other names in checkpoints."""
         return True
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Standardize the weights and log how many there are."""
+        """Standardize the weights and log their number."""
         count = apply_weight_standardization(state.model, self.n_last_layers_ignore)
         logger.log_hyperparameters({"WeightStandardization/num_weights_standardized": count})
 
@@ -176,28 +176,27 @@ def _check_number(n_last_layers_ignore: int) -> None:
         raise ValueError(f"`n_last_layers_ignore` must not be negative, got {n_last_layers_ignore!r}. Use 0 for none.")
 
 
-def _find_convs_to_keep(module: nn.Module, convs: list[Conv]) -> dict[nn.Module, str]:
-    """Find convolutions whose weights cannot be standardized, and say why."""
+def _find_unsupported(module: nn.Module, convs: list[Conv]) -> dict[nn.Module, str]:
+    """Find convolutions whose weights cannot be standardized, with the reasons."""
     adapters = module_surgery.find_adapter_layers(module)
-    kept: dict[nn.Module, str] = {}
+    reasons: dict[nn.Module, str] = {}
     for conv in convs:
         if isinstance(conv, LazyModuleMixin) and conv.has_uninitialized_params():
-            kept[conv] = "its shape is not known yet. Run the model on one batch first"
+            reasons[conv] = "its shape is not known yet. Run the model on one batch first"
         elif conv in adapters:
-            kept[conv] = "an adapter changes its weight. Standardize weights before you add adapters"
+            reasons[conv] = "an adapter changes its weight. Standardize weights before you add adapters"
         elif not (parametrize.is_parametrized(conv, "weight") or "weight" in conv._parameters):
-            kept[conv] = (
-                "its weight is computed by a hook. Of norms use those in `torch.nn.utils.parametrizations`, whose "
+            reasons[conv] = (
+                "its weight is computed by a hook. Use the norms in `torch.nn.utils.parametrizations` instead, whose "
                 "weights can be standardized"
             )
         elif conv.weight.is_complex():
-            kept[conv] = "its weight is complex"
-    return kept
+            reasons[conv] = "its weight is complex"
+    return reasons
 
 
-def _has_filters(conv: Conv) -> bool:
-    """Whether filters have more than one element; one alone would become 0."""
-    return conv.in_channels // conv.groups * math.prod(conv.kernel_size) > 1
+def _filter_size(conv: Conv) -> int:
+    return conv.in_channels // conv.groups * math.prod(conv.kernel_size)
 
 
 def _is_standardized(conv: Conv) -> bool:
@@ -207,10 +206,9 @@ def _is_standardized(conv: Conv) -> bool:
 
 
 class _ConvTracer(fx.Tracer):
-    """Follows a model down to its convolutions, also those of subclasses.
+    """Tracer that enters only modules that contain convolutions.
 
-    It does not look inside modules without convolutions, whose code need not be traceable, nor inside the layers that
-    other methods put around convolutions.
+    Other modules need not be traceable. Layers that other algorithms wrap around convolutions are not entered.
     """
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
@@ -223,13 +221,13 @@ class _ConvTracer(fx.Tracer):
 
 
 def _in_execution_order(module: nn.Module, convs: list[Conv]) -> list[Conv]:
-    """Sort convolutions by their last call. Those that are not called come first: no end of the model is theirs."""
+    """Sort convolutions by their last call; those that are not called come first."""
     try:
         nodes = _ConvTracer().trace(module).nodes
     except Exception as error:  # noqa: BLE001  # tracing runs the model, which may raise anything
         _log.warning(
-            "`apply_weight_standardization` could not trace the model to see which convolutions run last (%s: %s), and "
-            "leaves out those that are defined last.",
+            "`apply_weight_standardization` could not trace the model to find the convolutions that run last (%s: %s), "
+            "and leaves out those that are defined last.",
             type(error).__name__,
             str(error).partition("\n")[0],
         )
