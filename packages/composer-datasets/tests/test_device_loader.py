@@ -141,7 +141,7 @@ def test_tokens_are_their_own_targets() -> None:
 
 
 def test_there_are_as_many_targets_as_inputs() -> None:
-    with pytest.raises(ValueError, match="as many `targets` as `inputs`, got 3 and 11"):
+    with pytest.raises(ValueError, match="`targets` and `inputs` must have the same length, got 3 and 11"):
         DeviceLoader(IMAGES, LABELS[:3], 2)
 
 
