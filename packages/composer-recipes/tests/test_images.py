@@ -189,12 +189,12 @@ def test_a_batch_that_cannot_be_shared_evenly_is_refused(monkeypatch: pytest.Mon
 
 
 def test_a_batch_holds_at_most_all_images() -> None:
-    with pytest.raises(ValueError, match="`batch_size` must not be above the number of training images, 12, got 13"):
+    with pytest.raises(ValueError, match="`batch_size` must be at most 12, the number of training images, got 13"):
         random_set(batch_size=13)
 
 
 def test_an_image_cannot_be_shifted_out_of_itself() -> None:
-    with pytest.raises(ValueError, match="`shift` must be from 0 to below the size of the images, 6, got 6"):
+    with pytest.raises(ValueError, match="`shift` must be below 6, the size of the images, got 6"):
         random_set(shift=6)
 
 
@@ -203,7 +203,7 @@ def test_the_first_images_are_taken() -> None:
 
     assert [0, 1, 2] == first("some", 3, images, labels)[1].tolist()
     assert 5 == len(first("some", None, images, labels)[0]) == len(first("some", 5, images, labels)[0])
-    with pytest.raises(ValueError, match="`some` must be at most 5, the number of images there are, got 6"):
+    with pytest.raises(ValueError, match="`some` must be at most 5, the number of images, got 6"):
         first("some", 6, images, labels)
 
 
@@ -299,7 +299,7 @@ def test_data_that_are_not_there_say_what_was_looked_for_and_how_to_get_them(
     [
         (digits.Data, {"train_samples": 501}, "`train_samples` must be at most 500"),
         (digits.Data, {"test_samples": 798}, "`test_samples` must be at most 797"),
-        (digits.Data, {"batch_size": 501}, "`batch_size` must not be above the number of training images, 500"),
+        (digits.Data, {"batch_size": 501}, "`batch_size` must be at most 500, the number of training images"),
         (fashion_mnist.Data, {"train_samples": 31}, "`train_samples` must be at most 30"),
         (cifar10_resnet9.Data, {"test_samples": 21}, "`test_samples` must be at most 20"),
         (digits.Data, {"validation_samples": 501}, "`validation_samples` must be at most 500"),

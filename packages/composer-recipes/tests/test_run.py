@@ -180,7 +180,7 @@ def test_a_bar_shows_recipe_seed_and_metric(tiny: Make, one: Runs, capsys: pytes
 
 
 def test_there_must_be_something_to_compare() -> None:
-    with pytest.raises(ValueError, match="`recipes` must hold at least one recipe, got none"):
+    with pytest.raises(ValueError, match="`recipes` must have at least one recipe, got none"):
         compare([])
 
 
