@@ -298,9 +298,9 @@ def test_a_hostile_file_name_leads_nowhere(gpt2: Saved, tmp_path: Path) -> None:
 
     path = altered(gpt2, tmp_path / "evil.pt", change)
     (tmp_path / "a" / "b").mkdir(parents=True)
-    with pytest.raises(ValueError, match="which is no name within a folder"):
+    with pytest.raises(ValueError, match="which is not a name within a folder"):
         HuggingFaceModel.hf_from_composer_checkpoint(path)
-    with pytest.raises(ValueError, match="which is no name within a folder"):
+    with pytest.raises(ValueError, match="which is not a name within a folder"):
         WRITE(path, tmp_path / "a" / "b")
     assert list(tmp_path.rglob("evil.txt")) == []
 
@@ -357,15 +357,15 @@ def test_classes_that_are_asked_for_must_be_there(gpt2: Saved) -> None:
 
 def test_what_is_no_such_checkpoint_is_told(gpt2: Saved, tmp_path: Path) -> None:
     torch.save({"state": {"model": nn.Linear(1, 1).state_dict(), "integrations": {}}}, tmp_path / "other.pt")
-    with pytest.raises(ValueError, match="does not say which model of `transformers` it holds"):
+    with pytest.raises(ValueError, match="does not describe a model of `transformers`"):
         HuggingFaceModel.from_composer_checkpoint(tmp_path / "other.pt")
     torch.save([1], tmp_path / "list.pt")
-    with pytest.raises(ValueError, match="is no checkpoint of a run"):
+    with pytest.raises(ValueError, match="is not a checkpoint of a run"):
         HuggingFaceModel.from_composer_checkpoint(tmp_path / "list.pt")
     content = read_checkpoint(gpt2[0])
     del content["state"]["model"], content["state"]["metadata"]
     torch.save(content, tmp_path / "without.pt")
-    with pytest.raises(ValueError, match="The checkpoint holds no weights"):
+    with pytest.raises(ValueError, match="The checkpoint has no weights"):
         HuggingFaceModel.from_composer_checkpoint(tmp_path / "without.pt")
     with pytest.raises(FileNotFoundError):
         HuggingFaceModel.from_composer_checkpoint(tmp_path / "missing.pt")
@@ -382,5 +382,8 @@ def test_weights_that_do_not_fit_are_told(gpt2: Saved, tmp_path: Path) -> None:
     content["state"]["model"]["model.more"] = content["state"]["model"].pop("model.transformer.ln_f.weight")
     content["state"].pop("metadata")
     torch.save(content, tmp_path / "a.pt")
-    with pytest.raises(RuntimeError, match=r"Missing there: \['model.transformer.ln_f.weight'\]; unknown here: \['mod"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"Missing in the checkpoint: \['model.transformer.ln_f.weight'\]; unknown to the model: \['mod",
+    ):
         HuggingFaceModel.from_composer_checkpoint(tmp_path / "a.pt")

@@ -72,7 +72,7 @@ def test_outputs_without_a_loss_are_explained() -> None:
 
 def test_another_reduction_is_not_ignored() -> None:
     model, batch = tiny.causal_model(), batch_of(tiny.causal)
-    with pytest.raises(ValueError, match=r"so \['reduction'\] can not change it"):
+    with pytest.raises(ValueError, match=r"so \['reduction'\] cannot change it"):
         model.loss(model(batch), batch, reduction="none")
 
 
@@ -262,7 +262,7 @@ def test_a_tokenizer_larger_than_the_model_is_refused_or_fitted(caplog: pytest.L
         HuggingFaceModel(tiny.gpt2(), tokenizer)
     with caplog.at_level(logging.WARNING, "composer"):
         model = HuggingFaceModel(tiny.gpt2(), tokenizer, allow_embedding_resizing=True)
-    assert "60 embeddings grow" in caplog.text
+    assert "60 embeddings are enlarged" in caplog.text
     assert model.config.vocab_size == 62
     assert model(tokenizer("the <1>", return_tensors="pt"))["logits"].shape[-1] == 62
 

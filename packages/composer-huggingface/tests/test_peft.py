@@ -148,7 +148,7 @@ def test_the_adapted_model_comes_back_with_its_base(trained: tuple[Path, Hugging
     batch = tiny.causal(tiny.TEXTS)
 
     assert torch.equal(model(batch)["logits"], restored(batch)["logits"])
-    with pytest.raises(ValueError, match=r"has the adapter only.* Pass it as `base_model`"):
+    with pytest.raises(ValueError, match=r"has only the adapter.* Pass it as `base_model`"):
         HuggingFaceModel.from_composer_checkpoint(path)
 
 
@@ -163,7 +163,7 @@ def test_the_name_of_the_base_is_told(tmp_path: Path) -> None:
 
 
 def test_of_an_adapter_alone_the_model_is_new_with_a_warning(trained: tuple[Path, HuggingFaceModel]) -> None:
-    with pytest.warns(UserWarning, match="The weights of the model that is returned are new"):
+    with pytest.warns(UserWarning, match="The weights of the returned model are new"):
         restored, tokenizer = HuggingFaceModel.hf_from_composer_checkpoint(trained[0])
     assert type(restored) is transformers.GPT2LMHeadModel
     assert not any("lora_" in name for name, _ in restored.named_parameters())

@@ -133,7 +133,7 @@ def test_nothing_is_written_outside_of_the_folder(name: str, tmp_path: Path) -> 
     folder = tmp_path / "in" / "ner"
     saved = {"tokenizer.json": {"file_extension": ".json", "content": {}}}
     saved[name] = {"file_extension": ".json", "content": {"a": 1}}
-    with pytest.raises(ValueError, match=r"which is no name within a folder. Nothing was written"):
+    with pytest.raises(ValueError, match=r"which is not a name within a folder. Nothing was written"):
         write_files(saved, folder)
     assert not folder.exists()
 
@@ -196,7 +196,7 @@ def with_code(tmp_path: Path) -> tuple[dict[str, Any], Path]:
 
 def test_code_of_a_tokenizer_does_not_run(with_code: tuple[dict[str, Any], Path]) -> None:
     saved, proof = with_code
-    with pytest.raises(ValueError, match=r"has code of its own, 'mine.py', which would run.*`trust_remote_code=True`"):
+    with pytest.raises(ValueError, match=r"has custom code, 'mine.py', which would run.*`trust_remote_code=True`"):
         load(saved)
     del saved["mine.py"]  # and is not fetched
     try:
@@ -242,7 +242,7 @@ def test_a_tokenizer_does_not_read_files_that_it_names(tmp_path: Path) -> None:
     ],
 )
 def test_other_entries_are_refused(entry: Any, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"has an entry 'a' that is no file ending in .jinja, .json"):
+    with pytest.raises(ValueError, match=r"has an entry 'a' that is not a file ending in .jinja, .json"):
         write_files({"a": entry}, tmp_path)
 
 
@@ -261,5 +261,5 @@ def test_a_tokenizer_with_other_files_is_refused(monkeypatch: pytest.MonkeyPatch
 
 def test_what_is_no_tokenizer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *args, **kwargs: object())
-    with pytest.raises(ValueError, match="is of the type object, which is none"):
+    with pytest.raises(ValueError, match="has the type object, which is not a tokenizer"):
         load(read_tokenizer(tiny.bert_tokenizer()))

@@ -15,7 +15,7 @@ from composer.checkpoint import safe_torch_load
 from composer.core import Callback, State
 from composer.loggers import Logger, LoggerDestination
 from composer.models import HuggingFaceModel
-from composer.models.huggingface._construction import recompute_activations
+from composer.models.huggingface._factories import recompute_activations
 from composer.testing import run_on_ranks
 from composer.utils import dist
 
