@@ -288,7 +288,7 @@ def test_batch_normalization_of_several_processes_is_synchronised(two_processes,
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_batch_normalization_cannot_be_synchronised(two_processes):
-    with pytest.warns(UserWarning, match="`sync_bn=True` is skipped: torch synchronises .* on GPUs only"):
+    with pytest.warns(UserWarning, match="`sync_bn=True` is skipped: torch synchronizes .* only on GPUs"):
         model = composer_deeplabv3(3, "resnet18")
 
     assert {nn.BatchNorm2d} == batch_norms(model)

@@ -305,7 +305,7 @@ def test_the_recipes_for_cifar_train_the_network_in_their_name(recipe: str, weig
     assert {"model": recipe.removeprefix("cifar10_")}.items() <= command(recipe).plain["hyperparameters"].items()
 
 
-def test_a_page_about_the_runs_is_written_or_its_command_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_is_written_or_its_command_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     comparison: Any = SimpleNamespace(folders=[tmp_path] * 4)
     monkeypatch.setattr("composer.recipes.cli.find_spec", lambda name: None)
 
