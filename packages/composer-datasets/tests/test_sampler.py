@@ -48,7 +48,7 @@ def test_each_iteration_is_the_next_epoch_and_the_order_is_from_seed_and_epoch()
     assert list(range(20)) == list(ShardSampler(20, shuffle=False))
 
 
-def test_the_global_generator_is_left_alone() -> None:
+def test_the_global_generator_is_not_used() -> None:
     before = torch.get_rng_state()
     list(ShardSampler(20))
 

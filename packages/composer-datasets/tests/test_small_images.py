@@ -161,7 +161,7 @@ def test_synthetic_versions_need_no_files(name: str, device: str | None) -> None
 
 
 @pytest.mark.parametrize("name", BUILDERS)
-def test_what_is_missing_is_said_with_the_command_that_gets_it(tmp_path: Path, name: str) -> None:
+def test_the_error_for_missing_files_has_the_command(tmp_path: Path, name: str) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         BUILDERS[name][0](tmp_path / "nowhere", 4)
 

@@ -137,7 +137,7 @@ def test_the_shares_are_those_of_bert() -> None:
     assert 51 == len(hidden.unique())
 
 
-def test_what_hides_needs_a_vocabulary_and_a_share() -> None:
+def test_masking_needs_a_vocabulary_size_and_a_probability() -> None:
     with pytest.raises(ValueError, match="`vocab_size` must be given together"):
         TokenTransform(3)
     with pytest.raises(ValueError, match="`probability` must be above 0"):
@@ -181,7 +181,7 @@ def test_tokenizers_of_transformers_are_taken() -> None:
     assert {0, 2} == set(transform.special_token_ids)
 
 
-def test_what_is_no_tokenizer_is_refused() -> None:
+def test_an_unsupported_tokenizer_is_an_error() -> None:
     with pytest.raises(TypeError, match="must be a tokenizer of transformers or tokenizers, or have `encode"):
         encode(object(), ["a"])
     with pytest.raises(TypeError, match="`tokenizer` must have `vocab_size`"):
@@ -213,7 +213,7 @@ def test_files_follow_each_other_with_a_separator(text: Path) -> None:
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_host_and_device_pack_alike(text: Path, masked: bool) -> None:
+def test_host_and_device_pack_identically(text: Path, masked: bool) -> None:
     options: dict[str, Any] = {"tokenizer": TOKENIZER, "max_seq_len": 16, "masked": masked, "is_train": False}
     host = datasets.build_text_dataloader([text / "a.txt", text / "b.txt"], 4, **options)
     device = datasets.build_text_dataloader(str(text), 4, device="cpu", **options)
@@ -376,7 +376,9 @@ def test_a_damaged_shard_is_said(tmp_path: Path, damage: Callable[[bytes], bytes
         list(read_documents([path]))
 
 
-def test_shards_compressed_by_zstd_say_what_they_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_compressed_by_zstd_without_the_package_name_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "a.zst").write_bytes(b"")
     monkeypatch.setitem(sys.modules, "zstandard", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install composer-datasets\[zstd\]"):

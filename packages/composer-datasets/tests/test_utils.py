@@ -98,7 +98,9 @@ def test_add_vision_dataset_transform_is_that_of_core() -> None:
     assert add_vision_dataset_transform is of_core
 
 
-def test_a_package_that_lacks_one_of_its_own_says_so_itself(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_dependency_of_an_optional_package_is_reported_as_such(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "lacks_something.py").write_text("import what_is_not_there")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="No module named 'what_is_not_there'"):

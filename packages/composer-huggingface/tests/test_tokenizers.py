@@ -53,7 +53,7 @@ def test_several_templates_come_back() -> None:
     assert templates == loaded.chat_template
 
 
-def test_it_comes_back_again_from_what_came_back() -> None:
+def test_a_restored_model_can_be_saved_and_restored_again() -> None:
     tokenizer = tiny.bert_tokenizer()
     once = read_tokenizer(load(read_tokenizer(tokenizer)))
 
@@ -85,7 +85,7 @@ def test_names_without_extension_and_lists_of_lines_are_understood(tmp_path: Pat
     assert (tmp_path / "chat_template.jinja").read_text() == TEMPLATE
 
 
-def test_a_whole_tokenizer_without_extensions_in_its_names_loads() -> None:
+def test_a_tokenizer_without_extensions_in_its_names_loads() -> None:
     tokenizer = tiny.bert_tokenizer()
     short = {name.rpartition(".")[0]: entry for name, entry in read_tokenizer(tokenizer).items()}
     short["tokenizer_config"]["content"]["name_or_path"] = "mine"
@@ -95,7 +95,9 @@ def test_a_whole_tokenizer_without_extensions_in_its_names_loads() -> None:
     assert loaded.name_or_path == "mine"
 
 
-def test_files_stay_where_asked_or_go_with_the_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_in_the_given_folder_or_removed_with_the_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     saved = read_tokenizer(tiny.bert_tokenizer())
@@ -259,7 +261,7 @@ def test_a_tokenizer_with_other_files_is_refused(monkeypatch: pytest.MonkeyPatch
         HuggingFaceModel(tiny.bert(), tokenizer).get_metadata()
 
 
-def test_what_is_no_tokenizer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unsupported_tokenizer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *args, **kwargs: object())
     with pytest.raises(ValueError, match="has the type object, which is not a tokenizer"):
         load(read_tokenizer(tiny.bert_tokenizer()))

@@ -331,7 +331,7 @@ def test_without_algorithms_only_the_plain_recipe_is_trained(
     assert "->" not in capsys.readouterr().out
 
 
-def test_a_profile_is_written_and_the_user_is_told_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_profile_is_written_and_its_path_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "first/profile").mkdir(parents=True)
     (tmp_path / "first/profile/merged_trace.json").write_text("of an earlier comparison")
     main([*QUICK, "--profile", "--out", "first", "--batch_size", "10", "--algorithms", "mixup"])

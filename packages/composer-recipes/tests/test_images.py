@@ -139,7 +139,7 @@ def test_squares_are_cut_out_of_training_images() -> None:
     assert cut.min() >= 1  # the centre is inside
 
 
-def test_the_seed_alone_decides_the_batches() -> None:
+def test_the_batches_depend_only_on_the_seed() -> None:
     dataset = random_set(shift=2, flip=True)
 
     def batches(seed: int, state: int) -> list[Tensor]:
@@ -267,14 +267,16 @@ def test_digits_are_validated_on_images_of_neither_set() -> None:
     assert 1797 == len({image.numpy().tobytes() for image in whole})
 
 
-def test_cifar_is_cut_if_asked_for(data: Path) -> None:
+def test_cifar_images_are_cut_with_cutout_size(data: Path) -> None:
     images = cifar10_resnet9.Data(data=data, batch_size=10, cutout_size=8).load()
 
     assert Augmentation(4, True, 8, "reflect") == images.augmentation
 
 
 @pytest.mark.parametrize("source", [fashion_mnist.Data, cifar10_resnet9.Data])
-def test_the_environment_says_where_the_data_are(source: Any, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_variable_names_the_data_folder(
+    source: Any, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COMPOSER_DATA", str(data))
 
     assert 30 == source(batch_size=10).load().num_train
@@ -287,9 +289,7 @@ def test_the_environment_says_where_the_data_are(source: Any, data: Path, monkey
         (cifar10_resnet9.Data, r"cifar-10-batches-py/data_batch_1.*\n.*CIFAR10\(.*download=True"),
     ],
 )
-def test_data_that_are_not_there_say_what_was_looked_for_and_how_to_get_them(
-    source: Any, message: str, tmp_path: Path
-) -> None:
+def test_the_error_for_missing_data_has_their_path_and_the_command(source: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=message):
         source(data=tmp_path).load()
 
@@ -308,7 +308,7 @@ def test_data_that_are_not_there_say_what_was_looked_for_and_how_to_get_them(
         (segmentation.Data, {"validation_samples": 30}, "`validation_samples` must be below 30"),
     ],
 )
-def test_more_than_there_is_cannot_be_asked_for(
+def test_requesting_too_many_samples_is_an_error(
     source: Any, arguments: dict[str, int], message: str, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COMPOSER_DATA", str(data))

@@ -141,7 +141,7 @@ def resumed(recording: Any, folder: Path, saved: dict[str, Any], batch: int) -> 
     return run
 
 
-def test_what_came_after_the_checkpoint_is_superseded(recording: Any, tmp_path: Path) -> None:
+def test_records_after_the_checkpoint_are_superseded(recording: Any, tmp_path: Path) -> None:
     first = recording(tmp_path).fit([1.0, 2.0, 3.0])
     saved = first.recorder.state_dict()
     first.logger.log_metrics({"after": 1.0})
@@ -200,7 +200,7 @@ def test_a_checkpoint_costs_the_same_however_many_metrics_there_are(record: Any,
     assert abs(sizes[0] - sizes[1]) < 20
 
 
-def test_a_run_resumed_from_elsewhere_says_so(recording: Any, tmp_path: Path) -> None:
+def test_a_run_resumed_from_elsewhere_has_a_note(recording: Any, tmp_path: Path) -> None:
     resumed(recording, tmp_path, {"mark": "unknown"}, 7).fit([1.0]).close()
     run = read_run(tmp_path)
 
@@ -307,7 +307,7 @@ def test_a_record_of_a_later_release_is_refused(tmp_path: Path) -> None:
         (lambda path: path.mkdir(), "have a `run-rank0.jsonl` with a run.*RunRecorder"),
     ],
 )
-def test_a_folder_without_a_run_says_what_was_looked_for(make: Any, message: str, tmp_path: Path) -> None:
+def test_the_error_for_a_folder_without_a_run_names_what_is_missing(make: Any, message: str, tmp_path: Path) -> None:
     path = tmp_path / "nothing"
     make(path)
 
