@@ -101,8 +101,8 @@ class DeepLabV3(nn.Module):
     Source: Chen et al., "Rethinking Atrous Convolution for Semantic Image Segmentation", arXiv:1706.05587, section 3.3;
     Chen et al., "Encoder-Decoder with Atrous Separable Convolution", arXiv:1802.02611, section 3 (the plus). The
     backbone, ASPP and DeepLabv3's head are torchvision's.
-    Differs: no multi-grid dilations. As in torchvision, half of the features after ASPP are dropped in training. With the
-    plus, the 3x3 convolutions of ASPP and of the decoder are separable.
+    Differs: no multi-grid dilations. As in torchvision, half of the features after ASPP are dropped in training. With
+    the plus, the 3x3 convolutions of ASPP and of the decoder are separable.
     """
 
     def __init__(self, num_classes: int, backbone_arch: str = "resnet101", *, use_plus: bool = True) -> None:
