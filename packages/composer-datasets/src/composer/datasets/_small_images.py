@@ -212,7 +212,7 @@ class SmallImageSet:
         if augment:
             from torchvision import transforms
 
-            steps = [transforms.RandomCrop(self.size, padding=self.padding)]
+            steps: list[Any] = [transforms.RandomCrop(self.size, padding=self.padding)]
             transform = transforms.Compose(steps + [transforms.RandomHorizontalFlip()] * self.flip)
         loader = options.on_host(LabelledImages(images, labels, transform), pil_image_collate)
         return DataSpec(loader, batch_transforms=NormalizationFn(self.mean, self.std))
