@@ -46,9 +46,9 @@ def results_comparison(groups: Sequence[Group], families: Sequence[Family]) -> H
     names.sort(key=lambda n: ("/train/" in n, n.startswith("loss"), n))
     rows: list[list[Any]] = []
     for name in names:
-        found = [results(group, name) for group in groups]
-        means = [math.nan if each is None else each.mean for each in found]
-        texts = [show_group(each) for each in found]
+        outcomes = [results(group, name) for group in groups]
+        means = [math.nan if each is None else each.mean for each in outcomes]
+        texts = [show_group(each) for each in outcomes]
         if "/train/" in name:  # not comparable: algorithms change the training targets
             rows.append([el("code", broken(name)), *_unmarked(means, texts)])
         else:
@@ -130,7 +130,7 @@ def _values(groups: Sequence[Group], of: Callable[[Run], dict[str, Any]]) -> dic
     """Return the distinct values of each group, by name."""
     tables = [[of(run) for run in group.runs] for group in groups]
     names = dict.fromkeys(name for runs in tables for values in runs for name in values)
-    found: dict[str, list[list[Any]]] = {}
+    distinct_values: dict[str, list[list[Any]]] = {}
     for name in sorted(names):
         cells = []
         for runs in tables:
@@ -139,8 +139,8 @@ def _values(groups: Sequence[Group], of: Callable[[Run], dict[str, Any]]) -> dic
                 if values.get(name, _ABSENT) not in distinct:
                     distinct.append(values.get(name, _ABSENT))
             cells.append(distinct)
-        found[name] = cells
-    return found
+        distinct_values[name] = cells
+    return distinct_values
 
 
 _ABSENT = "\0"

@@ -162,8 +162,8 @@ def _figures(figures: Sequence[Html], key: str) -> Html | None:
     return el("div", figures, class_="grid large" if large else "grid")
 
 
-def _single(run: Run, found: Sequence[Family], charts: Charts) -> list[Html | None]:
-    by_section = {key: [f for f in found if f.section == key] for key in (*_TITLES, "other")}
+def _single(run: Run, all_families: Sequence[Family], charts: Charts) -> list[Html | None]:
+    by_section = {key: [f for f in all_families if f.section == key] for key in (*_TITLES, "other")}
     curves: list[Html | None] = []
     for key, (name, title) in _TITLES.items():
         shown, left = _drawn(by_section[key], in_one_chart=True)
@@ -202,17 +202,17 @@ def _times(run: Run) -> Html | None:
     return single.table(["", "time"], rows, numeric=1, class_="plain")
 
 
-def _drawn(found: Sequence[Family], *, in_one_chart: bool) -> tuple[list[Family], list[str]]:
+def _drawn(candidates: Sequence[Family], *, in_one_chart: bool) -> tuple[list[Family], list[str]]:
     """Return the metrics of a section to draw, and the names of those beyond the limit.
 
     Args:
-        found: The metrics of the section.
+        candidates: The metrics of the section.
         in_one_chart: The metrics of a family share a chart, as for a single run.
     """
     drawn: list[Family] = []
     left: list[str] = []
     num_charts = 0
-    for family in found:
+    for family in candidates:
         names = list(family.members)
         room = _MOST_CHARTS - num_charts
         if in_one_chart:
@@ -235,17 +235,17 @@ def _packages(packages: dict[str, str]) -> Html:
     return el("details", el("summary", f"{count(len(rows), 'package')} of composer"), single.table(["", ""], rows))
 
 
-def _comparison(groups: Sequence[Group], found: Sequence[Family], charts: Charts) -> list[Html | None]:
+def _comparison(groups: Sequence[Group], all_families: Sequence[Family], charts: Charts) -> list[Html | None]:
     curves = []
     for key, (name, title) in _TITLES.items():
-        shown, left = _drawn([f for f in found if f.section == key], in_one_chart=False)
+        shown, left = _drawn([f for f in all_families if f.section == key], in_one_chart=False)
         curves.append(
             single.section(name, title, _figures(comparison_figures(groups, shown, charts), key), _left_out(left))
         )
-    shown, left = _drawn([f for f in found if f.section == "other"], in_one_chart=False)
+    shown, left = _drawn([f for f in all_families if f.section == "other"], in_one_chart=False)
     figures = comparison_figures(groups, shown, charts)
     return [
-        single.section("results", "Results", results_comparison(groups, found)),
+        single.section("results", "Results", results_comparison(groups, all_families)),
         curves[0],
         single.section("runs", "Runs", runs_table(groups)),
         algorithms_comparison(groups),

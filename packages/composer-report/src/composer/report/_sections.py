@@ -213,8 +213,8 @@ def _run_rows(run: Run) -> Iterable[_Row]:
     rows: list[_Row] = []
     labels = dict.fromkeys(evaluation.label for evaluation in run.evaluations)
     for label in labels:
-        found = [e for e in run.evaluations if e.label == label]
-        rows.append((f"evaluation {label}", 7, [(e.step, e.step, count(e.batches, "batch")) for e in found]))
+        evaluations = [e for e in run.evaluations if e.label == label]
+        rows.append((f"evaluation {label}", 7, [(e.step, e.step, count(e.batches, "batch")) for e in evaluations]))
     if run.checkpoints:
         rows.append(("checkpoint", 7, [(c.batch, c.batch, c.name) for c in run.checkpoints]))
     if run.resumes:
@@ -323,9 +323,9 @@ def environment_rows(run: Run) -> dict[str, str]:
 def checkpoints_section(run: Run) -> Html | None:
     """Return the checkpoints, with evaluation results at the same batch."""
     rows = []
-    found = _evaluated_at(run, {checkpoint.batch for checkpoint in run.checkpoints})
+    evaluated = _evaluated_at(run, {checkpoint.batch for checkpoint in run.checkpoints})
     for checkpoint in run.checkpoints:
-        results = list(found[checkpoint.batch])
+        results = list(evaluated[checkpoint.batch])
         parts = [f"{name.removeprefix('metrics/')} {number(value)}" for name, value in results[:_MOST_RESULTS]]
         parts += [f"and {len(results) - _MOST_RESULTS:,} more"] if len(results) > _MOST_RESULTS else []
         shown = ", ".join(parts)
@@ -343,12 +343,12 @@ def checkpoints_section(run: Run) -> Html | None:
 
 def _evaluated_at(run: Run, batches: set[int]) -> dict[int, dict[tuple[str, float], None]]:
     """Return the evaluation results at some batches, as pairs of name and value without duplicates."""
-    found: dict[int, dict[tuple[str, float], None]] = {batch: {} for batch in batches}
+    results: dict[int, dict[tuple[str, float], None]] = {batch: {} for batch in batches}
     for name, series in run.metrics.items():
         if name.startswith("metrics/") and not name.startswith("metrics/train/"):
             for index in np.flatnonzero(np.isin(series.steps, list(batches))):
-                found[int(series.steps[index])][name, float(series.values[index])] = None
-    return found
+                results[int(series.steps[index])][name, float(series.values[index])] = None
+    return results
 
 
 def tables_section(run: Run) -> Html | None:
