@@ -82,7 +82,7 @@ def test_a_step_takes_one_index_select_and_does_not_read_back() -> None:
 
 
 @pytest.mark.parametrize("stopped_after", range(6))
-def test_a_loader_goes_on_after_any_batch_as_if_it_had_not_stopped(stopped_after: int) -> None:
+def test_a_loader_resumes_exactly_after_any_batch(stopped_after: int) -> None:
     loader = make()
     expected = [*loader, *loader]
     loader = make()
@@ -96,7 +96,7 @@ def test_a_loader_goes_on_after_any_batch_as_if_it_had_not_stopped(stopped_after
     assert equal(expected[stopped_after:], [*other, *other])
 
 
-def test_seed_and_epoch_alone_decide() -> None:
+def test_the_order_depends_only_on_seed_and_epoch() -> None:
     torch.manual_seed(1)
     first = [*make(), *make()]
     torch.manual_seed(2)
@@ -141,7 +141,7 @@ def test_tokens_are_their_own_targets() -> None:
 
 
 def test_there_are_as_many_targets_as_inputs() -> None:
-    with pytest.raises(ValueError, match="as many `targets` as `inputs`, got 3 and 11"):
+    with pytest.raises(ValueError, match="`targets` and `inputs` must have the same length, got 3 and 11"):
         DeviceLoader(IMAGES, LABELS[:3], 2)
 
 

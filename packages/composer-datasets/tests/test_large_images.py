@@ -69,16 +69,16 @@ def test_a_transform_replaces_the_usual_one(imagenet: Path) -> None:
     assert (4, 3, 4, 5) == next(iter(spec.dataloader))[0].shape
 
 
-def test_without_imagenet_the_message_says_where_it_was_looked_for(tmp_path: Path) -> None:
+def test_the_error_for_missing_imagenet_has_its_path(tmp_path: Path) -> None:
     (tmp_path / "val").mkdir()
     for is_train, part in ((True, "train"), (False, "val")):
-        with pytest.raises(FileNotFoundError, match=rf"ImageNet is not here: looked for .*{part}(?s:.*)curl -LO"):
+        with pytest.raises(FileNotFoundError, match=rf"ImageNet was not found: looked for .*{part}(?s:.*)curl -LO"):
             datasets.build_imagenet_dataloader(tmp_path, 2, is_train=is_train)
 
 
 @pytest.mark.parametrize("sizes", [{"crop_size": 0}, {"crop_size": 9, "resize_size": 8}])
 def test_sizes_fit_each_other(imagenet: Path, sizes: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="`crop_size` must be positive and `resize_size` not below it"):
+    with pytest.raises(ValueError, match="`crop_size` must be positive, and `resize_size` must be -1 or at least"):
         datasets.build_imagenet_dataloader(imagenet, 2, **sizes)
 
 
@@ -105,7 +105,7 @@ def test_ade20k_is_resized_with_its_annotations(tmp_path: Path, split: str) -> N
     assert targets.max() <= 149
 
 
-def test_images_and_annotations_are_changed_alike() -> None:
+def test_images_and_annotations_are_transformed_identically() -> None:
     """Without the change of colours, an image that equals its annotation goes on doing so."""
     pixels = np.kron(RNG.integers(1, 100, (6, 6)), np.ones((8, 8))).astype(np.uint8)
     transform = SegmentationTransform(24, True, base_size=48, min_scale=1.0, max_scale=1.0)
@@ -120,12 +120,12 @@ def test_images_and_annotations_are_changed_alike() -> None:
     assert len(crops) > 5
 
 
-def test_what_is_missing_of_ade20k_is_said(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"ADE20k is not here: looked for (?s:.*)ADEChallengeData2016.zip"):
+def test_missing_files_of_ade20k_are_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"ADE20k was not found: looked for (?s:.*)ADEChallengeData2016.zip"):
         datasets.ADE20k(tmp_path)
     scenes(tmp_path)
     (tmp_path / "annotations" / "training" / "scene_1.png").unlink()
-    with pytest.raises(FileNotFoundError, match=r"A part of ADE20k is not here: looked for '[^']*scene_1.png'\."):
+    with pytest.raises(FileNotFoundError, match=r"A part of ADE20k was not found: looked for '[^']*scene_1.png'\."):
         datasets.ADE20k(tmp_path)
     assert 3 == len(datasets.ADE20k(tmp_path, "val"))
     assert (30, 20) == datasets.ADE20k(tmp_path, "val")[0][0].size
@@ -193,14 +193,14 @@ def _voxels(volume: torch.Tensor) -> list[tuple[float, ...]]:
     return [tuple(voxel) for voxel in volume.flatten(1).T.tolist()]
 
 
-def test_what_is_missing_of_brats_is_said(tmp_path: Path) -> None:
+def test_missing_files_of_brats_are_named(tmp_path: Path) -> None:
     pytest.importorskip("nibabel")
-    with pytest.raises(FileNotFoundError, match=r"BraTS is not here: looked for (?s:.*)synapse get"):
+    with pytest.raises(FileNotFoundError, match=r"BraTS was not found: looked for (?s:.*)synapse get"):
         datasets.BraTS(tmp_path)
     cases(tmp_path, ("flair", "t1", "t1ce", "t2"), "_")
     (tmp_path / "case1" / "case1_t1ce.nii.gz").unlink()
     with pytest.raises(
-        FileNotFoundError, match=r"A part of BraTS is not here: looked for '[^']*case1/\*t1ce.nii.gz'\."
+        FileNotFoundError, match=r"A part of BraTS was not found: looked for '[^']*case1/\*t1ce.nii.gz'\."
     ):
         datasets.BraTS(tmp_path)
     assert 1 == len(datasets.BraTS(tmp_path, cases=["case0"]))
@@ -208,7 +208,7 @@ def test_what_is_missing_of_brats_is_said(tmp_path: Path) -> None:
         datasets.BraTS(tmp_path, (0, 1, 1))
 
 
-def test_brats_says_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_brats_without_nibabel_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nibabel", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install composer-datasets\[brats\]"):
         datasets.BraTS(tmp_path)

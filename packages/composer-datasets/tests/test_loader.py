@@ -62,13 +62,13 @@ def test_no_two_batches_draw_the_same() -> None:
     assert noise.numel() == len(noise.unique())
 
 
-def test_what_does_not_fill_a_batch_is_dropped_only_when_shuffled() -> None:
+def test_an_incomplete_batch_is_dropped_only_when_shuffled() -> None:
     assert 5 == len(make()) == len(list(make()))
     assert 6 == len(make(shuffle=False)) == len(list(make(shuffle=False)))
 
 
 @pytest.mark.parametrize("stopped_after", range(6))
-def test_a_loader_goes_on_after_any_batch_as_if_it_had_not_stopped(stopped_after: int) -> None:
+def test_a_loader_resumes_exactly_after_any_batch(stopped_after: int) -> None:
     loader = make()
     expected = flat(loader) + flat(loader)
     loader = make()
@@ -83,7 +83,7 @@ def test_a_loader_goes_on_after_any_batch_as_if_it_had_not_stopped(stopped_after
     assert expected[stopped_after:] == flat(other) + flat(other)
 
 
-def test_workers_do_not_change_what_comes() -> None:
+def test_the_number_of_workers_does_not_change_batches() -> None:
     expected = flat(make())
     with_workers = make(num_workers=2, persistent_workers=True)
 
@@ -93,7 +93,7 @@ def test_workers_do_not_change_what_comes() -> None:
     assert expected[3:] == flat(with_workers)
 
 
-def test_the_global_generators_are_left_alone() -> None:
+def test_the_global_generators_are_restored() -> None:
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002

@@ -48,7 +48,7 @@ def test_each_iteration_is_the_next_epoch_and_the_order_is_from_seed_and_epoch()
     assert list(range(20)) == list(ShardSampler(20, shuffle=False))
 
 
-def test_the_global_generator_is_left_alone() -> None:
+def test_the_global_generator_is_not_used() -> None:
     before = torch.get_rng_state()
     list(ShardSampler(20))
 
@@ -70,7 +70,7 @@ def test_a_loaded_place_is_kept_by_its_epoch_and_given_up_for_another() -> None:
 
 
 def test_the_place_of_other_data_is_refused() -> None:
-    with pytest.raises(ValueError, match="is of 11 samples, but this data set has 10"):
+    with pytest.raises(ValueError, match="was saved for 11 samples, but this data set has 10"):
         ShardSampler(10).load_state_dict({"epoch": 0, "samples": 0, "seed": 0, "num_samples": 11})
 
 

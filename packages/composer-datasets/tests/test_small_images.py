@@ -18,7 +18,7 @@ from torchvision import transforms
 from composer import datasets
 from composer.algorithms.utils.dataset_transforms import add_dataset_transform
 from composer.datasets import DeviceLoader, ImageTransform, ResumableDataLoader
-from composer.datasets._device import as_torch
+from composer.datasets.device_loader import to_torch_device
 from composer.devices import DeviceCPU
 from composer.utils import dist
 
@@ -161,7 +161,7 @@ def test_synthetic_versions_need_no_files(name: str, device: str | None) -> None
 
 
 @pytest.mark.parametrize("name", BUILDERS)
-def test_what_is_missing_is_said_with_the_command_that_gets_it(tmp_path: Path, name: str) -> None:
+def test_the_error_for_missing_files_has_the_command(tmp_path: Path, name: str) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         BUILDERS[name][0](tmp_path / "nowhere", 4)
 
@@ -199,7 +199,7 @@ class Payload:
 
 def test_a_file_cannot_run_code(tmp_path: Path) -> None:
     write_cifar10(tmp_path, extra=Payload())
-    with pytest.raises(ValueError, match=r"something else: it would import `(posix|nt)\.system`"):
+    with pytest.raises(ValueError, match=r"cannot be read: it would import `(posix|nt)\.system`"):
         datasets.load_cifar10(tmp_path)
 
 
@@ -250,14 +250,19 @@ def test_the_batch_is_divided_among_ranks(size: int, monkeypatch: pytest.MonkeyP
 
 
 def test_devices_can_be_named_in_any_way() -> None:
-    assert torch.device("cpu") == as_torch("cpu") == as_torch(DeviceCPU()) == as_torch(torch.device("cpu"))
+    assert (
+        torch.device("cpu")
+        == to_torch_device("cpu")
+        == to_torch_device(DeviceCPU())
+        == to_torch_device(torch.device("cpu"))
+    )
     assert "cpu" == DeviceLoader(torch.zeros(4), None, 2, device=DeviceCPU()).inputs.device.type
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 @pytest.mark.parametrize("device", ["gpu", "cuda:0"])
-def test_a_device_that_is_not_here_is_refused(device: str) -> None:
-    with pytest.raises(ValueError, match=f"`device` must be one that is here, got '{device}' without CUDA"):
+def test_an_unavailable_device_is_an_error(device: str) -> None:
+    with pytest.raises(ValueError, match=f"`device` must be available, got '{device}' without CUDA"):
         datasets.build_synthetic_mnist_dataloader(4, num_samples=8, device=device)
 
 
@@ -267,14 +272,14 @@ def test_the_constants_are_those_of_the_real_images() -> None:
     from composer.datasets import cifar, mnist
 
     kinds = {
-        "FashionMNIST": (datasets.load_fashion_mnist, mnist._FASHION),
+        "FashionMNIST": (datasets.load_fashion_mnist, mnist._FASHION_MNIST),
         "MNIST": (datasets.load_mnist, mnist._MNIST),
         "cifar-10-batches-py": (datasets.load_cifar10, cifar._CIFAR10),
         "cifar-100-python": (datasets.load_cifar100, cifar._CIFAR100),
     }
-    found = [kind for folder, kind in kinds.items() if (root / folder).is_dir()]
-    assert found
-    for load, kind in found:
+    present = [kind for folder, kind in kinds.items() if (root / folder).is_dir()]
+    assert present
+    for load, kind in present:
         images, labels = load(root)
         pixels = images.double()
 

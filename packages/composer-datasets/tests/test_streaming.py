@@ -13,7 +13,7 @@ from composer import Trainer, datasets
 from composer.models import ComposerModel
 
 
-def test_what_streaming_needs_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streaming_without_the_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "streaming", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install composer-datasets\[streaming\]"):
         datasets.build_streaming_dataloader("s3://bucket/folder", "/tmp/nowhere", 4)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from composer import datasets
 from composer.datasets import CharTokenizer, DeviceLoader, PackedTokens, TokenTransform, mask_tokens
-from composer.datasets._tokens import encode, tokens_of, vocab_size_of
+from composer.datasets._tokens import TextTokenizer, encode, vocab_size_of
 from composer.datasets.c4 import read_documents
 from composer.testing import run_on_ranks
 
@@ -44,10 +44,10 @@ def test_tokens_with_names_come_after_the_characters() -> None:
 
 
 def test_unknown_characters_are_said() -> None:
-    with pytest.raises(ValueError, match="has the character '\\\\xe9', which is no token"):
+    with pytest.raises(ValueError, match="has the character '\\\\xe9', which is not in the vocabulary"):
         CharTokenizer("acf").encode("caf\u00e9")
     for characters in ("", ["ab"]):
-        with pytest.raises(ValueError, match="at least one single character"):
+        with pytest.raises(ValueError, match="one or more single characters"):
             CharTokenizer(characters)
 
 
@@ -62,7 +62,7 @@ def test_packing_keeps_all_tokens_in_their_order(documents: list[list[int]], len
         def encode(self, text: str) -> list[int]:
             return documents[int(text)]
 
-    tokens = tokens_of(lambda: map(str, range(len(documents))), [], Tokenizer(), 100, None)
+    tokens = TextTokenizer(Tokenizer(), 100).tokenize(lambda: map(str, range(len(documents))), [], None)
     expected = [token for document in documents for token in [*document, 100]]
 
     assert expected == tokens.tolist()
@@ -137,7 +137,7 @@ def test_the_shares_are_those_of_bert() -> None:
     assert 51 == len(hidden.unique())
 
 
-def test_what_hides_needs_a_vocabulary_and_a_share() -> None:
+def test_masking_needs_a_vocabulary_size_and_a_probability() -> None:
     with pytest.raises(ValueError, match="`vocab_size` must be given together"):
         TokenTransform(3)
     with pytest.raises(ValueError, match="`probability` must be above 0"):
@@ -181,12 +181,12 @@ def test_tokenizers_of_transformers_are_taken() -> None:
     assert {0, 2} == set(transform.special_token_ids)
 
 
-def test_what_is_no_tokenizer_is_refused() -> None:
-    with pytest.raises(TypeError, match="must be of transformers or tokenizers, or have `encode"):
+def test_an_unsupported_tokenizer_is_an_error() -> None:
+    with pytest.raises(TypeError, match="must be a tokenizer of transformers or tokenizers, or have `encode"):
         encode(object(), ["a"])
     with pytest.raises(TypeError, match="`tokenizer` must have `vocab_size`"):
         vocab_size_of(object())
-    with pytest.raises(ValueError, match="must have a mask for masked language modelling, got CharTokenizer"):
+    with pytest.raises(ValueError, match="must have a mask token for masked language modelling, got CharTokenizer"):
         TokenTransform.of(CharTokenizer("a"), True, 0.15)
 
 
@@ -213,7 +213,7 @@ def test_files_follow_each_other_with_a_separator(text: Path) -> None:
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_host_and_device_pack_alike(text: Path, masked: bool) -> None:
+def test_host_and_device_pack_identically(text: Path, masked: bool) -> None:
     options: dict[str, Any] = {"tokenizer": TOKENIZER, "max_seq_len": 16, "masked": masked, "is_train": False}
     host = datasets.build_text_dataloader([text / "a.txt", text / "b.txt"], 4, **options)
     device = datasets.build_text_dataloader(str(text), 4, device="cpu", **options)
@@ -241,7 +241,7 @@ def test_tokens_are_hidden_anew_in_every_epoch_and_the_same_in_every_run(text: P
 
 def test_text_that_is_missing_is_said(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "no.txt"):
-        with pytest.raises(FileNotFoundError, match=r"The text is not here: looked for .*txt(?s:.*)curl"):
+        with pytest.raises(FileNotFoundError, match=r"The text was not found: looked for .*txt(?s:.*)curl"):
             datasets.build_text_dataloader(path, 1, tokenizer=TOKENIZER, max_seq_len=8)
 
 
@@ -295,7 +295,7 @@ def test_tokens_are_made_once_per_text_and_tokenizer(text: Path, tmp_path: Path)
 
 
 def test_a_cache_that_could_not_be_finished_is_not_left(text: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="which is no token"):
+    with pytest.raises(ValueError, match="which is not in the vocabulary"):
         datasets.build_text_dataloader(
             text, 1, tokenizer=CharTokenizer("abc"), max_seq_len=8, cache_dir=tmp_path / "cache"
         )
@@ -357,7 +357,7 @@ def test_the_first_shards_can_do(tmp_path: Path) -> None:
 
 
 def test_shards_that_are_missing_are_said(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"The split 'train' of C4 is not here(?s:.*)hf download allenai/c4"):
+    with pytest.raises(FileNotFoundError, match=r"The split 'train' of C4 was not found(?s:.*)hf download allenai/c4"):
         datasets.build_c4_dataloader(tmp_path, 1, tokenizer=TOKENIZER, max_seq_len=8)
 
 
@@ -372,11 +372,13 @@ def test_a_line_that_is_no_document_is_said(tmp_path: Path, line: str) -> None:
 def test_a_damaged_shard_is_said(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     path = tmp_path / "c4-train.json.gz"
     path.write_bytes(damage(gzip.compress(b'{"text": "a"}\n' * 1000)))
-    with pytest.raises(ValueError, match=r"c4-train.json.gz' is damaged .* Get it again"):
+    with pytest.raises(ValueError, match=r"c4-train.json.gz' is damaged .* Download it again"):
         list(read_documents([path]))
 
 
-def test_shards_compressed_by_zstd_say_what_they_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_compressed_by_zstd_without_the_package_name_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "a.zst").write_bytes(b"")
     monkeypatch.setitem(sys.modules, "zstandard", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install composer-datasets\[zstd\]"):

@@ -78,7 +78,7 @@ def checkpoint(folder: Path, batch: int) -> str:
 
 
 @pytest.mark.parametrize("batch", [2, 5, 7, 10])
-def test_a_run_that_is_resumed_sees_what_an_uninterrupted_one_sees(whole: Any, batch: int) -> None:
+def test_a_resumed_run_gets_the_batches_of_an_uninterrupted_one(whole: Any, batch: int) -> None:
     kind, folder, seen, weights = whole
     rest, resumed = train(kind, load_path=checkpoint(folder, batch))
 
@@ -120,7 +120,7 @@ def test_a_subset_of_an_epoch_is_followed_by_the_next_epoch(kind: str, tmp_path:
     assert seen[4:] == rest
 
 
-def test_the_order_does_not_depend_on_what_an_algorithm_peeks_at() -> None:
+def test_the_order_does_not_depend_on_peeking_algorithms() -> None:
     class Peek(Callback):
         def fit_start(self, state: Any, logger: Any) -> None:
             next(iter(state.train_dataloader))

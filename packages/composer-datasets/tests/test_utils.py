@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from composer.datasets import NormalizationFn, pil_image_collate
-from composer.datasets._optional import needed
+from composer.datasets._missing import require
 from composer.datasets.utils import add_vision_dataset_transform
 from composer.utils import add_vision_dataset_transform as of_core
 
@@ -57,7 +57,7 @@ def test_bad_constants_are_refused(mean: Any, std: Any, message: str) -> None:
 
 
 def test_another_number_of_channels_is_refused() -> None:
-    with pytest.raises(ValueError, match="must have 1 channels, as `mean` has, got shape"):
+    with pytest.raises(ValueError, match="must have 1 channels, like `mean`, got shape"):
         NormalizationFn([1.0], [1.0])((torch.zeros(1, 3, 2, 2), torch.zeros(1)))
 
 
@@ -98,8 +98,10 @@ def test_add_vision_dataset_transform_is_that_of_core() -> None:
     assert add_vision_dataset_transform is of_core
 
 
-def test_a_package_that_lacks_one_of_its_own_says_so_itself(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_dependency_of_an_optional_package_is_reported_as_such(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "lacks_something.py").write_text("import what_is_not_there")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="No module named 'what_is_not_there'"):
-        needed("lacks_something", "This", "extra")
+        require("lacks_something", "This", "extra")

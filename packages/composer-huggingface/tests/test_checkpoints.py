@@ -66,7 +66,7 @@ def test_model_and_tokenizer_come_back(kind: str, request: pytest.FixtureRequest
     assert restored.config.to_diff_dict() == model.config.to_diff_dict()
 
 
-def test_the_whole_model_comes_back(gpt2: Saved) -> None:
+def test_the_complete_model_is_restored(gpt2: Saved) -> None:
     path, model = gpt2
     restored = HuggingFaceModel.from_composer_checkpoint(path, use_logits=True, metrics=tiny.metrics())
     batch = tiny.causal(tiny.TEXTS)
@@ -94,7 +94,7 @@ assert "composer.trainer" not in sys.modules
     subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path)
 
 
-def test_a_classifier_is_made_of_a_masked_model(bert: Saved, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_classifier_is_built_from_a_masked_model(bert: Saved, caplog: pytest.LogCaptureFixture) -> None:
     path, model = bert
     with caplog.at_level(logging.WARNING, "composer"):
         restored, _ = HuggingFaceModel.hf_from_composer_checkpoint(
@@ -120,7 +120,7 @@ def test_layers_that_an_algorithm_changed_are_changed_again(tmp_path: Path) -> N
         WRITE(path, tmp_path / "out")
 
 
-def test_changed_layers_of_weights_alone_are_told(tmp_path: Path) -> None:
+def test_changed_layers_of_a_weights_only_checkpoint_are_an_error(tmp_path: Path) -> None:
     path, _ = trained(tiny.causal_model, tmp_path / "a.pt", weights_only=True, algorithms=Alibi(32, 1.0))
     with pytest.raises(RuntimeError, match=r"weights of the checkpoint do not fit|size mismatch"):
         HuggingFaceModel.from_composer_checkpoint(path)
@@ -178,7 +178,7 @@ class Mine(transformers.BertForMaskedLM):
     """A class of the user's own."""
 
 
-def test_a_class_of_ones_own_comes_back_where_it_is_imported(tmp_path: Path) -> None:
+def test_a_custom_class_is_restored_where_it_is_imported(tmp_path: Path) -> None:
     def own() -> HuggingFaceModel:
         torch.manual_seed(0)
         return HuggingFaceModel(Mine(tiny.bert().config), tiny.bert_tokenizer())
@@ -252,7 +252,9 @@ def test_from_a_folder_and_back_nothing_changes(bert: Saved, tmp_path: Path) -> 
     tiny.assert_same_tokenizer(bert[1].tokenizer, transformers.AutoTokenizer.from_pretrained(tmp_path / "second"))
 
 
-def test_an_older_file_stays_if_writing_fails(gpt2: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_existing_file_is_preserved_if_writing_fails(
+    gpt2: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "pytorch_model.bin").write_bytes(b"old")
 
@@ -298,9 +300,9 @@ def test_a_hostile_file_name_leads_nowhere(gpt2: Saved, tmp_path: Path) -> None:
 
     path = altered(gpt2, tmp_path / "evil.pt", change)
     (tmp_path / "a" / "b").mkdir(parents=True)
-    with pytest.raises(ValueError, match="which is no name within a folder"):
+    with pytest.raises(ValueError, match="which is not a name within a folder"):
         HuggingFaceModel.hf_from_composer_checkpoint(path)
-    with pytest.raises(ValueError, match="which is no name within a folder"):
+    with pytest.raises(ValueError, match="which is not a name within a folder"):
         WRITE(path, tmp_path / "a" / "b")
     assert list(tmp_path.rglob("evil.txt")) == []
 
@@ -309,7 +311,7 @@ def test_a_hostile_file_name_leads_nowhere(gpt2: Saved, tmp_path: Path) -> None:
     "path",
     ["subprocess.Popen", "os.system", "antigravity.fly", "transformers.models.auto.modeling_auto.logger", "x", ""],
 )
-def test_a_checkpoint_does_not_choose_what_is_imported(path: str, gpt2: Saved, tmp_path: Path) -> None:
+def test_a_checkpoint_cannot_cause_imports(path: str, gpt2: Saved, tmp_path: Path) -> None:
     def change(found: dict[str, Any]) -> None:
         found["model"]["config"]["class"] = path
 
@@ -338,7 +340,7 @@ def test_attention_is_not_downloaded(change: dict[str, Any], gpt2: Saved, tmp_pa
         HuggingFaceModel.hf_from_composer_checkpoint(path)
 
 
-def test_an_unknown_type_of_model_is_told(gpt2: Saved, tmp_path: Path) -> None:
+def test_an_unknown_type_of_model_is_an_error(gpt2: Saved, tmp_path: Path) -> None:
     def change(found: dict[str, Any]) -> None:
         found["model"]["config"]["content"]["model_type"] = "not-there"
         found["model"]["config"]["class"] = "elsewhere.Model"
@@ -347,7 +349,7 @@ def test_an_unknown_type_of_model_is_told(gpt2: Saved, tmp_path: Path) -> None:
         HuggingFaceModel.hf_from_composer_checkpoint(altered(gpt2, tmp_path / "a.pt", change))
 
 
-def test_classes_that_are_asked_for_must_be_there(gpt2: Saved) -> None:
+def test_a_requested_class_must_exist(gpt2: Saved) -> None:
     for kind in ("transformers.NoSuchModel", "no_such_package.Model", "Model"):
         with pytest.raises(ValueError, match=f"`model_instantiation_class` '{kind}' cannot be imported"):
             HuggingFaceModel.hf_from_composer_checkpoint(gpt2[0], kind)
@@ -355,23 +357,23 @@ def test_classes_that_are_asked_for_must_be_there(gpt2: Saved) -> None:
         HuggingFaceModel.load_huggingface_model_from_saved_state(gpt2[1].get_metadata(), 3)  # type: ignore[arg-type]
 
 
-def test_what_is_no_such_checkpoint_is_told(gpt2: Saved, tmp_path: Path) -> None:
+def test_a_file_that_is_not_such_a_checkpoint_is_an_error(gpt2: Saved, tmp_path: Path) -> None:
     torch.save({"state": {"model": nn.Linear(1, 1).state_dict(), "integrations": {}}}, tmp_path / "other.pt")
-    with pytest.raises(ValueError, match="does not say which model of `transformers` it holds"):
+    with pytest.raises(ValueError, match="does not describe a model of `transformers`"):
         HuggingFaceModel.from_composer_checkpoint(tmp_path / "other.pt")
     torch.save([1], tmp_path / "list.pt")
-    with pytest.raises(ValueError, match="is no checkpoint of a run"):
+    with pytest.raises(ValueError, match="is not a checkpoint of a run"):
         HuggingFaceModel.from_composer_checkpoint(tmp_path / "list.pt")
     content = read_checkpoint(gpt2[0])
     del content["state"]["model"], content["state"]["metadata"]
     torch.save(content, tmp_path / "without.pt")
-    with pytest.raises(ValueError, match="The checkpoint holds no weights"):
+    with pytest.raises(ValueError, match="The checkpoint has no weights"):
         HuggingFaceModel.from_composer_checkpoint(tmp_path / "without.pt")
     with pytest.raises(FileNotFoundError):
         HuggingFaceModel.from_composer_checkpoint(tmp_path / "missing.pt")
 
 
-def test_what_reads_checkpoints_must_be_installed(gpt2: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_checkpoints_requires_composer_trainer(gpt2: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "composer.checkpoint", None)
     with pytest.raises(
         ModuleNotFoundError, match=r"is part of `composer-checkpoint`.*Run `pip install composer-checkpoint`"
@@ -379,10 +381,13 @@ def test_what_reads_checkpoints_must_be_installed(gpt2: Saved, monkeypatch: pyte
         HuggingFaceModel.from_composer_checkpoint(gpt2[0])
 
 
-def test_weights_that_do_not_fit_are_told(gpt2: Saved, tmp_path: Path) -> None:
+def test_weights_that_do_not_fit_are_an_error(gpt2: Saved, tmp_path: Path) -> None:
     content = read_checkpoint(gpt2[0])
     content["state"]["model"]["model.more"] = content["state"]["model"].pop("model.transformer.ln_f.weight")
     content["state"].pop("metadata")
     torch.save(content, tmp_path / "a.pt")
-    with pytest.raises(RuntimeError, match=r"Missing there: \['model.transformer.ln_f.weight'\]; unknown here: \['mod"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"Missing in the checkpoint: \['model.transformer.ln_f.weight'\]; unknown to the model: \['mod",
+    ):
         HuggingFaceModel.from_composer_checkpoint(tmp_path / "a.pt")

@@ -82,7 +82,7 @@ def test_a_folder_gives_weights_and_tokenizer(kind: str, folders: dict[str, Path
     tiny.assert_same_tokenizer(tiny.gpt2_tokenizer() if kind == "gpt2" else tiny.bert_tokenizer(), model.tokenizer)
 
 
-def test_a_folder_gives_a_configuration_only_if_asked(folders: dict[str, Path]) -> None:
+def test_a_folder_provides_only_the_configuration_without_use_pretrained(folders: dict[str, Path]) -> None:
     torch.manual_seed(8)
     model = create_gpt2(pretrained_model_name=str(folders["gpt2"]), model_config={"n_layer": 1})
 
@@ -91,7 +91,7 @@ def test_a_folder_gives_a_configuration_only_if_asked(folders: dict[str, Path]) 
     assert not torch.equal(trained, model.model.transformer.wte.weight)
 
 
-def test_changes_go_to_what_is_loaded_too(folders: dict[str, Path]) -> None:
+def test_changes_of_the_configuration_apply_to_loaded_models(folders: dict[str, Path]) -> None:
     model = create_gpt2(
         use_pretrained=True, pretrained_model_name=str(folders["gpt2"]), model_config={"resid_pdrop": 0.5}
     )
@@ -99,7 +99,7 @@ def test_changes_go_to_what_is_loaded_too(folders: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("num_labels", [1, 2, 5])
-def test_classes_decide_what_is_measured(num_labels: int) -> None:
+def test_metrics_depend_on_the_number_of_classes(num_labels: int) -> None:
     model = create_bert_classification(num_labels, model_config={**tiny.BERT, "vocab_size": 60})
     batch = tiny.masked(tiny.TEXTS)
     batch["labels"] = torch.tensor([0.5, 0.1, 0.2, 0.9]) if num_labels == 1 else torch.tensor([0, 1, 1, 0])
@@ -117,7 +117,7 @@ def test_classes_decide_what_is_measured(num_labels: int) -> None:
         assert torch.allclose((outputs.argmax(1) == batch["labels"]).float().mean(), found["MulticlassAccuracy"])
 
 
-def test_activations_are_recomputed_if_asked() -> None:
+def test_activations_are_recomputed_with_gradient_checkpointing() -> None:
     found: dict[bool, Any] = {}
     for checkpointing in (False, True):
         torch.manual_seed(0)
@@ -167,13 +167,13 @@ def test_numbers_of_classes_that_cannot_be_are_refused(arguments: dict[str, Any]
         create_bert_classification(**arguments)
 
 
-def test_a_plan_is_what_its_class_describes() -> None:
+def test_the_default_configuration_is_that_of_the_class() -> None:
     plan = _factories.Plan("own", transformers.GPT2Config, transformers.GPT2LMHeadModel)
     model, tokenizer = _factories.build(plan, False, "own", tiny.GPT2, None, False)
     assert (model.config.n_layer, tokenizer) == (2, None)
 
 
-def test_gpt2_names_its_loss_so_that_nobody_is_told_of_a_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpt2_sets_its_loss_type_to_avoid_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr(transformers.modeling_utils.logger, "warning_once", told.append)
     model = create_gpt2(model_config=tiny.GPT2).eval()

@@ -29,7 +29,7 @@ def batch_of(kind: Any) -> dict[str, torch.Tensor]:
 # ---- forward and loss ----
 
 
-def test_what_the_model_does_not_take_is_left_out() -> None:
+def test_unknown_entries_of_a_batch_are_ignored() -> None:
     model, batch = tiny.causal_model().eval(), batch_of(tiny.causal)
     outputs = model({**batch, "idx": torch.arange(4), "source": ["a"] * 4})
     expected = model.model(**batch, use_cache=False)
@@ -49,7 +49,7 @@ def test_a_batch_that_is_no_mapping_is_refused() -> None:
         tiny.causal_model()([torch.zeros(1, 2)])
 
 
-def test_keys_and_values_are_kept_only_when_asked_for() -> None:
+def test_past_key_values_are_returned_only_with_use_cache() -> None:
     model, batch = tiny.causal_model(), batch_of(tiny.causal)
 
     assert model(batch).get("past_key_values") is None
@@ -72,7 +72,7 @@ def test_outputs_without_a_loss_are_explained() -> None:
 
 def test_another_reduction_is_not_ignored() -> None:
     model, batch = tiny.causal_model(), batch_of(tiny.causal)
-    with pytest.raises(ValueError, match=r"so \['reduction'\] can not change it"):
+    with pytest.raises(ValueError, match=r"so \['reduction'\] cannot change it"):
         model.loss(model(batch), batch, reduction="none")
 
 
@@ -148,7 +148,7 @@ def test_a_single_class_has_no_dimension() -> None:
     assert model.eval_forward(batch).shape == (4,)
 
 
-def test_an_encoder_decoder_is_measured_on_what_it_was_trained_on() -> None:
+def test_metrics_of_an_encoder_decoder_use_the_training_inputs() -> None:
     model = HuggingFaceModel(tiny.t5(), use_logits=True, metrics=LanguageCrossEntropy()).eval()
     batch = {"input_ids": torch.randint(2, 60, (3, 7)), "labels": torch.randint(2, 60, (3, 5))}
     metric = LanguageCrossEntropy()
@@ -168,7 +168,7 @@ def test_a_metric_gets_the_labels_of_its_batch_whatever_was_evaluated_since() ->
     assert torch.equal(alone.compute(), later.compute())
 
 
-def test_logits_of_what_is_no_mapping_are_explained() -> None:
+def test_logits_of_a_batch_that_is_not_a_mapping_are_an_error() -> None:
     with pytest.raises(ValueError, match=r"A batch must have 'labels' .* got list"):
         tiny.causal_model().eval_forward([1])
 
@@ -262,7 +262,7 @@ def test_a_tokenizer_larger_than_the_model_is_refused_or_fitted(caplog: pytest.L
         HuggingFaceModel(tiny.gpt2(), tokenizer)
     with caplog.at_level(logging.WARNING, "composer"):
         model = HuggingFaceModel(tiny.gpt2(), tokenizer, allow_embedding_resizing=True)
-    assert "60 embeddings grow" in caplog.text
+    assert "60 embeddings are enlarged" in caplog.text
     assert model.config.vocab_size == 62
     assert model(tokenizer("the <1>", return_tensors="pt"))["logits"].shape[-1] == 62
 
@@ -290,7 +290,7 @@ def test_a_compiled_model_keeps_its_names_and_stays_compiled() -> None:
     assert calls
 
 
-def test_copies_and_pickles_are_whole() -> None:
+def test_copies_and_pickles_are_complete() -> None:
     model, batch = tiny.causal_model().eval(), batch_of(tiny.causal)
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert torch.equal(model(batch)["logits"], other(batch)["logits"])
@@ -409,7 +409,7 @@ def test_terms_that_no_label_changes_stay() -> None:
     torch.testing.assert_close(loss, F.cross_entropy(outputs["logits"], torch.tensor([2, 0])) + 5)
 
 
-def test_replaced_labels_of_a_model_whose_loss_is_not_known_are_refused() -> None:
+def test_replaced_labels_of_a_model_with_an_unknown_loss_are_an_error() -> None:
     class Focal(SEQUENCES):  # type: ignore[misc]
         def forward(self, input_ids: Any, labels: Any = None, return_dict: Any = None) -> Any:
             return super().forward(input_ids, labels=labels)

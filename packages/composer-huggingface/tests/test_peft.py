@@ -75,7 +75,7 @@ def test_only_the_adapter_is_trained_and_saved(trained: tuple[Path, HuggingFaceM
     assert model.shift_labels
 
 
-def test_a_run_that_stops_goes_on_bit_for_bit(tmp_path: Path) -> None:
+def test_a_stopped_run_resumes_bit_for_bit(tmp_path: Path) -> None:
     whole = adapted()
     trainer_of(whole).fit()
     options: dict[str, Any] = {"save_folder": tmp_path, "save_interval": "1ba", "run_name": "run", "autoresume": True}
@@ -86,7 +86,7 @@ def test_a_run_that_stops_goes_on_bit_for_bit(tmp_path: Path) -> None:
     tiny.assert_equal(tiny.weights(whole), tiny.weights(resumed))
 
 
-def test_a_strict_load_leaves_the_rest_alone(trained: tuple[Path, HuggingFaceModel]) -> None:
+def test_a_strict_load_does_not_change_other_weights(trained: tuple[Path, HuggingFaceModel]) -> None:
     path, model = trained
     other = adapted(seed=9, base_seed=5)
     base = tiny.gpt2(5).transformer.wte.weight
@@ -102,7 +102,7 @@ def test_a_strict_load_leaves_the_rest_alone(trained: tuple[Path, HuggingFaceMod
         other.load_state_dict({**saved, "model.more": torch.zeros(1)})
 
 
-def test_a_state_that_has_everything_is_loaded_as_a_whole() -> None:
+def test_a_complete_state_dict_is_loaded_completely() -> None:
     source, target = adapted(should_save_peft_only=False, base_seed=3), adapted(seed=4)
     target.load_state_dict(source.state_dict())
 
@@ -148,11 +148,11 @@ def test_the_adapted_model_comes_back_with_its_base(trained: tuple[Path, Hugging
     batch = tiny.causal(tiny.TEXTS)
 
     assert torch.equal(model(batch)["logits"], restored(batch)["logits"])
-    with pytest.raises(ValueError, match=r"has the adapter only.* Pass it as `base_model`"):
+    with pytest.raises(ValueError, match=r"has only the adapter.* Pass it as `base_model`"):
         HuggingFaceModel.from_composer_checkpoint(path)
 
 
-def test_the_name_of_the_base_is_told(tmp_path: Path) -> None:
+def test_the_name_of_the_base_model_is_in_the_error(tmp_path: Path) -> None:
     tiny.gpt2().save_pretrained(tmp_path / "base")
     model = HuggingFaceModel(
         transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "base"), tiny.gpt2_tokenizer(), peft_config=lora()
@@ -162,8 +162,10 @@ def test_the_name_of_the_base_is_told(tmp_path: Path) -> None:
         HuggingFaceModel.from_composer_checkpoint(tmp_path / "a.pt")
 
 
-def test_of_an_adapter_alone_the_model_is_new_with_a_warning(trained: tuple[Path, HuggingFaceModel]) -> None:
-    with pytest.warns(UserWarning, match="The weights of the model that is returned are new"):
+def test_a_checkpoint_with_only_an_adapter_gives_a_new_model_with_a_warning(
+    trained: tuple[Path, HuggingFaceModel],
+) -> None:
+    with pytest.warns(UserWarning, match="The weights of the returned model are new"):
         restored, tokenizer = HuggingFaceModel.hf_from_composer_checkpoint(trained[0])
     assert type(restored) is transformers.GPT2LMHeadModel
     assert not any("lora_" in name for name, _ in restored.named_parameters())
@@ -282,7 +284,7 @@ def test_an_unknown_bias_is_refused() -> None:
         filter_state_dict_peft({}, config)
 
 
-def test_a_missing_library_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     config = lora()
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(MissingConditionalImportError, match="pip install peft"):

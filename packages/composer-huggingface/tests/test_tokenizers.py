@@ -53,7 +53,7 @@ def test_several_templates_come_back() -> None:
     assert templates == loaded.chat_template
 
 
-def test_it_comes_back_again_from_what_came_back() -> None:
+def test_a_restored_model_can_be_saved_and_restored_again() -> None:
     tokenizer = tiny.bert_tokenizer()
     once = read_tokenizer(load(read_tokenizer(tokenizer)))
 
@@ -85,7 +85,7 @@ def test_names_without_extension_and_lists_of_lines_are_understood(tmp_path: Pat
     assert (tmp_path / "chat_template.jinja").read_text() == TEMPLATE
 
 
-def test_a_whole_tokenizer_without_extensions_in_its_names_loads() -> None:
+def test_a_tokenizer_without_extensions_in_its_names_loads() -> None:
     tokenizer = tiny.bert_tokenizer()
     short = {name.rpartition(".")[0]: entry for name, entry in read_tokenizer(tokenizer).items()}
     short["tokenizer_config"]["content"]["name_or_path"] = "mine"
@@ -95,7 +95,9 @@ def test_a_whole_tokenizer_without_extensions_in_its_names_loads() -> None:
     assert loaded.name_or_path == "mine"
 
 
-def test_files_stay_where_asked_or_go_with_the_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_in_the_given_folder_or_removed_with_the_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     saved = read_tokenizer(tiny.bert_tokenizer())
@@ -133,7 +135,7 @@ def test_nothing_is_written_outside_of_the_folder(name: str, tmp_path: Path) -> 
     folder = tmp_path / "in" / "ner"
     saved = {"tokenizer.json": {"file_extension": ".json", "content": {}}}
     saved[name] = {"file_extension": ".json", "content": {"a": 1}}
-    with pytest.raises(ValueError, match=r"which is no name within a folder. Nothing was written"):
+    with pytest.raises(ValueError, match=r"which is not a name within a folder. Nothing was written"):
         write_files(saved, folder)
     assert not folder.exists()
 
@@ -196,7 +198,7 @@ def with_code(tmp_path: Path) -> tuple[dict[str, Any], Path]:
 
 def test_code_of_a_tokenizer_does_not_run(with_code: tuple[dict[str, Any], Path]) -> None:
     saved, proof = with_code
-    with pytest.raises(ValueError, match=r"has code of its own, 'mine.py', which would run.*`trust_remote_code=True`"):
+    with pytest.raises(ValueError, match=r"has custom code, 'mine.py', which would run.*`trust_remote_code=True`"):
         load(saved)
     del saved["mine.py"]  # and is not fetched
     try:
@@ -242,7 +244,7 @@ def test_a_tokenizer_does_not_read_files_that_it_names(tmp_path: Path) -> None:
     ],
 )
 def test_other_entries_are_refused(entry: Any, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"has an entry 'a' that is no file ending in .jinja, .json"):
+    with pytest.raises(ValueError, match=r"has an entry 'a' that is not a file ending in .jinja, .json"):
         write_files({"a": entry}, tmp_path)
 
 
@@ -259,7 +261,7 @@ def test_a_tokenizer_with_other_files_is_refused(monkeypatch: pytest.MonkeyPatch
         HuggingFaceModel(tiny.bert(), tokenizer).get_metadata()
 
 
-def test_what_is_no_tokenizer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unsupported_tokenizer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *args, **kwargs: object())
-    with pytest.raises(ValueError, match="is of the type object, which is none"):
+    with pytest.raises(ValueError, match="has the type object, which is not a tokenizer"):
         load(read_tokenizer(tiny.bert_tokenizer()))

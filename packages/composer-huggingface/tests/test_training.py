@@ -15,7 +15,7 @@ from composer.checkpoint import safe_torch_load
 from composer.core import Callback, State
 from composer.loggers import Logger, LoggerDestination
 from composer.models import HuggingFaceModel
-from composer.models.huggingface._construction import recompute_activations
+from composer.models.huggingface._factories import recompute_activations
 from composer.testing import run_on_ranks
 from composer.utils import dist
 
@@ -75,7 +75,7 @@ class Quiet(LoggerDestination):
         pass
 
 
-def test_metrics_that_nobody_reads_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_that_are_not_read_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[str] = []
     update = HuggingFaceModel.update_metric
 
@@ -101,7 +101,7 @@ class Death(Callback):
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_a_run_that_died_goes_on_bit_for_bit_and_keeps_its_tokenizer(kind: str, tmp_path: Path) -> None:
+def test_a_crashed_run_resumes_bit_for_bit_with_its_tokenizer(kind: str, tmp_path: Path) -> None:
     make = MAKERS[kind]
     whole = tiny.trainer_of(make())
     whole.fit()
@@ -120,7 +120,7 @@ def test_a_run_that_died_goes_on_bit_for_bit_and_keeps_its_tokenizer(kind: str, 
         assert torch.equal(value, resumed.state.train_metric_values[name])
 
 
-def test_a_checkpoint_says_what_the_model_is(tmp_path: Path) -> None:
+def test_a_checkpoint_describes_the_model(tmp_path: Path) -> None:
     model = tiny.masked_model()
     trainer = tiny.trainer_of(model, max_duration="1ba")
     for weights_only in (False, True):
@@ -276,7 +276,7 @@ def test_two_ranks_train_like_one(kind: str, two_ranks: Ranks, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_two_ranks_saved_is_whole(kind: str, two_ranks: Ranks) -> None:
+def test_a_checkpoint_of_two_ranks_is_complete(kind: str, two_ranks: Ranks) -> None:
     folder, ranks = two_ranks
     (file,) = (folder / kind).glob("ep1*")
     restored, tokenizer = HuggingFaceModel.hf_from_composer_checkpoint(file)

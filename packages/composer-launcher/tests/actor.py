@@ -1,4 +1,4 @@
-"""A program without torch that `test_launcher.py` starts; its first argument says what it does."""
+"""A program without torch that the tests start; its first argument is the name of a function here."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def report(*arguments: str) -> None:
 
 
 def stubborn(folder: str) -> None:
-    """Rank 1 fails; rank 0 and a child of it do not care to be told to leave. A child of rank 1 survives it."""
+    """Rank 1 fails; rank 0 and its child ignore signals. A child of rank 1 survives it."""
     place = Path(folder)
     child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], preexec_fn=_ignore)  # noqa: PLW1509
     (place / f"child{RANK}").write_text(str(child.pid))
@@ -39,14 +39,14 @@ def stubborn(folder: str) -> None:
 
 
 def patient(folder: str) -> None:
-    """Do not care to be told to leave."""
+    """Ignore signals."""
     _ignore()
     (Path(folder) / f"ready{RANK}").write_text(str(os.getpid()))
     time.sleep(600)
 
 
 def lonely(folder: str) -> None:
-    """Rank 0 notices that rank 1 is missing, and leaves before that has failed."""
+    """Rank 0 notices that rank 1 is gone, and exits before rank 1 does."""
     if RANK == "0":
         sys.exit("RuntimeError: [gloo/transport/tcp/pair.cc:1] Connection closed by peer [127.0.0.1]:1")
     time.sleep(0.5)

@@ -1,4 +1,4 @@
-"""How a job ends: who is told, who is killed, which failure is named as the cause."""
+"""The end of a job: which ranks get a signal, which are killed, and which failure is reported as the cause."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from composer.cli._failures import Ended, describe, root_cause, status_of
+from composer.cli._job import ExitedRank, describe, exit_status, root_cause
 from composer.cli.launcher import main
 
 ACTOR = str(Path(__file__).with_name("actor.py"))
 COMPOSER = [sys.executable, "-m", "composer"]
-SECONDS_TO_END = 30.0  # 10 are promised; a busy machine may take longer
+SECONDS_TO_END = 30.0  # documented: 10; a busy machine may take longer
 
 
 def is_running(pid: int) -> bool:
@@ -30,11 +30,11 @@ def is_running(pid: int) -> bool:
 def wait_for(*paths: Path) -> None:
     deadline = time.monotonic() + 60
     while not all(path.exists() and (path.stat().st_size or not path.name.startswith("ready")) for path in paths):
-        assert time.monotonic() < deadline, f"{paths} did not come"
+        assert time.monotonic() < deadline, f"{paths} were not written"
         time.sleep(0.02)
 
 
-def test_ranks_that_do_not_leave_are_killed_with_their_children(
+def test_ranks_that_do_not_exit_are_killed_with_their_children(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     status = main(["-n", "2", ACTOR, "stubborn", str(tmp_path)])
@@ -46,12 +46,12 @@ def test_ranks_that_do_not_leave_are_killed_with_their_children(
     assert not any(map(is_running, children))
     last = capfd.readouterr().err.splitlines()[-3:]
     assert last[0] == "  | RuntimeError: rank 1 is broken"
-    assert re.fullmatch(r"composer: rank 0 \(pid \d+\) did not leave when it was told to, and was killed", last[1])
+    assert re.fullmatch(r"composer: rank 0 \(pid \d+\) did not exit after SIGTERM, and was killed", last[1])
     assert re.fullmatch(r"composer: rank 1 on host \S+ \(pid \d+\) failed: exit code 1\. .*", last[2])
 
 
-def test_the_cause_is_told_and_not_what_followed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Rank 0 leaves first, but only because it missed rank 1."""
+def test_the_cause_is_reported_and_not_its_consequence(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Rank 0 exits first, but only because rank 1 is gone."""
     assert main(["-n", "2", ACTOR, "lonely", str(tmp_path)]) == 5
     last = capfd.readouterr().err.splitlines()[-2:]
     assert last[0] == "composer: rank 0 failed too: exit code 1"
@@ -59,33 +59,33 @@ def test_the_cause_is_told_and_not_what_followed(tmp_path: Path, capfd: pytest.C
 
 
 @pytest.mark.parametrize(
-    ("options", "numbers", "told"),
+    ("options", "numbers", "message"),
     [
-        ([], (signal.SIGINT, signal.SIGINT), "SIGINT is passed on to the ranks, which may take 30 s to save and leave"),
-        (["--shutdown_timeout", "0.2"], (signal.SIGHUP,), "1 ranks did not leave in 0.2 s."),
+        ([], (signal.SIGINT, signal.SIGINT), "SIGINT is forwarded to the ranks, which have 30 s to save and exit"),
+        (["--shutdown_timeout", "0.2"], (signal.SIGHUP,), "1 ranks did not exit within 0.2 s"),
     ],
 )
-def test_ranks_that_ignore_an_order_to_leave_are_killed_in_the_end(
-    tmp_path: Path, options: list[str], numbers: tuple[int, ...], told: str
+def test_ranks_that_ignore_signals_are_killed_in_the_end(
+    tmp_path: Path, options: list[str], numbers: tuple[int, ...], message: str
 ) -> None:
     command = [*COMPOSER, "-n", "1", *options, ACTOR, "patient", str(tmp_path)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         wait_for(tmp_path / "ready0")
-        said = ""
+        printed = ""
         begun = time.monotonic()
         for number in numbers:
             process.send_signal(number)
-            said += process.stderr.readline()
-        said += process.stderr.read()
+            printed += process.stderr.readline()
+        printed += process.stderr.read()
 
     assert process.returncode == 137
     assert time.monotonic() - begun < SECONDS_TO_END
-    assert told in said
+    assert message in printed
     assert not is_running(int((tmp_path / "ready0").read_text()))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent is gone")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can kill a process when its parent exits")
 def test_ranks_do_not_outlive_a_launcher_that_is_killed(tmp_path: Path) -> None:
     process = subprocess.Popen([*COMPOSER, "-n", "2", ACTOR, "patient", str(tmp_path)])
     wait_for(tmp_path / "ready0", tmp_path / "ready1")
@@ -101,8 +101,8 @@ def test_ranks_do_not_outlive_a_launcher_that_is_killed(tmp_path: Path) -> None:
 # ---- which failure is the cause
 
 
-def ended(rank: int, code: int, at: float, *tail: str) -> Ended:
-    return Ended(rank=rank, pid=1, code=code, time=at, tail=tail, log=None)
+def exited(rank: int, code: int, at: float, *tail: str) -> ExitedRank:
+    return ExitedRank(rank=rank, pid=1, code=code, time=at, tail=tail, log=None)
 
 
 LOST = "composer.distributed.LostRankError: Rank 1 is gone"
@@ -112,19 +112,21 @@ CLOSED = "RuntimeError: [gloo/transport/tcp/pair.cc:5] Connection closed by peer
 @pytest.mark.parametrize(
     ("failures", "cause"),
     [
-        ([ended(0, 1, 1.0, "ValueError: x"), ended(1, 1, 2.0, "ValueError: y")], 0),
-        ([ended(0, 1, 1.0, LOST), ended(1, -9, 1.0)], 1),
-        ([ended(0, 1, 1.0, CLOSED), ended(1, 1, 2.0, "ValueError: y", "  of two lines")], 1),
-        ([ended(0, -6, 1.0, "[E] Watchdog caught collective operation timeout", "frame"), ended(1, -9, 2.0)], 1),
-        ([ended(0, 1, 1.0, CLOSED, "During handling", "ValueError: own"), ended(1, 2, 2.0)], 0),
-        ([ended(0, 1, 1.0, "ValueError: x", "The above", LOST), ended(1, -11, 2.0, CLOSED)], 1),
-        ([ended(0, 1, 2.0, LOST), ended(1, 1, 1.0, CLOSED)], 1),
+        ([exited(0, 1, 1.0, "ValueError: x"), exited(1, 1, 2.0, "ValueError: y")], 0),
+        ([exited(0, 1, 1.0, LOST), exited(1, -9, 1.0)], 1),
+        ([exited(0, 1, 1.0, CLOSED), exited(1, 1, 2.0, "ValueError: y", "  of two lines")], 1),
+        ([exited(0, -6, 1.0, "[E] Watchdog caught collective operation timeout", "frame"), exited(1, -9, 2.0)], 1),
+        ([exited(0, 1, 1.0, CLOSED, "During handling", "ValueError: own"), exited(1, 2, 2.0)], 0),
+        ([exited(0, 1, 1.0, "ValueError: x", "The above", LOST), exited(1, -11, 2.0, CLOSED)], 1),
+        ([exited(0, 1, 2.0, LOST), exited(1, 1, 1.0, CLOSED)], 1),
     ],
 )
-def test_the_cause_is_the_first_failure_that_follows_from_no_other(failures: list[Ended], cause: int) -> None:
+def test_the_cause_is_the_first_failure_that_is_no_consequence_of_another(
+    failures: list[ExitedRank], cause: int
+) -> None:
     assert root_cause(failures).rank == cause
 
 
-def test_ends_have_names_and_statuses() -> None:
+def test_return_codes_have_descriptions_and_exit_statuses() -> None:
     assert [describe(3), describe(-9), describe(-60)] == ["exit code 3", "killed by SIGKILL", "killed by signal 60"]
-    assert [status_of(0), status_of(3), status_of(-9)] == [0, 3, 137]
+    assert [exit_status(0), exit_status(3), exit_status(-9)] == [0, 3, 137]

@@ -1,4 +1,4 @@
-"""The command `composer`: its arguments, what the processes get, and where their output goes."""
+"""The command `composer`: its arguments, the environment of the processes, and their output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from composer.cli._plan import Plan, plan_of
+from composer.cli._plan import Plan, parse_plan
 from composer.cli.launcher import main
 
 ACTOR = str(Path(__file__).with_name("actor.py"))
@@ -24,13 +24,13 @@ NODES = {"WORLD_SIZE": "4", "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
 
 
 @pytest.fixture(autouse=True)
-def _no_launcher_around(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_launch_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*LAUNCH_VARIABLES, "OMP_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
 
 
 def plan(*arguments: str, **environment: str) -> Plan:
-    return plan_of([*arguments, ACTOR], environment)
+    return parse_plan([*arguments, ACTOR], environment)
 
 
 # ---- arguments
@@ -54,14 +54,14 @@ def plan(*arguments: str, **environment: str) -> Plan:
         (["-n", "2", "--node_rank", "2"], NODES, "must be at most `--world_size` (4), got 4 + 2"),
         (["-n", "2", "--node_rank", "1", "--world_size", "4"], {}, "`--master_addr` and `--master_port` must be given"),
         (["-n", "2", "--node_rank", "1", "--master_port", "99999"], NODES, "`--master_port` must be a port, got 99999"),
-        (["-n", "1", "-m", "-c"], {}, "`--module_mode` and `--command_mode` exclude each other"),
-        (["-n", "1", "--stderr", "{pid}"], {}, "`--stderr` must contain no other placeholders than rank, local_rank"),
+        (["-n", "1", "-m", "-c"], {}, "`--module_mode` and `--command_mode` cannot be combined"),
+        (["-n", "1", "--stderr", "{pid}"], {}, "`--stderr` may only contain the placeholders rank, local_rank"),
         (["-n", "1", "--shutdown_timeout", "-1"], {}, "`--shutdown_timeout` must be a number of seconds, got -1.0"),
         (["-n", "1", "-c", "no-such-command"], {}, "the command 'no-such-command' was not found"),
         (["-n", "1", "no-such.py"], {}, "there is no script 'no-such.py' in"),
     ],
 )
-def test_mistakes_are_told_before_anything_starts(
+def test_invalid_arguments_are_reported_before_anything_starts(
     arguments: list[str], environment: dict[str, str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
@@ -83,18 +83,18 @@ def test_mistakes_are_told_before_anything_starts(
         (["-n", "2", "--master_addr", "me", "--master_port", "7"], NODES | {"NODE_RANK": "0"}, (2, 4, 0, 0, "me", 7)),
     ],
 )
-def test_arguments_win_over_variables_and_what_can_be_inferred_is(
+def test_arguments_override_variables_and_missing_ones_are_inferred(
     arguments: list[str], environment: dict[str, str], expected: tuple[Any, ...]
 ) -> None:
-    found = plan(*arguments, **environment)
+    actual = plan(*arguments, **environment)
 
     assert expected == (
-        found.nproc,
-        found.world_size,
-        found.base_rank,
-        found.node_rank,
-        found.master_addr,
-        found.master_port,
+        actual.nproc,
+        actual.world_size,
+        actual.base_rank,
+        actual.node_rank,
+        actual.master_addr,
+        actual.master_port,
     )
 
 
@@ -115,10 +115,10 @@ def test_the_console_script_and_the_modules_are_the_launcher(module: str) -> Non
     assert said == f"MosaicML Composer {version('composer-launcher')}\n"
 
 
-# ---- what the processes get
+# ---- the processes
 
 
-def test_each_process_knows_its_place_and_variables_are_expanded_for_it(
+def test_each_process_gets_its_rank_and_expanded_arguments(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", "/home/me")
@@ -156,7 +156,9 @@ def test_verbose_shows_all_ranks_with_prefixes(capfd: pytest.CaptureFixture[str]
     assert "\n[rank1]: warning of rank 1\n" in shown.err
 
 
-def test_what_the_user_chose_stays(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_that_the_user_set_are_not_changed(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")
     assert main(["-n", "2", ACTOR, "report"]) == 0
@@ -182,7 +184,7 @@ def test_modules_and_commands_can_be_started(
     assert capfd.readouterr().out == "", "no signal is ignored"
 
 
-def test_a_program_that_cannot_be_started_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_program_that_cannot_be_started_is_reported(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     program = tmp_path / "program"
     program.write_text("#!/no/such/interpreter\n")
     program.chmod(0o755)
@@ -249,8 +251,7 @@ def test_two_nodes_meet_at_the_first_one(tmp_path: Path, capfd: pytest.CaptureFi
     assert out == "1 1 0 3.0\n"
 
 
-def test_nobody_has_to_look(tmp_path: Path) -> None:
-    """Ranks go on when whoever read the launcher's output is gone."""
+def test_ranks_continue_when_the_reader_of_the_output_is_gone(tmp_path: Path) -> None:
     with subprocess.Popen([*COMPOSER, "-n", "2", "-v", ACTOR, "report"], stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         process.stderr.close()
@@ -258,7 +259,7 @@ def test_nobody_has_to_look(tmp_path: Path) -> None:
     assert process.returncode == 0
 
 
-def test_a_port_that_is_taken_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_port_in_use_is_reported(capfd: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()

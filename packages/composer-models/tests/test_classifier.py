@@ -71,7 +71,7 @@ def test_default_metrics_need_the_number_of_classes(module, given):
         ComposerClassifier(module, **given)
 
 
-def test_metrics_of_ones_own_do_not_need_the_number_of_classes(module):
+def test_custom_metrics_do_not_need_the_number_of_classes(module):
     model = ComposerClassifier(module, train_metrics=CrossEntropy(), val_metrics=CrossEntropy())
 
     assert model.num_classes is None

@@ -87,7 +87,7 @@ def test_training_reaches_every_parameter_and_lowers_the_loss(name):
 
 
 @pytest.mark.parametrize("name", FLAT)
-def test_channels_last_gives_the_same_values_and_stays(name):
+def test_channels_last_gives_the_same_values_and_is_preserved(name):
     model, (inputs, targets) = make(name)
     model.eval()
     expected = model((inputs, targets))

@@ -51,7 +51,7 @@ def test_pretrained_weights_with_other_classes_have_a_new_last_layer(published):
     torch.testing.assert_close(network(INPUT), model((INPUT, None)), rtol=0, atol=0)
 
 
-def test_initializers_leave_pretrained_weights_alone(published):
+def test_initializers_do_not_change_pretrained_weights(published):
     network = published(ResNet18_Weights.IMAGENET1K_V1, "resnet18")
     model = composer_resnet(
         "resnet18", 7, weights="DEFAULT", initializers=["bn_uniform", Initializer.LINEAR_LOG_CONSTANT_BIAS]

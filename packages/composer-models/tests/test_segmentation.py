@@ -94,7 +94,7 @@ def test_dense_pixels_without_mass_do_not_count():
     torch.testing.assert_close(loss(outputs, targets, reduction="none"), loss(outputs, dense, reduction="none"))
 
 
-def test_an_example_of_ignored_pixels_alone_has_a_finite_loss():
+def test_an_example_with_only_ignored_pixels_has_a_finite_loss():
     targets = labels(3, 2, 4, 4)
     targets[0] = 255
     losses = SegmentationLoss(1.0, 1.0, 255)(scores(2, 3, 4, 4), targets, reduction="none")
@@ -270,7 +270,7 @@ def batch_norms(model):
     return {type(module) for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)}
 
 
-def test_batch_normalization_of_one_process_is_left_alone():
+def test_batch_normalization_of_one_process_is_not_changed():
     assert {nn.BatchNorm2d} == batch_norms(composer_deeplabv3(3, "resnet18", sync_bn=True))
 
 
@@ -288,7 +288,7 @@ def test_batch_normalization_of_several_processes_is_synchronised(two_processes,
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_batch_normalization_cannot_be_synchronised(two_processes):
-    with pytest.warns(UserWarning, match="`sync_bn=True` is skipped: torch synchronises .* on GPUs only"):
+    with pytest.warns(UserWarning, match="`sync_bn=True` is skipped: torch synchronizes .* only on GPUs"):
         model = composer_deeplabv3(3, "resnet18")
 
     assert {nn.BatchNorm2d} == batch_norms(model)

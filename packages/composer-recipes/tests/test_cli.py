@@ -40,7 +40,7 @@ def text_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def numbers(path: Path) -> list[list[tuple[int, dict[str, list[float]], int]]]:
-    """What of the results must not depend on the clock."""
+    """The results that must not depend on the clock."""
     recipes = json.loads(path.read_text())["recipes"]
     return [[(run["seed"], run["scores"], run["samples"]) for run in recipe["runs"]] for recipe in recipes]
 
@@ -150,8 +150,8 @@ def _yaml(value: object) -> str:
         ("digits", "--algorithms foo", "`--algorithms` must be blurpool, "),
         ("digits", "--precision fp64", "`--precision`"),
         ("digits", "--train_samples 9999", "`train_samples` must be at most 500"),
-        ("digits", "--shift 16", "`shift` must be from 0 to below the size of the images, 16, got 16"),
-        ("digits", "--batch_size 501", "`batch_size` must not be above the number of training images, 500, got 501"),
+        ("digits", "--shift 16", "`shift` must be below 16, the size of the images, got 16"),
+        ("digits", "--batch_size 501", "`batch_size` must be at most 500, the number of training images, got 501"),
         ("digits", "--eval_interval 0ep", "`eval_interval` must be positive, got '0ep'"),
         ("digits", "--eval_interval often", "often"),
         ("digits", "--out a-file/inside", "Not a directory: 'a-file/inside'"),
@@ -177,7 +177,7 @@ def _yaml(value: object) -> str:
         ("segmentation", "--blurpool.min_channels 1", "because `blurpool` is not among `--algorithms`"),
     ],
 )
-def test_a_mistake_is_answered_in_one_line(
+def test_an_error_is_reported_in_one_line(
     recipe: str, arguments: str, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "a-file").write_text("this: [is no: configuration")
@@ -228,19 +228,19 @@ def test_every_recipe_trains_compares_draws_and_stores(recipe: str, command: Com
             assert sorted(run["tested_at"]) == run["tested_at"]
             assert 0 < run["tested_at"][0] <= run["tested_at"][-1] <= run["train_seconds"] < run["seconds"]
     composed = ran.composed
-    chosen = [kind.__name__ for kind in task.algorithms.values() if kind.__name__ in composed["runs"][0]["deeds"]]
-    assert len(chosen) == len(composed["algorithms"]) == len(composed["runs"][0]["deeds"])
-    assert "did nothing" not in composed["runs"][0]["deeds"].values()
-    found = stored["time_to_quality"]["composed"]
-    assert ran.plain["summary"][task.metrics[0].key]["mean"] == found["goal"]
-    assert len(composed["runs"]) == len(found["ratios"])
+    chosen = [kind.__name__ for kind in task.algorithms.values() if kind.__name__ in composed["runs"][0]["actions"]]
+    assert len(chosen) == len(composed["algorithms"]) == len(composed["runs"][0]["actions"])
+    assert "did nothing" not in composed["runs"][0]["actions"].values()
+    time_to_quality = stored["time_to_quality"]["composed"]
+    assert ran.plain["summary"][task.metrics[0].key]["mean"] == time_to_quality["goal"]
+    assert len(composed["runs"]) == len(time_to_quality["ratios"])
     for name in ("curves.png", "results.json", "config.yaml", "report.html"):
         assert f"{ran.folder}/{name}" in ran.text
         assert (ran.folder / name).stat().st_size > 0
 
 
 @pytest.mark.parametrize("recipe", OPTIONS)
-def test_every_recipe_prints_table_verdict_and_deeds(recipe: str, command: Command) -> None:
+def test_every_recipe_prints_table_verdict_and_actions(recipe: str, command: Command) -> None:
     task, ran = task_of(recipe), command(recipe)
     metric = task.metrics[0]
     plain, composed = (each["summary"][metric.key]["mean"] for each in ran.results["recipes"])
@@ -255,8 +255,8 @@ def test_every_recipe_prints_table_verdict_and_deeds(recipe: str, command: Comma
     )
     assert verdict in ran.text
     assert f"the {metric.show(plain)} that plain has at its end" in ran.text
-    for deed in ran.composed["runs"][0]["deeds"].values():
-        assert deed in ran.text
+    for action in ran.composed["runs"][0]["actions"].values():
+        assert action in ran.text
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_every_recipe_prints_table_verdict_and_deeds(recipe: str, command: Comma
         ("segmentation", [24, 2], [16, 2]),
     ],
 )
-def test_runs_are_as_long_and_tested_as_often_as_they_are_told_to(
+def test_runs_have_the_requested_length_and_evaluations(
     recipe: str, plain: list[int], composed: list[int], command: Command
 ) -> None:
     lengths = [
@@ -295,7 +295,7 @@ def test_runs_are_as_long_and_tested_as_often_as_they_are_told_to(
         ("segmentation", "scenes of Fashion-MNIST: 12 images to train on, 4 to test, 1x32x32 pixels, 11 classes"),
     ],
 )
-def test_what_is_trained_on_is_said_first(recipe: str, line: str, command: Command) -> None:
+def test_the_data_are_described_first(recipe: str, line: str, command: Command) -> None:
     assert command(recipe).text.startswith(line)
 
 
@@ -305,7 +305,7 @@ def test_the_recipes_for_cifar_train_the_network_in_their_name(recipe: str, weig
     assert {"model": recipe.removeprefix("cifar10_")}.items() <= command(recipe).plain["hyperparameters"].items()
 
 
-def test_a_page_about_the_runs_is_written_or_said_how_to_get(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_is_written_or_its_command_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     comparison: Any = SimpleNamespace(folders=[tmp_path] * 4)
     monkeypatch.setattr("composer.recipes.cli.find_spec", lambda name: None)
 
@@ -331,7 +331,7 @@ def test_without_algorithms_only_the_plain_recipe_is_trained(
     assert "->" not in capsys.readouterr().out
 
 
-def test_a_profile_is_written_and_the_user_is_told_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_profile_is_written_and_its_path_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "first/profile").mkdir(parents=True)
     (tmp_path / "first/profile/merged_trace.json").write_text("of an earlier comparison")
     main([*QUICK, "--profile", "--out", "first", "--batch_size", "10", "--algorithms", "mixup"])

@@ -89,12 +89,12 @@ def recipe(**changes: Any) -> Recipe:
 
 
 def test_only_algorithms_can_be_composed() -> None:
-    with pytest.raises(TypeError, match="`algorithms` must hold `Algorithm` objects, got 'mixup'"):
+    with pytest.raises(TypeError, match="`algorithms` must be `Algorithm` objects, got 'mixup'"):
         recipe(algorithms=["mixup"])
 
 
 def test_something_must_be_measured() -> None:
-    with pytest.raises(ValueError, match="`metrics` must name at least one metric, got none"):
+    with pytest.raises(ValueError, match="`metrics` must have at least one metric, got none"):
         recipe(metrics=())
 
 

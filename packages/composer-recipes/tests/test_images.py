@@ -139,7 +139,7 @@ def test_squares_are_cut_out_of_training_images() -> None:
     assert cut.min() >= 1  # the centre is inside
 
 
-def test_the_seed_alone_decides_the_batches() -> None:
+def test_the_batches_depend_only_on_the_seed() -> None:
     dataset = random_set(shift=2, flip=True)
 
     def batches(seed: int, state: int) -> list[Tensor]:
@@ -189,12 +189,12 @@ def test_a_batch_that_cannot_be_shared_evenly_is_refused(monkeypatch: pytest.Mon
 
 
 def test_a_batch_holds_at_most_all_images() -> None:
-    with pytest.raises(ValueError, match="`batch_size` must not be above the number of training images, 12, got 13"):
+    with pytest.raises(ValueError, match="`batch_size` must be at most 12, the number of training images, got 13"):
         random_set(batch_size=13)
 
 
 def test_an_image_cannot_be_shifted_out_of_itself() -> None:
-    with pytest.raises(ValueError, match="`shift` must be from 0 to below the size of the images, 6, got 6"):
+    with pytest.raises(ValueError, match="`shift` must be below 6, the size of the images, got 6"):
         random_set(shift=6)
 
 
@@ -203,7 +203,7 @@ def test_the_first_images_are_taken() -> None:
 
     assert [0, 1, 2] == first("some", 3, images, labels)[1].tolist()
     assert 5 == len(first("some", None, images, labels)[0]) == len(first("some", 5, images, labels)[0])
-    with pytest.raises(ValueError, match="`some` must be at most 5, the number of images there are, got 6"):
+    with pytest.raises(ValueError, match="`some` must be at most 5, the number of images, got 6"):
         first("some", 6, images, labels)
 
 
@@ -267,14 +267,16 @@ def test_digits_are_validated_on_images_of_neither_set() -> None:
     assert 1797 == len({image.numpy().tobytes() for image in whole})
 
 
-def test_cifar_is_cut_if_asked_for(data: Path) -> None:
+def test_cifar_images_are_cut_with_cutout_size(data: Path) -> None:
     images = cifar10_resnet9.Data(data=data, batch_size=10, cutout_size=8).load()
 
     assert Augmentation(4, True, 8, "reflect") == images.augmentation
 
 
 @pytest.mark.parametrize("source", [fashion_mnist.Data, cifar10_resnet9.Data])
-def test_the_environment_says_where_the_data_are(source: Any, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_variable_names_the_data_folder(
+    source: Any, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COMPOSER_DATA", str(data))
 
     assert 30 == source(batch_size=10).load().num_train
@@ -287,9 +289,7 @@ def test_the_environment_says_where_the_data_are(source: Any, data: Path, monkey
         (cifar10_resnet9.Data, r"cifar-10-batches-py/data_batch_1.*\n.*CIFAR10\(.*download=True"),
     ],
 )
-def test_data_that_are_not_there_say_what_was_looked_for_and_how_to_get_them(
-    source: Any, message: str, tmp_path: Path
-) -> None:
+def test_the_error_for_missing_data_has_their_path_and_the_command(source: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=message):
         source(data=tmp_path).load()
 
@@ -299,7 +299,7 @@ def test_data_that_are_not_there_say_what_was_looked_for_and_how_to_get_them(
     [
         (digits.Data, {"train_samples": 501}, "`train_samples` must be at most 500"),
         (digits.Data, {"test_samples": 798}, "`test_samples` must be at most 797"),
-        (digits.Data, {"batch_size": 501}, "`batch_size` must not be above the number of training images, 500"),
+        (digits.Data, {"batch_size": 501}, "`batch_size` must be at most 500, the number of training images"),
         (fashion_mnist.Data, {"train_samples": 31}, "`train_samples` must be at most 30"),
         (cifar10_resnet9.Data, {"test_samples": 21}, "`test_samples` must be at most 20"),
         (digits.Data, {"validation_samples": 501}, "`validation_samples` must be at most 500"),
@@ -308,7 +308,7 @@ def test_data_that_are_not_there_say_what_was_looked_for_and_how_to_get_them(
         (segmentation.Data, {"validation_samples": 30}, "`validation_samples` must be below 30"),
     ],
 )
-def test_more_than_there_is_cannot_be_asked_for(
+def test_requesting_too_many_samples_is_an_error(
     source: Any, arguments: dict[str, int], message: str, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COMPOSER_DATA", str(data))

@@ -23,7 +23,7 @@ def test_a_goal_is_reached_from_one_side_and_by_being_equal(value: float, higher
     assert (higher, lower) == (ACCURACY.reaches(value, 0.5), LOSS.reaches(value, 0.5))
 
 
-def test_what_is_given_comes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_argument_takes_precedence_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COMPOSER_DATA", "environment")
 
     assert Path("given") == find_data(Path("given"))

@@ -18,8 +18,7 @@ from composer.core import Algorithm, Event, State
 from composer.loggers import Logger
 from composer.recipes import SGD, Recipe, Result, Run, cli, digits, fashion_mnist, time_to_quality
 from composer.recipes._images import CLASSIFICATION, ImageSet
-from composer.recipes._plot import draw_curves, save_curves
-from composer.recipes._report import as_json, print_report, write_json
+from composer.recipes._report import as_json, draw_curves, print_report, save_curves, write_json
 
 METRIC, LOSS = CLASSIFICATION
 
@@ -79,7 +78,7 @@ def test_the_numbers_of_the_table_can_be_computed_from_the_json(images: ImageSet
         assert (fmean(seconds), speed) == (summary["train_seconds"], summary["samples_per_second"])
 
 
-def test_the_json_says_what_was_trained_with_what(images: ImageSet) -> None:
+def test_the_json_describes_data_and_recipes(images: ImageSet) -> None:
     stored = as_json([PLAIN, COMPOSED], images)
 
     assert {
@@ -95,7 +94,7 @@ def test_the_json_says_what_was_trained_with_what(images: ImageSet) -> None:
     assert [1 / 3, 2 / 3, 1.0] == composed["runs"][0]["tested_at"]
 
 
-def test_the_json_says_how_soon_each_other_recipe_was_as_good_as_the_first(images: ImageSet) -> None:
+def test_the_json_has_the_time_to_quality_of_each_recipe(images: ImageSet) -> None:
     never = made_up("never", [[0.5, 0.5], [0.5, 0.6]], 1.0)
     stored = json.loads(json.dumps(as_json([PLAIN, COMPOSED, never], images)))["time_to_quality"]
     found = time_to_quality(PLAIN, COMPOSED)
@@ -132,7 +131,7 @@ def test_an_algorithm_that_does_not_say_how_it_is_written_is_called_by_its_name(
     assert ["Silent"] == as_json([made_up("one", [[0.5]], 1.0, (Silent(),))], images)["recipes"][0]["algorithms"]
 
 
-def test_the_report_says_what_changed_and_what_the_algorithms_did() -> None:
+def test_the_report_lists_changed_modules_and_actions() -> None:
     text = printed([PLAIN, COMPOSED])
 
     # In the mean 0.91 is to be reached: after 2 of 3 parts of 1 second, of 2, and after all of 2 seconds, of 3.
@@ -142,7 +141,7 @@ def test_the_report_says_what_changed_and_what_the_algorithms_did() -> None:
         in text
     )
     assert "At the end, mean and standard deviation over 2 seeds" in text
-    assert "Evaluations are left out of seconds and samples/s." in text
+    assert "Seconds and samples/s do not include evaluations." in text
     for heading in ("test accuracy", "test cross entropy", "seconds per run", "samples/s"):
         assert heading in text
     assert "the plan" in text
@@ -150,7 +149,7 @@ def test_the_report_says_what_changed_and_what_the_algorithms_did() -> None:
     assert "`plain`" not in text  # it has no algorithms
 
 
-def test_what_got_worse_is_said_too() -> None:
+def test_worse_metrics_are_reported() -> None:
     text = printed([COMPOSED, PLAIN])
 
     assert "composed -> plain: test accuracy 95.50% -> 91.00%, in 1.67 times the training time." in text

@@ -36,9 +36,7 @@ def test_a_second_run_gives_the_same_numbers_to_the_last_bit(tiny: Make, quiet: 
     assert numbers(first) == numbers(second)
 
 
-def test_a_run_does_not_depend_on_what_it_is_compared_with_or_which_seeds_came_before(
-    tiny: Make, quiet: Runs, one: Runs
-) -> None:
+def test_a_run_does_not_depend_on_other_recipes_and_seeds(tiny: Make, quiet: Runs, one: Runs) -> None:
     both = compare([tiny("plain"), tiny("mixed", (MixUp(),))], quiet)
 
     alone = run(tiny("mixed", (MixUp(),)), replace(one, seed=1))
@@ -90,7 +88,7 @@ def test_training_learns(one: Runs) -> None:
     assert losses[-1] < losses[0]
 
 
-def test_it_trains_on_the_threads_it_is_told_to(tiny: Make, one: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_trains_with_the_requested_threads(tiny: Make, one: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", given.append)
 
@@ -180,7 +178,7 @@ def test_a_bar_shows_recipe_seed_and_metric(tiny: Make, one: Runs, capsys: pytes
 
 
 def test_there_must_be_something_to_compare() -> None:
-    with pytest.raises(ValueError, match="`recipes` must hold at least one recipe, got none"):
+    with pytest.raises(ValueError, match="`recipes` must have at least one recipe, got none"):
         compare([])
 
 
@@ -233,7 +231,7 @@ def test_each_run_is_recorded_in_a_folder_of_its_own(tiny: Make, quiet: Runs, tm
     assert [["MixUp", "mixed the images of 6 batches in pairs"]] == of["table"]["rows"]
 
 
-def test_nothing_is_recorded_unless_asked_for(tiny: Make, quiet: Runs, tmp_path: Path, monkeypatch: Any) -> None:
+def test_nothing_is_recorded_without_a_folder(tiny: Make, quiet: Runs, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     run(tiny(), quiet)
 

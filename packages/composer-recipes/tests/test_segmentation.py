@@ -90,7 +90,7 @@ def test_later_items_hide_earlier_ones_and_do_not_hide_where_they_are_faint() ->
     assert torch.equal(torch.where(scenes[:, 0] == 200, 1, torch.where(scenes[:, 0] == 100, 2, 0)), classes)
 
 
-def test_the_seed_alone_decides_the_scenes() -> None:
+def test_the_scenes_depend_only_on_the_seed() -> None:
     images, labels = pictures()
 
     def make(seed: int, state: int) -> Tensor:
@@ -151,7 +151,7 @@ def test_the_network_has_a_score_for_each_class_and_pixel(data: Path) -> None:
 @pytest.mark.parametrize(
     ("norm", "kind"), [("batch", nn.BatchNorm2d), ("group", nn.GroupNorm), ("instance", nn.InstanceNorm2d)]
 )
-def test_the_network_has_the_normalization_asked_for(
+def test_the_network_has_the_requested_normalization(
     norm: Literal["batch", "group", "instance"], kind: type[nn.Module], data: Path
 ) -> None:
     dataset = Data(data=data, train_samples=4, test_samples=2, batch_size=2, size=32).load()

@@ -47,7 +47,7 @@ def test_parts_can_be_replaced() -> None:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_what_is_chosen_and_tuned_is_among_the_algorithms(name: str) -> None:
+def test_chosen_and_tuned_algorithms_are_available(name: str) -> None:
     task = task_of(name)
 
     assert task.chosen
@@ -55,7 +55,7 @@ def test_what_is_chosen_and_tuned_is_among_the_algorithms(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "algorithm"), CASES)
-def test_every_algorithm_can_be_made_with_what_suits_the_task(name: str, algorithm: str) -> None:
+def test_every_algorithm_can_be_built_with_the_tuned_arguments(name: str, algorithm: str) -> None:
     task = task_of(name)
 
     (made,) = task.make_algorithms([algorithm])
@@ -65,7 +65,7 @@ def test_every_algorithm_can_be_made_with_what_suits_the_task(name: str, algorit
     assert repr(task.algorithms[algorithm](**arguments)) == repr(made)
 
 
-def test_what_suits_the_task_comes_before_an_algorithms_own_defaults() -> None:
+def test_tuned_arguments_replace_the_defaults_of_an_algorithm() -> None:
     (made,) = digits.TASK.make_algorithms(["ema"])
 
     assert f"{digits.TASK.tuned['ema']['half_life']!r}" in repr(made)
@@ -87,7 +87,7 @@ def test_an_unknown_name_is_answered_with_those_that_there_are() -> None:
         digits.TASK.make_algorithms(["mixup", "cutmix"])
 
 
-def test_what_an_algorithm_refuses_is_refused() -> None:
+def test_errors_of_an_algorithm_are_raised() -> None:
     with pytest.raises(ValueError, match="`alpha`"):
         digits.TASK.make_algorithms(["mixup"], {"mixup": {"alpha": -1.0}})
 

@@ -58,7 +58,7 @@ def test_the_seed_decides_the_order(data: Path) -> None:
     assert one != other
 
 
-def test_characters_are_the_first_ones_and_have_the_numbers_that_they_have_in_the_whole_text(data: Path) -> None:
+def test_the_first_characters_have_the_token_ids_of_the_full_text(data: Path) -> None:
     dataset = Data(data=data, characters=500, **SMALL).load()
 
     _, test = dataset.loaders(0, DeviceCPU())
@@ -103,7 +103,7 @@ def test_the_folder_may_hold_it_in_two_places(place: str, tmp_path: Path, monkey
     assert tmp_path / place == Data(**SMALL).load().path
 
 
-def test_a_text_that_is_not_there_says_where_it_was_looked_for_and_how_to_get_it(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_text_has_its_paths_and_the_command(tmp_path: Path) -> None:
     message = r"looked for '.*/tinyshakespeare.txt' and '.*/text/tinyshakespeare.txt'\. To get it, run `curl -Lo .*`\."
 
     with pytest.raises(FileNotFoundError, match=message):

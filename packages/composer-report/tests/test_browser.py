@@ -149,7 +149,7 @@ def test_a_hostile_run_that_diverged_is_drawn_and_runs_nothing(record: Any, tmp_
     assert evil.replace("/", "") in seen["ticks"]
 
 
-def test_the_policy_of_the_page_stops_what_slips_in_and_we_would_see_it(trained: Path, tmp_path: Path) -> None:
+def test_the_policy_of_the_page_blocks_injected_scripts_and_reports_them(trained: Path, tmp_path: Path) -> None:
     page = write_report(trained / "long-1", tmp_path / "report.html")
     slipped = '<img src="https://example.com/a.png" onerror="alert(1)"><script>alert(2)</script>'
     page.write_text(page.read_text().replace("<header", f"{slipped}<header", 1))

@@ -20,7 +20,7 @@ def run_with(values: list[float], name: str = "metrics/eval/Accuracy", steps: An
     return Run(**{"folder": Path("a"), "name": "a", **fields}, metrics={name: series})
 
 
-def test_runs_of_a_group_are_put_together_and_others_stand_alone() -> None:
+def test_runs_of_a_group_are_shown_together_and_others_separately() -> None:
     runs = [
         Run(Path("x/1"), "one", "g"),
         Run(Path("x/2"), "same"),

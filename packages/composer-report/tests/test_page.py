@@ -213,7 +213,7 @@ def test_hyperparameters_that_differ_come_first(record: Any, tmp_path: Path) -> 
     assert first.count("not set") == 2
 
 
-def test_a_resumed_run_says_so(run_trainer: Any, tmp_path: Path) -> None:
+def test_a_resumed_run_lists_its_resumption(run_trainer: Any, tmp_path: Path) -> None:
     options = {"save_folder": str(tmp_path / "run/ckpt"), "autoresume": True, "run_name": "again"}
     for duration in ("1ep", "2ep"):
         run_trainer(tmp_path / "run", duration, **options)
@@ -222,7 +222,7 @@ def test_a_resumed_run_says_so(run_trainer: Any, tmp_path: Path) -> None:
 
 
 def test_at_least_one_folder_is_needed() -> None:
-    with pytest.raises(ValueError, match="`folders` must name at least one folder of a run, got none"):
+    with pytest.raises(ValueError, match="`folders` must have at least one folder of a run, got none"):
         write_report([])
 
 
@@ -235,7 +235,7 @@ def test_the_script_is_this_function() -> None:
     assert script.load() is main
 
 
-def test_the_command_writes_the_page_and_says_where(
+def test_the_command_writes_the_page_and_prints_its_path(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

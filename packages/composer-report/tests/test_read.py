@@ -88,7 +88,7 @@ def test_a_run_of_the_trainer(trained: Path) -> None:
     assert run.notes == []
 
 
-def test_missing_and_removed_checkpoints_are_told_apart(run_trainer: Train, tmp_path: Path) -> None:
+def test_missing_and_removed_checkpoints_are_distinguished(run_trainer: Train, tmp_path: Path) -> None:
     folder = run_trainer(
         tmp_path / "run", save_folder=str(tmp_path / "run/ckpt"), save_num_checkpoints_to_keep=2, run_name="a"
     )
@@ -141,7 +141,7 @@ def resumed(recording: Any, folder: Path, saved: dict[str, Any], batch: int) -> 
     return run
 
 
-def test_what_came_after_the_checkpoint_is_superseded(recording: Any, tmp_path: Path) -> None:
+def test_records_after_the_checkpoint_are_superseded(recording: Any, tmp_path: Path) -> None:
     first = recording(tmp_path).fit([1.0, 2.0, 3.0])
     saved = first.recorder.state_dict()
     first.logger.log_metrics({"after": 1.0})
@@ -200,12 +200,12 @@ def test_a_checkpoint_costs_the_same_however_many_metrics_there_are(record: Any,
     assert abs(sizes[0] - sizes[1]) < 20
 
 
-def test_a_run_resumed_from_elsewhere_says_so(recording: Any, tmp_path: Path) -> None:
+def test_a_run_resumed_from_elsewhere_has_a_note(recording: Any, tmp_path: Path) -> None:
     resumed(recording, tmp_path, {"mark": "unknown"}, 7).fit([1.0]).close()
     run = read_run(tmp_path)
 
     assert run.metrics["loss/train/total"].steps.tolist() == [7]
-    assert run.notes == ["The run went on from batch 7; what came before was recorded elsewhere."]
+    assert run.notes == ["The run resumed from batch 7; earlier batches were recorded elsewhere."]
 
 
 def test_a_run_begun_anew_replaces_the_earlier_one(recording: Any, tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_a_run_begun_anew_replaces_the_earlier_one(recording: Any, tmp_path: Pat
 
     assert run.metrics["loss/train/total"].values.tolist() == [1.0]
     assert len(run.notes) == 1
-    assert "1 earlier attempt that was not continued" in run.notes[0]
+    assert "1 earlier attempt that was not resumed" in run.notes[0]
 
 
 def test_several_fits_are_one_run(record: Any, tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_a_killed_run_with_a_torn_line(record: Any, tmp_path: Path, keep: int) -
 
     assert run.metrics["loss/train/total"].values.tolist() == [1.0, 2.0]
     assert run.status == "unfinished"
-    assert run.notes[0].startswith("1 line was cut off")
+    assert run.notes[0].startswith("1 line was damaged")
 
 
 @settings(max_examples=60, deadline=None)
@@ -302,12 +302,12 @@ def test_a_record_of_a_later_release_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda path: None, "there is no such folder"),
-        (lambda path: path.write_text(""), "it is no folder"),
-        (lambda path: path.mkdir(), "hold a `run-rank0.jsonl` with a run.*RunRecorder"),
+        (lambda path: None, "it does not exist"),
+        (lambda path: path.write_text(""), "it is not a folder"),
+        (lambda path: path.mkdir(), "have a `run-rank0.jsonl` with a run.*RunRecorder"),
     ],
 )
-def test_a_folder_without_a_run_says_what_was_looked_for(make: Any, message: str, tmp_path: Path) -> None:
+def test_the_error_for_a_folder_without_a_run_names_what_is_missing(make: Any, message: str, tmp_path: Path) -> None:
     path = tmp_path / "nothing"
     make(path)
 
@@ -337,11 +337,11 @@ def test_folders_of_runs_are_found_in_order(record: Any, tmp_path: Path) -> None
     ]
 
 
-def test_tables_deeds_and_texts(record: Any, tmp_path: Path) -> None:
+def test_tables_actions_and_texts(record: Any, tmp_path: Path) -> None:
     run = record()
     run.logger.log_traces({"algorithm_traces/MixUp/Event.BATCH_START": 1})
     run.logger.log_hyperparameters({"mix_up/alpha": 0.5, "mixing": 1})
-    run.logger.log_table(["algorithm", "deed"], [["MixUp", "mixed"]], name="algorithms")
+    run.logger.log_table(["algorithm", "action"], [["MixUp", "mixed"]], name="algorithms")
     run.logger.log_table(["a", "b"], [[1, math.nan]], name="other")
     run.logger.log_metrics({"note": "hello"})
     run.close()

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from composer.report._thin import curve_of, smoothed
+from composer.report._charts import curve_of, smoothed
 
 _floats = st.floats(-1e6, 1e6) | st.sampled_from([np.nan, np.inf, -np.inf])
 

@@ -1,4 +1,4 @@
-"""What all builders have in common: the batch size, the defaults of training and evaluation, host and device."""
+"""Arguments shared by all builders, and the loaders they describe."""
 
 from __future__ import annotations
 
@@ -9,26 +9,43 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from composer.datasets._batching import per_rank
-from composer.datasets._device import AnyDevice
-from composer.datasets.device_loader import DeviceLoader, DeviceTransform
+from composer.datasets.device_loader import AnyDevice, DeviceLoader, DeviceTransform
 from composer.datasets.loader import ResumableDataLoader
+from composer.utils import dist
 
-__all__ = ["Options"]
+__all__ = ["Options", "batch_size_per_rank"]
+
+
+def batch_size_per_rank(global_batch_size: int) -> int:
+    """Return the batch size of each rank.
+
+    Args:
+        global_batch_size: Samples per batch, summed over all ranks.
+
+    Raises:
+        ValueError: It is not a positive multiple of the number of ranks.
+    """
+    world_size = dist.get_world_size()
+    if global_batch_size < 1 or global_batch_size % world_size:
+        raise ValueError(
+            f"`global_batch_size` must be a positive multiple of the number of ranks, {world_size}, got "
+            f"{global_batch_size!r}."
+        )
+    return global_batch_size // world_size
 
 
 @dataclass(frozen=True)
 class Options:
-    """How a loader is made.
+    """Arguments that every builder takes.
 
     Attributes:
-        global_batch_size: Samples per batch, of all ranks together.
-        is_train: What `drop_last` and `shuffle` are by default.
-        drop_last: Whether what does not fill a batch on every rank is left out. None: only in training.
-        shuffle: Whether the order is a random one. None: only in training.
-        seed: Of all that is random.
-        device: Where to keep the set and make the batches. None: on the host.
-        dataloader_kwargs: Of `ResumableDataLoader`; on the host only.
+        global_batch_size: Samples per batch, summed over all ranks.
+        is_train: Default of `drop_last` and `shuffle`.
+        drop_last: Drop samples that do not fill a batch on every rank. None: `is_train`.
+        shuffle: Use a random order. None: `is_train`.
+        seed: Seed of the order and all random transforms.
+        device: Device that stores the data set and makes the batches. None: the host.
+        dataloader_kwargs: Arguments of `ResumableDataLoader`; on the host only.
     """
 
     global_batch_size: int
@@ -42,53 +59,48 @@ class Options:
     def on_host(
         self, dataset: Dataset[Any], collate_fn: Callable[[list[Any]], Any] | None = None
     ) -> ResumableDataLoader:
-        """A loader in this process and its workers.
+        """Return a loader that makes batches in this process or its workers.
 
         Args:
             dataset: The samples.
-            collate_fn: Makes a batch of them. None: torch's.
-
-        Raises:
-            TypeError: An argument of `dataloader_kwargs` is unknown.
-            ValueError: A number is out of range.
+            collate_fn: Makes a batch of a list of samples. None: torch's default.
         """
         return ResumableDataLoader(
             dataset,
-            per_rank(self.global_batch_size),
-            shuffle=self._by_default(self.shuffle),
-            drop_last=self._by_default(self.drop_last),
+            batch_size_per_rank(self.global_batch_size),
+            shuffle=self._or_is_train(self.shuffle),
+            drop_last=self._or_is_train(self.drop_last),
             seed=self.seed,
             collate_fn=collate_fn,
             **self.dataloader_kwargs,
         )
 
     def on_device(self, inputs: Tensor, targets: Tensor | None, transform: DeviceTransform) -> DeviceLoader:
-        """A loader on `device`.
+        """Return a loader that makes batches on `device`.
 
         Args:
-            inputs: All samples.
-            targets: Theirs.
+            inputs: All inputs.
+            targets: All targets, or None.
             transform: Makes the batches.
 
         Raises:
             TypeError: There are `dataloader_kwargs`.
-            ValueError: A number is out of range.
         """
         if self.dataloader_kwargs:
             raise TypeError(
                 f"A loader on the device has no worker processes, so it takes no "
-                f"{', '.join(sorted(self.dataloader_kwargs))}. Leave them out, or use `device=None`."
+                f"{', '.join(sorted(self.dataloader_kwargs))}. Remove them, or use `device=None`."
             )
         return DeviceLoader(
             inputs,
             targets,
-            per_rank(self.global_batch_size),
+            batch_size_per_rank(self.global_batch_size),
             transform=transform,
             device=self.device,
-            shuffle=self._by_default(self.shuffle),
-            drop_last=self._by_default(self.drop_last),
+            shuffle=self._or_is_train(self.shuffle),
+            drop_last=self._or_is_train(self.drop_last),
             seed=self.seed,
         )
 
-    def _by_default(self, value: bool | None) -> bool:
+    def _or_is_train(self, value: bool | None) -> bool:
         return self.is_train if value is None else value

@@ -1,4 +1,4 @@
-"""ADE20k, scenes with one of 150 classes for each pixel."""
+"""ADE20k: scenes with one of 150 classes for each pixel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import Dataset
 
 from composer.core import DataSpec
-from composer.datasets._files import missing
+from composer.datasets._missing import missing_files
 from composer.datasets._options import Options
 from composer.datasets.imagenet import IMAGENET_MEAN, IMAGENET_STD
 from composer.datasets.synthetic import SyntheticSegmentationDataset
@@ -27,18 +27,18 @@ NUM_CLASSES = 150
 
 
 class ADE20k(Dataset[tuple[Any, Any]]):
-    """Scenes and their annotations, in which 0 is what has no class and 1 to 150 are the classes.
+    """Data set of scenes and their annotations: 0 means no class, and 1 to 150 are the classes.
 
     Args:
         datadir: `ADEChallengeData2016`, or the folder that holds it.
         split: "train" or "val".
-        transforms: `(image, annotation) -> (image, annotation)`, of Pillow images. None: as they are.
+        transforms: `(image, annotation) -> (image, annotation)` on Pillow images. None: no transform.
 
     Attributes:
-        transforms: As above.
+        transforms: As passed to the constructor.
 
     Raises:
-        FileNotFoundError: The images are not there, or an image has no annotation.
+        FileNotFoundError: There are no images, or an image has no annotation.
         ValueError: `split` is unknown.
     """
 
@@ -57,10 +57,10 @@ class ADE20k(Dataset[tuple[Any, Any]]):
         self._annotations = [annotations / f"{path.stem}.png" for path in self._images]
         command = _COMMAND.format(parent=root.parent if root.name == "ADEChallengeData2016" else root)
         if not self._images:
-            raise missing("ADE20k", [images / "*.jpg"], command)
+            raise missing_files("ADE20k", [images / "*.jpg"], command)
         absent = [path for path in self._annotations if not path.is_file()]
         if absent:
-            raise missing("A part of ADE20k", absent[:3], command)
+            raise missing_files("A part of ADE20k", absent[:3], command)
         self.transforms = transforms
 
     def __len__(self) -> int:
@@ -77,14 +77,14 @@ class ADE20k(Dataset[tuple[Any, Any]]):
 
 
 class SegmentationTransform:
-    """Resize, crop, mirror and recolour an image at random, and its annotation alike; or just resize both.
+    """Transform of an image and its annotation: random resize, crop, mirror and colours, or only a resize.
 
     Args:
         size: Height and width of the results.
-        is_train: Whether to change anything at random.
-        base_size: The shorter side is resized to this times a random factor first.
+        is_train: Augment at random; otherwise only resize.
+        base_size: The shorter side is first resized to this times a random factor.
         min_scale: The smallest factor.
-        max_scale: The largest factor. What the crop then lacks is black, without a class.
+        max_scale: The largest factor. Crops beyond the border are black, without a class.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class SegmentationTransform:
         self._steps = v2.Compose(steps)
 
     def __call__(self, image: Any, annotation: Any) -> tuple[Any, Any]:
-        """The image as a Pillow image, and the annotation, shape (size, size), uint8."""
+        """Return a Pillow image, and the annotation as a tensor of shape (size, size), uint8."""
         from torchvision import tv_tensors
         from torchvision.transforms.v2 import functional
 
@@ -134,32 +134,30 @@ def build_ade20k_dataloader(
     seed: int = 0,
     **dataloader_kwargs: Any,
 ) -> DataSpec:
-    """A loader of ADE20k.
+    """Build a loader of ADE20k.
 
     Args:
         datadir: `ADEChallengeData2016`, or the folder that holds it.
-        global_batch_size: Images per batch, of all ranks together.
+        global_batch_size: Images per batch, summed over all ranks.
         split: "train" or "val".
         base_size: For training, the shorter side is resized to this times a random factor.
         min_scale: The smallest factor.
         max_scale: The largest factor.
         final_size: Height and width of the images in a batch: cropped in training, resized in evaluation.
-        ignore_background: Whether targets are -1 where there is no class and 0 to 149 elsewhere; otherwise 0 and 1 to
-            150.
-        is_train: Whether to change images at random, and what `drop_last` and `shuffle` are by default. None: whether
-            `split` is "train".
-        drop_last: Whether what does not fill a batch on every rank is left out. None: only in training.
-        shuffle: Whether the order is a random one, another in every epoch. None: only in training.
-        seed: Of the order and the augmentation.
-        **dataloader_kwargs: `num_workers` and others of `ResumableDataLoader`.
+        ignore_background: True: targets are -1 for no class and 0 to 149 for the classes. False: 0 and 1 to 150.
+        is_train: Augment, and default of `drop_last` and `shuffle`. None: True if `split` is "train".
+        drop_last: Drop samples that do not fill a batch on every rank. None: only in training.
+        shuffle: Use a new random order in every epoch. None: only in training.
+        seed: Seed of the order and the augmentation.
+        **dataloader_kwargs: Arguments of `ResumableDataLoader` such as `num_workers`.
 
     Returns:
-        Batches are pairs of normalised images of shape (N, 3, final_size, final_size), float32, and targets of shape
-        (N, final_size, final_size), int64.
+        Batches of normalized images, shape (N, 3, final_size, final_size), float32, and targets, shape (N, final_size,
+        final_size), int64.
 
     Raises:
-        FileNotFoundError: The files are not there; the message has the command that gets them.
-        TypeError: An argument of `dataloader_kwargs` is unknown.
+        FileNotFoundError: A file does not exist; the message has the command that gets it.
+        TypeError: `dataloader_kwargs` has an unknown argument.
         ValueError: `split` is unknown, or a number is out of range.
     """
     is_train = split == "train" if is_train is None else is_train
@@ -184,19 +182,21 @@ def build_synthetic_ade20k_dataloader(
     seed: int = 0,
     **dataloader_kwargs: Any,
 ) -> DataSpec:
-    """`build_ade20k_dataloader` without files: rectangles of 150 colours, of the final size, not augmented.
+    """Build a loader of synthetic images in the format of ADE20k: rectangles in 150 colours, not augmented.
+
+    Arguments that are not described here are those of `build_ade20k_dataloader`.
 
     Args:
-        global_batch_size: Images per batch, of all ranks together.
-        num_samples: How many there are. None: as many as in ADE20k.
-        num_unique: How many different ones are kept in memory; they repeat after that.
+        global_batch_size: Images per batch, summed over all ranks.
+        num_samples: Number of images. None: as many as ADE20k has.
+        num_unique: Number of different images in memory, which repeat.
         final_size: Height and width of the images.
-        ignore_background: As there.
-        is_train: What `drop_last` and `shuffle` are by default; the test images are others than the training images.
-        drop_last: As there.
-        shuffle: As there.
-        seed: As there; the images are the same with every seed.
-        **dataloader_kwargs: As there.
+        ignore_background: Use -1 for no class.
+        is_train: Default of `drop_last` and `shuffle`; training and test images differ.
+        drop_last: Drop the last, incomplete batch.
+        shuffle: Use a new random order in every epoch.
+        seed: Seed of the order; the images do not depend on it.
+        **dataloader_kwargs: Arguments of `ResumableDataLoader`.
     """
     if num_samples is None:
         num_samples = 20_210 if is_train else 2_000

@@ -1,4 +1,4 @@
-"""BraTS: brain tumours in magnetic resonance volumes, for three-dimensional segmentation."""
+"""BraTS: brain tumours in magnetic resonance volumes, for 3D segmentation."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from torch.nn.functional import pad
 from torch.utils.data import Dataset
 
 from composer.core import DataSpec
-from composer.datasets._files import missing
-from composer.datasets._optional import needed
+from composer.datasets._missing import missing_files, require
 from composer.datasets._options import Options
 from composer.datasets.synthetic import SyntheticVolumeDataset
 
 __all__ = ["BraTS", "build_brats_dataloader", "build_synthetic_brats_dataloader"]
 
-# How the years name the same four sequences: until 2021, and since 2023.
+# File names of the same four sequences until 2021, and since 2023.
 _MODALITIES = (("flair", "t1", "t1ce", "t2"), ("t2f", "t1n", "t1c", "t2w"))
 _COMMAND = (
     "synapse get -r syn51156910 --downloadLocation {datadir}    # after registering at https://www.synapse.org/brats"
@@ -28,23 +27,23 @@ _COMMAND = (
 
 
 class BraTS(Dataset[tuple[Tensor, Tensor]]):
-    """Volumes of the four magnetic resonance sequences, and the kind of tissue of each voxel.
+    """Data set of volumes of the four magnetic resonance sequences, and the tissue class of each voxel.
 
-    Each sequence is normalised over the voxels of the brain (those that are not 0), which outside stay 0. Classes are
-    0 (healthy), 1 (necrosis), 2 (oedema) and 3 (enhancing tumour, which the files until 2021 call 4).
+    Each sequence is normalized over the voxels of the brain (those that are not 0); the others stay 0. Classes are
+    0 (healthy), 1 (necrosis), 2 (oedema) and 3 (enhancing tumour; 4 in files until 2021).
 
     Args:
-        datadir: Has a folder for each case, with files like `<case>_flair.nii.gz` and `<case>_seg.nii.gz`, or as since
-            2023 `<case>-t2f.nii.gz` and `<case>-seg.nii.gz`.
-        crop_size: Depth, height and width of the samples; what a volume lacks is 0.
-        is_train: Whether to crop at random and mirror each dimension at random; otherwise the centre is taken.
+        datadir: Holds a folder for each case, with files such as `<case>_flair.nii.gz` and `<case>_seg.nii.gz`, or,
+            since 2023, `<case>-t2f.nii.gz` and `<case>-seg.nii.gz`.
+        crop_size: Depth, height and width of the samples; smaller volumes are padded with 0.
+        is_train: Crop at random and mirror each dimension at random; otherwise crop the centre.
         cases: Names of the folders to use. None: all.
 
     Attributes:
         cases: Names of the folders in use.
 
     Raises:
-        FileNotFoundError: There is no case, or one lacks a file; the message has the command that gets them.
+        FileNotFoundError: There is no case, or a case has a missing file; the message has the command that gets them.
         ModuleNotFoundError: nibabel is not installed.
         ValueError: A size is not positive.
     """
@@ -59,26 +58,26 @@ class BraTS(Dataset[tuple[Tensor, Tensor]]):
     ) -> None:
         if min(crop_size) < 1:
             raise ValueError(f"`crop_size` must be three positive numbers, got {crop_size!r}.")
-        _nibabel()  # now, not at the first sample
+        _nibabel()  # raises now if it is missing, not at the first sample
         self._crop_size, self._is_train = tuple(crop_size), is_train
         self._command = _COMMAND.format(datadir=datadir)
         root = Path(datadir).expanduser()
         if cases is None:
             cases = sorted(path.parent.name for path in root.glob("*/*seg.nii*"))
         if not cases:
-            raise missing("BraTS", [root / "<case>" / "<case>_seg.nii.gz"], self._command)
+            raise missing_files("BraTS", [root / "<case>" / "<case>_seg.nii.gz"], self._command)
         self.cases = list(cases)
         self._files = [self._files_of(root / case) for case in self.cases]
 
     def _files_of(self, folder: Path) -> list[Path]:
-        """The four sequences, then the segmentation."""
+        """Return the paths of the four sequences and of the segmentation."""
         by_name = {
             path.name.partition(".")[0].replace("-", "_").rpartition("_")[2]: path for path in folder.glob("*.nii*")
         }
         names = next((names for names in _MODALITIES if names[0] in by_name), _MODALITIES[0])
         absent = [folder / f"*{name}.nii.gz" for name in (*names, "seg") if name not in by_name]
         if absent:
-            raise missing("A part of BraTS", absent, self._command)
+            raise missing_files("A part of BraTS", absent, self._command)
         return [by_name[name] for name in (*names, "seg")]
 
     def __len__(self) -> int:
@@ -96,8 +95,8 @@ class BraTS(Dataset[tuple[Tensor, Tensor]]):
         return both[:-1].contiguous(), both[-1].long()
 
     def _cropped(self, both: Tensor) -> Tensor:
-        lacks = [max(size - have, 0) for size, have in zip(self._crop_size, both.shape[1:], strict=True)]
-        both = pad(both, [part for lack in reversed(lacks) for part in (lack // 2, lack - lack // 2)])
+        missing = [max(size - actual, 0) for size, actual in zip(self._crop_size, both.shape[1:], strict=True)]
+        both = pad(both, [part for count in reversed(missing) for part in (count // 2, count - count // 2)])
         for dim, size in enumerate(self._crop_size, start=1):
             room = both.shape[dim] - size
             start = int(torch.randint(room + 1, ())) if self._is_train else room // 2
@@ -117,26 +116,26 @@ def build_brats_dataloader(
     seed: int = 0,
     **dataloader_kwargs: Any,
 ) -> DataSpec:
-    """A loader of BraTS; see `BraTS` for the samples.
+    """Build a loader of BraTS; see `BraTS` for the samples.
 
     Args:
-        datadir: Has a folder for each case.
-        global_batch_size: Volumes per batch, of all ranks together.
+        datadir: Holds a folder for each case.
+        global_batch_size: Volumes per batch, summed over all ranks.
         crop_size: Depth, height and width of the volumes in a batch.
-        is_train: Whether to crop and mirror at random.
+        is_train: Crop and mirror at random.
         cases: Names of the folders to use, such as those of a fold. None: all.
-        drop_last: Whether what does not fill a batch on every rank is left out. None: only in training.
-        shuffle: Whether the order is a random one, another in every epoch. None: only in training.
-        seed: Of the order and the augmentation.
-        **dataloader_kwargs: `num_workers` and others of `ResumableDataLoader`.
+        drop_last: Drop samples that do not fill a batch on every rank. None: only in training.
+        shuffle: Use a new random order in every epoch. None: only in training.
+        seed: Seed of the order and the augmentation.
+        **dataloader_kwargs: Arguments of `ResumableDataLoader` such as `num_workers`.
 
     Returns:
-        Batches are pairs of volumes of shape (N, 4, *crop_size), float32, and targets of shape (N, *crop_size), int64.
+        Batches of volumes, shape (N, 4, *crop_size), float32, and targets, shape (N, *crop_size), int64.
 
     Raises:
-        FileNotFoundError: The files are not there; the message has the command that gets them.
+        FileNotFoundError: A file does not exist; the message has the command that gets it.
         ModuleNotFoundError: nibabel is not installed.
-        TypeError: An argument of `dataloader_kwargs` is unknown.
+        TypeError: `dataloader_kwargs` has an unknown argument.
         ValueError: A number is out of range.
     """
     dataset = BraTS(datadir, crop_size, is_train=is_train, cases=cases)
@@ -155,17 +154,19 @@ def build_synthetic_brats_dataloader(
     seed: int = 0,
     **dataloader_kwargs: Any,
 ) -> DataSpec:
-    """`build_brats_dataloader` without files: balls in noise, not augmented.
+    """Build a loader of synthetic volumes in the format of BraTS: balls in noise, not augmented.
+
+    Arguments that are not described here are those of `build_brats_dataloader`.
 
     Args:
-        global_batch_size: Volumes per batch, of all ranks together.
-        num_samples: How many there are; 8 different ones are kept in memory.
-        crop_size: As there.
-        is_train: What `drop_last` and `shuffle` are by default; the test volumes are others than the training volumes.
-        drop_last: As there.
-        shuffle: As there.
-        seed: As there; the volumes are the same with every seed.
-        **dataloader_kwargs: As there.
+        global_batch_size: Volumes per batch, summed over all ranks.
+        num_samples: Number of volumes; 8 different ones are stored in memory.
+        crop_size: Depth, height and width of the volumes.
+        is_train: Default of `drop_last` and `shuffle`; training and test volumes differ.
+        drop_last: Drop the last, incomplete batch.
+        shuffle: Use a new random order in every epoch.
+        seed: Seed of the order; the volumes do not depend on it.
+        **dataloader_kwargs: Arguments of `ResumableDataLoader`.
     """
     dataset = SyntheticVolumeDataset(num_samples, (4, *crop_size), is_train=is_train)
     options = Options(global_batch_size, is_train, drop_last, shuffle, seed, dataloader_kwargs=dataloader_kwargs)
@@ -186,4 +187,4 @@ def _read(path: Path) -> Tensor:
 
 
 def _nibabel() -> Any:
-    return needed("nibabel", "BraTS, which is stored as NIfTI,", "brats")
+    return require("nibabel", "BraTS, which is stored as NIfTI,", "brats")

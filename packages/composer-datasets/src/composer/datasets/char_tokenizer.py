@@ -1,4 +1,4 @@
-"""The plainest tokenizer: every character is a token."""
+"""The simplest tokenizer: every character is a token."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ __all__ = ["CharTokenizer"]
 
 
 class CharTokenizer:
-    """Every character is a token; their numbers follow the order of the characters in Unicode.
+    """Tokenizer in which every character is a token, in the order of Unicode.
 
     Args:
-        characters: Those that there are; repetitions do not matter.
-        eos_token: Name of a token that separates documents, or None. Tokens with names come after the characters.
-        mask_token: Name of a token that hides others, for masked language modelling, or None.
-        unk_token: Name of a token for characters that are not among `characters`. None: those are an error.
+        characters: The vocabulary; repetitions do not matter.
+        eos_token: Name of a token that separates documents, or None. Special tokens come after the characters.
+        mask_token: Name of the mask token for masked language modelling, or None.
+        unk_token: Name of the token for unknown characters. None: unknown characters raise an error.
 
     Attributes:
         vocab_size: Number of tokens.
-        eos_token_id: The number of `eos_token`, or None; likewise `mask_token_id` and `unk_token_id`.
+        eos_token_id: The index of `eos_token`, or None; likewise `mask_token_id` and `unk_token_id`.
 
     Raises:
-        ValueError: There is no character, or an element of `characters` is not a single one.
+        ValueError: `characters` is empty, or has an element that is not a single character.
 
     Example:
         >>> tokenizer = CharTokenizer("hello", mask_token="[MASK]")
@@ -42,9 +42,11 @@ class CharTokenizer:
         unk_token: str | None = None,
     ) -> None:
         self._tokens = sorted(set(characters))
-        wrong = next((token for token in self._tokens if len(token) != 1), None)
-        if not self._tokens or wrong is not None:
-            raise ValueError(f"`characters` must be at least one single character, got {wrong!r} among them.")
+        wrong = [token for token in self._tokens if len(token) != 1]
+        if wrong or not self._tokens:
+            raise ValueError(
+                f"`characters` must be one or more single characters, got {repr(wrong[0]) if wrong else 'none'}."
+            )
         self._codes = np.array([ord(token) for token in self._tokens], dtype=np.uint32)
         self.eos_token_id = self._add(eos_token)
         self.mask_token_id = self._add(mask_token)
@@ -53,7 +55,7 @@ class CharTokenizer:
 
     @classmethod
     def from_text(cls, text: str) -> CharTokenizer:
-        """A tokenizer of the characters that occur in a text, without tokens that have names."""
+        """Return a tokenizer of the characters of a text, without special tokens."""
         return cls(text)
 
     def _add(self, token: str | None) -> int | None:
@@ -66,33 +68,28 @@ class CharTokenizer:
         return self.vocab_size
 
     def get_vocab(self) -> dict[str, int]:
-        """The number of each token."""
+        """Return the index of each token."""
         return {token: number for number, token in enumerate(self._tokens)}
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text.
+        """Return the tokens of a text.
 
         Raises:
-            ValueError: It has a character that is not a token, and there is no `unk_token`.
+            ValueError: It has an unknown character, and there is no `unk_token`.
         """
         codes = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
         places = np.searchsorted(self._codes, codes).clip(max=len(self._codes) - 1)
         unknown = self._codes[places] != codes
         if unknown.any():
             if self.unk_token_id is None:
-                strange = chr(codes[unknown][0])
                 raise ValueError(
-                    f"The text has the character {strange!a}, which is no token. Make the tokenizer of all characters "
-                    f"that occur, or give it an `unk_token`."
+                    f"The text has the character {chr(codes[unknown][0])!a}, which is not in the vocabulary. Add it to "
+                    f"`characters`, or pass an `unk_token`."
                 )
             places = np.where(unknown, self.unk_token_id, places)
         encoded: list[int] = places.tolist()
         return encoded
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The text of tokens.
-
-        Args:
-            tokens: A list or a tensor of numbers.
-        """
+        """Return the text of tokens, a list or tensor of integers."""
         return "".join(self._tokens[int(token)] for token in tokens)

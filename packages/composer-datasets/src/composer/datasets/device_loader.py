@@ -1,31 +1,51 @@
-"""Batches of a data set that lies on the training device, made there."""
+"""A loader over a data set that is stored on the training device, where its batches are made."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
-from composer.datasets._batching import batch_bounds, check_batch_size
-from composer.datasets._device import AnyDevice, as_torch
-from composer.datasets._seeds import derived_seed
-from composer.datasets.sampler import ShardSampler
+from composer.datasets.sampler import ShardSampler, derived_seed
+from composer.devices import Device
+from composer.utils import dist
 
-__all__ = ["DeviceLoader", "DeviceTransform"]
+__all__ = ["AnyDevice", "DeviceLoader", "DeviceTransform", "to_torch_device"]
+
+AnyDevice: TypeAlias = Device | torch.device | str
+
+
+def to_torch_device(device: AnyDevice) -> torch.device:
+    """Return the torch device of a `Device`, a torch device or the name of one.
+
+    "gpu" and "cuda" are the GPU with this process's local rank, as in the Trainer.
+
+    Raises:
+        ValueError: It is a GPU, and CUDA is not available.
+    """
+    if isinstance(device, Device):
+        return device.tensor_to_device(torch.empty(0)).device
+    result = torch.device("cuda" if isinstance(device, str) and device.lower() == "gpu" else device)
+    if result.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ValueError(f"`device` must be available, got {device!r} without CUDA. Use `device='cpu'`.")
+        if result.index is None:
+            return torch.device("cuda", dist.get_local_rank())
+    return result
 
 
 class DeviceTransform(Protocol):
-    """What `DeviceLoader` makes a batch with; everything happens on the device, for all samples at once."""
+    """Protocol of the transform of a `DeviceLoader`; it works on the device, on all samples of a batch together."""
 
     def draw(self, shape: torch.Size, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """Random numbers for a batch, or () if there is nothing to choose.
+        """Return random numbers for a batch, or () if the transform is not random.
 
         Args:
-            shape: Of the inputs of all ranks together, (N, ...): the numbers are drawn for all of them alike, and each
-                rank gets its own.
-            generator: To draw from, on the device.
+            shape: Shape of the inputs of all ranks together, (N, ...): every rank draws the same numbers for all ranks
+                and uses its own part.
+            generator: Generator on the device.
 
         Returns:
             Tensors on the device whose first dimension is N.
@@ -33,52 +53,53 @@ class DeviceTransform(Protocol):
         ...
 
     def __call__(self, inputs: Tensor, targets: Tensor | None, drawn: tuple[Tensor, ...]) -> Any:
-        """The batch.
+        """Return the batch.
 
         Args:
-            inputs: As they are stored; new memory, which may be changed.
-            targets: Theirs.
-            drawn: This rank's part of what `draw` returned.
+            inputs: A copy of the stored inputs, which may be modified.
+            targets: The stored targets, or None.
+            drawn: This rank's part of the result of `draw`.
         """
         ...
 
 
 class DeviceLoader:
-    """A whole data set on the training device, for sets that fit in its memory.
+    """A loader over a whole data set in the memory of the training device.
 
-    A batch is one `index_select` of the stored samples, and what the transform makes of it there: no worker
-    processes, no copies from the host, nothing read back. The Trainer passes such batches on as they are.
+    A batch is one `index_select` of the stored samples, transformed on the device: there are no worker processes, no
+    copies from the host and no device-to-host reads. The Trainer uses such batches as they are.
 
-    The order comes from (seed, epoch), the random choices of a batch from (seed, epoch, place), whatever else draws
-    random numbers. So a run that is resumed from any batch equals one that was not interrupted, and several ranks
-    together see the samples, transformed alike, that one would.
+    The order depends on (seed, epoch) and the random transforms of a batch on (seed, epoch, position), but not on other
+    random draws. So a run that resumes at any batch equals an uninterrupted one, and several ranks together see the
+    same transformed samples as a single rank.
 
-    Every iteration is the next epoch; `set_epoch` names one. The Trainer does so, and saves the place in its
-    checkpoints.
+    Every iteration is the next epoch, or the one set by `set_epoch`. The Trainer sets it, and saves the position in
+    its checkpoints.
 
     Args:
-        inputs: All samples, shape (N, ...), best as stored: images as bytes. Moved to `device`.
-        targets: Theirs, shape (N,) or (N, ...). None: the transform makes batches of inputs alone.
+        inputs: All samples, shape (N, ...), preferably in their stored dtype (images as uint8). Moved to `device`.
+        targets: Shape (N,) or (N, ...). None: batches have inputs only.
         batch_size: Samples per batch of this rank.
         transform: Makes the batch; `ImageTransform` is for images. None: `(inputs, targets)` as stored.
-        device: Where the set is kept, the training device: a `Device`, a torch device, "cpu", or "gpu" for the one with
-            this process's local rank. None: where the inputs are.
-        shuffle: Whether the order is a random one, another in every epoch.
-        drop_last: Whether what does not fill a batch on every rank is left out. None: only if it is shuffled.
-        seed: Of all that is random; the same on all ranks.
-        rank: The share wanted. None: this process's rank.
-        world_size: Number of shares. None: the number of processes; ranks that share layers need the same share.
+        device: Device that stores the data set: a `Device`, a torch device, "cpu", or "gpu" for the GPU with this
+            process's local rank. None: the device of `inputs`.
+        shuffle: Use a new random order in every epoch.
+        drop_last: Drop samples that do not fill a batch on every rank. None: the value of `shuffle`.
+        seed: Seed of the order and all random transforms; the same on all ranks.
+        rank: Index of the share. None: this process's rank.
+        world_size: Number of shares. None: the number of processes. Ranks of one tensor parallel group need the same
+            share.
 
     Attributes:
         inputs: All samples, on the device.
-        targets: Theirs.
+        targets: All targets, on the device.
         batch_size: Samples per batch of this rank.
-        transform: What makes the batch.
-        sampler: Says which samples are whose; `sampler.seed` is the seed.
+        transform: Makes the batch.
+        sampler: Assigns samples to ranks; `sampler.seed` is the seed.
 
     Raises:
-        ValueError: There are not as many targets as inputs, `batch_size` is below 1 or above this rank's share
-            although the last batch is to be dropped, `seed` is negative, or there is no such device.
+        ValueError: `inputs` and `targets` differ in length, `batch_size` is below 1 or above this rank's share while
+            `drop_last` is set, `seed` is negative, or the device is not available.
 
     Example:
         >>> images = torch.randint(256, (10, 3, 8, 8), dtype=torch.uint8)
@@ -102,39 +123,39 @@ class DeviceLoader:
         world_size: int | None = None,
     ) -> None:
         if targets is not None and len(targets) != len(inputs):
-            raise ValueError(f"There must be as many `targets` as `inputs`, got {len(targets)} and {len(inputs)}.")
+            raise ValueError(f"`targets` and `inputs` must have the same length, got {len(targets)} and {len(inputs)}.")
         self.drop_last = shuffle if drop_last is None else drop_last
         self.sampler = ShardSampler(
             len(inputs), shuffle=shuffle, drop_last=self.drop_last, seed=seed, rank=rank, world_size=world_size
         )
-        check_batch_size(batch_size, self.sampler)
-        where = inputs.device if device is None else as_torch(device)
-        self.inputs = inputs.to(where).contiguous()
-        self.targets = None if targets is None else targets.to(where).contiguous()
+        self.sampler.check_batch_size(batch_size)
+        storage = inputs.device if device is None else to_torch_device(device)
+        self.inputs = inputs.to(storage).contiguous()
+        self.targets = None if targets is None else targets.to(storage).contiguous()
         self.batch_size, self.transform = batch_size, transform
 
     def __len__(self) -> int:
-        return len(batch_bounds(0, self.sampler.num_samples, self.batch_size, self.drop_last))
+        return len(self.sampler.batch_bounds(0, self.batch_size))
 
     def __iter__(self) -> Iterator[Any]:
-        epoch, start = self.sampler.begin()  # now, not when the first batch is asked for
+        epoch, start = self.sampler.begin()  # now, not when the first batch is requested
         return self._iterate(epoch, start)
 
     def _iterate(self, epoch: int, start: int) -> Iterator[Any]:
         sampler, device = self.sampler, self.inputs.device
         share = sampler.share(epoch, device)
-        # Class indices are few bytes: in the epoch's order once, a batch of them is a piece.
-        targets = self.targets
-        ordered = targets.index_select(0, share) if targets is not None and targets.dim() == 1 else None
+        all_targets = self.targets
+        # Class indices are small: permute them once per epoch, so that a batch only needs a slice.
+        ordered = all_targets.index_select(0, share) if all_targets is not None and all_targets.dim() == 1 else None
         generator = torch.Generator(device)
-        for begin, end in batch_bounds(start, len(share), self.batch_size, self.drop_last):
-            chosen = share[begin:end]
-            theirs: Tensor | None = None
+        for begin, end in sampler.batch_bounds(start, self.batch_size):
+            indices = share[begin:end]
+            targets: Tensor | None = None
             if ordered is not None:
-                theirs = ordered[begin:end]
-            elif targets is not None:
-                theirs = targets.index_select(0, chosen)
-            batch = self._make(self.inputs.index_select(0, chosen), theirs, generator, epoch, begin)
+                targets = ordered[begin:end]
+            elif all_targets is not None:
+                targets = all_targets.index_select(0, indices)
+            batch = self._make(self.inputs.index_select(0, indices), targets, generator, epoch, begin)
             sampler.position = (epoch, end)
             yield batch
 
@@ -151,24 +172,20 @@ class DeviceLoader:
         return self.transform(inputs, targets, drawn)
 
     def set_epoch(self, epoch: int) -> None:
-        """Name the epoch that the next iteration is.
-
-        Args:
-            epoch: From 0.
-        """
+        """Set the epoch of the next iteration, a zero-based index."""
         self.sampler.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, int]:
-        """The place after the batch that was yielded last."""
+        """Return the position after the last batch that was yielded."""
         return self.sampler.state_dict()
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on from a place with the next iteration.
+        """Continue from a position in the next iteration.
 
         Args:
-            state: What `state_dict` returned, on this rank of as many.
+            state: The result of `state_dict` on the same rank of the same number of ranks.
 
         Raises:
-            ValueError: It is of a data set with another number of samples.
+            ValueError: It was saved for a data set with another number of samples.
         """
         self.sampler.load_state_dict(state)

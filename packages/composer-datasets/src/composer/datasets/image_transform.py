@@ -1,4 +1,4 @@
-"""Augmentation and normalisation of a batch of images on their device, for all images at once."""
+"""Augmentation and normalization of a whole batch of images on its device."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ _MODES = ("constant", "edge", "reflect", "symmetric")
 def crop_and_flip(
     images: Tensor, top: Tensor, left: Tensor, mirrored: Tensor, padding: int, padding_mode: str, fill: float = 0
 ) -> Tensor:
-    """Pad images, crop each at a place of its own to its old size, and mirror it or not: one gather for all.
+    """Pad images, crop each at its own position to its old size, and mirror some: one gather for all.
 
     Args:
         images: Shape (N, C, H, W), any dtype; not modified.
-        top: First row of each crop in the padded image, from 0 to 2 `padding`, shape (N,), int64.
-        left: First column, likewise.
-        mirrored: Whether the crop is mirrored, left to right, shape (N,), bool.
+        top: First row of each crop in the padded image, in [0, 2 * padding], shape (N,), int64.
+        left: First column of each crop, likewise.
+        mirrored: True where the crop is mirrored left to right, shape (N,), bool.
         padding: Pixels on each side; below H and W.
-        padding_mode: What is there, as in `torchvision.transforms.functional.pad`: "constant", "edge", "reflect" or
-            "symmetric".
-        fill: What "constant" is; 0 is black.
+        padding_mode: "constant", "edge", "reflect" or "symmetric", as in `torchvision.transforms.functional.pad`.
+        fill: Value of "constant"; 0 is black.
 
     Returns:
         Shape (N, C, H, W).
@@ -39,7 +38,7 @@ def crop_and_flip(
     rows = torch.arange(height, device=images.device) + top[:, None]
     if padding_mode == "constant":
         images = torch.nn.functional.pad(images, (padding,) * 4, value=fill)
-    else:  # nothing is copied: the places lead back into the image
+    else:  # gather from the image itself; no padded copy is needed
         rows, columns = (
             _inside(places - padding, size, padding_mode) for places, size in ((rows, height), (columns, width))
         )
@@ -49,14 +48,14 @@ def crop_and_flip(
 
 
 def cut_out(images: Tensor, top: Tensor, left: Tensor, size: int, value: float = 0.0) -> Tensor:
-    """Overwrite a square of each image, at a place of its own, in place.
+    """Overwrite a square of each image, at its own position, in place.
 
     Args:
         images: Shape (N, C, H, W).
         top: First row of the square, shape (N,); may be outside of the image.
-        left: First column, likewise.
-        size: Its side in pixels.
-        value: What is written.
+        left: First column of the square, likewise.
+        size: Side of the square in pixels.
+        value: The new value of its pixels.
 
     Source: DeVries, Taylor, "Improved Regularization of Convolutional Neural Networks with Cutout",
         arXiv:1708.04552, section 3.
@@ -68,7 +67,7 @@ def cut_out(images: Tensor, top: Tensor, left: Tensor, size: int, value: float =
 
 
 def _inside(places: Tensor, size: int, padding_mode: str) -> Tensor:
-    """Where the pixel that stands for a place inside or outside of [0, size) is."""
+    """Map positions outside of [0, size) to the pixels inside that the padding mode puts there."""
     if padding_mode == "reflect":
         return (size - 1) - ((size - 1) - places.abs()).abs()
     if padding_mode == "symmetric":
@@ -78,22 +77,22 @@ def _inside(places: Tensor, size: int, padding_mode: str) -> Tensor:
 
 
 class ImageTransform:
-    """Shift, mirror, normalise and cut images of a `DeviceLoader`, each at random on its own.
+    """Transform of a `DeviceLoader` that shifts, mirrors, normalizes and cuts images, each with its own random draws.
 
-    A shift is a crop of the padded image: `padding=4` does what `RandomCrop(32, padding=4)` does to images of 32
-    pixels. Squares are cut after normalisation, so that they have the mean's colour. Targets stay as they are; those
-    with a class index per pixel, of shape (N, H, W), are shifted and mirrored like their images.
+    A shift is a crop of the padded image: `padding=4` equals `RandomCrop(32, padding=4)` on images of 32 pixels.
+    Squares are cut after normalization, so that they have the mean colour. Targets of shape (N, H, W) with a class
+    index per pixel are shifted and mirrored with their images; others are unchanged.
 
     Args:
-        flip: Whether to mirror every second image, left to right, at random.
-        padding: Images are shifted by up to this many pixels in each direction.
-        padding_mode: What comes in: "constant" (black), "edge", "reflect" or "symmetric", as torchvision names them.
-        cutout: Side of the square that is cut from each image, in pixels; its centre is anywhere in the image. 0: none.
-        mean: Per channel, on the scale of the images, 0 to 255 for bytes: `(image - mean) / std`. None: not normalised.
-        std: Per channel, likewise.
-        dtype: Of the images in the batch. None: float32 if they are normalised, otherwise that of the stored ones.
-        memory_format: `torch.channels_last` for convolutions that want it.
-        ignore_index: What comes in at the border of targets with a class per pixel, if `padding_mode` is "constant".
+        flip: Mirror images left to right with probability 0.5.
+        padding: Shift images by up to this many pixels in each direction.
+        padding_mode: Values beyond the border: "constant" (black), "edge", "reflect" or "symmetric", as in torchvision.
+        cutout: Side in pixels of the square that is cut from each image, centred anywhere in it. 0: none.
+        mean: Mean per channel on the scale of the images (0 to 255 for uint8). None: no normalization.
+        std: Standard deviation per channel on the same scale.
+        dtype: The dtype of the images in a batch. None: float32 with `mean`, otherwise the stored dtype.
+        memory_format: Memory format of the images in a batch, such as `torch.channels_last`.
+        ignore_index: Value beyond the border of targets with a class per pixel, if `padding_mode` is "constant".
 
     Raises:
         ValueError: `padding` or `cutout` is negative, `padding_mode` is unknown, only one of `mean` and `std` is given,
@@ -136,14 +135,14 @@ class ImageTransform:
             self._normalize = NormalizationFn(mean, std, dtype=torch.float32 if dtype is None else dtype)
 
     def draw(self, shape: torch.Size, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """Integers for each image: where its crop begins and whether it is mirrored, then where its square begins.
+        """Return random integers for each image: row, column and mirroring of its crop, row and column of its square.
 
         Args:
-            shape: Of the images, (N, C, H, W).
-            generator: To draw from; its device is that of the images.
+            shape: Shape of the images, (N, C, H, W).
+            generator: Generator on the device of the images.
 
         Returns:
-            Three tensors of shape (N,), int64, if images are moved, and two if squares are cut.
+            Three tensors of shape (N,), int64, with `padding` or `flip`, then two with `cutout`.
 
         Raises:
             ValueError: The images are too small for `padding`.
@@ -164,20 +163,20 @@ class ImageTransform:
         return tuple(drawn)
 
     def __call__(self, inputs: Tensor, targets: Tensor | None, drawn: tuple[Tensor, ...]) -> Any:
-        """The batch: `(images, targets)`, or the images alone if there are no targets.
+        """Return `(images, targets)`, or only the images if there are no targets.
 
         Args:
             inputs: Images of shape (N, C, H, W).
-            targets: Shape (N, ...); class indices of any integer type per pixel, of shape (N, H, W), become int64.
-            drawn: What `draw` returned.
+            targets: Shape (N, ...); integer targets of shape (N, H, W) become int64.
+            drawn: The result of `draw`.
         """
         if targets is not None and targets.dim() == 3 and not targets.is_floating_point():
             targets = targets.long()
         if self._moves:
-            how = (drawn[0], drawn[1], drawn[2].bool(), self.padding, self.padding_mode)
-            inputs = crop_and_flip(inputs, *how)
+            crop = (drawn[0], drawn[1], drawn[2].bool(), self.padding, self.padding_mode)
+            inputs = crop_and_flip(inputs, *crop)
             if targets is not None and targets.dim() == 3:
-                targets = crop_and_flip(targets[:, None], *how, fill=self.ignore_index)[:, 0]
+                targets = crop_and_flip(targets[:, None], *crop, fill=self.ignore_index)[:, 0]
         inputs = inputs.contiguous(memory_format=self.memory_format)
         if self._normalize is not None:
             inputs = self._normalize.normalize(inputs)

@@ -1,4 +1,4 @@
-"""ImageNet, or any other folder with a folder of photographs for each class."""
+"""ImageNet, or any other data set with a folder of images for each class."""
 
 from __future__ import annotations
 
@@ -9,18 +9,24 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from composer.core import DataSpec
-from composer.datasets._files import missing
+from composer.datasets._missing import missing_files
 from composer.datasets._options import Options
 from composer.datasets.synthetic import SyntheticImageDataset
 from composer.datasets.utils import NormalizationFn, pil_image_collate
 
-__all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "build_imagenet_dataloader", "build_synthetic_imagenet_dataloader"]
+__all__ = [
+    "IMAGENET_MEAN",
+    "IMAGENET_STD",
+    "build_imagenet_dataloader",
+    "build_synthetic_imagenet_dataloader",
+    "image_transform",
+]
 
 IMAGENET_MEAN = (123.675, 116.28, 103.53)
-"""Mean of the training pixels' channels, on the scale of bytes."""
+"""Mean of the training pixels per channel, in 0 to 255."""
 
 IMAGENET_STD = (58.395, 57.12, 57.375)
-"""Their standard deviation."""
+"""Standard deviation of the training pixels per channel, in 0 to 255."""
 
 _COMMAND = (
     "cd {datadir} && curl -LO https://image-net.org/data/ILSVRC/2012/ILSVRC2012_img_train.tar"
@@ -43,42 +49,41 @@ def build_imagenet_dataloader(
     seed: int = 0,
     **dataloader_kwargs: Any,
 ) -> DataSpec:
-    """A loader of ImageNet, or of any folder laid out like it.
+    """Build a loader of ImageNet, or of any data set with the same folders.
 
-    For training, a random part of each image (8% to 100% of its area) is resized to `crop_size` and mirrored at random;
-    for evaluation, its centre is taken.
+    Training images are random crops (8% to 100% of the area) resized to `crop_size` and mirrored at random; evaluation
+    images are centre crops.
 
     Args:
         datadir: Holds `train` and `val`, each with a folder for each class.
-        global_batch_size: Images per batch, of all ranks together.
-        is_train: Whether to take `train`, augmented; otherwise `val`.
-        resize_size: Pixels to which the shorter side is resized first. -1: not at all in training, and `crop_size` *
+        global_batch_size: Images per batch, summed over all ranks.
+        is_train: True: the images of `train`, augmented. False: those of `val`.
+        resize_size: Pixels to which the shorter side is resized first. -1: no resize in training, and `crop_size` *
             256 / 224 in evaluation.
         crop_size: Height and width of the images in a batch.
-        transform: A function of Pillow images, in place of all this; it must yield Pillow images of one size.
-        normalize_on_device: Whether images move to the device as bytes, a quarter of what floats are, and are
-            normalised there. Algorithms that act before that (ColOut, CutOut, ProgressiveResizing, SelectiveBackprop
-            on whole batches) then see bytes.
-        drop_last: Whether what does not fill a batch on every rank is left out. None: only in training.
-        shuffle: Whether the order is a random one, another in every epoch. None: only in training.
-        seed: Of the order and the augmentation.
-        **dataloader_kwargs: `num_workers` and others of `ResumableDataLoader`.
+        transform: Replaces the transform of Pillow images; must return Pillow images of one size.
+        normalize_on_device: Move images to the device as uint8, a quarter of the bytes of float32, and normalize them
+            there. Algorithms that act before that (ColOut, CutOut, ProgressiveResizing, SelectiveBackprop on whole
+            batches) then get uint8 images.
+        drop_last: Drop samples that do not fill a batch on every rank. None: only in training.
+        shuffle: Use a new random order in every epoch. None: only in training.
+        seed: Seed of the order and the augmentation.
+        **dataloader_kwargs: Arguments of `ResumableDataLoader` such as `num_workers`.
 
     Returns:
-        Batches are pairs of normalised images of shape (N, 3, crop_size, crop_size), float32, and labels of shape
-        (N,), int64.
+        Batches of normalized images, shape (N, 3, crop_size, crop_size), float32, and labels, shape (N,), int64.
 
     Raises:
-        FileNotFoundError: The folder is not there, or has no class; the message has the command that gets it.
-        TypeError: An argument of `dataloader_kwargs` is unknown.
+        FileNotFoundError: The folder does not exist or has no class; the message has the command that gets it.
+        TypeError: `dataloader_kwargs` has an unknown argument.
         ValueError: A size or `global_batch_size` is out of range.
     """
     from torchvision.datasets import ImageFolder
 
     folder = Path(datadir).expanduser() / ("train" if is_train else "val")
     if not folder.is_dir() or not any(path.is_dir() for path in folder.iterdir()):
-        raise missing("ImageNet", [folder / "<class>" / "*.JPEG"], _COMMAND.format(datadir=datadir))
-    steps = _transform(is_train, resize_size, crop_size) if transform is None else transform
+        raise missing_files("ImageNet", [folder / "<class>" / "*.JPEG"], _COMMAND.format(datadir=datadir))
+    steps = image_transform(is_train, resize_size, crop_size) if transform is None else transform
     dataset: Any = ImageFolder(str(folder), transform=steps)
     options = Options(global_batch_size, is_train, drop_last, shuffle, seed, dataloader_kwargs=dataloader_kwargs)
     return _loader(dataset, normalize_on_device, options)
@@ -98,20 +103,22 @@ def build_synthetic_imagenet_dataloader(
     seed: int = 0,
     **dataloader_kwargs: Any,
 ) -> DataSpec:
-    """`build_imagenet_dataloader` without files: made-up images of the final size, not augmented.
+    """Build a loader of synthetic images in the format of ImageNet, not augmented.
+
+    Arguments that are not described here are those of `build_imagenet_dataloader`.
 
     Args:
-        global_batch_size: Images per batch, of all ranks together.
-        num_samples: How many there are. None: as many as in ImageNet.
-        num_unique: How many different ones are kept in memory; they repeat after that.
+        global_batch_size: Images per batch, summed over all ranks.
+        num_samples: Number of images. None: as many as ImageNet has.
+        num_unique: Number of different images in memory, which repeat.
         crop_size: Height and width of the images.
         num_classes: Number of classes.
-        is_train: What `drop_last` and `shuffle` are by default; the test images are others than the training images.
-        normalize_on_device: As there.
-        drop_last: As there.
-        shuffle: As there.
-        seed: As there; the images are the same with every seed.
-        **dataloader_kwargs: As there.
+        is_train: Default of `drop_last` and `shuffle`; training and test images differ.
+        normalize_on_device: Move images to the device as uint8.
+        drop_last: Drop the last, incomplete batch.
+        shuffle: Use a new random order in every epoch.
+        seed: Seed of the order; the images do not depend on it.
+        **dataloader_kwargs: Arguments of `ResumableDataLoader`.
     """
     if num_samples is None:
         num_samples = 1_281_167 if is_train else 50_000
@@ -123,13 +130,14 @@ def build_synthetic_imagenet_dataloader(
     return _loader(dataset, normalize_on_device, options)
 
 
-def _transform(is_train: bool, resize_size: int, crop_size: int) -> Callable[[Any], Any]:
+def image_transform(is_train: bool, resize_size: int, crop_size: int) -> Callable[[Any], Any]:
+    """Return the default transform of `build_imagenet_dataloader`, for Pillow images; arguments as there."""
     from torchvision import transforms
 
     if crop_size < 1 or (resize_size != -1 and resize_size < crop_size):
         raise ValueError(
-            f"`crop_size` must be positive and `resize_size` not below it (or -1), got {crop_size!r} and "
-            f"{resize_size!r}."
+            f"`crop_size` must be positive, and `resize_size` must be -1 or at least `crop_size`, got {crop_size!r} "
+            f"and {resize_size!r}."
         )
     if resize_size == -1 and not is_train:
         resize_size = round(crop_size * 256 / 224)

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from composer.core import DataSpec
-from composer.datasets._device import AnyDevice
-from composer.datasets._files import missing
+from composer.datasets._missing import missing_files
 from composer.datasets._options import Options
-from composer.datasets._tokens import default_separator, tokens_of
+from composer.datasets._tokens import TextTokenizer
+from composer.datasets.device_loader import AnyDevice
 from composer.datasets.masking import TokenTransform
 from composer.datasets.synthetic import synthetic_text
 
@@ -25,19 +25,19 @@ _EXAMPLE = "curl -LO https://raw.githubusercontent.com/karpathy/char-rnn/master/
 
 
 class PackedTokens(Dataset[Tensor]):
-    """One long row of tokens, cut into sequences of one length: nothing is padded, and less than one is left out.
+    """Data set that cuts one long array of tokens into sequences, without padding; an incomplete last one is dropped.
 
     Args:
-        tokens: Shape (number of tokens,), integers; may be a file mapped into memory.
+        tokens: Shape (number of tokens,), integers; may be a memory-mapped file.
         max_seq_len: Tokens per sequence.
-        part: Which part of the row to take, from 0.0 to 1.0: `(0.0, 0.9)` for training and `(0.9, 1.0)` for validation.
+        part: The part of the array to use, such as `(0.0, 0.9)` for training and `(0.9, 1.0)` for validation.
 
     Attributes:
-        max_seq_len: As above.
+        max_seq_len: Tokens per sequence.
 
     Raises:
-        ValueError: `max_seq_len` is not positive, `part` is not a range within [0, 1], or there is not a single
-            sequence.
+        ValueError: `max_seq_len` is not positive, `part` is not a range within [0, 1], or there are too few tokens for
+            one sequence.
 
     Example:
         >>> import numpy as np
@@ -68,7 +68,7 @@ class PackedTokens(Dataset[Tensor]):
         return torch.from_numpy(self._sequences[index].astype(np.int64))
 
     def as_tensor(self) -> Tensor:
-        """All sequences, shape (len(self), max_seq_len), int32."""
+        """Return all sequences, shape (len(self), max_seq_len), int32."""
         return torch.from_numpy(self._sequences.astype(np.int32))
 
 
@@ -90,46 +90,46 @@ def build_text_dataloader(
     cache_dir: str | Path | None = None,
     **dataloader_kwargs: Any,
 ) -> DataSpec:
-    """A loader of any text for language modelling, packed into sequences of one length.
+    """Build a loader of text files for language modelling, packed into sequences of one length.
 
     Args:
-        paths: Text files, in UTF-8, each of which is a document; or folders, of which all `*.txt` are taken.
-        global_batch_size: Sequences per batch, of all ranks together.
-        tokenizer: Of transformers, of tokenizers, or anything else with `encode(text) -> list of int` and `vocab_size`,
-            such as `CharTokenizer`.
+        paths: Text files in UTF-8, one document each, or folders of `*.txt` files.
+        global_batch_size: Sequences per batch, summed over all ranks.
+        tokenizer: A tokenizer of transformers or tokenizers, or an object with `encode(text) -> list[int]` and
+            `vocab_size`, such as `CharTokenizer`.
         max_seq_len: Tokens per sequence.
-        masked: Whether tokens are hidden for masked language modelling, anew in every epoch; otherwise the labels are
-            the tokens themselves, for causal language modelling. See `TokenTransform`.
-        mlm_probability: Share of the tokens to predict, if `masked`.
-        part: Which part of the tokens to take: `(0.0, 0.9)` for training and `(0.9, 1.0)` for validation.
-        is_train: What `drop_last` and `shuffle` are by default.
-        separator: The token after each document; None: none. "auto": the tokenizer's `eos_token_id` or `sep_token_id`,
-            if it has one.
-        drop_last: Whether what does not fill a batch on every rank is left out. None: only in training.
-        shuffle: Whether the order is a random one, another in every epoch. None: only in training.
-        seed: Of the order and the hiding.
-        device: Where to keep all tokens and make the batches; see `DeviceLoader`. None: a `ResumableDataLoader`.
-        cache_dir: Where to keep the tokens between runs, as a file that is mapped into memory. None: nowhere.
-        **dataloader_kwargs: `num_workers` and others of `ResumableDataLoader`; on the host only.
+        masked: True: masked language modelling, with new random masks in every epoch. False: causal language
+            modelling, with the tokens as labels. See `TokenTransform`.
+        mlm_probability: Fraction of the tokens to predict, if `masked`.
+        part: The part of the tokens to use, such as `(0.0, 0.9)` for training and `(0.9, 1.0)` for validation.
+        is_train: Default of `drop_last` and `shuffle`.
+        separator: The token after each document, or None. "auto": the tokenizer's `eos_token_id` or `sep_token_id`, if
+            it has one.
+        drop_last: Drop samples that do not fill a batch on every rank. None: only in training.
+        shuffle: Use a new random order in every epoch. None: only in training.
+        seed: Seed of the order and the masks.
+        device: Store all tokens on this device and make the batches there; see `DeviceLoader`. None: use a
+            `ResumableDataLoader`.
+        cache_dir: Folder that caches the tokens between runs, as a memory-mapped file. None: no cache.
+        **dataloader_kwargs: Arguments of `ResumableDataLoader` such as `num_workers`; only without `device`.
 
     Returns:
-        Batches are dicts of `input_ids`, `attention_mask` and `labels`, each of shape (N, max_seq_len), int64. Labels
-        of tokens that are not to be predicted are -100; models shift causal labels themselves, as those of
-        transformers do.
+        Batches are dicts of `input_ids`, `attention_mask` and `labels`, each of shape (N, max_seq_len), int64. Tokens
+        that are not to be predicted have the label -100. Causal labels are not shifted: models do that, as in
+        transformers.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        TypeError: `tokenizer` is none, or an argument of `dataloader_kwargs` is unknown.
-        ValueError: A number is out of range, there is too little text, or `masked` and the tokenizer has no mask.
+        FileNotFoundError: A file does not exist.
+        TypeError: `tokenizer` is not supported, or `dataloader_kwargs` has an unknown argument.
+        ValueError: A number is out of range, there is too little text, or `masked` and the tokenizer has no mask token.
     """
     files = _text_files([paths] if isinstance(paths, (str, Path)) else paths)
-    end = default_separator(tokenizer) if separator == "auto" else separator
     transform = TokenTransform.of(tokenizer, masked, mlm_probability)
 
     def documents() -> Iterable[str]:
         return (file.read_text(encoding="utf-8") for file in files)
 
-    tokens = tokens_of(documents, files, tokenizer, end, cache_dir)
+    tokens = TextTokenizer(tokenizer, separator).tokenize(documents, files, cache_dir)
     options = Options(global_batch_size, is_train, drop_last, shuffle, seed, device, dataloader_kwargs)
     dataset = PackedTokens(tokens, max_seq_len, part)
     return token_loader(dataset, transform, options)
@@ -150,21 +150,23 @@ def build_synthetic_text_dataloader(
     device: AnyDevice | None = None,
     **dataloader_kwargs: Any,
 ) -> DataSpec:
-    """`build_text_dataloader` without files and tokenizer: made-up tokens in which each follows from the one before.
+    """Build a loader of synthetic tokens, each of which mostly follows from the one before.
+
+    Arguments that are not described here are those of `build_text_dataloader`.
 
     Args:
-        global_batch_size: Sequences per batch, of all ranks together.
+        global_batch_size: Sequences per batch, summed over all ranks.
         num_samples: Number of sequences.
         max_seq_len: Tokens per sequence.
-        vocab_size: Number of tokens; if `masked`, the last one is what hides others.
-        masked: As there.
-        mlm_probability: As there.
-        is_train: What `drop_last` and `shuffle` are by default; the test text is another one than the training text.
-        drop_last: As there.
-        shuffle: As there.
-        seed: As there; the text is the same with every seed.
-        device: As there.
-        **dataloader_kwargs: As there.
+        vocab_size: Number of tokens; if `masked`, the last one is the mask token.
+        masked: Mask tokens for masked language modelling.
+        mlm_probability: Fraction of the tokens to predict, if `masked`.
+        is_train: Default of `drop_last` and `shuffle`; training and test text differ.
+        drop_last: Drop the last, incomplete batch.
+        shuffle: Use a new random order in every epoch.
+        seed: Seed of the order and the masks; the text does not depend on it.
+        device: Device that stores the tokens.
+        **dataloader_kwargs: Arguments of `ResumableDataLoader`.
     """
     tokens = synthetic_text(num_samples * max_seq_len, vocab_size - masked, is_train=is_train).numpy()
     transform = TokenTransform()
@@ -176,12 +178,12 @@ def build_synthetic_text_dataloader(
 
 
 def token_loader(dataset: PackedTokens, transform: TokenTransform, options: Options) -> DataSpec:
-    """A loader over packed tokens.
+    """Return a loader of packed tokens on the host or a device.
 
     Args:
         dataset: The tokens.
         transform: Makes the batches.
-        options: How.
+        options: The arguments of the builder.
     """
     num_tokens = len(dataset) * dataset.max_seq_len
     if options.device is None:
@@ -193,9 +195,9 @@ def token_loader(dataset: PackedTokens, transform: TokenTransform, options: Opti
 def _text_files(paths: Sequence[str | Path]) -> list[Path]:
     files: list[Path] = []
     for path in map(Path, paths):
-        found = sorted(path.glob("*.txt")) if path.is_dir() else [path]
-        if not found or not found[0].is_file():
+        matches = sorted(path.glob("*.txt")) if path.is_dir() else [path]
+        if not matches or not matches[0].is_file():
             looked_for = path / "*.txt" if path.is_dir() else path
-            raise missing("The text", [looked_for], f"{_EXAMPLE}    # for example")
-        files += found
+            raise missing_files("The text", [looked_for], f"{_EXAMPLE}    # for example")
+        files += matches
     return files

@@ -1,4 +1,4 @@
-"""Batches of tokens for causal and for masked language modelling."""
+"""Token batches for causal and masked language modelling."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from composer.datasets._tokens import vocab_size_of
 
 __all__ = ["TokenTransform", "mask_tokens"]
 
-_IGNORED = -100
+_IGNORE_INDEX = -100
 
 
 def mask_tokens(
     input_ids: Tensor, chosen: Tensor, fate: Tensor, random_ids: Tensor, mask_token_id: int, probability: float
 ) -> tuple[Tensor, Tensor]:
-    """Hide tokens that a model is to predict: 80% become the mask, 10% a random token, 10% stay.
+    """Mask the tokens that a model must predict: 80% become the mask token, 10% a random token, 10% are unchanged.
 
     Args:
         input_ids: Shape (N, S), int64; not modified.
-        chosen: Uniform in [0, 1), the same shape: a token is to be predicted where this is below `probability`.
-        fate: Uniform in [0, 1), the same shape: what becomes of it.
-        random_ids: Tokens that may come in, the same shape.
-        mask_token_id: The mask.
-        probability: Share of the tokens to predict.
+        chosen: Uniform in [0, 1), the same shape: tokens are predicted where this is below `probability`.
+        fate: Uniform in [0, 1), the same shape: selects mask, random or unchanged.
+        random_ids: Random tokens, the same shape.
+        mask_token_id: The mask token.
+        probability: Fraction of the tokens to predict.
 
     Returns:
-        What the model is given, and the labels: the tokens to predict, and -100 elsewhere.
+        The masked tokens, and the labels: the original tokens where they are predicted, -100 elsewhere.
 
     Example:
         >>> ids, draws = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[0.1, 0.1, 0.1, 0.9]])
@@ -38,27 +38,26 @@ def mask_tokens(
 
     Source: Devlin, Chang, Lee, Toutanova, "BERT: Pre-training of Deep Bidirectional Transformers for Language
         Understanding", arXiv:1810.04805, section 3.1.
-    Differs: each token is chosen on its own, so the share varies from sequence to sequence.
+    Differs: each token is chosen independently, so the fraction varies between sequences.
     """
     predicted = chosen < probability
-    labels = input_ids.masked_fill(~predicted, _IGNORED)
+    labels = input_ids.masked_fill(~predicted, _IGNORE_INDEX)
     masked = input_ids.masked_fill(predicted & (fate < 0.8), mask_token_id)
     masked = torch.where(predicted & (fate >= 0.8) & (fate < 0.9), random_ids, masked)
     return masked, labels
 
 
 class TokenTransform:
-    """Makes batches of sequences of tokens: on the host as a `collate_fn`, on a device for a `DeviceLoader`.
+    """Transform of token sequences into batches: a `collate_fn` on the host, a `DeviceTransform` on a device.
 
     Args:
-        mask_token_id: What hides tokens. None: nothing is hidden, and the labels are the tokens, for causal language
-            modelling.
-        vocab_size: Number of tokens; needed to draw random ones, if there is a mask.
-        probability: Share of the tokens to predict, if there is a mask.
-        special_token_ids: Tokens that are never to be predicted, such as what separates documents.
+        mask_token_id: The mask token. None: causal language modelling, where the labels are the tokens.
+        vocab_size: Number of tokens; required with `mask_token_id`, to draw random tokens.
+        probability: Fraction of the tokens to predict, with `mask_token_id`.
+        special_token_ids: Tokens that are never predicted, such as separators of documents.
 
     Raises:
-        ValueError: There is a mask and no `vocab_size`, or `probability` is not in (0, 1].
+        ValueError: `mask_token_id` is given without `vocab_size`, or `probability` is not in (0, 1].
 
     Example:
         >>> batch = TokenTransform().collate([torch.tensor([4, 2, 7])])
@@ -75,7 +74,9 @@ class TokenTransform:
         special_token_ids: Sequence[int] = (),
     ) -> None:
         if mask_token_id is not None and vocab_size is None:
-            raise ValueError("`vocab_size` must be given together with `mask_token_id`, to draw random tokens from.")
+            raise ValueError(
+                "`vocab_size` must be given together with `mask_token_id`: it is the range of random tokens."
+            )
         if not 0 < probability <= 1:
             raise ValueError(f"`probability` must be above 0 and at most 1, got {probability!r}.")
         self.mask_token_id, self.vocab_size, self.probability = mask_token_id, vocab_size or 0, probability
@@ -83,26 +84,26 @@ class TokenTransform:
 
     @classmethod
     def of(cls, tokenizer: Any, masked: bool, probability: float) -> TokenTransform:
-        """What suits a tokenizer.
+        """Return the transform for a tokenizer.
 
         Args:
-            tokenizer: Has `mask_token_id`, or a token "[MASK]" or "<mask>", if `masked`.
-            masked: Whether to hide tokens.
-            probability: Share of the tokens to predict.
+            tokenizer: If `masked`, it must have `mask_token_id`, or a token "[MASK]" or "<mask>".
+            masked: Mask tokens for masked language modelling.
+            probability: Fraction of the tokens to predict.
 
         Raises:
-            ValueError: The tokenizer has no mask, or `probability` is not in (0, 1].
+            ValueError: The tokenizer has no mask token, or `probability` is not in (0, 1].
         """
         if not masked:
             return cls()
         mask = getattr(tokenizer, "mask_token_id", None)
         if mask is None and hasattr(tokenizer, "token_to_id"):
-            found = [tokenizer.token_to_id(name) for name in ("[MASK]", "<mask>")]
-            mask = next((token for token in found if token is not None), None)
+            candidates = [tokenizer.token_to_id(name) for name in ("[MASK]", "<mask>")]
+            mask = next((token for token in candidates if token is not None), None)
         if mask is None:
             raise ValueError(
-                f"`tokenizer` must have a mask for masked language modelling, got {type(tokenizer).__name__} with "
-                f"none. Add one (`CharTokenizer(..., mask_token='[MASK]')`), or use `masked=False`."
+                f"`tokenizer` must have a mask token for masked language modelling, got {type(tokenizer).__name__} "
+                f"without one. Add one (`CharTokenizer(..., mask_token='[MASK]')`), or use `masked=False`."
             )
         special = [token for token in getattr(tokenizer, "all_special_ids", ()) if token != mask]
         eos = getattr(tokenizer, "eos_token_id", None)
@@ -110,43 +111,39 @@ class TokenTransform:
         return cls(mask, vocab_size=vocab_size_of(tokenizer), probability=probability, special_token_ids=special)
 
     def draw(self, shape: torch.Size, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """For each token two uniform numbers and a random token; nothing without a mask.
+        """Return two uniform numbers and a random token for each token, or () without a mask token.
 
         Args:
-            shape: Of the tokens, (N, S).
-            generator: To draw from; its device is that of the tokens.
+            shape: Shape of the tokens, (N, S).
+            generator: Generator on the device of the tokens.
         """
         if self.mask_token_id is None:
             return ()
-        how: dict[str, Any] = {"generator": generator, "device": generator.device}
-        return torch.rand(shape, **how), torch.rand(shape, **how), torch.randint(self.vocab_size, shape, **how)
+        kwargs: dict[str, Any] = {"generator": generator, "device": generator.device}
+        return torch.rand(shape, **kwargs), torch.rand(shape, **kwargs), torch.randint(self.vocab_size, shape, **kwargs)
 
     def __call__(self, inputs: Tensor, targets: Tensor | None, drawn: tuple[Tensor, ...]) -> dict[str, Tensor]:
-        """The batch.
+        """Return the batch.
 
         Args:
             inputs: Tokens, shape (N, S), of any integer type.
-            targets: Not used: the tokens are their own targets.
-            drawn: What `draw` returned.
+            targets: Unused: the tokens are their own targets.
+            drawn: The result of `draw`.
 
         Returns:
-            `input_ids`, `attention_mask` (1 everywhere) and `labels`, each of shape (N, S), int64.
+            `input_ids`, `attention_mask` (all ones) and `labels`, each of shape (N, S), int64.
         """
         ids = inputs.long()
-        everywhere = torch.ones_like(ids)
+        attention_mask = torch.ones_like(ids)
         if self.mask_token_id is None:
-            return {"input_ids": ids, "attention_mask": everywhere, "labels": ids.clone()}
+            return {"input_ids": ids, "attention_mask": attention_mask, "labels": ids.clone()}
         chosen, fate, random_ids = drawn
         for token in self.special_token_ids:
             chosen = chosen.masked_fill(ids == token, 1.0)
         masked, labels = mask_tokens(ids, chosen, fate, random_ids, self.mask_token_id, self.probability)
-        return {"input_ids": masked, "attention_mask": everywhere, "labels": labels}
+        return {"input_ids": masked, "attention_mask": attention_mask, "labels": labels}
 
     def collate(self, samples: Sequence[Tensor]) -> dict[str, Tensor]:
-        """The batch of a list of sequences, random choices drawn from torch's global generator.
-
-        Args:
-            samples: Each of shape (S,).
-        """
+        """Return the batch of a list of sequences of shape (S,), with random draws from torch's global generator."""
         inputs = torch.stack(list(samples))
         return self(inputs, None, self.draw(inputs.shape, torch.default_generator))

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gzip
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from composer.core import DataSpec
-from composer.datasets._device import AnyDevice
-from composer.datasets._files import find, inner_folder, loaded, read_idx, torchvision_command
-from composer.datasets._options import Options
-from composer.datasets._vision import ImageKind, image_loader, synthetic_set
+from composer.datasets._small_images import SmallImageSet, find_files
 
 __all__ = [
     "build_fashion_mnist_dataloader",
@@ -23,51 +20,41 @@ __all__ = [
     "load_mnist",
 ]
 
-# Mean and standard deviation of all training pixels.
-_MNIST = ImageKind("MNIST", (33.3184,), (78.5675,), 2, False, 28, 10, 60_000, 10_000)
-_FASHION = ImageKind("Fashion-MNIST", (72.9404,), (90.0212,), 2, True, 28, 10, 60_000, 10_000)
 
-
-def load_mnist(datadir: str | Path, is_train: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
-    """MNIST as tensors.
+def load_mnist(datadir: str | Path, is_train: bool = True) -> tuple[Tensor, Tensor]:
+    """Load MNIST as tensors.
 
     Args:
-        datadir: The folder that torchvision was given; it holds `MNIST/raw`.
-        is_train: Whether to take the 60,000 training images; otherwise the 10,000 test images.
+        datadir: The root folder passed to torchvision; it holds `MNIST/raw`.
+        is_train: True: the 60,000 training images. False: the 10,000 test images.
 
     Returns:
         Images of shape (N, 1, 28, 28), uint8, and labels of shape (N,), int64, in the original order.
 
     Raises:
-        FileNotFoundError: They are not there; the message has the command that gets them.
-        ValueError: A file is not what its name says.
+        FileNotFoundError: A file does not exist; the message has the command that downloads it.
+        ValueError: A file has unexpected contents.
     """
     return _load("MNIST", "MNIST", datadir, is_train)
 
 
-def load_fashion_mnist(datadir: str | Path, is_train: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
-    """Fashion-MNIST as tensors.
+def load_fashion_mnist(datadir: str | Path, is_train: bool = True) -> tuple[Tensor, Tensor]:
+    """Load Fashion-MNIST as tensors; arguments, result and errors are those of `load_mnist`.
 
     Args:
-        datadir: The folder that torchvision was given; it holds `FashionMNIST/raw`.
-        is_train: Whether to take the 60,000 training images; otherwise the 10,000 test images.
-
-    Returns:
-        Images of shape (N, 1, 28, 28), uint8, and labels of shape (N,), int64, in the original order.
-
-    Raises:
-        FileNotFoundError: They are not there; the message has the command that gets them.
-        ValueError: A file is not what its name says.
+        datadir: The root folder passed to torchvision; it holds `FashionMNIST/raw`.
+        is_train: True: the 60,000 training images. False: the 10,000 test images.
     """
     return _load("Fashion-MNIST", "FashionMNIST", datadir, is_train)
 
 
-def _load(title: str, name: str, datadir: str | Path, is_train: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def _load(name: str, torchvision_name: str, datadir: str | Path, is_train: bool) -> tuple[Tensor, Tensor]:
     part = "train" if is_train else "t10k"
     names = [f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"]
-    folder, command = inner_folder(datadir, f"{name}/raw"), torchvision_command(name, datadir)
-    images_file, labels_file = find(folder, names, title, command, compressed=True)
-    images, labels = read_idx(images_file, 3)[:, None], read_idx(labels_file, 1).long()
+    images_file, labels_file = find_files(
+        name, torchvision_name, datadir, f"{torchvision_name}/raw", names, gzipped=True
+    )
+    images, labels = _read_idx(images_file, 3)[:, None], _read_idx(labels_file, 1).long()
     if len(images) != len(labels):
         raise ValueError(
             f"{str(labels_file)!r} must have a label for each image of {str(images_file)!r}, got {len(labels)} for "
@@ -76,145 +63,33 @@ def _load(title: str, name: str, datadir: str | Path, is_train: bool) -> tuple[t
     return images, labels
 
 
-def build_mnist_dataloader(
-    datadir: str | Path,
-    global_batch_size: int,
-    *,
-    is_train: bool = True,
-    download: bool = False,
-    drop_last: bool | None = None,
-    shuffle: bool | None = None,
-    seed: int = 0,
-    device: AnyDevice | None = None,
-    transform: Callable[..., Any] | None = None,
-    **dataloader_kwargs: Any,
-) -> DataSpec:
-    """A loader of MNIST. For training, images are shifted by up to 2 pixels, black coming in.
-
-    Args:
-        datadir: The folder that torchvision was given; it holds `MNIST/raw`.
-        global_batch_size: Images per batch, of all ranks together.
-        is_train: Whether to take the training images, augmented; otherwise the test images as they are.
-        download: Whether to get the files first if they are not there, by torchvision.
-        drop_last: Whether what does not fill a batch on every rank is left out. None: only in training.
-        shuffle: Whether the order is a random one, another in every epoch. None: only in training.
-        seed: Of the order and the augmentation.
-        device: Where to keep the whole set and make the batches ("gpu", "cpu", a `Device` or a torch device); see
-            `DeviceLoader`. None: a `ResumableDataLoader`, on the host.
-        transform: In place of the usual augmentation. On a device: an `ImageTransform`, which normalises as well; on
-            the host: a function of Pillow images.
-        **dataloader_kwargs: `num_workers` and others of `ResumableDataLoader`; on the host only.
-
-    Returns:
-        Batches are pairs of normalised images of shape (N, 1, 28, 28), float32, and labels of shape (N,), int64.
-
-    Raises:
-        FileNotFoundError: The files are not there; the message has the command that gets them.
-        TypeError: An argument of `dataloader_kwargs` is unknown, or there is a `device`.
-        ValueError: `global_batch_size` is not a positive multiple of the number of ranks, or too large.
-    """
-    options = Options(global_batch_size, is_train, drop_last, shuffle, seed, device, dataloader_kwargs)
-    images, labels = loaded(lambda: load_mnist(datadir, is_train), "MNIST", datadir, download)
-    return image_loader(_MNIST, images, labels, transform, options)
+def _read_idx(path: Path, num_dims: int) -> Tensor:
+    """Read a uint8 array in the IDX format: a magic number, the sizes as big-endian 32-bit integers, the values."""
+    content = path.read_bytes()
+    if path.suffix == ".gz":
+        try:
+            content = gzip.decompress(content)
+        except (OSError, EOFError) as error:
+            raise ValueError(
+                f"{str(path)!r} must be compressed by gzip, but cannot be decompressed: {error}."
+            ) from error
+    begin = 4 * (num_dims + 1)
+    header = np.frombuffer(content[: min(begin, len(content) // 4 * 4)], dtype=">u4")
+    shape = tuple(int(size) for size in header[1:])
+    if len(header) != num_dims + 1 or header[0] != 0x800 + num_dims or len(content) - begin != np.prod(shape):
+        raise ValueError(
+            f"{str(path)!r} must be an IDX file of bytes in {num_dims} dimensions, got another format. "
+            "Download it again."
+        )
+    return torch.tensor(np.frombuffer(content, dtype=np.uint8, offset=begin).reshape(shape))
 
 
-def build_fashion_mnist_dataloader(
-    datadir: str | Path,
-    global_batch_size: int,
-    *,
-    is_train: bool = True,
-    download: bool = False,
-    drop_last: bool | None = None,
-    shuffle: bool | None = None,
-    seed: int = 0,
-    device: AnyDevice | None = None,
-    transform: Callable[..., Any] | None = None,
-    **dataloader_kwargs: Any,
-) -> DataSpec:
-    """A loader of Fashion-MNIST. For training, images are shifted by up to 2 pixels, black coming in, and mirrored.
+_MNIST = SmallImageSet(load_mnist, "MNIST", (33.3184,), (78.5675,), padding=2, flip=False, size=28, num_train=60_000)
+_FASHION_MNIST = SmallImageSet(
+    load_fashion_mnist, "FashionMNIST", (72.9404,), (90.0212,), padding=2, flip=True, size=28, num_train=60_000
+)
 
-    Args:
-        datadir: The folder that torchvision was given; it holds `FashionMNIST/raw`.
-        global_batch_size: Images per batch, of all ranks together.
-        is_train: Whether to take the training images, augmented; otherwise the test images as they are.
-        download: Whether to get the files first if they are not there, by torchvision.
-        drop_last: Whether what does not fill a batch on every rank is left out. None: only in training.
-        shuffle: Whether the order is a random one, another in every epoch. None: only in training.
-        seed: Of the order and the augmentation.
-        device: Where to keep the whole set and make the batches ("gpu", "cpu", a `Device` or a torch device); see
-            `DeviceLoader`. None: a `ResumableDataLoader`, on the host.
-        transform: In place of the usual augmentation. On a device: an `ImageTransform`, which normalises as well; on
-            the host: a function of Pillow images.
-        **dataloader_kwargs: `num_workers` and others of `ResumableDataLoader`; on the host only.
-
-    Returns:
-        Batches are pairs of normalised images of shape (N, 1, 28, 28), float32, and labels of shape (N,), int64.
-
-    Raises:
-        FileNotFoundError: The files are not there; the message has the command that gets them.
-        TypeError: An argument of `dataloader_kwargs` is unknown, or there is a `device`.
-        ValueError: `global_batch_size` is not a positive multiple of the number of ranks, or too large.
-    """
-    options = Options(global_batch_size, is_train, drop_last, shuffle, seed, device, dataloader_kwargs)
-    images, labels = loaded(lambda: load_fashion_mnist(datadir, is_train), "FashionMNIST", datadir, download)
-    return image_loader(_FASHION, images, labels, transform, options)
-
-
-def build_synthetic_mnist_dataloader(
-    global_batch_size: int,
-    *,
-    num_samples: int | None = None,
-    is_train: bool = True,
-    drop_last: bool | None = None,
-    shuffle: bool | None = None,
-    seed: int = 0,
-    device: AnyDevice | None = None,
-    transform: Callable[..., Any] | None = None,
-    **dataloader_kwargs: Any,
-) -> DataSpec:
-    """`build_mnist_dataloader` without files: made-up images of MNIST's shape, which can be learned.
-
-    Args:
-        global_batch_size: Images per batch, of all ranks together.
-        num_samples: How many there are. None: as many as in MNIST.
-        is_train: Whether to augment, shuffle and drop the last batch; the test images are others than the training
-            images, of the same classes.
-        drop_last: As there.
-        shuffle: As there.
-        seed: As there; the images are the same with every seed.
-        device: As there.
-        transform: As there.
-        **dataloader_kwargs: As there.
-    """
-    options = Options(global_batch_size, is_train, drop_last, shuffle, seed, device, dataloader_kwargs)
-    return image_loader(_MNIST, *synthetic_set(_MNIST, num_samples, is_train), transform, options)
-
-
-def build_synthetic_fashion_mnist_dataloader(
-    global_batch_size: int,
-    *,
-    num_samples: int | None = None,
-    is_train: bool = True,
-    drop_last: bool | None = None,
-    shuffle: bool | None = None,
-    seed: int = 0,
-    device: AnyDevice | None = None,
-    transform: Callable[..., Any] | None = None,
-    **dataloader_kwargs: Any,
-) -> DataSpec:
-    """`build_fashion_mnist_dataloader` without files: made-up images of Fashion-MNIST's shape, which can be learned.
-
-    Args:
-        global_batch_size: Images per batch, of all ranks together.
-        num_samples: How many there are. None: as many as in Fashion-MNIST.
-        is_train: Whether to augment, shuffle and drop the last batch; the test images are others than the training
-            images, of the same classes.
-        drop_last: As there.
-        shuffle: As there.
-        seed: As there; the images are the same with every seed.
-        device: As there.
-        transform: As there.
-        **dataloader_kwargs: As there.
-    """
-    options = Options(global_batch_size, is_train, drop_last, shuffle, seed, device, dataloader_kwargs)
-    return image_loader(_FASHION, *synthetic_set(_FASHION, num_samples, is_train), transform, options)
+build_mnist_dataloader = _MNIST.build
+build_fashion_mnist_dataloader = _FASHION_MNIST.build
+build_synthetic_mnist_dataloader = _MNIST.build_synthetic
+build_synthetic_fashion_mnist_dataloader = _FASHION_MNIST.build_synthetic

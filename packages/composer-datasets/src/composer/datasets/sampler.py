@@ -1,47 +1,52 @@
-"""Each rank's share of a data set, in an order that depends on the seed and the epoch alone."""
+"""Each rank's share of a data set, in an order that depends only on the seed and the epoch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data.distributed import DistributedSampler
 
-from composer.datasets._seeds import check_seed, epoch_order
 from composer.utils import dist
 
-__all__ = ["ShardSampler"]
+__all__ = ["ShardSampler", "derived_seed"]
 
 _HOST = torch.device("cpu")
 
 
+def derived_seed(*parts: int) -> int:
+    """Return a 32-bit seed derived from non-negative integers; different integers give unrelated seeds."""
+    return int(np.random.SeedSequence(parts).generate_state(1)[0])
+
+
 class ShardSampler(DistributedSampler[Any]):
-    """The indices of this rank's share: every sample goes to exactly one rank, none is repeated.
+    """Sampler of this rank's share: every sample goes to exactly one rank, and none is repeated.
 
-    The epoch's order is cut like cards: rank r takes the samples r, r + world_size, ... of it. So the ranks' batches
-    number k together are the k-th part of the order, whatever the number of ranks.
+    Rank r takes the samples r, r + world_size, ... of the epoch's order. So the k-th batches of all ranks together are
+    the k-th part of the order, whatever the number of ranks.
 
-    Every iteration is an epoch of its own: the first is epoch 0, or the one that `set_epoch` names, and each further
-    one is the next. `begin` and the position are for the loaders that iterate it in batches.
+    Every iteration is a new epoch: the first is epoch 0 or the one set by `set_epoch`, and each further one is the
+    next. Loaders that iterate in batches use `begin`, `batch_bounds` and `position`.
 
     Args:
         num_samples: Samples of the whole data set.
-        shuffle: Whether the order is a random one; otherwise it is 0, 1, 2, ...
-        drop_last: Whether all ranks get equally many, for which less than one sample per rank is left out. Otherwise
-            the shares differ by at most one sample.
-        seed: Of the order; the same on all ranks.
-        rank: The share wanted. None: this process's rank.
+        shuffle: Use a random order; otherwise 0, 1, 2, ...
+        drop_last: Give all ranks the same number of samples by dropping up to world_size - 1 samples. Otherwise shares
+            differ by at most one sample.
+        seed: Seed of the order; the same on all ranks.
+        rank: Index of the share. None: this process's rank.
         world_size: Number of shares. None: the number of processes.
 
     Raises:
-        ValueError: There is no sample, `rank` is not below `world_size`, or `seed` is negative.
+        ValueError: `num_samples` is not positive, `rank` is not below `world_size`, or `seed` is negative.
 
     Example:
         >>> [list(ShardSampler(5, shuffle=False, rank=rank, world_size=2)) for rank in (0, 1)]
         [[0, 2, 4], [1, 3]]
 
-    Differs: torch's `DistributedSampler` repeats samples until all shares are equal, so that an evaluation counts them
+    Differs: torch's `DistributedSampler` repeats samples until all shares are equal, so an evaluation counts them
     twice, and has the same order in every epoch unless `set_epoch` is called.
     """
 
@@ -57,83 +62,114 @@ class ShardSampler(DistributedSampler[Any]):
     ) -> None:
         if num_samples < 1:
             raise ValueError(f"A data set must have at least one sample, got {num_samples!r}.")
+        if seed < 0:
+            raise ValueError(f"`seed` must not be negative, got {seed!r}.")
         super().__init__(
             range(num_samples),  # type: ignore[arg-type]  # only its length is used
             num_replicas=dist.get_world_size() if world_size is None else world_size,
             rank=dist.get_global_rank() if rank is None else rank,
             shuffle=shuffle,
-            seed=check_seed(seed),
+            seed=seed,
             drop_last=drop_last,
         )
         self.whole = num_samples
-        kept = num_samples // self.num_replicas * self.num_replicas if drop_last else num_samples
-        self.num_samples = len(range(self.rank, kept, self.num_replicas))
-        self.total_size = kept
-        self.position = (0, 0)
-        self._named: int | None = 0  # the epoch to come, where it is known
+        self.total_size = num_samples // self.num_replicas * self.num_replicas if drop_last else num_samples
+        self.num_samples = len(range(self.rank, self.total_size, self.num_replicas))
+        self.position = (0, 0)  # epoch, samples of this rank's share that were yielded
+        self._next_epoch: int | None = 0  # None: the one after `self.epoch`
         self._loaded: tuple[int, int] | None = None
 
     def set_epoch(self, epoch: int) -> None:
-        """Name the epoch that the next iteration is. A position in this very epoch that was loaded is kept.
+        """Set the epoch of the next iteration. A loaded position within this epoch is preserved.
 
         Args:
-            epoch: From 0.
+            epoch: Zero-based index.
         """
         if self._loaded is not None and self._loaded[0] == epoch:
             return
         super().set_epoch(epoch)
-        self._loaded, self._named = None, epoch
+        self._loaded, self._next_epoch = None, epoch
 
     def begin(self) -> tuple[int, int]:
         """Begin an iteration.
 
         Returns:
-            Its epoch, and how many samples of this rank's share come before its first.
+            Its epoch, and the number of samples of this rank's share to skip.
         """
         if self._loaded is not None:
             epoch, start = self._loaded
         else:
-            epoch, start = self.epoch + 1 if self._named is None else self._named, 0
-        self.epoch, self._loaded, self._named = epoch, None, None
+            epoch, start = self.epoch + 1 if self._next_epoch is None else self._next_epoch, 0
+        self.epoch, self._loaded, self._next_epoch = epoch, None, None
         self.position = (epoch, start)
         return epoch, start
 
     def share(self, epoch: int, device: torch.device = _HOST) -> torch.Tensor:
-        """The indices of this rank in an epoch, shape (num_samples,), int64.
+        """Return this rank's indices in an epoch, shape (num_samples,), int64.
 
         Args:
-            epoch: The epoch.
-            device: Where they are drawn; another kind of device draws another order.
+            epoch: Zero-based index.
+            device: Device that draws and holds them; different device types draw different orders.
         """
         if self.shuffle:
-            order = epoch_order(self.whole, self.seed, epoch, device)
+            generator = torch.Generator(device).manual_seed(derived_seed(self.seed, epoch))
+            order = torch.randperm(self.whole, generator=generator, device=device)
         else:
             order = torch.arange(self.whole, device=device)
         return order[self.rank : self.total_size : self.num_replicas].contiguous()
+
+    def batch_bounds(self, start: int, batch_size: int) -> list[tuple[int, int]]:
+        """Return begin and end of the batches of this rank's share.
+
+        Args:
+            start: Number of samples to skip.
+            batch_size: Samples per batch of this rank.
+
+        Example:
+            >>> ShardSampler(7, rank=0, world_size=1).batch_bounds(2, batch_size=2)
+            [(2, 4), (4, 6), (6, 7)]
+        """
+        last = self.num_samples - (batch_size if self.drop_last else 1)
+        return [(begin, min(begin + batch_size, self.num_samples)) for begin in range(start, last + 1, batch_size)]
+
+    def check_batch_size(self, batch_size: int) -> None:
+        """Raise an error for a batch size that would give no batch.
+
+        Raises:
+            ValueError: It is below 1, or above this rank's share while `drop_last` is set.
+        """
+        if batch_size < 1:
+            raise ValueError(f"`batch_size` must be at least 1, got {batch_size!r}.")
+        if self.drop_last and batch_size > self.num_samples:
+            raise ValueError(
+                f"`batch_size` must be at most {self.num_samples}, the samples of each rank ({self.whole} over "
+                f"{self.num_replicas}), got {batch_size}: every batch would be dropped. Use a smaller one, or "
+                f"`drop_last=False`."
+            )
 
     def __iter__(self) -> Iterator[Any]:
         epoch, start = self.begin()
         return iter(self.share(epoch)[start:].tolist())
 
     def state_dict(self) -> dict[str, int]:
-        """The place: the epoch, and the samples that this rank's share had until the last batch that was yielded."""
+        """Return the position after the last batch that was yielded."""
         epoch, samples = self.position
         return {"epoch": epoch, "samples": samples, "seed": self.seed, "num_samples": self.whole}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on from a place with the next iteration. The seed of the place is taken over.
+        """Continue from a position in the next iteration, with the seed it was saved with.
 
         Args:
-            state: What `state_dict` returned.
+            state: The result of `state_dict`.
 
         Raises:
-            ValueError: It is of a data set with another number of samples.
+            ValueError: It was saved for a data set with another number of samples.
         """
         if state["num_samples"] != self.whole:
             raise ValueError(
-                f"The loader's state is of {state['num_samples']} samples, but this data set has {self.whole}, "
-                f"so the place in its order means nothing. Load it into a loader over the same data."
+                f"The loader's state was saved for {state['num_samples']} samples, but this data set has {self.whole}, "
+                f"so its position is not valid here. Load it into a loader over the same data."
             )
         self.seed = state["seed"]
         self.position = self._loaded = (state["epoch"], min(state["samples"], self.num_samples))
-        self.epoch, self._named = state["epoch"], None
+        self.epoch, self._next_epoch = state["epoch"], None

@@ -1,4 +1,4 @@
-"""Data sets in object storage, through mosaicml-streaming where that is installed."""
+"""Data sets in object storage, read with mosaicml-streaming."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from composer.core import DataSpec
-from composer.datasets._batching import per_rank
-from composer.datasets._optional import needed
-from composer.datasets.imagenet import IMAGENET_MEAN, IMAGENET_STD, _transform
+from composer.datasets._missing import require
+from composer.datasets._options import batch_size_per_rank
+from composer.datasets.imagenet import IMAGENET_MEAN, IMAGENET_STD, image_transform
 from composer.datasets.masking import TokenTransform
 from composer.datasets.utils import NormalizationFn, pil_image_collate
 
@@ -36,31 +36,31 @@ def build_streaming_dataloader(
     streaming_kwargs: Mapping[str, Any] | None = None,
     **dataloader_kwargs: Any,
 ) -> DataSpec:
-    """A loader of a data set in the MDS format, which is fetched shard by shard while it is read.
+    """Build a loader of a data set in the MDS format, downloaded shard by shard while it is read.
 
-    Its place is kept by mosaicml-streaming: the Trainer saves it, and resumes at once. Random transforms draw from the
-    global generators of whichever process makes a batch.
+    mosaicml-streaming tracks the position; the Trainer saves it and resumes there immediately. Random transforms draw
+    from the global generators of the worker that makes a batch.
 
     Args:
-        remote: Where the shards are, such as `s3://bucket/folder`. None: they are all in `local`.
-        local: Where they are kept on this node.
-        global_batch_size: Samples per batch, of all ranks together.
-        split: A folder in both, such as "train", or None.
-        sample_transform: Makes a sample of the dict that is stored.
-        collate_fn: Makes a batch of a list of samples. None: torch's.
-        is_train: What `drop_last` and `shuffle` are by default.
-        drop_last: Whether the last, smaller batch is left out. None: only in training.
-        shuffle: Whether the order is a random one, another in every epoch. None: only in training.
-        seed: Of the order.
+        remote: URL of the shards, such as `s3://bucket/folder`. None: all shards are in `local`.
+        local: Folder that stores the shards on this node.
+        global_batch_size: Samples per batch, summed over all ranks.
+        split: A subfolder of both, such as "train", or None.
+        sample_transform: Makes a sample of a stored dict.
+        collate_fn: Makes a batch of a list of samples. None: torch's default.
+        is_train: Default of `drop_last` and `shuffle`.
+        drop_last: Drop the last, incomplete batch. None: only in training.
+        shuffle: Use a new random order in every epoch. None: only in training.
+        seed: Seed of the order.
         streaming_kwargs: More arguments of `streaming.StreamingDataset`, such as `cache_limit` or `predownload`.
-        **dataloader_kwargs: Of `torch.utils.data.DataLoader`, such as `num_workers`.
+        **dataloader_kwargs: Arguments of `torch.utils.data.DataLoader`, such as `num_workers`.
 
     Raises:
         ModuleNotFoundError: mosaicml-streaming is not installed.
         ValueError: `global_batch_size` is not a positive multiple of the number of ranks.
     """
-    streaming = needed("streaming", "A data set in object storage", "streaming")
-    batch_size = per_rank(global_batch_size)
+    streaming = require("streaming", "A data set in object storage", "streaming")
+    batch_size = batch_size_per_rank(global_batch_size)
     dataset = streaming.StreamingDataset(
         remote=remote,
         local=local,
@@ -93,23 +93,20 @@ def build_streaming_imagenet_dataloader(
     target_key: str = "y",
     **options: Any,
 ) -> DataSpec:
-    """`build_imagenet_dataloader` from object storage.
+    """Build a loader of ImageNet from object storage, with the batches of `build_imagenet_dataloader`.
 
     Args:
-        remote: Where the shards are; see `build_streaming_dataloader`.
-        local: Where they are kept on this node.
-        global_batch_size: Images per batch, of all ranks together.
-        is_train: Whether to augment, shuffle and drop the last batch.
-        resize_size: As there.
-        crop_size: As there.
+        remote: URL of the shards; see `build_streaming_dataloader`.
+        local: Folder that stores the shards on this node.
+        global_batch_size: Images per batch, summed over all ranks.
+        is_train: Augment, shuffle and drop the last batch.
+        resize_size: See `build_imagenet_dataloader`.
+        crop_size: Height and width of the images in a batch.
         image_key: The column of the images, stored as "pil" or "jpeg".
         target_key: The column of the labels, stored as "int".
-        **options: Others of `build_streaming_dataloader`; `split` is "train" or "val" by default.
-
-    Returns:
-        As there.
+        **options: Other arguments of `build_streaming_dataloader`; `split` is "train" or "val" by default.
     """
-    sample = _ImageSample(_transform(is_train, resize_size, crop_size), image_key, target_key)
+    sample = _ImageSample(image_transform(is_train, resize_size, crop_size), image_key, target_key)
     options.setdefault("split", "train" if is_train else "val")
     spec = build_streaming_dataloader(
         remote,
@@ -137,25 +134,22 @@ def build_streaming_text_dataloader(
     is_train: bool = True,
     **options: Any,
 ) -> DataSpec:
-    """Packed tokens, such as C4's, from object storage.
+    """Build a loader of packed tokens from object storage, with the batches of `build_text_dataloader`.
 
     Args:
-        remote: Where the shards are; see `build_streaming_dataloader`.
-        local: Where they are kept on this node.
-        global_batch_size: Sequences per batch, of all ranks together.
-        max_seq_len: Tokens per sequence; longer stored ones are cut.
-        tokenizer: Has the mask; needed only if `masked`.
-        masked: Whether tokens are hidden for masked language modelling; otherwise the labels are the tokens.
-        mlm_probability: Share of the tokens to predict, if `masked`.
+        remote: URL of the shards; see `build_streaming_dataloader`.
+        local: Folder that stores the shards on this node.
+        global_batch_size: Sequences per batch, summed over all ranks.
+        max_seq_len: Tokens per sequence; longer stored sequences are truncated.
+        tokenizer: Provides the mask token; required if `masked`.
+        masked: True: masked language modelling. False: causal language modelling, with the tokens as labels.
+        mlm_probability: Fraction of the tokens to predict, if `masked`.
         tokens_key: The column of the tokens, stored as "ndarray" of integers, or as "bytes" of int64.
-        is_train: What `drop_last` and `shuffle` are by default.
-        **options: Others of `build_streaming_dataloader`.
-
-    Returns:
-        As of `build_text_dataloader`.
+        is_train: Default of `drop_last` and `shuffle`.
+        **options: Other arguments of `build_streaming_dataloader`.
 
     Raises:
-        ValueError: A stored sequence is shorter than `max_seq_len`, or `masked` and the tokenizer has no mask.
+        ValueError: A stored sequence is shorter than `max_seq_len`, or `masked` and the tokenizer has no mask token.
     """
     transform = TokenTransform.of(tokenizer, masked, mlm_probability)
     return build_streaming_dataloader(
@@ -171,7 +165,7 @@ def build_streaming_text_dataloader(
 
 @dataclass(frozen=True)
 class _Collate:
-    """In the worker processes, to which it is pickled."""
+    """Transform and collate samples in a worker process; a class so that it can be pickled."""
 
     sample_transform: Callable[[dict[str, Any]], Any] | None
     collate_fn: Callable[[list[Any]], Any]

@@ -1,6 +1,6 @@
-"""Made-up data of any shape, the same in every run: for tests, benchmarks and first steps without files.
+"""Synthetic data of any shape, identical in every run: for tests, benchmarks and first steps without files.
 
-Each class has a pattern of its own, and a sample is its class's pattern with noise, so that a model can learn it.
+Each class has its own pattern, and a sample is the pattern of its class plus noise, so that a model can learn it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from composer.datasets._seeds import derived_seed
+from composer.datasets.sampler import derived_seed
 
 __all__ = [
     "SyntheticImageDataset",
@@ -23,20 +23,20 @@ __all__ = [
     "synthetic_text",
 ]
 
-_PATTERN, _NOISE = 0, 1  # what a seed is for
+_PATTERN, _NOISE = 0, 1  # random streams derived from a seed
 
 
 def synthetic_images(
     num_samples: int, shape: tuple[int, int, int], num_classes: int, *, is_train: bool = True, seed: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Images of bytes with a label each, all in memory.
+    """Return uint8 images and their labels.
 
     Args:
-        num_samples: How many.
+        num_samples: Number of images.
         shape: Channels, height and width.
-        num_classes: Classes take turns: sample i is of class i modulo this.
+        num_classes: Number of classes; the class of sample i is `i % num_classes`.
         is_train: Training images and test images have the same patterns and different noise.
-        seed: Of patterns and noise.
+        seed: Seed of patterns and noise.
 
     Returns:
         Images of shape (num_samples, *shape), uint8, and labels of shape (num_samples,), int64.
@@ -59,13 +59,13 @@ def synthetic_images(
 
 
 def synthetic_text(num_tokens: int, vocab_size: int, *, is_train: bool = True, seed: int = 0) -> Tensor:
-    """Tokens in which each is followed by its successor nine times out of ten, and else by any.
+    """Return tokens in which the successor of token t is t + 1 with probability 0.9, otherwise a random token.
 
     Args:
-        num_tokens: How many.
-        vocab_size: Tokens are from 0 to below this.
+        num_tokens: Number of tokens.
+        vocab_size: Tokens are in [0, vocab_size).
         is_train: Training text and test text have different noise.
-        seed: Of the noise.
+        seed: Seed of the noise.
 
     Returns:
         Shape (num_tokens,), int64.
@@ -81,20 +81,20 @@ def synthetic_text(num_tokens: int, vocab_size: int, *, is_train: bool = True, s
 
 
 class SyntheticImageDataset(Dataset[tuple[Any, int]]):
-    """Images with a class each; see `synthetic_images`. Only `num_unique` different ones are kept.
+    """Data set of labelled images; see `synthetic_images`.
 
     Args:
         size: Number of samples.
         shape: Channels, height and width.
         num_classes: Number of classes.
-        num_unique: Different samples to make; they repeat after that. None: as many as there are, at most 1000.
-        transform: Applied to each image, a tensor of bytes, or a Pillow image if `as_pil`.
-        as_pil: Whether to yield Pillow images.
+        num_unique: Number of different samples in memory, which repeat. None: `size`, at most 1000.
+        transform: Applied to each image, a uint8 tensor, or a Pillow image if `as_pil`.
+        as_pil: Return Pillow images.
         is_train: Training images and test images have the same patterns and different noise.
-        seed: Of the samples.
+        seed: Seed of the samples.
 
     Attributes:
-        transform: As above; may be replaced.
+        transform: May be replaced.
 
     Raises:
         ValueError: A number is not positive.
@@ -134,17 +134,17 @@ class SyntheticImageDataset(Dataset[tuple[Any, int]]):
 
 
 class SyntheticSegmentationDataset(Dataset[tuple[Any, Any]]):
-    """Images with a class for each pixel: four rectangles, each with its class's colour.
+    """Data set of images with a class for each pixel: four rectangles in the colours of their classes.
 
     Args:
         size: Number of samples.
         shape: Channels, height and width.
         num_classes: Number of classes.
-        num_unique: Different samples to make; they repeat after that. None: as many as there are, at most 1000.
+        num_unique: Number of different samples in memory, which repeat. None: `size`, at most 1000.
         transforms: `(image, mask) -> (image, mask)`.
-        as_pil: Whether images and masks are given to it as Pillow images; otherwise as tensors.
+        as_pil: Use Pillow images in place of tensors.
         is_train: Training and test samples have the same colours and different rectangles.
-        seed: Of the samples.
+        seed: Seed of the samples.
 
     Raises:
         ValueError: A number is not positive.
@@ -195,15 +195,15 @@ class SyntheticSegmentationDataset(Dataset[tuple[Any, Any]]):
 
 
 class SyntheticVolumeDataset(Dataset[tuple[Tensor, Tensor]]):
-    """Volumes with a class for each voxel: a ball, brighter than the noise around it.
+    """Data set of volumes with a class for each voxel: a ball that is brighter than the noise around it.
 
     Args:
         size: Number of samples.
         shape: Channels, depth, height and width.
-        num_classes: Number of classes; 0 is what is around the balls.
-        num_unique: Different samples to make; they repeat after that. None: as many as there are, at most 8.
+        num_classes: Number of classes; 0 is the background.
+        num_unique: Number of different samples in memory, which repeat. None: `size`, at most 8.
         is_train: Training and test samples have different balls.
-        seed: Of the samples.
+        seed: Seed of the samples.
 
     Raises:
         ValueError: A number is not positive.
@@ -245,17 +245,17 @@ class SyntheticVolumeDataset(Dataset[tuple[Tensor, Tensor]]):
 
 
 class SyntheticTextDataset(Dataset[Tensor]):
-    """Sequences of tokens; see `synthetic_text`.
+    """Data set of token sequences; see `synthetic_text`.
 
     Args:
         size: Number of sequences.
-        max_seq_len: Tokens in each.
-        vocab_size: Tokens are from 0 to below this.
+        max_seq_len: Tokens per sequence.
+        vocab_size: Tokens are in [0, vocab_size).
         is_train: Training text and test text have different noise.
-        seed: Of the noise.
+        seed: Seed of the noise.
 
     Attributes:
-        max_seq_len: As above.
+        max_seq_len: Tokens per sequence.
 
     Raises:
         ValueError: A number is not positive.
@@ -298,7 +298,7 @@ def _check(**numbers: int) -> None:
 
 
 def _check_index(index: int, size: int) -> None:
-    if not 0 <= index < size:  # or a plain `for` over the samples would not end
+    if not 0 <= index < size:  # otherwise a plain `for` over the samples would not end
         raise IndexError(f"`index` must be from 0 to {size - 1}, got {index!r}.")
 
 

@@ -1,4 +1,4 @@
-"""Helpers for image data sets: normalising on the device, collating Pillow images, adding a transform."""
+"""Helpers for image data sets: normalize on the device, collate Pillow images, add a transform."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ __all__ = ["NormalizationFn", "add_vision_dataset_transform", "pil_image_collate
 
 
 class NormalizationFn:
-    """Turn a batch of images of bytes into normalised floats: `(image - mean) / std`, channel by channel.
+    """Normalize a batch of uint8 images: `(image - mean) / std` per channel.
 
-    To be the `batch_transforms` of a `DataSpec`, or its `microbatch_transforms`: then bytes move to the device, a
-    quarter of what floats are. It works wherever the images are, and keeps the constants there.
+    Use it as `batch_transforms` of a `DataSpec`, or as `microbatch_transforms`: then images move to the device as
+    uint8, a quarter of the bytes of float32. It works on any device, and caches the constants there.
 
     Args:
-        mean: Per channel, on the scale of the images: from 0 to 255 for bytes.
-        std: Per channel, likewise.
-        ignore_background: Whether to lower the targets by 1, so that class 0 becomes -1 and the loss can ignore it.
-        dtype: Of the result.
+        mean: Mean per channel on the scale of the images: 0 to 255 for uint8.
+        std: Standard deviation per channel on the same scale.
+        ignore_background: Subtract 1 from the targets, so that class 0 becomes -1 and the loss can ignore it.
+        dtype: The dtype of the result.
 
     Raises:
         ValueError: `mean` and `std` differ in length or are empty, or a `std` is not positive.
@@ -53,7 +53,7 @@ class NormalizationFn:
         self._constants: dict[tuple[torch.device, int, int], tuple[Tensor, Tensor]] = {}
 
     def __call__(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """The batch with its images normalised; the batch itself is left as it is.
+        """Return a batch with normalized images; the input is not modified.
 
         Args:
             batch: Images of shape (N, C, ...) and targets.
@@ -64,27 +64,26 @@ class NormalizationFn:
         return self.normalize(images), targets
 
     def normalize(self, images: Tensor) -> Tensor:
-        """The images alone: shape (N, C, ...), in `dtype`, in the memory format they have.
+        """Return normalized images of shape (N, C, ...) in `dtype`, with their memory format preserved.
 
         Raises:
-            ValueError: They have another number of channels.
+            ValueError: The number of channels does not match `mean`.
         """
         if images.shape[1] != len(self.mean):
             raise ValueError(
-                f"The images must have {len(self.mean)} channels, as `mean` has, got shape {tuple(images.shape)}."
+                f"The images must have {len(self.mean)} channels, like `mean`, got shape {tuple(images.shape)}."
             )
         channels_last = images.dim() == 4 and not images.is_contiguous() and _is_channels_last(images)
         values = images.permute(0, 2, 3, 1) if channels_last else images
         mean, std = self._on(images.device, values.dim(), values.shape[2] if channels_last else 0)
-        # float32 in between: a 16-bit type would round twice.
-        values = values.to(torch.float32, copy=True)
-        lines = values.flatten(2) if channels_last else values  # many channels at a time, not one
+        values = values.to(torch.float32, copy=True)  # a 16-bit dtype would round twice
+        lines = values.flatten(2) if channels_last else values  # longer inner loops than over 3 channels
         lines.sub_(mean).div_(std)
         values = values.to(self.dtype)
         return values.permute(0, 3, 1, 2) if channels_last else values
 
     def _on(self, device: torch.device, dims: int, repeats: int) -> tuple[Tensor, Tensor]:
-        """The constants on a device: to be broadcast over the dimensions after the channels, or repeated for a line."""
+        """Return mean and std on a device, broadcastable over the dimensions after the channels, or repeated."""
         key = (device, dims, repeats)
         if key not in self._constants:
             constants = (_filled(self.mean, device), _filled(self.std, device))
@@ -102,21 +101,22 @@ def _is_channels_last(images: Tensor) -> bool:
 
 
 def _filled(values: Sequence[float], device: torch.device) -> Tensor:
-    """The values on a device, written there: a copy from the host would wait for the device."""
+    """Fill a tensor on the device; a copy from the host would synchronize with it."""
     return torch.stack([torch.full((), value, device=device) for value in values])
 
 
 def pil_image_collate(
     batch: Sequence[tuple[Any, Any]], memory_format: torch.memory_format = torch.contiguous_format
 ) -> tuple[Tensor, Tensor]:
-    """Collate Pillow images and their targets into tensors of bytes and of class indices.
+    """Collate Pillow images and their targets into uint8 images and int64 targets.
 
-    Cheaper than `ToTensor` for each image: the bytes are copied once and become floats later, by `NormalizationFn`.
+    This is cheaper than `ToTensor` for each image: the bytes are copied once, and `NormalizationFn` converts them to
+    floats later.
 
     Args:
-        batch: Pairs of an image and a target. All images have the same size and mode. The targets are numbers, or
+        batch: Pairs of an image and a target. All images must have the same size and mode. Targets are numbers, or
             images of class indices.
-        memory_format: Of the images.
+        memory_format: Memory format of the images.
 
     Returns:
         Images of shape (N, C, H, W), uint8, and targets of shape (N,) or (N, H, W), int64.
@@ -131,11 +131,11 @@ def pil_image_collate(
         (torch.Size([2, 3, 3, 4]), tensor([7, 1]))
     """
     if not batch:
-        raise ValueError("`batch` must hold at least one pair of an image and a target, got none.")
+        raise ValueError("`batch` must have at least one pair of an image and a target, got an empty one.")
     arrays = [_array(image) for image, _ in batch]
     targets = [np.asarray(target) for _, target in batch]
-    for name, found in (("images", arrays), ("targets", targets)):
-        shapes = sorted({array.shape for array in found})
+    for name, values in (("images", arrays), ("targets", targets)):
+        shapes = sorted({array.shape for array in values})
         if len(shapes) > 1:
             raise ValueError(
                 f"The {name} of a batch must have the same shape, got {shapes}. Resize or crop them to one size, and "
@@ -146,6 +146,6 @@ def pil_image_collate(
 
 
 def _array(image: Any) -> np.ndarray:
-    """Shape (H, W, C), uint8."""
+    """Return the pixels, shape (H, W, C), uint8."""
     array = np.asarray(image, dtype=np.uint8)
     return array[:, :, None] if array.ndim == 2 else array

@@ -1,4 +1,4 @@
-"""The command `composer`, which starts a program in several processes."""
+"""The command `composer`: start a program in several processes."""
 
 from composer.cli.launcher import main as main
 

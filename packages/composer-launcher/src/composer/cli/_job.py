@@ -1,162 +1,240 @@
-"""The processes of this node: started and ended by torch's elastic multiprocessing, watched from here."""
+"""The processes of this node: start them, watch them, end them all when one fails, and report the cause."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
+import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, PContext, start_processes
 
-from composer.cli._failures import Ended, describe, is_consequence, root_cause, status_of, summary
-from composer.cli._output import Outputs, tell
+from composer.cli._output import Outputs, print_message
 from composer.cli._plan import Plan
 from composer.cli._signals import Signals
 
-__all__ = ["Job"]
+__all__ = ["ExitedRank", "Job", "describe", "exit_status", "root_cause"]
 
 _POLL_SECONDS = 0.1
-_HINDSIGHT_SECONDS = 1.5  # how long to wait for the failure that another one followed from
-_GRACE_SECONDS = 3.0  # a rank whose partner is gone can finish no batch
-_KILLED_SECONDS = 5  # a killed process is gone at once, unless it hangs in the kernel
+_CAUSE_SECONDS = 1.5  # how long to wait for the failure that caused the first one
+_GRACE_SECONDS = 3.0  # short: a rank that lost another one cannot finish its batch
+_KILL_SECONDS = 5  # a killed process ends immediately, unless it hangs in the kernel
+
+# Messages of a rank that only noticed that another one is gone.
+_CONSEQUENCE = re.compile(
+    r"LostRankError|Connection (closed|reset) by peer|[Bb]roken pipe|Timed out waiting|gloo/transport|"
+    r"Dist(Backend|Network|Store)Error|ncclRemoteError|ncclSystemError|Watchdog caught collective operation timeout"
+)
+_ERROR_LINE = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt)\b")
+
+
+@dataclass(frozen=True)
+class ExitedRank:
+    """A rank whose process has exited.
+
+    Attributes:
+        rank: Global rank.
+        pid: Process id.
+        code: Return code of `subprocess`: negative if a signal killed the process.
+        time: When the launcher noticed, in seconds.
+        tail: The last lines of its stderr.
+        log: The file with its stderr. None: it was shown on the console.
+        sent_signal: The signal that the launcher had sent before; 0: none.
+    """
+
+    rank: int
+    pid: int
+    code: int
+    time: float
+    tail: Sequence[str]
+    log: str | None
+    sent_signal: int = 0
+
+    @property
+    def failed(self) -> bool:
+        """True if it exited with an error that is not the effect of a signal from the launcher."""
+        if self.code == 0:
+            return False
+        return not self.sent_signal or exit_status(self.code) != 128 + self.sent_signal
+
+    @property
+    def is_consequence(self) -> bool:
+        """True if it failed because another rank was gone."""
+        if self.code < 0 and self.code != -signal.SIGABRT:  # NCCL's watchdog aborts a process that waits for another
+            return False
+        errors = [index for index, line in enumerate(self.tail) if _ERROR_LINE.match(line)]
+        # Only the last error counts; those above it led to it.
+        return any(_CONSEQUENCE.search(line) for line in self.tail[errors[-1] if errors else 0 :])
+
+
+def exit_status(code: int) -> int:
+    """Return the exit status for a return code of `subprocess`: 128 + n if signal n killed the process."""
+    return 128 - code if code < 0 else code
+
+
+def root_cause(failures: Collection[ExitedRank]) -> ExitedRank:
+    """Return the first failure that is not the consequence of another one, or else the first failure."""
+    return min(failures, key=lambda exited: (exited.is_consequence, exited.time, exited.rank))
+
+
+def describe(code: int) -> str:
+    """Return a description of a return code of `subprocess`."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
 
 
 class Job:
-    """The ranks of this node, from their start until the last of them has ended.
+    """The ranks of this node, from their start until the last one has exited.
 
     Args:
         plan: What to start.
-        environment: What the launcher was started with.
-        outputs: Takes what they write.
-        signals: What the launcher was told.
+        environment: The environment of the launcher.
+        outputs: Collects the output of the ranks.
+        signals: The signals that the launcher received.
     """
 
     def __init__(self, plan: Plan, environment: Mapping[str, str], outputs: Outputs, signals: Signals) -> None:
         self._plan, self._outputs, self._signals = plan, outputs, signals
-        self._ended: dict[int, Ended] = {}
-        self._told: dict[int, int] = {}
-        self._stopped: set[int] = set()
+        self._exited: dict[int, ExitedRank] = {}
+        self._sent: dict[int, int] = {}
+        self._suspended: set[int] = set()
         self._context = _start(plan, environment, outputs)
         self._processes: dict[int, Any] = {
             rank: handler.proc
-            for rank, handler in self._context.subprocess_handlers.items()  # type: ignore[attr-defined]  # of programs
+            for rank, handler in self._context.subprocess_handlers.items()  # type: ignore[attr-defined]  # of a subclass
         }
 
     def run(self) -> int:
-        """Wait until all have ended, or end them when one fails.
+        """Wait until all ranks have exited, and end them all if one fails.
 
         Returns:
-            The exit status.
+            The exit status of the launcher.
         """
         try:
             self._watch()
         finally:
             self._kill()
         self._outputs.finish()
-        return self._conclude()
+        return self._report()
 
     def _watch(self) -> None:
         deadline = float("inf")
         while self._running():
             number = self._signals.take()
             if number is not None:
-                if self._told:
-                    return  # asked again: without patience
-                self._pass_on(number)
+                if self._sent:
+                    return  # the second signal: kill now
+                self._forward(number)
                 deadline = time.monotonic() + self._plan.shutdown_timeout
             failures = self._failures()
             if failures:
-                first = min(ended.time for ended in failures)
-                if not all(map(is_consequence, failures)) or time.monotonic() > first + _HINDSIGHT_SECONDS:
-                    self._end_rest()
+                first = min(exited.time for exited in failures)
+                caused = all(exited.is_consequence for exited in failures)
+                if not caused or time.monotonic() > first + _CAUSE_SECONDS:
+                    self._terminate()
                     return
             if time.monotonic() > deadline:
-                tell(f"composer: {len(self._running())} ranks did not leave in {self._plan.shutdown_timeout:g} s.")
+                timeout = self._plan.shutdown_timeout
+                print_message(f"{len(self._running())} ranks did not exit within {timeout:g} s and are killed.")
                 return
             time.sleep(_POLL_SECONDS)
 
-    def _pass_on(self, number: int) -> None:
+    def _forward(self, number: int) -> None:
         name, seconds = signal.Signals(number).name, self._plan.shutdown_timeout
-        tell(
-            f"composer: {name} is passed on to the ranks, which may take {seconds:g} s to save and leave; send it "
-            f"again to end them at once."
+        print_message(
+            f"{name} is forwarded to the ranks, which have {seconds:g} s to save and exit. Send it again to kill them "
+            f"immediately."
         )
         self._send(number)
 
-    def _end_rest(self) -> None:
-        """Ask those that run to leave, for a short while."""
-        self._stopped = {rank for rank in self._running() if _is_stopped(self._processes[rank].pid)}
+    def _terminate(self) -> None:
+        """Send SIGTERM to the running ranks and wait a short time."""
+        self._suspended = {rank for rank in self._running() if _is_suspended(self._processes[rank].pid)}
         self._send(signal.SIGTERM)
         deadline = time.monotonic() + _GRACE_SECONDS
-        # One that is stopped cannot leave by itself.
-        while set(self._running()) - self._stopped and time.monotonic() < deadline and not self._signals.waiting:
+        # A suspended process cannot react.
+        while set(self._running()) - self._suspended and time.monotonic() < deadline and not self._signals.pending:
             time.sleep(_POLL_SECONDS)
 
     def _send(self, number: int) -> None:
-        # To the ranks alone: their loaders' workers would die of it, and the ranks of that.
+        # Only to the ranks, not to their process groups: data loader workers would exit, and their ranks fail.
         for rank in self._running():
-            self._told[rank] = number
+            self._sent[rank] = number
             self._processes[rank].send_signal(number)
 
     def _kill(self) -> None:
-        """End what still runs, with all its children."""
+        """Kill the running ranks with all their children."""
         for rank in self._running():
-            self._told[rank] = signal.SIGKILL
-        self._context.close(signal.SIGKILL, _KILLED_SECONDS)
+            self._sent[rank] = signal.SIGKILL
+        self._context.close(signal.SIGKILL, _KILL_SECONDS)
         self._running()
 
     def _running(self) -> list[int]:
-        """The local ranks that run; notes those that have ended."""
+        """Return the local ranks that are running, and record those that have exited."""
         now = time.monotonic()
         for rank, process in self._processes.items():
-            if rank not in self._ended and process.poll() is not None:
+            if rank not in self._exited and process.poll() is not None:
                 if process.returncode:
-                    _kill_children(process.pid)
-                tail = self._outputs.tail(rank) if process.returncode else ()
-                self._ended[rank] = Ended(
+                    with suppress(ProcessLookupError, PermissionError):  # no children left; macOS: an exited process
+                        os.killpg(process.pid, signal.SIGKILL)
+                self._exited[rank] = ExitedRank(
                     rank=self._plan.base_rank + rank,
                     pid=process.pid,
                     code=process.returncode,
                     time=now,
-                    tail=tail,
+                    tail=self._outputs.tail(rank) if process.returncode else (),
                     log=self._outputs.log(rank),
-                    told=self._told.get(rank, 0),
+                    sent_signal=self._sent.get(rank, 0),
                 )
-        return [rank for rank in self._processes if rank not in self._ended]
+        return [rank for rank in self._processes if rank not in self._exited]
 
-    def _failures(self) -> list[Ended]:
-        return [ended for ended in self._ended.values() if ended.failed]
+    def _failures(self) -> list[ExitedRank]:
+        return [exited for exited in self._exited.values() if exited.failed]
 
-    def _conclude(self) -> int:
-        codes = [ended.code for ended in sorted(self._ended.values(), key=lambda ended: ended.time) if ended.code]
+    def _report(self) -> int:
+        """Print the cause of a failure and return the exit status."""
+        codes = [exited.code for exited in sorted(self._exited.values(), key=lambda exited: exited.time) if exited.code]
         failures = self._failures()
         if not failures:
-            return status_of(codes[0]) if codes else 0
+            return exit_status(codes[0]) if codes else 0
         cause = root_cause(failures)
-        others = [self._fate(rank) for rank, ended in sorted(self._ended.items()) if ended is not cause]
-        tell(*summary(cause, [fate for fate in others if fate], ended=bool(self._told)))
-        return status_of(cause.code)
+        log = "" if cause.log is None else f" ({cause.log})"
+        tail = [f"  | {line}" for line in cause.tail] or ["  | (nothing)"]
+        print_message(f"the last lines of stderr of rank {cause.rank}{log}:", *tail)
+        for rank, exited in sorted(self._exited.items()):
+            if exited is not cause and (description := self._describe_other(rank)):
+                print_message(description)
+        rest = " The other ranks were ended." if self._sent else ""
+        host = socket.gethostname()
+        print_message(f"rank {cause.rank} on host {host} (pid {cause.pid}) failed: {describe(cause.code)}.{rest}")
+        return exit_status(cause.code)
 
-    def _fate(self, rank: int) -> str:
-        """What is worth telling about a rank that was not the first to fail; "": nothing."""
-        ended = self._ended[rank]
-        if rank in self._stopped:
-            return f"rank {ended.rank} (pid {ended.pid}) did not answer: it was stopped (SIGSTOP), and was killed."
-        log = "" if ended.log is None else f"; see {ended.log}"
-        if ended.failed:
-            return f"rank {ended.rank} failed too: {describe(ended.code)}{log}"
-        if ended.told == signal.SIGKILL:
-            return f"rank {ended.rank} (pid {ended.pid}) did not leave when it was told to, and was killed{log}"
-        return "" if ended.told else f"rank {ended.rank} had left with exit code 0{log}"
+    def _describe_other(self, rank: int) -> str:
+        """Describe how a rank that is not the cause ended; "" if SIGTERM was enough."""
+        exited = self._exited[rank]
+        if rank in self._suspended:
+            return f"rank {exited.rank} (pid {exited.pid}) was suspended (SIGSTOP), and was killed."
+        log = "" if exited.log is None else f"; see {exited.log}"
+        if exited.failed:
+            return f"rank {exited.rank} failed too: {describe(exited.code)}{log}"
+        if exited.sent_signal == signal.SIGKILL:
+            return f"rank {exited.rank} (pid {exited.pid}) did not exit after SIGTERM, and was killed{log}"
+        return "" if exited.sent_signal else f"rank {exited.rank} had finished with exit code 0{log}"
 
 
-class _NoFiles(LogsSpecs):
-    """Leaves output to the ranks: torch would overwrite what is in a file already."""
+class _NoLogFiles(LogsSpecs):
+    """Leaves redirection to `_rank.py`: torch would overwrite existing files."""
 
     @property
     def root_log_dir(self) -> str:
@@ -167,25 +245,19 @@ class _NoFiles(LogsSpecs):
 
 
 def _start(plan: Plan, environment: Mapping[str, str], outputs: Outputs) -> PContext:
-    first = str(Path(__file__).with_name("_rank.py"))
+    script = str(Path(__file__).with_name("_rank.py"))
     ranks = range(plan.nproc)
     arguments = {
-        rank: ("-I", "-S", first, str(os.getpid()), *outputs.paths(rank), *plan.expanded(rank, environment))
+        rank: ("-I", "-S", script, str(os.getpid()), *outputs.paths(rank), *plan.expanded(rank, environment))
         for rank in ranks
     }
     variables = {rank: plan.variables(rank, environment) for rank in ranks}
-    return start_processes("rank", sys.executable, arguments, variables, _NoFiles())
+    return start_processes("rank", sys.executable, arguments, variables, _NoLogFiles())
 
 
-def _kill_children(pid: int) -> None:
-    """End what a process left behind in its group, of which it was the first."""
-    with suppress(ProcessLookupError, PermissionError):  # nothing, or on macOS a process that has ended
-        os.killpg(pid, signal.SIGKILL)
-
-
-def _is_stopped(pid: int) -> bool:
+def _is_suspended(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):  # no Linux, or it has just ended
+    except (OSError, IndexError):  # not Linux, or it has just exited
         return False
     return state in ("T", "t")

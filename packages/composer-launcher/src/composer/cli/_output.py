@@ -1,4 +1,8 @@
-"""Where the ranks' output goes, and what of it is shown."""
+"""Output of the ranks: into files, and onto the console.
+
+torch's own tees are not enough: rank 0 would not have a terminal, existing files would be shown from their beginning,
+and the console would get unfinished lines.
+"""
 
 from __future__ import annotations
 
@@ -10,26 +14,23 @@ import sys
 import tempfile
 import threading
 import time
-from collections import deque
-from collections.abc import Sequence
 
 from composer.cli._plan import Plan
 
-__all__ = ["Outputs", "tell"]
+__all__ = ["Outputs", "print_message"]
 
 _TAIL_BYTES = 64 * 1024
 _TAIL_LINES = 20
 _POLL_SECONDS = 0.1
 _LINE_SECONDS = 0.2  # a line that is not finished by then may be a progress bar
-_CHUNK = 64 * 1024
-_TORCHS_PREFIX = re.compile(r"\[rank\d+\]: ")  # before each line of a traceback, once there is a process group
+_TORCH_PREFIX = re.compile(r"\[rank\d+\]: ")  # torch's prefix of traceback lines, once there is a process group
 
 
 class Outputs:
-    """The files of all local ranks, and a thread that shows what is to be shown.
+    """The output of all local ranks, and a thread that shows it on the console.
 
-    Local rank 0 has the stdout of the launcher. Its stderr comes through here, unchanged and at once, so that its end
-    can be told when it fails; if the launcher's is a terminal, so is what the rank gets.
+    Local rank 0 inherits the stdout of the launcher. Its stderr passes through the launcher, unbuffered and unchanged,
+    so that its last lines are known when it fails. If the launcher's stderr is a terminal, the rank gets one too.
 
     Args:
         plan: What is started.
@@ -41,19 +42,19 @@ class Outputs:
             [self._path(plan, pattern, name, rank) for rank in range(plan.nproc)]
             for name, pattern in (("stdout", plan.stdout), ("stderr", plan.stderr))
         )
-        self._passing: _Passed | None = None
-        self._followed: dict[str, _Followed] = {}
+        self._console: _ConsoleStream | None = None
+        self._files: dict[str, _LogFile] = {}
         for rank in range(plan.nproc):
             prefix = f"[rank{plan.base_rank + rank}]: " if plan.verbose else None
-            # Both may go to one file.
+            # Both streams may go to one file.
             for path, descriptor in ((self._stderr[rank], 2), (self._stdout[rank], 1)):
                 if path:
                     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-                    self._followed.setdefault(path, _Followed(path, descriptor, prefix))
+                    self._files.setdefault(path, _LogFile(path, descriptor, prefix))
         if not self._stderr[0]:
-            self._passing = _Passed(os.path.join(self._folder, "stderr0"))
-            self._stderr[0] = self._passing.path
-        self._ended = threading.Event()
+            self._console = _ConsoleStream(os.path.join(self._folder, "stderr0"))
+            self._stderr[0] = self._console.path
+        self._finished = threading.Event()
         self._thread = threading.Thread(target=self._show, name="composer-output", daemon=True)
         self._thread.start()
 
@@ -65,172 +66,148 @@ class Outputs:
         return plan.path(pattern, rank)
 
     def paths(self, local_rank: int) -> tuple[str, str]:
-        """Where a rank's stdout and stderr go; "": where the launcher's goes."""
+        """Return the files of a rank's stdout and stderr; "": inherited from the launcher."""
         return self._stdout[local_rank], self._stderr[local_rank]
 
     def log(self, local_rank: int) -> str | None:
-        """The file with a rank's stderr; None: it was shown."""
+        """Return the file with a rank's stderr. None: it was shown on the console."""
         path = self._stderr[local_rank]
-        return path if path in self._followed else None
+        return path if path in self._files else None
 
     def tail(self, local_rank: int) -> list[str]:
-        """The last lines of what a rank wrote to stderr."""
-        path = self._stderr[local_rank]
-        if path in self._followed:
-            content = self._followed[path].tail()
-        else:
-            assert self._passing is not None, "a rank has a file or is passed on"
-            content = self._passing.tail()
-        lines = content.decode(errors="replace").split("\n")
-        # A progress bar writes over itself.
-        visible = (line.rstrip("\r").rpartition("\r")[2].rstrip() for line in lines)
-        return [_TORCHS_PREFIX.sub("", line, count=1) for line in visible if line][-_TAIL_LINES:]
+        """Return the last lines of a rank's stderr."""
+        stream = self._files.get(self._stderr[local_rank]) or self._console
+        assert stream is not None, "a rank has a file or the console"
+        lines = stream.tail().decode(errors="replace").split("\n")
+        visible = (line.rstrip("\r").rpartition("\r")[2].rstrip() for line in lines)  # progress bars overwrite lines
+        return [_TORCH_PREFIX.sub("", line, count=1) for line in visible if line][-_TAIL_LINES:]
 
     def finish(self) -> None:
-        """Show what has not been shown yet. To be called when no rank runs any more."""
-        self._ended.set()
+        """Show the remaining output. Call it when all ranks have exited."""
+        self._finished.set()
         self._thread.join()
-        if self._passing is not None:
-            self._passing.drain()
+        if self._console is not None:
+            self._console.forward()
 
     def close(self, keep: bool) -> None:
-        """Finish.
-
-        Args:
-            keep: Whether the temporary files stay.
-        """
-        if self._passing is not None:
-            self._passing.close()
+        """Release all resources; `keep` preserves the temporary files."""
+        if self._console is not None:
+            self._console.close()
         if not keep:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _show(self) -> None:
-        shown = [followed for followed in self._followed.values() if followed.prefix is not None]
-        while not self._ended.is_set():
-            if self._passing is None:
-                self._ended.wait(_POLL_SECONDS)
+        while not self._finished.is_set():
+            if self._console is None:
+                self._finished.wait(_POLL_SECONDS)
             else:
-                self._passing.wait(_POLL_SECONDS)
-            if self._passing is None or not self._passing.is_writing:
-                self._show_lines(shown)
-        self._show_lines(shown, everything=True)
+                self._console.forward(_POLL_SECONDS)
+            if self._console is None or not self._console.is_writing_line:
+                self._show_files()
+        self._show_files(final=True)
 
-    def _show_lines(self, shown: Sequence[_Followed], everything: bool = False) -> None:
-        for followed in shown:
-            lines = followed.lines(everything)
-            if lines and self._passing is not None:
-                self._passing.end_line()
-            _write(followed.descriptor, lines)
+    def _show_files(self, final: bool = False) -> None:
+        for file in self._files.values():
+            lines = file.read_lines(final)
+            if lines and self._console is not None:
+                self._console.end_line()
+            _write(file.descriptor, lines)
 
 
-class _Passed:
-    """What one process writes to stderr, passed on to that of this process.
+class _ConsoleStream:
+    """The stderr of local rank 0, forwarded to that of this process through a terminal or a named pipe.
 
     Args:
-        path: A named pipe is made there, unless a terminal is used.
+        path: The path of the named pipe, if it is not a terminal.
     """
 
     def __init__(self, path: str) -> None:
-        self._terminal = _terminal_like(2)
-        if self._terminal is not None:
-            self.path = os.ttyname(self._terminal[1])
-            self._source = self._terminal[0]
-            os.set_blocking(self._source, False)
+        terminal = _open_terminal_like(2)
+        if terminal is not None:
+            self._descriptors, self.path = terminal, os.ttyname(terminal[1])
+            os.set_blocking(terminal[0], False)
         else:
-            os.mkfifo(path)
             self.path = path
-            self._source = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-            self._writer = os.open(path, os.O_WRONLY)  # else the end of the first process would be the end of the pipe
-        self._kept: deque[bytes] = deque()
-        self._size = 0
+            os.mkfifo(path)
+            source = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            # An open writer keeps the pipe open when the first process closes it.
+            self._descriptors = (source, os.open(path, os.O_WRONLY))
+        self._recent = b""
         self._lock = threading.Lock()
         self._written = 0.0
         self._in_line = False
 
     @property
-    def is_writing(self) -> bool:
-        """Whether it is just in the middle of a line."""
+    def is_writing_line(self) -> bool:
+        """True if the rank has begun a line within the last moments and not finished it."""
         return self._in_line and time.monotonic() < self._written + _LINE_SECONDS
 
     def end_line(self) -> None:
-        """Leave the line that it is in, such as that of a progress bar."""
+        """End an unfinished line, such as a progress bar."""
         if self._in_line:
             _write(2, b"\n")
             self._in_line = False
 
-    def wait(self, seconds: float) -> None:
-        """Wait until there is something, for some time, and pass it on."""
-        if select.select([self._source], [], [], seconds)[0]:
-            self.drain()
-
-    def drain(self) -> None:
-        """Pass on what there is."""
+    def forward(self, wait_seconds: float = 0) -> None:
+        """Forward all available output, after waiting for some."""
+        source = self._descriptors[0]
+        if not select.select([source], [], [], wait_seconds)[0]:
+            return
         with self._lock:
             while True:
                 try:
-                    data = os.read(self._source, _CHUNK)
+                    data = os.read(source, _TAIL_BYTES)
                 except BlockingIOError:
                     return
                 if not data:
                     return
-                self._keep(data)
+                self._recent = (self._recent + data)[-_TAIL_BYTES:]
                 _write(2, data)
                 self._written, self._in_line = time.monotonic(), not data.endswith(b"\n")
 
-    def _keep(self, data: bytes) -> None:
-        self._kept.append(data)
-        self._size += len(data)
-        while self._size - len(self._kept[0]) >= _TAIL_BYTES:
-            self._size -= len(self._kept.popleft())
-
     def tail(self) -> bytes:
-        """The last of it."""
-        self.drain()
-        return b"".join(self._kept)
+        """Return the last bytes."""
+        self.forward()
+        return self._recent
 
     def close(self) -> None:
-        """Release it."""
-        for descriptor in self._terminal or (self._source, self._writer):
+        """Close the terminal or the pipe."""
+        for descriptor in self._descriptors:
             os.close(descriptor)
 
 
-class _Followed:
-    """A file that a process writes.
+class _LogFile:
+    """A file that a rank writes to, followed from its current end.
 
     Args:
-        path: The file; what is in it already is of an earlier run.
-        descriptor: Where its lines are shown.
-        prefix: Put before every line; None: it is not shown.
+        path: The file; existing content is from an earlier run.
+        descriptor: The descriptor on which its lines are shown.
+        prefix: The prefix of every line. None: do not show the file.
     """
 
     def __init__(self, path: str, descriptor: int, prefix: str | None) -> None:
-        self.prefix, self.descriptor = prefix, descriptor
-        self._path = path
-        self._start = os.path.getsize(path) if os.path.exists(path) else 0
-        self._position, self._rest = self._start, b""
+        self.descriptor = descriptor
+        self._path, self._prefix = path, None if prefix is None else prefix.encode()
+        self._start = self._position = os.path.getsize(path) if os.path.exists(path) else 0
+        self._rest = b""
 
-    def lines(self, everything: bool) -> bytes:
-        """The new lines, with prefixes.
-
-        Args:
-            everything: Whether an unfinished line counts.
-        """
+    def read_lines(self, final: bool) -> bytes:
+        """Return the new lines, with prefixes; `final` includes an unfinished line."""
+        if self._prefix is None:
+            return b""
         data = self._rest + self._read(self._position)
         self._position += len(data) - len(self._rest)
-        lines = data.split(b"\n")
-        self._rest = lines.pop()
-        if everything and self._rest:
+        *lines, self._rest = data.split(b"\n")
+        if final and self._rest:
             lines.append(self._rest)
-            self._rest = b""
-        return b"".join(map(self._prefixed, lines))
-
-    def _prefixed(self, line: bytes) -> bytes:
-        prefix = (self.prefix or "").encode()
-        visible = line.rstrip(b"\r").rpartition(b"\r")[2] + b"\n"  # a progress bar writes over itself
-        return visible if visible.startswith(prefix) else prefix + visible
+        shown = b""
+        for line in lines:
+            visible = line.rstrip(b"\r").rpartition(b"\r")[2] + b"\n"  # progress bars overwrite lines
+            shown += visible if visible.startswith(self._prefix) else self._prefix + visible
+        return shown
 
     def tail(self) -> bytes:
-        """The last of it."""
+        """Return the last bytes of this run."""
         size = os.path.getsize(self._path) if os.path.exists(self._path) else 0
         return self._read(max(self._start, size - _TAIL_BYTES))
 
@@ -239,13 +216,13 @@ class _Followed:
             with open(self._path, "rb") as file:
                 file.seek(position)
                 return file.read()
-        except FileNotFoundError:  # the process has not begun
+        except FileNotFoundError:  # the process has not created it yet
             return b""
 
 
-def tell(*lines: str) -> None:
-    """Tell the user something, on stderr. Never fails: the ranks matter more."""
-    _write(2, "".join(f"{line}\n" for line in lines).encode(errors="replace"))
+def print_message(message: str, *more: str) -> None:
+    """Print a message of the launcher, and further lines, to stderr. Never raises: the ranks matter more."""
+    _write(2, "".join(f"{line}\n" for line in (f"composer: {message}", *more)).encode(errors="replace"))
 
 
 def _write(descriptor: int, data: bytes) -> None:
@@ -253,23 +230,23 @@ def _write(descriptor: int, data: bytes) -> None:
     while view:
         try:
             view = view[os.write(descriptor, view) :]
-        except BlockingIOError:  # whoever shares it has made it so
+        except BlockingIOError:  # another process made the shared descriptor non-blocking
             select.select([], [descriptor], [])
-        except OSError:  # the terminal or the reader is gone; the ranks go on
+        except OSError:  # the terminal or the reader is gone; the ranks continue
             return
 
 
-def _terminal_like(descriptor: int) -> tuple[int, int] | None:
-    """A new terminal (this side, the other side) that looks like that of `descriptor`; None if that is not one."""
+def _open_terminal_like(descriptor: int) -> tuple[int, int] | None:
+    """Open a pseudo terminal with the size of that of `descriptor`; None if that is not a terminal."""
     if not os.isatty(descriptor) or sys.platform == "win32":
         return None
     import fcntl
     import pty
     import termios
 
-    here, there = pty.openpty()
-    attributes = termios.tcgetattr(there)
-    attributes[1] &= ~termios.OPOST  # the real one adds what a line's end needs
-    termios.tcsetattr(there, termios.TCSANOW, attributes)
-    fcntl.ioctl(there, termios.TIOCSWINSZ, fcntl.ioctl(descriptor, termios.TIOCGWINSZ, b"\0" * 8))
-    return here, there
+    ours, theirs = pty.openpty()
+    attributes = termios.tcgetattr(theirs)
+    attributes[1] &= ~termios.OPOST  # the real terminal translates line ends
+    termios.tcsetattr(theirs, termios.TCSANOW, attributes)
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, fcntl.ioctl(descriptor, termios.TIOCGWINSZ, b"\0" * 8))
+    return ours, theirs

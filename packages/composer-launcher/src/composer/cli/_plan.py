@@ -1,4 +1,4 @@
-"""The command line of the launcher and the variables it takes its defaults from, checked before anything starts."""
+"""The command line of the launcher and the environment variables with defaults, checked before anything starts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 
-__all__ = ["Plan", "plan_of"]
+__all__ = ["Plan", "parse_plan"]
 
 _LOOPBACK = "127.0.0.1"
 _PLACEHOLDERS = ("rank", "local_rank", "world_size", "node_rank", "local_world_size")
@@ -27,14 +27,14 @@ class Plan:
         world_size: Processes on all nodes.
         base_rank: The rank of the first process of this node.
         node_rank: The index of this node.
-        master_addr: Where rank 0 is.
-        master_port: The port where the ranks meet; 0: one that is free.
-        stdout: Where the ranks' stdout goes, with placeholders; None: to a temporary folder.
-        stderr: Likewise.
-        captures_first: Whether the output of local rank 0 goes to files too.
-        verbose: Whether all ranks are shown.
-        shutdown_timeout: Seconds that ranks have to leave after SIGTERM or Ctrl-C.
-        store: Host and port of the launcher's own store; "": it has none.
+        master_addr: The host of rank 0.
+        master_port: The rendezvous port; 0: any free port.
+        stdout: File name pattern for the ranks' stdout. None: a temporary folder.
+        stderr: File name pattern for the ranks' stderr. None: a temporary folder.
+        captures_first: Write the output of local rank 0 to files too.
+        verbose: Show the output of all ranks.
+        shutdown_timeout: Seconds that ranks have to exit after SIGTERM or Ctrl-C.
+        store: Host and port of the launcher's store; "": there is none.
     """
 
     command: tuple[str, ...]
@@ -52,11 +52,11 @@ class Plan:
     store: str = ""
 
     def variables(self, local_rank: int, environment: Mapping[str, str]) -> dict[str, str]:
-        """The environment variables that a process of this node gets.
+        """Return the environment variables to set for a process of this node.
 
         Args:
-            local_rank: Its index on this node.
-            environment: What the launcher itself was started with.
+            local_rank: The index of the process on this node.
+            environment: The environment of the launcher.
         """
         values = {
             "RANK": self.base_rank + local_rank,
@@ -75,11 +75,11 @@ class Plan:
         return {name: str(value) for name, value in values.items()}
 
     def limits_threads(self, environment: Mapping[str, str]) -> bool:
-        """Whether each process gets one thread, since several that take all cores would slow each other down."""
+        """Return True if each process gets one thread: several that use all cores would slow each other down."""
         return self.nproc > 1 and "OMP_NUM_THREADS" not in environment
 
     def path(self, pattern: str, local_rank: int) -> str:
-        """Where a rank's output goes."""
+        """Return the file name of a rank's output."""
         return pattern.format(
             rank=self.base_rank + local_rank,
             local_rank=local_rank,
@@ -89,25 +89,25 @@ class Plan:
         )
 
     def expanded(self, local_rank: int, environment: Mapping[str, str]) -> list[str]:
-        """The command with environment variables and `~` expanded as this rank sees them."""
+        """Return the command with the rank's environment variables and `~` expanded."""
         known = {**environment, **self.variables(local_rank, environment)}
         return [os.path.expanduser(_expand(part, known)) for part in self.command]
 
 
 def _expand(text: str, variables: Mapping[str, str]) -> str:
-    """`os.path.expandvars` with other variables; unknown ones stay as they are."""
+    """Expand variables as `os.path.expandvars` does, from a given mapping; unknown ones are unchanged."""
     return re.sub(r"\$(?:(\w+)|\{([^}]*)\})", lambda m: variables.get(m[1] or m[2], m[0]), text)
 
 
-def plan_of(arguments: Sequence[str] | None, environment: Mapping[str, str]) -> Plan:
-    """Read the command line.
+def parse_plan(arguments: Sequence[str] | None, environment: Mapping[str, str]) -> Plan:
+    """Parse the command line.
 
     Args:
-        arguments: What follows the command's name; None: what this process was given.
-        environment: The variables with defaults.
+        arguments: The command line without the command's name. None: that of this process.
+        environment: The environment, with defaults.
 
     Raises:
-        SystemExit: With status 2 after a mistake, which stderr tells; 0 after `--help` and `--version`.
+        SystemExit: With status 2 and a message on stderr if it is invalid; 0 after `--help` and `--version`.
     """
     parser = _parser()
     given = parser.parse_args(arguments)
@@ -121,21 +121,21 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "composer",
         description="Start a program in several processes that train one model, and end all of them if one fails.",
-        epilog="Local rank 0 writes to the console. What the others write goes to files; with --verbose it is shown "
-        "too, each line after the rank, as in `[rank1]: `. If a rank fails, the others are ended within 10 seconds, "
-        "and the last lines on stderr tell which rank it was, how it ended, and the end of what it wrote to stderr.",
+        epilog="Local rank 0 writes to the console. The output of the others goes to files; --verbose shows it too, "
+        "with a prefix such as `[rank1]: `. If a rank fails, the others are ended within 10 seconds, and the last "
+        "lines on stderr name that rank, its exit code or signal, and the end of its stderr.",
     )
     add = parser.add_argument
     add("-n", "--nproc", type=int, help="processes on this node; default: LOCAL_WORLD_SIZE, else the number of GPUs")
     pattern = "a file per rank, appended to, for the %s of all but local rank 0. May contain " + ", ".join(
         f"{{{name}}}" for name in _PLACEHOLDERS
     )
-    kept = ". Default: a temporary folder, kept if a rank fails"
-    add("--stdout", metavar="FORMAT", help=pattern % "stdout" + kept)
-    add("--stderr", metavar="FORMAT", help=pattern % "stderr" + kept)
-    add("-v", "--verbose", action="store_true", help="show all ranks on the console, and what is started")
+    default = ". Default: a temporary folder, which is preserved if a rank fails"
+    add("--stdout", metavar="FORMAT", help=pattern % "stdout" + default)
+    add("--stderr", metavar="FORMAT", help=pattern % "stderr" + default)
+    add("-v", "--verbose", action="store_true", help="show all ranks and their commands on the console")
     add("-m", "--module_mode", action="store_true", help="run a module, as `python -m` does")
-    add("-c", "--command_mode", action="store_true", help="run a command as it is, without Python")
+    add("-c", "--command_mode", action="store_true", help="run a command directly, without Python")
     add("--world_size", type=int, help="processes on all nodes; default: WORLD_SIZE, else --nproc")
     add("--base_rank", type=int, help="rank of this node's first process; default: BASE_RANK, else from --node_rank")
     add("--node_rank", type=int, help="the index of this node; default: NODE_RANK, else from --base_rank")
@@ -146,8 +146,8 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=30.0,
         metavar="SECONDS",
-        help="how long ranks may take to save and leave after SIGTERM or Ctrl-C, which are passed on to them; "
-        "another Ctrl-C ends them at once. Default: 30",
+        help="time that ranks have to save and exit after SIGTERM or Ctrl-C, which are forwarded to them; "
+        "another Ctrl-C kills them immediately. Default: 30",
     )
     add("--version", action="version", version=f"MosaicML Composer {version('composer-launcher')}")
     add("training_script", help="the script, module or command")
@@ -196,7 +196,7 @@ def _plan(given: argparse.Namespace, environment: Mapping[str, str]) -> Plan:
 
 
 def _number(name: str, given: int | None, environment: Mapping[str, str]) -> int | None:
-    """An argument, or what the variable of the same name says."""
+    """Return an argument, or else the value of the environment variable of the same name."""
     text = environment.get(name.upper())
     if given is not None or text is None:
         return given
@@ -219,7 +219,7 @@ def _nproc(given: int | None, environment: Mapping[str, str]) -> int:
 
 def _world_size(given: int | None, nproc: int, environment: Mapping[str, str]) -> int:
     world_size = given
-    # A node of its own may say WORLD_SIZE = LOCAL_WORLD_SIZE; that is about what started us, not about what we start.
+    # WORLD_SIZE = LOCAL_WORLD_SIZE describes the single-node job that the launcher runs in, not the one it starts.
     if given is None and environment.get("WORLD_SIZE") != environment.get("LOCAL_WORLD_SIZE"):
         world_size = _number("world_size", None, environment)
     if world_size is None:
@@ -233,7 +233,7 @@ def _world_size(given: int | None, nproc: int, environment: Mapping[str, str]) -
 
 
 def _ranks(given: argparse.Namespace, environment: Mapping[str, str], nproc: int, world_size: int) -> tuple[int, int]:
-    """The rank of this node's first process, and the index of this node."""
+    """Return the rank of this node's first process, and the index of this node."""
     base, node = (_number(name, getattr(given, name), environment) for name in ("base_rank", "node_rank"))
     if world_size == nproc:
         if base or node:
@@ -247,7 +247,7 @@ def _ranks(given: argparse.Namespace, environment: Mapping[str, str], nproc: int
     if base is None or node is None:
         if world_size % nproc:
             raise ValueError(
-                f"`--base_rank` and `--node_rank` must both be given, since `--world_size` ({world_size}) is no "
+                f"`--base_rank` and `--node_rank` must both be given, since `--world_size` ({world_size}) is not a "
                 f"multiple of `--nproc` ({nproc}): the nodes have different numbers of processes."
             )
         if base is not None and base % nproc:
@@ -267,18 +267,18 @@ def _ranks(given: argparse.Namespace, environment: Mapping[str, str], nproc: int
 
 
 def _outputs(given: argparse.Namespace, environment: Mapping[str, str]) -> tuple[str | None, str | None, bool]:
-    """Patterns for stdout and stderr, and whether they are for local rank 0 too, as on MosaicML's platform."""
+    """Return the patterns for stdout and stderr, and whether they apply to local rank 0 (on MosaicML's platform)."""
     folder, prefix = environment.get("MOSAICML_LOG_DIR"), environment.get("MOSAICML_GPU_LOG_FILE_PREFIX")
     on_platform = environment.get("MOSAICML_PLATFORM", "").lower() in ("1", "true", "yes")
     if on_platform and folder and prefix and given.stdout is None and given.stderr is None:
-        place = os.path.join(folder, prefix).replace("{", "{{").replace("}", "}}")
-        return f"{place}{{local_rank}}.txt", f"{place}{{local_rank}}.txt", True
+        pattern = os.path.join(folder, prefix).replace("{", "{{").replace("}", "}}") + "{local_rank}.txt"
+        return pattern, pattern, True
     return given.stdout, given.stderr, False
 
 
 def _command(given: argparse.Namespace) -> tuple[str, ...]:
     if given.module_mode and given.command_mode:
-        raise ValueError("`--module_mode` and `--command_mode` exclude each other. Pass one of them.")
+        raise ValueError("`--module_mode` and `--command_mode` cannot be combined. Pass one of them.")
     program = (given.training_script, *given.training_script_args)
     if given.command_mode:
         return program
@@ -291,14 +291,14 @@ def _check(plan: Plan, given: argparse.Namespace, environment: Mapping[str, str]
             _ = pattern and plan.path(pattern, 0)
         except (KeyError, IndexError, ValueError):
             raise ValueError(
-                f"`--{name}` must contain no other placeholders than {', '.join(_PLACEHOLDERS)}, got {pattern!r}. "
-                f"Write for example 'rank{{rank}}.txt'."
+                f"`--{name}` may only contain the placeholders {', '.join(_PLACEHOLDERS)}, got {pattern!r}. Use for "
+                f"example 'rank{{rank}}.txt'."
             ) from None
     program = plan.expanded(0, environment)[0 if given.command_mode else 1]
     if given.command_mode and shutil.which(program) is None:
         raise ValueError(f"the command {program!r} was not found. Check its name and `PATH`.")
     if not (given.command_mode or given.module_mode or os.path.exists(program)):
         raise ValueError(
-            f"there is no script {program!r} in {os.getcwd()}. Pass `-m` before it if it is a module, `-c` if it is a "
-            f"command."
+            f"there is no script {program!r} in {os.getcwd()}. Pass `-m` before it if it is a module, or `-c` if it is "
+            f"a command."
         )

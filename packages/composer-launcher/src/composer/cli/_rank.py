@@ -1,8 +1,7 @@
-"""What each process runs first: its output is put in place, then it becomes the user's program.
+"""The first script of each process: it redirects the output and is then replaced by the user's program.
 
-Run as a file and with the standard library only, so that it costs milliseconds.
-Arguments: the process id of the launcher, where stdout goes, where stderr goes ("": where the launcher's goes), and the
-command.
+It runs as a file and imports only the standard library, so that it takes milliseconds.
+Arguments: the process id of the launcher, the files for stdout and stderr ("": inherited), the command.
 """
 
 from __future__ import annotations
@@ -11,20 +10,20 @@ import os
 import signal
 import sys
 
-_CANNOT_START = 127  # as shells say it
+_CANNOT_START = 127  # as in shells
 _PR_SET_PDEATHSIG = 1
 
 
 def _redirect(path: str, descriptor: int) -> None:
     if path:
-        # A terminal must not become the one that controls this process.
+        # O_NOCTTY: a terminal must not become the controlling one of this process.
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOCTTY, 0o666)
         os.dup2(file, descriptor)
         os.close(file)
 
 
 def _die_with(launcher: int) -> None:
-    """Have the kernel end this process when the launcher is gone, even if that was killed. Linux only."""
+    """Make the kernel kill this process when the launcher exits, even by SIGKILL. Linux only."""
     if sys.platform != "linux":
         return
     import ctypes
@@ -32,7 +31,7 @@ def _die_with(launcher: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
         print(f"composer: cannot tie this rank to its launcher: errno {ctypes.get_errno()}", file=sys.stderr)
-    if os.getppid() != launcher:  # it went before the line above
+    if os.getppid() != launcher:  # it exited before the call above
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -41,7 +40,7 @@ def _main() -> None:
     _redirect(out, 1)
     _redirect(err, 2)
     _die_with(int(launcher))
-    for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores them, and what is ignored stays so in the new program
+    for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores them, and exec preserves that
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_DFL)
     try:

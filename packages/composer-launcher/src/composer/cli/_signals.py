@@ -1,4 +1,4 @@
-"""The signals that the launcher gets."""
+"""The signals that the launcher receives."""
 
 from __future__ import annotations
 
@@ -10,49 +10,46 @@ from typing import Any
 
 __all__ = ["Signals"]
 
-# What a signal to the launcher means for the ranks: a terminal that goes away is an order to save and leave.
-_MEANING = {"SIGTERM": signal.SIGTERM, "SIGINT": signal.SIGINT, "SIGHUP": signal.SIGTERM}
-_TORCHS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")  # what torch takes over when it starts processes
+# The signal that the ranks get. SIGHUP, when a terminal is closed, means: save and exit.
+_FORWARDED = {"SIGTERM": signal.SIGTERM, "SIGINT": signal.SIGINT, "SIGHUP": signal.SIGTERM}
+_TORCH_HANDLED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")  # torch installs handlers for these in `start_processes`
 
 
 class Signals:
-    """Keeps signals for later instead of dying of them, and leaves the handlers as they were."""
+    """Context manager that queues signals, and restores the previous handlers on exit."""
 
     def __init__(self) -> None:
-        self._came: deque[int] = deque()
-        self._before: dict[int, Any] = {}
+        self._queue: deque[int] = deque()
+        self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
-            self._before = {
-                getattr(signal, name): signal.getsignal(getattr(signal, name))
-                for name in _TORCHS
-                if hasattr(signal, name)
-            }
+            numbers = [getattr(signal, name) for name in _TORCH_HANDLED if hasattr(signal, name)]
+            self._previous = {number: signal.getsignal(number) for number in numbers}
         return self
 
     def listen(self) -> None:
-        """Take over; to be called before the processes are started, and once more after, since torch does so too."""
-        for number, before in self._before.items():
-            handles = signal.Signals(number).name in _MEANING and before != signal.SIG_IGN  # such as under nohup
-            if handles or before is not None:
-                signal.signal(number, self._on_signal if handles else before)
+        """Install the handlers. Call it before the processes are started and again after: torch installs its own."""
+        for number, previous in self._previous.items():
+            forwards = signal.Signals(number).name in _FORWARDED and previous != signal.SIG_IGN  # ignored by nohup
+            if forwards or previous is not None:
+                signal.signal(number, self._on_signal if forwards else previous)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for number, before in self._before.items():
-            if before is not None:
-                signal.signal(number, before)
+        for number, previous in self._previous.items():
+            if previous is not None:
+                signal.signal(number, previous)
 
     @property
-    def waiting(self) -> bool:
-        """Whether a signal came that was not taken."""
-        return bool(self._came)
+    def pending(self) -> bool:
+        """True if a signal is in the queue."""
+        return bool(self._queue)
 
     def take(self) -> int | None:
-        """The next signal, as it is for the ranks; None: there is none."""
-        return self._came.popleft() if self._came else None
+        """Return the next signal to forward to the ranks, or None."""
+        return self._queue.popleft() if self._queue else None
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._came.append(_MEANING[signal.Signals(number).name])
+        self._queue.append(_FORWARDED[signal.Signals(number).name])

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from composer.cli._output import Outputs, tell
-from composer.cli._plan import Plan, plan_of
+from composer.cli._output import Outputs, print_message
+from composer.cli._plan import Plan, parse_plan
 from composer.cli._signals import Signals
 
 __all__ = ["main"]
@@ -27,26 +27,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command.
 
     Args:
-        arguments: What follows the command's name; None: what this process was given.
+        arguments: The command line without the command's name. None: that of this process.
 
     Returns:
-        The exit status: 0, or that of the rank that failed first, where 128 + n stands for the signal n.
+        The exit status: 0, or that of the rank that failed first (128 + n if signal n killed it).
 
     Raises:
-        SystemExit: With status 2 after a mistake on the command line, before anything is started.
+        SystemExit: With status 2 if the command line is invalid, before anything is started.
     """
-    plan = plan_of(arguments, os.environ)
+    plan = parse_plan(arguments, os.environ)
     try:
         plan, store = _with_ports(plan)
     except OSError as error:
-        tell(f"composer: error: `--master_port` must be a free port, got {plan.master_port}: {error}. Use another one.")
+        print_message(f"error: `--master_port` must be a free port, got {plan.master_port}: {error}. Use another one.")
         return 2
     if plan.limits_threads(os.environ):
-        tell("composer: OMP_NUM_THREADS=1 is set for each process, since several run here. What you set stays.")
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.ERROR)  # how ranks end is told here
+        print_message(
+            "OMP_NUM_THREADS=1 is set for each process, since several run on this machine. Set the variable to change "
+            "that."
+        )
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.ERROR)  # `Job` reports how ranks end
     with Signals() as signals:
         status = _run(plan, signals)
-    del store  # it has to live as long as the ranks
+    del store  # must live as long as the ranks
     return status
 
 
@@ -58,14 +61,14 @@ def _run(plan: Plan, signals: Signals) -> int:
     outputs = Outputs(plan)
     if plan.verbose:
         for rank in range(plan.nproc):
-            tell(f"composer: rank {plan.base_rank + rank} runs `{shlex.join(plan.expanded(rank, os.environ))}`")
+            print_message(f"rank {plan.base_rank + rank} runs `{shlex.join(plan.expanded(rank, os.environ))}`")
     status = 1
     signals.listen()
     try:
         job = Job(plan, os.environ, outputs, signals)
         signals.listen()
         status = job.run()
-    except SignalException as error:  # torch's own, in the moment before the signals are ours
+    except SignalException as error:  # from torch's handlers, before `listen` replaces them
         status = 128 + error.sigval
     finally:
         outputs.finish()
@@ -74,12 +77,12 @@ def _run(plan: Plan, signals: Signals) -> int:
 
 
 def _with_ports(plan: Plan) -> tuple[Plan, Any]:
-    """The plan with a port where the ranks meet; and a store that outlives any rank, if all of them are here.
+    """Return the plan with a rendezvous port and, on a single node, a store that outlives all ranks.
 
-    Through it the others can still tell which rank is missing, also if it is the one where they met.
+    Through the store the other ranks can find out which rank is gone, even if that is rank 0.
 
     Raises:
-        OSError: The port that was asked for is taken.
+        OSError: The requested port is in use.
     """
     if plan.base_rank == 0:
         with socket.socket() as probe:

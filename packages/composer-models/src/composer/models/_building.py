@@ -1,4 +1,4 @@
-"""What the factories share: checks of arguments, initial values, pretrained weights."""
+"""Helpers of the factories: checks of arguments, initialization, pretrained weights."""
 
 from __future__ import annotations
 
@@ -16,27 +16,19 @@ Initializers = Sequence[Initializer | str] | Initializer | str | None
 
 
 def check_count(name: str, value: int) -> None:
-    """Require a number of at least 1.
-
-    Raises:
-        ValueError: It is less.
-    """
+    """Raise a ValueError for a number below 1."""
     if value < 1:
         raise ValueError(f"`{name}` must be at least 1, got {value!r}.")
 
 
 def check_rate(name: str, value: float) -> None:
-    """Require a probability.
-
-    Raises:
-        ValueError: It is outside [0, 1].
-    """
+    """Raise a ValueError for a probability outside [0, 1]."""
     if not 0 <= value <= 1:
         raise ValueError(f"`{name}` must be in [0, 1], got {value!r}. Use 0 to switch it off.")
 
 
 def as_initializers(initializers: Initializers) -> tuple[Initializer, ...]:
-    """The initializers as a tuple; names become members."""
+    """Return the initializers as a tuple of members."""
     if initializers is None:
         return ()
     if isinstance(initializers, Initializer | str):
@@ -45,18 +37,13 @@ def as_initializers(initializers: Initializers) -> tuple[Initializer, ...]:
 
 
 def initialize(network: nn.Module, initializers: Initializers) -> None:
-    """Apply initializers to all layers, one after the other.
-
-    Args:
-        network: Changed in place.
-        initializers: Members or names; None for the values the layers have.
-    """
+    """Apply initializers, members or names, to all layers of a network in place, one after the other."""
     for initializer in as_initializers(initializers):
         network.apply(initializer.get_initializer())
 
 
 def pretrained(model_name: str, weights: str | WeightsEnum) -> dict[str, Tensor]:
-    """Torchvision's weights of one of its models: from the cache of `torch.hub`, or downloaded into it.
+    """Return torchvision's weights of one of its models, from the cache of `torch.hub` or downloaded.
 
     Args:
         model_name: torchvision's name of the model.
@@ -72,22 +59,20 @@ def pretrained(model_name: str, weights: str | WeightsEnum) -> dict[str, Tensor]
             f"`weights` of {model_name} must be one of {list(choices.__members__)}, got {str(weights)!r}. "
             f"Use 'DEFAULT' for the best ones."
         )
-    # The file holds tensors only; it need not be able to run code, as torch.hub lets it by default.
+    # The file has only tensors; torch.hub's default would let it run code.
     state: dict[str, Tensor] = choices[name].get_state_dict(check_hash=True, weights_only=True, map_location="cpu")
     return state
 
 
 def load_all_but(network: nn.Module, state: dict[str, Tensor], head: str) -> None:
-    """Load weights, without those of the last layer if it has another number of outputs.
+    """Load weights, except those of the last layer if its number of outputs differs.
 
     Args:
         network: Changed in place.
         state: A state dict of the network with any number of classes.
         head: The name of the last layer.
     """
-    own: dict[str, Any] = network.state_dict()
-    other = {name for name in own if name.startswith(f"{head}.") and own[name].shape != state[name].shape}
-    if other:
-        kept = {name: value for name, value in own.items() if name.startswith(f"{head}.")}
-        state = {**state, **kept}
+    current: dict[str, Any] = {k: v for k, v in network.state_dict().items() if k.startswith(f"{head}.")}
+    if any(value.shape != state[name].shape for name, value in current.items()):
+        state = {**state, **current}
     network.load_state_dict(state)

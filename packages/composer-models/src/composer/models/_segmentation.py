@@ -1,4 +1,4 @@
-"""The loss of segmentation models: cross entropy and Dice, by pixel or voxel."""
+"""The loss of segmentation models: cross entropy and Dice over pixels or voxels."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _DICE = DiceLoss(softmax=True, reduction="none")
 class SegmentationLoss:
     """A weighted sum of the cross entropy and the Dice loss.
 
-    The cross entropy is the mean over all positions that count. The Dice loss is the mean over examples and classes.
+    The cross entropy is the mean over all positions that are not ignored, the Dice loss that over examples and classes.
 
     Args:
-        cross_entropy_weight: Weight of the cross entropy; 0 leaves it out.
-        dice_weight: Weight of the Dice loss; 0 leaves it out.
-        ignore_index: Positions with this target do not count; neither do, in dense targets, those with only zeros.
-        dice_of_background: Whether class 0 is one of the classes of the Dice loss.
+        cross_entropy_weight: Weight of the cross entropy; 0 disables it.
+        dice_weight: Weight of the Dice loss; 0 disables it.
+        ignore_index: Positions with this target are ignored; in dense targets, those with only zeros are.
+        dice_of_background: Include class 0 in the Dice loss.
 
     Raises:
         ValueError: A weight is negative, or both are 0.
@@ -42,7 +42,7 @@ class SegmentationLoss:
     ) -> None:
         for name, value in (("cross_entropy_weight", cross_entropy_weight), ("dice_weight", dice_weight)):
             if value < 0:
-                raise ValueError(f"`{name}` must not be negative, got {value!r}. Use 0 to leave that loss out.")
+                raise ValueError(f"`{name}` must not be negative, got {value!r}. Use 0 to disable that loss.")
         if cross_entropy_weight == dice_weight == 0:
             raise ValueError("`cross_entropy_weight` or `dice_weight` must be positive, got 0 for both.")
         self.cross_entropy_weight = cross_entropy_weight
@@ -51,7 +51,7 @@ class SegmentationLoss:
         self.dice_of_background = dice_of_background
 
     def __call__(self, outputs: Tensor, targets: Tensor, *, reduction: str = "mean") -> Tensor:
-        """The loss.
+        """Return the loss.
 
         Args:
             outputs: Class scores, shape (N, C, ...).
@@ -60,7 +60,7 @@ class SegmentationLoss:
 
         Raises:
             TypeError: The outputs or the targets are not a tensor.
-            ValueError: The targets do not fit the outputs, or `reduction` is another.
+            ValueError: The targets do not fit the outputs, or `reduction` is unknown.
         """
         check_tensors(outputs, targets)
         check_shapes(outputs, targets)
@@ -76,7 +76,7 @@ class SegmentationLoss:
     def _cross_entropy(self, outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
         dense = targets.shape == outputs.shape
         targets = targets if dense else targets.long()
-        ignore_index = -100 if dense else self.ignore_index  # has no meaning with dense targets, and would be warned of
+        ignore_index = -100 if dense else self.ignore_index  # meaningless for dense targets, and would cause a warning
         loss = soft_cross_entropy(outputs, targets, ignore_index=ignore_index, reduction=reduction)
         if reduction == "mean":
             return loss
@@ -97,7 +97,7 @@ class SegmentationLoss:
 
 
 def _dense(targets: Tensor, shape: torch.Size, ignore_index: int) -> Tensor:
-    """Indices as one value per class, with zeros where they are ignored; unlike `one_hot`, reads no values."""
+    """Return one-hot targets with zeros at ignored positions; unlike `one_hot`, without reading from the device."""
     counts = targets != ignore_index
     index = torch.where(counts, targets, 0).unsqueeze(1)
     zeros = torch.zeros(shape, device=targets.device)

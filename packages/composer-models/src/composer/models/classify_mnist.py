@@ -1,4 +1,4 @@
-"""A small convolutional network for MNIST and sets like it."""
+"""A small convolutional network for MNIST and similar data sets."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["MNISTNet", "mnist_model"]
 
 
 def mnist_model(num_classes: int = 10, initializers: Initializers = None) -> ComposerClassifier:
-    """A small convolutional network as a classifier of grey images of shape (N, 1, 28, 28).
+    """Create a small convolutional classifier of grey images of shape (N, 1, 28, 28).
 
     Args:
         num_classes: Number of classes.
-        initializers: Applied in this order; None for torch's initial values.
+        initializers: Applied in this order. None: torch's initialization.
 
     Raises:
         ValueError: `num_classes` is below 1.
@@ -27,7 +27,7 @@ def mnist_model(num_classes: int = 10, initializers: Initializers = None) -> Com
         torch.Size([2, 10])
 
     Source: none.
-    Differs: from the reference implementation in its layers, so weights cannot be exchanged.
+    Differs: the layers are not those of the reference implementation, so weights cannot be exchanged.
     """
     network = MNISTNet(num_classes)
     initialize(network, initializers)
@@ -37,8 +37,8 @@ def mnist_model(num_classes: int = 10, initializers: Initializers = None) -> Com
 class MNISTNet(nn.Module):
     """Three 3x3 convolutions with 16, 32 and 64 channels, batch normalization and ReLU, and a linear layer.
 
-    Behind the first and the second is a max pooling of 2x2. The linear layer gets the mean over all positions, so
-    images may have any size of at least 4x4.
+    A 2x2 max pooling follows the first and the second. The linear layer gets the mean over all positions, so images may
+    have any size from 4x4.
 
     Args:
         num_classes: Number of classes.
@@ -68,14 +68,7 @@ class MNISTNet(nn.Module):
         self.fc = nn.Linear(64, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Class scores.
-
-        Args:
-            x: Images, shape (N, in_channels, H, W).
-
-        Returns:
-            Shape (N, num_classes).
-        """
+        """Return class scores, shape (N, num_classes), of images, shape (N, in_channels, H, W)."""
         scores: Tensor = self.fc(self.features(x).mean(dim=(2, 3)))
         return scores
 

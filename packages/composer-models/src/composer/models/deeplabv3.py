@@ -36,23 +36,23 @@ def composer_deeplabv3(
     dice_weight: float = 0.0,
     initializers: Initializers = (),
 ) -> ComposerClassifier:
-    """DeepLabv3+ or DeepLabv3 as a segmentation model, with the cross entropy and the mean IoU as metrics.
+    """Create a DeepLabv3+ or DeepLabv3 segmentation model, with the cross entropy and the mean IoU as metrics.
 
     Images have shape (N, 3, H, W), targets are class indices of shape (N, H, W) or probabilities of shape (N, C, H, W),
     scores have shape (N, C, H, W). Without the plus, the names of the weights are those of torchvision's
-    `deeplabv3_resnet50` and `deeplabv3_resnet101`, behind `module.`.
+    `deeplabv3_resnet50` and `deeplabv3_resnet101` with the prefix `module.`.
 
     Args:
         num_classes: Number of classes C.
         backbone_arch: "resnet18", "resnet34", "resnet50", "resnet101" or "resnet152".
-        backbone_weights: torchvision's weights for the backbone by name, for example "IMAGENET1K_V2"; None for none.
-        sync_bn: Whether batch normalization is over the batches of all processes. Processes are counted when the
-            model is built: with one process nothing is replaced.
-        use_plus: Whether to use the decoder of DeepLabv3+.
-        ignore_index: Pixels with this target count neither for the loss nor for metrics.
+        backbone_weights: torchvision's weights for the backbone by name, for example "IMAGENET1K_V2". None: no weights.
+        sync_bn: Use the batches of all processes for batch normalization. Without effect if there is one process when
+            the model is built.
+        use_plus: Use the decoder of DeepLabv3+.
+        ignore_index: Pixels with this target are ignored by the loss and the metrics.
         cross_entropy_weight: Weight of the cross entropy in the loss.
         dice_weight: Weight of the Dice loss in the loss.
-        initializers: Applied in this order to what `backbone_weights` does not set.
+        initializers: Applied in this order to layers that `backbone_weights` does not set.
 
     Raises:
         ValueError: A name is unknown, `num_classes` is below 1, or a weight is negative or both are 0.
@@ -63,7 +63,7 @@ def composer_deeplabv3(
         torch.Size([1, 21, 64, 64])
 
     Source: see `DeepLabV3`.
-    Differs: ResNet-18, -34 and -152 are possible, too.
+    Differs: ResNet-18, -34 and -152 are also supported.
     """
     check_count("num_classes", num_classes)
     loss = SegmentationLoss(cross_entropy_weight, dice_weight, ignore_index)
@@ -73,7 +73,7 @@ def composer_deeplabv3(
         state = pretrained(backbone_arch, backbone_weights)
         network.backbone.load_state_dict({name: value for name, value in state.items() if not name.startswith("fc.")})
     if sync_bn and dist.get_world_size() > 1:
-        _synchronise(network)
+        _synchronize(network)
     metrics = [MetricCollection([CrossEntropy(ignore_index), MIoU(num_classes, ignore_index)]) for _ in range(2)]
     return ComposerClassifier(network, num_classes, train_metrics=metrics[0], val_metrics=metrics[1], loss_fn=loss)
 
@@ -89,7 +89,7 @@ class DeepLabV3(nn.Module):
     Args:
         num_classes: Number of classes.
         backbone_arch: "resnet18", "resnet34", "resnet50", "resnet101" or "resnet152".
-        use_plus: Whether to use the decoder of DeepLabv3+.
+        use_plus: Use the decoder of DeepLabv3+.
 
     Raises:
         ValueError: The name is unknown, or `num_classes` is below 1.
@@ -101,8 +101,8 @@ class DeepLabV3(nn.Module):
     Source: Chen et al., "Rethinking Atrous Convolution for Semantic Image Segmentation", arXiv:1706.05587, section 3.3;
     Chen et al., "Encoder-Decoder with Atrous Separable Convolution", arXiv:1802.02611, section 3 (the plus). The
     backbone, ASPP and DeepLabv3's head are torchvision's.
-    Differs: none of the papers' multi-grid dilations. As in torchvision, half of the features behind ASPP are dropped
-    in training. With the plus, the 3x3 convolutions of ASPP and of the decoder are separable.
+    Differs: no multi-grid dilations. As in torchvision, half of the features after ASPP are dropped in training. With
+    the plus, the 3x3 convolutions of ASPP and of the decoder are separable.
     """
 
     def __init__(self, num_classes: int, backbone_arch: str = "resnet101", *, use_plus: bool = True) -> None:
@@ -115,14 +115,9 @@ class DeepLabV3(nn.Module):
         self.classifier: nn.Module = _Decoder(low, high, num_classes) if use_plus else DeepLabHead(high, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Class scores.
+        """Return class scores, shape (N, num_classes, H, W), of images, shape (N, 3, H, W).
 
-        Args:
-            x: Images, shape (N, 3, H, W). In training the batch must have 2 examples at least, because ASPP normalizes
-                a mean over all positions.
-
-        Returns:
-            Shape (N, num_classes, H, W).
+        A training batch must have at least 2 examples, because ASPP normalizes a mean over all positions.
         """
         low, high = self.backbone(x)
         scores = self.classifier(low, high) if self.use_plus else self.classifier(high)
@@ -130,7 +125,7 @@ class DeepLabV3(nn.Module):
 
 
 class _Backbone(nn.Module):
-    """A ResNet of torchvision without its last layer; gives the features at 1/4 and at 1/8 of the resolution."""
+    """A ResNet of torchvision without its last layer; returns the features at 1/4 and at 1/8 of the resolution."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -139,7 +134,7 @@ class _Backbone(nn.Module):
         is_deep = name not in ("resnet18", "resnet34")
         dilation = {"replace_stride_with_dilation": [False, True, True]} if is_deep else {}
         network = torchvision.models.get_model(name, weights=None, **dilation)
-        if not is_deep:  # torchvision cannot
+        if not is_deep:  # not supported by torchvision
             _dilate(network.layer3, 2)
             _dilate(network.layer4, 4)
         self.conv1, self.bn1, self.relu, self.maxpool = network.conv1, network.bn1, network.relu, network.maxpool
@@ -183,25 +178,25 @@ def _separable(in_channels: int, out_channels: int, dilation: int = 1) -> nn.Seq
 
 
 def _dilate(stage: nn.Sequential, dilation: int) -> None:
-    """Give a stage of basic blocks a dilation in place of its stride: the same values, at more positions."""
+    """Replace the stride of a stage of basic blocks by a dilation: the same values, at more positions."""
     for block in stage:
         assert isinstance(block, BasicBlock)
         for conv in (block.conv1, block.conv2):
-            # The strided convolution still gets the stage before, whose positions are half as far apart.
+            # The input of the strided convolution still has the distances of the previous stage.
             rate = dilation // 2 if conv.stride != (1, 1) else dilation
             conv.stride, conv.dilation, conv.padding = (1, 1), (rate, rate), (rate, rate)
         if block.downsample is not None:
             block.downsample[0].stride = (1, 1)
 
 
-def _synchronise(network: nn.Module) -> None:
+def _synchronize(network: nn.Module) -> None:
     if not (torch.cuda.is_available() or torch.xpu.is_available()):
         warnings.warn(
-            "`sync_bn=True` is skipped: torch synchronises batch normalization on GPUs only, and there is none. "
+            "`sync_bn=True` is skipped: torch synchronizes batch normalization only on GPUs, and there is none. "
             "Every process normalizes its own batch.",
             UserWarning,
             stacklevel=3,
         )
         return
-    # In place but for a network that is a single layer.
+    # In place, except for a network that is a single layer.
     nn.SyncBatchNorm.convert_sync_batchnorm(network)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""EfficientNet-B0, torchvision's."""
+"""EfficientNet-B0 of torchvision."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ __all__ = ["composer_efficientnetb0"]
 def composer_efficientnetb0(
     num_classes: int = 1000, drop_connect_rate: float = 0.2, *, weights: str | WeightsEnum | None = None
 ) -> ComposerClassifier:
-    """EfficientNet-B0 of torchvision as a classifier of images of shape (N, 3, H, W).
+    """Create a classifier of images of shape (N, 3, H, W) from torchvision's EfficientNet-B0.
 
-    The names of its weights are torchvision's, behind `module.`. With `weights` and another number of classes than
-    theirs, the last layer is new and the rest is loaded.
+    The names of its weights are torchvision's with the prefix `module.`. If `weights` are for another number of
+    classes, the last layer is newly initialized.
 
     Args:
         num_classes: Number of classes.
-        drop_connect_rate: Probability that a block of the last kind is skipped for an example; earlier blocks are
-            skipped less often, in proportion to their depth.
-        weights: Pretrained weights by name, for example "IMAGENET1K_V1", or as a member of torchvision's enum; None
-            for none.
+        drop_connect_rate: Probability to skip the last block for an example; for earlier blocks it is smaller, in
+            proportion to their depth.
+        weights: Pretrained weights by name, for example "IMAGENET1K_V1", or as a member of torchvision's enum. None: no
+            pretrained weights.
 
     Raises:
         ValueError: `num_classes` is below 1, `drop_connect_rate` is outside [0, 1], or the weights are unknown.
@@ -35,7 +35,7 @@ def composer_efficientnetb0(
         torch.Size([2, 10])
 
     Source: Tan, Le, "EfficientNet", arXiv:1905.11946, table 1.
-    Differs: from the paper, batch normalization averages with momentum 0.1 and has epsilon 1e-5, torch's defaults.
+    Differs: batch normalization has momentum 0.1 and epsilon 1e-5, torch's defaults.
     """
     check_count("num_classes", num_classes)
     check_rate("drop_connect_rate", drop_connect_rate)

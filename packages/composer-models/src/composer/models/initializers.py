@@ -15,14 +15,14 @@ __all__ = ["Initializer"]
 
 
 class Initializer(StringEnum):
-    """How to initialize the layers of a model, one kind of layer per member.
+    """Initializers of the layers of a model; each member is for some types of layers.
 
     - `KAIMING_NORMAL`, `KAIMING_UNIFORM`, `XAVIER_NORMAL`, `XAVIER_UNIFORM`: the weight of `Linear` and `Conv2d`, with
       the defaults of `torch.nn.init`.
     - `BN_UNIFORM`, `BN_ONES`: the weight of `BatchNorm2d`, drawn from U(0, 1) or 1; its bias is 0.
     - `LINEAR_LOG_CONSTANT_BIAS`: the bias of `Linear`, -log(n) for n outputs: a sigmoid per output starts near 1/n.
 
-    Layers of other kinds, and weights or biases that a layer does not have, are left alone.
+    Other layers are not changed.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm2d(4))
@@ -45,10 +45,10 @@ class Initializer(StringEnum):
     LINEAR_LOG_CONSTANT_BIAS = "linear_log_constant_bias"
 
     def get_initializer(self, *, generator: torch.Generator | None = None) -> Callable[[nn.Module], None]:
-        """A function that initializes one module in place, for `torch.nn.Module.apply`.
+        """Return a function that initializes a module in place, for `torch.nn.Module.apply`.
 
         Args:
-            generator: What random values are drawn from; torch's default generator if None.
+            generator: Generator of random values. None: torch's global generator.
         """
         if self is Initializer.LINEAR_LOG_CONSTANT_BIAS:
             return _linear_log_constant_bias
@@ -79,6 +79,6 @@ def _batch_norm(module: nn.Module, fill: Callable[[torch.Tensor], torch.Tensor])
 
 
 def _linear_log_constant_bias(module: nn.Module) -> None:
-    # torch does not say so in its annotations, but `bias=False` makes it None
+    # with `bias=False`, the bias is None, although torch's annotations do not say so
     if isinstance(module, nn.Linear) and isinstance(module.bias, nn.Parameter):
         nn.init.constant_(module.bias, -math.log(module.out_features))

@@ -34,22 +34,22 @@ def composer_resnet(
     initializers: Initializers = None,
     loss_name: str = "soft_cross_entropy",
 ) -> ComposerClassifier:
-    """A residual network of torchvision as a classifier of images of shape (N, 3, H, W).
+    """Create a classifier of images of shape (N, 3, H, W) from a residual network of torchvision.
 
-    The names of its weights are torchvision's, behind `module.`. With `weights` and another number of classes than
-    theirs, the last layer is new and the rest is loaded.
+    The names of its weights are torchvision's with the prefix `module.`. If `weights` are for another number of
+    classes, the last layer is newly initialized.
 
     Args:
         model_name: "resnet18", "resnet34", "resnet50", "resnet101" or "resnet152".
         num_classes: Number of classes.
-        weights: Pretrained weights by name, for example "IMAGENET1K_V2", or as a member of torchvision's enum; None
-            for none.
-        groups: Groups of the 3x3 convolutions of the deeper three networks (ResNeXt).
-        width_per_group: Channels of a group in the first stage of the deeper three networks.
-        initializers: Applied in this order to what `weights` does not set; None for torchvision's initial values.
-        loss_name: A name of `composer.loss.loss_registry`: "soft_cross_entropy" or
-            "binary_cross_entropy_with_logits". The latter trains better with "linear_log_constant_bias" among the
-            initializers, and a message of the logger says so if it is missing.
+        weights: Pretrained weights by name, for example "IMAGENET1K_V2", or as a member of torchvision's enum. None: no
+            pretrained weights.
+        groups: Groups of the 3x3 convolutions of the three deeper networks (ResNeXt).
+        width_per_group: Channels of a group in the first stage of the three deeper networks.
+        initializers: Applied in this order to layers that `weights` does not set. None: torchvision's initialization.
+        loss_name: A name in `composer.loss.loss_registry`: "soft_cross_entropy" or
+            "binary_cross_entropy_with_logits". The latter trains better with the initializer
+            "linear_log_constant_bias"; a warning is logged if it is missing.
 
     Raises:
         ValueError: A name is unknown, `num_classes` is below 1, or the weights are for other `groups` or
@@ -64,8 +64,8 @@ def composer_resnet(
     Source: He et al., "Deep Residual Learning for Image Recognition", arXiv:1512.03385, table 1. Groups: Xie et al.,
     "Aggregated Residual Transformations", arXiv:1611.05431. Binary cross entropy: Wightman et al., "ResNet strikes
     back", arXiv:2110.00476.
-    Differs: from the paper, the stride of a bottleneck is in its 3x3 convolution ("ResNet v1.5"). From the published
-    recipes of MosaicML, which train with the initializers "kaiming_normal" and "bn_uniform": give them to have them.
+    Differs: the stride of a bottleneck is in its 3x3 convolution ("ResNet v1.5"). MosaicML's published recipes use the
+    initializers "kaiming_normal" and "bn_uniform", which are not the default here.
     """
     if model_name not in RESNETS:
         raise ValueError(f"`model_name` must be one of {list(RESNETS)}, got {model_name!r}.")
@@ -81,7 +81,7 @@ def composer_resnet(
         Initializer.LINEAR_LOG_CONSTANT_BIAS not in as_initializers(initializers)
     ):
         _log.warning(
-            "Binary cross entropy trains better when the outputs start near 1/n: give the initializer "
+            "Binary cross entropy trains better when the outputs start near 1/n. Pass the initializer "
             "'linear_log_constant_bias'."
         )
     network = torchvision.models.get_model(

@@ -1,4 +1,4 @@
-"""Residual networks for images of 32x32 pixels: ResNet-20 and ResNet-56, and the fast ResNet-9."""
+"""Residual networks for images of 32x32 pixels: ResNet-20, ResNet-56, and the fast ResNet-9."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["ResNet9", "ResNetCIFAR", "composer_resnet_cifar"]
 def composer_resnet_cifar(
     model_name: str, num_classes: int = 10, initializers: Initializers = None
 ) -> ComposerClassifier:
-    """A residual network for CIFAR as a classifier of images of shape (N, 3, 32, 32).
+    """Create a residual classifier of images of shape (N, 3, 32, 32).
 
     Args:
         model_name: "resnet_9", "resnet_20" or "resnet_56"; also without the underscore.
         num_classes: Number of classes.
-        initializers: Applied in this order; None for the initial values of the network.
+        initializers: Applied in this order. None: the initialization of the network.
 
     Raises:
         ValueError: The name is unknown, or `num_classes` is below 1.
@@ -54,12 +54,12 @@ class ResNetCIFAR(nn.Module):
     """The residual network with 6n + 2 layers: three stages of n blocks, with 16, 32 and 64 channels.
 
     Args:
-        depth: 6n + 2 for a whole n: 20, 32, 44, 56, 110.
+        depth: 6n + 2 for an integer n: 20, 32, 44, 56, 110.
         num_classes: Number of classes.
         in_channels: Channels of the images.
 
     Raises:
-        ValueError: `depth` is of another form, or a number is below 1.
+        ValueError: `depth` is not 6n + 2, or a number is below 1.
 
     Example:
         >>> import torch
@@ -68,8 +68,8 @@ class ResNetCIFAR(nn.Module):
 
     Source: He et al., "Deep Residual Learning for Image Recognition", arXiv:1512.03385, section 4.2. The blocks are
     torchvision's `BasicBlock`.
-    Differs: where a stage begins, the shortcut is a strided 1x1 convolution with batch normalization (the paper's
-    option B), not a padded identity (A): 0.3% more parameters.
+    Differs: the shortcut of the first block of a stage is a strided 1x1 convolution with batch normalization (the
+    paper's option B), not a padded identity (A): 0.3% more parameters.
     """
 
     def __init__(self, depth: int, num_classes: int = 10, *, in_channels: int = 3) -> None:
@@ -91,14 +91,7 @@ class ResNetCIFAR(nn.Module):
                 nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Class scores.
-
-        Args:
-            x: Images, shape (N, in_channels, H, W).
-
-        Returns:
-            Shape (N, num_classes).
-        """
+        """Return class scores, shape (N, num_classes), of images, shape (N, in_channels, H, W)."""
         x = self.relu(self.bn1(self.conv1(x)))
         x = self.layer3(self.layer2(self.layer1(x)))
         scores: Tensor = self.fc(x.mean(dim=(2, 3)))
@@ -106,17 +99,17 @@ class ResNetCIFAR(nn.Module):
 
 
 class ResNet9(nn.Module):
-    """The network that was trained on CIFAR-10 to 94% in 79 seconds on one V100: few, wide layers that keep a GPU busy.
+    """The residual network of the DAWNBench entry for CIFAR-10, with few, wide layers for high GPU utilization.
 
     A 3x3 convolution; three layers of a 3x3 convolution and max pooling, with 128, 256 and 512 channels, the first and
-    the last with a residual block behind; the maximum over all positions; a linear layer, whose scores are scaled by
-    1/8. Every convolution has batch normalization and ReLU. Every operation keeps the channels-last layout and runs in
+    the last followed by a residual block; the maximum over all positions; a linear layer, whose scores are scaled by
+    1/8. Every convolution has batch normalization and ReLU. All operations preserve the channels-last layout and run in
     bfloat16 under autocast.
 
     Args:
         num_classes: Number of classes.
         in_channels: Channels of the images.
-        scale: What the scores are multiplied by.
+        scale: Factor of the scores.
 
     Raises:
         ValueError: A number is below 1.
@@ -143,14 +136,7 @@ class ResNet9(nn.Module):
         self.fc = nn.Linear(512, num_classes, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Class scores.
-
-        Args:
-            x: Images, shape (N, in_channels, H, W), of at least 8x8 pixels.
-
-        Returns:
-            Shape (N, num_classes).
-        """
+        """Return class scores, shape (N, num_classes), of images, shape (N, in_channels, H, W), H and W at least 8."""
         x = self.layer3(self.layer2(self.layer1(self.prep(x))))
         # Not an adaptive layer: its backward pass has no deterministic form on CUDA.
         x = F.max_pool2d(x, kernel_size=x.shape[-2:]).flatten(1)

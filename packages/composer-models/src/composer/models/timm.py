@@ -1,4 +1,4 @@
-"""Any image classifier of timm."""
+"""Image classifiers of timm."""
 
 from __future__ import annotations
 
@@ -25,31 +25,33 @@ def composer_timm(
     bn_momentum: float | None = None,
     bn_eps: float | None = None,
 ) -> ComposerClassifier:
-    """A network of timm as a classifier. The names of its weights are timm's, behind `module.`.
+    """Create a classifier from a network of timm. The names of its weights are timm's with the prefix `module.`.
+
+    For arguments that are None, the default of the network is used.
 
     Args:
-        model_name: timm's name of the network; `timm.list_models()` shows them.
-        pretrained: Whether to load the weights that timm has for it.
+        model_name: timm's name of the network; `timm.list_models()` lists them.
+        pretrained: Load timm's pretrained weights.
         num_classes: Number of classes.
         drop_rate: Probability to drop a feature before the last layer.
-        drop_path_rate: Probability to skip a block; None for the network's own.
-        drop_block_rate: Probability to drop a region; None for the network's own.
-        global_pool: How positions are pooled, for example "avg"; None for the network's own.
-        bn_momentum: Momentum of every batch normalization; None for the network's own.
-        bn_eps: Epsilon of every batch normalization; None for the network's own.
+        drop_path_rate: Probability to skip a block.
+        drop_block_rate: Probability to drop a region.
+        global_pool: The type of pooling, for example "avg".
+        bn_momentum: Momentum of all batch normalization layers.
+        bn_eps: Epsilon of all batch normalization layers.
 
     Raises:
         ImportError: timm is not installed.
         ValueError: `num_classes` is below 1, or `bn_momentum` or `bn_eps` is given for a network without batch
             normalization.
-        RuntimeError: timm does not know the network.
-        TypeError: The network does not take one of the arguments, for example `drop_block_rate`.
+        RuntimeError: The network is unknown to timm.
+        TypeError: The network does not support one of the arguments, for example `drop_block_rate`.
 
     Example:
         >>> model = composer_timm("resnet18", num_classes=10)  # doctest: +SKIP
 
     Source: Wightman, "PyTorch Image Models", https://github.com/huggingface/pytorch-image-models.
-    Differs: `bn_momentum` and `bn_eps` act on every network with batch normalization, not only on those whose
+    Differs: `bn_momentum` and `bn_eps` work for every network with batch normalization, not only for those whose
     constructors take them.
     """
     check_count("num_classes", num_classes)
@@ -61,10 +63,10 @@ def composer_timm(
         raise ImportError(
             "`composer_timm` needs timm, which is not installed. Run `pip install composer-models[timm]`."
         ) from None
-    given = {"drop_path_rate": drop_path_rate, "drop_block_rate": drop_block_rate, "global_pool": global_pool}
-    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    optional = {"drop_path_rate": drop_path_rate, "drop_block_rate": drop_block_rate, "global_pool": global_pool}
+    kwargs: dict[str, Any] = {name: value for name, value in optional.items() if value is not None}
     network = timm.create_model(
-        model_name, pretrained=pretrained, num_classes=num_classes, drop_rate=drop_rate, **chosen
+        model_name, pretrained=pretrained, num_classes=num_classes, drop_rate=drop_rate, **kwargs
     )
     _set_batch_norms(network, momentum=bn_momentum, eps=bn_eps)
     return ComposerClassifier(network, num_classes=num_classes)
@@ -77,7 +79,7 @@ def _set_batch_norms(network: nn.Module, **values: float | None) -> None:
             continue
         if not layers:
             raise ValueError(
-                f"`bn_{name}` must be None for a network without batch normalization, got {value!r}. Leave it out."
+                f"`bn_{name}` must be None for a network without batch normalization, got {value!r}. Remove it."
             )
         for layer in layers:
             setattr(layer, name, value)

@@ -28,29 +28,31 @@ _NORMS: dict[str, dict[int, Callable[[int], nn.Module]]] = {
         3: lambda channels: nn.InstanceNorm3d(channels, affine=True),
     },
     "group": {
-        dims: lambda channels: nn.GroupNorm(math.gcd(8, channels), channels)  # which must be a multiple
+        dims: lambda channels: nn.GroupNorm(
+            math.gcd(8, channels), channels
+        )  # channels must be a multiple of the groups
         for dims in (2, 3)
     },
 }
 
 
 class UNet(ComposerClassifier):
-    """A U-Net as a segmentation model of images, trained on the sum of the cross entropy and the Dice loss.
+    """A U-Net for segmentation of images. Its loss is the sum of the cross entropy and the Dice loss.
 
-    Images have shape (N, in_channels, H, W), of any size of at least 2 ** levels; targets are class indices of shape
-    (N, H, W), 0 for the background; scores have shape (N, num_classes + 1, H, W). The Dice loss is over the foreground.
-    Metrics are `Dice` in training, `CrossEntropy` and `Dice` in evaluation.
+    Images have shape (N, in_channels, H, W), H and W at least 2 ** levels; targets are class indices of shape
+    (N, H, W), 0 for the background; scores have shape (N, num_classes + 1, H, W). The Dice loss is over the
+    foreground. Metrics are `Dice` in training, `CrossEntropy` and `Dice` in evaluation.
 
     Args:
-        num_classes: Number of classes besides the background.
-        in_channels: Channels of the images; by default the four modalities of BraTS.
+        num_classes: Number of classes without the background.
+        in_channels: Channels of the images; the default is for the four modalities of BraTS.
         width: Channels at the full resolution; they double with each level.
-        levels: Number of resolutions, each half of the one before.
-        norm: "instance", "batch" or "group" normalization. Torch computes the first in the contiguous layout, so the
-            channels-last layout pays off with another.
+        levels: Number of resolutions, each half of the previous one.
+        norm: "instance", "batch" or "group" normalization. Torch supports the first only in the contiguous layout, so
+            use another one with channels-last.
 
     Attributes:
-        num_classes: Number of classes with the background.
+        num_classes: Number of classes, including the background.
 
     Raises:
         ValueError: A number is below 1, or the normalization is unknown.
@@ -62,8 +64,8 @@ class UNet(ComposerClassifier):
 
     Source: Ronneberger et al., "U-Net", arXiv:1505.04597, section 2. Loss, normalization, strides and leaky ReLU:
     Isensee et al., "nnU-Net", Nature Methods 18, 2021, methods.
-    Differs: from the first paper, convolutions keep the size, and halve it by their stride, not by pooling. The
-    reference implementation has more layers, so weights cannot be exchanged.
+    Differs: convolutions are padded, and strided convolutions replace pooling. The reference implementation has more
+    layers, so weights cannot be exchanged.
     """
 
     def __init__(
@@ -80,7 +82,7 @@ class UNet(ComposerClassifier):
         super().__init__(module, num_classes + 1, *_metrics(num_classes), loss_fn=_loss())
 
     def inference2d(self, image: Tensor) -> Tensor:
-        """Class scores of volumes, slice by slice: the slices of one volume are a batch.
+        """Return class scores of volumes, with the slices of each volume as a batch.
 
         Args:
             image: Volumes, shape (N, in_channels, D, H, W).
@@ -92,19 +94,19 @@ class UNet(ComposerClassifier):
 
 
 class UNet3D(ComposerClassifier):
-    """A U-Net as a segmentation model of volumes; like `UNet` otherwise.
+    """A U-Net for segmentation of volumes; otherwise like `UNet`.
 
     Volumes have shape (N, in_channels, D, H, W), targets (N, D, H, W), scores (N, num_classes + 1, D, H, W).
 
     Args:
-        num_classes: Number of classes besides the background.
-        in_channels: Channels of the volumes; by default the four modalities of BraTS.
+        num_classes: Number of classes without the background.
+        in_channels: Channels of the volumes; the default is for the four modalities of BraTS.
         width: Half of the channels at the full resolution; they double with each level.
-        levels: Number of resolutions, each half of the one before.
+        levels: Number of resolutions, each half of the previous one.
         norm: "instance", "batch" or "group" normalization.
 
     Attributes:
-        num_classes: Number of classes with the background.
+        num_classes: Number of classes, including the background.
 
     Raises:
         ValueError: A number is below 1, or the normalization is unknown.
@@ -114,9 +116,9 @@ class UNet3D(ComposerClassifier):
         >>> model((torch.zeros(1, 4, 16, 16, 16), None)).shape
         torch.Size([1, 4, 16, 16, 16])
 
-    Source: Cicek et al., "3D U-Net", arXiv:1606.06650, section 2: the first convolution of a level on the way down has
-    half of its channels. The rest: see `UNet`.
-    Differs: as `UNet` does.
+    Source: Cicek et al., "3D U-Net", arXiv:1606.06650, section 2: the first convolution of a level of the encoder has
+    half of its channels. Otherwise see `UNet`.
+    Differs: see `UNet`.
     """
 
     def __init__(
@@ -136,8 +138,8 @@ class UNet3D(ComposerClassifier):
 class UNetModule(nn.Module):
     """The network of `UNet` (2 dimensions) and `UNet3D` (3 dimensions).
 
-    Every level has two convolutions of size 3 on the way down, the first with stride 2 except at the top. Its two on
-    the way up get the level below, doubled in size by a transposed convolution, and the features of the way down.
+    Every level of the encoder has two convolutions of size 3, the first with stride 2 except at the top. The two of the
+    decoder get the level below, upsampled by a transposed convolution, and the features of the encoder.
 
     Args:
         dims: 2 or 3.
@@ -148,7 +150,7 @@ class UNetModule(nn.Module):
         norm: "instance", "batch" or "group".
 
     Raises:
-        ValueError: A number is below 1, `dims` is another, or the normalization is unknown.
+        ValueError: A number is below 1, `dims` is not 2 or 3, or the normalization is unknown.
     """
 
     def __init__(
@@ -181,28 +183,21 @@ class UNetModule(nn.Module):
         self.classifier = _CONVS[dims](channels[0], num_classes, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Class scores.
-
-        Args:
-            x: Shape (N, in_channels, H, W), or (N, in_channels, D, H, W).
-
-        Returns:
-            Shape (N, num_classes, H, W), or (N, num_classes, D, H, W).
-        """
+        """Return class scores, shape (N, num_classes, ...), of images or volumes, shape (N, in_channels, ...)."""
         skipped = []
         for level in self.down:
             x = level(x)
             skipped.append(x)
         skipped.pop()
         for enlarge, level in zip(self.enlarge, self.up, strict=True):
-            across = skipped.pop()
-            x = level(torch.cat((_cut(enlarge(x), across), across), dim=1))
+            skip = skipped.pop()
+            x = level(torch.cat((_crop(enlarge(x), skip), skip), dim=1))
         scores: Tensor = self.classifier(x)
         return scores
 
 
-def _cut(x: Tensor, like: Tensor) -> Tensor:
-    """Cut the surplus row that doubling gives where the size above is odd."""
+def _crop(x: Tensor, like: Tensor) -> Tensor:
+    """Crop the extra row or column that upsampling adds if the target size is odd."""
     surplus = [large - small for large, small in zip(x.shape[2:], like.shape[2:], strict=True)]
     return x if not any(surplus) else F.pad(x, [pad for extra in reversed(surplus) for pad in (0, -extra)])
 

@@ -25,18 +25,18 @@ def vit_small_patch16(
     *,
     num_layers: int = 12,
 ) -> ComposerClassifier:
-    """ViT-S/16 as a classifier of images of shape (N, channels, image_size, image_size).
+    """Create a ViT-S/16 classifier of images of shape (N, channels, image_size, image_size).
 
-    Patches of 16x16 pixels, 12 layers of width 384 with 6 heads; torchvision's `VisionTransformer` and its names of
-    weights, behind `module.`. Positions are learned for one size: methods that change the size of images, such as
-    progressive resizing, cannot be used.
+    It has patches of 16x16 pixels, and 12 layers of width 384 with 6 heads. The network is torchvision's
+    `VisionTransformer`; the names of its weights have the prefix `module.`. Positions are learned for one size, so
+    methods that change the size of images, such as progressive resizing, cannot be used.
 
     Args:
         num_classes: Number of classes.
         image_size: Height and width of the images, a multiple of 16.
         channels: Channels of the images.
-        dropout: Probability to drop an attention weight, or a feature behind an attention or feed-forward layer.
-        embedding_dropout: Probability to drop a feature of an embedded patch.
+        dropout: Dropout probability of attention weights and of the outputs of attention and feed-forward layers.
+        embedding_dropout: Dropout probability of patch embeddings.
         num_layers: Number of layers; fewer than 12 for small data.
 
     Raises:
@@ -50,7 +50,7 @@ def vit_small_patch16(
 
     Source: Touvron et al., "Training data-efficient image transformers", arXiv:2012.12877, table 1 (DeiT-S);
     Dosovitskiy et al., "An Image is Worth 16x16 Words", arXiv:2010.11929, section 3.1.
-    Differs: the last layer begins at 0, so in the first step only it has a gradient.
+    Differs: the last layer is initialized to 0, so only it has a gradient in the first step.
     """
     for name, value in (("num_classes", num_classes), ("channels", channels), ("num_layers", num_layers)):
         check_count(name, value)
@@ -76,7 +76,7 @@ def vit_small_patch16(
 
 
 def _patches(channels: int) -> nn.Conv2d:
-    """The embedding of patches, with the initial values of torchvision's."""
+    """Return a patch embedding with torchvision's initialization."""
     layer = nn.Conv2d(channels, _WIDTH, _PATCH, stride=_PATCH)
     nn.init.trunc_normal_(layer.weight, std=math.sqrt(1 / (channels * _PATCH**2)))
     nn.init.zeros_(layer.bias)  # type: ignore[arg-type]

@@ -29,7 +29,7 @@ from torch.optim.lr_scheduler import (
 
 from composer.core import Time, TimeUnit, ensure_time
 from composer.utils import check_finite, check_flags
-from composer.utils._interval_scheduler import check_has_tokens
+from composer.utils.interval_scheduler import check_has_tokens
 
 if TYPE_CHECKING:
     from composer.core import State

@@ -1,4 +1,4 @@
-"""What the recipes for CIFAR-10 share: the network, and what is composed."""
+"""Network and algorithms of the recipes for CIFAR-10."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ class Network:
     """A residual network for CIFAR-10 of `composer-models`.
 
     Args:
-        model: Which one.
+        model: The architecture.
     """
 
     model: Literal["resnet9", "resnet20", "resnet56"] = "resnet9"
 
     def build(self, dataset: ImageSet) -> ComposerClassifier:
-        """A new network for so many classes."""
+        """Return a new network for the classes of a data set."""
         classes = dataset.num_classes
         network = ResNet9(classes) if self.model == "resnet9" else ResNetCIFAR(int(self.model[6:]), classes)
         return ComposerClassifier(network, train_metrics={}, num_classes=classes)
 
 
 def make_task(title: str, network: Network, data: Cifar10, training: SGD) -> Task:
-    """A task on CIFAR-10.
+    """Return a task on CIFAR-10.
 
     Args:
-        title: What the network is called.
+        title: The name of the network in the help.
         network: The network.
-        data: How the images are batched and varied.
-        training: The optimisation.
+        data: The data.
+        training: The optimization.
     """
     return Task(
         name=f"cifar10_{network.model}",

@@ -1,4 +1,4 @@
-"""The hyperparameters that all recipes share. The command line and its help are made from these classes."""
+"""Hyperparameters that all recipes share. The command line and its help are generated from these classes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["SGD", "AdamW", "Recipe", "Runs", "check_at_least"]
 
 @dataclass(frozen=True)
 class SGD:
-    """Training by SGD with momentum; the learning rate rises, then falls to 0 as a cosine.
+    """Training with SGD and Nesterov momentum; linear warmup, then cosine decay to 0.
 
     Args:
         epochs: Passes over the training samples.
-        lr: The highest learning rate.
-        momentum: The momentum, with Nesterov's look-ahead.
-        weight_decay: The L2 penalty, on all weights.
-        warmup: The part of the training in which the learning rate rises, in [0, 1). It then falls as a cosine.
+        lr: The peak learning rate.
+        momentum: The Nesterov momentum, in [0, 1).
+        weight_decay: The L2 penalty on all weights.
+        warmup: The fraction of the training with a rising learning rate, in [0, 1); cosine decay follows.
     """
 
     epochs: float = 20
@@ -41,7 +41,7 @@ class SGD:
             raise ValueError(f"`momentum` must be in [0, 1), got {self.momentum!r}.")
 
     def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
-        """The optimizer of a model's weights."""
+        """Return an optimizer of a model's parameters."""
         return torch.optim.SGD(
             model.parameters(),
             lr=self.lr,
@@ -51,21 +51,21 @@ class SGD:
         )
 
     def schedule(self) -> ComposerScheduler:
-        """The course of the learning rate."""
-        return _rise_and_fall(self.warmup)
+        """Return the learning rate schedule."""
+        return _warmup_and_cosine(self.warmup)
 
 
 @dataclass(frozen=True)
 class AdamW:
-    """Training by AdamW; the learning rate rises, then falls to 0 as a cosine.
+    """Training with AdamW; linear warmup, then cosine decay to 0.
 
     Args:
         epochs: Passes over the training samples.
-        lr: The highest learning rate.
-        beta1: How much the average of the gradients keeps in a step, in [0, 1).
-        beta2: How much the average of their squares keeps in a step, in [0, 1).
-        weight_decay: The decoupled weight decay, of matrices; vectors (biases, normalisation) have none.
-        warmup: The part of the training in which the learning rate rises, in [0, 1). It then falls as a cosine.
+        lr: The peak learning rate.
+        beta1: Decay of the running average of gradients, in [0, 1).
+        beta2: Decay of the running average of squared gradients, in [0, 1).
+        weight_decay: The decoupled weight decay of matrices; vectors (biases, normalization) have none.
+        warmup: The fraction of the training with a rising learning rate, in [0, 1); cosine decay follows.
     """
 
     epochs: float = 3
@@ -82,7 +82,7 @@ class AdamW:
                 raise ValueError(f"`{name}` must be in [0, 1), got {getattr(self, name)!r}.")
 
     def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
-        """The optimizer of a model's weights."""
+        """Return an optimizer of a model's parameters."""
         parameters = list(model.parameters())
         groups = [
             {"params": [p for p in parameters if p.dim() > 1], "weight_decay": self.weight_decay},
@@ -91,23 +91,22 @@ class AdamW:
         return torch.optim.AdamW([g for g in groups if g["params"]], lr=self.lr, betas=(self.beta1, self.beta2))
 
     def schedule(self) -> ComposerScheduler:
-        """The course of the learning rate."""
-        return _rise_and_fall(self.warmup)
+        """Return the learning rate schedule."""
+        return _warmup_and_cosine(self.warmup)
 
 
 @dataclass(frozen=True)
 class Runs:
-    """How often to repeat the training, and on what.
+    """Number of runs, and how they are computed.
 
     Args:
-        seeds: Train this often, each time from another seed.
+        seeds: Number of runs, each with another seed.
         seed: The first seed; the others follow it.
-        device: Where to train; "cuda" is another name of "gpu". None is a GPU if there is one.
-        precision: The numerical precision. None is fp16 on a GPU and fp32 elsewhere.
-        threads: Threads of the CPU. None is torch's number: as many as there are cores. The numbers of a run depend on
-            it in their last digits.
-        eval_interval: How often to test: a time such as 1ep or 100ba. The time that tests take is not counted.
-        deterministic: Use deterministic operations only, so that the same seed gives the same numbers; slower on a GPU.
+        device: The training device; "cuda" is another name of "gpu". None: a GPU if available, otherwise the CPU.
+        precision: The numerical precision. None: fp16 on a GPU, otherwise fp32.
+        threads: Number of CPU threads. None: torch's default, one per core. It changes the last digits of results.
+        eval_interval: Time between evaluations, such as 1ep or 100ba. Evaluations do not count as training time.
+        deterministic: Use only deterministic operations: the same seed gives the same numbers. Slower on a GPU.
         progress: Show a progress bar for each training run.
     """
 
@@ -132,15 +131,15 @@ class Runs:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides a training: data, network, optimisation, algorithms.
+    """Complete description of a training: data, network, optimization, algorithms.
 
     Args:
-        name: What it is called in tables, plots and progress bars.
-        data: What is trained on.
+        name: The name in tables, plots and progress bars.
+        data: The training and test data.
         network: The network.
-        training: The optimisation.
-        metrics: What it is measured by; the first one is what is compared.
-        algorithms: The methods to compose, in the order in which the engine gets them. Every run trains with copies.
+        training: The optimization.
+        metrics: Evaluation metrics; recipes are compared by the first one.
+        algorithms: The algorithms to compose, in the order for the engine. Every run trains with copies.
     """
 
     name: str
@@ -152,18 +151,14 @@ class Recipe:
 
     def __post_init__(self) -> None:
         if not self.metrics:
-            raise ValueError("`metrics` must name at least one metric, got none.")
+            raise ValueError("`metrics` must have at least one metric, got none.")
         for algorithm in self.algorithms:
             if not isinstance(algorithm, Algorithm):
-                raise TypeError(f"`algorithms` must hold `Algorithm` objects, got {algorithm!r}.")
+                raise TypeError(f"`algorithms` must be `Algorithm` objects, got {algorithm!r}.")
 
 
 def check_at_least(name: str, value: float | None, least: float) -> None:
-    """Refuse a number below `least`; None passes.
-
-    Raises:
-        ValueError: It is.
-    """
+    """Raise a ValueError for a number below `least`. None is accepted."""
     if value is not None and value < least:
         raise ValueError(f"`{name}` must be at least {least}, got {value!r}.")
 
@@ -178,11 +173,11 @@ def _check_training(epochs: float, lr: float, weight_decay: float, warmup: float
         raise ValueError(f"`warmup` must be in [0, 1), got {warmup!r}.")
 
 
-def _rise_and_fall(warmup: float) -> ComposerScheduler:
-    """The part of the highest learning rate: rises evenly, then falls to 0 as a cosine.
+def _warmup_and_cosine(warmup: float) -> ComposerScheduler:
+    """Return a schedule of linear warmup and cosine decay, both in fractions of the run.
 
-    In fractions of the run, so that a run that an algorithm shortens has all of it; the warm-up of
-    `CosineAnnealingWithWarmupScheduler` keeps its length then.
+    If an algorithm shortens the run, the warmup gets shorter too; that of `CosineAnnealingWithWarmupScheduler` does
+    not.
     """
 
     def multiplier(state: State, ssr: float = 1.0) -> float:

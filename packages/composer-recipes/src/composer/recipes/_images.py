@@ -1,4 +1,4 @@
-"""Labelled images that lie on the training device."""
+"""Labelled images, stored on the training device."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ CLASSIFICATION = (
     Metric("MulticlassAccuracy", "accuracy", scale=100, unit="%", digits=2),
     Metric("CrossEntropy", "cross entropy", higher_is_better=False),
 )
-_EVAL_BATCH = 500
+_EVAL_BATCH_SIZE = 500
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How training images are varied, each at random on its own.
+    """Random augmentation of training images.
 
     Attributes:
-        shift: Pixels by which they are moved at most, in each direction.
-        flip: Whether they are mirrored.
+        shift: The largest shift in each direction, in pixels.
+        flip: Mirror images left to right.
         cutout: Side of the square that is cut out, in pixels; 0 for none.
-        border: What comes in at the border: a padding mode of `ImageTransform`.
+        border: Padding mode of `ImageTransform`.
     """
 
     shift: int = 0
@@ -52,16 +52,16 @@ class Augmentation:
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Images with a class each, or a class for each pixel.
+    """Images with a class per image or per pixel.
 
     Attributes:
         name: The data set.
         train: Training images, shape (N, C, H, W), uint8, and targets, shape (N,), int64, or (N, H, W), uint8.
         test: Test images and targets.
         num_classes: Number of classes.
-        batch_size: Images per training batch, of all processes together.
-        augmentation: Of the training images.
-        validation: Whether `test` is not the test set, but images held out for choosing hyperparameters.
+        batch_size: Images per training batch, summed over all processes.
+        augmentation: Augmentation of the training images.
+        validation: True if `test` has images held out from the training set, for choosing hyperparameters.
     """
 
     name: str
@@ -76,13 +76,10 @@ class ImageSet:
         size = min(self.shape[1:])
         if self.batch_size > self.num_train:
             raise ValueError(
-                f"`batch_size` must not be above the number of training images, {self.num_train}, got "
-                f"{self.batch_size}."
+                f"`batch_size` must be at most {self.num_train}, the number of training images, got {self.batch_size}."
             )
         if self.augmentation.shift >= size:
-            raise ValueError(
-                f"`shift` must be from 0 to below the size of the images, {size}, got {self.augmentation.shift}."
-            )
+            raise ValueError(f"`shift` must be below {size}, the size of the images, got {self.augmentation.shift}.")
         per_process(self.batch_size)
 
     @property
@@ -102,7 +99,7 @@ class ImageSet:
         return len(self.test[0])
 
     def describe(self) -> str:
-        """The data set and its split, in a line."""
+        """Return one line about the data set and its split."""
         channels, height, width = self.shape
         purpose = "validate" if self.validation else "test"
         return (
@@ -111,8 +108,8 @@ class ImageSet:
         )
 
     def facts(self) -> dict[str, Any]:
-        """The same as values that JSON can hold."""
-        how = self.augmentation
+        """Return a description as values that JSON can represent."""
+        augmentation = self.augmentation
         return {
             "name": self.name,
             "train_images": self.num_train,
@@ -120,50 +117,57 @@ class ImageSet:
             "validation": self.validation,
             "shape": list(self.shape),
             "num_classes": self.num_classes,
-            "shift": how.shift,
-            "flip": how.flip,
-            "cutout": how.cutout,
+            "shift": augmentation.shift,
+            "flip": augmentation.flip,
+            "cutout": augmentation.cutout,
         }
 
     def loaders(self, seed: int, device: Device) -> tuple[DeviceLoader, DeviceLoader]:
-        """The batches for training and for testing, made on a device.
+        """Return loaders for training and testing on a device.
 
         Args:
-            seed: Of the order of the training images and of how they are varied.
-            device: Holds all images while the loaders exist.
+            seed: Seed of the order and the augmentation of the training images.
+            device: The device that stores all images.
         """
         mean, std = standardization(self.train[0])
-        how = self.augmentation
-        varied = ImageTransform(
-            flip=how.flip, padding=how.shift, padding_mode=how.border, cutout=how.cutout, mean=mean, std=std
+        augmentation = self.augmentation
+        augment = ImageTransform(
+            flip=augmentation.flip,
+            padding=augmentation.shift,
+            padding_mode=augmentation.border,
+            cutout=augmentation.cutout,
+            mean=mean,
+            std=std,
         )
-        train = DeviceLoader(*self.train, per_process(self.batch_size), transform=varied, device=device, seed=seed)
-        as_is = ImageTransform(mean=mean, std=std)
-        batch = max(1, _EVAL_BATCH // dist.get_world_size())
-        return train, DeviceLoader(*self.test, batch, transform=as_is, device=device, shuffle=False)
+        train = DeviceLoader(*self.train, per_process(self.batch_size), transform=augment, device=device, seed=seed)
+        normalize = ImageTransform(mean=mean, std=std)
+        eval_batch_size = max(1, _EVAL_BATCH_SIZE // dist.get_world_size())
+        return train, DeviceLoader(*self.test, eval_batch_size, transform=normalize, device=device, shuffle=False)
 
 
 def check_samples(options: Mapping[str, Any]) -> None:
-    """Refuse numbers of images, and shifts, that cannot be.
+    """Check the options of `Data` that all image recipes have.
 
     Args:
-        options: Values by name, with those of `Data` in `composer.recipes.digits`.
+        options: The values by name; see `Data` in `composer.recipes.digits`.
 
     Raises:
-        ValueError: One cannot be, or two exclude each other.
+        ValueError: A value is too small, or two options cannot be combined.
     """
     least = {"train_samples": 1, "test_samples": 1, "validation_samples": 1, "batch_size": 1, "shift": 0}
     for name, value in least.items():
         check_at_least(name, options[name], value)
     if options["test_samples"] is not None and options["validation_samples"] is not None:
-        raise ValueError("`test_samples` is of the test set, which `validation_samples` replaces: give one of them.")
+        raise ValueError(
+            "`test_samples` and `validation_samples` cannot be combined: validation samples replace the test set."
+        )
 
 
 def per_process(batch_size: int) -> int:
-    """A process's part of a batch.
+    """Return the batch size of each process.
 
     Raises:
-        ValueError: The processes cannot share it evenly.
+        ValueError: It is not a multiple of the number of processes.
     """
     processes = dist.get_world_size()
     if batch_size % processes:
@@ -172,52 +176,49 @@ def per_process(batch_size: int) -> int:
 
 
 def first(name: str, count: int | None, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The first images and their targets.
+    """Return the first images and their targets.
 
     Args:
-        name: The option that says how many.
-        count: How many. None: all.
-        images: All of them.
-        targets: Theirs.
+        name: The option with their number, for the error message.
+        count: Their number. None: all.
+        images: All images.
+        targets: All targets.
 
     Raises:
-        ValueError: There are fewer.
+        ValueError: There are fewer images.
     """
     if count is not None and count > len(images):
-        raise ValueError(f"`{name}` must be at most {len(images)}, the number of images there are, got {count}.")
+        raise ValueError(f"`{name}` must be at most {len(images)}, the number of images, got {count}.")
     return images[:count], targets[:count]
 
 
 def hold_out(count: int, images: Tensor, targets: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Split a training set into images to train on and its last ones, to choose hyperparameters with.
+    """Split the last images off a training set, for choosing hyperparameters.
 
     Args:
-        count: How many to hold out.
-        images: All of them.
-        targets: Theirs.
+        count: Number of images to hold out.
+        images: All images.
+        targets: All targets.
 
     Returns:
         Images and targets to train on, and those held out.
 
     Raises:
-        ValueError: None would be left to train on.
+        ValueError: No image would remain.
     """
-    kept = len(images) - count
-    if kept < 1:
-        raise ValueError(
-            f"`validation_samples` must be below {len(images)}, the number of images there are, got {count}."
-        )
-    return (images[:kept], targets[:kept]), (images[kept:], targets[kept:])
+    if count >= len(images):
+        raise ValueError(f"`validation_samples` must be below {len(images)}, the number of images, got {count}.")
+    return (images[:-count], targets[:-count]), (images[-count:], targets[-count:])
 
 
 def standardization(images: Tensor) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation of each channel, exact: counted, because bytes have few values.
+    """Return the exact mean and standard deviation of each channel, computed from a histogram.
 
     Args:
         images: Shape (N, C, H, W), uint8.
 
     Returns:
-        Both on the scale of bytes. A deviation is at least 1, so that images without contrast can be divided by it.
+        Both in 0 to 255. A deviation is at least 1, so that it can be a divisor also for constant images.
     """
     values = torch.arange(256, dtype=torch.float64)
     means, deviations = [], []

@@ -1,4 +1,4 @@
-"""Small networks for small images: a residual one, and a plain one."""
+"""Small networks for small images: a residual network and a plain one."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class ResNet(nn.Module):
     """A residual network in three stages; the second and the third halve the resolution and double the channels.
 
     A 3x3 convolution, then `blocks` residual blocks of two 3x3 convolutions per stage, the mean over all positions, and
-    a linear layer. Every convolution is followed by batch normalisation. Where a block changes the shape, its shortcut
-    is a strided 1x1 convolution. The second normalisation of a block begins at 0, so a new block is its shortcut.
+    a linear layer. Every convolution is followed by batch normalization. Where a block changes the shape, its shortcut
+    is a strided 1x1 convolution. The scale of the last normalization of a block is initialized to 0.
 
     Args:
         num_classes: Number of classes.
@@ -29,8 +29,8 @@ class ResNet(nn.Module):
         >>> network(torch.zeros(2, 1, 8, 8)).shape
         torch.Size([2, 10])
 
-    Source: He et al., "Deep Residual Learning for Image Recognition", arXiv:1512.03385, section 4.2. The normalisation
-    that begins at 0: Goyal et al., "Accurate, Large Minibatch SGD", arXiv:1706.02677, section 5.1.
+    Source: He et al., "Deep Residual Learning for Image Recognition", arXiv:1512.03385, section 4.2. The
+    initialization to 0: Goyal et al., "Accurate, Large Minibatch SGD", arXiv:1706.02677, section 5.1.
     Differs: projection shortcuts (the paper's option B) instead of padded identities.
     """
 
@@ -50,31 +50,24 @@ class ResNet(nn.Module):
         self.classifier = nn.Linear(channels, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Class scores.
-
-        Args:
-            x: Images, shape (N, in_channels, H, W).
-
-        Returns:
-            Shape (N, num_classes).
-        """
+        """Return class scores, shape (N, num_classes), of images, shape (N, in_channels, H, W)."""
         features: Tensor = self.stages(self.stem(x))
         scores: Tensor = self.classifier(features.mean(dim=(2, 3)))
         return scores
 
 
 class ConvNet(nn.Module):
-    """A 3x3 convolution at the full resolution, two at half, two at a quarter of it, with max pooling in between.
+    """A network of five 3x3 convolutions: one at full resolution, two at half, two at a quarter, with max pooling.
 
-    Every convolution is followed by batch normalisation and ReLU. Those at half the resolution have twice, those at a
-    quarter four times the channels of the first. Then come the means over the windows of a grid and a linear layer, so
-    that images may have any size that leaves a position for each window.
+    Every convolution is followed by batch normalization and ReLU. Those at half the resolution have twice, those at a
+    quarter four times the channels of the first. Average pooling over a grid of windows and a linear layer follow, so
+    images may have any size with a position for each window.
 
     Args:
         num_classes: Number of classes.
         in_channels: Channels of the images.
         width: Channels of the first convolution.
-        grid: Rows and columns of the grid. More than 1 tell the linear layer where in the image something is.
+        grid: Rows and columns of the grid. With more than 1, the linear layer gets positions in the image.
 
     Raises:
         ValueError: A number is below 1, or an image has fewer than 4 * grid pixels in a direction.
@@ -98,15 +91,8 @@ class ConvNet(nn.Module):
         self.classifier = nn.Linear(widest * grid**2, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Class scores.
-
-        Args:
-            x: Images, shape (N, in_channels, H, W).
-
-        Returns:
-            Shape (N, num_classes).
-        """
-        means = _means_of_windows(self.features(x), self.grid)
+        """Return class scores, shape (N, num_classes), of images, shape (N, in_channels, H, W)."""
+        means = _pool_windows(self.features(x), self.grid)
         scores: Tensor = self.classifier(means.flatten(1))
         return scores
 
@@ -132,10 +118,10 @@ def _conv(in_channels: int, out_channels: int, size: int, stride: int = 1) -> tu
     return conv, nn.BatchNorm2d(out_channels)
 
 
-def _means_of_windows(x: Tensor, grid: int) -> Tensor:
-    """Average pooling by `grid` windows in each direction, all of one size and at one distance.
+def _pool_windows(x: Tensor, grid: int) -> Tensor:
+    """Average-pool with `grid` windows of equal size and stride in each direction.
 
-    Not `adaptive_avg_pool2d`, whose gradient is not deterministic on CUDA.
+    The gradient of `adaptive_avg_pool2d` is not deterministic on CUDA.
     """
     height, width = x.shape[2:]
     if min(height, width) < grid:

@@ -1,4 +1,4 @@
-"""The parts of a recipe: where its data come from, its network, its optimisation, and what it is measured by."""
+"""The interfaces of a recipe's parts (data, network, training), and its metrics."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["DataSource", "Dataset", "Metric", "NetworkPlan", "TrainingPlan", "fi
 
 
 class Dataset(Protocol):
-    """Data that were read, ready for training.
+    """Loaded data, ready for training.
 
     Attributes:
-        name: What it is called.
+        name: Its name.
         num_train: Number of training samples.
         num_test: Number of test samples.
-        batch_size: Training samples per batch, of all processes together.
+        batch_size: Training samples per batch, summed over all processes.
     """
 
     @property
@@ -36,74 +36,74 @@ class Dataset(Protocol):
     def batch_size(self) -> int: ...
 
     def describe(self) -> str:
-        """The data and their split, in a line."""
+        """Return one line about the data and their split."""
         ...
 
     def facts(self) -> dict[str, Any]:
-        """The same as values that JSON can hold."""
+        """Return a description as values that JSON can represent."""
         ...
 
     def loaders(self, seed: int, device: Device) -> tuple[Any, Any]:
-        """What the Trainer takes for training and for testing; of several processes, each has its share.
+        """Return data loaders for training and testing; each process gets its share.
 
         Args:
-            seed: Of the order of the training samples and of how they are augmented.
-            device: Where the batches are made.
+            seed: Seed of the order and the augmentation of the training samples.
+            device: The training device.
         """
         ...
 
 
 class DataSource(Protocol):
-    """The hyperparameters of data: a frozen dataclass."""
+    """Hyperparameters of data: a frozen dataclass."""
 
     def load(self) -> Dataset:
         """Read the data.
 
         Raises:
-            FileNotFoundError: They are not there; the message says how to get them.
-            ValueError: There are fewer than asked for, or a file is not what its name says.
+            FileNotFoundError: A file does not exist; the message says how to get it.
+            ValueError: There are fewer samples than requested, or a file has unexpected contents.
         """
         ...
 
 
 class NetworkPlan(Protocol):
-    """The hyperparameters of a network: a frozen dataclass."""
+    """Hyperparameters of a network: a frozen dataclass."""
 
     def build(self, dataset: Any) -> ComposerModel:
-        """A new network, with weights from torch's generator.
+        """Return a new network, initialized with torch's global generator.
 
         Args:
-            dataset: What it is for; it decides the sizes of inputs and outputs.
+            dataset: The data, which determine the sizes of inputs and outputs.
         """
         ...
 
 
 class TrainingPlan(Protocol):
-    """The hyperparameters of an optimisation: a frozen dataclass."""
+    """Hyperparameters of the optimization: a frozen dataclass."""
 
     @property
     def epochs(self) -> float: ...
 
     def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
-        """The optimizer of a model's weights."""
+        """Return an optimizer of a model's parameters."""
         ...
 
     def schedule(self) -> ComposerScheduler:
-        """The course of the learning rate."""
+        """Return the learning rate schedule."""
         ...
 
 
 @dataclass(frozen=True)
 class Metric:
-    """Something measured on the test samples.
+    """A metric on the test samples, and its format.
 
     Args:
-        key: Its name in the model's evaluation metrics.
-        title: What people call it.
-        scale: What its values are multiplied by to be shown.
-        unit: What then follows them.
-        digits: Decimals shown.
-        higher_is_better: Whether it is to grow.
+        key: The name in the model's evaluation metrics.
+        title: The name in tables and plots.
+        scale: Factor of displayed values.
+        unit: Unit of displayed values.
+        digits: Decimals of displayed values.
+        higher_is_better: True for accuracies, False for losses.
 
     Example:
         >>> Metric("MulticlassAccuracy", "accuracy", scale=100, unit="%", digits=2).show(0.9358)
@@ -118,28 +118,28 @@ class Metric:
     higher_is_better: bool = True
 
     def show(self, value: float, spread: float | None = None) -> str:
-        """A value, and its spread if there is one, as text."""
+        """Return a value, and its spread if given, as text."""
         deviation = "" if spread is None else f" +- {self.scale * spread:.{self.digits}f}"
         return f"{self.scale * value:.{self.digits}f}{deviation}{self.unit}"
 
     def reaches(self, value: float, goal: float) -> bool:
-        """Whether a value is at least as good as another."""
+        """Return True if a value is at least as good as a goal."""
         return value >= goal if self.higher_is_better else value <= goal
 
 
 def find_data(given: Path | None) -> Path:
-    """The folder with data sets: the one that is given, or that of the environment variable COMPOSER_DATA.
+    """Return the folder with data sets: the given one, or that of the environment variable COMPOSER_DATA.
 
     Args:
         given: The option `--data`.
 
     Raises:
-        FileNotFoundError: Neither names one.
+        FileNotFoundError: Neither is set.
     """
     root = given if given is not None else os.environ.get("COMPOSER_DATA")
     if not root:
         raise FileNotFoundError(
-            "`data` must name the folder that holds the data set, got none. Give it, or set the environment variable "
-            "COMPOSER_DATA."
+            "`data` must name the folder that holds the data set, got none. Pass `--data`, or set the environment "
+            "variable COMPOSER_DATA."
         )
     return Path(root)

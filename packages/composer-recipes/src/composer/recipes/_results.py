@@ -1,4 +1,4 @@
-"""What came out of training recipes."""
+"""Results of training recipes, and their comparison."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __all__ = ["Result", "Run", "TimeToQuality", "noise_of_time_to_quality", "time_t
 
 @dataclass(frozen=True)
 class Run:
-    """One training from one seed.
+    """One training run.
 
     Attributes:
         seed: The seed.
-        scores: By the key of each metric: what every evaluation gave, in order.
-        tested_at: Seconds of training before each evaluation; evaluations are left out of them.
-        train_seconds: Wall-clock time of the training, evaluations left out.
-        seconds: Wall-clock time of all of it.
-        samples: How many times a sample was trained on.
-        deeds: What each algorithm did, by its class name, in a sentence.
+        scores: The values of each metric at all evaluations, by its key.
+        tested_at: Seconds of training before each evaluation, without evaluations.
+        train_seconds: Wall-clock time of the training, without evaluations.
+        seconds: Wall-clock time of the whole run.
+        samples: Number of training samples processed.
+        actions: A sentence about what each algorithm did, by its class name.
     """
 
     seed: int
@@ -32,20 +32,25 @@ class Run:
     train_seconds: float
     seconds: float
     samples: int
-    deeds: dict[str, str] = field(default_factory=dict)
+    actions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def deeds(self) -> dict[str, str]:
+        """The same as `actions`, its former name."""
+        return self.actions
 
 
 @dataclass(frozen=True)
 class Result:
-    """What training a recipe gave.
+    """The runs of a recipe.
 
     Attributes:
         recipe: The recipe.
-        runs: One per seed.
-        plan: `engine.explain()`, of algorithms.
-        device: What it ran on.
-        threads: Threads of the CPU it ran on.
-        num_parameters: Of the network.
+        runs: One run per seed.
+        plan: `engine.explain()`, restricted to algorithms.
+        device: The name of the training device.
+        threads: Number of CPU threads.
+        num_parameters: Number of parameters of the network.
     """
 
     recipe: Recipe
@@ -57,32 +62,24 @@ class Result:
 
     @property
     def metric(self) -> Metric:
-        """What the recipe is compared by."""
+        """The metric by which the recipe is compared."""
         return self.recipe.metrics[0]
 
     def finals(self, metric: Metric | None = None) -> list[float]:
-        """The value at the end of each run.
+        """Return the final value of each run.
 
         Args:
-            metric: Of which metric. None: of what the recipe is compared by.
+            metric: The metric. None: the first one of the recipe.
         """
         key = (metric or self.metric).key
         return [run.scores[key][-1] for run in self.runs]
 
     def mean(self, metric: Metric | None = None) -> float:
-        """The mean of the values at the end.
-
-        Args:
-            metric: Of which metric. None: of what the recipe is compared by.
-        """
+        """Return the mean of the final values; `metric` as in `finals`."""
         return statistics.fmean(self.finals(metric))
 
     def spread(self, metric: Metric | None = None) -> float:
-        """The sample standard deviation of the values at the end; 0 with a single run.
-
-        Args:
-            metric: Of which metric. None: of what the recipe is compared by.
-        """
+        """Return the sample standard deviation of the final values, 0 for a single run; `metric` as in `finals`."""
         return _spread(self.finals(metric))
 
     @property
@@ -98,12 +95,12 @@ class Result:
 
 @dataclass(frozen=True)
 class TimeToQuality:
-    """How soon one recipe was as good as another one at its end, and stayed so.
+    """The training time after which a recipe stays as good as a base recipe is at its end.
 
     Attributes:
-        goal: The mean of what the other one had at the end of its runs.
-        ratios: For each seed the training time until the first evaluation that was as good, with all later ones,
-            divided by all the training time of the other recipe from the same seed; None for a run that ended worse.
+        goal: The mean of the final values of the base recipe.
+        ratios: For each seed, the training time until the first evaluation from which on all reach the goal, divided
+            by the total training time of the base recipe with the same seed. None for a run that ended worse.
     """
 
     goal: float
@@ -111,7 +108,7 @@ class TimeToQuality:
 
     @property
     def reached(self) -> list[float]:
-        """The ratios of the runs that were as good at their end."""
+        """The ratios of the runs that reached the goal at their end."""
         return [ratio for ratio in self.ratios if ratio is not None]
 
     @property
@@ -126,16 +123,16 @@ class TimeToQuality:
 
 
 def time_to_quality(base: Result, other: Result) -> TimeToQuality:
-    """Return how soon `other` was as good as `base` was at its end, and stayed so to its own end.
+    """Return the training time after which `other` stays as good as `base` is at its end.
 
-    A single good evaluation that later ones fall behind does not count.
+    A good evaluation that is followed by worse ones does not count.
 
     Args:
-        base: What is compared with.
-        other: What is compared; its runs have the same seeds.
+        base: The result to compare with.
+        other: The other result; its runs must have the same seeds.
 
     Raises:
-        ValueError: They do not.
+        ValueError: The seeds differ.
     """
     seeds = [[run.seed for run in result.runs] for result in (base, other)]
     if seeds[0] != seeds[1]:
@@ -149,15 +146,15 @@ def time_to_quality(base: Result, other: Result) -> TimeToQuality:
 
 
 def noise_of_time_to_quality(base: Result) -> TimeToQuality | None:
-    """Return what `time_to_quality` shows where nothing differs but the seed: `base` against itself.
+    """Return `time_to_quality` of runs that differ only in the seed: each run of `base` against the others.
 
-    The goal of each run is the mean of the other runs' ends, and its ratio is of its own training time.
+    The goal of each run is the mean of the other runs' final values, and its ratio refers to its own training time.
 
     Args:
-        base: What is compared with.
+        base: The result.
 
     Returns:
-        The ratios, with the mean of the goals; None with a single run.
+        The ratios, and the mean of all final values as goal; None for a single run.
     """
     if len(base.runs) < 2:
         return None
@@ -170,13 +167,13 @@ def noise_of_time_to_quality(base: Result) -> TimeToQuality | None:
 
 
 def _reached_for_good(run: Run, metric: Metric, goal: float) -> float | None:
-    """Return the seconds of training after which every evaluation was as good as `goal`; None if the last was not."""
-    found = None
+    """Return the seconds of training from which on all evaluations reach `goal`; None if the last one does not."""
+    seconds = None
     for at, value in zip(reversed(run.tested_at), reversed(run.scores[metric.key]), strict=True):
         if not metric.reaches(value, goal):
             break
-        found = at
-    return found
+        seconds = at
+    return seconds
 
 
 def _spread(values: Sequence[float]) -> float:

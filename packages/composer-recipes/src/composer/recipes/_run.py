@@ -1,11 +1,12 @@
-"""Trains recipes, over several seeds, and keeps what came out."""
+"""Training of recipes over several seeds."""
 
 from __future__ import annotations
 
 import copy
 import glob
 import time
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -17,35 +18,36 @@ from composer.callbacks import LRMonitor, MemoryMonitor, SpeedMonitor
 from composer.core import Callback, Evaluator
 from composer.loggers import InMemoryLogger
 from composer.loggers.run_recorder import RunRecorder
-from composer.recipes._deeds import Evidence, describe_deeds
+from composer.recipes._actions import FinishedRun, describe_actions
 from composer.recipes._hparams import Recipe, Runs
+from composer.recipes._monitors import RunMonitor, RunProgressBar, StopAfter
 from composer.recipes._parts import Dataset
-from composer.recipes._profile import profile_run
 from composer.recipes._results import Result, Run
-from composer.recipes._watch import RunBar, StopAfter, Watch
 from composer.utils import dist, get_device
 from composer.utils.reproducibility import seed_context
 
 if TYPE_CHECKING:
     from composer.trainer import Trainer
 
-__all__ = ["Comparison", "compare", "run"]
+__all__ = ["PROFILED", "Comparison", "compare", "run"]
 
-_TEST = "test"  # the label of the evaluation
+_EVAL_LABEL = "test"
 _WARMUP_BATCHES = 2
+_PROFILE_WARMUP, _PROFILE_ACTIVE = 2, 4
+PROFILED = f"{_PROFILE_ACTIVE} batches after {_PROFILE_WARMUP} to warm up, and the evaluation"
 
 
 def run(recipe: Recipe, runs: Runs | None = None) -> Result:
-    """Train a recipe from each seed.
+    """Train a recipe with each seed.
 
-    Nothing outside is changed: the random generators and torch's deterministic mode are as before afterwards.
+    The global random generators and torch's deterministic mode are restored afterwards.
 
     Args:
-        recipe: What to train.
-        runs: How often and where. None: the defaults.
+        recipe: The recipe.
+        runs: Number of runs, and how they are computed. None: the defaults.
 
     Raises:
-        FileNotFoundError: The data are not there.
+        FileNotFoundError: The data do not exist.
         ValueError: A hyperparameter does not fit the data or the device.
 
     Example:
@@ -62,43 +64,43 @@ def compare(recipes: Sequence[Recipe], runs: Runs | None = None, *, folder: Path
     """Train several recipes; see `Comparison`.
 
     Args:
-        recipes: What to train.
-        runs: How often and where. None: the defaults.
-        folder: Where to record each run, in a folder of its own. None: nowhere.
+        recipes: The recipes.
+        runs: Number of runs, and how they are computed. None: the defaults.
+        folder: Each run is recorded in a subfolder of this folder. None: no records.
 
     Returns:
         The results, in the order of the recipes.
 
     Raises:
-        FileNotFoundError: The data are not there.
+        FileNotFoundError: The data do not exist.
         ValueError: A hyperparameter does not fit the data or the device.
     """
     return Comparison(recipes, runs, folder=folder).run()
 
 
 class Comparison:
-    """Trains several recipes, seed by seed in turn, so that a machine that slows down slows all of them down.
+    """Training of several recipes that take turns, seed by seed, so that a slower machine slows all of them down.
 
-    Everything that can be wrong with the recipes is found here; `run` then trains.
+    The constructor checks the recipes; `run` trains.
 
     Args:
-        recipes: What to train.
-        runs: How often and where. None: the defaults.
-        folder: Where to record each run, in a folder `<recipe>-seed<seed>` as `composer-report` shows it; older records
-            of these recipes there are removed. None: nowhere.
+        recipes: The recipes.
+        runs: Number of runs, and how they are computed. None: the defaults.
+        folder: Each run is recorded in the subfolder `<recipe>-seed<seed>`, for `composer-report`; older records of
+            these recipes are removed. None: no records.
 
     Attributes:
-        datasets: What each recipe trains on.
+        datasets: The data of each recipe.
         folders: The folders of the recorded runs.
 
     Raises:
-        FileNotFoundError: The data are not there.
+        FileNotFoundError: The data do not exist.
         ValueError: A hyperparameter does not fit the data or the device.
     """
 
     def __init__(self, recipes: Sequence[Recipe], runs: Runs | None = None, *, folder: Path | None = None) -> None:
         if not recipes:
-            raise ValueError("`recipes` must hold at least one recipe, got none.")
+            raise ValueError("`recipes` must have at least one recipe, got none.")
         self._runs = Runs() if runs is None else runs
         sources = {recipe.data for recipe in recipes}
         loaded = {source: source.load() for source in sources}
@@ -115,7 +117,7 @@ class Comparison:
                 session.check()
 
     def run(self) -> list[Result]:
-        """Train each recipe from each seed.
+        """Train each recipe with each seed.
 
         Returns:
             The results, in the order of the recipes.
@@ -130,20 +132,20 @@ class Comparison:
         ]
 
     def profile(self, folder: Path) -> Path:
-        """Train one epoch of the last recipe with the profiler, which `composer-profiler` brings.
+        """Train one epoch of the last recipe with the profiler of `composer-profiler`.
 
         Args:
-            folder: The folder to write to; profiles in it are replaced.
+            folder: The folder for the profile; profiles in it are replaced.
 
         Returns:
-            The trace, which https://ui.perfetto.dev opens.
+            The path of the trace, for https://ui.perfetto.dev.
         """
         with _deterministic(self._runs.threads):
             return self._sessions[-1].profile(folder)
 
 
 class _Session:
-    """Trains one recipe from any seed."""
+    """Training of one recipe with any seed."""
 
     def __init__(self, recipe: Recipe, dataset: Dataset, runs: Runs, width: int, folder: Path | None) -> None:
         self.recipe, self.dataset, self.settings, self.width, self.folder = recipe, dataset, runs, width, folder
@@ -151,11 +153,11 @@ class _Session:
         self.threads = self.num_parameters = 0
 
     def result(self, runs: list[Run]) -> Result:
-        """What the runs gave, together with what `check` saw."""
+        """Return the result of runs, with the facts that `check` recorded."""
         return Result(self.recipe, runs, self.plan, self.device, self.threads, self.num_parameters)
 
     def check(self) -> None:
-        """Build a Trainer, which checks its arguments and sees what the network looks like."""
+        """Build a Trainer, which checks the arguments, and record facts about it."""
         with seed_context(0):
             trainer = self._trainer(0, self._num_batches(), [])
             plan = trainer.engine.explain()
@@ -166,32 +168,34 @@ class _Session:
             trainer.close()
 
     def warm_up(self) -> None:
-        """Train a few batches that do not count: the first ones wait for libraries to load and kernels to be chosen."""
+        """Train a few batches that do not count: the first ones load libraries and select kernels."""
         with seed_context(0):
             trainer = self._trainer(0, self._num_batches(), [], [StopAfter(_WARMUP_BATCHES)])
             trainer.fit()
             trainer.close()
 
     def folder_of(self, seed: int) -> Path:
-        """Where the run from a seed is recorded."""
+        """Return the folder of the record of a run."""
         assert self.folder is not None
         return self.folder / f"{self.recipe.name}-seed{seed}"
 
     def remove_records(self) -> None:
-        """Remove what an earlier comparison recorded of this recipe."""
+        """Remove this recipe's records of an earlier comparison."""
         if self.folder is not None and dist.get_global_rank() == 0:
             for record in self.folder.glob(f"{glob.escape(self.recipe.name)}-seed*/run-rank*.jsonl"):
                 record.unlink()
 
     def train(self, seed: int) -> Run:
-        """Train from a seed."""
-        memory, watch = InMemoryLogger(), Watch()
-        loggers = [memory, watch, *([RunBar(self.recipe.metrics[0].key)] if self.settings.progress else [])]
+        """Train with a seed."""
+        memory, monitor = InMemoryLogger(), RunMonitor()
+        loggers: list[Any] = [memory, monitor]
+        if self.settings.progress:
+            loggers.append(RunProgressBar(self.recipe.metrics[0].key))
         monitors: list[Callback] = []
         recorded = self.folder is not None
         if recorded:
             monitors = [LRMonitor(), SpeedMonitor(window_size=10, time_unit="seconds")]
-            if get_device(self.settings.device).name == "gpu":  # it has nothing to say of others
+            if get_device(self.settings.device).name == "gpu":  # other devices report nothing
                 monitors.append(MemoryMonitor())
             loggers.append(RunRecorder(self.folder_of(seed), group=self.recipe.name))
         began = time.perf_counter()
@@ -201,20 +205,21 @@ class _Session:
                 trainer.logger.log_hyperparameters(_hyperparameters(self.recipe))
             trainer.fit()
         seconds = time.perf_counter() - began
-        evidence = Evidence(trainer.state, memory, watch)
-        deeds = {type(each).__name__: describe_deeds(each, evidence) for each in trainer.state.algorithms}
-        if recorded and deeds:
-            trainer.logger.log_table(["algorithm", "deed"], [list(item) for item in deeds.items()], name="algorithms")
+        finished = FinishedRun(trainer.state, memory, monitor)
+        actions = {type(each).__name__: describe_actions(each, finished) for each in trainer.state.algorithms}
+        if recorded and actions:
+            rows = [list(item) for item in actions.items()]
+            trainer.logger.log_table(["algorithm", "action"], rows, name="algorithms")
         trainer.close()
         scores = {metric.key: _series(memory, metric.key) for metric in self.recipe.metrics}
         samples = trainer.state.timestamp.sample.value
-        return Run(seed, scores, watch.tested_at, watch.train_seconds, seconds, samples, deeds)
+        return Run(seed, scores, monitor.tested_at, monitor.train_seconds, seconds, samples, actions)
 
     def profile(self, folder: Path) -> Path:
-        """Train an epoch with the profiler; returns the trace."""
+        """Train an epoch with the profiler, and return the path of the trace."""
         seed, batches = self.settings.seed, self._batches_per_epoch()
         with seed_context(seed):
-            return profile_run(lambda profiler: self._trainer(seed, batches, [], profiler=profiler), folder)
+            return _profile_run(lambda profiler: self._trainer(seed, batches, [], profiler=profiler), folder)
 
     def _num_batches(self) -> int:
         return max(1, round(self.recipe.training.epochs * self._batches_per_epoch()))
@@ -230,8 +235,8 @@ class _Session:
         monitors: Sequence[Callback] = (),
         profiler: Any = None,
     ) -> Trainer:
-        """A Trainer whose every random choice is decided by the seed. To be called under its `seed_context`."""
-        from composer.trainer import Trainer  # loads torchmetrics, which takes seconds
+        """Return a Trainer in which only the seed determines random numbers. Call it under its `seed_context`."""
+        from composer.trainer import Trainer  # imports torchmetrics, which takes seconds
 
         recipe, settings = self.recipe, self.settings
         device = get_device(settings.device)
@@ -241,9 +246,9 @@ class _Session:
             model=model,
             train_dataloader=train,
             train_dataloader_label=f"{recipe.name:<{self.width}} seed {seed}",
-            eval_dataloader=Evaluator(label=_TEST, dataloader=test),
+            eval_dataloader=Evaluator(label=_EVAL_LABEL, dataloader=test),
             run_name=f"{recipe.name}-seed{seed}",
-            max_duration=f"{num_batches}ba",  # not in epochs, each of which would get a progress bar of its own
+            max_duration=f"{num_batches}ba",  # in batches: with epochs, each would get its own progress bar
             algorithms=copy.deepcopy(list(recipe.algorithms)),
             optimizers=recipe.training.optimizer(model),
             schedulers=recipe.training.schedule(),
@@ -260,7 +265,7 @@ class _Session:
 
 
 def _hyperparameters(recipe: Recipe) -> dict[str, Any]:
-    """What decides a training, for its record."""
+    """Return the hyperparameters of a recipe, for the record of a run."""
     parts: dict[str, Any] = {"data": recipe.data, "network": recipe.network, "training": recipe.training}
     groups = {name: asdict(part) for name, part in parts.items()}
     values = {f"{name}/{key}": value for name, group in groups.items() for key, value in group.items()}
@@ -268,22 +273,21 @@ def _hyperparameters(recipe: Recipe) -> dict[str, Any]:
 
 
 def _series(memory: InMemoryLogger, metric: str) -> list[float]:
-    """What the evaluations gave, one number for each."""
-    return [float(value) for _, value in memory.data[f"metrics/{_TEST}/{metric}"]]
+    """Return the value of a metric at each evaluation."""
+    return [float(value) for _, value in memory.data[f"metrics/{_EVAL_LABEL}/{metric}"]]
 
 
 @contextmanager
 def _deterministic(threads: int | None) -> Iterator[None]:
-    """Leave torch's deterministic mode, which the Trainer switches on, and the number of threads as they were.
+    """Set the number of threads, and restore it and torch's deterministic mode, which the Trainer changes.
 
-    In this mode torch would fill all new memory, so that what reads it before it is written can be found: 6% of the
-    time of a small network, and nothing here is about finding that.
+    Filling of uninitialized memory, a debugging aid of that mode, is off: it costs 6% of the time of a small network.
     """
     threads_before = torch.get_num_threads()
     enabled = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     cudnn = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
-    memory: Any = torch.utils.deterministic  # whose attribute is made when it is loaded
+    memory: Any = torch.utils.deterministic  # Any: the attribute is created at import
     filled = memory.fill_uninitialized_memory
     try:
         memory.fill_uninitialized_memory = False
@@ -295,3 +299,26 @@ def _deterministic(threads: int | None) -> Iterator[None]:
         torch.set_num_threads(threads_before)
         torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
         torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = cudnn
+
+
+def _profile_run(make_trainer: Callable[[Any], Any], folder: Path) -> Path:
+    """Train with the profiler, write to a folder and return the path of the merged trace."""
+    from composer.profiler import JSONTraceHandler, Profiler, cyclic_schedule
+
+    handler = JSONTraceHandler(
+        folder=str(folder), remote_file_name=None, merged_trace_remote_file_name=None, overwrite=True
+    )
+    profiler = Profiler(
+        schedule=cyclic_schedule(warmup=_PROFILE_WARMUP, active=_PROFILE_ACTIVE),
+        trace_handlers=handler,
+        torch_prof_folder=str(folder / "torch"),
+        torch_prof_remote_file_name=None,
+        torch_prof_overwrite=True,
+        torch_prof_record_shapes=True,
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The profiler is enabled")  # intended, and no times are compared here
+        trainer = make_trainer(profiler)
+    trainer.fit()
+    trainer.close()
+    return folder / "merged_trace.json"

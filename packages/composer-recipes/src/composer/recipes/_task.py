@@ -1,4 +1,4 @@
-"""A task: data, a network, an optimisation, and two recipes for it, plain and composed."""
+"""A task: data, a network, an optimization, and two recipes for it, plain and composed."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ __all__ = ["Task"]
 
 @dataclass(frozen=True)
 class Task:
-    """What `composer-train NAME` trains: the defaults of two recipes, and what can be composed.
+    """Defaults of the plain and the composed recipe of `composer-train NAME`, and the available algorithms.
 
     Attributes:
-        name: What it is called.
-        summary: What is trained, in a few sentences.
-        data: The data, by default.
-        network: The network, by default.
-        training: The optimisation, by default: tuned for the plain recipe, and used by both.
-        metrics: What is measured; the first one is what is compared.
-        algorithms: What can be composed, by the names that the command line uses.
-        chosen: What the composed recipe composes.
-        tuned: Arguments that suit the task better than an algorithm's own defaults, by name.
-        runs: How often and where to train, by default.
-        fitted: Arguments of algorithms that follow from the data, by name.
+        name: The name on the command line.
+        summary: A few sentences for its help.
+        data: Default data.
+        network: Default network.
+        training: Default optimization of both recipes, tuned for the plain one.
+        metrics: Evaluation metrics; recipes are compared by the first one.
+        algorithms: The available algorithms, by their names on the command line.
+        chosen: The algorithms of the composed recipe by default.
+        tuned: Arguments that replace the defaults of an algorithm, by name.
+        runs: Default number of runs and how they are computed.
+        fitted: Returns arguments of algorithms that depend on the data, by name.
     """
 
     name: str
@@ -46,12 +46,12 @@ class Task:
     def plain(
         self, data: DataSource | None = None, network: NetworkPlan | None = None, training: TrainingPlan | None = None
     ) -> Recipe:
-        """The plain recipe: no algorithms.
+        """Return the recipe without algorithms.
 
         Args:
-            data: What to train on. None: the default.
+            data: The data. None: the default.
             network: The network. None: the default.
-            training: The optimisation. None: the default.
+            training: The optimization. None: the default.
         """
         return Recipe("plain", data or self.data, network or self.network, training or self.training, self.metrics)
 
@@ -62,13 +62,13 @@ class Task:
         training: TrainingPlan | None = None,
         algorithms: Sequence[Algorithm] | None = None,
     ) -> Recipe:
-        """The composed recipe: the plain one, and algorithms.
+        """Return the recipe with algorithms.
 
         Args:
-            data: What to train on. None: the default.
+            data: The data. None: the default.
             network: The network. None: the default.
-            training: The optimisation. None: the default.
-            algorithms: What to compose. None: what helps, with the arguments that suit the task.
+            training: The optimization. None: the default.
+            algorithms: The algorithms. None: `chosen`, with the arguments of `tuned`.
         """
         chosen = self.make_algorithms(data=data) if algorithms is None else algorithms
         parts = data or self.data, network or self.network, training or self.training
@@ -80,21 +80,21 @@ class Task:
         arguments: Mapping[str, Mapping[str, Any]] | None = None,
         data: DataSource | None = None,
     ) -> list[Algorithm]:
-        """Algorithms by name.
+        """Construct algorithms by name.
 
         Args:
             names: Keys of `algorithms`. None: `chosen`.
             arguments: Arguments by name. None: `tuned`.
-            data: What they are for. None: the default.
+            data: The data they are for. None: the default.
 
         Raises:
-            ValueError: A name is unknown, or an algorithm refuses its arguments.
+            ValueError: A name is unknown, or an argument is invalid.
         """
         arguments = self.tuned if arguments is None else arguments
         fitted = self.fitted(data or self.data)
-        made = []
+        algorithms = []
         for name in self.chosen if names is None else names:
             if name not in self.algorithms:
                 raise ValueError(f"`names` must be among {', '.join(self.algorithms)}, got {name!r}.")
-            made.append(self.algorithms[name](**arguments.get(name, {}), **fitted.get(name, {})))
-        return made
+            algorithms.append(self.algorithms[name](**arguments.get(name, {}), **fitted.get(name, {})))
+        return algorithms

@@ -1,4 +1,4 @@
-"""What the recipes for Fashion-MNIST and CIFAR-10 share: where the images are, and what can be composed."""
+"""Data and algorithms of the recipes for Fashion-MNIST and CIFAR-10."""
 
 from __future__ import annotations
 
@@ -55,15 +55,15 @@ class FashionMNIST:
     """Fashion-MNIST: 60,000 images of clothes to train on, 10,000 to test, 28x28 pixels, 10 classes.
 
     Args:
-        data: The folder that torchvision was given: it holds FashionMNIST/raw. None is that of the environment variable
+        data: The root folder passed to torchvision, which holds FashionMNIST/raw. None: the environment variable
             COMPOSER_DATA.
-        train_samples: Train on the first images of the training set, so many. None is all.
-        test_samples: Test on the first images of the test set, so many. None is all.
-        validation_samples: Hold out the last images of the training set, so many, and test on them instead of on the
-            test set: for choosing hyperparameters. None is the test set.
-        batch_size: Images per training batch. What does not fill a batch is left out of an epoch.
-        shift: Move each training image by up to this many pixels in each direction, at random.
-        flip: Mirror every second training image, at random.
+        train_samples: Train only on this many images, from the first. None: all.
+        test_samples: Test only on this many images, from the first. None: all.
+        validation_samples: Hold out this many images from the end of the training set, and test on them instead of the
+            test set, for choosing hyperparameters. None: use the test set.
+        batch_size: Images per training batch. An incomplete last batch is dropped.
+        shift: Shift training images at random by up to this many pixels in each direction.
+        flip: Mirror training images with probability 0.5.
     """
 
     data: Path | None = None
@@ -81,8 +81,8 @@ class FashionMNIST:
         """Read the images.
 
         Raises:
-            FileNotFoundError: They are not there; the message has the command that gets them.
-            ValueError: There are fewer than asked for, or a file is not what its name says.
+            FileNotFoundError: A file does not exist; the message has the command that downloads it.
+            ValueError: There are fewer images than requested, or a file has unexpected contents.
         """
         return _load("Fashion-MNIST", load_fashion_mnist, self, Augmentation(self.shift, self.flip))
 
@@ -92,16 +92,16 @@ class Cifar10:
     """CIFAR-10: 50,000 photographs to train on, 10,000 to test, 3x32x32 pixels, 10 classes.
 
     Args:
-        data: The folder that torchvision was given: it holds cifar-10-batches-py. None is that of the environment
-            variable COMPOSER_DATA.
-        train_samples: Train on the first images of the training set, so many. None is all.
-        test_samples: Test on the first images of the test set, so many. None is all.
-        validation_samples: Hold out the last images of the training set, so many, and test on them instead of on the
-            test set: for choosing hyperparameters. None is the test set.
-        batch_size: Images per training batch. What does not fill a batch is left out of an epoch.
-        shift: Move each training image by up to this many pixels in each direction, at random; its border is mirrored.
-        flip: Mirror every second training image, at random.
-        cutout_size: Cut a square of this many pixels' side out of each training image. 0 is none.
+        data: The root folder passed to torchvision, which holds cifar-10-batches-py. None: the environment variable
+            COMPOSER_DATA.
+        train_samples: Train only on this many images, from the first. None: all.
+        test_samples: Test only on this many images, from the first. None: all.
+        validation_samples: Hold out this many images from the end of the training set, and test on them instead of the
+            test set, for choosing hyperparameters. None: use the test set.
+        batch_size: Images per training batch. An incomplete last batch is dropped.
+        shift: Shift training images at random by up to this many pixels in each direction, with a reflected border.
+        flip: Mirror training images with probability 0.5.
+        cutout_size: Side in pixels of the square that is cut out of each training image. 0: none.
     """
 
     data: Path | None = None
@@ -121,8 +121,8 @@ class Cifar10:
         """Read the images.
 
         Raises:
-            FileNotFoundError: They are not there; the message has the command that gets them.
-            ValueError: There are fewer than asked for, or a file is not what its name says.
+            FileNotFoundError: A file does not exist; the message has the command that downloads it.
+            ValueError: There are fewer images than requested, or a file has unexpected contents.
         """
         return _load("CIFAR-10", load_cifar10, self, Augmentation(self.shift, self.flip, self.cutout_size, "reflect"))
 

@@ -22,7 +22,7 @@ from composer.recipes._task import Task
 
 __all__ = ["TASK", "Data", "Network", "composed", "plain"]
 
-_TRAIN, _TEST = 500, 797  # the first and the last images; those between are for choosing hyperparameters
+_TRAIN, _TEST = 500, 797  # the first and the last images; those in between are for choosing hyperparameters
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class Data:
     """The handwritten digits of scikit-learn, doubled in size.
 
     Args:
-        train_samples: Train on the first images of the training set, so many. None is all.
-        test_samples: Test on the first images of the test set, so many. None is all.
-        validation_samples: Test on the first of the images that are in neither set, so many, instead of on the test
-            set: for choosing hyperparameters. None is the test set.
-        batch_size: Images per training batch. What does not fill a batch is left out of an epoch.
-        shift: Move each training image by up to this many pixels in each direction, at random.
+        train_samples: Train only on this many images, from the first. None: all.
+        test_samples: Test only on this many images, from the first. None: all.
+        validation_samples: Test on this many images that are in neither set, instead of the test set, for choosing
+            hyperparameters. None: use the test set.
+        batch_size: Images per training batch. An incomplete last batch is dropped.
+        shift: Shift training images at random by up to this many pixels in each direction.
     """
 
     train_samples: int | None = None
@@ -50,7 +50,7 @@ class Data:
     def load(self) -> ImageSet:
         """Read the digits."""
         images, labels = _read()
-        # The images of a writer follow each other, so the ends do not mix.
+        # Images are ordered by writer, so the two ends have different writers.
         if self.validation_samples is None:
             test = first("test_samples", self.test_samples, images[-_TEST:], labels[-_TEST:])
         else:
@@ -71,7 +71,7 @@ class Network:
     """The residual network.
 
     Args:
-        width: Channels of its first stage; the second has twice, the third four times as many.
+        width: Channels of the first stage; the second has twice, the third four times as many.
         blocks: Residual blocks per stage.
     """
 
@@ -83,16 +83,16 @@ class Network:
         check_at_least("blocks", self.blocks, 1)
 
     def build(self, dataset: ImageSet) -> ComposerClassifier:
-        """A new network for images and classes such as these."""
+        """Return a new network for the images and classes of a data set."""
         network = ResNet(dataset.num_classes, dataset.shape[0], width=self.width, blocks=self.blocks)
-        return ComposerClassifier(network, train_metrics={})  # against mixed images they would mislead
+        return ComposerClassifier(network, train_metrics={})  # meaningless on mixed images
 
 
 def _read() -> tuple[Tensor, Tensor]:
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
-    pixels = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) * (255 / 16)  # they count to 16
+    pixels = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) * (255 / 16)  # the pixels are in 0 to 16
     doubled = torch.nn.functional.interpolate(pixels, scale_factor=2, mode="bilinear")
     return doubled.round().to(torch.uint8), torch.tensor(labels, dtype=torch.int64)
 
@@ -118,6 +118,6 @@ TASK = Task(
     },
     chosen=("channels_last", "ema", "label_smoothing"),
     tuned={"ema": {"half_life": "5ba"}, "label_smoothing": {"smoothing": 0.1}, "mixup": {"alpha": 0.2}},
-    runs=Runs(seeds=5, threads=1),  # fast for images this small, and the same numbers whatever the number of cores
+    runs=Runs(seeds=5, threads=1),  # fast for small images, and independent of the number of cores
 )
 plain, composed = TASK.plain, TASK.composed

@@ -20,8 +20,8 @@ class Network:
     """The convolutional network.
 
     Args:
-        width: Channels of the first of its five convolutions; two have twice, two four times as many.
-        grid: The linear layer gets the means over a grid of windows, so many rows and columns of them.
+        width: Channels of the first of five convolutions; the next two have twice, the last two four times as many.
+        grid: Rows and columns of the grid of average-pooled windows that the linear layer gets.
     """
 
     width: int = 16
@@ -32,7 +32,7 @@ class Network:
         check_at_least("grid", self.grid, 1)
 
     def build(self, dataset: ImageSet) -> ComposerClassifier:
-        """A new network for images and classes such as these."""
+        """Return a new network for the images and classes of a data set."""
         network = ConvNet(dataset.num_classes, dataset.shape[0], width=self.width, grid=self.grid)
         return ComposerClassifier(network, train_metrics={})
 

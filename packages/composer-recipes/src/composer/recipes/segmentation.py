@@ -30,28 +30,28 @@ Norm: TypeAlias = Literal["batch", "group", "instance"]
 
 _ITEM = 28  # pixels
 _CLASSES = 10
-_FAINT = 32  # pixels of an item below this belong to what is behind it
+_TRANSPARENT_BELOW = 32  # darker pixels of an item show what is behind it
 
 
 @dataclass(frozen=True)
 class Data:
-    """Scenes: items of Fashion-MNIST at random places, some behind others, before a noisy background.
+    """Scenes of Fashion-MNIST items at random positions, some behind others, on a noisy background.
 
-    Every pixel has a class: 0 for the background, and one more than that of the item elsewhere. Training scenes are
-    made of training items, test scenes of test items; they are the same in every run.
+    Every pixel has a class: 0 for the background, otherwise the label of the item plus 1. Training scenes have training
+    items, test scenes have test items; all are the same in every run.
 
     Args:
-        data: The folder that torchvision was given: it holds FashionMNIST/raw. None is that of the environment variable
+        data: The root folder passed to torchvision, which holds FashionMNIST/raw. None: the environment variable
             COMPOSER_DATA.
         train_samples: Number of training scenes.
         test_samples: Number of test scenes.
-        validation_samples: Hold out the last items of the training set, so many, and make the test scenes of them
-            instead of the test set's: for choosing hyperparameters. None is the test set.
-        batch_size: Scenes per training batch. What does not fill a batch is left out of an epoch.
+        validation_samples: Hold out this many items from the end of the training set, and use them for the test scenes
+            instead of the test set, for choosing hyperparameters. None: use the test set.
+        batch_size: Scenes per training batch. An incomplete last batch is dropped.
         size: Height and width of a scene, in pixels.
         items: Items per scene.
-        noise: The background's pixels are from 0 to below this.
-        shift: Move each training scene by up to this many pixels in each direction, at random; its border is mirrored.
+        noise: Background pixels are random in [0, noise).
+        shift: Shift training scenes at random by up to this many pixels in each direction, with a reflected border.
     """
 
     data: Path | None = None
@@ -75,8 +75,8 @@ class Data:
         """Make the scenes.
 
         Raises:
-            FileNotFoundError: Fashion-MNIST is not there; the message has the command that gets it.
-            ValueError: A file is not what its name says, or none of its items would be left to train on.
+            FileNotFoundError: Fashion-MNIST does not exist; the message has the command that downloads it.
+            ValueError: A file has unexpected contents, or no item would remain for training.
         """
         root = find_data(self.data)
         make = partial(make_scenes, size=self.size, items=self.items, noise=self.noise)
@@ -99,7 +99,7 @@ class Data:
 def make_scenes(
     images: Tensor, labels: Tensor, count: int, *, size: int, items: int, noise: int, seed: int
 ) -> tuple[Tensor, Tensor]:
-    """Place images at random in scenes.
+    """Place images at random positions in scenes.
 
     Args:
         images: Shape (N, 1, h, w), uint8, bright on black.
@@ -107,12 +107,12 @@ def make_scenes(
         count: Number of scenes.
         size: Height and width of a scene, at least h and w.
         items: Images per scene; later ones hide earlier ones.
-        noise: Pixels of the background are from 0 to below this.
-        seed: Of everything random.
+        noise: Background pixels are random in [0, noise).
+        seed: The seed.
 
     Returns:
         Scenes, shape (count, 1, size, size), uint8, and the class of each pixel, shape (count, size, size), uint8: 0
-        where no image is, otherwise its label plus 1.
+        for the background, otherwise the label plus 1.
 
     Example:
         >>> images = torch.full((1, 1, 2, 2), 255, dtype=torch.uint8)
@@ -134,10 +134,10 @@ def make_scenes(
         rows = (below(size - height + 1, count)[:, None] + torch.arange(height))[:, :, None]
         columns = (below(size - width + 1, count)[:, None] + torch.arange(width))[:, None]
         item = images[chosen, 0]
-        seen = item >= _FAINT
-        scenes[scene, rows, columns] = torch.where(seen, item, scenes[scene, rows, columns])
+        visible = item >= _TRANSPARENT_BELOW
+        scenes[scene, rows, columns] = torch.where(visible, item, scenes[scene, rows, columns])
         label = (labels[chosen] + 1).to(torch.uint8)[:, None, None]
-        classes[scene, rows, columns] = torch.where(seen, label, classes[scene, rows, columns])
+        classes[scene, rows, columns] = torch.where(visible, label, classes[scene, rows, columns])
     return scenes[:, None], classes
 
 
@@ -148,7 +148,7 @@ class Network:
     Args:
         width: Channels at the full resolution; they double with each level.
         levels: Number of resolutions, each half of the one before.
-        norm: The normalization after each convolution. Torch computes "instance" in the contiguous layout only.
+        norm: The normalization after each convolution. Torch supports "instance" only in the contiguous layout.
     """
 
     width: int = 8
@@ -162,7 +162,7 @@ class Network:
             raise ValueError(f"`norm` must be one of {', '.join(norms)}, got {self.norm!r}.")
 
     def build(self, dataset: ImageSet) -> ComposerModel:
-        """A new network for scenes such as these."""
+        """Return a new network for the scenes of a data set."""
         from composer.models import UNet
 
         return UNet(

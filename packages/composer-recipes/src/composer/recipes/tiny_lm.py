@@ -1,4 +1,4 @@
-"""The recipes of `composer-train tiny_lm`: a small GPT-2 that reads Tiny Shakespeare, character by character."""
+"""The recipes of `composer-train tiny_lm`: a small GPT-2 on the characters of Tiny Shakespeare."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ __all__ = ["TASK", "Data", "Network", "Text", "composed", "plain"]
 
 _SOURCE = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 _NAMES = ("tinyshakespeare.txt", "text/tinyshakespeare.txt")
-_TRAIN = 0.9  # the part of the text that is trained on; the rest, its end, is for testing
-_EVAL_BATCH = 64
+_TRAIN = 0.9  # the fraction of the text to train on; the rest is for testing
+_EVAL_BATCH_SIZE = 64
 
 
 @dataclass(frozen=True)
 class Data:
-    """Tiny Shakespeare, or any other text: its first nine tenths to train on, the rest to test.
+    """Tiny Shakespeare, or any other text: its first 90% to train on, the rest to test.
 
     Args:
-        data: A text file, in UTF-8, or a folder that holds tinyshakespeare.txt. None is that of the environment
-            variable COMPOSER_DATA.
-        characters: Use the first characters of the text, so many. None is all.
-        batch_size: Sequences per training batch. What does not fill a batch is left out of an epoch.
+        data: A text file in UTF-8, or a folder that holds tinyshakespeare.txt. None: the environment variable
+            COMPOSER_DATA.
+        characters: Use only this many characters of the text, from the first. None: all.
+        batch_size: Sequences per training batch. An incomplete last batch is dropped.
         seq_length: Characters per sequence.
     """
 
@@ -56,8 +56,8 @@ class Data:
         """Read the text.
 
         Raises:
-            FileNotFoundError: It is not there; the message has the command that gets it.
-            ValueError: It has fewer characters than asked for, or is shorter than a batch.
+            FileNotFoundError: It does not exist; the message has the command that downloads it.
+            ValueError: It has fewer characters than requested, or is shorter than a batch.
         """
         path = _find(find_data(self.data))
         text = path.read_text(encoding="utf-8")
@@ -70,13 +70,13 @@ class Data:
 
 @dataclass(frozen=True)
 class Text:
-    """A text that was read.
+    """A loaded text.
 
     Attributes:
         path: The file.
-        tokenizer: Of the characters in it.
-        length: How many characters it has.
-        options: Which of them to use, and how.
+        tokenizer: The tokenizer of its characters.
+        length: Number of characters.
+        options: The hyperparameters.
     """
 
     path: Path
@@ -100,7 +100,7 @@ class Text:
 
     @property
     def batch_size(self) -> int:
-        """Sequences per training batch, of all processes together."""
+        """Sequences per training batch, summed over all processes."""
         return self.options.batch_size
 
     @property
@@ -122,14 +122,14 @@ class Text:
         return (round(end * self.length) - round(begin * self.length)) // self.options.seq_length
 
     def describe(self) -> str:
-        """The text and its split, in a line."""
+        """Return one line about the text and its split."""
         return (
             f"{self.name}: {self.num_train:,} sequences to train on, {self.num_test:,} to test, of "
             f"{self.options.seq_length} characters, {self.tokenizer.vocab_size} of them distinct"
         )
 
     def facts(self) -> dict[str, Any]:
-        """The same as values that JSON can hold."""
+        """Return a description as values that JSON can represent."""
         return {
             "name": self.name,
             "train_sequences": self.num_train,
@@ -139,11 +139,11 @@ class Text:
         }
 
     def loaders(self, seed: int, device: Device) -> tuple[Any, Any]:
-        """The batches for training and for testing, made on a device.
+        """Return loaders for training and testing on a device.
 
         Args:
-            seed: Of the order of the training sequences.
-            device: Holds all tokens while the loaders exist.
+            seed: Seed of the order of the training sequences.
+            device: The device that stores all tokens.
         """
         shared: dict[str, Any] = {
             "tokenizer": self.tokenizer,
@@ -152,10 +152,10 @@ class Text:
         }
         train, test = self._parts
         processes = dist.get_world_size()
-        eval_batch = max(1, _EVAL_BATCH // processes) * processes
+        eval_batch_size = max(1, _EVAL_BATCH_SIZE // processes) * processes
         return (
             build_text_dataloader(self.path, self.batch_size, part=train, seed=seed, **shared),
-            build_text_dataloader(self.path, eval_batch, part=test, is_train=False, **shared),
+            build_text_dataloader(self.path, eval_batch_size, part=test, is_train=False, **shared),
         )
 
 
@@ -166,8 +166,8 @@ class Network:
     Args:
         width: Size of the embeddings.
         layers: Number of layers.
-        heads: Attention heads per layer; they divide the width.
-        dropout: Probability of every dropout, in [0, 1).
+        heads: Attention heads per layer; a divisor of the width.
+        dropout: Probability of all dropouts, in [0, 1).
     """
 
     width: int = 64
@@ -184,8 +184,8 @@ class Network:
             raise ValueError(f"`dropout` must be in [0, 1), got {self.dropout!r}.")
 
     def build(self, dataset: Text) -> ComposerModel:
-        """A new network for the characters of a text."""
-        from composer.models import create_gpt2  # loads transformers, which takes seconds
+        """Return a new network for the characters of a text."""
+        from composer.models import create_gpt2  # imports transformers, which takes seconds
 
         config = {
             "vocab_size": dataset.tokenizer.vocab_size,
@@ -196,15 +196,15 @@ class Network:
             **dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), self.dropout),
             **dict.fromkeys(("bos_token_id", "eos_token_id")),
         }
-        with _without_advice():
+        with _without_tokenizer_warning():
             model = create_gpt2(model_config=config)
-        model.train_metrics = {}  # of shortened sequences they would mislead
+        model.train_metrics = {}  # misleading on shortened sequences
         return model
 
 
 @contextmanager
-def _without_advice() -> Iterator[None]:
-    """Mute the advice to give the model a tokenizer: the one of characters is none of transformers."""
+def _without_tokenizer_warning() -> Iterator[None]:
+    """Mute the advice to pass a tokenizer to the model: the character tokenizer is not a transformers tokenizer."""
     log = logging.getLogger("composer.models.huggingface")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -217,12 +217,13 @@ def _without_advice() -> Iterator[None]:
 def _find(root: Path) -> Path:
     if root.is_file():
         return root
-    found = next((path for path in (root / name for name in _NAMES) if path.is_file()), None)
-    if found is None:
-        places = " and ".join(repr(str(root / name)) for name in _NAMES)
-        command = f"curl -Lo {root / _NAMES[0]} {_SOURCE}"
-        raise FileNotFoundError(f"Tiny Shakespeare is not here: looked for {places}. To get it, run `{command}`.")
-    return found
+    candidates = [root / name for name in _NAMES]
+    for path in candidates:
+        if path.is_file():
+            return path
+    places = " and ".join(repr(str(path)) for path in candidates)
+    command = f"curl -Lo {candidates[0]} {_SOURCE}"
+    raise FileNotFoundError(f"Tiny Shakespeare was not found: looked for {places}. To get it, run `{command}`.")
 
 
 TASK = Task(

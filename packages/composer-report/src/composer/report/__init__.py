@@ -1,6 +1,6 @@
 """Recorded training runs as one web page, and as Python objects."""
 
-from composer.report._errors import RunNotFoundError as RunNotFoundError
+from composer.report._find import RunNotFoundError as RunNotFoundError
 from composer.report._find import find_runs as find_runs
 from composer.report._model import Act as Act
 from composer.report._model import Checkpoint as Checkpoint
@@ -12,8 +12,8 @@ from composer.report._model import Resume as Resume
 from composer.report._model import Run as Run
 from composer.report._model import Series as Series
 from composer.report._model import Table as Table
+from composer.report._page import write_report as write_report
 from composer.report._read import read_run as read_run
-from composer.report._write import write_report as write_report
 
 __all__ = [
     "Act",

@@ -1,4 +1,4 @@
-"""Reads the lines of a record into attempts, and finds out what of them counts."""
+"""Attempts of a run: the processes that recorded it, and the part of each that led to the current state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Attempt", "Column", "counting", "read_attempts"]
+__all__ = ["Attempt", "Column", "current_attempts", "read_attempts"]
 
 SCHEMA = 1
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -20,38 +20,34 @@ _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 @dataclass
 class Column:
-    """The values of one metric, and for each the number of the line of metrics that it stood in."""
+    """The values of one metric, and the index of the metrics line of each."""
 
     lines: array[int] = field(default_factory=lambda: array("q"))
     values: array[float] = field(default_factory=lambda: array("d"))
 
-    def only(self, wanted: np.ndarray) -> Column:
-        """Return a column with the values of some lines.
-
-        Args:
-            wanted: For each line of metrics whether it is wanted, bool.
-        """
+    def select(self, mask: np.ndarray) -> Column:
+        """Return a column with the values of some lines; `mask` has one bool per line of metrics."""
         lines, values = np.asarray(self.lines), np.asarray(self.values)
-        kept = wanted[lines]
-        return Column(array("q", lines[kept].tobytes()), array("d", values[kept].tobytes()))
+        selected = mask[lines]
+        return Column(array("q", lines[selected].tobytes()), array("d", values[selected].tobytes()))
 
 
 @dataclass
 class Attempt:
-    """What one process recorded, from "start" to "end" or to where it was killed.
+    """The records of one process, from "start" to "end" or until it was killed.
 
     Attributes:
         start: The record "start".
         columns: Metrics by name.
-        steps: Of each line of metrics.
-        epochs: Of each line of metrics.
-        times: Of each line of metrics, the seconds since the attempt began.
+        steps: The step of each line of metrics.
+        epochs: The epoch of each line of metrics.
+        times: Seconds since the attempt began of each line of metrics.
         records: All other records, in order.
-        marks: For each checkpoint, by its mark: how many lines of metrics and records came before it, and the seconds.
-        resume: The record "resume", if it went on from a checkpoint.
-        seconds: Of its last record.
-        offset: Seconds that the attempts before it took, as far as they count.
-        cut: Whether what came after a checkpoint was taken away.
+        marks: For each checkpoint mark, the numbers of lines of metrics and of records before it, and the seconds.
+        resume: The record "resume", if it resumed from a checkpoint.
+        seconds: The time of its last record.
+        offset: Seconds of the attempts before it.
+        cut: True if records after a checkpoint were removed.
     """
 
     start: dict[str, Any]
@@ -68,7 +64,7 @@ class Attempt:
     cut: bool = False
 
     def add(self, record: dict[str, Any]) -> None:
-        """Take a record."""
+        """Add a record."""
         kind = record["type"]
         self.seconds = max(self.seconds, float(record.get("seconds", 0.0)))
         if kind == "metrics":
@@ -98,20 +94,20 @@ class Attempt:
             self.records.append({"type": "texts", "values": record["texts"], "step": step, "seconds": seconds})
 
     def up_to_mark(self, mark: str) -> Attempt:
-        """What was recorded before a checkpoint."""
+        """Return the part before a checkpoint."""
         lines, count, seconds = self.marks[mark]
         return self._cut(np.arange(len(self.steps)) < lines, self.records[:count], seconds)
 
     def up_to_batch(self, batch: int) -> Attempt:
-        """What was recorded before a batch; of evaluations also those after it."""
-        wanted = np.asarray(self.steps) < batch
+        """Return the part before a batch, including the evaluations after that batch."""
+        mask = np.asarray(self.steps) < batch
         records = [r for r in self.records if r.get("batch", r.get("step", 0)) <= batch and r["type"] != "acts"]
         records += [_acts_before(r, batch) for r in self.records if r["type"] == "acts"]
-        return self._cut(wanted, records, float(np.asarray(self.times)[wanted].max(initial=0.0)))
+        return self._cut(mask, records, float(np.asarray(self.times)[mask].max(initial=0.0)))
 
-    def _cut(self, wanted: np.ndarray, records: list[dict[str, Any]], seconds: float) -> Attempt:
+    def _cut(self, mask: np.ndarray, records: list[dict[str, Any]], seconds: float) -> Attempt:
         """Return the attempt with some of its lines of metrics and records, without marks."""
-        columns = {name: column.only(wanted) for name, column in self.columns.items()}
+        columns = {name: column.select(mask) for name, column in self.columns.items()}
         columns = {name: column for name, column in columns.items() if column.values}
         return replace(self, columns=columns, records=records, marks={}, seconds=seconds, cut=True)
 
@@ -121,7 +117,7 @@ def _number(value: Any) -> float:
         return _NOT_FINITE[value]
     try:
         return float(value)
-    except OverflowError:  # an integer beyond what a float holds
+    except OverflowError:  # an integer beyond the range of floats
         return math.inf if value > 0 else -math.inf
 
 
@@ -134,17 +130,17 @@ def _acts_before(record: dict[str, Any], batch: int) -> dict[str, Any]:
 
 
 def read_attempts(path: Path, notes: list[str]) -> list[Attempt]:
-    """The attempts in a file.
+    """Return the attempts in a file.
 
     Args:
         path: The file.
-        notes: Gets what a reader should know.
+        notes: Remarks about the file are appended here.
 
     Raises:
         ValueError: The file was written by a later release.
     """
     attempts: list[Attempt] = []
-    torn = unknown = 0
+    damaged = unknown = 0
     with path.open("rb") as file:
         for line in file:
             try:
@@ -159,10 +155,10 @@ def read_attempts(path: Path, notes: list[str]) -> list[Attempt]:
             except (ValueError, KeyError, TypeError) as error:
                 if isinstance(error, _TooNewError):
                     raise
-                torn += 1
-    if torn:
-        what = "line was" if torn == 1 else "lines were"
-        notes.append(f"{torn} {what} cut off or damaged, as when a process is killed while it writes, and left out.")
+                damaged += 1
+    if damaged:
+        subject = "line was" if damaged == 1 else "lines were"
+        notes.append(f"{damaged} {subject} damaged, such as by a process killed while writing, and left out.")
     if unknown:
         notes.append(f"{unknown} lines before the start of the record were left out.")
     return attempts
@@ -180,32 +176,33 @@ def _check_schema(record: dict[str, Any], path: Path) -> None:
         )
 
 
-def counting(attempts: list[Attempt], notes: list[str]) -> Iterable[Attempt]:
-    """The attempts that led to where the run is, each without what was superseded.
+def current_attempts(attempts: list[Attempt], notes: list[str]) -> Iterable[Attempt]:
+    """Return the attempts that led to the current state, each without superseded records.
 
-    The last attempt counts. If it went on from a checkpoint, so does what came before that checkpoint, and so on.
+    These are the last attempt and, if it resumed from a checkpoint, the part of an earlier one before that checkpoint,
+    and so on.
 
     Args:
         attempts: All attempts, oldest first; at least one.
-        notes: Gets what a reader should know.
+        notes: Remarks about the run are appended here.
     """
     index = len(attempts) - 1
     chain = [attempts[index]]
     while chain[0].resume is not None:
         mark, batch = chain[0].resume.get("mark"), chain[0].resume["batch"]
-        found = [i for i in range(index) if mark in attempts[i].marks]
-        if mark is not None and found:
-            index = found[-1]
+        saved_by = [i for i in range(index) if mark in attempts[i].marks]
+        if mark is not None and saved_by:
+            index = saved_by[-1]
             chain.insert(0, attempts[index].up_to_mark(mark))
         elif index > 0:
             index -= 1
             chain.insert(0, attempts[index].up_to_batch(batch))
         else:
-            notes.append(f"The run went on from batch {batch}; what came before was recorded elsewhere.")
+            notes.append(f"The run resumed from batch {batch}; earlier batches were recorded elsewhere.")
             break
     if index > 0 and chain[0].resume is None:
-        what = "attempt that was" if index == 1 else "attempts that were"
-        notes.append(f"The folder also holds {index} earlier {what} not continued; the last one is shown.")
+        subject = "attempt that was" if index == 1 else "attempts that were"
+        notes.append(f"The folder also has {index} earlier {subject} not resumed; the last one is shown.")
     offset = 0.0
     for attempt in chain:
         attempt.offset = offset

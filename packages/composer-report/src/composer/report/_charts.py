@@ -1,8 +1,9 @@
-"""The charts of a page as data; `assets/page.js` draws them with plotly."""
+"""Charts of a page as data for `assets/page.js`, which draws them with plotly."""
 
 from __future__ import annotations
 
 import base64
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,15 +13,18 @@ import numpy as np
 from composer.report._groups import Group
 from composer.report._html import Html, broken, el, number
 from composer.report._model import Run, Series
-from composer.report._thin import Curve, curve_of
 
-__all__ = ["SLOTS", "Chart", "Charts", "Line", "epochs_at", "mean_line", "packed"]
+__all__ = ["SLOTS", "Chart", "Charts", "Curve", "Line", "curve_of", "epochs_at", "mean_line", "packed", "smoothed"]
 
 SLOTS = 8  # colours
 _BUDGET = 120_000  # points on a page
 _MOST_POINTS, _FEWEST_POINTS = 700, 80
-_MOST_KEYS = 8  # in the legend of a chart; of more lines only the first few are named
+_MOST_KEYS = 8  # in the legend of a chart; with more lines, only the first few are in it
 _FEW_KEYS = 3
+_SMOOTH_FROM = 60  # number of values from which a noisy curve gets a smooth line
+_SMOOTH_PART = 0.02  # half the window of the moving mean, as a fraction of the curve
+_NOISY = 0.25  # a curve is noisy if its range is below this fraction of its total variation
+_MOST_MARKS = 300
 _DASHES = ("solid", "dash", "dot", "dashdot")
 
 
@@ -29,12 +33,12 @@ class Line:
     """A series in a chart.
 
     Attributes:
-        name: What it is called there.
+        name: The label.
         series: The values.
-        run: Whose they are.
-        slot: The number of the colour.
-        faint: Whether it stays in the background.
-        spread: Values that are drawn as a band around it: one below and one above for each value.
+        run: The run of the series.
+        slot: The index of the colour.
+        faint: Draw it in the background.
+        spread: Lower and upper values of a band around it.
     """
 
     name: str
@@ -50,11 +54,11 @@ class Chart:
     """A chart.
 
     Attributes:
-        title: What it shows.
+        title: The title.
         key: The name of the metric.
         lines: The series.
-        unit: Of the values.
-        wide: Whether it takes the whole width.
+        unit: The unit of the values.
+        wide: Use the whole width.
     """
 
     title: str
@@ -66,11 +70,11 @@ class Chart:
 
 @dataclass
 class Charts:
-    """The charts of a page. Each is added by `draw`, which returns its place in the page.
+    """The charts of a page. `draw` adds a chart and returns its element.
 
     Args:
-        num_lines: About how many lines there will be, to keep the page small.
-        seconds: The longest time in a run, which decides the unit of the time axis.
+        num_lines: Approximate number of lines, which limits the points of each.
+        seconds: The longest time in a run, which determines the unit of the time axis.
     """
 
     num_lines: int
@@ -81,13 +85,13 @@ class Charts:
 
     @property
     def time_unit(self) -> tuple[str, float]:
-        """The unit of the time axis, and its seconds."""
+        """The unit of the time axis, and its length in seconds."""
         if self.seconds < 180:
             return "seconds", 1.0
         return ("minutes", 60.0) if self.seconds < 3 * 3600 else ("hours", 3600.0)
 
     def draw(self, chart: Chart) -> Html:
-        """Add a chart."""
+        """Add a chart and return its element."""
         points = min(max(_BUDGET // max(self.num_lines, 1), _FEWEST_POINTS), _MOST_POINTS)
         curves = [curve_of(line.series.steps, line.series.seconds, line.series.values, points) for line in chart.lines]
         lines = [self._line(line, curve) for line, curve in zip(chart.lines, curves, strict=True)]
@@ -96,7 +100,7 @@ class Charts:
         return self.place({"kind": "lines", "lines": lines, "unit": chart.unit}, chart, _notes(chart, curves), positive)
 
     def place(self, data: dict[str, Any], chart: Chart, notes: Sequence[str] = (), positive: bool = False) -> Html:
-        """Add a chart whose data are made already."""
+        """Add a chart from its data and return its element."""
         self.drawn.append(data)
         name = f"chart-{len(self.drawn) - 1}"
         named = {line.name: line.slot for line in chart.lines if not line.faint}
@@ -155,8 +159,93 @@ class Charts:
         return xs
 
 
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """The points of a series to draw.
+
+    Attributes:
+        steps: The step of each point.
+        seconds: The time of each point.
+        values: The curve; NaN is a gap.
+        low: The minimum around each point. None: the curve has all values.
+        high: The maximum around each point. None: the curve has all values.
+        smooth: A moving mean. None: the curve is smooth enough, or is that mean.
+        bad_steps: Steps of NaN or infinite values.
+        bad_seconds: Times of NaN or infinite values.
+        num_bad: Number of NaN or infinite values.
+        total: Number of all values.
+    """
+
+    steps: np.ndarray
+    seconds: np.ndarray
+    values: np.ndarray
+    low: np.ndarray | None
+    high: np.ndarray | None
+    smooth: np.ndarray | None
+    bad_steps: np.ndarray
+    bad_seconds: np.ndarray
+    num_bad: int
+    total: int
+
+
+def curve_of(steps: np.ndarray, seconds: np.ndarray, values: np.ndarray, points: int) -> Curve:
+    """Reduce a series to about `points` points without hiding its extremes.
+
+    A series of up to twice as many values is unchanged. A longer one is divided into equal parts, each with its mean,
+    minimum and maximum, so that a spike of a single value is still visible.
+
+    Args:
+        steps: Shape (n,).
+        seconds: Shape (n,).
+        values: Shape (n,).
+        points: Approximate number of points, at least 1.
+    """
+    finite = np.isfinite(values)
+    bad = np.flatnonzero(~finite)
+    shown = bad[np.linspace(0, len(bad) - 1, min(len(bad), _MOST_MARKS)).astype(int)] if len(bad) else bad
+    marks = steps[shown], seconds[shown], len(bad), len(values)
+    values = np.where(finite, values, np.nan)
+    if len(values) <= 2 * points:
+        smooth = smoothed(values) if _is_noisy(values) else None
+        return Curve(steps, seconds, values, None, None, smooth, *marks)
+    edges = np.linspace(0, len(values), points + 1).astype(int)
+    middles = (edges[:-1] + edges[1:] - 1) // 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a part without a finite value is a gap
+        filled = np.where(finite, values, np.inf)
+        low = np.minimum.reduceat(filled, edges[:-1])
+        high = np.maximum.reduceat(np.where(finite, values, -np.inf), edges[:-1])
+        counts = np.add.reduceat(finite.astype(np.int64), edges[:-1])
+        mean = np.add.reduceat(np.where(finite, values, 0.0), edges[:-1]) / counts
+    empty = counts == 0
+    low[empty] = high[empty] = np.nan
+    line = smoothed(mean) if _is_noisy(mean) else mean
+    return Curve(steps[middles], seconds[middles], line, low, high, None, *marks)
+
+
+def smoothed(values: np.ndarray) -> np.ndarray:
+    """Return the moving mean of values of shape (n,), n at least 1; NaN where a value is NaN."""
+    half = max(2, round(len(values) * _SMOOTH_PART))
+    finite = np.isfinite(values)
+    sums = np.concatenate([[0.0], np.cumsum(np.where(finite, values, 0.0))])
+    counts = np.concatenate([[0], np.cumsum(finite)])
+    index = np.arange(len(values))
+    first, last = np.maximum(index - half, 0), np.minimum(index + half + 1, len(values))
+    total = counts[last] - counts[first]
+    return np.where(finite, (sums[last] - sums[first]) / np.maximum(total, 1), np.nan)
+
+
+def _is_noisy(values: np.ndarray) -> bool:
+    """Return True if the total variation of a curve is much larger than its range."""
+    known = values[np.isfinite(values)]
+    if len(known) < _SMOOTH_FROM:
+        return False
+    variation = np.abs(np.diff(known)).sum()
+    return bool(variation * _NOISY > known.max() - known.min() > 0)
+
+
 def epochs_at(run: Run, steps: np.ndarray) -> np.ndarray | None:
-    """How many epochs were trained at each step, with fractions; None if it is not known."""
+    """Return the number of trained epochs at each step, with fractions; None if unknown."""
     if not run.epoch_starts:
         return None
     starts = dict(run.epoch_starts)
@@ -165,12 +254,12 @@ def epochs_at(run: Run, steps: np.ndarray) -> np.ndarray | None:
     if length:
         epochs.append(epochs[-1] + 1.0)
         batches.append(batches[-1] + float(length))
-    found: np.ndarray = np.interp(steps, batches, epochs)
-    return found
+    interpolated: np.ndarray = np.interp(steps, batches, epochs)
+    return interpolated
 
 
 def mean_line(group: Group, name: str, slot: int) -> list[Line]:
-    """The lines of a group in a metric: of one run its own; of several the mean with its spread, and each faintly."""
+    """Return the lines of a group in a metric: that of a single run, or the mean of several and each run faintly."""
     members = [(run, run.metrics[name]) for run in group.runs if name in run.metrics]
     if len(members) < 2:
         return [Line(group.name, series, run, slot) for run, series in members]
@@ -182,17 +271,17 @@ def mean_line(group: Group, name: str, slot: int) -> list[Line]:
     with np.errstate(invalid="ignore"):
         mean, spread = values.mean(0), values.std(0, ddof=1)
     seconds = np.stack([series.seconds for _, series in members]).mean(0)
-    whole = Series(name, steps, seconds, members[0][1].epochs, mean)
-    return [*faint, Line(group.name, whole, members[0][0], slot, spread=_if_short(mean, spread))]
+    mean_series = Series(name, steps, seconds, members[0][1].epochs, mean)
+    return [*faint, Line(group.name, mean_series, members[0][0], slot, spread=_if_short(mean, spread))]
 
 
 def _if_short(mean: np.ndarray, spread: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """The band of one standard deviation; of a long curve none, because the curve is thinned."""
+    """Return the band of one standard deviation, or None for a long curve, which will be reduced."""
     return None if len(mean) > 2 * _FEWEST_POINTS else (mean - spread, mean + spread)
 
 
 def packed(values: np.ndarray) -> dict[str, str]:
-    """An array as plotly reads it, base64 of 32 bits a number."""
+    """Return an array in plotly's format: base64 of 32-bit numbers."""
     if np.issubdtype(values.dtype, np.integer) and (not len(values) or abs(values).max() < 2**31):
         array, kind = values.astype("<i4"), "i4"
     else:
@@ -206,10 +295,10 @@ def _notes(chart: Chart, curves: Sequence[Curve]) -> list[str]:
     notes = []
     for line, curve in zip(chart.lines, curves, strict=True):
         if curve.num_bad:
-            whose = f"{line.name}: " if len(chart.lines) > 1 else ""
-            what = "value is" if curve.num_bad == 1 else f"of {curve.total:,} values are"
+            label = f"{line.name}: " if len(chart.lines) > 1 else ""
+            subject = "value is" if curve.num_bad == 1 else f"of {curve.total:,} values are"
             first = number(float(curve.bad_steps[0]))
-            notes.append(f"{whose}{curve.num_bad:,} {what} NaN or infinite, the first at batch {first}.")
+            notes.append(f"{label}{curve.num_bad:,} {subject} NaN or infinite, the first at batch {first}.")
     return notes[:5]
 
 

@@ -1,16 +1,17 @@
-"""The sections of the page of several runs."""
+"""Sections of the page about several runs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from composer.report._charts import SLOTS, Chart, Charts, mean_line
 from composer.report._groups import Group, less_is_better, results, show_group
 from composer.report._html import Html, broken, count, duration, el, number, text, utc
 from composer.report._model import Run
-from composer.report._sections import environment_rows, flattened, search, section, show, status_badge, table
+from composer.report._sections import actions, environment_rows, flattened, search, section, show, status_badge, table
 from composer.report._select import Family
 
 __all__ = [
@@ -24,7 +25,7 @@ __all__ = [
 
 
 def runs_table(groups: Sequence[Group]) -> Html:
-    """One row for each run: how it went."""
+    """Return a table with a row for each run."""
     rows = []
     for slot, group in enumerate(groups):
         for run in group.runs:
@@ -40,15 +41,15 @@ def runs_table(groups: Sequence[Group]) -> Html:
 
 
 def results_comparison(groups: Sequence[Group], families: Sequence[Family]) -> Html | None:
-    """What each group reached, side by side, the best marked."""
+    """Return a table of the results of each group, with the best in bold."""
     names = [n for f in families if f.section == "learning" for n in f.members]
     names.sort(key=lambda n: ("/train/" in n, n.startswith("loss"), n))
     rows: list[list[Any]] = []
     for name in names:
-        found = [results(group, name) for group in groups]
-        means = [math.nan if each is None else each.mean for each in found]
-        texts = [show_group(each) for each in found]
-        if "/train/" in name:  # what algorithms do to targets makes these numbers no longer the same thing
+        outcomes = [results(group, name) for group in groups]
+        means = [math.nan if each is None else each.mean for each in outcomes]
+        texts = [show_group(each) for each in outcomes]
+        if "/train/" in name:  # not comparable: algorithms change the training targets
             rows.append([el("code", broken(name)), *_unmarked(means, texts)])
         else:
             rows.append([el("code", broken(name)), *_marked(means, texts, less_is_better(name))])
@@ -60,12 +61,13 @@ def results_comparison(groups: Sequence[Group], families: Sequence[Family]) -> H
         rows.append(["batches per second of training", *_marked(rates, [number(r, 3) for r in rates], False)])
     heads = [el("span", group.name, class_=f"key c{slot % SLOTS}") for slot, group in enumerate(groups)]
     several = [len(group.runs) for group in groups if len(group.runs) > 1]
-    how = f"At the end; mean and standard deviation over {several[0]} runs. " if several else "At the end of each run. "
-    if several and len(set(several)) > 1:
-        how = "At the end; mean and standard deviation over the runs of each. "
+    caption = "At the end of each run. "
+    if several:
+        runs = f"{several[0]} runs" if len(set(several)) == 1 else "the runs of each"
+        caption = f"At the end; mean and standard deviation over {runs}. "
     return text(
         table(["", *heads], rows, numeric=len(groups), class_="results"),
-        el("p", how, "The best mean is set in bold; results of training are not ranked.", class_="small"),
+        el("p", caption, "The best mean is set in bold; results of training are not ranked.", class_="small"),
     )
 
 
@@ -74,7 +76,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def run_rate(run: Run) -> float | None:
-    """Batches per second of training time; None if it is not known."""
+    """Return batches per second of training time, or None if unknown."""
     seconds = run.seconds - sum(evaluation.duration for evaluation in run.evaluations)
     return run.batches / seconds if run.source == "recorder" and seconds > 0 and run.batches else None
 
@@ -96,7 +98,7 @@ def _unmarked(values: Sequence[float], texts: Sequence[str]) -> list[Html]:
 
 
 def comparison_figures(groups: Sequence[Group], families: Sequence[Family], charts: Charts) -> list[Html]:
-    """A chart for each metric, with one colour for each group."""
+    """Return a chart for each metric, with a colour for each group."""
     figures = []
     for family in families:
         for name in sorted(family.members, key=lambda n: ("/train/" in n, n)):
@@ -108,7 +110,7 @@ def comparison_figures(groups: Sequence[Group], families: Sequence[Family], char
 
 
 def algorithms_comparison(groups: Sequence[Group]) -> Html | None:
-    """What each algorithm did in each group, in its first run."""
+    """Return the actions of each algorithm in the first run of each group."""
     names = dict.fromkeys(a.name for group in groups for run in group.runs for a in run.algorithms)
     if not names:
         return None
@@ -116,18 +118,8 @@ def algorithms_comparison(groups: Sequence[Group]) -> Html | None:
     for name in names:
         cells: list[Any] = [el("strong", name)]
         for group in groups:
-            found = [a for a in group.runs[0].algorithms if a.name == name]
-            if not found:
-                cells.append(el("span", "not used", class_="none"))
-                continue
-            told = found[0].told
-            acts = ", ".join(f"{act.count:,} at {act.event}" for act in found[0].acts)
-            cells.append(
-                text(
-                    el("div", f"{told[:1].upper()}{told[1:]}.") if told else None,
-                    el("div", f"Acted: {acts}" if acts else "Did not act", class_="small"),
-                )
-            )
+            matches = [a for a in group.runs[0].algorithms if a.name == name]
+            cells.append(actions(replace(matches[0], logged={})) if matches else el("span", "not used", class_="none"))
         rows.append(cells)
     heads = [el("span", group.name, class_=f"key c{slot % SLOTS}") for slot, group in enumerate(groups)]
     of = " (in the first run of each)" if any(len(group.runs) > 1 for group in groups) else ""
@@ -135,10 +127,10 @@ def algorithms_comparison(groups: Sequence[Group]) -> Html | None:
 
 
 def _values(groups: Sequence[Group], of: Callable[[Run], dict[str, Any]]) -> dict[str, list[list[Any]]]:
-    """For each name, the different values that each group has."""
+    """Return the distinct values of each group, by name."""
     tables = [[of(run) for run in group.runs] for group in groups]
     names = dict.fromkeys(name for runs in tables for values in runs for name in values)
-    found: dict[str, list[list[Any]]] = {}
+    distinct_values: dict[str, list[list[Any]]] = {}
     for name in sorted(names):
         cells = []
         for runs in tables:
@@ -147,15 +139,15 @@ def _values(groups: Sequence[Group], of: Callable[[Run], dict[str, Any]]) -> dic
                 if values.get(name, _ABSENT) not in distinct:
                     distinct.append(values.get(name, _ABSENT))
             cells.append(distinct)
-        found[name] = cells
-    return found
+        distinct_values[name] = cells
+    return distinct_values
 
 
 _ABSENT = "\0"
 
 
 def _difference(groups: Sequence[Group], of: Callable[[Run], dict[str, Any]], what: str, name: str) -> Html | None:
-    """What differs, then what is the same everywhere."""
+    """Return a table of the values that differ, and one of those that are the same in all runs."""
     values = _values(groups, of)
     if not values:
         return None
@@ -181,13 +173,13 @@ def _distinct(values: list[Any]) -> Html:
 
 
 def hyperparameters_comparison(groups: Sequence[Group]) -> Html | None:
-    """Hyperparameters that differ, then the others."""
+    """Return the hyperparameters that differ, then the others."""
     content = _difference(groups, lambda run: flattened(run.hyperparameters), "hyperparameter", "hyperparameters")
     return section("hyperparameters", "Hyperparameters", content)
 
 
 def environment_comparison(groups: Sequence[Group]) -> Html | None:
-    """Machine and versions that differ, then the others."""
+    """Return the machine and versions that differ, then the others."""
     content = _difference(groups, _properties, "property", "environment")
     return section("environment", "Environment", content)
 

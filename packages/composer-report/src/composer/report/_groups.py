@@ -1,4 +1,4 @@
-"""Which runs are shown as one, and what they reached."""
+"""Groups of runs, and their results."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from composer.report._html import number
 from composer.report._model import Run, Series
 
 __all__ = ["Group", "Result", "group_runs", "less_is_better", "results", "show_group"]
@@ -19,53 +20,47 @@ _LESS = re.compile(r"loss|error|entropy|perplexity|mse|mae\b|nll|fid\b|wer\b", r
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that are shown as one: the seeds of a recipe, or a single run.
-
-    Attributes:
-        name: What it is called.
-        runs: Its runs.
-    """
+    """Runs that are shown together: the seeds of a recipe, or a single run."""
 
     name: str
     runs: tuple[Run, ...]
 
     def metric_names(self) -> Iterable[str]:
-        """The metrics of any of its runs."""
+        """Return the metrics of all its runs."""
         return dict.fromkeys(name for run in self.runs for name in run.metrics)
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """Put the runs of one group together, in the order of the first of each.
+    """Group runs, in the order of the first run of each group.
 
-    Args:
-        runs: The runs. Those without a group stand alone; those with the same name are told apart by folder.
+    A run without a group is a group by itself. Groups with the same name get the name of their folder too.
     """
-    found: dict[tuple[str, object], list[Run]] = {}
+    groups: dict[tuple[str, object], list[Run]] = {}
     for run in runs:
         key = ("group", run.group) if run.group is not None else ("run", id(run))
-        found.setdefault(key, []).append(run)
-    names = [members[0].group or members[0].name for members in found.values()]
+        groups.setdefault(key, []).append(run)
+    names = [members[0].group or members[0].name for members in groups.values()]
     return [
         Group(name if names.count(name) == 1 else f"{name} ({members[0].folder.name})", tuple(members))
-        for name, members in zip(names, found.values(), strict=True)
+        for name, members in zip(names, groups.values(), strict=True)
     ]
 
 
 def less_is_better(name: str) -> bool:
-    """Whether a metric of this name is the better the less it is."""
+    """Return True if lower values of a metric of this name are better."""
     return bool(_LESS.search(name))
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a group reached in one metric.
+    """The result of a group in one metric.
 
     Attributes:
-        mean: Over its runs, of the last value.
-        spread: The sample standard deviation; None with a single run.
-        count: Runs.
-        best: The best value that any of the runs had.
-        best_step: When.
+        mean: Mean of the last values of its runs.
+        spread: Their sample standard deviation; None for a single run.
+        count: Number of runs.
+        best: The best value of any run.
+        best_step: The step of the best value.
     """
 
     mean: float
@@ -76,7 +71,7 @@ class Result:
 
 
 def results(group: Group, name: str) -> Result | None:
-    """What a group reached in a metric; None if none of its runs has it."""
+    """Return the result of a group in a metric; None if no run has it."""
     series = [run.metrics[name] for run in group.runs if name in run.metrics]
     if not series:
         return None
@@ -89,23 +84,21 @@ def results(group: Group, name: str) -> Result | None:
 
 
 def _best(series: Sequence[Series], less: bool) -> tuple[float, int]:
-    """The best finite value and its step; NaN if there is none."""
-    found = (math.nan, 0)
+    """Return the best finite value and its step; NaN if there is none."""
+    best = (math.nan, 0)
     for each in series:
         known = np.flatnonzero(np.isfinite(each.values))
         if len(known):
             values = each.values[known]
             index = known[np.argmin(values) if less else np.argmax(values)]
             value = float(each.values[index])
-            if math.isnan(found[0]) or (value < found[0] if less else value > found[0]):
-                found = value, int(each.steps[index])
-    return found
+            if math.isnan(best[0]) or (value < best[0] if less else value > best[0]):
+                best = value, int(each.steps[index])
+    return best
 
 
 def show_group(result: Result | None, digits: int = 4) -> str:
-    """A result as text: the mean, and the spread if there is one, to the same decimals."""
-    from composer.report._html import number
-
+    """Return a result as text: the mean, and the spread if there is one, with the same decimals."""
     if result is None:
         return ""
     if result.spread is None or math.isnan(result.spread):

@@ -1,4 +1,4 @@
-"""HTML of which nothing is taken for markup that is not."""
+"""HTML elements with escaped text, and numbers, times and sizes as text."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _VOID = {"input", "meta", "br", "col"}
 
 
 class Html(str):
-    """Markup. Any other string is text, and is escaped where it is used."""
+    """Markup. Other strings are text and are escaped."""
 
     __slots__ = ()
 
 
 def el(tag: str, *children: Any, **attributes: Any) -> Html:
-    """An element. Children that are no `Html` are escaped; None is left out; lists are taken apart.
+    """Return an element.
 
     Args:
         tag: Its name.
-        *children: What it holds.
-        **attributes: `class_` is `class`, `data_x` is `data-x`; None is left out, True is an attribute without value.
+        *children: Its content: `Html`, text that is escaped, None, or lists of these.
+        **attributes: `class_` is `class`, `data_x` is `data-x`; None is omitted, True is an attribute without value.
     """
     written = []
     for name, value in attributes.items():
@@ -39,7 +39,7 @@ def el(tag: str, *children: Any, **attributes: Any) -> Html:
 
 
 def text(*children: Any) -> Html:
-    """Children without an element around them."""
+    """Return children without an element around them."""
     parts: list[str] = []
     for child in children:
         if isinstance(child, Html):
@@ -52,17 +52,17 @@ def text(*children: Any) -> Html:
 
 
 def broken(name: str) -> Html:
-    """A name in which lines may break after a slash."""
+    """Return a name with possible line breaks after slashes."""
     return Html(text(name).replace("/", "/<wbr>"))
 
 
 def _visible(value: str) -> str:
-    """Without characters that HTML does not allow."""
+    """Replace characters that HTML does not allow."""
     return "".join(c if c in "\n\t" or (ord(c) >= 32 and not 0xD800 <= ord(c) <= 0xDFFF) else "?" for c in value)
 
 
 def json_script(value: Any, name: str) -> Html:
-    """Data for scripts, in an element of this id."""
+    """Return a script element with this id that holds JSON."""
     content = json.dumps(value, separators=(",", ":"), allow_nan=False)
     for letter in "<>&":
         content = content.replace(letter, f"\\u{ord(letter):04x}")
@@ -70,7 +70,7 @@ def json_script(value: Any, name: str) -> Html:
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """A number, to some significant digits."""
+    """Return a number with some significant digits."""
     if value is None:
         return ""
     if math.isnan(value):
@@ -95,7 +95,7 @@ def count(amount: int, noun: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time in words."""
+    """Return a duration as text."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     if seconds < 60:
@@ -108,7 +108,7 @@ def duration(seconds: float) -> str:
 
 
 def size(num_bytes: int) -> str:
-    """A number of bytes in words."""
+    """Return a number of bytes as text."""
     value = float(num_bytes)
     for unit in ("B", "kB", "MB", "GB"):
         if value < 1000:
@@ -118,5 +118,5 @@ def size(num_bytes: int) -> str:
 
 
 def utc(time: datetime.datetime | None) -> str:
-    """A time of day, in UTC."""
+    """Return date and time in UTC as text."""
     return "unknown" if time is None else time.strftime("%Y-%m-%d %H:%M UTC")

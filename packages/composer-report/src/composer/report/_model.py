@@ -1,4 +1,4 @@
-"""What a recorded run consists of."""
+"""A recorded run as Python objects."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class Series:
-    """One metric over the run. The arrays have one length, in the order of logging.
+    """The values of one metric. All arrays have the same length, in the order of logging.
 
     Attributes:
-        name: What it was logged as.
-        steps: Batches trained before it was logged, int64.
-        seconds: Since the run began, without the time between an attempt and its resumption, float64.
-        epochs: Epochs finished then, int64.
-        values: Float64; NaN and infinity as they were logged.
+        name: The logged name.
+        steps: Number of trained batches, int64.
+        seconds: Seconds since the run began, without the time between an attempt and its resumption, float64.
+        epochs: Number of finished epochs, int64.
+        values: The values, float64, including NaN and infinity.
     """
 
     name: str
@@ -52,12 +52,12 @@ class Evaluation:
     """One evaluation.
 
     Attributes:
-        label: Of the evaluator.
-        step: Batches trained before.
-        seconds: Since the run began, at its end.
-        duration: Of the evaluation, in seconds.
-        batches: Evaluated batches.
-        samples: Evaluated samples, over all ranks.
+        label: The label of the evaluator.
+        step: Number of trained batches.
+        seconds: Seconds from the begin of the run to the end of the evaluation.
+        duration: Seconds that it took.
+        batches: Number of evaluated batches.
+        samples: Number of evaluated samples, summed over all ranks.
     """
 
     label: str
@@ -70,12 +70,12 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Act:
-    """When an algorithm acted at one event.
+    """The calls of an algorithm at one event.
 
     Attributes:
         event: The event, such as "before_forward".
-        count: How often.
-        spans: `(first batch, last batch, count)` of stretches in which it acted all the time or at short intervals.
+        count: Number of calls.
+        spans: `(first batch, last batch, count)` of ranges of batches with calls at short intervals.
     """
 
     event: str
@@ -85,14 +85,14 @@ class Act:
 
 @dataclass(frozen=True)
 class Deeds:
-    """What one algorithm did.
+    """The actions of one algorithm.
 
     Attributes:
         name: Its class.
-        config: How it was made, as text.
-        acts: When it acted, by event.
-        told: What the run itself says it did (a table "algorithms" with the columns algorithm and deed), if it does.
-        logged: Hyperparameters that it logged itself.
+        config: Its `repr`.
+        acts: Its calls, by event.
+        told: A sentence about it from the logged table "algorithms" with the columns algorithm and action, or None.
+        logged: Hyperparameters that it logged.
     """
 
     name: str
@@ -111,7 +111,7 @@ class PlanEntry:
         order: The position at the event, from 1.
         kind: "algorithm", "callback" or "logger".
         name: The class.
-        reason: Why it stands there.
+        reason: The reason for the position.
     """
 
     event: str
@@ -123,13 +123,13 @@ class PlanEntry:
 
 @dataclass(frozen=True)
 class ModuleChange:
-    """Modules that were replaced together.
+    """Replaced modules of one class.
 
     Attributes:
         before: The class before.
         after: The class after.
-        count: How many.
-        names: Their names in the model; of many, the first ones.
+        count: Number of modules.
+        names: Their names in the model; the first ones if there are many.
     """
 
     before: str
@@ -143,13 +143,13 @@ class Checkpoint:
     """A saved checkpoint.
 
     Attributes:
-        path: Where it is, or was; None: it was uploaded.
-        name: Its path seen from the run's folder.
-        remote: Where it was uploaded to; None: nowhere.
-        epoch: Epochs finished then.
-        batch: Batches trained then.
-        size: In bytes; None: it is not there.
-        state: "there", "missing", "removed" (by the run itself, to keep only some) or "remote".
+        path: The local path. None: it was uploaded.
+        name: The path relative to the run's folder.
+        remote: The URL it was uploaded to, or None.
+        epoch: Number of finished epochs.
+        batch: Number of trained batches.
+        size: Size in bytes. None: it does not exist.
+        state: "there", "missing", "removed" (by the run, which keeps only some) or "remote".
     """
 
     path: Path | None
@@ -163,13 +163,13 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Resume:
-    """Where a run was resumed from a checkpoint.
+    """The resumption of a run from a checkpoint.
 
     Attributes:
-        batch: Batches trained in the checkpoint.
-        epoch: Epochs finished in the checkpoint.
-        seconds: Since the run began.
-        superseded: Batches of the earlier attempt that were trained again.
+        batch: Number of trained batches in the checkpoint.
+        epoch: Number of finished epochs in the checkpoint.
+        seconds: Seconds since the run began.
+        superseded: Number of batches of the earlier attempt that were trained again.
     """
 
     batch: int
@@ -184,10 +184,10 @@ class Table:
 
     Attributes:
         name: Its name.
-        step: Batches trained before it was logged.
+        step: Number of trained batches.
         columns: The names of its columns.
-        rows: Its rows; of a long one the first.
-        num_rows: How many rows it had.
+        rows: Its rows; the first ones if there are many.
+        num_rows: Number of all rows.
     """
 
     name: str
@@ -202,35 +202,35 @@ class Run:
     """A recorded run.
 
     Attributes:
-        folder: Where it was read from.
+        folder: The folder it was read from.
         name: The run's name.
-        group: What it is one run of, such as a recipe with several seeds; None: it stands alone.
+        group: The group of runs it belongs to, such as the seeds of a recipe, or None.
         seed: The seed of rank 0.
-        started: When its first attempt began, in UTC; None: not known.
-        seconds: How long it took, without the time between an attempt and its resumption.
+        started: Begin of the first attempt, in UTC. None: unknown.
+        seconds: Its duration, without the time between an attempt and its resumption.
         status: "finished", "stopped" (before its end), "crashed", "unfinished" (killed, or still running) or "unused"
             (never trained).
-        error: What it crashed with.
-        batches: Batches trained.
-        epochs: Epochs finished.
-        max_duration: How long it was to be, such as "10ep".
+        error: The error that it crashed with.
+        batches: Number of trained batches.
+        epochs: Number of finished epochs.
+        max_duration: The requested duration, such as "10ep".
         environment: Machine and versions.
         model: The model's class and size.
         hyperparameters: By name.
         metrics: By name.
-        texts: The last value of what was logged as a metric but is no number, by name.
+        texts: The last logged value of metrics that are not numbers, by name.
         evaluations: In order.
         plan: `engine.explain()`.
         algorithms: In the user's order.
         modules: Modules that algorithms replaced.
-        modules_added: Classes of modules that were added, with their number.
+        modules_added: Number of added modules, by class.
         checkpoints: In order.
-        tables: The last of each name.
+        tables: The last one of each name.
         resumes: In order.
         epoch_starts: `(epoch, batch)` of each epoch that began.
-        epoch_batches: Batches in an epoch; None: not known.
+        epoch_batches: Number of batches in an epoch. None: unknown.
         source: "recorder", or "log" if read from the text of a `FileLogger`.
-        notes: What a reader should know of the record, such as a line that was cut off.
+        notes: Remarks about the record, such as a damaged line.
     """
 
     folder: Path

@@ -1,14 +1,19 @@
-"""The whole page."""
+"""The page about one run or several."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from importlib import import_module
 from importlib.resources import files
+from pathlib import Path
+from string import Template
 from typing import Any
+
+import numpy as np
 
 from composer.report import _sections as single
 from composer.report._charts import SLOTS, Charts
@@ -20,13 +25,17 @@ from composer.report._compare import (
     results_comparison,
     runs_table,
 )
+from composer.report._find import find_runs
 from composer.report._groups import Group, group_runs
-from composer.report._html import Html, count, duration, el, json_script
-from composer.report._model import Run
+from composer.report._html import Html, count, duration, el, json_script, text
+from composer.report._model import Run, Series
+from composer.report._read import read_run
 from composer.report._select import Family, families
-from composer.report._speed import RATE, rate_family, with_rates, without_repetition
 
-__all__ = ["render"]
+__all__ = ["render", "write_report"]
+
+_RATE = "recorded batches per second"
+_RATE_POINTS = 60
 
 _TITLES = {
     "learning": ("curves", "Loss and metrics"),
@@ -52,19 +61,54 @@ _MOST_CHARTS = 60  # in a section: a browser stalls over thousands
 _MOST_LINES = 500  # in a chart
 
 
-def render(runs: Sequence[Run]) -> str:
-    """The page of a run, or of several.
+def write_report(
+    folders: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], output: str | os.PathLike[str] = "report.html"
+) -> Path:
+    """Write a page about a run, or one that compares several. The page needs no network.
 
     Args:
-        runs: At least one.
+        folders: One or several folders of runs, or folders that contain them.
+        output: The file to write; missing folders are created.
+
+    Returns:
+        The file.
+
+    Raises:
+        RunNotFoundError: A folder has no run.
+        ValueError: `folders` is empty, or a run was recorded by a later release.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from composer.core import Engine, State
+        >>> from composer.loggers import RunRecorder
+        >>> recorder = RunRecorder(folder := tempfile.mkdtemp())
+        >>> state = State(model=torch.nn.Linear(1, 1), max_duration="1ep", callbacks=[recorder], run_name="a")
+        >>> engine = Engine(state)
+        >>> _ = engine.run_event("init")
+        >>> engine.logger.log_metrics({"loss": 0.5})
+        >>> engine.close()
+        >>> write_report(folder, f"{folder}/report.html").name
+        'report.html'
     """
-    runs = [with_rates(without_repetition(run)) for run in runs]
+    folders = [folders] if isinstance(folders, str | os.PathLike) else list(folders)
+    if not folders:
+        raise ValueError("`folders` must have at least one folder of a run, got none.")
+    page = render([read_run(folder) for folder in find_runs(folders)])
+    path = Path(output).expanduser()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+def render(runs: Sequence[Run]) -> str:
+    """Return the page about one run or several."""
+    runs = [_with_rate(_without_repetition(run)) for run in runs]
     groups = group_runs(runs)
-    found = [*families({name for run in runs for name in run.metrics} - {RATE}), *rate_family(runs)]
+    all_families = [*families({name for run in runs for name in run.metrics} - {_RATE}), *_rate_family(runs)]
     lines = sum(len(run.metrics) for run in runs)
     charts = Charts(lines, max(run.seconds for run in runs))
     single_run = runs[0] if len(runs) == 1 else None
-    parts = _single(single_run, found, charts) if single_run else _comparison(groups, found, charts)
+    parts = _single(single_run, all_families, charts) if single_run else _comparison(groups, all_families, charts)
     sections = [part for part in parts if part is not None]
     title = runs[0].name if single_run else " / ".join(group.name for group in groups[:4])
     header = _header(single_run, groups, title)
@@ -76,15 +120,11 @@ def _header(run: Run | None, groups: Sequence[Group], title: str) -> Html:
     kind = "Training run" if run else f"Comparison of {count(len(runs), 'run')}"
     if run is None and len(groups) < len(runs):
         kind += f" in {count(len(groups), 'group')}"
-    noted = list(dict.fromkeys(note for each in runs for note in each.notes))
+    notes = list(dict.fromkeys(note for each in runs for note in each.notes))
     if run:
-        noted += [
+        notes += [
             f"Resumed at batch {r.batch:,} (epoch {r.epoch:,}), {duration(r.seconds)} into the run"
-            + (
-                f"; {count(r.superseded, 'batch')} trained again, the first attempt at them is left out."
-                if r.superseded
-                else "."
-            )
+            + (f"; {count(r.superseded, 'batch')} trained again, without their first attempt." if r.superseded else ".")
             for r in run.resumes
         ]
     keys = [el("span", group.name, class_=f"key c{i % SLOTS}") for i, group in enumerate(groups)]
@@ -93,13 +133,13 @@ def _header(run: Run | None, groups: Sequence[Group], title: str) -> Html:
         el("p", kind, class_="kind"),
         el("h1", title) if run else el("h1", keys, class_="keys"),
         single.facts(run) if run else None,
-        [el("p", note, class_="note") for note in noted],
+        [el("p", note, class_="note") for note in notes],
         id="top",
     )
 
 
 def _bar(sections: Sequence[Html], charts: Charts) -> Html:
-    """The bar that stays on top: links to the sections, and the choice of the x axis."""
+    """Return the navigation bar: links to the sections, and the choice of the x axis."""
     links = []
     for part in sections:
         name = part.partition('id="')[2].partition('"')[0]
@@ -115,15 +155,15 @@ def _bar(sections: Sequence[Html], charts: Charts) -> Html:
 
 
 def _figures(figures: Sequence[Html], key: str) -> Html | None:
-    """The charts of a section: one or two large ones of what was learned, all others small and side by side."""
+    """Return the charts of a section: large ones if there are few about learning, otherwise small ones in a grid."""
     if not figures:
         return None
     large = key == "learning" and len(figures) in (1, 2, 4)
     return el("div", figures, class_="grid large" if large else "grid")
 
 
-def _single(run: Run, found: Sequence[Family], charts: Charts) -> list[Html | None]:
-    by_section = {key: [f for f in found if f.section == key] for key in (*_TITLES, "other")}
+def _single(run: Run, all_families: Sequence[Family], charts: Charts) -> list[Html | None]:
+    by_section = {key: [f for f in all_families if f.section == key] for key in (*_TITLES, "other")}
     curves: list[Html | None] = []
     for key, (name, title) in _TITLES.items():
         shown, left = _drawn(by_section[key], in_one_chart=True)
@@ -162,17 +202,17 @@ def _times(run: Run) -> Html | None:
     return single.table(["", "time"], rows, numeric=1, class_="plain")
 
 
-def _drawn(found: Sequence[Family], *, in_one_chart: bool) -> tuple[list[Family], list[str]]:
-    """Return what is drawn of a section, and the names of the metrics that are not.
+def _drawn(candidates: Sequence[Family], *, in_one_chart: bool) -> tuple[list[Family], list[str]]:
+    """Return the metrics of a section to draw, and the names of those beyond the limit.
 
     Args:
-        found: The metrics of the section.
-        in_one_chart: Whether the metrics of a family share a chart, as those of a single run do.
+        candidates: The metrics of the section.
+        in_one_chart: The metrics of a family share a chart, as for a single run.
     """
     drawn: list[Family] = []
     left: list[str] = []
     num_charts = 0
-    for family in found:
+    for family in candidates:
         names = list(family.members)
         room = _MOST_CHARTS - num_charts
         if in_one_chart:
@@ -195,17 +235,17 @@ def _packages(packages: dict[str, str]) -> Html:
     return el("details", el("summary", f"{count(len(rows), 'package')} of composer"), single.table(["", ""], rows))
 
 
-def _comparison(groups: Sequence[Group], found: Sequence[Family], charts: Charts) -> list[Html | None]:
+def _comparison(groups: Sequence[Group], all_families: Sequence[Family], charts: Charts) -> list[Html | None]:
     curves = []
     for key, (name, title) in _TITLES.items():
-        shown, left = _drawn([f for f in found if f.section == key], in_one_chart=False)
+        shown, left = _drawn([f for f in all_families if f.section == key], in_one_chart=False)
         curves.append(
             single.section(name, title, _figures(comparison_figures(groups, shown, charts), key), _left_out(left))
         )
-    shown, left = _drawn([f for f in found if f.section == "other"], in_one_chart=False)
+    shown, left = _drawn([f for f in all_families if f.section == "other"], in_one_chart=False)
     figures = comparison_figures(groups, shown, charts)
     return [
-        single.section("results", "Results", results_comparison(groups, found)),
+        single.section("results", "Results", results_comparison(groups, all_families)),
         curves[0],
         single.section("runs", "Runs", runs_table(groups)),
         algorithms_comparison(groups),
@@ -216,33 +256,64 @@ def _comparison(groups: Sequence[Group], found: Sequence[Family], charts: Charts
     ]
 
 
+def _with_rate(run: Run) -> Run:
+    """Return the run with batches per second from the times of its records, unless a `SpeedMonitor` logged them."""
+    clock = run.metrics.get("time/batch") or run.metrics.get("loss/train/total")
+    monitored = any(name.startswith("throughput/") for name in run.metrics)
+    if monitored or run.source != "recorder" or clock is None or len(clock.steps) < 4:
+        return run
+    rate = _rate(run, clock)
+    return run if rate is None else replace(run, metrics={**run.metrics, _RATE: rate})
+
+
+def _without_repetition(run: Run) -> Run:
+    """Return the run without throughput per device if it equals the total throughput, as with one device."""
+    repeated = set()
+    for name, series in run.metrics.items():
+        total = run.metrics.get(name.replace("throughput/device/", "throughput/"))
+        if total is not None and total is not series and np.array_equal(total.values, series.values):
+            repeated.add(name)
+    return replace(run, metrics={name: series for name, series in run.metrics.items() if name not in repeated})
+
+
+def _rate(run: Run, clock: Series) -> Series | None:
+    seconds = clock.seconds.copy()
+    for evaluation in run.evaluations:  # not training time
+        seconds[clock.seconds >= evaluation.seconds - 1e-3] -= evaluation.duration
+    index = np.unique(np.linspace(0, len(seconds) - 1, min(_RATE_POINTS, len(seconds) // 2) + 1).astype(int))
+    steps, times = np.diff(clock.steps[index]), np.diff(seconds[index])
+    good = (times > 0) & (steps > 0)
+    if not good.any():
+        return None
+    ends = index[1:][good]
+    values = steps[good] / times[good]
+    return Series(_RATE, clock.steps[ends], clock.seconds[ends], clock.epochs[ends], values)
+
+
+def _rate_family(runs: Sequence[Run]) -> list[Family]:
+    """Return the chart of batches per second, if a run has them."""
+    if not any(_RATE in run.metrics for run in runs):
+        return []
+    return [Family("speed", "Batches per second", _RATE, {_RATE: "all devices"})]
+
+
 def _document(title: str, body: Sequence[Html], charts: Charts) -> str:
-    """The page, whose policy lets it run its own scripts and nothing else, and fetch nothing."""
+    """Return the page. Its policy allows its own scripts only, and no requests."""
     assets = files("composer.report") / "assets"
-    style = (assets / "page.css").read_text(encoding="utf-8")
-    scripts = (
-        [
-            import_module("plotly.offline").get_plotlyjs().replace("\r\n", "\n"),
-            (assets / "page.js").read_text(encoding="utf-8"),
-        ]
-        if charts.drawn
-        else []
-    )
+    template, style, code = ((assets / f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js"))
+    scripts, data = [], ""
+    if charts.drawn:
+        scripts = [import_module("plotly.offline").get_plotlyjs().replace("\r\n", "\n"), code]
+        units = {"batch": "batch", "epoch": "epoch", "time": charts.time_unit[0]}
+        data = json_script({"charts": charts.drawn, "units": units}, "data")
     hashes = " ".join(f"'sha256-{_digest(script)}'" for script in scripts) or "'none'"
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {hashes}; form-action 'none'"
-    units = {"batch": "batch", "epoch": "epoch", "time": charts.time_unit[0]}
-    head = [
-        el("meta", charset="utf-8"),
-        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        el("meta", http_equiv="Content-Security-Policy", content=policy),
-        el("meta", name="color-scheme", content="light dark"),
-        el("title", title),
-        Html(f"<style>{style}</style>"),
-    ]
-    data = json_script({"charts": charts.drawn, "units": units}, "data")
-    noscript = Html("<noscript><p class='note'>The charts need JavaScript; the tables do not.</p></noscript>")
-    code = [data, *(Html(f"<script>{script}</script>") for script in scripts)] if scripts else []
-    return f"<!DOCTYPE html>\n{el('html', el('head', head), el('body', noscript, list(body), code), lang='en')}\n"
+    return Template(template).substitute(
+        title=text(title),
+        hashes=hashes,
+        style=style,
+        body=text(list(body)),
+        scripts=data + "".join(f"<script>{script}</script>" for script in scripts),
+    )
 
 
 def _digest(script: str) -> str:

@@ -1,4 +1,4 @@
-"""Reads a recorded run."""
+"""Reading of a recorded run."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from composer.report._attempts import Attempt, counting, read_attempts
-from composer.report._find import log_of, nothing_found, record_of
+from composer.report._attempts import Attempt, current_attempts, read_attempts
+from composer.report._find import log_of, record_of, run_not_found
 from composer.report._model import Act, Checkpoint, Deeds, Evaluation, ModuleChange, PlanEntry, Resume, Run, Table
 from composer.report._model import Series as Series
 from composer.report._textlog import read_log
@@ -20,15 +20,15 @@ __all__ = ["read_run"]
 
 
 def read_run(folder: str | os.PathLike[str]) -> Run:
-    """Read a run that `RunRecorder` recorded, or, failing that, the log of a `FileLogger`.
+    """Read a run recorded by `RunRecorder`, or otherwise the log of a `FileLogger`.
 
-    Of a run that was resumed, what the checkpoint does not hold is left out.
+    If a run was resumed, values that the checkpoint does not include are left out.
 
     Args:
         folder: The run's folder.
 
     Raises:
-        RunNotFoundError: It holds no run.
+        RunNotFoundError: It has no run.
         ValueError: It was recorded by a later release.
 
     Example:
@@ -50,31 +50,30 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
     if record is None:
         log = log_of(path)
         if log is None:
-            raise nothing_found(path)
+            raise run_not_found(path)
         return read_log(path, log)
     notes: list[str] = []
     attempts = read_attempts(record, notes)
     if not attempts:
-        raise nothing_found(path)
-    chain = list(counting(attempts, notes))
-    return _Reader(path, chain, attempts, notes).run()
+        raise run_not_found(path)
+    chain = list(current_attempts(attempts, notes))
+    return _Reader(path, chain, notes).run()
 
 
 class _Reader:
-    """Puts a run together.
+    """Builds a `Run` from attempts.
 
     Args:
         folder: The run's folder.
-        chain: The attempts that count.
-        attempts: All of them.
-        notes: What a reader should know.
+        chain: The attempts that led to the current state.
+        notes: Remarks about the record.
     """
 
-    def __init__(self, folder: Path, chain: list[Attempt], attempts: list[Attempt], notes: list[str]) -> None:
-        self.folder, self.chain, self.attempts, self.notes = folder, chain, attempts, notes
+    def __init__(self, folder: Path, chain: list[Attempt], notes: list[str]) -> None:
+        self.folder, self.chain, self.notes = folder, chain, notes
 
     def all(self, kind: str) -> list[dict[str, Any]]:
-        """The records of a type, with the seconds since the run began."""
+        """Return the records of a type, with the seconds since the run began."""
         return [
             {**record, "seconds": record.get("seconds", 0.0) + attempt.offset}
             for attempt in self.chain
@@ -83,12 +82,12 @@ class _Reader:
         ]
 
     def last(self, kind: str) -> dict[str, Any]:
-        """The last record of a type; empty if there is none."""
+        """Return the last record of a type, or an empty dict."""
         records = self.all(kind)
         return records[-1] if records else {}
 
     def run(self) -> Run:
-        """The run."""
+        """Return the run."""
         start, final = self.chain[-1].start, self.chain[-1]
         hyperparameters = self._merged("hyperparameters")
         status, error = self._ending()
@@ -126,16 +125,16 @@ class _Reader:
         )
 
     def _merged(self, kind: str) -> dict[str, Any]:
-        """The values of all records of a type, later ones over earlier ones."""
+        """Return the values of all records of a type; later ones override earlier ones."""
         return {key: value for record in self.all(kind) for key, value in record["values"].items()}
 
     def _note_dropped(self) -> None:
         dropped = sum(record.get("dropped", 0) for record in self.all("end"))
         if dropped:
-            self.notes.append(f"{dropped:,} records were dropped, because the disk could not keep up.")
+            self.notes.append(f"{dropped:,} records were dropped because the disk was too slow.")
 
     def _trained(self) -> tuple[int, int]:
-        """Finished epochs and trained batches; of a run without an end as far as it logged."""
+        """Return finished epochs and trained batches; if no end was recorded, as far as metrics were logged."""
         times = [*self.all("epoch"), *self.all("fit_end"), *self.all("end")]
         logged = 0 if self.all("end") else self.chain[-1].last_step
         batches = max([record["batch"] for record in times], default=0)
@@ -166,10 +165,10 @@ class _Reader:
             for act in record["values"]:
                 spans = acts.setdefault(act["algorithm"], {}).setdefault(act["event"], [])
                 _append_spans(spans, act["spans"])
-        told = {
+        descriptions = {
             str(row[0]): str(row[1])
             for table in self.all("table")
-            if table["name"] == "algorithms" and table["columns"] == ["algorithm", "deed"]
+            if table["name"] == "algorithms" and table["columns"] == ["algorithm", "action"]
             for row in table["rows"]
         }
         named = {entry["name"]: entry["config"] for entry in self.last("algorithms").get("values", [])}
@@ -181,11 +180,11 @@ class _Reader:
                     Act(event, sum(span[2] for span in spans), tuple((a, b, c) for a, b, c in spans))
                     for event, spans in acts.get(name, {}).items()
                 ),
-                told.get(name),
+                descriptions.get(name),
                 {
                     key: value
                     for key, value in hyperparameters.items()
-                    if _squeezed(key.split("/")[0]) == _squeezed(name)
+                    if _without_case(key.split("/")[0]) == _without_case(name)
                 },
             )
             for name in dict.fromkeys([*named, *acts])
@@ -195,28 +194,28 @@ class _Reader:
         kept = {path for record in self.all("end")[-1:] for path in record["kept_checkpoints"]}
         ended = bool(self.all("end"))
         unique = {record["path"]: record for record in self.all("checkpoint")}
-        found = []
+        checkpoints = []
         for name, record in sorted(unique.items(), key=lambda item: item[1]["batch"]):
             remote = record["remote"]
             path = None if remote else Path(os.path.normpath(self.folder / name))
             size = None if path is None else _size(path)
             removed = ended and name not in kept
             state = "remote" if remote else "there" if size is not None else "removed" if removed else "missing"
-            found.append(Checkpoint(path, name, remote, record["epoch"], record["batch"], size, state))
-        return found
+            checkpoints.append(Checkpoint(path, name, remote, record["epoch"], record["batch"], size, state))
+        return checkpoints
 
     def _resumes(self) -> list[Resume]:
-        found = []
+        resumes = []
         for before, attempt in zip([None, *self.chain], self.chain, strict=False):
             if attempt.resume is not None:
                 batch = attempt.resume["batch"]
                 lost = 0 if before is None else max(0, before.last_step - batch)
-                found.append(Resume(batch, attempt.resume["epoch"], attempt.offset, lost))
-        return found
+                resumes.append(Resume(batch, attempt.resume["epoch"], attempt.offset, lost))
+        return resumes
 
 
 def _append_spans(spans: list[list[int]], more: Sequence[Sequence[int]]) -> None:
-    """Add spans that come later; one that goes on where the last one ended prolongs it."""
+    """Append later spans; a span that continues the last one extends it."""
     for first, last, count in more:
         if spans and first - spans[-1][1] <= 1:
             spans[-1][1] = max(spans[-1][1], last)
@@ -250,12 +249,12 @@ def _table(record: dict[str, Any]) -> Table:
     return Table(record["name"], record["step"] or 0, tuple(record["columns"]), rows, record["num_rows"])
 
 
-def _squeezed(name: str) -> str:
+def _without_case(name: str) -> str:
     return name.lower().replace("_", "")
 
 
 def _size(path: Path) -> int | None:
-    """Of a file, or of all files in a folder."""
+    """Return the size of a file, or of all files in a folder."""
     if path.is_dir():
         return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
     return path.stat().st_size if path.is_file() else None

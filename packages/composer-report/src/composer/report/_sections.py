@@ -1,21 +1,22 @@
-"""The sections of the page of one run."""
+"""Sections of the page about one run."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from composer.report._charts import Chart, Charts, Line
+from composer.report._charts import Chart, Charts, Line, epochs_at, packed
 from composer.report._groups import Group, less_is_better, results
 from composer.report._html import Html, broken, count, duration, el, number, size, text, utc
 from composer.report._model import Deeds, Run
 from composer.report._select import Family
-from composer.report._timeline import draw_timeline
 
 __all__ = [
     "STATUS",
+    "actions",
     "algorithms_section",
     "checkpoints_section",
     "environment_rows",
@@ -38,18 +39,27 @@ STATUS = {
     "unfinished": "no end recorded",
     "unused": "not trained",
 }
+_ROW = 19  # pixels
+_MOST_ROWS = 60
+_ORDER = (
+    "init before_load after_load fit_start iteration_start epoch_start before_dataloader after_dataloader batch_start "
+    "before_train_batch before_forward after_forward before_loss after_loss before_backward after_backward "
+    "after_train_batch batch_end batch_checkpoint epoch_end epoch_checkpoint"
+).split()
+
+_Row = tuple[str, int | None, list[tuple[int, int, str]]]  # label, slot (None: a heading), spans with their text
 _MOST_RESULTS = 20  # of an evaluation, beside a checkpoint
 _WORD_OF_STATE = {"there": "", "missing": "missing on disk", "removed": "removed by the run", "remote": "uploaded"}
 
 
 def section(name: str, title: str, *content: Any) -> Html | None:
-    """A section; None if it would be empty."""
+    """Return a section, or None if it is empty."""
     inner = text(*content)
     return el("section", el("h2", title), inner, id=name) if inner else None
 
 
 def table(columns: list[Any], rows: list[list[Any]], numeric: int = 0, class_: str = "") -> Html:
-    """A table whose last `numeric` columns are numbers."""
+    """Return a table whose last `numeric` columns are numbers."""
     first = len(columns) - numeric
     head = el("tr", [el("th", c, class_="n" if i >= first else None, scope="col") for i, c in enumerate(columns)])
     body = [
@@ -59,12 +69,12 @@ def table(columns: list[Any], rows: list[list[Any]], numeric: int = 0, class_: s
 
 
 def status_badge(run: Run) -> Html:
-    """How a run ended."""
+    """Return an element with the status of a run."""
     return el("span", STATUS.get(run.status, run.status), class_=f"status {run.status}")
 
 
 def facts(run: Run) -> Html:
-    """The figures below the title."""
+    """Return the facts below the title."""
     device, environment = run.environment.get("device", {}), run.environment
     length = [count(run.batches, "batch")] + ([count(run.epochs, "epoch")] if run.epochs else [])
     items: list[tuple[str, Any]] = [("Outcome", [status_badge(run), el("code", run.error) if run.error else None])]
@@ -83,7 +93,7 @@ def facts(run: Run) -> Html:
 
 
 def results_table(run: Run, members: list[Family]) -> Html | None:
-    """The last and best value of each metric and loss."""
+    """Return a table of the last and best value of each metric and loss."""
     rows: list[list[Any]] = []
     group = Group(run.name, (run,))
     for name in sorted((n for f in members for n in f.members), key=_evaluations_first):
@@ -104,7 +114,7 @@ def _bad(value: float) -> Html:
 
 
 def family_figure(family: Family, run: Run, charts: Charts) -> Html:
-    """A chart of metrics that belong together. Those of training come first."""
+    """Return a chart of the metrics of a family, with those of training first."""
     order = sorted(family.members.items(), key=lambda item: (item[1] != "train", item[1]))
     lines = [Line(member, run.metrics[name], run, slot) for slot, (name, member) in enumerate(order)]
     key = order[0][0] if len(order) == 1 else family.key
@@ -115,18 +125,18 @@ def family_figure(family: Family, run: Run, charts: Charts) -> Html:
 
 
 def algorithms_section(run: Run, charts: Charts) -> Html | None:
-    """What each algorithm did and when, modules that were replaced, and the plan."""
+    """Return the timeline, the actions of each algorithm, replaced modules, and the plan."""
     slots = {algorithm.name: index for index, algorithm in enumerate(run.algorithms)}
-    timeline = draw_timeline(run, charts, slots)
-    rows = [[_name(a, slots[a.name]), _deed(a), el("code", a.config, class_="config")] for a in run.algorithms]
+    timeline = _draw_timeline(run, charts, slots)
+    rows = [[_name(a, slots[a.name]), actions(a), el("code", a.config, class_="config")] for a in run.algorithms]
     modules = [[el("code", m.before), el("code", m.after), str(m.count), _names(m.names, m.count)] for m in run.modules]
     modules += [["", el("code", broken(name)), str(number_), "added"] for name, number_ in run.modules_added.items()]
     return section(
         "algorithms",
         "Algorithms and events" if run.algorithms else "Events",
         timeline,
-        [el("h3", "What each algorithm did"), table(["algorithm", "what it did", "made as"], rows)] if rows else None,
-        [el("h3", "Modules replaced"), table(["before", "after", "modules", "which"], modules)] if modules else None,
+        [el("h3", "What each algorithm did"), table(["algorithm", "actions", "configuration"], rows)] if rows else None,
+        [el("h3", "Modules replaced"), table(["before", "after", "number", "modules"], modules)] if modules else None,
         plan_table(run),
     )
 
@@ -135,12 +145,13 @@ def _name(algorithm: Deeds, slot: int) -> Html:
     return el("span", algorithm.name, class_=f"key c{slot % 8}")
 
 
-def _deed(algorithm: Deeds) -> Html:
-    counted = ", ".join(f"{act.count:,} at {act.event}" for act in algorithm.acts) or "did not act"
+def actions(algorithm: Deeds) -> Html:
+    """Return what an algorithm did: a sentence, its calls by event, and logged hyperparameters."""
+    calls = ", ".join(f"{act.count:,} at {act.event}" for act in algorithm.acts)
     logged = [f"{key} = {value}" for key, value in algorithm.logged.items()]
     return text(
         el("div", f"{algorithm.told[:1].upper()}{algorithm.told[1:]}.") if algorithm.told else None,
-        el("div", f"Acted: {counted}" if algorithm.acts else "Did not act", class_="small"),
+        el("div", f"Acted: {calls}" if algorithm.acts else "Did not act", class_="small"),
         [el("div", el("code", line), class_="small") for line in logged],
     )
 
@@ -152,28 +163,110 @@ def _names(names: tuple[str, ...], total: int) -> Html:
 
 
 def plan_table(run: Run) -> Html | None:
-    """The plan of the engine: algorithms at once, callbacks and loggers on demand."""
+    """Return the plan of the engine: one table for algorithms, one for callbacks and loggers."""
     if not run.plan:
         return None
-    kept = [entry for entry in run.plan if entry.kind == "algorithm"]
+    algorithms = [entry for entry in run.plan if entry.kind == "algorithm"]
     rest = [entry for entry in run.plan if entry.kind != "algorithm"]
     parts = []
-    for entries, title in ((kept, "The engine's plan: order of the algorithms, and why"), (rest, "Callbacks, loggers")):
+    plan = "The engine's plan: order of the algorithms, and reasons"
+    for entries, title in ((algorithms, plan), (rest, "Callbacks and loggers")):
         if entries:
             rows, before = [], ""
             for entry in entries:
                 event = "" if entry.event == before else entry.event
                 before = entry.event
                 rows.append([el("code", event) if event else "", str(entry.order), entry.name, entry.reason])
-            parts.append(el("details", el("summary", title), table(["event", "order", "who", "why there"], rows)))
+            parts.append(el("details", el("summary", title), table(["event", "order", "name", "reason"], rows)))
     return text(parts)
+
+
+def _draw_timeline(run: Run, charts: Charts, slots: dict[str, int]) -> Html | None:
+    """Return a chart of the calls of algorithms, evaluations and checkpoints over the batches; None if empty.
+
+    Args:
+        run: The run.
+        charts: The chart is added here.
+        slots: The colour of each algorithm.
+    """
+    rows = [*_run_rows(run)]
+    for algorithm in run.algorithms:
+        rows += _algorithm_rows(algorithm, slots[algorithm.name])
+    if not rows:
+        return None
+    if len(rows) > _MOST_ROWS:
+        rows = [*_run_rows(run), *(_joined(algorithm, slots[algorithm.name]) for algorithm in run.algorithms)]
+    end = float(max(run.batches, 1))
+    data: dict[str, Any] = {
+        "kind": "timeline",
+        "height": len(rows) * _ROW + 62,
+        "labels": [f"<b>{_safe(label)}</b>" if slot is None else _safe(label) for label, slot, _ in rows],
+        "bars": [_bars(run, i, slot, spans) for i, (_, slot, spans) in enumerate(rows) if slot is not None],
+        "end": _span_xs(run, np.array([end]), np.array([0.0])),
+    }
+    if run.epoch_starts:
+        charts.has_epochs = True
+    return charts.place(data, Chart("", "", (), wide=True))
+
+
+def _run_rows(run: Run) -> Iterable[_Row]:
+    rows: list[_Row] = []
+    labels = dict.fromkeys(evaluation.label for evaluation in run.evaluations)
+    for label in labels:
+        evaluations = [e for e in run.evaluations if e.label == label]
+        rows.append((f"evaluation {label}", 7, [(e.step, e.step, count(e.batches, "batch")) for e in evaluations]))
+    if run.checkpoints:
+        rows.append(("checkpoint", 7, [(c.batch, c.batch, c.name) for c in run.checkpoints]))
+    if run.resumes:
+        rows.append(("resumed", 1, [(r.batch, r.batch, "resumed from a checkpoint") for r in run.resumes]))
+    if rows:
+        rows.insert(0, ("run", None, []))
+    return rows
+
+
+def _algorithm_rows(algorithm: Deeds, slot: int) -> list[_Row]:
+    rows: list[_Row] = [(algorithm.name, None, [])]
+    acts = sorted(algorithm.acts, key=lambda act: _ORDER.index(act.event) if act.event in _ORDER else len(_ORDER))
+    for act in acts:
+        rows.append((act.event, slot, [(a, b, _times(n)) for a, b, n in act.spans]))
+    return rows if acts else []
+
+
+def _joined(algorithm: Deeds, slot: int) -> _Row:
+    spans = [(a, b, f"{act.event}, {_times(n)}") for act in algorithm.acts for a, b, n in act.spans]
+    return algorithm.name, slot, spans
+
+
+def _times(number: int) -> str:
+    return count(number, "time")
+
+
+def _bars(run: Run, row: int, slot: int, spans: list[tuple[int, int, str]]) -> dict[str, Any]:
+    first = np.array([span[0] for span in spans], dtype=np.float64)
+    last = np.array([span[1] for span in spans], dtype=np.float64)
+    texts = [f"batch {a:,.0f}{'' if a == b else f' to {b:,.0f}'}: {text}" for (a, b, text) in spans]
+    return {"row": row, "slot": slot % 8, "xs": _span_xs(run, first, last), "text": [_safe(t) for t in texts]}
+
+
+def _span_xs(run: Run, first: np.ndarray, last: np.ndarray) -> dict[str, Any]:
+    """Return begin and length of spans in batches and epochs."""
+    xs: dict[str, Any] = {"batch": {"base": packed(first), "length": packed(last - first)}}
+    starts, ends = epochs_at(run, first), epochs_at(run, last)
+    if starts is not None and ends is not None:
+        xs["epoch"] = {"base": packed(starts), "length": packed(ends - starts)}
+    return xs
+
+
+def _safe(label: str) -> str:
+    """Escape text for plotly, which interprets some markup."""
+    return label.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 # ---- hyperparameters and environment ----
 
 
 def flattened(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested hyperparameters as one level, with dots."""
+    """Flatten nested hyperparameters, with dots in their names."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         name = f"{prefix}{key}"
@@ -185,7 +278,7 @@ def flattened(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def hyperparameters_section(run: Run) -> Html | None:
-    """All hyperparameters, in groups, with a field to search."""
+    """Return all hyperparameters, in groups, with a search field."""
     flat = flattened(run.hyperparameters)
     groups: dict[str, list[list[Any]]] = {}
     for name, value in sorted(flat.items()):
@@ -201,14 +294,14 @@ def hyperparameters_section(run: Run) -> Html | None:
 
 
 def search(name: str) -> Html:
-    """A field that hides the rows of a section that do not hold what is typed."""
+    """Return a field that filters the rows of a section."""
     return el(
         "input", type="search", placeholder="Search", aria_label=f"Search {name}", data_filter=name, class_="search"
     )
 
 
 def show(value: Any) -> Html:
-    """The value of a hyperparameter."""
+    """Return the value of a hyperparameter as an element."""
     if isinstance(value, float):
         return el("span", number(value, 6))
     if isinstance(value, list):
@@ -217,7 +310,7 @@ def show(value: Any) -> Html:
 
 
 def environment_rows(run: Run) -> dict[str, str]:
-    """Machine and versions as text."""
+    """Return machine and versions as text."""
     values = dict(run.environment)
     values.pop("packages", None)
     device = values.pop("device", {})
@@ -228,11 +321,11 @@ def environment_rows(run: Run) -> dict[str, str]:
 
 
 def checkpoints_section(run: Run) -> Html | None:
-    """The checkpoints, with what evaluation found at the same batch."""
+    """Return the checkpoints, with evaluation results at the same batch."""
     rows = []
-    found = _evaluated_at(run, {checkpoint.batch for checkpoint in run.checkpoints})
+    evaluated = _evaluated_at(run, {checkpoint.batch for checkpoint in run.checkpoints})
     for checkpoint in run.checkpoints:
-        results = list(found[checkpoint.batch])
+        results = list(evaluated[checkpoint.batch])
         parts = [f"{name.removeprefix('metrics/')} {number(value)}" for name, value in results[:_MOST_RESULTS]]
         parts += [f"and {len(results) - _MOST_RESULTS:,} more"] if len(results) > _MOST_RESULTS else []
         shown = ", ".join(parts)
@@ -244,22 +337,22 @@ def checkpoints_section(run: Run) -> Html | None:
         rows.append(cells)
     if not rows:
         return None
-    content = table(["checkpoint", "evaluation there", "epoch", "batch", "size"], rows, numeric=3)
+    content = table(["checkpoint", "evaluation", "epoch", "batch", "size"], rows, numeric=3)
     return section("checkpoints", "Checkpoints", content)
 
 
 def _evaluated_at(run: Run, batches: set[int]) -> dict[int, dict[tuple[str, float], None]]:
-    """Return what evaluations found at some batches: by batch, pairs of name and value without repetition."""
-    found: dict[int, dict[tuple[str, float], None]] = {batch: {} for batch in batches}
+    """Return the evaluation results at some batches, as pairs of name and value without duplicates."""
+    results: dict[int, dict[tuple[str, float], None]] = {batch: {} for batch in batches}
     for name, series in run.metrics.items():
         if name.startswith("metrics/") and not name.startswith("metrics/train/"):
             for index in np.flatnonzero(np.isin(series.steps, list(batches))):
-                found[int(series.steps[index])][name, float(series.values[index])] = None
-    return found
+                results[int(series.steps[index])][name, float(series.values[index])] = None
+    return results
 
 
 def tables_section(run: Run) -> Html | None:
-    """What was logged as a table."""
+    """Return the logged tables and texts."""
     shown = [each for each in run.tables if each.name != "algorithms"]
     parts = []
     for each in shown:
@@ -268,4 +361,4 @@ def tables_section(run: Run) -> Html | None:
         content = table(list(each.columns), rows)
         parts.append(el("details", el("summary", f"{each.name} (batch {each.step:,}{more})"), content))
     texts = [[el("code", broken(name)), value] for name, value in run.texts.items()]
-    return section("tables", "Tables", parts, table(["logged as text", "last"], texts) if texts else None)
+    return section("tables", "Tables", parts, table(["logged text", "last value"], texts) if texts else None)

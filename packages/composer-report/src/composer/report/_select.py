@@ -1,4 +1,4 @@
-"""Which metrics belong into which section and chart of a page."""
+"""Assignment of metrics to the sections and charts of a page."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Family:
 
     Attributes:
         section: "learning", "rate", "speed", "machine" or "other".
-        title: Of the chart.
-        key: What it says below the title.
-        members: The metrics, with what each is called in the chart.
+        title: The title of the chart.
+        key: The subtitle of the chart.
+        members: The label in the chart of each metric.
     """
 
     section: str
@@ -38,17 +38,14 @@ class Family:
 
 
 def families(names: Iterable[str]) -> list[Family]:
-    """Sort metrics into sections and charts. Counters such as `time/batch` are left out, being the x axis.
-
-    Args:
-        names: Of all metrics.
-    """
-    found: dict[tuple[str, str, str], dict[str, str]] = {}
+    """Assign metrics to sections and charts. Counters such as `time/batch` are left out: they are x axes."""
+    charts: dict[tuple[str, str, str], dict[str, str]] = {}
     for name in sorted(names):
         if not _COUNTERS.fullmatch(name):
             section, title, key, member = _place(name)
-            found.setdefault((section, title, key), {})[name] = member
-    return [Family(section, title, key, members) for (section, title, key), members in sorted(found.items(), key=_rank)]
+            charts.setdefault((section, title, key), {})[name] = member
+    ordered = sorted(charts.items(), key=_rank)
+    return [Family(section, title, key, members) for (section, title, key), members in ordered]
 
 
 def _rank(item: tuple[tuple[str, str, str], dict[str, str]]) -> tuple[int, bool, bool, str]:
@@ -58,7 +55,7 @@ def _rank(item: tuple[tuple[str, str, str], dict[str, str]]) -> tuple[int, bool,
 
 
 def _place(name: str) -> tuple[str, str, str, str]:
-    """Section, title and key of the chart of a metric, and what it is called there."""
+    """Return section, title and subtitle of the chart of a metric, and its label there."""
     parts = name.split("/")
     if parts[0] in ("loss", "metrics") and len(parts) > 2:
         rest = "/".join(parts[2:])
@@ -80,7 +77,7 @@ def _place(name: str) -> tuple[str, str, str, str]:
 
 
 def _spaced(name: str) -> str:
-    """`MulticlassAccuracy` as "Multiclass accuracy"."""
+    """Return `MulticlassAccuracy` as "Multiclass accuracy"."""
     words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).replace("_", " ").split(" ")
     return " ".join(
         [words[0][:1].upper() + words[0][1:], *(word if word.isupper() else word.lower() for word in words[1:])]

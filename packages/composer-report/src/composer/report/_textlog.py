@@ -1,4 +1,4 @@
-"""Reads the text log of a `FileLogger`."""
+"""Reading of the text log of a `FileLogger`."""
 
 from __future__ import annotations
 
@@ -19,18 +19,13 @@ _ERROR = re.compile(r"(?P<error>[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\
 
 
 def read_log(folder: Path, path: Path) -> Run:
-    """The run in a text log. It has no times, and numbers have four decimals.
-
-    Args:
-        folder: The run's folder.
-        path: The log.
-    """
+    """Return the run in a text log, without times and with four decimals."""
     reader = _LogReader()
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             match = _LINE.fullmatch(line.rstrip("\n"))
             if match:
-                reader.take(match)
+                reader.add(match)
     stat = path.stat()
     error = reader.error
     return Run(
@@ -48,14 +43,14 @@ def read_log(folder: Path, path: Path) -> Run:
         tables=list(reader.tables.values()),
         source="log",
         notes=[
-            f"Read from the text log {path.name}: it tells no times, no environment and no end, and its numbers have "
-            f"four decimals. Record with `RunRecorder` to see more."
+            f"Read from the text log {path.name}, which has no times, no environment and no end, and numbers with four "
+            f"decimals. Use `RunRecorder` to record more."
         ],
     )
 
 
 class _LogReader:
-    """Takes the lines of a log."""
+    """Collects the lines of a log."""
 
     def __init__(self) -> None:
         self.hyperparameters: dict[str, Any] = {}
@@ -67,23 +62,23 @@ class _LogReader:
         self._step = 0
         self._traceback = False
 
-    def take(self, match: re.Match[str]) -> None:
-        """Take a line."""
+    def add(self, match: re.Match[str]) -> None:
+        """Add a line."""
         kind, rest = match[1], match["rest"]
         name, _, value = rest.partition(": ")
         if kind.startswith("metric"):
             self._step = int(match["step"])
-            self._take_metric(name, value.strip())
+            self._add_metric(name, value.strip())
         elif kind == "hyperparameter":
             self.hyperparameters[name] = _value(value.strip())
         elif kind == "trace":
-            self._take_trace(rest.rpartition(":")[0])
+            self._add_trace(rest.rpartition(":")[0])
         elif kind == "table":
-            self._take_table(name, value)
+            self._add_table(name, value)
         else:
-            self._take_stderr(rest)
+            self._add_stderr(rest)
 
-    def _take_metric(self, name: str, text: str) -> None:
+    def _add_metric(self, name: str, text: str) -> None:
         try:
             number = float(text)
         except ValueError:
@@ -93,7 +88,7 @@ class _LogReader:
         steps.append(self._step)
         values.append(number)
 
-    def _take_trace(self, key: str) -> None:
+    def _add_trace(self, key: str) -> None:
         parts = key.split("/")
         if len(parts) == 3:
             spans = self._acts.setdefault((parts[1], parts[2].removeprefix("Event.").lower()), [])
@@ -102,26 +97,26 @@ class _LogReader:
             else:
                 spans.append([self._step, self._step, 1])
 
-    def _take_table(self, name: str, text: str) -> None:
+    def _add_table(self, name: str, text: str) -> None:
         try:
             content = json.loads(text)
             rows = tuple(tuple(row) for row in content["data"])
             self.tables[name] = Table(name, self._step, tuple(content["columns"]), rows, len(rows))
         except (ValueError, KeyError, TypeError):
-            self.texts[name] = text  # cut off
+            self.texts[name] = text  # truncated
 
-    def _take_stderr(self, text: str) -> None:
+    def _add_stderr(self, text: str) -> None:
         if text.startswith("Traceback (most recent call last)"):
             self._traceback = True
         elif self._traceback and (match := _ERROR.fullmatch(text)):
             self.error, self._traceback = match["error"], False
 
     def last(self, name: str) -> float:
-        """The last value of a metric; 0 if there is none."""
+        """Return the last value of a metric, or 0."""
         return self._columns[name][1][-1] if name in self._columns else 0.0
 
     def metrics(self) -> dict[str, Series]:
-        """All metrics."""
+        """Return all metrics."""
         return {
             name: Series(
                 name,
@@ -134,7 +129,7 @@ class _LogReader:
         }
 
     def algorithms(self) -> list[Deeds]:
-        """What was traced."""
+        """Return the algorithms in the traces."""
         names = dict.fromkeys(name for name, _ in self._acts)
         return [
             Deeds(

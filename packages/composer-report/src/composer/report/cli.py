@@ -6,10 +6,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from composer.report._errors import RunNotFoundError
-from composer.report._find import find_runs
+from composer.report._find import RunNotFoundError, find_runs
 from composer.report._html import count, size
-from composer.report._write import write_report
+from composer.report._page import write_report
 
 __all__ = ["main"]
 
@@ -22,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command.
 
     Args:
-        arguments: What follows the command's name; None is what this process was given.
+        arguments: The command line without the command's name. None: that of this process.
     """
     parser = argparse.ArgumentParser(prog="composer-report", description=_DESCRIPTION)
     parser.add_argument(

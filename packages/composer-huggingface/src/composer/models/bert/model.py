@@ -1,4 +1,4 @@
-"""Makes BERT for masked language modelling and for classification."""
+"""BERT for masked language modelling and for classification."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from composer.models.huggingface._factories import Plan, build
 
 __all__ = ["create_bert_classification", "create_bert_mlm"]
 
-_OWN_NAME = "bert-base-uncased"
+_DEFAULT_NAME = "bert-base-uncased"
 
 
 def create_bert_mlm(
@@ -25,22 +25,22 @@ def create_bert_mlm(
     tokenizer_name: str | None = None,
     gradient_checkpointing: bool = False,
 ) -> HuggingFaceModel:
-    """Make a BERT that predicts masked tokens.
+    """Create a BERT for masked language modelling.
 
-    By default it is BERT-base with new weights, which needs no network. It measures `LanguageCrossEntropy` and
+    By default it is BERT-base with new weights, which needs no network. Its metrics are `LanguageCrossEntropy` and
     `MaskedAccuracy`, in training and evaluation.
 
     Args:
-        use_pretrained: Whether to load weights.
-        pretrained_model_name: A local folder that `save_pretrained` wrote, or a name on the Hugging Face Hub, for the
+        use_pretrained: Load pretrained weights.
+        pretrained_model_name: A local folder written by `save_pretrained`, or a name on the Hugging Face Hub, for the
             configuration and the weights. None: `bert-base-uncased`.
-        model_config: What differs in the configuration, such as `{"num_hidden_layers": 4}`.
+        model_config: Values of the configuration to change, such as `{"num_hidden_layers": 4}`.
         tokenizer_name: A local folder or a name on the Hub. None: no tokenizer.
-        gradient_checkpointing: Whether to compute activations again in the backward pass, to save memory.
+        gradient_checkpointing: Recompute activations in the backward pass, to save memory.
 
     Raises:
-        ValueError: The tokenizer has more tokens than `vocab_size`, or `model_config` has what BERT does not.
-        OSError: What is named is neither a folder nor on the Hub.
+        ValueError: The tokenizer has more tokens than `vocab_size`, or `model_config` has an unknown entry.
+        OSError: A name is neither a folder nor on the Hub.
 
     Example:
         >>> small = {
@@ -55,7 +55,7 @@ def create_bert_mlm(
     Source: Devlin et al., "BERT: Pre-training of Deep Bidirectional Transformers for Language Understanding",
         arXiv:1810.04805, section 3.1, task #1.
     """
-    plan = Plan(_OWN_NAME, transformers.BertConfig, transformers.BertForMaskedLM)
+    plan = Plan(_DEFAULT_NAME, transformers.BertConfig, transformers.BertForMaskedLM)
     model, tokenizer = build(
         plan, use_pretrained, pretrained_model_name, model_config, tokenizer_name, gradient_checkpointing
     )
@@ -71,22 +71,22 @@ def create_bert_classification(
     tokenizer_name: str | None = None,
     gradient_checkpointing: bool = False,
 ) -> HuggingFaceModel:
-    """Make a BERT that classifies sequences, or with `num_labels=1` predicts a number for each.
+    """Create a BERT that classifies sequences, or with `num_labels=1`, predicts a number for each.
 
-    Batches have `labels` of shape (N,). It measures `MulticlassAccuracy`, for two classes also `BinaryF1Score`, and for
-    numbers `MeanSquaredError`, in training and evaluation. With weights of a pretrained BERT, the classifier is new.
+    Batches have `labels` of shape (N,). Its metrics are `MulticlassAccuracy`, for two classes also `BinaryF1Score`, and
+    for numbers `MeanSquaredError`, in training and evaluation. The classifier always has new weights.
 
     Args:
         num_labels: The number of classes; 1: labels are floating-point numbers.
-        use_pretrained: As in `create_bert_mlm`.
-        pretrained_model_name: As in `create_bert_mlm`.
-        model_config: As in `create_bert_mlm`.
-        tokenizer_name: As in `create_bert_mlm`.
-        gradient_checkpointing: As in `create_bert_mlm`.
+        use_pretrained: Load pretrained weights.
+        pretrained_model_name: A local folder or a name on the Hub; see `create_bert_mlm`.
+        model_config: Values of the configuration to change.
+        tokenizer_name: A local folder or a name on the Hub. None: no tokenizer.
+        gradient_checkpointing: Recompute activations in the backward pass, to save memory.
 
     Raises:
-        ValueError: As in `create_bert_mlm`; or `num_labels` is less than 1, or differs in `model_config`.
-        OSError: As in `create_bert_mlm`.
+        ValueError: See `create_bert_mlm`; or `num_labels` is less than 1, or differs in `model_config`.
+        OSError: A name is neither a folder nor on the Hub.
 
     Example:
         >>> small = {
@@ -106,9 +106,9 @@ def create_bert_classification(
     config = {"num_labels": num_labels, **(model_config or {})}
     if config["num_labels"] != num_labels:
         raise ValueError(
-            f"`num_labels` is {num_labels}, but {config['num_labels']!r} in `model_config`. Leave out the latter."
+            f"`num_labels` is {num_labels}, but {config['num_labels']!r} in `model_config`. Remove the latter."
         )
-    plan = Plan(_OWN_NAME, transformers.BertConfig, transformers.BertForSequenceClassification)
+    plan = Plan(_DEFAULT_NAME, transformers.BertConfig, transformers.BertForSequenceClassification)
     model, tokenizer = build(
         plan, use_pretrained, pretrained_model_name, config, tokenizer_name, gradient_checkpointing
     )

@@ -1,4 +1,4 @@
-"""Makes GPT-2."""
+"""GPT-2 for causal language modelling."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ def create_gpt2(
     tokenizer_name: str | None = None,
     gradient_checkpointing: bool = False,
 ) -> HuggingFaceModel:
-    """Make a GPT-2, which predicts the next token.
+    """Create a GPT-2 for causal language modelling.
 
-    By default it is the smallest one of the paper, with new weights, which needs no network. It measures
+    By default it is the smallest one of the paper, with new weights, which needs no network. Its metrics are
     `LanguageCrossEntropy` and `LanguagePerplexity`, in training and evaluation.
 
     Args:
-        use_pretrained: Whether to load weights.
-        pretrained_model_name: A local folder that `save_pretrained` wrote, or a name on the Hugging Face Hub, for the
+        use_pretrained: Load pretrained weights.
+        pretrained_model_name: A local folder written by `save_pretrained`, or a name on the Hugging Face Hub, for the
             configuration and the weights. None: `gpt2`.
-        model_config: What differs in the configuration, such as `{"n_layer": 4}`.
+        model_config: Values of the configuration to change, such as `{"n_layer": 4}`.
         tokenizer_name: A local folder or a name on the Hub. None: no tokenizer.
-        gradient_checkpointing: Whether to compute activations again in the backward pass, to save memory.
+        gradient_checkpointing: Recompute activations in the backward pass, to save memory.
 
     Raises:
-        ValueError: The tokenizer has more tokens than `vocab_size`, or `model_config` has what GPT-2 does not.
-        OSError: What is named is neither a folder nor on the Hub.
+        ValueError: The tokenizer has more tokens than `vocab_size`, or `model_config` has an unknown entry.
+        OSError: A name is neither a folder nor on the Hub.
 
     Example:
         >>> model = create_gpt2(model_config={"n_embd": 16, "n_layer": 1, "n_head": 2})
@@ -49,5 +49,5 @@ def create_gpt2(
     model, tokenizer = build(
         plan, use_pretrained, pretrained_model_name, model_config, tokenizer_name, gradient_checkpointing
     )
-    model.loss_type = "ForCausalLM"  # what transformers falls back to, telling everyone
+    model.loss_type = "ForCausalLM"  # the fallback of transformers, without its warning
     return HuggingFaceModel(model, tokenizer, use_logits=True, metrics=[LanguageCrossEntropy(), LanguagePerplexity()])

@@ -1,4 +1,4 @@
-"""Any model of `transformers` as a `ComposerModel`, and the way from its checkpoints back to `transformers`."""
+"""Models of `transformers` as `ComposerModel`s, and conversion of their checkpoints back to `transformers`."""
 
 from composer.models.huggingface._checkpoint import (
     write_huggingface_pretrained_from_composer_checkpoint as write_huggingface_pretrained_from_composer_checkpoint,

@@ -1,4 +1,4 @@
-"""From a checkpoint of Composer to models, tokenizers and folders of `transformers`."""
+"""Conversion of checkpoints to models, tokenizers and folders of `transformers`."""
 
 from __future__ import annotations
 
@@ -30,40 +30,40 @@ _CHILD = "model."
 
 
 def read(path: str | os.PathLike[str], local_path: str | os.PathLike[str] | None = None) -> dict[str, Any]:
-    """Read what is needed of a checkpoint, running no code from it.
+    """Read the required entries of a checkpoint without running code from it.
 
     Args:
         path: The checkpoint: a path or a URI.
-        local_path: Where to keep it; to a local checkpoint, a link is made. None: nowhere.
+        local_path: Save a copy here, or a link to a local checkpoint. None: no copy.
 
     Raises:
         ModuleNotFoundError: `composer-checkpoint`, which reads checkpoints, is not installed.
-        FileNotFoundError: There is no such checkpoint.
+        FileNotFoundError: The checkpoint does not exist.
         FileExistsError: `local_path` exists.
-        ValueError: It holds no model of `transformers`.
+        ValueError: It has no model of `transformers`.
     """
     owner = "composer-checkpoint", "composer.checkpoint.read_checkpoint"
     if local_path is not None:
         if dist.get_local_rank() == 0:
-            moved("composer.utils", "get_file", *owner)(path, local_path)
+            import_from_distribution("composer.utils", "get_file", *owner)(path, local_path)
         dist.barrier()
         path = local_path
-    content = moved("composer.checkpoint", "read_checkpoint", *owner)(path, _NEEDED)
+    content = import_from_distribution("composer.checkpoint", "read_checkpoint", *owner)(path, _NEEDED)
     if not isinstance(content, dict):
-        raise ValueError(f"{os.fspath(path)!r} is no checkpoint of a run.")
+        raise ValueError(f"{os.fspath(path)!r} is not a checkpoint of a run.")
     hf_state_of(content)
     return content
 
 
 def weights_of(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The weights in a checkpoint by their names in a `HuggingFaceModel`.
+    """Return the weights in a checkpoint by their names in a `HuggingFaceModel`.
 
     Raises:
-        ValueError: It has none.
+        ValueError: It has no weights.
     """
     saved = content["state"]
     if not isinstance(saved.get("model"), Mapping):
-        raise ValueError("The checkpoint holds no weights (`state/model`). Was it saved without them?")
+        raise ValueError("The checkpoint has no weights (`state/model`). Was it saved without them?")
     weights = dict(saved["model"])
     if saved.get("is_model_ddp") or saved.get("_is_model_ddp_wrapped"):
         weights = {name.removeprefix("module."): value for name, value in weights.items()}
@@ -71,13 +71,13 @@ def weights_of(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_weights(model: Any, content: Mapping[str, Any], strict: bool, adapter_only: bool = False) -> None:
-    """Load the weights of a checkpoint into a `HuggingFaceModel`, which is changed first as the saved one had been.
+    """Load the weights of a checkpoint into a `HuggingFaceModel`; first change its layers as in the saved run.
 
     Args:
         model: The model.
         content: The checkpoint.
-        strict: Whether names and shapes must match. Otherwise what does not is left as it is, which is logged.
-        adapter_only: Whether the checkpoint has nothing but an adapter.
+        strict: Require matching names and shapes. Otherwise other weights are skipped, with a log message.
+        adapter_only: The checkpoint has only an adapter.
 
     Raises:
         RuntimeError: `strict`, and they do not match.
@@ -86,7 +86,7 @@ def load_weights(model: Any, content: Mapping[str, Any], strict: bool, adapter_o
     weights = weights_of(content)
     _change_layers(model, content["state"])
     kinds = {value.dtype for value in weights.values() if isinstance(value, torch.Tensor) and value.is_floating_point()}
-    if len(kinds) == 1:  # a configuration may ask for a lower precision than that of the saved weights
+    if len(kinds) == 1:  # the dtype in the configuration may be lower
         model.to(kinds.pop())
     own = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
     fitting = weights if strict else {k: v for k, v in weights.items() if k in own and own[k].shape == v.shape}
@@ -96,17 +96,17 @@ def load_weights(model: Any, content: Mapping[str, Any], strict: bool, adapter_o
     unexpected = unexpected if strict else sorted(weights.keys() - fitting.keys())
     if strict and (missing or unexpected):
         raise RuntimeError(
-            f"The weights of the checkpoint do not fit the model. Missing there: {missing}; unknown here: "
-            f"{unexpected}. A checkpoint saved with `weights_only` does not say which algorithms changed the layers."
+            f"The weights of the checkpoint do not fit the model. Missing in the checkpoint: {missing}; unknown to the "
+            f"model: {unexpected}. A checkpoint saved with `weights_only` does not list algorithms that change layers."
         )
     if missing or unexpected:
-        log.warning("Not in the checkpoint, so new: %s. In the checkpoint, but not used: %s.", missing, unexpected)
+        log.warning("Not in the checkpoint, newly initialized: %s. In the checkpoint, unused: %s.", missing, unexpected)
 
 
 def _change_layers(model: Any, saved: Mapping[str, Any]) -> None:
-    """Apply the algorithms of the saved run without which its weights cannot be loaded."""
+    """Apply the algorithms of the saved run that change layers."""
     metadata = saved.get("metadata")
-    precision = metadata.get("precision") if isinstance(metadata, Mapping) else None  # some act in a lower one only
+    precision = metadata.get("precision") if isinstance(metadata, Mapping) else None  # some only act in a lower one
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Automatically adding required_on_load", category=UserWarning)
         add_required_algorithms(
@@ -122,24 +122,24 @@ def write_huggingface_pretrained_from_composer_checkpoint(
     safe_serialization: bool = False,
     trust_remote_code: bool = False,
 ) -> None:
-    """Write a checkpoint of a `HuggingFaceModel` as a folder that `from_pretrained` of `transformers` reads.
+    """Write a checkpoint of a `HuggingFaceModel` as a folder for `from_pretrained` of `transformers`.
 
-    The folder has the configuration, the weights (`pytorch_model.bin`) and the tokenizer, if the checkpoint does. Of
-    a model with a LoRA adapter, it has the adapter (`adapter_model.bin`, `adapter_config.json`) for
-    `PeftModel.from_pretrained`, instead of the weights. The model is not built. On several ranks, rank 0 writes.
+    The folder has the configuration, the weights (`pytorch_model.bin`) and the tokenizer, if there is one. For a model
+    with a LoRA adapter, it has the adapter (`adapter_model.bin`, `adapter_config.json`) for
+    `PeftModel.from_pretrained` instead of the weights. The model is not built. With several ranks, rank 0 writes.
 
     Args:
         checkpoint_path: The checkpoint: a path or a URI.
-        output_folder: The folder, made if need be; files of the same names are replaced.
-        local_checkpoint_save_location: Where to keep a checkpoint that is downloaded; None: nowhere.
-        safe_serialization: Whether to write weights as safetensors (`model.safetensors`) instead.
-        trust_remote_code: Whether code of the tokenizer's own is written, too.
+        output_folder: The folder, created if it does not exist; files of the same names are replaced.
+        local_checkpoint_save_location: Save a downloaded checkpoint here. None: do not save it.
+        safe_serialization: Write weights as safetensors (`model.safetensors`).
+        trust_remote_code: Also write custom code of the tokenizer.
 
     Raises:
-        FileNotFoundError: There is no such checkpoint.
-        CorruptCheckpointError: It is torn, truncated or altered.
-        UnsafeCheckpointError: It holds types whose loading could run code.
-        ValueError: It holds no model of `transformers`, or a tokenizer that is not safe to write.
+        FileNotFoundError: The checkpoint does not exist.
+        CorruptCheckpointError: It is truncated or altered.
+        UnsafeCheckpointError: It has types whose loading could run code.
+        ValueError: It has no model of `transformers`, or a tokenizer that is not safe to write.
         ModuleNotFoundError: `composer-checkpoint` is not installed.
 
     Warns:
@@ -187,16 +187,16 @@ def _write(content: Mapping[str, Any], folder: Path, as_safetensors: bool, trust
 
 
 def _without_tied(weights: dict[str, Any], hf_state: Mapping[str, Any], config: Any) -> dict[str, Any]:
-    """Leave out weights that the model's class ties to others: some releases do not tie what is in a file twice."""
+    """Remove tied duplicates of weights: some releases of `transformers` do not tie weights that a file has twice."""
     patterns = list(getattr(saved_class(hf_state), "_tied_weights_keys", None) or ())
     if not (patterns and getattr(config.get_text_config(), "tie_word_embeddings", True)):
         return weights
-    kept: dict[str, Any] = {}
+    unique: dict[str, Any] = {}
     for name, value in weights.items():
-        if any(re.search(pattern, name) for pattern in patterns) and any(_same(value, own) for own in kept.values()):
-            continue
-        kept[name] = value
-    return kept
+        is_tied = any(re.search(pattern, name) for pattern in patterns)
+        if not (is_tied and any(_same(value, other) for other in unique.values())):
+            unique[name] = value
+    return unique
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -204,14 +204,14 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _save(weights: dict[str, Any], path: Path, as_safetensors: bool) -> None:
-    """Write whole or not at all; an older file stays until then."""
+    """Write to a temporary file and rename it, so that an existing file is replaced only by a complete one."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
     os.close(handle)
     try:
         if as_safetensors:
             from safetensors.torch import save_file
 
-            # The format knows no shared memory.
+            # Tensors in safetensors must not share memory.
             save_file({k: v.clone().contiguous() for k, v in weights.items()}, temporary, metadata={"format": "pt"})
         else:
             torch.save(weights, temporary)

@@ -1,4 +1,4 @@
-"""What metrics are measured on, and against; and the loss of other labels than the model saw."""
+"""Inputs of metrics: logits and labels; and the loss for labels that were replaced after the forward pass."""
 
 from __future__ import annotations
 
@@ -16,52 +16,47 @@ __all__ = [
     "loss_of_labels",
     "named",
     "next_tokens",
-    "shifts",
+    "resolve_shift_labels",
     "without_labels",
 ]
 
 log = logging.getLogger(__name__)
 
-_IGNORED = -100
+_IGNORE_INDEX = -100
 
 
 def named(metrics: Any) -> dict[str, Any]:
-    """Metrics by the names of their classes.
+    """Return metrics by the names of their classes.
 
     Args:
-        metrics: One, several, a mapping that names them, or None.
+        metrics: A metric, a sequence, a mapping from names, or None.
 
     Raises:
-        ValueError: Two have one name.
+        ValueError: Two metrics have the same class.
     """
     if metrics is None:
         return {}
     if isinstance(metrics, Mapping) and not isinstance(metrics, torch.nn.Module):
         return dict(metrics)
     several = metrics if isinstance(metrics, Sequence) else [metrics]
-    found = {type(metric).__name__: metric for metric in several}
-    if len(found) < len(several):
+    by_name = {type(metric).__name__: metric for metric in several}
+    if len(by_name) < len(several):
         raise ValueError(
-            f"`metrics` must not have two of one class, got {[type(metric).__name__ for metric in several]}. Name "
-            f"them: `metrics={{'a': ..., 'b': ...}}`."
+            f"`metrics` must not have two of one class, got {[type(metric).__name__ for metric in several]}. Give them "
+            f"names: `metrics={{'a': ..., 'b': ...}}`."
         )
-    return found
+    return by_name
 
 
-def shifts(model: Any, asked: bool | None) -> bool:
-    """Whether the labels of a model are the next tokens.
-
-    Args:
-        model: A model of `transformers`.
-        asked: What the user says; None: nothing.
-    """
+def resolve_shift_labels(model: Any, shift_labels: bool | None) -> bool:
+    """Return `shift_labels`, or if it is None, whether the model is a causal language model."""
     is_causal = _is_causal(model)
-    if asked is False and is_causal:
+    if shift_labels is False and is_causal:
         log.warning(
             "`shift_labels=False` for a causal language model: its metrics compare each token with itself, unless the "
             "labels in the batches are shifted, which its loss does not expect."
         )
-    return is_causal if asked is None else asked
+    return is_causal if shift_labels is None else shift_labels
 
 
 def _is_causal(model: Any) -> bool:
@@ -77,7 +72,7 @@ def _is_causal(model: Any) -> bool:
 
 
 def labels_of(batch: Any, required: bool) -> Any:
-    """The labels in a batch.
+    """Return the labels in a batch, or None.
 
     Raises:
         ValueError: They are required, and there are none.
@@ -85,18 +80,18 @@ def labels_of(batch: Any, required: bool) -> Any:
     labels = batch.get("labels") if isinstance(batch, Mapping) else None
     if labels is None and required:
         raise ValueError(
-            f"A batch must have 'labels' for metrics to compare with, got {_described(batch)}. Put them there, "
-            f"or measure no metrics."
+            f"A batch must have 'labels' for metrics to compare with, got {_describe(batch)}. Add them, or use no "
+            f"metrics."
         )
     return labels
 
 
-def _described(batch: Any) -> Any:
+def _describe(batch: Any) -> Any:
     return sorted(map(str, batch)) if isinstance(batch, Mapping) else type(batch).__name__
 
 
 def next_tokens(labels: torch.Tensor) -> torch.Tensor:
-    """Labels shifted to the left, with what is ignored at the end.
+    """Return labels shifted to the left by one, with -100 at the end.
 
     Args:
         labels: Shape (N, S), integers; not modified.
@@ -105,11 +100,11 @@ def next_tokens(labels: torch.Tensor) -> torch.Tensor:
         >>> next_tokens(torch.tensor([[1, 2, 3]]))
         tensor([[   2,    3, -100]])
     """
-    return torch.nn.functional.pad(labels[:, 1:], (0, 1), value=_IGNORED)
+    return torch.nn.functional.pad(labels[:, 1:], (0, 1), value=_IGNORE_INDEX)
 
 
 def without_labels(batch: Mapping[str, Any], model: Any) -> dict[str, Any]:
-    """A batch for a forward pass without a loss. An encoder-decoder gets what it would have made of the labels."""
+    """Return a batch for a forward pass without a loss; an encoder-decoder gets decoder inputs from the labels."""
     rest = {key: value for key, value in batch.items() if key != "labels"}
     if model.config.is_encoder_decoder and "decoder_input_ids" not in rest:
         rest["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels=batch["labels"])
@@ -117,7 +112,7 @@ def without_labels(batch: Mapping[str, Any], model: Any) -> dict[str, Any]:
 
 
 def logits_of(outputs: Any) -> torch.Tensor:
-    """The logits among a model's outputs. Those of a single class lose its dimension: (N, 1) becomes (N)."""
+    """Return the logits in a model's outputs. A single class loses its dimension: (N, 1) becomes (N)."""
     logits: torch.Tensor
     if isinstance(outputs, Mapping):
         logits = outputs["logits"]
@@ -127,28 +122,29 @@ def logits_of(outputs: Any) -> torch.Tensor:
 
 
 def are_replaced(seen: Any, labels: Any) -> bool:
-    """Return whether the labels of a batch are others than those that the model saw in its forward pass."""
+    """Return True if the labels of a batch differ from those of the forward pass."""
     if labels is seen or not (isinstance(seen, torch.Tensor) and isinstance(labels, torch.Tensor)):
         return False
-    # Sharding in mixed precision hands floating labels to `forward` in another dtype.
+    # Sharding in mixed precision casts floating-point labels for `forward`.
     return not (seen.is_floating_point() and labels.is_floating_point() and seen.dtype != labels.dtype)
 
 
 def loss_of_labels(model: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Return the function of logits and labels by which a classifier of `transformers` computes its loss.
+    """Return the loss function of logits and labels of a classifier of `transformers`.
 
-    Labels of examples may have one value per class, shape (N, C), where the model is trained on class indices.
+    Labels of examples may be class probabilities, shape (N, C), also if the model is trained on class indices.
 
     Raises:
-        NotImplementedError: The model is no such classifier, or has a `forward` of its own.
+        NotImplementedError: The model is not such a classifier, or has a custom `forward`.
     """
     kind = getattr(model, "loss_type", None)
     known = kind in ("ForSequenceClassification", "ForImageClassification", "ForTokenClassification")
     if not known or not type(model).forward.__module__.startswith("transformers."):
         raise NotImplementedError(
-            f"The labels were replaced after the forward pass, in which `{type(model).__name__}` computes its loss; "
-            f"how is known for classifiers of `transformers` only. Override `HuggingFaceModel.loss` in a subclass to "
-            f"compute it from `outputs` and the labels in the batch, or leave out the algorithm that replaces them."
+            f"The labels were replaced after the forward pass, in which `{type(model).__name__}` computes its loss. A "
+            f"new loss is only supported for classifiers of `transformers`. Override `HuggingFaceModel.loss` in a "
+            f"subclass to compute it from `outputs` and the labels in the batch, or remove the algorithm that replaces "
+            f"labels."
         )
 
     def of_tokens(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

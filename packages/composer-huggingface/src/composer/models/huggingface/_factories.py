@@ -1,4 +1,4 @@
-"""What makes one model of a family: from a configuration, a local folder, or the Hugging Face Hub."""
+"""Construction of a model from a configuration, a local folder, or the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from typing import Any
 
 import transformers
 
-from composer.models.huggingface._construction import recompute_activations
-
-__all__ = ["Plan", "build"]
+__all__ = ["Plan", "build", "recompute_activations"]
 
 
 @dataclass
@@ -18,12 +16,12 @@ class Plan:
     """A family of models.
 
     Attributes:
-        own_name: The name of the model that `config_class()` describes.
-        config_class: Its configuration.
-        model_class: The model.
+        default_name: The name of the model with the configuration `config_class()`.
+        config_class: The class of the configuration.
+        model_class: The class of the model.
     """
 
-    own_name: str
+    default_name: str
     config_class: Any
     model_class: Any
 
@@ -36,16 +34,16 @@ def build(
     tokenizer_name: str | None,
     gradient_checkpointing: bool,
 ) -> tuple[Any, Any]:
-    """A model and its tokenizer, if it has one; see `create_bert_mlm` for the arguments.
+    """Return a model and its tokenizer, or None; see `create_bert_mlm` for the arguments.
 
     Raises:
-        ValueError: `overrides` has what the configuration does not.
+        ValueError: `overrides` has an entry that the configuration does not have.
     """
     changes = dict(overrides or {})
     _check_names(plan, changes)
     if use_pretrained:
-        model = plan.model_class.from_pretrained(name or plan.own_name, **changes)
-    elif name in (None, plan.own_name):  # which its class describes: nothing is downloaded
+        model = plan.model_class.from_pretrained(name or plan.default_name, **changes)
+    elif name in (None, plan.default_name):  # the default configuration: nothing is downloaded
         model = plan.model_class(plan.config_class(**changes))
     else:
         model = plan.model_class(plan.config_class.from_pretrained(name, **changes))
@@ -56,7 +54,7 @@ def build(
 
 
 def _check_names(plan: Plan, changes: Mapping[str, Any]) -> None:
-    """`transformers` keeps a misspelled entry as it is, and ignores it."""
+    """Reject unknown entries, which `transformers` would store and ignore."""
     known = plan.config_class()
     unknown = [name for name in changes if not hasattr(known, name) and name not in ("attn_implementation", "dtype")]
     if unknown:
@@ -64,3 +62,11 @@ def _check_names(plan: Plan, changes: Mapping[str, Any]) -> None:
             f"`model_config` must have entries of `{plan.config_class.__name__}`, got {', '.join(map(repr, unknown))}. "
             f"Check the spelling."
         )
+
+
+def recompute_activations(model: Any) -> None:
+    """Enable activation checkpointing."""
+    # Earlier releases only have the second name.
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    # The reentrant variant needs inputs that require gradients, and is not compatible with all of DDP.
+    enable({"use_reentrant": False})

@@ -1,4 +1,4 @@
-"""A tokenizer as entries of a checkpoint, and back, running no code from it."""
+"""Conversion of tokenizers to entries of a checkpoint and back, without running code from it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["read_tokenizer", "tokenizer_of", "write_files"]
 _TEXT = {".txt", ".py", ".jinja"}
 _KNOWN = {".json", ".model", *_TEXT}
 _PART = re.compile(r"[A-Za-z0-9_\-][A-Za-z0-9_.\-]*")
-_MOST_PARTS = 2  # templates have a folder of their own
+_MAX_PARTS = 2  # templates are in a subfolder
 
 
 def read_tokenizer(tokenizer: Any) -> dict[str, Any]:
-    """The files of a tokenizer: `{"tokenizer.json": {"file_extension": ".json", "content": ...}, ...}`.
+    """Return the files of a tokenizer: `{"tokenizer.json": {"file_extension": ".json", "content": ...}, ...}`.
 
     Raises:
-        ValueError: It has a file of an unknown kind.
+        ValueError: It has a file of an unsupported type.
     """
     if tokenizer is None:
         return {}
@@ -41,8 +41,8 @@ def read_tokenizer(tokenizer: Any) -> dict[str, Any]:
 def _content(path: Path) -> Any:
     if path.suffix not in _KNOWN:
         raise ValueError(
-            f"The tokenizer has a file {path.name!r}; only files ending in {', '.join(sorted(_KNOWN))} can be kept in "
-            f"a checkpoint. Build the model with `tokenizer=None`, and keep the tokenizer beside the checkpoint."
+            f"The tokenizer has a file {path.name!r}; only files ending in {', '.join(sorted(_KNOWN))} can be saved in "
+            f"a checkpoint. Build the model with `tokenizer=None`, and save the tokenizer separately."
         )
     if path.suffix == ".model":
         return path.read_bytes()
@@ -54,18 +54,18 @@ def write_files(saved: Mapping[str, Any], folder: Path, trust_remote_code: bool 
     """Write the files of a saved tokenizer into a folder, and nowhere else.
 
     Args:
-        saved: What `read_tokenizer` returned, here or elsewhere; names may lack the extension, texts be lists of lines.
-        folder: Made if need be.
-        trust_remote_code: Whether files of code are written, too.
+        saved: The result of `read_tokenizer`; names may lack the extension, and texts may be lists of lines.
+        folder: The folder, created if it does not exist.
+        trust_remote_code: Also write Python files.
 
     Raises:
-        ValueError: An entry is no such file, leads out of the folder, or is code that is not trusted.
+        ValueError: An entry is not a supported file, is outside of the folder, or is code that is not trusted.
     """
     contents = {path: _bytes(path, entry) for path, entry in _paths(saved, trust_remote_code).items()}
-    for path, content in contents.items():  # nothing is written if anything is wrong
+    for path, content in contents.items():  # after all checks: nothing is written on errors
         target = folder / path
         if target.parent != folder and target.parent.is_symlink():
-            raise ValueError(f"{str(target.parent)!r} is a link out of the folder to write to. Remove it.")
+            raise ValueError(f"{str(target.parent)!r} is a link to another folder. Remove it.")
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.is_symlink():
             target.unlink()
@@ -73,35 +73,35 @@ def write_files(saved: Mapping[str, Any], folder: Path, trust_remote_code: bool 
 
 
 def _paths(saved: Mapping[Any, Any], trust_remote_code: bool) -> dict[str, Mapping[str, Any]]:
-    found = {}
+    paths = {}
     for name, entry in saved.items():
         extension = entry.get("file_extension") if isinstance(entry, Mapping) else None
         if extension not in _KNOWN or not isinstance(name, str) or "content" not in entry:
             raise ValueError(
-                f"The checkpoint's tokenizer has an entry {name!r} that is no file ending in "
+                f"The checkpoint's tokenizer has an entry {name!r} that is not a file ending in "
                 f"{', '.join(sorted(_KNOWN))}. Nothing was written."
             )
         path = name if name.endswith(extension) else name + extension
         parts = path.split("/")
-        if len(parts) > _MOST_PARTS or not all(_PART.fullmatch(part) for part in parts):
+        if len(parts) > _MAX_PARTS or not all(_PART.fullmatch(part) for part in parts):
             raise ValueError(
-                f"The checkpoint's tokenizer has a file {path!r}, which is no name within a folder. Nothing was "
+                f"The checkpoint's tokenizer has a file {path!r}, which is not a name within a folder. Nothing was "
                 f"written."
             )
         if extension == ".py" and not trust_remote_code:
             raise ValueError(
-                f"The checkpoint's tokenizer has code of its own, {path!r}, which would run. If you trust the "
-                f"checkpoint, pass `trust_remote_code=True`."
+                f"The checkpoint's tokenizer has custom code, {path!r}, which would run. If you trust the checkpoint, "
+                f"pass `trust_remote_code=True`."
             )
-        found[path] = entry
-    return found
+        paths[path] = entry
+    return paths
 
 
 def _bytes(path: str, entry: Mapping[str, Any]) -> bytes:
     extension, content = entry["file_extension"], entry["content"]
     if extension == ".json":
         if path == "tokenizer_config.json" and isinstance(content, Mapping):
-            # What names files would be read from wherever it says; `transformers` itself does not save it.
+            # These entries name files anywhere, which would be read; `transformers` itself does not save them.
             content = {key: value for key, value in content.items() if not str(key).endswith("_file")}
         return json.dumps(content, ensure_ascii=False, indent=2).encode()
     if extension == ".model" and isinstance(content, bytes):
@@ -117,19 +117,19 @@ def _bytes(path: str, entry: Mapping[str, Any]) -> bytes:
 
 
 def tokenizer_of(saved: Mapping[str, Any], trust_remote_code: bool = False, folder: str | None = None) -> Any:
-    """The tokenizer that was saved; None: none was.
+    """Return the saved tokenizer, or None if there is none.
 
     Args:
-        saved: What `read_tokenizer` returned, here or elsewhere.
-        trust_remote_code: Whether code of the tokenizer's own may run.
-        folder: Where its files are kept; None: in a temporary folder that goes with the tokenizer.
+        saved: The result of `read_tokenizer`.
+        trust_remote_code: Allow custom code of the tokenizer to run.
+        folder: The folder for its files. None: a temporary folder that is removed with the tokenizer.
 
     Raises:
-        ValueError: See `write_files`; or it is no tokenizer.
+        ValueError: See `write_files`; or it is not a tokenizer.
     """
     if not saved:
         return None
-    # Some tokenizers go back to their files, so the folder has to stay.
+    # Some tokenizers read their files again, so the folder must exist as long as the tokenizer.
     target = tempfile.mkdtemp(prefix="composer-tokenizer-") if folder is None else folder
     try:
         write_files(saved, Path(target), trust_remote_code)
@@ -137,7 +137,9 @@ def tokenizer_of(saved: Mapping[str, Any], trust_remote_code: bool = False, fold
             target, trust_remote_code=trust_remote_code, local_files_only=True
         )
         if not isinstance(tokenizer, transformers.PreTrainedTokenizerBase):
-            raise ValueError(f"The checkpoint's tokenizer is of the type {type(tokenizer).__name__}, which is none.")
+            raise ValueError(
+                f"The checkpoint's tokenizer has the type {type(tokenizer).__name__}, which is not a tokenizer."
+            )
     except BaseException:
         if folder is None:
             shutil.rmtree(target, ignore_errors=True)

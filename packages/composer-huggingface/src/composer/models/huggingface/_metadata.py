@@ -1,6 +1,6 @@
-"""What a checkpoint says about the model of `transformers` in it, and what is built from that.
+"""Description of a model of `transformers` in a checkpoint, and construction from it.
 
-`state["integrations"]["huggingface"]` holds::
+`state["integrations"]["huggingface"]` is::
 
     {"model": {"config": {"file_extension": ".json", "content": {...}, "class": "transformers.models...."},
                "peft_config": {"file_extension": ".json", "content": {...}, "class": "peft...."}},
@@ -39,25 +39,25 @@ _ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_a
 
 
 def describe(model: Any, tokenizer: Any) -> dict[str, Any]:
-    """What is saved of a model besides its weights; plain values only.
+    """Return the description of a model to save with its weights, in plain values.
 
     Raises:
-        ValueError: The tokenizer has a file of an unknown kind.
+        ValueError: The tokenizer has a file of an unsupported type.
     """
     inner = maybe_get_underlying_model(model)
     config = json.loads(inner.config.to_json_string(use_diff=False))
-    found = {"config": {"file_extension": ".json", "content": config, "class": _path_of(class_of(inner))}}
+    description = {"config": {"file_extension": ".json", "content": config, "class": _path_of(class_of(inner))}}
     if is_adapted(model):
-        own = model.peft_config[model.active_adapter]
+        adapter = model.peft_config[model.active_adapter]
         with tempfile.TemporaryDirectory(prefix="composer-peft-") as folder:
-            own.save_pretrained(folder)  # sets and enumerations become plain values
+            adapter.save_pretrained(folder)  # converts sets and enums to plain values
             content = json.loads(Path(folder, "adapter_config.json").read_text(encoding="utf-8"))
-        found["peft_config"] = {"file_extension": ".json", "content": content, "class": _path_of(type(own))}
-    return {"model": found, "tokenizer": read_tokenizer(tokenizer)}
+        description["peft_config"] = {"file_extension": ".json", "content": content, "class": _path_of(type(adapter))}
+    return {"model": description, "tokenizer": read_tokenizer(tokenizer)}
 
 
 def class_of(model: Any) -> type:
-    """The class of a model of `transformers`. Sharding gives it another one, derived from its own."""
+    """Return the class of a model of `transformers`, also if sharding replaced it by a subclass."""
     for kind in type(model).__mro__:
         if kind.__module__.startswith("torch.") or not issubclass(kind, transformers.PreTrainedModel):
             continue
@@ -70,43 +70,43 @@ def _path_of(kind: type) -> str:
 
 
 def hf_state_of(state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a checkpoint says about its model of `transformers`.
+    """Return the description of the model of `transformers` in a checkpoint.
 
     Raises:
-        ValueError: It says nothing.
+        ValueError: There is none.
     """
     state = state_dict.get("state")
     integrations = state.get("integrations") if isinstance(state, Mapping) else None
-    found = integrations.get("huggingface") if isinstance(integrations, Mapping) else None
-    if not isinstance(found, Mapping) or "config" not in (found.get("model") or {}):
+    hf_state = integrations.get("huggingface") if isinstance(integrations, Mapping) else None
+    if not isinstance(hf_state, Mapping) or "config" not in (hf_state.get("model") or {}):
         raise ValueError(
-            "The checkpoint does not say which model of `transformers` it holds (`state/integrations/huggingface`). "
-            "Was it saved from a `HuggingFaceModel`?"
+            "The checkpoint does not describe a model of `transformers` (`state/integrations/huggingface`). Was it "
+            "saved from a `HuggingFaceModel`?"
         )
-    return found
+    return hf_state
 
 
 def get_hf_config_from_composer_state_dict(
     state_dict: Mapping[str, Any], config_overrides: Mapping[str, Any] | None = None
 ) -> Any:
-    """The configuration of the model in a checkpoint.
+    """Return the configuration of the model in a checkpoint.
 
     Args:
-        state_dict: The whole checkpoint, as it was loaded.
-        config_overrides: What is to differ, such as `{"num_labels": 3}`.
+        state_dict: The loaded checkpoint.
+        config_overrides: Values to change, such as `{"num_labels": 3}`.
 
     Returns:
         The configuration of `transformers`.
 
     Raises:
-        ValueError: The checkpoint says nothing of it, of a type of model that is not known, or of attention whose code
-            would be downloaded.
+        ValueError: The checkpoint has no configuration, an unknown type of model, or attention whose code would be
+            downloaded.
     """
     return config_of(hf_state_of(state_dict), config_overrides)
 
 
 def config_of(hf_state: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Any:
-    """`get_hf_config_from_composer_state_dict` of the part of a checkpoint that it needs."""
+    """Return the configuration in the result of `hf_state_of`, with changed values."""
     saved = hf_state["model"]["config"]
     content = dict(saved["content"])
     _check_attention(content)
@@ -117,12 +117,12 @@ def config_of(hf_state: Mapping[str, Any], overrides: Mapping[str, Any] | None =
 
 
 def _check_attention(content: Any) -> None:
-    """Refuse a configuration that names attention of some repository, whose code would be downloaded and run."""
+    """Reject a configuration with attention from a repository, whose code would be downloaded and run."""
     for key, value in content.items() if isinstance(content, Mapping) else ():
         if "_implementation" in str(key) and value is not None and value not in _ATTENTION:
             raise ValueError(
-                f"The checkpoint's configuration has {key}={value!r}, whose code would be downloaded. Known ones are "
-                f"{', '.join(_ATTENTION)}; set any other on the model once it is loaded, if you trust it."
+                f"The checkpoint's configuration has {key}={value!r}, whose code would be downloaded. Supported are "
+                f"{', '.join(_ATTENTION)}; if you trust another one, set it on the loaded model."
             )
         _check_attention(value)
 
@@ -131,19 +131,19 @@ def _config_class(content: Mapping[str, Any], path: Any) -> Any:
     kind = str(content.get("model_type"))
     if kind in transformers.CONFIG_MAPPING:
         return transformers.CONFIG_MAPPING[kind]
-    config_class = getattr(_imported(path), "config_class", None)  # a class of the user's own
+    config_class = getattr(_imported(path), "config_class", None)  # a class of the user
     if config_class is None:
         raise ValueError(
-            f"The checkpoint holds a model of the type {kind!r} (class {path!r}), which `transformers` does not know. "
+            f"The checkpoint has a model of the type {kind!r} (class {path!r}), which `transformers` does not know. "
             f"Import the module of its class first."
         )
     return config_class
 
 
 def _imported(path: Any) -> Any:
-    """The model class of this path if its module is one of `transformers` or imported already; None otherwise.
+    """Return the model class of a path if its module is part of `transformers` or imported already, otherwise None.
 
-    A checkpoint does not decide what is imported: importing runs code.
+    A checkpoint must not cause other imports, which run code.
     """
     module, _, name = str(path).rpartition(".")
     if module.startswith("transformers.models."):
@@ -151,25 +151,25 @@ def _imported(path: Any) -> Any:
             import_module(module)
         except ImportError:
             return None
-    found = getattr(sys.modules.get(module), name, None)
-    return found if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel) else None
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel) else None
 
 
 def saved_class(hf_state: Mapping[str, Any]) -> Any:
-    """The class of the model in a checkpoint, if that is one of `transformers` or imported already; None otherwise."""
+    """Return the class of the model in a checkpoint, or None if it is not in `transformers` or imported already."""
     return _imported(hf_state["model"]["config"].get("class"))
 
 
 def instantiate(hf_state: Mapping[str, Any], kind: type | str | None, overrides: Mapping[str, Any] | None) -> Any:
-    """The model of a checkpoint, with new weights.
+    """Return the model of a checkpoint, with new weights.
 
     Args:
-        hf_state: What the checkpoint says.
-        kind: Another class, or its path such as `"transformers.AutoModelForMaskedLM"`; None: the one that was saved.
-        overrides: What is to differ in the configuration.
+        hf_state: The result of `hf_state_of`.
+        kind: Another class, or its path such as `"transformers.AutoModelForMaskedLM"`. None: the saved class.
+        overrides: Values of the configuration to change.
 
     Raises:
-        ValueError: The class cannot be imported, or is none of a model.
+        ValueError: The class cannot be imported, or is not a model class.
     """
     config = config_of(hf_state, overrides)
     if kind is None:
@@ -182,14 +182,14 @@ def instantiate(hf_state: Mapping[str, Any], kind: type | str | None, overrides:
                 f"`model_instantiation_class`."
             )
     elif isinstance(kind, str):
-        kind = _asked_for(kind)
-    make: Any = getattr(kind, "from_config", kind)  # what finds the class by the configuration
+        kind = _import_class(kind)
+    make: Any = getattr(kind, "from_config", kind)  # an auto class
     if not callable(make):
         raise ValueError(f"`model_instantiation_class` must be a class of a model, got {kind!r}.")
     return make(config)
 
 
-def _asked_for(path: str) -> Any:
+def _import_class(path: str) -> Any:
     module, _, name = path.rpartition(".")
     try:
         return import_object(f"{module}:{name}")
@@ -201,23 +201,23 @@ def _asked_for(path: str) -> Any:
 
 
 def get_peft_config_from_composer_state_dict(state_dict: Mapping[str, Any]) -> Any:
-    """The configuration of the adapter in a checkpoint.
+    """Return the configuration of the adapter in a checkpoint.
 
     Args:
-        state_dict: The whole checkpoint, as it was loaded.
+        state_dict: The loaded checkpoint.
 
     Returns:
         The configuration of `peft`, or None if the model has no adapter.
 
     Raises:
         MissingConditionalImportError: `peft` is not installed.
-        ValueError: The checkpoint says nothing of its model, or the adapter is not LoRA.
+        ValueError: The checkpoint has no description of its model, or the adapter is not LoRA.
     """
     return peft_config_of(hf_state_of(state_dict))
 
 
 def peft_config_of(hf_state: Mapping[str, Any]) -> Any:
-    """`get_peft_config_from_composer_state_dict` of the part of a checkpoint that it needs."""
+    """Return the configuration of the adapter in the result of `hf_state_of`, or None."""
     saved = hf_state["model"].get("peft_config")
     if saved is None:
         return None

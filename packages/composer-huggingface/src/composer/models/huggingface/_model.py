@@ -1,63 +1,66 @@
-"""The class that makes any model of `transformers` a `ComposerModel`."""
+"""Any model of `transformers` as a `ComposerModel`."""
 
 from __future__ import annotations
 
 import copy
 import inspect
+import logging
 import os
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import transformers
 
 from composer.models.base import ComposerModel, of_outputs_alone
-from composer.models.huggingface import _checkpoint, _evaluation, _generation, _metadata, _peft
-from composer.models.huggingface._construction import fit_tokenizer, in_place
+from composer.models.huggingface import _checkpoint, _evaluation, _metadata, _peft
 from composer.models.huggingface._files import tokenizer_of
-from composer.models.huggingface._restore import Request, restored, without_adapter
+from composer.utils import dist, is_model_fsdp2
 
 __all__ = ["HuggingFaceModel"]
+
+log = logging.getLogger(__name__)
 
 Path_ = str | os.PathLike[str]
 
 
 class HuggingFaceModel(ComposerModel):
-    """Makes a model of `transformers` trainable here, and keeps its configuration and tokenizer in checkpoints.
+    """A model of `transformers` for training, with its configuration and tokenizer in checkpoints.
 
-    A batch is a mapping such as `{"input_ids": ..., "attention_mask": ..., "labels": ...}`, as a tokenizer or a
-    collator of `transformers` makes it; what the model's `forward` does not take is left out. The loss is the model's
-    own.
+    A batch is a mapping such as `{"input_ids": ..., "attention_mask": ..., "labels": ...}`, as made by a tokenizer or a
+    collator of `transformers`; entries that the model's `forward` does not take are ignored. The loss is that of the
+    model.
 
-    Metrics take `(logits, labels)` with `use_logits=True`, otherwise `(outputs, labels)` with all that the model
-    returns. Those with an attribute `needs_batch = True` take `batch=`, `outputs=` and `labels=`. For a causal language
-    model labels are shifted by one to the left, so that they are the next token. They are named by their class.
+    Metrics get `(logits, labels)` with `use_logits=True`, otherwise `(outputs, labels)` with all outputs. Those with an
+    attribute `needs_batch = True` get `batch=`, `outputs=` and `labels=`. For a causal language model, labels are
+    shifted to the left by one, so that they are the next token. Metrics are named by their class.
 
-    With LoRA, a checkpoint has the adapter only, and loading it leaves the rest of the model alone.
+    With LoRA, a checkpoint has only the adapter, and loading it does not change the rest of the model.
 
     Args:
-        model: A model of `transformers`, or of `peft` around one.
-        tokenizer: Its tokenizer. None: the checkpoint has none, and the model generates from token ids only.
-        use_logits: Whether metrics get the logits, and the forward pass of an evaluation no labels, so that it computes
-            no loss.
-        metrics: Metrics in training: one, or several.
-        eval_metrics: Metrics in evaluation; None: copies of `metrics`.
-        shift_labels: Whether metrics compare with the next token; None: if the model is a causal language model.
-        allow_embedding_resizing: Whether embeddings grow to the size of a larger tokenizer.
-        peft_config: A `peft.LoraConfig`, with which an adapter is added to the model.
-        should_save_peft_only: Whether the state of an adapted model is that of its adapter.
+        model: A model of `transformers`, or a `PeftModel`.
+        tokenizer: Its tokenizer. None: checkpoints have none, and texts cannot be generated.
+        use_logits: Pass logits to metrics, and no labels to the model in evaluation, so that it computes no loss.
+        metrics: Training metrics: one, a sequence, or a mapping from names.
+        eval_metrics: Evaluation metrics. None: copies of `metrics`.
+        shift_labels: Shift the labels of metrics to the next token. None: if the model is a causal language model.
+        allow_embedding_resizing: Enlarge the embeddings for a larger tokenizer.
+        peft_config: A `peft.LoraConfig`; adds an adapter to the model.
+        should_save_peft_only: Restrict the state dict of an adapted model to its adapter.
 
     Attributes:
         model: The model of `transformers` or `peft`.
         config: Its configuration.
-        model_forward_args: The names of what its `forward` takes.
-        labels: Those of the last batch that was evaluated.
+        model_forward_args: The names of the arguments of its `forward`.
+        labels: The labels of the last evaluated batch.
         train_metrics: Metrics by name.
         val_metrics: Metrics by name.
-        using_peft: Whether the model has an adapter.
+        using_peft: True if the model has an adapter.
 
     Raises:
-        TypeError: `model` is no model of `transformers`.
+        TypeError: `model` is not a model of `transformers`.
         ValueError: The tokenizer has more tokens than the model, two metrics have one name, or the adapter is not LoRA.
         MissingConditionalImportError: `peft_config` is given, and `peft` is not installed.
 
@@ -72,8 +75,8 @@ class HuggingFaceModel(ComposerModel):
         >>> model.loss(model(batch), batch).shape
         torch.Size([])
 
-    Differs: batches keep their labels in evaluation. Outputs have no `past_key_values` unless the batch says
-        `use_cache`: training has no use for them. Two metrics of one class are an error.
+    Differs: evaluation does not remove labels from batches. Outputs have no `past_key_values` unless the batch has
+        `use_cache`: training does not need them. Two metrics of one class are an error.
     """
 
     def __init__(
@@ -89,16 +92,16 @@ class HuggingFaceModel(ComposerModel):
         should_save_peft_only: bool = True,
     ) -> None:
         super().__init__()
-        model = in_place(model)
+        model = _unwrap_compiled(model)
         inner = _peft.maybe_get_underlying_model(model)
         if not isinstance(inner, transformers.PreTrainedModel):
             raise TypeError(
                 f"`model` must be a model of `transformers`, got {type(model).__name__}. Write a `ComposerModel` for "
-                f"any other."
+                f"other models."
             )
         self.config = inner.config
         self.tokenizer = tokenizer
-        fit_tokenizer(inner, tokenizer, allow_embedding_resizing)
+        _fit_tokenizer(inner, tokenizer, allow_embedding_resizing)
         self.use_logits = bool(use_logits)
         self.model_forward_args = set(inspect.signature(inner.forward).parameters)
         self.train_metrics = _evaluation.named(metrics)
@@ -106,54 +109,54 @@ class HuggingFaceModel(ComposerModel):
             copy.deepcopy(self.train_metrics) if eval_metrics is None else _evaluation.named(eval_metrics)
         )
         self.labels: Any = None
-        self._unshifted: Any = None  # those labels as they are in the batch
-        self._labels_of_loss: Any = None  # those of which the last forward pass computed a loss
-        self.shift_labels = _evaluation.shifts(inner, shift_labels)
+        self._unshifted: Any = None  # the same labels as they are in the batch
+        self._labels_of_loss: Any = None  # the labels of the last forward pass with a loss
+        self.shift_labels = _evaluation.resolve_shift_labels(inner, shift_labels)
         self.model = model if peft_config is None else _peft.adapted(model, peft_config)
         self.using_peft = _peft.is_adapted(self.model)
         self.should_save_peft_only = should_save_peft_only
-        self.dummy_forward_called = False  # programs ask; a sharded model needs no such pass here
+        self.dummy_forward_called = False  # read by other programs; not needed here
         if self.using_peft:
             _peft.check_adapters(self.model)
             if should_save_peft_only:
                 _peft.save_adapters_only(self)
 
     def forward(self, batch: Mapping[str, Any]) -> Any:
-        """The model's outputs, for what of the batch its `forward` takes.
+        """Return the model's outputs, for the entries of the batch that its `forward` takes.
 
         Raises:
-            ValueError: The batch is no mapping.
+            ValueError: The batch is not a mapping.
         """
         if not isinstance(batch, Mapping):
             raise ValueError(
                 f"A batch must be a mapping such as {{'input_ids': ..., 'labels': ...}}, got {type(batch).__name__}. "
-                f"Use a collate function that makes one."
+                f"Use a collate function that returns one."
             )
-        taken = {key: value for key, value in batch.items() if key in self.model_forward_args}
+        inputs = {key: value for key, value in batch.items() if key in self.model_forward_args}
         if "use_cache" in self.model_forward_args:
-            taken.setdefault("use_cache", False)
-        self._labels_of_loss = taken.get("labels")
-        return self.model(**taken)
+            inputs.setdefault("use_cache", False)
+        self._labels_of_loss = inputs.get("labels")
+        return self.model(**inputs)
 
     def loss(self, outputs: Any, batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """The loss that the model computed in its forward pass.
+        """Return the loss that the model computed in its forward pass.
 
-        If the labels in the batch have been replaced since, by an algorithm such as MixUp, the loss is changed by the
-        difference that they make. That is possible for classifiers of `transformers`, of whole examples or of tokens.
+        If an algorithm such as MixUp has replaced the labels in the batch since, the difference between the losses of
+        new and old labels is added. This is supported for sequence, image and token classifiers of `transformers`.
 
         Raises:
-            ValueError: It computed none, or it is to be computed otherwise.
-            NotImplementedError: The labels have been replaced, and how the model computes its loss is not known.
+            ValueError: The model returned no loss, or there are other arguments.
+            NotImplementedError: The labels were replaced, and the model is not such a classifier.
         """
         if args or kwargs:
             raise ValueError(
-                f"The loss is computed by the model of `transformers` in its forward pass, so {[*args, *kwargs]} can "
-                f"not change it. Override `loss` in a subclass to compute it from `outputs`."
+                f"The model of `transformers` computes the loss in its forward pass, so {[*args, *kwargs]} cannot "
+                f"change it. Override `loss` in a subclass to compute it from `outputs`."
             )
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs[0]
         if not isinstance(loss, torch.Tensor):
             raise ValueError(
-                "The model returned no loss, which it computes of labels. Put 'labels' into the batch, for example "
+                "The model returned no loss, which it computes from labels. Put 'labels' into the batch, for example "
                 "with `transformers.DataCollatorForLanguageModeling`."
             )
         old, new = self._labels_of_loss, batch.get("labels") if isinstance(batch, Mapping) else None
@@ -161,25 +164,25 @@ class HuggingFaceModel(ComposerModel):
             return loss
         loss_of = _evaluation.loss_of_labels(_peft.maybe_get_underlying_model(self.model))
         logits = outputs["logits"] if isinstance(outputs, Mapping) else outputs[1]
-        # Not the loss of the new labels alone: the model may have added terms that no label changes.
+        # Not just the loss of the new labels: the model may have added terms that do not depend on labels.
         return loss + (loss_of(logits, new) - loss_of(logits, old))
 
     @of_outputs_alone
     def eval_forward(self, batch: Any, outputs: Any | None = None) -> Any:
-        """What metrics are measured on: logits or all outputs, or texts if the batch says so.
+        """Return the inputs of metrics: logits, all outputs, or generated texts.
 
-        A batch with `"mode": "generate"` is continued by up to `batch["generation_length"]` tokens, with what is in
+        For a batch with `"mode": "generate"`, up to `batch["generation_length"]` tokens are generated with
         `batch["generation_kwargs"]`; the result is a list of texts.
 
         Raises:
-            ValueError: The batch has no labels and logits are measured, or there is no tokenizer to generate texts.
+            ValueError: Metrics use logits and the batch has no labels, or there is no tokenizer to generate texts.
         """
         mode = batch.get("mode") if isinstance(batch, Mapping) else None
-        measures_logits = mode != "generate" and (self.use_logits or mode == "icl_task")
-        self._take_labels(batch, required=measures_logits)
+        returns_logits = mode != "generate" and (self.use_logits or mode == "icl_task")
+        self._take_labels(batch, required=returns_logits)
         if mode == "generate":
-            return _generation.generated_texts(self, batch)
-        if not measures_logits:
+            return _generate_texts(self, batch)
+        if not returns_logits:
             return self(batch) if outputs is None else outputs
         if outputs is None:
             outputs = self(_evaluation.without_labels(batch, _peft.maybe_get_underlying_model(self.model)))
@@ -191,16 +194,16 @@ class HuggingFaceModel(ComposerModel):
         self.labels = _evaluation.next_tokens(found) if shifted else found
 
     def generate(self, input_ids: torch.Tensor, **kwargs: Any) -> Any:
-        """Let the model continue token ids, in the mode it is in. Of a sharded model, to be called on every rank.
+        """Generate tokens, in the current mode (train or eval). For a sharded model, call it on every rank.
 
         Args:
-            input_ids: Shape (N, S); padded on the left, for models that are no encoder-decoders.
-            **kwargs: For `generate` of `transformers`, such as `attention_mask` and `max_new_tokens`.
+            input_ids: Shape (N, S); padded on the left, except for encoder-decoders.
+            **kwargs: Arguments of `generate` of `transformers`, such as `attention_mask` and `max_new_tokens`.
 
         Returns:
-            The tokens; after those of `input_ids`, for models that are no encoder-decoders.
+            The tokens, following those of `input_ids` except for encoder-decoders.
         """
-        return _generation.generate(self, input_ids, kwargs)
+        return _generate(self, input_ids, kwargs)
 
     def update_metric(self, batch: Any, outputs: Any, metric: Any) -> dict[str, Any] | None:
         if isinstance(batch, Mapping) and batch.get("labels", self._unshifted) is not self._unshifted:
@@ -215,10 +218,10 @@ class HuggingFaceModel(ComposerModel):
         return self.train_metrics if is_train else self.val_metrics
 
     def get_metadata(self) -> dict[str, Any]:
-        """What a checkpoint says about the model: its configuration, its class, its adapter, its tokenizer.
+        """Return the description of the model for a checkpoint: configuration, class, adapter and tokenizer.
 
         Raises:
-            ValueError: The tokenizer has files of a kind that cannot be kept there.
+            ValueError: The tokenizer has a file of an unsupported type.
         """
         return _metadata.describe(self.model, self.tokenizer)
 
@@ -226,18 +229,15 @@ class HuggingFaceModel(ComposerModel):
     def load_huggingface_tokenizer_from_saved_state(
         hf_state: Mapping[str, Any], trust_remote_code: bool = False, tokenizer_save_dir: str | None = None
     ) -> Any:
-        """The tokenizer of a checkpoint.
+        """Return the tokenizer of a checkpoint, or None.
 
         Args:
             hf_state: `checkpoint["state"]["integrations"]["huggingface"]`.
-            trust_remote_code: Whether code of the tokenizer's own, which then is in the checkpoint, may run.
-            tokenizer_save_dir: A folder for its files; None: a temporary one, as long as the tokenizer is there.
-
-        Returns:
-            The tokenizer; None if the checkpoint has none.
+            trust_remote_code: Allow custom code of the tokenizer, which is in the checkpoint, to run.
+            tokenizer_save_dir: A folder for its files. None: a temporary one that exists as long as the tokenizer.
 
         Raises:
-            ValueError: An entry leads out of the folder, is of an unknown kind, or is code that is not trusted.
+            ValueError: An entry is outside of the folder, has an unsupported type, or is code that is not trusted.
         """
         return tokenizer_of(hf_state.get("tokenizer") or {}, trust_remote_code, tokenizer_save_dir)
 
@@ -247,16 +247,16 @@ class HuggingFaceModel(ComposerModel):
         model_instantiation_class: type | str | None = None,
         model_config_kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """The model of a checkpoint, with new weights and without an adapter.
+        """Return the model of a checkpoint, with new weights and without an adapter.
 
         Args:
             hf_state: `checkpoint["state"]["integrations"]["huggingface"]`.
             model_instantiation_class: Another class than the saved one, or its path, such as
                 `"transformers.AutoModelForSequenceClassification"`.
-            model_config_kwargs: What is to differ in the configuration, such as `{"num_labels": 3}`.
+            model_config_kwargs: Values of the configuration to change, such as `{"num_labels": 3}`.
 
         Raises:
-            ValueError: The class cannot be imported, or the configuration is not known or not safe.
+            ValueError: The class cannot be imported, or the configuration is unknown or not safe.
         """
         return _metadata.instantiate(hf_state, model_instantiation_class, model_config_kwargs)
 
@@ -268,38 +268,38 @@ class HuggingFaceModel(ComposerModel):
         local_checkpoint_save_location: Path_ | None = None,
         trust_remote_code: bool = False,
     ) -> tuple[Any, Any]:
-        """The model of `transformers` in a checkpoint with its weights, and its tokenizer. Runs no code from it.
+        """Return the model of `transformers` in a checkpoint with its weights, and its tokenizer. Runs no code from it.
 
-        With another class, such as one for classification, the weights that fit are loaded, the others are new. Of an
-        adapted model, this is the model without the adapter; see `from_composer_checkpoint`.
+        With another class, such as one for classification, matching weights are loaded and the others are new. An
+        adapted model is returned without its adapter; see `from_composer_checkpoint`.
 
         Args:
             checkpoint_path: The checkpoint: a path or a URI.
             model_instantiation_class: Another class than the saved one, or its path, such as
                 `"transformers.AutoModelForSequenceClassification"`.
-            model_config_kwargs: What is to differ in the configuration, such as `{"num_labels": 3}`.
-            local_checkpoint_save_location: Where to keep a checkpoint that is downloaded; None: nowhere.
-            trust_remote_code: Whether code of the tokenizer's own, which then is in the checkpoint, may run.
+            model_config_kwargs: Values of the configuration to change, such as `{"num_labels": 3}`.
+            local_checkpoint_save_location: Save a downloaded checkpoint here. None: do not save it.
+            trust_remote_code: Allow custom code of the tokenizer, which is in the checkpoint, to run.
 
         Returns:
             The model, and the tokenizer or None.
 
         Raises:
-            FileNotFoundError: There is no such checkpoint.
-            CorruptCheckpointError: It is torn, truncated or altered.
-            UnsafeCheckpointError: It holds types whose loading could run code.
-            ValueError: It holds no model of `transformers`, or one that cannot be built safely.
+            FileNotFoundError: The checkpoint does not exist.
+            CorruptCheckpointError: It is truncated or altered.
+            UnsafeCheckpointError: It has types whose loading could run code.
+            ValueError: It has no model of `transformers`, or one that cannot be built safely.
             RuntimeError: The weights do not match.
 
         Warns:
-            UserWarning: The checkpoint has an adapter only, so the weights of the model itself are new.
+            UserWarning: The checkpoint has only an adapter, so the weights of the model itself are new.
 
-        Differs: the weights are loaded, and layers changed by algorithms such as ALiBi are changed again.
+        Differs: the weights are loaded, and algorithms that change layers, such as ALiBi, are applied again.
         """
         content = _checkpoint.read(checkpoint_path, local_checkpoint_save_location)
-        request = Request(model_instantiation_class, model_config_kwargs, trust_remote_code)
-        built = restored(HuggingFaceModel, content, request)
-        return without_adapter(built.model), built.tokenizer
+        request = _Request(model_instantiation_class, model_config_kwargs, trust_remote_code)
+        built = _restore(HuggingFaceModel, content, request)
+        return _remove_adapter(built.model), built.tokenizer
 
     @classmethod
     def from_composer_checkpoint(
@@ -313,24 +313,161 @@ class HuggingFaceModel(ComposerModel):
         trust_remote_code: bool = False,
         **kwargs: Any,
     ) -> HuggingFaceModel:
-        """The model of a checkpoint as it was trained, with its tokenizer and adapter, in eval mode.
+        """Return the trained model of a checkpoint, with its tokenizer and adapter, in eval mode.
+
+        Arguments that are not described here, and errors, are those of `hf_from_composer_checkpoint`.
 
         Args:
             checkpoint_path: The checkpoint: a path or a URI.
-            base_model: The model of `transformers` that was adapted, if the checkpoint has the adapter only.
-            model_instantiation_class: As in `hf_from_composer_checkpoint`.
-            model_config_kwargs: As in `hf_from_composer_checkpoint`.
-            local_checkpoint_save_location: As in `hf_from_composer_checkpoint`.
-            trust_remote_code: As in `hf_from_composer_checkpoint`.
-            **kwargs: For the constructor: `metrics`, `use_logits` and so on, which a checkpoint does not have.
+            base_model: The original model of `transformers`; required if the checkpoint has only an adapter.
+            model_instantiation_class: Another class than the saved one, or its path.
+            model_config_kwargs: Values of the configuration to change.
+            local_checkpoint_save_location: Save a downloaded checkpoint here.
+            trust_remote_code: Allow custom code of the tokenizer to run.
+            **kwargs: Arguments of the constructor that a checkpoint does not have, such as `metrics` and `use_logits`.
 
         Raises:
-            ValueError: As in `hf_from_composer_checkpoint`; or the checkpoint has an adapter only, and there is no
-                `base_model`.
+            ValueError: The checkpoint has only an adapter, and there is no `base_model`.
         """
         content = _checkpoint.read(checkpoint_path, local_checkpoint_save_location)
-        request = Request(
+        request = _Request(
             model_instantiation_class, model_config_kwargs, trust_remote_code, base_model, needs_base=True
         )
-        built: HuggingFaceModel = restored(cls, content, request, **kwargs)
+        built: HuggingFaceModel = _restore(cls, content, request, **kwargs)
         return built
+
+
+def _unwrap_compiled(model: Any) -> Any:
+    """Return the model inside the wrapper of `torch.compile`, compiled in place, so that names have no prefix."""
+    inner = getattr(model, "_modules", {}).get("_orig_mod")
+    if not isinstance(inner, torch.nn.Module):
+        return model
+    inner._compiled_call_impl = model.dynamo_ctx(inner._call_impl)  # as `torch.nn.Module.compile` does
+    return inner
+
+
+def _fit_tokenizer(model: Any, tokenizer: Any, allow_resizing: bool) -> None:
+    """Ensure that the model has an embedding for each token.
+
+    Raises:
+        ValueError: It has too few, and must not be changed.
+    """
+    if tokenizer is None:
+        log.warning(
+            "There is no tokenizer, so checkpoints will not have one, and texts cannot be generated. Pass `tokenizer` "
+            "to `HuggingFaceModel`."
+        )
+        return
+    size = getattr(model.config.get_text_config(), "vocab_size", None)
+    if size is None or len(tokenizer) <= size:
+        return
+    if not allow_resizing:
+        raise ValueError(
+            f"`tokenizer` must not have more tokens than the model has embeddings, got {len(tokenizer)} and {size}. "
+            f"Pass `allow_embedding_resizing=True`, or build the model with `vocab_size={len(tokenizer)}`."
+        )
+    log.warning("The tokenizer has %d tokens: the model's %d embeddings are enlarged.", len(tokenizer), size)
+    model.resize_token_embeddings(len(tokenizer))
+
+
+def _generate(model: Any, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> Any:
+    """Generate tokens; see `HuggingFaceModel.generate`."""
+    tokenizer = model.tokenizer
+    if "pad_token_id" not in kwargs and tokenizer is not None:
+        pad = tokenizer.pad_token_id
+        kwargs["pad_token_id"] = tokenizer.eos_token_id if pad is None else pad
+    inner = model.model
+    sharded = [module for module in (model, inner) if is_model_fsdp2(module)]
+    if sharded:
+        _gather_for_generate(inner)
+        if dist.get_world_size() > 1:  # all ranks continue until the last has finished
+            kwargs.setdefault("synced_gpus", True)
+    return inner.generate(input_ids=input_ids, **kwargs)
+
+
+def _gather_for_generate(inner: Any) -> None:
+    """Gather sharded weights in `generate`, which calls parts of the model without calling the model."""
+    from torch.distributed.fsdp import register_fsdp_forward_method
+
+    if "generate" not in vars(inner):
+        register_fsdp_forward_method(inner, "generate")
+
+
+def _generate_texts(model: Any, batch: Mapping[str, Any]) -> list[str]:
+    """Return generated continuations of the texts in a batch.
+
+    Raises:
+        ValueError: There is no tokenizer.
+    """
+    if model.tokenizer is None:
+        raise ValueError("Generating texts needs a tokenizer. Pass `tokenizer` to `HuggingFaceModel`.")
+    arguments = {"attention_mask": batch.get("attention_mask"), **batch.get("generation_kwargs", {})}
+    if "generation_length" in batch:
+        arguments["max_new_tokens"] = batch["generation_length"]
+    tokens = model.generate(batch["input_ids"], **arguments)
+    if not model.config.is_encoder_decoder:  # remove the prompt
+        tokens = tokens[:, batch["input_ids"].shape[1] :]
+    texts: list[str] = model.tokenizer.batch_decode(tokens, skip_special_tokens=True)
+    return texts
+
+
+@dataclass
+class _Request:
+    """Options of building a model from a checkpoint.
+
+    Attributes:
+        kind: Another class than the saved one, or its path.
+        overrides: Values of the configuration to change.
+        trust_remote_code: Allow custom code of the tokenizer to run.
+        base_model: The original model, if the checkpoint has only an adapter.
+        needs_base: Raise an error, not a warning, if the original model is missing.
+    """
+
+    kind: type | str | None
+    overrides: Mapping[str, Any] | None
+    trust_remote_code: bool
+    base_model: Any = None
+    needs_base: bool = False
+
+
+def _restore(make: Callable[..., Any], content: Mapping[str, Any], request: _Request, **kwargs: Any) -> Any:
+    """Return the model of a checkpoint, in eval mode.
+
+    Args:
+        make: Returns a `HuggingFaceModel` for a model, a tokenizer, `peft_config=` and `kwargs`.
+        content: The checkpoint.
+        request: The options.
+        **kwargs: Arguments of `make`.
+    """
+    hf_state = _metadata.hf_state_of(content)
+    adapter, names = _metadata.peft_config_of(hf_state), _checkpoint.weights_of(content)
+    is_partial = adapter is not None and len(_peft.filter_state_dict_peft(names, adapter)) == len(names)
+    if is_partial and request.base_model is None:
+        _report_missing_base(adapter, request.needs_base)
+    tokenizer = tokenizer_of(hf_state.get("tokenizer") or {}, request.trust_remote_code)
+    base = request.base_model
+    if base is None:
+        base = _metadata.instantiate(hf_state, request.kind, request.overrides)
+    model = make(base, tokenizer, peft_config=adapter, **kwargs)
+    _checkpoint.load_weights(
+        model, content, strict=request.kind is None and not request.overrides, adapter_only=is_partial
+    )
+    return model.eval()
+
+
+def _report_missing_base(adapter: Any, is_error: bool) -> None:
+    name = adapter.base_model_name_or_path
+    hint = f"It was {name!r}. " if name else ""
+    text = f"The checkpoint has only the adapter, not the weights of the model that was adapted. {hint}"
+    if is_error:
+        raise ValueError(f"{text}Pass it as `base_model`, for example `AutoModelForCausalLM.from_pretrained(...)`.")
+    warnings.warn(
+        f"{text}The weights of the returned model are new. Use `HuggingFaceModel.from_composer_checkpoint` with "
+        f"`base_model` to get the trained model.",
+        stacklevel=4,
+    )
+
+
+def _remove_adapter(model: Any) -> Any:
+    """Return the model of `transformers` without its adapter."""
+    return model.unload() if _peft.is_adapted(model) else model

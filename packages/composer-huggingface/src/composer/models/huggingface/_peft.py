@@ -1,12 +1,12 @@
-"""Adapters of `peft`: which entries of a model's state are theirs, and what is saved and loaded of it.
+"""LoRA adapters of `peft`: their entries in a state dict, and saving and loading only these.
 
-The names of a model that was adapted, below `base_model.model.`::
+The names of an adapted model, below `base_model.model.`::
 
     h.0.attn.c_attn.base_layer.weight         the frozen layer; its bias likewise
     h.0.attn.c_attn.lora_A.default.weight     the adapter "default"; lora_B likewise
     wte.lora_embedding_A.default              the same of an embedding
-    score.original_module.weight              a layer that is trained as a whole: what it was
-    score.modules_to_save.default.weight      and what it is
+    score.original_module.weight              a fully trained layer: its original weight
+    score.modules_to_save.default.weight      and its trained weight
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ __all__ = [
 ]
 
 peft_installed = find_spec("peft") is not None
-"""Whether the library `peft` is installed."""
+"""True if the library `peft` is installed."""
 
 _OF_ADAPTERS = ("modules_to_save", "trainable_tokens_delta")
 
 
 def import_peft() -> Any:
-    """The library `peft`.
+    """Import the library `peft`.
 
     Raises:
         MissingConditionalImportError: It is not installed.
@@ -56,43 +56,35 @@ def import_peft() -> Any:
 
 
 def is_adapted(model: Any) -> bool:
-    """Whether a model is a `PeftModel`."""
+    """Return True if a model is a `PeftModel`."""
     return peft_installed and isinstance(model, import_peft().PeftModel)
 
 
 def adapted(model: Any, peft_config: Any) -> Any:
-    """The model with an adapter.
+    """Add an adapter to a model and return the adapted model.
 
     Raises:
         MissingConditionalImportError: `peft` is not installed.
-        ValueError: The adapter is none of LoRA, or the model has one.
+        ValueError: The adapter is not LoRA, or the model has one already.
     """
     peft = import_peft()
     if is_adapted(model):
         raise ValueError(
-            "`peft_config` must be None for a model that is a `PeftModel`, which has its adapter. Pass one of the two."
+            "`peft_config` must be None for a model that is a `PeftModel`, which has an adapter. Pass one of the two."
         )
     check_lora(peft_config.peft_type)
     return peft.get_peft_model(model, peft_config)
 
 
 def check_lora(kind: Any) -> None:
-    """Refuse adapters other than LoRA.
-
-    Raises:
-        ValueError: It is another one.
-    """
+    """Raise a ValueError for adapter types other than LoRA."""
     name = str(getattr(kind, "value", kind)).upper()
     if name != "LORA":
         raise ValueError(f"`peft_config` must be of the type LORA, got {name}. Use a `peft.LoraConfig`.")
 
 
 def maybe_get_underlying_model(model: Any) -> Any:
-    """The model of `transformers` inside a `PeftModel`; any other model itself.
-
-    Args:
-        model: A model of either library.
-    """
+    """Return the model of `transformers` inside a `PeftModel`, or the model itself."""
     return model.get_base_model() if is_adapted(model) else model
 
 
@@ -102,16 +94,16 @@ def filter_state_dict_peft(
     adapter_name: str = "default",
     remove_adapter_names: bool = True,
 ) -> dict[str, Any]:
-    """What of the state of an adapted model belongs to one of its LoRA adapters.
+    """Return the entries of a state dict that belong to a LoRA adapter.
 
-    That is the adapter's matrices, the layers that are trained as a whole (`modules_to_save`), and the biases that
-    `peft_config.bias` makes trainable: `"none"`, those of adapted layers (`"lora_only"`), or `"all"`.
+    These are the adapter's matrices, fully trained layers (`modules_to_save`), and the biases that `peft_config.bias`
+    makes trainable: `"none"`, those of adapted layers (`"lora_only"`), or `"all"`.
 
     Args:
-        state_dict: The state of a `PeftModel`, or of something that contains one.
+        state_dict: The state of a `PeftModel`, or of a module that contains one.
         peft_config: The adapter's configuration.
         adapter_name: The adapter's name.
-        remove_adapter_names: Whether names are those of `peft`'s files, which do not say which adapter it is.
+        remove_adapter_names: Return the names of `peft`'s files, without the name of the adapter.
 
     Returns:
         The entries, in order; tensors are not copied.
@@ -124,14 +116,14 @@ def filter_state_dict_peft(
     if bias not in ("none", "all", "lora_only"):
         raise ValueError(f"`peft_config.bias` must be 'none', 'all' or 'lora_only', got {bias!r}.")
     layers = {key.partition(".lora_")[0] for key in state_dict if ".lora_" in key}
-    found = {}
+    entries = {}
     for key, value in state_dict.items():
-        if _is_of(key, adapter_name) or _is_trained_bias(key, bias, layers):
-            found[_without_adapter(key, adapter_name) if remove_adapter_names else key] = value
-    return found
+        if _belongs_to(key, adapter_name) or _is_trained_bias(key, bias, layers):
+            entries[_without_adapter(key, adapter_name) if remove_adapter_names else key] = value
+    return entries
 
 
-def _is_of(key: str, adapter: str) -> bool:
+def _belongs_to(key: str, adapter: str) -> bool:
     parts = key.split(".")
     for part, following in pairwise(parts):
         if part.startswith("lora_") or part in _OF_ADAPTERS:
@@ -154,7 +146,7 @@ def _without_adapter(key: str, adapter: str) -> str:
     for part in key.split("."):
         previous = parts[-1] if parts else ""
         if part == adapter and (previous.startswith("lora_") or previous in _OF_ADAPTERS):
-            if previous == "modules_to_save":  # files have the name that the layer had
+            if previous == "modules_to_save":  # files have the original name of the layer
                 parts.pop()
             continue
         parts.append(part)
@@ -162,7 +154,7 @@ def _without_adapter(key: str, adapter: str) -> str:
 
 
 def peft_filter_state_dict_trainable(state_dict: Mapping[str, Any], module: torch.nn.Module) -> dict[str, Any]:
-    """What of a module's state is trained, whatever the kind of adapter.
+    """Return the trainable entries of a module's state, for any type of adapter.
 
     Args:
         state_dict: The state of `module`.
@@ -176,29 +168,24 @@ def peft_filter_state_dict_trainable(state_dict: Mapping[str, Any], module: torc
 
 
 def check_adapters(model: Any) -> None:
-    """Refuse a `PeftModel` with adapters other than LoRA.
-
-    Raises:
-        ValueError: It has one.
-    """
+    """Raise a ValueError for a `PeftModel` with adapters other than LoRA."""
     for config in model.peft_config.values():
         check_lora(config.peft_type)
 
 
 def save_adapters_only(module: torch.nn.Module) -> None:
-    """Let the state of a module, whose child `model` is a `PeftModel`, be that of the adapters.
+    """Restrict the state dict of a module, whose child `model` is a `PeftModel`, to the adapters.
 
-    Loading it leaves the rest as it is, also with `strict=True`. A state that has the rest is loaded as a whole.
+    Loading it does not change other weights, also with `strict=True`. A complete state dict is loaded completely.
     """
     module.register_state_dict_post_hook(_drop_base)  # type: ignore[no-untyped-call]
     module.register_load_state_dict_post_hook(_expect_no_base)  # type: ignore[no-untyped-call]
 
 
 def names_of_adapters(model: Any, state_dict: Iterable[str]) -> set[str]:
-    """Which names of the state of a module with this `PeftModel` belong to its adapters."""
+    """Return the names in a state dict that belong to the adapters of a `PeftModel`."""
     names: dict[str, Any] = dict.fromkeys(state_dict)
-    kept = (filter_state_dict_peft(names, own, name, False) for name, own in model.peft_config.items())
-    return set().union(*kept)
+    return set().union(*(filter_state_dict_peft(names, own, name, False) for name, own in model.peft_config.items()))
 
 
 def _drop_base(module: torch.nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: Any) -> None:
@@ -209,7 +196,7 @@ def _drop_base(module: torch.nn.Module, state_dict: dict[str, Any], prefix: str,
 
 
 def _expect_no_base(module: torch.nn.Module, incompatible_keys: Any) -> None:
-    # Not `module.state_dict()`, whose hook leaves the base out.
+    # Not `module.state_dict()`, whose hook removes the base.
     inner: Any = module.model
     names = [f"model.{name}" for name, _ in inner.named_parameters(remove_duplicate=False)]
     names += [f"model.{name}" for name, _ in inner.named_buffers(remove_duplicate=False)]
@@ -219,7 +206,7 @@ def _expect_no_base(module: torch.nn.Module, incompatible_keys: Any) -> None:
 
 
 def _ends_in(name: str, known: set[str]) -> bool:
-    """Whether a name, or what follows one of its dots, is known: the module may be inside another one."""
+    """Return True if a name, or a suffix after a dot, is known: the module may be inside another one."""
     while name not in known:
         _, dot, name = name.partition(".")
         if not dot:

@@ -1,4 +1,4 @@
-"""Targets of classification: do they fit the outputs, and which class is meant."""
+"""Checks and conversion of classification targets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from composer.metrics import Dice, MIoU
 
 __all__ = ["check_shapes", "check_tensors", "index_targets", "takes_indices"]
 
-# The bases of torchmetrics' metrics that take one class index per example, and the ones of this project.
+# Base classes of torchmetrics' metrics that take one class index per example, and the metrics of this project.
 _INDEX_METRICS = (
     MulticlassCalibrationError,
     MulticlassConfusionMatrix,
@@ -34,16 +34,12 @@ _INDEX_METRICS = (
 
 
 def takes_indices(metric: Metric) -> bool:
-    """Whether a metric only knows class indices, no probabilities."""
+    """Return True if a metric supports only class indices, not probabilities."""
     return isinstance(metric, _INDEX_METRICS)
 
 
 def check_tensors(outputs: Any, targets: Any) -> None:
-    """Require tensors.
-
-    Raises:
-        TypeError: One is none.
-    """
+    """Raise a TypeError unless outputs and targets are tensors."""
     for name, value in (("outputs", outputs), ("targets", targets)):
         if not isinstance(value, Tensor):
             raise TypeError(
@@ -53,7 +49,7 @@ def check_tensors(outputs: Any, targets: Any) -> None:
 
 
 def check_shapes(outputs: Tensor, targets: Tensor, num_classes: int | None = None) -> None:
-    """Require targets that fit the outputs; a broadcastable wrong shape would give a plausible wrong number."""
+    """Raise a ValueError unless targets fit the outputs: wrong shapes may broadcast to plausible, wrong numbers."""
     shape = tuple(outputs.shape)
     if len(shape) < 2 or (num_classes is not None and shape[1] != num_classes):
         raise ValueError(f"The outputs must have shape (N, {num_classes or 'C'}, ...), got {shape}.")
@@ -66,10 +62,10 @@ def check_shapes(outputs: Tensor, targets: Tensor, num_classes: int | None = Non
 
 
 def index_targets(outputs: Any, targets: Any, metric: Any) -> Any:
-    """The targets as class indices, if the outputs are class scores."""
+    """Return the targets as class indices, if the outputs are class scores."""
     if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor) and outputs.is_floating_point()):
-        return targets  # integers are predictions already; what else there may be is up to the metric
-    # `Dice` takes scores with and without the background among its classes.
+        return targets  # integers are predictions; other types are checked by the metric
+    # `Dice` takes scores with or without the background.
     check_shapes(outputs, targets, num_classes=None if isinstance(metric, Dice) else metric.num_classes)
     if targets.shape != outputs.shape:
         return targets

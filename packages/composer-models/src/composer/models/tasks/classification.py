@@ -1,6 +1,6 @@
-"""Classification: any module that returns class scores, with cross entropy and accuracy."""
+"""Classification with any module that returns class scores."""
 
-# No `from __future__ import annotations`: TorchScript cannot read the annotations of attributes as strings.
+# No `from __future__ import annotations`: TorchScript does not support string annotations of attributes.
 
 import operator
 import warnings
@@ -22,24 +22,23 @@ __all__ = ["ComposerClassifier"]
 
 
 class ComposerClassifier(ComposerModel):
-    """Connect a module that returns class scores to training: loss, metrics and the (inputs, targets) batch.
+    """A classifier from any module that returns class scores, with loss and metrics, for batches (inputs, targets).
 
     Targets are class indices, shape (N, ...), or class probabilities, shape (N, C, ...), for outputs of shape
-    (N, C, ...). torchmetrics' multiclass metrics only know indices: of probabilities they get the most probable class,
-    and a row without any mass (an ignored example) becomes the metric's `ignore_index`, if it has one. All other
-    metrics get the targets as they are.
+    (N, C, ...). torchmetrics' multiclass metrics support only indices: probabilities are converted to the most probable
+    class, and rows of zeros (ignored examples) to the metric's `ignore_index`, if it has one. Other metrics get the
+    targets unchanged.
 
     Args:
         module: Called with the inputs of the batch.
-        num_classes: Number of classes; needed for default metrics only. `module.num_classes` wins over it.
-        train_metrics: A metric, a `MetricCollection` or a dict of metrics for training batches; {} for none. By
-            default the accuracy.
-        val_metrics: The same for evaluation. By default the cross entropy and the accuracy.
-        loss_fn: Called with the outputs and the targets, and what else is passed to `loss`.
+        num_classes: Number of classes; only required for default metrics. `module.num_classes` takes precedence.
+        train_metrics: A metric, a `MetricCollection` or a dict of training metrics; {} for none. None: the accuracy.
+        val_metrics: The same for evaluation. None: the cross entropy and the accuracy.
+        loss_fn: Called with the outputs, the targets, and further arguments of `loss`.
 
     Attributes:
-        train_metrics: What `get_metrics(True)` returns; assign a metric, a collection, a dict or None to change it.
-        val_metrics: The same for `get_metrics(False)`.
+        train_metrics: The metrics of `get_metrics(True)`; assign a metric, a collection, a dict or None to change them.
+        val_metrics: The metrics of `get_metrics(False)`, likewise.
 
     Raises:
         TypeError: An argument has the wrong type.
@@ -53,7 +52,7 @@ class ComposerClassifier(ComposerModel):
         >>> sorted(model.get_metrics(is_train=False))
         ['CrossEntropy', 'MulticlassAccuracy']
 
-    Differs: the default accuracy does not look at values of the targets, so that a step reads nothing from the device.
+    Differs: the default accuracy does not check values of the targets, so that a step does not read from the device.
     Wrong shapes are an error; a wrong index is counted as a wrong prediction.
     """
 
@@ -84,7 +83,7 @@ class ComposerClassifier(ComposerModel):
             train_metrics = _accuracy(self.num_classes)
         if val_metrics is None:
             val_metrics = MetricCollection([CrossEntropy(), _accuracy(self.num_classes)])
-        # Annotated here: TorchScript would try to compile types annotated in the class body.
+        # Annotated here: TorchScript would try to compile types in annotations of the class body.
         self.train_metrics: Metric | MetricCollection | Mapping[str, Metric] | None = train_metrics
         self.val_metrics: Metric | MetricCollection | Mapping[str, Metric] | None = val_metrics
 
@@ -101,17 +100,17 @@ class ComposerClassifier(ComposerModel):
         return outputs
 
     def loss(self, outputs: Any, batch: tuple[Any, Any], *args: Any, **kwargs: Any) -> Tensor:
-        """The loss function of the outputs and the targets.
+        """Return the loss of the outputs and the targets.
 
         Args:
-            outputs: What `forward` returned.
+            outputs: The result of `forward`.
             batch: Inputs and targets.
-            *args: Passed on to the loss function.
-            **kwargs: Passed on to the loss function, for example `reduction="none"`.
+            *args: Passed to the loss function.
+            **kwargs: Passed to the loss function, for example `reduction="none"`.
 
         Raises:
-            TypeError: The outputs or the targets are not a tensor. Checked for the default loss function.
-            ValueError: The targets do not fit the outputs. Checked from the shapes, for the default loss function.
+            TypeError: The outputs or the targets are not a tensor; only checked for the default loss function.
+            ValueError: The shapes of targets and outputs do not fit; only checked for the default loss function.
         """
         _, targets = batch
         if self._loss_fn is soft_cross_entropy:
@@ -120,10 +119,10 @@ class ComposerClassifier(ComposerModel):
         return self._loss_fn(outputs, targets, *args, **kwargs)
 
     def get_metrics(self, is_train: bool) -> dict[str, Metric]:
-        """The metrics by name: the class name of a single one, the collection's keys otherwise.
+        """Return the metrics by name: the class name of a single metric, otherwise the keys of the collection.
 
         Args:
-            is_train: For training batches, not for evaluation.
+            is_train: True: training metrics. False: evaluation metrics.
         """
         metrics = self.train_metrics if is_train else self.val_metrics
         if metrics is None:
@@ -137,11 +136,11 @@ class ComposerClassifier(ComposerModel):
 
         Args:
             batch: Inputs and targets.
-            outputs: What `eval_forward` returned.
-            metric: One of `get_metrics`, or a copy.
+            outputs: The result of `eval_forward`.
+            metric: A metric of `get_metrics`, or a copy.
 
         Raises:
-            ValueError: The targets do not fit the outputs. Checked from the shapes, for multiclass metrics.
+            ValueError: The shapes of targets and outputs do not fit; only checked for multiclass metrics.
         """
         _, targets = batch
         if takes_indices(metric):
@@ -174,13 +173,13 @@ def _as_count(name: str, value: Any) -> int | None:
 
 
 def _accuracy(num_classes: int | None) -> MulticlassAccuracy:
-    # Validation would read the targets' values from the device at every step; shapes are checked by the classifier.
+    # Validation would read targets from the device in every step; the classifier checks shapes.
     return MulticlassAccuracy(num_classes=num_classes, average="micro", validate_args=False)
 
 
 def _as_metrics(name: str, value: Any) -> Metric | MetricCollection | None:
     if isinstance(value, Mapping):
-        # A dict would not move between devices with the model, and an empty collection cannot be scripted.
+        # A dict would not move between devices with the model; an empty collection is not scriptable.
         return MetricCollection(dict(value)) if value else None
     if value is None or isinstance(value, Metric | MetricCollection):
         return value

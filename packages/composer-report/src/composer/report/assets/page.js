@@ -10,7 +10,7 @@
   const clear = (hex, alpha) =>
     `rgba(${[1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16)).join(",")},${alpha})`;
 
-  // What a series is drawn over: its own axis, or batches where that is not known.
+  // The x axis of a series: the selected one, or batches if it is not available.
   const along = (xs) => xs[mode] || xs.batch;
   const unit = (chart) => {
     const known = chart.kind === "timeline" ? chart.end : chart.lines.length && chart.lines[0].xs;
@@ -104,7 +104,7 @@
     const traces = chart.kind === "timeline" ? chart.bars.flatMap(barTraces) : chart.lines.flatMap(lineTraces);
     return Plotly.react(`chart-${index}`, traces, layout(chart), config);
   }
-  // One after another, from the top: the page answers in between. `data-drawn` tells when all are.
+  // One at a time, from the top, so that the page stays responsive. `data-drawn` is set when all are drawn.
   let turn = 0;
   async function drawAll() {
     const mine = ++turn;
@@ -148,6 +148,6 @@
     });
   }
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
-  matchMedia("print").addEventListener("change", () => page.charts.forEach((_, index) => draw(index)));  // at once
+  matchMedia("print").addEventListener("change", () => page.charts.forEach((_, index) => draw(index)));  // immediately
   drawAll();
 })();

@@ -8,7 +8,7 @@ from recipe_runs import OPTIONS, Commanded, task_of
 from composer.core import Algorithm, Event, State
 from composer.loggers import Logger
 from composer.recipes import Recipe, Runs, digits, run
-from composer.recipes._deeds import _SENTENCES
+from composer.recipes._actions import SENTENCES
 
 
 class Counter(Algorithm):
@@ -24,7 +24,7 @@ class Idle(Counter):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "deeds"),
+    ("recipe", "actions"),
     [
         (
             "digits",  # 3 epochs of 4 batches
@@ -76,38 +76,38 @@ class Idle(Counter):
         ),
     ],
 )
-def test_deeds_are_told_with_the_counts_of_the_run(
-    command: Callable[[str], Commanded], recipe: str, deeds: dict[str, str]
+def test_actions_are_described_with_the_counts_of_the_run(
+    command: Callable[[str], Commanded], recipe: str, actions: dict[str, str]
 ) -> None:
-    assert deeds == command(recipe).composed["runs"][0]["deeds"]
+    assert actions == command(recipe).composed["runs"][0]["actions"]
 
 
 @pytest.mark.parametrize("recipe", OPTIONS)
 def test_every_algorithm_of_every_recipe_has_a_sentence(recipe: str) -> None:
-    assert {kind.__name__ for kind in task_of(recipe).algorithms.values()} <= set(_SENTENCES)
+    assert {kind.__name__ for kind in task_of(recipe).algorithms.values()} <= set(SENTENCES)
 
 
 def test_passes_are_called_batches_where_each_batch_has_one(tiny: Callable[..., Recipe], one: Runs) -> None:
     algorithms = digits.TASK.make_algorithms(["mixup", "label_smoothing"])
 
-    deeds = run(tiny(algorithms=tuple(algorithms)), one).runs[0].deeds
+    actions = run(tiny(algorithms=tuple(algorithms)), one).runs[0].actions
 
     assert {
         "MixUp": "mixed the images of 6 batches in pairs",
         "LabelSmoothing": "smoothed the targets of 6 batches",
-    } == deeds
+    } == actions
 
 
-def test_an_algorithm_of_ones_own_is_counted_event_by_event(tiny: Callable[..., Recipe], one: Runs) -> None:
-    deeds = run(tiny(algorithms=(Counter(), Idle())), one).runs[0].deeds
+def test_a_custom_algorithm_is_counted_event_by_event(tiny: Callable[..., Recipe], one: Runs) -> None:
+    actions = run(tiny(algorithms=(Counter(), Idle())), one).runs[0].actions
 
-    assert {"Counter": "acted 1 time at fit_start, 6 times at batch_end", "Idle": "did nothing"} == deeds
+    assert {"Counter": "acted 1 time at fit_start, 6 times at batch_end", "Idle": "did nothing"} == actions
 
 
-def test_the_plan_lists_algorithms_and_nothing_that_only_watches(command: Callable[[str], Commanded]) -> None:
+def test_the_plan_lists_algorithms_but_no_callbacks_and_loggers(command: Callable[[str], Commanded]) -> None:
     composed = command("digits").composed
     plan = "\n".join(composed["plan"])
 
-    assert all(name in plan for name in composed["runs"][0]["deeds"])
+    assert all(name in plan for name in composed["runs"][0]["actions"])
     assert "logger" not in plan
     assert "callback" not in plan

@@ -1,4 +1,4 @@
-"""What watches a run: the time that training takes, how often algorithms act, and one progress bar for all of it."""
+"""Callbacks of a run: training time, calls of algorithms, and one progress bar for the whole run."""
 
 from __future__ import annotations
 
@@ -11,15 +11,11 @@ import torch
 from composer.core import Callback, Event, State
 from composer.loggers import Logger, LoggerDestination, ProgressBarLogger
 
-__all__ = ["RunBar", "StopAfter", "Watch"]
+__all__ = ["RunMonitor", "RunProgressBar", "StopAfter"]
 
 
 class StopAfter(Callback):
-    """Ends a run early.
-
-    Args:
-        num_batches: After so many batches.
-    """
+    """Callback that ends a run after `num_batches` batches."""
 
     def __init__(self, num_batches: int) -> None:
         self._num_batches = num_batches
@@ -29,23 +25,23 @@ class StopAfter(Callback):
             state.stop_training()
 
 
-class Watch(LoggerDestination):
-    """Measures the time spent in training, and counts what happens.
+class RunMonitor(LoggerDestination):
+    """Measures the training time without evaluations, and counts passes and calls of algorithms.
 
-    The clock stands still in evaluations. The device is waited for whenever it starts or stops, so that the time holds
-    all the work of training and nothing else.
+    It synchronizes with the device when it starts or stops the clock, so that the time covers all training work and
+    nothing else.
 
     Attributes:
-        acts: How often each algorithm acted at each event: `acts[name][event]`.
-        passes: Forward and backward passes over a batch.
-        train_seconds: Wall-clock time.
+        calls: Number of calls of each algorithm at each event: `calls[name][event]`.
+        passes: Number of forward and backward passes over a batch.
+        train_seconds: Wall-clock time of training.
         tested_at: `train_seconds` at each evaluation.
     """
 
     accepts_deferred: ClassVar[bool] = True
 
     def __init__(self) -> None:
-        self.acts: dict[str, Counter[Event]] = {}
+        self.calls: dict[str, Counter[Event]] = {}
         self.passes = 0
         self.train_seconds = 0.0
         self.tested_at: list[float] = []
@@ -55,7 +51,7 @@ class Watch(LoggerDestination):
     def log_traces(self, traces: dict[str, Any]) -> None:
         for key in traces:
             _, name, event = key.split("/")
-            self.acts.setdefault(name, Counter())[Event(event.removeprefix("Event."))] += 1
+            self.calls.setdefault(name, Counter())[Event(event.removeprefix("Event."))] += 1
 
     def epoch_start(self, state: State, logger: Logger) -> None:
         self._start(state)
@@ -75,24 +71,24 @@ class Watch(LoggerDestination):
             self._start(state)
 
     def _start(self, state: State) -> None:
-        _wait_for_device(state)
+        _synchronize(state)
         self._started = time.perf_counter()
 
     def _stop(self, state: State) -> bool:
-        """Stop the clock; returns whether it was going."""
+        """Stop the clock, and return True if it was running."""
         if self._started is None:
             return False
-        _wait_for_device(state)
+        _synchronize(state)
         self.train_seconds += time.perf_counter() - self._started
         self._started = None
         return True
 
 
-class RunBar(LoggerDestination):
-    """The Trainer's progress bar, one for the whole run: evaluations pause it, and what they gave is shown in it.
+class RunProgressBar(LoggerDestination):
+    """The Trainer's progress bar for a whole run: evaluations pause it, and it shows their results.
 
     Args:
-        metric: What to show of it: the bar shows keys that end in it.
+        metric: The metric to show: all logged keys that end in this name.
     """
 
     accepts_deferred: ClassVar[bool] = True
@@ -127,7 +123,7 @@ class RunBar(LoggerDestination):
         self._bar.close(state, logger)
 
 
-def _wait_for_device(state: State) -> None:
+def _synchronize(state: State) -> None:
     if state.device.name == "gpu":
         torch.cuda.synchronize()
     elif state.device.name == "mps":

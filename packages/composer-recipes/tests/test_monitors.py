@@ -16,9 +16,9 @@ Make = Callable[..., Recipe]
 
 
 class Clock(Algorithm):
-    """A clock that moves by 1 in each training batch and by 100 in each batch of an evaluation, and else stands still.
+    """A clock that moves by 1 in each training batch and by 100 in each batch of an evaluation.
 
-    Copies are itself: all of a recipe's runs share it.
+    A deep copy is the object itself, so that all runs of a recipe share it.
     """
 
     events = frozenset({Event.BEFORE_FORWARD, Event.EVAL_BEFORE_FORWARD})
@@ -55,7 +55,7 @@ class Sleeper(Algorithm):
         (0.4, "1ep", [1], 1),
     ],
 )
-def test_the_clock_stands_still_in_evaluations(
+def test_training_time_does_not_include_evaluations(
     tiny: Make,
     one: Runs,
     monkeypatch: pytest.MonkeyPatch,
@@ -65,7 +65,7 @@ def test_the_clock_stands_still_in_evaluations(
     total: int,
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr("composer.recipes._watch.time", SimpleNamespace(perf_counter=lambda: clock.seconds))
+    monkeypatch.setattr("composer.recipes._monitors.time", SimpleNamespace(perf_counter=lambda: clock.seconds))
 
     (each,) = run(tiny(algorithms=(clock,), epochs=epochs), replace(one, eval_interval=interval)).runs
 
@@ -84,8 +84,8 @@ def test_an_evaluation_that_sleeps_is_not_counted(tiny: Make, one: Runs) -> None
 
 
 def test_a_shortened_run_is_tested_at_its_end(tiny: Make, one: Runs) -> None:
-    (whole,) = run(tiny(epochs=4), one).runs
+    (full,) = run(tiny(epochs=4), one).runs
     (half,) = run(tiny(algorithms=(ScaleSchedule(0.5),), epochs=4), one).runs
 
-    assert (240, 4) == (whole.samples, len(whole.tested_at))
+    assert (240, 4) == (full.samples, len(full.tested_at))
     assert (120, 2) == (half.samples, len(half.tested_at))
