@@ -109,7 +109,7 @@ class TestSplitting:
         [torch.zeros(3, 2), (torch.zeros(3), torch.zeros(3)), {"a": torch.zeros(3), "b": ["x", "y", "z"]}, ["x"] * 3],
         ids=["tensor", "tuple", "mapping", "list"],
     )
-    def test_a_batch_that_is_too_short_stays_whole_with_a_warning(self, batch: Any) -> None:
+    def test_a_batch_that_is_too_short_is_not_split_and_warns(self, batch: Any) -> None:
         with pytest.warns(UserWarning, match="Cannot split tensor of length 3 .* microbatches of size 4"):
             parts = default_split_batch(batch, 4)
 
@@ -142,7 +142,7 @@ class TestSplitting:
 
         assert [("train", {"scale": 2.0})] * 2 == [(part["mode"], part["extra"]) for part in parts]
 
-    def test_a_mapping_without_samples_stays_whole(self) -> None:
+    def test_a_mapping_without_samples_is_not_split(self) -> None:
         batch = {"mode": "train"}
 
         parts = default_split_batch(batch, 2)
@@ -150,7 +150,7 @@ class TestSplitting:
         assert len(parts) == 1
         assert parts[0] is batch
 
-    def test_entries_per_sample_are_told_from_fields(self) -> None:
+    def test_entries_per_sample_are_distinguished_from_fields(self) -> None:
         """Boxes differ in number from image to image, so they are no field; a collated pair of features is."""
         boxes = [torch.zeros(count, 4) for count in (1, 2, 3, 4)]
         features = [torch.arange(4), torch.arange(4)]
@@ -196,7 +196,7 @@ class TestSplitting:
         with pytest.raises(ValueError, match=r"same number of microbatches, got \[2, 3\]"):
             default_split_batch(batch, 2)
 
-    def test_the_pieces_work_alone(self) -> None:
+    def test_the_private_helpers_of_the_reference_work(self) -> None:
         assert [[0, 1], [2]] == [part.tolist() for part in _split_tensor(torch.arange(3), 2)]
         assert [("a", "b"), ("c",)] == _split_list(("a", "b", "c"), 2)
         assert [{"x": [1, 2]}, {"x": [3]}] == _split_mapping({"x": [1, 2, 3]}, 2)
@@ -262,7 +262,7 @@ class TestCounting:
         assert 40 == DataSpec(DataLoader(dataset, batch_size=4)).get_num_tokens_in_batch([torch.zeros(4, 2)])
         assert 0 == DataSpec(loader()).get_num_tokens_in_batch([torch.zeros(4, 2)])
 
-    def test_token_types_are_told_apart(self) -> None:
+    def test_token_types_are_counted_separately(self) -> None:
         spec = DataSpec([], get_num_tokens_in_batch=lambda batch: {"total": 8, "loss_generating": 6})
 
         assert 8 == spec.get_num_tokens_in_batch(None)

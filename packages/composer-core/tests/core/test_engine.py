@@ -106,7 +106,7 @@ def test_traces_tell_what_ran(recorder: Recorder) -> None:
     assert log.traces == [{"algorithm_traces/Named/Event.AFTER_LOSS": 1}]
 
 
-def test_an_algorithm_is_asked_only_at_its_events() -> None:
+def test_match_is_called_only_at_the_declared_events() -> None:
     asked: list[Event] = []
 
     class Asked(Algorithm):
@@ -126,7 +126,7 @@ def test_an_algorithm_is_asked_only_at_its_events() -> None:
     assert asked == [Event.BATCH_START]
 
 
-def test_an_algorithm_without_events_is_asked_everywhere_exactly_once() -> None:
+def test_match_is_called_once_at_every_event_without_declared_events() -> None:
     asked: list[Event] = []
 
     class Asked(Algorithm):
@@ -270,7 +270,7 @@ def first_only(algorithms: Sequence[Algorithm], event: Event) -> Sequence[Algori
         (None, [order_by_placement, set_filo_order, warn_on_discouraged]),
     ],
 )
-def test_passes_are_put_where_they_are_asked_to_be(passes: Any, expected: list[Any]) -> None:
+def test_passes_are_inserted_at_their_index(passes: Any, expected: list[Any]) -> None:
     assert expected == Engine(make_state(), algorithm_passes=passes).algorithm_passes
 
 
@@ -497,7 +497,7 @@ def test_the_module_can_be_imported_outside_the_main_thread() -> None:
 # ---- explain ----
 
 
-def test_the_plan_names_who_acts_where_and_why(recorder: Recorder) -> None:
+def test_the_plan_lists_actors_order_and_reasons(recorder: Recorder) -> None:
     state = make_state(
         algorithms=[Named("a", recorder), Named("b", recorder)], callbacks=[Watching("c", recorder), Log("l", recorder)]
     )
@@ -516,7 +516,7 @@ def test_the_plan_names_who_acts_where_and_why(recorder: Recorder) -> None:
     assert len(plan) == len(list(plan))
 
 
-def test_an_empty_plan_says_so() -> None:
+def test_an_empty_plan_prints_a_sentence() -> None:
     assert str(Engine(make_state()).explain()) == "No algorithm or callback acts at any event."
 
 
@@ -532,7 +532,7 @@ def test_strings_run_the_compiled_plan(recorder: Recorder, monkeypatch: pytest.M
     assert recorder.ran == ["a"] * 3
 
 
-def test_a_subclass_that_overrides_match_is_asked_everywhere() -> None:
+def test_match_is_called_at_every_event_if_a_subclass_overrides_it() -> None:
     class Wider(Named):
         def match(self, event: Event, state: State) -> bool:
             return event is Event.EPOCH_END or super().match(event, state)

@@ -167,7 +167,7 @@ class TestMicrobatchSize:
         assert actual.auto_microbatching
         assert actual.device_eval_microbatch_size == 4
 
-    def test_without_a_batch_size_batches_stay_whole(self) -> None:
+    def test_without_a_batch_size_batches_are_not_split(self) -> None:
         assert evaluator(dataloader=[]).device_eval_microbatch_size is None
 
     @pytest.mark.filterwarnings("ignore:`device_eval_microbatch_size='auto'`")

@@ -187,7 +187,7 @@ class Mixer(Acting):
     """The same."""
 
 
-def test_the_plan_says_which_declaration_orders_two() -> None:
+def test_the_plan_names_the_declaration_that_orders_two_algorithms() -> None:
     def reasons(events: Any, at: Event, *algorithms: tuple[type[Acting], Placement]) -> list[tuple[str, str]]:
         made = [cls(cls.__name__, events, placement) for cls, placement in algorithms]
         state = State(model=torch.nn.Linear(1, 1), max_duration="1ep", dataloader=[0], algorithms=made)

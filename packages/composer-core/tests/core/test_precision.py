@@ -77,11 +77,11 @@ class TestCPU:
         with pytest.raises(ValueError, match="'amp_fp16', which is not supported for CPU training"):
             get_precision_context("amp_fp16", device_type="cpu")
 
-    def test_the_probe_says_no_for_a_dtype_that_autocast_does_not_know(self) -> None:
+    def test_a_dtype_that_autocast_does_not_support_is_detected(self) -> None:
         assert not _cpu_autocasts_to(torch.float64)
         assert _cpu_autocasts_to(torch.bfloat16)
 
-    def test_the_probe_says_no_where_kernels_are_missing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_missing_kernels_are_detected(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def no_kernel(*args: Any) -> None:
             raise RuntimeError("\"slow_conv2d_cpu\" not implemented for 'Half'")
 

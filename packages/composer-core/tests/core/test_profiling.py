@@ -125,7 +125,7 @@ def test_a_pair_of_events_is_marked_between_its_two_ends(profiler: Profiler) -> 
     assert profiler.made["callback/Log/event/batch_end"] == (None, ("batch_end", "Log"))
 
 
-def test_events_that_nobody_listens_to_are_marked(profiler: Profiler) -> None:
+def test_events_without_actors_are_marked(profiler: Profiler) -> None:
     engine = make_engine(profiler)
     for event in Event:
         engine.run_event(event)

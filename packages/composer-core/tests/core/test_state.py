@@ -344,7 +344,7 @@ def test_the_layout_of_a_saved_state() -> None:
     } <= (set(saved["metadata"]))
 
 
-def test_what_the_saved_state_lacks_is_left_alone_with_a_warning() -> None:
+def test_objects_that_the_saved_state_lacks_are_unchanged_with_a_warning() -> None:
     saved = trained(1, 1).state_dict()
     state = trained(2, 1, callbacks=Counting(7))
     with pytest.warns(UserWarning, match="Counting of `callbacks` is not in the state_dict"):

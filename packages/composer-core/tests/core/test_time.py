@@ -81,7 +81,7 @@ def test_times_compute_with_numbers_of_numpy() -> None:
 
 
 @pytest.mark.parametrize("text", ["1.5ep", "0.1sec", "2.5ba"])
-def test_fractions_of_whole_things_are_refused(text: str) -> None:
+def test_fractions_are_refused_for_integer_units(text: str) -> None:
     with pytest.raises(TypeError, match=r"must be an int for the unit .*Only 'dur' takes fractions"):
         Time.from_timestring(text)
 

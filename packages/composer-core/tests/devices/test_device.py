@@ -80,7 +80,7 @@ def test_tensors_are_mapped_wherever_they_are(batch: Any, expected: Any) -> None
     assert type(expected) is type(result)
 
 
-def test_sets_and_queues_are_left_alone() -> None:
+def test_sets_and_queues_are_unchanged() -> None:
     for batch in ({1, 2}, deque([one]) if not isinstance(deque(), Sequence) else {3}):
         assert _map_batch(batch, negate) is batch
 
@@ -236,7 +236,7 @@ def test_a_torch_device_is_refused() -> None:
         ("hpu", "DeviceHPU", "habana_frameworks", "pip install habana-torch-plugin"),
     ],
 )
-def test_a_device_of_another_package_says_what_is_missing(name: str, kind: str, package: str, command: str) -> None:
+def test_a_device_without_its_package_names_it(name: str, kind: str, package: str, command: str) -> None:
     with pytest.raises(ModuleNotFoundError, match=f"`{kind}` needs the package `{package}`.*Run `{command}`") as caught:
         get_device(name)
     assert package == caught.value.name

@@ -109,7 +109,7 @@ def test_a_failing_rank_is_named_with_its_traceback_and_exception() -> None:
     assert isinstance(caught.value.__cause__, KeyError)
 
 
-def test_an_exception_that_cannot_be_pickled_is_told_by_its_traceback() -> None:
+def test_an_exception_that_cannot_be_pickled_is_reported_with_its_traceback() -> None:
     with pytest.raises(RuntimeError, match=r"(?s)Rank 0 failed.*needs two arguments") as caught:
         run_on_ranks(raise_unreadable, 1)
     assert caught.value.__cause__ is None

@@ -111,17 +111,17 @@ def test_a_killed_process_is_a_real_one() -> None:
         ("never loads", r"killed at batches \[2, 4\] and started from scratch each time"),
     ],
 )
-def test_a_job_that_does_not_is_told_where_it_differs(fault: str, message: str) -> None:
+def test_a_job_that_does_not_resume_exactly_raises_with_the_first_difference(fault: str, message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         assert_resumes_exactly(Faulty(fault), [2, 4])
 
 
-def test_a_process_that_differs_is_told_the_same() -> None:
+def test_a_process_that_differs_raises_the_same_error() -> None:
     with pytest.raises(AssertionError, match=r"^At the start of batch 2, .*/optimizers/SGD"):
         assert_resumes_exactly(Faulty("forgets momentum"), [2], sigkill=True)
 
 
-def test_a_job_that_never_repeats_itself_is_told_so() -> None:
+def test_a_job_that_is_not_deterministic_raises_an_error() -> None:
     class Random(Job):
         def _load(self) -> None:
             random.seed()

@@ -71,7 +71,7 @@ class TestModels:
         assert 16 == len(model.loss(model(batch), batch, reduction="none"))
 
     @pytest.mark.parametrize(("make", "data"), PAIRS.values(), ids=PAIRS)
-    def test_weights_and_samples_depend_on_the_seed_alone(self, make: Any, data: Any) -> None:
+    def test_weights_and_samples_depend_only_on_the_seed(self, make: Any, data: Any) -> None:
         torch.manual_seed(1)
         model, samples = make(seed=3), default_collate([data(size=4, seed=3)[i] for i in range(4)])
         torch.manual_seed(2)

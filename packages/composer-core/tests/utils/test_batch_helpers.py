@@ -153,7 +153,7 @@ def test_set_of_an_attribute_of_a_mapping_leaves_its_items() -> None:
 
 @pytest.mark.parametrize("make", [torch.zeros, np.zeros])
 @pytest.mark.parametrize("key", [1, [0, 2], (1, 2), slice(1, 3)])
-def test_set_assigns_to_tensors_and_arrays_at_once(make: Any, key: Any) -> None:
+def test_set_assigns_to_tensors_and_arrays_in_one_step(make: Any, key: Any) -> None:
     batch, expected = make((3, 4)), make((3, 4))
     expected[key] = 1.0
 

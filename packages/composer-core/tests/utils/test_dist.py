@@ -157,7 +157,7 @@ def test_a_device_without_a_backend_accepts_any_process_group() -> None:
     dist.initialize_dist(DeviceWithoutBackend())
 
 
-def test_a_device_without_a_backend_needs_none_when_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_without_a_backend_works_in_a_single_process(monkeypatch: pytest.MonkeyPatch) -> None:
     dist.initialize_dist(DeviceWithoutBackend())
     assert not dist.is_initialized()
 
@@ -195,7 +195,7 @@ def test_leaving_does_not_wait_for_threads_that_wait_for_it() -> None:
     assert [False] == run_on_ranks(_meet_and_leave, 1, backend=None, timeout=120)
 
 
-def test_a_group_of_some_is_left_alone() -> None:
+def test_destroying_one_group_leaves_the_default_group() -> None:
     dist.initialize_dist("cpu")
     other = torch.distributed.new_group([0])
 
@@ -229,7 +229,7 @@ def test_collectives_of_several_processes_need_a_process_group(
         call()
 
 
-def test_an_unknown_reduction_is_refused_even_when_alone() -> None:
+def test_an_unknown_reduction_is_refused_even_in_a_single_process() -> None:
     with pytest.raises(ValueError, match=r"`reduce_operation` must be one of SUM, AVG, .*, got 'MEAN'"):
         dist.all_reduce(torch.zeros(1), "MEAN")
 
@@ -297,7 +297,7 @@ def test_other_ranks_only_get_the_path(tmp_path: Path, monkeypatch: pytest.Monke
     assert [] == list(tmp_path.iterdir())
 
 
-def test_the_helpers_for_one_rank_first_just_run_the_body_when_alone(tmp_path: Path) -> None:
+def test_the_context_managers_just_run_the_body_in_a_single_process(tmp_path: Path) -> None:
     entered: list[str] = []
 
     with dist.run_local_rank_zero_first():
@@ -432,7 +432,7 @@ def leave_after_local_rank_zero(folder: str) -> tuple[bool, list[str]]:
     return is_done, sorted(os.listdir(folder))
 
 
-def test_nobody_leaves_before_local_rank_zero_and_the_signal_is_removed(tmp_path: Path) -> None:
+def test_no_rank_leaves_before_local_rank_zero_and_the_signal_file_is_removed(tmp_path: Path) -> None:
     assert [(True, ["done"])] * 2 == run_on_ranks(leave_after_local_rank_zero, 2, str(tmp_path))
 
 

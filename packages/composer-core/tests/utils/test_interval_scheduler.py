@@ -119,14 +119,14 @@ def test_each_unit_has_its_event(interval: str, checkpoint_events: bool, expecte
 
 
 @pytest.mark.parametrize(("seconds", "interval", "expected"), [(10.0, "10sec", 5), (1.0, "20sec", 0), (1.0, "2sec", 2)])
-def test_wall_clock_time_is_counted_in_whole_seconds(seconds: float, interval: str, expected: int) -> None:
+def test_wall_clock_time_is_counted_in_full_seconds(seconds: float, interval: str, expected: int) -> None:
     schedule = create_interval_scheduler(interval, include_end_of_training=False)
 
     assert expected == len(train(make_state("1ep"), schedule, seconds))
 
 
 @pytest.mark.parametrize(("interval", "expected"), [("0.25dur", [2, 4, 6, 8]), ("0.1dur", [1, 2, 3, 4, 5, 6, 7, 8])])
-def test_fractions_of_a_run_of_seconds_need_no_whole_seconds(interval: str, expected: list[int]) -> None:
+def test_fractions_of_a_run_in_seconds_are_not_rounded(interval: str, expected: list[int]) -> None:
     fired = train(make_state("2sec"), create_interval_scheduler(interval), seconds=0.25)
 
     assert expected == [batch for _, batch in fired]
@@ -178,7 +178,7 @@ def test_the_end_of_training_counts_once_unless_it_just_did() -> None:
     )
 
 
-def test_it_answers_the_same_when_it_is_asked_twice() -> None:
+def test_a_second_call_at_the_same_event_returns_the_same() -> None:
     schedule = create_interval_scheduler("4ba")
 
     assert [("BATCH_CHECKPOINT", 4), ("BATCH_CHECKPOINT", 7)] == train(

@@ -47,7 +47,7 @@ def test_without_arguments_nothing_changes(parts: list[str]) -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(templates, st.fixed_dictionaries(dict.fromkeys(NAMES, st.integers())), st.sets(st.sampled_from(NAMES)))
-def test_filling_in_two_rounds_is_filling_at_once(parts: list[str], kwargs: dict[str, Any], first: set[str]) -> None:
+def test_filling_in_two_steps_equals_one_step(parts: list[str], kwargs: dict[str, Any], first: set[str]) -> None:
     template = "".join(part for part in parts if "0" not in part and "1" not in part and part != "{}")
 
     once = misc.partial_format(template, **{name: kwargs[name] for name in first})
@@ -227,7 +227,7 @@ def test_a_transform_goes_where_its_input_type_fits(
     assert [(logging.WARNING, "composer.utils.misc")] == [(r.levelno, r.name) for r in caplog.records]
 
 
-def test_a_compose_that_others_share_is_left_alone() -> None:
+def test_a_shared_compose_is_not_modified() -> None:
     torchvision = pytest.importorskip("torchvision")
     shared = torchvision.transforms.Compose([torchvision.transforms.ToTensor()])
     train, test = (torchvision.datasets.VisionDataset(".", transform=shared) for _ in range(2))

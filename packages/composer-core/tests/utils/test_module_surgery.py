@@ -82,7 +82,7 @@ def test_subclasses_match_and_the_root_does_not() -> None:
     assert [nn.Identity, nn.Tanh] == [type(child) for child in model]
 
 
-def test_a_shared_module_is_asked_for_once_and_replaced_everywhere() -> None:
+def test_a_shared_module_is_visited_once_and_replaced_everywhere() -> None:
     shared = nn.ReLU()
     model = nn.Module()
     model.a, model.b, model.c = shared, nn.Sequential(shared, shared), shared
@@ -126,7 +126,7 @@ def test_a_policy_may_change_the_module_and_return_it() -> None:
 
 
 @pytest.mark.parametrize(("recurse", "expected"), [(False, 2), (True, 1)])
-def test_replacements_are_visited_only_when_asked_for(recurse: bool, expected: int) -> None:
+def test_replacements_are_visited_only_with_recurse_on_replacements(recurse: bool, expected: int) -> None:
     def shrink(module: nn.Module, index: int) -> nn.Module | None:
         assert isinstance(module, nn.Linear)
         return None if module.in_features == 1 else nn.Sequential(nn.Linear(module.in_features - 1, 1))
@@ -416,7 +416,7 @@ def test_parameters_may_leave_several_groups_if_none_is_added() -> None:
 
 
 @pytest.mark.parametrize(("old", "new"), [([], [3]), ([2], [3]), ([0, 1], [3])])
-def test_a_group_that_cannot_be_told_is_an_error_and_changes_nothing(old: list[int], new: list[int]) -> None:
+def test_an_ambiguous_group_is_an_error_and_changes_nothing(old: list[int], new: list[int]) -> None:
     params = make_params(4)
     optimizer = torch.optim.SGD([{"params": [params[0]]}, {"params": [params[1]]}], lr=0.1)
 
@@ -574,7 +574,7 @@ def test_layers_inside_adapters_are_found_and_other_base_layers_are_none() -> No
     assert set(adapter.values()) == find_adapter_layers(nn.Sequential(adapter, network))
 
 
-def test_a_forward_of_its_own_is_told_from_torch_s() -> None:
+def test_an_overridden_forward_is_detected() -> None:
     class Renamed(nn.Conv2d):
         pass
 

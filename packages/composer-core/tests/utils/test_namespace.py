@@ -37,7 +37,7 @@ def test_a_star_import_shadows_no_module() -> None:
 
 
 @pytest.mark.parametrize("module", [composer.utils, file_helpers])
-def test_a_name_that_nobody_provides_says_so(module: Any) -> None:
+def test_a_name_that_no_package_provides_is_an_attribute_error(module: Any) -> None:
     with pytest.raises(AttributeError, match=r"`composer.utils` has no `S3Store`: no installed package provides it"):
         module.S3Store
 

@@ -133,7 +133,7 @@ def test_more_states_than_processes_warn_and_the_own_one_is_used() -> None:
     assert expected == draw()
 
 
-def test_fewer_states_than_processes_warn_and_leave_the_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fewer_states_than_processes_warn_and_leave_other_ranks_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     states = reproducibility.get_rng_state()
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")

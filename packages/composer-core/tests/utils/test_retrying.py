@@ -50,7 +50,7 @@ def test_the_last_failure_is_raised(pauses: list[float]) -> None:
 
 
 @pytest.mark.parametrize("exceptions", [KeyError, (KeyError, IndexError)])
-def test_other_exceptions_are_raised_at_once(exceptions: Any, pauses: list[float]) -> None:
+def test_other_exceptions_are_raised_immediately(exceptions: Any, pauses: list[float]) -> None:
     flaky = Flaky(1)
 
     with pytest.raises(OSError, match="failure 1"):
@@ -77,7 +77,7 @@ def test_the_decorator_works_without_parentheses(pauses: list[float]) -> None:
     assert (flaky.__name__, flaky.__doc__) == ("flaky", "Sometimes fails.")
 
 
-def test_a_function_that_asks_for_it_is_told_the_attempt(pauses: list[float]) -> None:
+def test_a_function_with_retry_index_gets_the_attempt(pauses: list[float]) -> None:
     seen: list[tuple[int, int]] = []
 
     @retry(ValueError, num_attempts=3)
@@ -172,7 +172,7 @@ def test_a_service_that_works_loses_nothing_by_others(clock: Clock) -> None:
     assert 50 == late.left(since)
 
 
-def test_a_service_that_failed_at_once_costs_others_nothing(clock: Clock) -> None:
+def test_a_service_that_failed_immediately_does_not_shorten_the_wait_for_others(clock: Clock) -> None:
     shared = DeliveryDeadline(60)
     failing, other = shared.for_service(), shared.for_service()
     failing.failed()
@@ -182,7 +182,7 @@ def test_a_service_that_failed_at_once_costs_others_nothing(clock: Clock) -> Non
     assert 60 == other.left(clock.now)
 
 
-def test_a_timeout_of_its_own_is_not_shared(clock: Clock) -> None:
+def test_a_separate_timeout_is_not_shared(clock: Clock) -> None:
     shared = DeliveryDeadline(60)
     own = shared.for_service(10)
     wait(shared.for_service(), clock)

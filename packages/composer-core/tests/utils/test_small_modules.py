@@ -34,7 +34,7 @@ def test_a_path_without_module_and_object_is_refused(name: str) -> None:
         import_object(name)
 
 
-def test_a_wrong_path_says_what_is_missing() -> None:
+def test_a_wrong_path_names_the_missing_attribute() -> None:
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
         import_object("no_such_module:x")
     with pytest.raises(AttributeError, match="no_such_name"):
@@ -49,7 +49,7 @@ def test_a_wrong_path_says_what_is_missing() -> None:
         (("nlp", None), "Install the pip extra 'nlp'"),
     ],
 )
-def test_a_missing_dependency_says_how_to_install_it(args: tuple[Any, ...], expected: str) -> None:
+def test_a_missing_dependency_gives_the_command_to_install_it(args: tuple[Any, ...], expected: str) -> None:
     error = MissingConditionalImportError(*args)
 
     assert isinstance(error, ImportError)

@@ -253,11 +253,11 @@ class Engine:
                 actors.append(("algorithm", type(algorithm).__name__, reason + note))
             if self._extra_passes():
                 actors = [(kind, name, f"{why}; then reordered by custom passes") for kind, name, why in actors]
-            watchers = [
+            callbacks = [
                 ("logger" if isinstance(c, LoggerDestination) else "callback", type(c).__name__, "as listed")
-                for c in self._watchers(event)
+                for c in self._callbacks_at(event)
             ]
-            actors = watchers + actors if event is Event.INIT else actors + watchers
+            actors = callbacks + actors if event is Event.INIT else actors + callbacks
             rows.extend(PlanRow(event, n, *row) for n, row in enumerate(actors, start=1))
         return Plan(rows)
 
@@ -302,7 +302,7 @@ class Engine:
         applied = None if markers is None else markers.algorithms(self._ordering.algorithms, event)
         return AlgorithmPlan(event, self._ordering, chosen, not appended, acted, applied)
 
-    def _watchers(self, event: Event) -> list[Callback]:
+    def _callbacks_at(self, event: Event) -> list[Callback]:
         """Return the callbacks that override the method of an event, in the order in which they are called."""
         callbacks = [c for c in self.state.callbacks if event.value in overridden_hooks(c)]
         loggers_first = event is Event.INIT
@@ -316,12 +316,12 @@ class Engine:
         markers = None if state.profiler is None else self._event_markers()
         plan = self._algorithm_plan(event, acted, markers)
         algorithms = plan if plan.candidates or self._extra_passes() else None  # passes may add algorithms
-        hooks: list[Callable[[State, Logger], Any]] = [_safe_hook(c, event) for c in self._watchers(event)]
+        hooks: list[Callable[[State, Logger], Any]] = [_safe_hook(c, event) for c in self._callbacks_at(event)]
         if markers is not None:
-            hooks = [markers.hook(c, h, event) for c, h in zip(self._watchers(event), hooks, strict=True)]
+            hooks = [markers.hook(c, h, event) for c, h in zip(self._callbacks_at(event), hooks, strict=True)]
         debug = "ENGINE_DEBUG" in os.environ
         if debug:
-            hooks = [_logged(c, h, event) for c, h in zip(self._watchers(event), hooks, strict=True)]
+            hooks = [_logged(c, h, event) for c, h in zip(self._callbacks_at(event), hooks, strict=True)]
             hooks.insert(0, lambda state, logger: log.debug("%s: Running event", _prefix(event, state)))
         if event is Event.INIT:
             return lambda: _run_init(algorithms, hooks, state, logger)

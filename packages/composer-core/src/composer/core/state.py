@@ -46,7 +46,7 @@ _SERIALIZED = (
 class State(Serializable):
     """Everything related to a training run that algorithms may read or change.
 
-    The Trainer makes one. A loop of your own needs only a few arguments::
+    The Trainer creates one. In a custom loop a few arguments are enough::
 
         state = State(model=model, max_duration="2ep", rank_zero_seed=0, dataloader=loader)
 

@@ -68,7 +68,7 @@ def test_every_byte_survives_the_way_there_and_back(dtype: torch.dtype) -> None:
     assert torch.equal(tensor, map_pillow_function(lambda image: image, tensor))
 
 
-def test_images_of_the_wanted_type_are_returned_themselves() -> None:
+def test_images_of_the_requested_type_are_returned_unchanged() -> None:
     image, batch = picture(), torch.zeros(2, 3, 4, 4)
 
     assert image_as_type(image, Image.Image) is image
@@ -124,7 +124,7 @@ def test_tensors_of_other_integers_are_refused() -> None:
         image_as_type(torch.zeros(4, 4, dtype=torch.int64), Image.Image)
 
 
-def test_without_pillow_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pillow_the_error_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(MissingConditionalImportError, match=r"pip install pillow"):
         map_pillow_function(ImageOps.mirror, torch.zeros(3, 4, 4))
@@ -176,7 +176,7 @@ def expected_of(name: str, image: Image.Image, level: float, draw: Iterator[floa
 
 @pytest.mark.parametrize("mode", ["L", "RGB"])
 @pytest.mark.parametrize("name", [*FIRST_NINE, *LAST_FOUR, *(f"{name}_original" for name in LAST_FOUR)])
-def test_each_primitive_does_what_its_rule_says(name: str, mode: str) -> None:
+def test_each_primitive_follows_its_rule(name: str, mode: str) -> None:
     image = picture(mode)
     before = image.copy()
     for seed in range(40):

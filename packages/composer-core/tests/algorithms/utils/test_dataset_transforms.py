@@ -73,7 +73,7 @@ def test_a_transform_is_found_inside_others() -> None:
     assert has_dataset_transform(loader, add_100)
 
 
-def test_other_subsets_of_a_data_set_are_left_alone() -> None:
+def test_other_subsets_of_a_dataset_are_unchanged() -> None:
     """A random split is the usual way to a validation set, whose images must stay as they are."""
     whole = Images()
     train, test = random_split(whole, [8, 2], generator=torch.Generator().manual_seed(0))
@@ -84,7 +84,7 @@ def test_other_subsets_of_a_data_set_are_left_alone() -> None:
     assert whole.transform is None
 
 
-def test_subsets_of_subsets_are_left_alone_too() -> None:
+def test_subsets_of_subsets_are_unchanged_too() -> None:
     middle = Subset(Images(), range(6))
     train, test = Subset(middle, range(4)), Subset(middle, [4, 5])
     loader = DataLoader(train)
@@ -159,7 +159,7 @@ def test_a_data_set_that_is_evaluated_too_is_refused() -> None:
     assert whole.transform is None
 
 
-def test_a_subset_is_trained_while_the_whole_is_evaluated() -> None:
+def test_training_on_a_subset_of_the_evaluated_dataset_is_allowed() -> None:
     whole = Images()
     train = Subset(whole, [1])
     add_training_transform(run_on(DataLoader(train), whole, Subset(whole, [1])), add_100, ADVICE)
@@ -167,7 +167,7 @@ def test_a_subset_is_trained_while_the_whole_is_evaluated() -> None:
     assert [101, 1] == [train[0], whole[1]]
 
 
-def test_the_check_says_what_to_do_and_needs_no_loader() -> None:
+def test_the_check_gives_advice_and_needs_no_dataloader() -> None:
     check_training_transform(State(model=torch.nn.Linear(1, 1)), add_100, ADVICE)
     for loader in ([1], DataLoader(TensorDataset(torch.zeros(2)))):
         with pytest.raises(TypeError, match=ADVICE):

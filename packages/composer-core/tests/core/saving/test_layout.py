@@ -109,7 +109,7 @@ def test_keys_with_an_underscore_are_read() -> None:
     assert torch.equal(weights["module.weight"], other.model.weight)  # type: ignore[arg-type]
 
 
-def test_unknown_keys_are_passed_over_and_an_absent_model_is_left_alone() -> None:
+def test_unknown_keys_are_ignored_and_a_missing_model_is_unchanged() -> None:
     saved = make().state_dict()
     state = make(seed=1)
     before = copy.deepcopy(state.model.state_dict())
@@ -172,7 +172,7 @@ class Describing(torch.nn.Linear):
         return {"size": self.in_features}
 
 
-def test_what_a_wrapped_model_says_of_itself_is_saved() -> None:
+def test_the_metadata_of_a_wrapped_model_is_saved() -> None:
     model = Describing(2, 1)
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
@@ -241,7 +241,7 @@ def with_metrics(**kwargs: float) -> State:
     return state
 
 
-def test_metrics_are_saved_only_when_asked_for() -> None:
+def test_metrics_are_saved_only_with_save_metrics() -> None:
     state = with_metrics(a=1.0)
     state.save_metrics = False
 

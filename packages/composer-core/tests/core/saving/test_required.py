@@ -236,7 +236,7 @@ def test_one_that_should_have_acted_earlier_acts_again_on_the_model_as_it_was(by
     assert [2] == [len(buffer) for buffer in state.model.buffers()]
 
 
-def test_one_that_need_not_act_earlier_leaves_the_others_alone() -> None:
+def test_one_that_need_not_act_earlier_does_not_apply_the_others_again() -> None:
     watching = Watching()
     watching.placement = Placement()
     state = make(watching, seed=1)
