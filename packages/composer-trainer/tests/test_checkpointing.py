@@ -517,7 +517,7 @@ def resuming(make_trainer: MakeTrainer, folder: Path, *callbacks: Callback, **kw
         ({"save_folder": None, "save_interval": "1ep"}, "needs `save_folder`"),
         ({"save_latest_filename": None}, "needs `save_latest_filename`"),
         ({"run_name": None}, "needs a `run_name`"),
-        ({"save_weights_only": True}, "cannot go on from weights alone"),
+        ({"save_weights_only": True}, "cannot continue from weights alone"),
     ],
 )
 def test_resuming_says_what_it_needs(
@@ -840,7 +840,7 @@ SCHEDULES: dict[str, Any] = {
     ],
     ids=lambda without: str(*without.values()),
 )
-@pytest.mark.filterwarnings("ignore:.*state is kept:UserWarning", "ignore:.*was saved without:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*keeps its current state:UserWarning", "ignore:.*was saved without:UserWarning")
 def test_the_rate_is_the_schedule_s_where_the_optimizer_s_was_not_loaded(
     make_trainer: MakeTrainer, tmp_path: Path, name: str, without: dict[str, Any], to_fit: bool
 ) -> None:

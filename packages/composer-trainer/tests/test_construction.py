@@ -51,10 +51,10 @@ def never(**kwargs: Any) -> Trainer:
         ({"device_train_microbatch_size": "big"}, ValueError, r"must be a number, 'auto' or None, got 'big'"),
         ({"device_train_microbatch_size": "auto"}, ValueError, r"needs a GPU"),
         ({"device_train_microbatch_size": [1]}, TypeError, r"must be a number, 'auto' or None, got \[1\]"),
-        ({"algorithms": "MixUp"}, TypeError, r"`algorithms` must hold `Algorithm` objects, got str"),
+        ({"algorithms": "MixUp"}, TypeError, r"`algorithms` must be `Algorithm` objects, got str"),
         ({"callbacks": 3}, TypeError, r"`callbacks` must hold `Callback` objects, got int"),
         ({"loggers": Callback()}, TypeError, r"`loggers` must hold `LoggerDestination` objects, got Callback"),
-        ({"schedulers": 3}, TypeError, r"`schedulers` must hold torch schedulers or functions"),
+        ({"schedulers": 3}, TypeError, r"`schedulers` must be torch schedulers or functions"),
         ({"algorithm_passes": 3}, ValueError, r"`algorithm_passes` must be a function"),
         ({"optimizers": "SGD"}, TypeError, r"`optimizers` must be a `torch.optim.Optimizer`, got str"),
         ({"algorithms": [Callback]}, TypeError, r"got the class `Callback`; pass `Callback\(...\)`"),
@@ -138,7 +138,7 @@ def test_schedulers_of_another_optimizer_are_refused(make_trainer: MakeTrainer) 
     mine, other = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
     sequence = torch.optim.lr_scheduler.SequentialLR(other, [endless_rate(other), endless_rate(other)], [1])
     for scheduler in (endless_rate(other), sequence, [endless_rate(mine), endless_rate(other)]):
-        with pytest.raises(ValueError, match=r"was made for another SGD; the run trains with SGD. Make the scheduler"):
+        with pytest.raises(ValueError, match=r"belongs to another SGD; the run trains with SGD. Create the scheduler"):
             make_trainer(model=model, optimizers=mine, schedulers=scheduler)
     trainer = make_trainer(model=model, optimizers=mine)
     with pytest.raises(ValueError, match=r"was made for another SGD"):
@@ -235,7 +235,7 @@ def test_an_optimizer_of_another_model_is_refused(make_trainer: MakeTrainer) -> 
         make_trainer(optimizers=other)
     model = make_trainer.model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match=r"none of which belongs to SimpleModel: it was built from another model"):
+    with pytest.raises(ValueError, match=r"none of which belongs to SimpleModel: it was created for another model"):
         make_trainer(model=copy.deepcopy(model), optimizers=optimizer)
 
 
@@ -243,7 +243,7 @@ def test_a_layer_that_was_replaced_after_the_optimizer_was_built_is_named(make_t
     model = make_trainer.model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model.module[4] = model.fc2 = torch.nn.Linear(5, 2)
-    with pytest.warns(UserWarning, match=r"2 parameters that do not belong .* so they stay: 'module.4.weight'"):
+    with pytest.warns(UserWarning, match=r"2 parameters that do not .* so these are not trained: 'module.4.weight'"):
         make_trainer(model=model, optimizers=optimizer)
 
 
@@ -251,7 +251,7 @@ def test_a_loss_with_parameters_outside_the_model_trains_with_a_warning(make_tra
     weight = torch.nn.Parameter(torch.ones(2))
     model = make_trainer.model()
     optimizer = torch.optim.SGD([*model.parameters(), weight], lr=0.1)
-    with pytest.warns(UserWarning, match=r"hold 1 parameters that do not belong to `model`: .* nor saved. Build"):
+    with pytest.warns(UserWarning, match=r"hold 1 parameters that do not belong to `model`: .* nor saved. Create"):
         make_trainer(model=model, optimizers=optimizer)
 
 
@@ -310,7 +310,7 @@ HubDataset.__module__ = "datasets.arrow_dataset"
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (HubDataset(), r"got a HubDataset, whose items are samples. Wrap a data set: `torch.utils.data.DataLoader\("),
+        (HubDataset(), r"got a HubDataset, whose items are samples. Wrap a dataset: `torch.utils.data.DataLoader\("),
         (RandomClassificationDataset(size=4), r"got a RandomClassificationDataset, whose items are samples. Wrap"),
         (torch.zeros(4, 3), r"got a Tensor, whose items are samples.* `torch.utils.data.TensorDataset\("),
         ("data/train", r"got 'data/train'. Load the data it names"),
@@ -425,7 +425,7 @@ def test_progress_bar_and_console_are_added_unless_there(make_trainer: MakeTrain
     assert [ConsoleLogger] == kinds(log_to_console=True)
     with pytest.warns(UserWarning, match=r"`progress_bar` and `log_to_console` are both on"):
         assert [ProgressBarLogger, ConsoleLogger] == kinds(progress_bar=True, log_to_console=True)
-    with pytest.warns(UserWarning, match=r"`loggers` already holds a `ProgressBarLogger`"):
+    with pytest.warns(UserWarning, match=r"`loggers` already contains a `ProgressBarLogger`"):
         assert [ProgressBarLogger] == kinds(progress_bar=True, loggers=ProgressBarLogger())
 
 

@@ -145,7 +145,7 @@ def test_eval_on_its_own_announces_itself_and_forgets_what_it_was_given(make_tra
 
 def test_a_label_used_again_is_warned_of(make_trainer: MakeTrainer) -> None:
     trainer = make_trainer(eval_dataloader=make_trainer.loader(8))
-    with pytest.warns(UserWarning, match=r"label 'eval' is used already"):
+    with pytest.warns(UserWarning, match=r"label 'eval' is already used"):
         trainer.eval(make_trainer.loader(4))
 
 
@@ -270,7 +270,7 @@ def test_fit_replaces_interval_and_batches_of_the_evaluation(make_trainer: MakeT
     assert seen(eval_subset_num_batches=2) == [("eval", 4, 2)]
     assert seen(own=True, eval_interval="2ba", eval_subset_num_batches=2) == [("own", 4, 3)]  # its own win
     for arguments in ({"eval_interval": 0}, {"eval_subset_num_batches": 2}):
-        with pytest.raises(ValueError, match="must not be given without something to evaluate"):
+        with pytest.raises(ValueError, match="must not be given without evaluators"):
             make_trainer(max_duration="1ep").fit(**arguments)
 
 

@@ -379,7 +379,7 @@ def test_tokens_that_nobody_counts_cannot_weigh(make_trainer: MakeTrainer, size:
         max_duration="1ba",
     )
 
-    with pytest.raises(ValueError, match="needs the number of tokens, which is not known"):
+    with pytest.raises(ValueError, match="needs the number of tokens, which is unknown"):
         trainer.fit()
 
 

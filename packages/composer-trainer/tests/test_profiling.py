@@ -75,7 +75,7 @@ def test_a_profiler_is_bound_and_stands_behind_the_callbacks(tmp_path: Path) -> 
 def test_it_warns_that_training_is_slower() -> None:
     model = SimpleModel()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.warns(UserWarning, match="profiler is enabled. Using the profiler adds additional overhead"):
+    with pytest.warns(UserWarning, match="profiler is enabled. Profiling adds overhead"):
         Trainer(model=model, optimizers=optimizer, profiler=Profiler(), progress_bar=False, device="cpu").close()
 
 
@@ -101,7 +101,7 @@ def test_every_event_of_a_run_is_marked_and_nested() -> None:
 
 
 def test_the_microbatch_size_is_not_searched_while_profiling() -> None:
-    message = "`profiler` does not go with `device_train_microbatch_size='auto'`"
+    message = "`profiler` cannot be used with `device_train_microbatch_size='auto'`"
     with pytest.raises(ValueError, match=message):
         make(Profiler(), device_train_microbatch_size="auto")
     trainer = make(Profiler())

@@ -508,7 +508,7 @@ def test_what_is_loaded_again_is_announced_with_the_way_out(caplog: pytest.LogCa
     whole = Run(batches(), "7ba").fit()
     Run(batches()).load(whole.snapshots.taken[0]).fit()
 
-    assert ["Loading 3 batches once more"] == [record.getMessage()[:27] for record in caplog.records]
+    assert ["Loading 3 batches again to "] == [record.getMessage()[:27] for record in caplog.records]
     assert "`spin_dataloaders=False`" in caplog.text
 
 

@@ -187,7 +187,7 @@ def test_a_torch_scheduler_that_gives_nan_is_refused(make_trainer: MakeTrainer) 
     model = make_trainer.model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 if step < 1 else float("nan"))
-    with pytest.raises(ValueError, match="`LambdaLR` must give finite learning rates, got nan"):
+    with pytest.raises(ValueError, match="`LambdaLR` must return finite learning rates, got nan"):
         make_trainer(model=model, optimizers=optimizer, schedulers=scheduler).fit()
 
 
@@ -205,9 +205,9 @@ def test_an_object_is_given_once(make_trainer: MakeTrainer) -> None:
 
     callback, logger = Silent(), InMemoryLogger()
     for arguments in ({"callbacks": [callback, callback]}, {"loggers": [logger, logger]}):
-        with pytest.raises(ValueError, match=rf"`{next(iter(arguments))}` must hold every object once"):
+        with pytest.raises(ValueError, match=rf"`{next(iter(arguments))}` must contain every object once"):
             make_trainer(**arguments)
-    with pytest.raises(ValueError, match="`callbacks` and `loggers` must hold every object once"):
+    with pytest.raises(ValueError, match="`callbacks` and `loggers` must contain every object once"):
         make_trainer(callbacks=[logger], loggers=[logger])
     make_trainer(callbacks=[Silent(), Silent()])
 
@@ -243,7 +243,7 @@ def test_what_cannot_be_meant_is_refused(make_trainer: MakeTrainer, arguments: d
 
 
 def test_a_pass_returns_algorithms(make_trainer: MakeTrainer) -> None:
-    with pytest.raises(TypeError, match="must return the list of algorithms, got None"):
+    with pytest.raises(TypeError, match="must return a list of algorithms, got None"):
         make_trainer(algorithm_passes=print)
 
 

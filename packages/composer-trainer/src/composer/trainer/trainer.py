@@ -96,7 +96,23 @@ _REMOVED = {
 }
 
 
-class Trainer:
+class _RejectsRemovedArguments:
+    """Rejects arguments of earlier releases. A base class, because `Trainer.__new__` would hide the signature."""
+
+    if not TYPE_CHECKING:
+
+        def __new__(cls, *args: Any, **arguments: Any) -> Any:
+            """Check the names of arguments.
+
+            Raises:
+                TypeError: An argument of an earlier release is given; the message says what to write instead.
+            """
+            for name in arguments.keys() & _REMOVED.keys():
+                raise TypeError(f"`{name}` is not an argument of the `Trainer` any more. Write `{_REMOVED[name]}`.")
+            return super().__new__(cls)
+
+
+class Trainer(_RejectsRemovedArguments):
     """Trains a model with composed algorithms.
 
     Times are a number of epochs or a time string such as `"10ep"` or `"500ba"`; see `Time`. Integers may be of any
@@ -212,18 +228,6 @@ class Trainer:
         >>> trainer.state.timestamp.batch
         Time(8, TimeUnit.BATCH)
     """
-
-    if not TYPE_CHECKING:  # it would hide the signature of `__init__` from editors
-
-        def __new__(cls, *args: Any, **arguments: Any) -> Trainer:
-            """Reject arguments of earlier releases, with what to write instead.
-
-            Raises:
-                TypeError: An argument of an earlier release is given.
-            """
-            for name in arguments.keys() & _REMOVED.keys():
-                raise TypeError(f"`{name}` is not an argument of the `Trainer` any more. Write `{_REMOVED[name]}`.")
-            return super().__new__(cls)
 
     def __init__(
         self,

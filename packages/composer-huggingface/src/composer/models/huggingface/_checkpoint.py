@@ -19,6 +19,7 @@ from composer.models.huggingface._files import write_files
 from composer.models.huggingface._metadata import config_of, hf_state_of, peft_config_of, saved_class
 from composer.models.huggingface._peft import filter_state_dict_peft, names_of_adapters
 from composer.utils import dist
+from composer.utils.import_helpers import import_from_distribution
 
 __all__ = ["load_weights", "read", "weights_of", "write_huggingface_pretrained_from_composer_checkpoint"]
 
