@@ -208,7 +208,7 @@ def test_a_folder_with_the_name_of_a_checkpoint_is_named(make_trainer: MakeTrain
     (tmp_path / "ba1.pt").mkdir()
     trainer = launch(make_trainer, tmp_path, "ba{batch}.pt")
 
-    with pytest.raises(IsADirectoryError, match=r"Could not save '.*ba1.pt': a folder of that name is in the way"):
+    with pytest.raises(IsADirectoryError, match=r"Could not save '.*ba1.pt': there is a folder of that name"):
         trainer.fit()
 
 

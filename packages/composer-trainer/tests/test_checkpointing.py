@@ -457,7 +457,7 @@ def test_a_renamed_checkpoint_is_loaded_with_a_word(make_trainer: MakeTrainer, t
 
 def test_something_else_is_no_checkpoint(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     torch.save({"weight": torch.ones(1)}, tmp_path / "a.pt")
-    with pytest.raises(ValueError, match="is no checkpoint of a run"):
+    with pytest.raises(ValueError, match="is not a checkpoint of a run"):
         make_trainer(load_path=tmp_path / "a.pt")
     with pytest.raises(FileNotFoundError, match="There is no checkpoint"):
         make_trainer(load_path=tmp_path / "b.pt")

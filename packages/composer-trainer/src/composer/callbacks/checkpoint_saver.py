@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, SupportsIndex
 
-from composer.checkpoint.durable import UNDELIVERED, make_scratch_folder, point_link, remove_leftovers
+from composer.checkpoint.durable import UNDELIVERED, make_scratch_folder, remove_leftovers, replace_link
 from composer.checkpoint.lease import FolderInUseError, Lease, folder_lease, live_patterns, remote_lease
 from composer.checkpoint.names import (
     PartialFilePath,
@@ -296,7 +296,7 @@ class CheckpointSaver(Callback):
             self._lease = self._lease_of(state)
         for _ in range(5):
             try:
-                if self._lease.try_take():
+                if self._lease.try_acquire():
                     return True
             except FolderInUseError:
                 raise
@@ -341,7 +341,7 @@ class CheckpointSaver(Callback):
         finally:
             lease.active = before
         if not before:
-            lease.give_back()
+            lease.release()
 
     def init(self, state: State, logger: Logger) -> None:
         if state.fsdp_sharded_state_dict_enabled:
@@ -511,7 +511,7 @@ class CheckpointSaver(Callback):
                     uploader.close()
         finally:
             if lease is not None:
-                lease.give_back(wait=uploader is None or not uploader.failing)
+                lease.release(wait=uploader is None or not uploader.failing)
 
     # ---- saving ----
 
@@ -524,7 +524,7 @@ class CheckpointSaver(Callback):
         self.reserve(state)
         self._save_checkpoint(state, logger)
         if self._lease is not None and not self._lease.active and not self._is_writing:
-            self._lease.give_back()
+            self._lease.release()
 
     @property
     def _is_writing(self) -> bool:
@@ -590,10 +590,10 @@ class CheckpointSaver(Callback):
     def _saved(self, path: str, names: dict[str, str], logger: Logger, again: bool) -> None:
         """Links, uploads and rotation, once the file is there."""
         if "latest" in names:
-            point_link(Path(names["latest"]), Path(path))
+            replace_link(Path(names["latest"]), Path(path))
             best = self.best.path
             if best is not None:
-                point_link(Path(names["latest"]).with_name(_best_name(Path(names["latest"]).name)), Path(best))
+                replace_link(Path(names["latest"]).with_name(_best_name(Path(names["latest"]).name)), Path(best))
         own = again or path in self.saved_checkpoints
         self._upload(path, names, logger, overwrite=own or self.overwrite or self.continues)
         if path not in self.saved_checkpoints:

@@ -165,7 +165,7 @@ def check_fixed_name(saver: CheckpointSaver, state: State) -> None:
         name = partial_format(saver.filename.filename, run_name=state.run_name, rank=0)
         path = folder / name
         if "{" not in name and path.exists():
-            said = _run_and_batch(_file_of(path))
+            said = _identify(_file_of(path))
             if said is None and not _holds_model(_file_of(path)):
                 problem = [_refusal(state.run_name, str(path), None)]
             elif said is not None and said[0] != state.run_name:
@@ -179,7 +179,7 @@ Candidate = tuple[str, Callable[[], Path | None]]
 """The name of a checkpoint, and how to get it."""
 
 
-class _UndeliverableError(CorruptCheckpointError):
+class _UnreadableInStoreError(CorruptCheckpointError):
     """A checkpoint that a store does not deliver although it works, and was asked several times."""
 
 
@@ -236,7 +236,7 @@ def _checked(
             if path is None:
                 return None
             in_shards = is_sharded_run(path)
-            said = _run_and_batch(path / STATES if in_shards else path)
+            said = _identify(path / STATES if in_shards else path)
             if said is not None and said[0] != run_name:
                 log.warning(
                     "%s was saved by the run %r, so %r does not go on from it. Give each run its own `save_folder` or "
@@ -252,7 +252,7 @@ def _checked(
                 return None
             return path, saved_as
         except CorruptCheckpointError as error:
-            if attempts <= 0 or isinstance(error, _UndeliverableError):
+            if attempts <= 0 or isinstance(error, _UnreadableInStoreError):
                 raise
 
 
@@ -273,7 +273,7 @@ def _local_candidates(saver: CheckpointSaver, state: State) -> Iterable[Candidat
         for name in names
         if not (folder / name).is_symlink() and os.path.realpath(folder / name.removesuffix(f"/{STATES}")) not in known
     ]
-    for name in _with_other_names(others, named, lambda name: _run_and_batch(_file_of(folder / name)), state.run_name):
+    for name in _with_other_names(others, named, lambda name: _identify(_file_of(folder / name)), state.run_name):
         yield str(folder / name), lambda name=name: folder / name  # type: ignore[misc]
     if saver.latest_filename is not None:  # on a disk without links it is a file of its own
         latest = Path(saver.latest_filename.format(state))
@@ -318,7 +318,7 @@ def _with_other_names(
     return sorted([*named, *others], key=lambda name: -batches[name])
 
 
-def _run_and_batch(file: Path) -> tuple[str, int] | None:
+def _identify(file: Path) -> tuple[str, int] | None:
     """Return whose checkpoint a file is and at which batch it was saved; None if it does not tell.
 
     Only the beginning is read, so the rest may be missing. Nothing of it is run.
@@ -357,7 +357,7 @@ def _remote_candidates(
     known = {*named, *(f"{name}/{STATES}" for name in named)}
 
     def told(name: str) -> tuple[str, int] | None:
-        return _told_remotely(inside, f"{name}/{STATES}" if f"{name}/{STATES}" in names else name, state.run_name)
+        return _identify_remote(inside, f"{name}/{STATES}" if f"{name}/{STATES}" in names else name, state.run_name)
 
     for name in _with_other_names([name for name in names if name not in known], named, told, state.run_name):
         yield inside.uri(name), partial(_fetch_remote, inside, name, target / name, progress_bar)
@@ -379,8 +379,8 @@ def _remote_folder(saver: CheckpointSaver, run_name: str) -> str:
     return "/".join(takewhile(lambda part: "{" not in part, filled))
 
 
-def _told_remotely(inside: Storage, name: str, run_name: str) -> tuple[str, int] | None:
-    """As `_run_and_batch`, of a file in a store; as much of it is fetched as it takes.
+def _identify_remote(inside: Storage, name: str, run_name: str) -> tuple[str, int] | None:
+    """As `_identify`, of a file in a store; as much of it is fetched as it takes.
 
     A file that the store does not deliver may be one of the run `run_name`: it comes last.
     """
@@ -392,11 +392,11 @@ def _told_remotely(inside: Storage, name: str, run_name: str) -> tuple[str, int]
             except FileNotFoundError:  # it was removed meanwhile
                 return None
             except Exception as error:
-                if not inside.is_at_fault(name, error):
+                if not inside.is_damaged(name, error):
                     raise
                 return run_name, -1
             file.write_bytes(data)
-            said = _run_and_batch(file)
+            said = _identify(file)
             packed = is_tar(name) or is_compressed_pt(name)
             if said is not None or len(data) < count or not (packed or data.startswith(_ARCHIVE)):
                 return said
@@ -416,9 +416,9 @@ def _fetch_remote(inside: Storage, name: str, path: Path, progress_bar: bool) ->
     except (CorruptCheckpointError, FileNotFoundError):
         raise
     except Exception as error:
-        if not inside.is_at_fault(name, error):
+        if not inside.is_damaged(name, error):
             raise
-        kind = _UndeliverableError if isinstance(error, UnreachableError) else CorruptCheckpointError
+        kind = _UnreadableInStoreError if isinstance(error, UnreachableError) else CorruptCheckpointError
         raise kind(inside.uri(name), f"the store works, but does not deliver it: {error}") from error
     return path
 
