@@ -244,8 +244,8 @@ class Uploader:
             kept = self._give_up()
         text = (
             f"Uploads to {self.storage!r} have not ended in {self._deadline.timeout:g} seconds without progress: "
-            f"{', '.join(names)}. The local files are kept: {', '.join(kept)}. Check the network and that the store runs, or "
-            f"pass a larger `delivery_timeout`."
+            f"{', '.join(names)}. The local files are kept: {', '.join(kept)}. Check the network and that the store "
+            f"runs, or pass a larger `delivery_timeout`."
         )
         log.error("%s", text)
         self._reported = True
