@@ -22,8 +22,8 @@ from composer.algorithms import (
     MixUp,
     SqueezeExcite,
 )
+from composer.checkpoint.sharded_tensors import gather_tensors
 from composer.core import Algorithm, Callback
-from composer.distributed._tensors import gathered
 from composer.models import ComposerModel
 from composer.optim import DecoupledAdamW, LinearScheduler
 from composer.testing import run_on_ranks
@@ -112,7 +112,7 @@ def run(algorithms: list[Algorithm], config: Any, seed: int = 0, **kwargs: Any) 
     )
     trainer.fit()
     saved = trainer.state.state_dict()
-    kept = gathered({"model": saved["model"], "algorithms": saved["algorithms"]})
+    kept = gather_tensors({"model": saved["model"], "algorithms": saved["algorithms"]})
     trainer.close()
     return losses.values, dict(_tensors(kept))
 

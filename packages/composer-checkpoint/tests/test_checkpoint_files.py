@@ -25,13 +25,13 @@ import pytest
 import torch
 
 from composer.checkpoint import CorruptCheckpointError, UnsafeCheckpointError, check_file, glob_filter, safe_torch_load
-from composer.checkpoint.checksum import read_seal, seal, verify
+from composer.checkpoint.checksum import append_checksum, read_footer, verify
 from composer.checkpoint.durable import (
     UNDELIVERED,
+    atomic_write,
     make_scratch_folder,
-    point_link,
     remove_leftovers,
-    replacing,
+    replace_link,
     scratch_folder,
 )
 from composer.checkpoint.file import read_file, write_file
@@ -191,10 +191,10 @@ def test_a_missing_file_is_no_damaged_one(tmp_path: Path) -> None:
 def test_a_seal_tells_the_name(tmp_path: Path) -> None:
     path = tmp_path / "a.pt"
     torch.save({}, path)
-    assert read_seal(path) is None
-    seal(path, "ep1.pt")
+    assert read_footer(path) is None
+    append_checksum(path, "ep1.pt")
 
-    assert read_seal(path) == {"file": "ep1.pt"} == verify(path)
+    assert read_footer(path) == {"file": "ep1.pt"} == verify(path)
 
 
 class Attack:
@@ -239,8 +239,8 @@ def test_a_pickle_protocol_that_torch_does_not_read_safely_is_named(tmp_path: Pa
     with pytest.raises(UnsafeCheckpointError) as caught:
         read_file(path)
     assert str(caught.value) == (
-        f"The file {str(path)!r} is a pickle of protocol {protocol}, which the safe loading of torch does not read "
-        f"whole: it is made for protocol 2. Nothing was loaded. If you trust the file, save it anew: "
+        f"The file {str(path)!r} is a pickle of protocol {protocol}, which the safe loading of torch does not "
+        f"support completely: it is written for protocol 2. Nothing was loaded. If you trust the file, save it again: "
         f"`torch.save(torch.load(path, weights_only=False), path)`."
     )
 
@@ -295,7 +295,7 @@ def test_a_full_disk_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(torch, "save", save)
     with pytest.raises(
-        OSError, match=r"Could not save .*a\.pt.*No space left.*Files saved earlier are untouched"
+        OSError, match=r"Could not save .*a\.pt.*No space left.*Files saved earlier are unchanged"
     ) as caught:
         write_file({"state": 2}, tmp_path / "a.pt")
 
@@ -326,7 +326,7 @@ def test_torchs_own_writer_fails_clearly_too(tmp_path: Path) -> None:
 
 
 def test_other_errors_stay_what_they_are(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="mine"), replacing(tmp_path / "a.pt"):
+    with pytest.raises(RuntimeError, match="mine"), atomic_write(tmp_path / "a.pt"):
         raise RuntimeError("mine")
 
 
@@ -334,7 +334,7 @@ def test_a_link_moves_in_one_step(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     for name in ("a", "b"):
         (tmp_path / "folder" / name).touch()
-        point_link(tmp_path / "latest", tmp_path / "folder" / name)
+        replace_link(tmp_path / "latest", tmp_path / "folder" / name)
         assert os.readlink(tmp_path / "latest") == f"folder/{name}"
     assert sorted(os.listdir(tmp_path)) == ["folder", "latest"]
 

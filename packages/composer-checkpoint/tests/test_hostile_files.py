@@ -24,11 +24,12 @@ from torch.distributed.checkpoint import save
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from composer.checkpoint import UnsafeCheckpointError, read_checkpoint, safe_torch_load
+from composer.checkpoint.checksum import sha256_of
 from composer.checkpoint.file import write_file
 from composer.checkpoint.load import read_resumption
-from composer.checkpoint.shards import STATES, _digest, fill_shards, read_run, read_shards
+from composer.checkpoint.shards import STATES, fill_shards, read_run, read_shards
 from composer.testing import deep_compare
-from composer.trainer.resume.autoresume import _run_and_batch
+from composer.trainer.resume.autoresume import _identify
 
 REFUSED, DAMAGED = "UnsafeCheckpointError", "CorruptCheckpointError"
 
@@ -204,7 +205,7 @@ def read_shards_of(index: str) -> None:
 
 
 def read_start(path: str) -> None:
-    assert _run_and_batch(Path(path)) is None
+    assert _identify(Path(path)) is None
 
 
 def test_looking_for_a_checkpoint_is_not_held_up(spare: ProcessPoolExecutor, tmp_path: Path) -> None:
@@ -431,7 +432,7 @@ def read_whole_run(folder: str) -> None:
 def test_shards_take_memory_for_what_they_have_only(spare: ProcessPoolExecutor, tmp_path: Path) -> None:
     folder = _in_shards(tmp_path / "ep0-ba1")
     shard = {"__shard__": "w", "shape": (1 << 40,), "dtype": torch.float32}
-    digests = {name: _digest(folder / name) for name in os.listdir(folder)}
+    digests = {name: sha256_of(folder / name) for name in os.listdir(folder)}
     write_file({"content": {"w": shard}, "folder": "ep0-ba1", "sha256": digests}, folder / STATES)
 
     refused(spare, read_whole_run, folder, DAMAGED, "has the shape (4,) in its index")

@@ -208,7 +208,7 @@ def test_other_sources_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="`source` must be a `State`, a module, or the path or URI"):
         export_safetensors({"a": 1}, tmp_path / "model.safetensors")  # type: ignore[arg-type]
     torch.save([1], tmp_path / "list.pt")
-    with pytest.raises(ValueError, match="is no checkpoint of a run or of a model"):
+    with pytest.raises(ValueError, match="is not a checkpoint of a run or of a model"):
         export_safetensors(tmp_path / "list.pt", tmp_path / "model.safetensors")
     path = save_checkpoint(run(), str(tmp_path / "run.pt"), ignore_keys=["state/model"])
     with pytest.raises(ValueError, match=r"holds no model. Was it left out"):

@@ -16,7 +16,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from composer.checkpoint import storage as stores
-from composer.checkpoint.storage import Storage, StorageError, explained, is_transient, storage_of
+from composer.checkpoint.storage import Storage, StorageError, explain_error, is_transient, storage_of
 
 SECONDS = 0.01  # between attempts
 
@@ -222,7 +222,7 @@ def test_a_torn_download_is_repeated_and_leaves_nothing_if_it_stays_torn(tmp_pat
     storage.write_text("a", "text")
     (tmp_path / "a").write_text("old")
     FlakyFileSystem.torn = 3
-    with pytest.raises(StorageError, match=r"the transfer was torn: 1 of 4 bytes arrived"):
+    with pytest.raises(StorageError, match=r"the transfer was interrupted: 1 of 4 bytes arrived"):
         storage.download("a", tmp_path / "a")
     assert (["a"], "old") == (os.listdir(tmp_path), (tmp_path / "a").read_text())
     FlakyFileSystem.torn = 2
@@ -396,6 +396,6 @@ def test_only_what_may_pass_is_tried_again() -> None:
 
 
 def test_an_existing_file_stays_a_file_exists_error() -> None:
-    error = explained(FileExistsError("a"), "write b", "b", 1)
+    error = explain_error(FileExistsError("a"), "write b", "b", 1)
 
-    assert (FileExistsError, "Could not write b: something is there already. (a)") == (type(error), str(error))
+    assert (FileExistsError, "Could not write b: it exists already. (a)") == (type(error), str(error))

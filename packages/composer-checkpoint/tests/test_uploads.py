@@ -281,7 +281,8 @@ def test_waiting_ends(storage: GatedStorage, file: Callable[[str], Path]) -> Non
     uploader = Uploader(storage, timeout=0.05)
     uploader.upload(file("a"), "a", overwrite=True)
     with pytest.raises(
-        TimeoutError, match=r"have not ended in 0\.05 seconds .*: a\. They are kept: .*a\.pt\. Check the network"
+        TimeoutError,
+        match=r"have not ended in 0\.05 seconds .*: a\. The local files are kept: .*a\.pt\. Check the network",
     ):
         uploader.wait()
     uploader.close()  # which neither waits nor raises again

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 from torchmetrics import MeanSquaredError, SumMetric
 
-from composer.checkpoint.sharded_tensors import gathered, is_sharded
+from composer.checkpoint.sharded_tensors import gather_tensors, is_sharded
 from composer.core import Callback
 from composer.models import ComposerModel
 from composer.optim import DecoupledAdamW, DecoupledSGDW, LinearScheduler
@@ -183,7 +183,7 @@ def make(config: Any = None, model: ComposerModel | None = None, optimizer: str 
 
 
 def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
-    state: dict[str, torch.Tensor] = gathered(trainer.state.get_model_state_dict())
+    state: dict[str, torch.Tensor] = gather_tensors(trainer.state.get_model_state_dict())
     return {name.removeprefix("module."): tensor.detach().clone() for name, tensor in state.items()}
 
 

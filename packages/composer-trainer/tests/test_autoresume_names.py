@@ -43,9 +43,7 @@ def test_checkpoints_with_another_name_are_found(
     assert launch(make_trainer, tmp_path, before, "4ba").state.timestamp.batch == 4  # the newest of both names
 
 
-REFUSAL = (
-    "must not hold a newer checkpoint of another run under a name that the run '{}' gives, .*{}', saved by the run"
-)
+REFUSAL = "must not hold a newer checkpoint of another run under a name that the run '{}' uses, .*{}', saved by the run"
 
 
 @pytest.mark.parametrize("remote", [False, True])
@@ -154,9 +152,9 @@ def test_what_is_no_checkpoint_of_a_run_is_passed_over(
     put(tmp_path / name)
 
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*is damaged.*it is no file")
+        warnings.filterwarnings("ignore", ".*is damaged.*it is not a file")
         warnings.filterwarnings(
-            "ignore", ".*ba[29].pt' is no checkpoint that a run can go on from: it holds weights only"
+            "ignore", ".*ba[29].pt' is not a checkpoint that a run can resume from: it holds only weights"
         )
         second = launch(make_trainer, tmp_path, "ba{batch}.pt", "3ba")
     assert second.state.timestamp.batch == (1 if name == "ba2.pt" else 2)
@@ -174,14 +172,16 @@ def test_the_users_own_weights_are_not_replaced(
     with pytest.raises(FileExistsError) as caught:
         launch(make_trainer, tmp_path, "model.pt", autoresume=autoresume)
     assert str(caught.value) == (
-        f"`save_folder` must not hold other files under a name that the run 'run' gives, got {str(file)!r}, which is "
-        f"no checkpoint that a run can go on from: it holds weights only, or another program's data. The run would "
+        f"`save_folder` must not hold other files under a name that the run 'run' uses, got {str(file)!r}, which is "
+        f"not a checkpoint that a run can resume from: it holds only weights, or another program's data. The run would "
         f"replace it. Use another `save_filename` or `save_folder`, or pass `save_overwrite=True` if it may be "
         f"replaced."
     )
     assert content == file.read_bytes()
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*model.pt' is no checkpoint that a run can go on from.*It may be replaced")
+        warnings.filterwarnings(
+            "ignore", ".*model.pt' is not a checkpoint that a run can resume from.*It may be replaced"
+        )
         launch(make_trainer, tmp_path, "model.pt", autoresume=autoresume, save_overwrite=True).fit()
     assert "timestamp" in read_checkpoint(file)["state"]
 
@@ -208,7 +208,7 @@ def test_a_folder_with_the_name_of_a_checkpoint_is_named(make_trainer: MakeTrain
     (tmp_path / "ba1.pt").mkdir()
     trainer = launch(make_trainer, tmp_path, "ba{batch}.pt")
 
-    with pytest.raises(IsADirectoryError, match=r"Could not save '.*ba1.pt': a folder of that name is in the way"):
+    with pytest.raises(IsADirectoryError, match=r"Could not save '.*ba1.pt': there is a folder of that name"):
         trainer.fit()
 
 

@@ -13,7 +13,7 @@ import torch
 from conftest import MakeTrainer
 
 from composer.checkpoint import CorruptCheckpointError
-from composer.checkpoint.durable import replacing
+from composer.checkpoint.durable import atomic_write
 from composer.checkpoint.safe_load import load_plain
 from composer.checkpoint.shards import read_index
 from composer.core import Callback, Time
@@ -110,8 +110,8 @@ def test_a_disk_that_becomes_read_only_is_told(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(Path, "unlink", refuse)
     with (
-        pytest.raises(OSError, match=r"Could not save .* are untouched"),
-        replacing(tmp_path / "a"),
+        pytest.raises(OSError, match=r"Could not save .* are unchanged"),
+        atomic_write(tmp_path / "a"),
     ):
         refuse()
 

@@ -629,7 +629,7 @@ def test_ranks_save_and_load_together_and_fail_together(tmp_path: Path) -> None:
     assert second["same"]
     assert first["names"] == list(Net().state_dict())
     assert first["failure"].startswith("FileExistsError")
-    assert second["failure"].startswith("RuntimeError: Nothing goes on, because it failed on rank 0: FileExistsError")
+    assert second["failure"].startswith("RuntimeError: Stopped, because another rank failed: rank 0: FileExistsError")
     assert (first["written"], second["written"]) == (f"{tmp_path}/one/model.pt", None)
 
 

@@ -457,7 +457,7 @@ def test_a_renamed_checkpoint_is_loaded_with_a_word(make_trainer: MakeTrainer, t
 
 def test_something_else_is_no_checkpoint(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     torch.save({"weight": torch.ones(1)}, tmp_path / "a.pt")
-    with pytest.raises(ValueError, match="is no checkpoint of a run"):
+    with pytest.raises(ValueError, match="is not a checkpoint of a run"):
         make_trainer(load_path=tmp_path / "a.pt")
     with pytest.raises(FileNotFoundError, match="There is no checkpoint"):
         make_trainer(load_path=tmp_path / "b.pt")
@@ -566,10 +566,9 @@ def test_time_is_not_reset_under_checkpoints_that_an_earlier_fit_saved(
     with pytest.raises(FileExistsError) as caught:
         trainer.fit(duration="1ep", reset_time=True)
     assert str(caught.value) == (
-        f"`reset_time=True` would give the names of checkpoints again that an earlier `fit` of this Trainer saved, "
-        f"such as {str(tmp_path / 'ep1-ba4-rank0.pt')!r}. Leave it out, so that `duration` is counted on from where "
-        f"the run is; save to another folder, or under another `save_filename`, with a Trainer of its own; or pass "
-        f"`save_overwrite=True` to the Trainer to replace those checkpoints."
+        f"`reset_time=True` would replace checkpoints that an earlier `fit` of this Trainer saved, such as "
+        f"{str(tmp_path / 'ep1-ba4-rank0.pt')!r}. Leave it out, so that `duration` is counted from the present time; "
+        f"save to another folder, or under another `save_filename`, with another Trainer; or pass `save_overwrite=True` to the Trainer to replace those checkpoints."
     )
     trainer.fit(duration="1ep")  # it goes on where it was
 

@@ -97,7 +97,7 @@ def test_a_process_ends_although_its_store_does_not_work(kind: str, tmp_path: Pa
     assert 0 == done.returncode, done.stderr
     assert "TimeoutError" == done.stdout.splitlines()[0]
     assert 2 == len(done.stdout.splitlines())  # `close` neither waits nor raises again
-    assert "They are kept: " in done.stderr
+    assert "The local files are kept: " in done.stderr
     assert (tmp_path / "ba19.pt").exists()
 
 
@@ -155,7 +155,7 @@ def test_all_services_of_a_run_that_hang_are_waited_for_once(
         assert 2 <= trainer.logger.delivery_deadline._in_vain[0] < 4
         assert 2 == caplog.text.count("`Hanging` did not deliver")
         last = [record for record in caplog.records if record.name == "composer.checkpoint.upload"]
-        assert 2 == sum("They are kept: " in record.getMessage() for record in last)  # one for each store
+        assert 2 == sum("The local files are kept: " in record.getMessage() for record in last)  # one for each store
     finally:
         done.set()
 

@@ -35,9 +35,9 @@ for line in sys.stdin:
     if line.strip() == "take":
         lease = folder_lease(folder, "run", "ep{epoch}.pt")
         try:
-            taken = lease.try_take()
+            taken = lease.try_acquire()
             while not taken:
-                taken = lease.try_take()
+                taken = lease.try_acquire()
             print("taken", flush=True)
         except FolderInUseError as error:
             print("refused", str(error), flush=True)
@@ -48,7 +48,7 @@ for line in sys.stdin:
         except FolderInUseError as error:
             print("lost", str(error), flush=True)
     else:
-        lease.give_back()
+        lease.release()
         print("released", flush=True)
 """
 
@@ -141,7 +141,7 @@ def test_the_error_names_the_first_run(launch: Callable[[], Launch], tmp_path: P
     first.ask("take")
     rule = rf"the run 'run' on host '.+' \(process {first.process.pid}, since .+\) saves there, last heartbeat \d+ s"
     with pytest.raises(FolderInUseError, match=rule):
-        _lease_on(tmp_path).try_take()
+        _lease_on(tmp_path).try_acquire()
 
 
 def test_a_suspended_run_whose_lease_was_taken_over_saves_nothing_more(
@@ -153,31 +153,31 @@ def test_a_suspended_run_whose_lease_was_taken_over_saves_nothing_more(
     while leases._process(first.process.pid)[1] not in "Tt":
         time.sleep(0.01)
     lease = _lease_on(tmp_path)
-    assert not lease.try_take()  # it may go on: wait for its heartbeat
+    assert not lease.try_acquire()  # it may go on: wait for its heartbeat
     os.utime(tmp_path / NAME, (0, 0))
-    assert lease.try_take()
+    assert lease.try_acquire()
     os.kill(first.process.pid, signal.SIGCONT)
 
     assert first.ask("check").startswith("lost The run 'run' saves nothing more to")
     lease.check()
-    lease.give_back()
+    lease.release()
     assert [] == os.listdir(tmp_path)
 
 
 def test_a_lease_of_another_host_is_taken_over_once_its_heartbeat_is_old(tmp_path: Path) -> None:
     _write_of_other_host(tmp_path, leases.STALE_SECONDS + 1)
 
-    assert _lease_on(tmp_path).try_take()
+    assert _lease_on(tmp_path).try_acquire()
 
 
 def test_a_lease_of_another_host_is_respected_once_there_is_a_heartbeat(tmp_path: Path) -> None:
     path = _write_of_other_host(tmp_path, 30)
     lease = _lease_on(tmp_path)
-    assert not lease.try_take()
+    assert not lease.try_acquire()
     os.utime(path)
 
     with pytest.raises(FolderInUseError, match="the run 'theirs' on host 'elsewhere'"):
-        lease.try_take()
+        lease.try_acquire()
 
 
 def test_a_recycled_process_id_and_another_boot_are_no_obstacle(tmp_path: Path) -> None:
@@ -193,15 +193,15 @@ def test_a_recycled_process_id_and_another_boot_are_no_obstacle(tmp_path: Path) 
 def test_a_damaged_lease_is_judged_by_its_age(tmp_path: Path) -> None:
     path = tmp_path / NAME
     path.write_text("")
-    assert not _lease_on(tmp_path).try_take()
+    assert not _lease_on(tmp_path).try_acquire()
     os.utime(path, (0, 0))
 
-    assert _lease_on(tmp_path).try_take()
+    assert _lease_on(tmp_path).try_acquire()
 
 
 def test_a_lease_that_somebody_removed_is_made_again(tmp_path: Path) -> None:
     lease = _lease_on(tmp_path)
-    assert lease.try_take()
+    assert lease.try_acquire()
     (tmp_path / NAME).unlink()
     lease.check()
 
@@ -211,20 +211,20 @@ def test_a_lease_that_somebody_removed_is_made_again(tmp_path: Path) -> None:
 def test_on_a_remote_store_too_the_second_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     storage = storage_of("memory://bucket/run")
     first = remote_lease(storage, "memory://bucket/run", "run", "ep{epoch}.pt")
-    assert first.try_take()
+    assert first.try_acquire()
     content = json.loads(storage.read_text(NAME))
     storage.write_text(NAME, json.dumps({**content, "host": "elsewhere"}))
     second = remote_lease(storage, "memory://bucket/run", "run", "ep{epoch}.pt")
-    assert not second.try_take()
+    assert not second.try_acquire()
     first._renew()
     content = json.loads(storage.read_text(NAME))
     storage.write_text(NAME, json.dumps({**content, "host": "elsewhere"}))
 
     with pytest.raises(FolderInUseError, match="last heartbeat"):
-        second.try_take()
-    first.give_back()
-    assert second.try_take()
-    second.give_back()
+        second.try_acquire()
+    first.release()
+    assert second.try_acquire()
+    second.release()
     assert [] == storage.find()
 
 

@@ -23,11 +23,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from composer.callbacks import CheckpointSaver
 from composer.checkpoint import CorruptCheckpointError, UnsafeCheckpointError, export_safetensors, load_safetensors
+from composer.checkpoint.checksum import sha256_of
 from composer.checkpoint.file import write_file
 from composer.checkpoint.saver import BestCheckpoints
 from composer.checkpoint.shards import (
     STATES,
-    _digest,
     amend_run,
     check_run,
     fill_shards,
@@ -342,7 +342,7 @@ def test_an_entry_that_is_no_tensor_runs_no_code(tmp_path: Path) -> None:
         warnings.simplefilter("ignore")
         save({"state/model/weight": Touch(str(tmp_path / "ran"))}, checkpoint_id=folder)
     shard = {"__shard__": "state/model/weight", "shape": (2, 2), "dtype": torch.float32}
-    digests = {name: _digest(folder / name) for name in os.listdir(folder)}
+    digests = {name: sha256_of(folder / name) for name in os.listdir(folder)}
     content = {"state": {"model": {"weight": shard}}}
     write_file({"content": content, "folder": "ep0-ba1", "sha256": digests}, folder / STATES)
 

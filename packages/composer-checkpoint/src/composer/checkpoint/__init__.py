@@ -1,4 +1,4 @@
-"""Checkpoints: saving and loading runs and weights, with or without a Trainer."""
+"""Save and load runs and weights, with or without a Trainer."""
 
 from composer.checkpoint.checksum import CorruptCheckpointError
 from composer.checkpoint.download import download_monolithic_checkpoint

@@ -1,10 +1,11 @@
 """Checks of a pickle before it is loaded.
 
-Safe loading refuses foreign code, but not every harm: a hundred bytes can describe a key that takes years to hash, or
-a tensor that reaches beyond its data. So a pickle is read twice before it is loaded. The first pass follows its opcodes
-and makes nothing. It bounds depth and sharing, so that whatever walks, hashes or compares the content takes time in
-proportion to the file. The second makes plain values, with `_Left` in the place of every class, and checks what each
-call is given.
+`torch.load(weights_only=True)` runs no foreign code, but it does not bound time and memory: a hundred bytes can
+describe a key that takes years to hash, or a tensor that reaches beyond its data. So a pickle is read twice before it
+is loaded. The first pass follows its opcodes and creates no objects. It bounds depth and sharing, so that walking,
+hashing or comparing the content takes time in proportion to the file. The second creates plain values, with a
+`_Placeholder` for every class, and checks the arguments of each call, because only they tell how large a tensor is and
+where its data lie. Both use documented parts of the format only, and no private tables of torch.
 """
 
 from __future__ import annotations
@@ -26,18 +27,19 @@ from composer.checkpoint.checksum import CorruptCheckpointError, parts_of_archiv
 
 __all__ = ["UnsafeCheckpointError", "check_pickle", "check_torch_file", "check_view", "read_plain_values", "refuse"]
 
-_DEPTH = 100  # of containers in each other: a run has ten, and `copy.deepcopy` takes four calls for each
-_SHARED = 1_000_000, 4  # values repeated by reference: so many, and so many for each byte of the pickle
+_DEPTH = 100  # nested containers: a run has ten, and `copy.deepcopy` takes four calls for each
+_SHARED = 1_000_000, 4  # values repeated by reference: this many, plus this many for each byte of the pickle
 _SAME_HASH = 1_000  # integer keys of one hash, as those of more than 60 bits can be chosen to be
 _LONG_KEYS = 10_000  # keys that hold such integers in tuples
-_OUTLINE = 1 << 28  # bytes that are read to find what a pickle says
-_REPEATED = 1 << 30, 16  # bytes of a tensor that repeats its data (stride 0): so many, or so many times the data
+_OUTLINE = 1 << 28  # bytes that are read to find the plain values of a pickle
+_REPEATED = 1 << 30, 16  # bytes of a tensor that repeats its data (stride 0): this many, or this many times the data
 
 
 class UnsafeCheckpointError(pickle.UnpicklingError):
-    """Loading a checkpoint could run code, or take time or memory out of proportion. Nothing of it was loaded.
+    """Loading a checkpoint could run code, or take time or memory out of proportion. Nothing was loaded.
 
-    `reason` is the part of the message that says what it holds.
+    Attributes:
+        reason: The part of the message that says what the checkpoint holds.
     """
 
     def __init__(self, message: str, reason: str = "") -> None:
@@ -46,11 +48,11 @@ class UnsafeCheckpointError(pickle.UnpicklingError):
 
 
 class _Refused(Exception):
-    """Says what a pickle does that no checkpoint does."""
+    """A pickle does what no checkpoint does; the message says what."""
 
 
 def refuse(where: str, what: str) -> UnsafeCheckpointError:
-    """The error for a file that holds `what`."""
+    """Return the error for a file that holds `what`."""
     return UnsafeCheckpointError(
         f"{where!r} holds {what}. No checkpoint needs that, and loading it could take all memory or endless time, so "
         f"nothing was loaded.",
@@ -62,8 +64,8 @@ def check_torch_file(file: IO[bytes], where: str) -> None:
     """Check what `torch.save` wrote, before `torch.load` reads it.
 
     Args:
-        file: The bytes, which are left at any position.
-        where: What they are, for the message.
+        file: The bytes; afterwards at any position.
+        where: The name of the file, for the message.
 
     Raises:
         UnsafeCheckpointError: Loading them could take time or memory out of proportion.
@@ -86,22 +88,22 @@ def check_torch_file(file: IO[bytes], where: str) -> None:
 
 
 def check_pickle(data: bytes, where: str, size: int | None = None, parts: Mapping[str, int] | None = None) -> None:
-    """Check a pickle; errors as of `check_torch_file`.
+    """Check a pickle; raises as `check_torch_file`.
 
     Args:
         data: The pickle.
-        where: What it is, for the message.
-        size: The size of the file with the tensors' bytes; None: the pickle may have no tensors in other places.
+        where: The name of the file, for the message.
+        size: The size of the file with the tensors' bytes; None: the pickle may not refer to tensors outside of it.
         parts: The sizes of the file's parts, each with the bytes of one tensor, by their keys.
     """
-    with _told(where):
+    with _reported(where):
         _scan(data, 0)
         _DryRun(io.BytesIO(data), size, parts).load()
 
 
 def _check_legacy(file: IO[bytes], where: str, size: int) -> None:
-    """Check the format of torch before 1.6: five pickles, of which the fourth is the content, and tensors' bytes."""
-    with _told(where):
+    """Check the format of torch before 1.6: five pickles, the fourth is the content, and tensors."""
+    with _reported(where):
         file.seek(0)
         mapped = isinstance(file, io.BufferedReader)
         data: Any = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if mapped else file.read()
@@ -114,7 +116,7 @@ def _check_legacy(file: IO[bytes], where: str, size: int) -> None:
 
 
 @contextmanager
-def _told(where: str) -> Iterator[None]:
+def _reported(where: str) -> Iterator[None]:
     try:
         yield
     except _Refused as error:
@@ -127,7 +129,7 @@ def _told(where: str) -> Iterator[None]:
 # ---- the first pass: opcodes ----
 
 _Node = list[Any]
-"""What a pickle makes: [its values without sharing, its depth, whether it must not change, what longs it holds].
+"""An object of a pickle: [number of values without sharing, depth, whether it is frozen, long integers in it].
 
 The last is the hash of a long integer, True for a container that holds one, or None. Dicts and sets with such keys
 also count them by their hashes."""
@@ -137,13 +139,19 @@ _PUSH, _PUT, _GET, _MARK, _MAKE, _CHANGE, _POP, _DUP, _MEMOIZE, _STOP, _NOTHING 
 _KINDS = {"MARK": _MARK, "POP": _POP, "POP_MARK": _POP, "DUP": _DUP, "MEMOIZE": _MEMOIZE, "STOP": _STOP,
           "PROTO": _NOTHING, "FRAME": _NOTHING, "STACK_GLOBAL": _PUSH}  # fmt: skip
 _CHANGES = ("APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS", "BUILD")
-_KEYS = {ord("s"): 2, ord("u"): 2, ord("d"): 2, 0x90: 1, 0x91: 1}  # of items of dicts every second is one, of sets all
+_KEYS = {
+    ord("s"): 2,
+    ord("u"): 2,
+    ord("d"): 2,
+    0x90: 1,
+    0x91: 1,
+}  # keys are every second item of a dict, and all items of a set
 _LONGS = {ord("I"), ord("L"), 0x8A, 0x8B}
 _TWO_LINES = {ord("c"), ord("i")}
 
 
 def _table() -> list[tuple[int, int, int]]:
-    """For each opcode: its kind, the length of its argument, and how many objects it takes (-1: down to a mark)."""
+    """List for each opcode its kind, the length of its argument, and how many objects it takes (-1: down to a mark)."""
     table = [(-1, 0, 0)] * 256
     for op in pickletools.opcodes:
         takes = -1 if pickletools.stackslice in op.stack_before else len(op.stack_before)
@@ -165,8 +173,8 @@ _LENGTHS = {-2: 1, -3: 4, -4: 4, -5: 8}  # of the length of an argument, by what
 def _scan(data: Any, at: int) -> int:
     """Follow the opcodes of a pickle that begins at `at`; return where it ends.
 
-    Containers hold what they were given when they are referred to again, as they must not be changed after that. So
-    the number of values that references repeat is known, and bounds all work on the content.
+    A container is complete when it is referred to again, as it must not be changed after that. So the number of values
+    that references repeat is known, and bounds all work on the content.
     """
     stack: list[_Node] = []
     marks: list[int] = []
@@ -197,7 +205,7 @@ def _scan(data: Any, at: int) -> int:
             stack.append([1, 0, True, _hash_of_long(code, data[argument:at])] if is_long else node)
         elif kind == _PUT:
             index = int.from_bytes(data[argument:at], "little") if length > 0 else int(data[argument : at - 1])
-            if index > at:  # they are numbered as they come, and unpicklers have a list of them
+            if index > at:  # indices are consecutive, and unpicklers keep a list
                 raise _Refused(f"the memo index {index}")
             memo[index] = stack[-1]
         elif kind == _GET:
@@ -261,14 +269,14 @@ def _hash_of_long(code: int, argument: bytes) -> int:
 # ---- the second pass: calls ----
 
 
-class _Left:
-    """Stands for a class or a value that is left out, whatever a pickle does to it."""
+class _Placeholder:
+    """Takes the place of a class or a value that is not loaded, whatever a pickle does to it."""
 
     name = ""
     args: tuple[Any, ...] = ()
     data: tuple[int, int] | None = None  # the bytes of a storage, and of each of its values
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> _Left:
+    def __new__(cls, *args: Any, **kwargs: Any) -> _Placeholder:
         made = super().__new__(cls)
         made.args = args
         if cls.name:
@@ -279,7 +287,7 @@ class _Left:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
-    def __call__(self, *args: Any) -> _Left:
+    def __call__(self, *args: Any) -> _Placeholder:
         return self
 
     def __setstate__(self, state: Any) -> None:
@@ -298,17 +306,17 @@ class _Left:
 
 
 class _Outline(pickle.Unpickler):
-    """Reads what a pickle says in plain values, and leaves everything else out: nothing is imported or called."""
+    """Unpickler of plain values. Everything else becomes a placeholder: nothing is imported or called."""
 
     def find_class(self, module: str, name: str) -> Any:
-        return OrderedDict if (module, name) == ("collections", "OrderedDict") else _Left
+        return OrderedDict if (module, name) == ("collections", "OrderedDict") else _Placeholder
 
     def persistent_load(self, pid: Any) -> Any:
-        return _Left()
+        return _Placeholder()
 
 
 def read_plain_values(stream: IO[bytes]) -> Any:
-    """Read the plain values of a pickle at the beginning of a stream; no more of the stream than it takes.
+    """Read the plain values of a pickle at the beginning of a stream, reading no more of the stream than needed.
 
     Raises:
         Exception: It is damaged, or asks for more time or memory than a checkpoint needs.
@@ -318,7 +326,7 @@ def read_plain_values(stream: IO[bytes]) -> Any:
         data += (more := stream.read(max(1 << 16, len(data))))
         try:
             _scan(data, 0)
-        except (IndexError, _Refused):  # maybe as its end is not there yet
+        except (IndexError, _Refused):  # perhaps because the end was not read yet
             if not more or len(data) > _OUTLINE:
                 raise
         else:
@@ -326,22 +334,22 @@ def read_plain_values(stream: IO[bytes]) -> Any:
 
 
 class _DryRun(_Outline):
-    """Checks each call, and each tensor's place in the file."""
+    """Unpickler that checks each call, and each tensor's place in the file."""
 
     def __init__(self, file: IO[bytes], size: int | None, parts: Mapping[str, int] | None = None) -> None:
         super().__init__(file, encoding="utf-8")  # as torch reads strings of Python 2
         self._size, self._parts = size, parts
-        self._classes: dict[str, type[_Left]] = {}
-        self._storages: dict[Any, _Left] = {}
+        self._classes: dict[str, type[_Placeholder]] = {}
+        self._storages: dict[Any, _Placeholder] = {}
         self._declared = 0
 
     def find_class(self, module: str, name: str) -> Any:
         module, name = _compat_pickle.NAME_MAPPING.get((module, name), (module, name))
         full = f"{_compat_pickle.IMPORT_MAPPING.get(module, module)}.{name}"
-        if full not in _CHECKED:
-            return _Left
+        if not _is_checked(full):
+            return _Placeholder
         if full not in self._classes:
-            self._classes[full] = type("Left", (_Left,), {"name": full})
+            self._classes[full] = type("Left", (_Placeholder,), {"name": full})
         return self._classes[full]
 
     def persistent_load(self, pid: Any) -> Any:
@@ -356,11 +364,11 @@ class _DryRun(_Outline):
             self._declared += nbytes
             if self._declared > self._size:
                 raise _Refused(f"tensors of more than the file's {self._size} bytes")
-            self._storages[key] = storage = _Left()
+            self._storages[key] = storage = _Placeholder()
             storage.data = nbytes, itemsize
         storage = self._storages[key]
         if view and view[0] is not None:
-            storage = _Left()
+            storage = _Placeholder()
             storage.data = _count(view[0][2]) * itemsize, itemsize
         return storage
 
@@ -377,7 +385,7 @@ def _check_call(name: str, args: tuple[Any, ...]) -> None:
         _check_tensor(*args[:4], *args[6:7])
     elif name in _COLLECTIONS:
         _check_collection(name, args)
-    elif name in _CONSTRUCTORS and args:
+    elif args and (name in _STORAGES or _CONSTRUCTORS.fullmatch(name)):
         raise _Refused(f"a call of `{name}`, which takes memory without content")
     elif function == "_rebuild_from_type_v2":
         args[0](*args[2])
@@ -396,7 +404,7 @@ def _check_call(name: str, args: tuple[Any, ...]) -> None:
 def _check_collection(name: str, args: tuple[Any, ...]) -> None:
     if not args:
         return
-    if isinstance(args[0], _Left) and args[0].name == "_codecs.encode":  # how bytes are written
+    if isinstance(args[0], _Placeholder) and args[0].name == "_codecs.encode":  # how bytes are written
         return
     if not isinstance(args[0], (list, tuple, dict, set, str, bytes)):  # a number is a size, a range is endless
         raise _Refused(f"a call of `{name}` of something that is no list")
@@ -407,28 +415,28 @@ def _check_collection(name: str, args: tuple[Any, ...]) -> None:
 
 
 def _check_tensor(storage: Any, offset: Any, size: Any, stride: Any, dtype: Any = None) -> None:
-    if not isinstance(storage, _Left) or storage.name in _MAKERS:
+    if not isinstance(storage, _Placeholder) or _MAKERS.fullmatch(storage.name):
         raise _Refused("a tensor without data")
     if storage.data is None:
         return  # its bytes are in the pickle
     nbytes, itemsize = storage.data
-    if isinstance(dtype, type) and issubclass(dtype, _Left) and dtype.name in _DTYPES:
+    if isinstance(dtype, type) and issubclass(dtype, _Placeholder) and dtype.name in _DTYPES:
         itemsize = _DTYPES[dtype.name]
     _check_view(nbytes, itemsize, offset, size, stride)
 
 
 def check_view(nbytes: int, itemsize: int, offset: Any, size: Any, stride: Any, where: str) -> None:
-    """Check that a tensor is within its `nbytes` bytes of data, and not far larger by repeating them.
+    """Check that a tensor is within its `nbytes` bytes of data, and not far larger than they are by repeating them.
 
     Raises:
         UnsafeCheckpointError: It is not.
     """
-    with _told(where):
+    with _reported(where):
         _check_view(nbytes, itemsize, offset, size, stride)
 
 
 def _check_view(nbytes: int, itemsize: int, offset: Any, size: Any, stride: Any) -> None:
-    size, stride = (value.args[0] if isinstance(value, _Left) else value for value in (size, stride))
+    size, stride = (value.args[0] if isinstance(value, _Placeholder) else value for value in (size, stride))
     end, values = _count(offset) + 1, 1
     for length, step in zip(size, stride, strict=True):
         end += (_count(length) - 1) * _count(step)
@@ -440,7 +448,7 @@ def _check_view(nbytes: int, itemsize: int, offset: Any, size: Any, stride: Any)
 
 
 def _check_dtype(state: Any) -> None:
-    """Flags and fields could make NumPy take bytes for references to objects, or read beyond an array."""
+    """Refuse flags and fields with which NumPy takes bytes for references to objects, or reads beyond an array."""
     subtype, fields, itemsize, flags = state[2], state[4], state[5], (*state, 0)[7]
     if subtype is not None or fields is not None or itemsize < -1 or flags & ~8:  # 8: of strings
         raise _Refused("a NumPy type with parts")
@@ -452,23 +460,29 @@ def _text(value: Any) -> str:
 
 _DTYPE = re.compile(r"[<>=|]?[?a-zA-NP-Z]\d{0,9}")  # all but objects
 _TENSORS = {f"torch._utils._rebuild_{kind}" for kind in ("tensor", "tensor_v2", "tensor_v3", "qtensor")}
-_MAKERS = {f"torch._utils.{name}" for name in dir(torch._utils) if name.startswith("_rebuild_")} | {
-    "torch._tensor._rebuild_from_type_v2", "torch.nn.parameter.Parameter"
-}  # fmt: skip
+_MAKERS = re.compile(
+    r"torch\._utils\._rebuild_\w+|torch\._tensor\._rebuild_from_type_v2|torch\.nn\.parameter\.Parameter"
+)
 _COLLECTIONS = {"builtins.bytes", "builtins.bytearray", "builtins.set", "builtins.frozenset", "collections.Counter",
                 "collections.OrderedDict"}  # fmt: skip
-_STORAGES = {f"{kind.__module__}.{kind.__name__}": kind for kind in torch._storage_classes}
-_ITEMSIZES = {
-    name: 1 if kind is torch.UntypedStorage else torch.serialization.StorageType(kind.__name__).dtype.itemsize  # type: ignore[no-untyped-call]
-    for name, kind in _STORAGES.items()
-    if kind is not torch.storage.TypedStorage
-}
-_CONSTRUCTORS = {f"{kind.__module__}.{kind.__name__}" for kind in torch._tensor_classes} | {*_STORAGES} | {
-    "torch.Tensor", "numpy.ndarray"
+# The bytes of a value of each storage class that a pickle may name. New dtypes use `UntypedStorage`, so none is added.
+_KIND_SIZES = {
+    "Double": 8, "Float": 4, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Short": 2, "Char": 1, "Byte": 1, "Bool": 1,
+    "ComplexDouble": 16, "ComplexFloat": 8, "QInt8": 1, "QInt32": 4, "QUInt8": 1, "QUInt4x2": 1, "QUInt2x4": 1,
 }  # fmt: skip
+_ITEMSIZES = {
+    "torch.storage.UntypedStorage": 1,
+    **{f"torch.{on}{kind}Storage": size for kind, size in _KIND_SIZES.items() for on in ("", "cuda.")},
+}
+_STORAGES = {*_ITEMSIZES, "torch.storage.TypedStorage"}
+_CONSTRUCTORS = re.compile(r"torch\.(cuda\.)?(sparse\.)?\w*Tensor|numpy\.ndarray")
 _DTYPES = {str(value): value.itemsize for value in vars(torch).values() if isinstance(value, torch.dtype)}
 _NUMPY = {
     f"{module}.{name}" for module in ("numpy.core.multiarray", "numpy._core.multiarray")
     for name in ("_reconstruct", "scalar")
 } | {"numpy.dtype"}  # fmt: skip
-_CHECKED = _MAKERS | _COLLECTIONS | _CONSTRUCTORS | _NUMPY | {*_DTYPES, "_codecs.encode"}
+_CHECKED = _COLLECTIONS | _STORAGES | _NUMPY | {*_DTYPES, "_codecs.encode"}
+
+
+def _is_checked(name: str) -> bool:
+    return name in _CHECKED or bool(_MAKERS.fullmatch(name) or _CONSTRUCTORS.fullmatch(name))

@@ -1,4 +1,4 @@
-"""Work that one rank does for others, who learn whether it succeeded."""
+"""Work that one rank does for the others; an error is raised on all of them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["on_each_node", "on_first_rank"]
 
 
 def on_first_rank(work: Callable[[], None], each_node: bool = False) -> None:
-    """Do something on rank 0. All ranks return when it is done. A collective operation.
+    """Run a function on rank 0; all ranks return when it is done. A collective operation.
 
     Args:
-        work: What to do.
-        each_node: Whether the first rank of every node does it.
+        work: The function.
+        each_node: Whether the first rank of every node runs it.
 
     Raises:
         RuntimeError: It failed on another rank; on that one, its own error is raised.
@@ -26,20 +26,20 @@ def on_first_rank(work: Callable[[], None], each_node: bool = False) -> None:
     if (dist.get_local_rank() if each_node else dist.get_global_rank()) == 0:
         try:
             work()
-        except Exception as error:  # noqa: BLE001 - told to the other ranks, then raised
+        except Exception as error:  # noqa: BLE001 - sent to the other ranks, then raised
             failure = error
-    told = None if failure is None else f"rank {dist.get_global_rank()}: {type(failure).__name__}: {failure}"
-    outcomes = dist.all_gather_object(told)
+    problem = None if failure is None else f"rank {dist.get_global_rank()}: {type(failure).__name__}: {failure}"
+    outcomes = dist.all_gather_object(problem)
     if failure is not None:
         raise failure
     for outcome in outcomes:
         if outcome is not None:
-            raise RuntimeError(f"Nothing goes on, because it failed on {outcome}")
+            raise RuntimeError(f"Stopped, because another rank failed: {outcome}")
 
 
 @contextmanager
 def on_each_node(fetch: Callable[[Path], None]) -> Iterator[Path]:
-    """Fill a temporary folder on each node, which is removed when all ranks have left. A collective operation.
+    """Fill a temporary folder on each node; it is removed when all ranks have left. A collective operation.
 
     Args:
         fetch: Fills a folder.

@@ -1,13 +1,14 @@
-"""A seal at the end of a checkpoint: its checksum, and the name under which it was saved.
+"""The checksum at the end of a checkpoint, beside the name under which it was saved.
 
-A checkpoint of torch is a zip archive, and a zip archive may end in a comment. The seal is that comment, so sealed
-files stay files that `torch.load` and unzip read. It ends in the SHA-256 of every byte before it: of a torn, truncated
-or altered file the checksum no longer matches, which is known before anything of it is interpreted.
+`torch.save` writes a zip archive, and a zip archive may end with a comment. The checksum is in that comment, so
+`torch.load` and unzip still read the file. It is the SHA-256 of every byte before it: if a file is torn, truncated or
+altered, the checksum does not match, which is detected before anything of the file is interpreted.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import struct
@@ -15,9 +16,9 @@ import zipfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import IO
 
-__all__ = ["CorruptCheckpointError", "parts_of_archive", "read_seal", "seal", "verify"]
+__all__ = ["CorruptCheckpointError", "append_checksum", "parts_of_archive", "read_footer", "sha256_of", "verify"]
 
 _MAGIC = b"composer-checkpoint-1 "
 _DIGEST_LENGTH = 64  # hexadecimal digits of a SHA-256
@@ -28,27 +29,27 @@ _END, _END_64, _LOCATOR = struct.Struct("<4s4H2LH"), struct.Struct("<4sQ2H2L4Q")
 
 
 class CorruptCheckpointError(RuntimeError):
-    """A checkpoint file is torn, truncated or altered. Nothing of it was loaded."""
+    """A checkpoint file is torn, truncated or altered. Nothing was loaded."""
 
     def __init__(self, path: str | os.PathLike[str], reason: str) -> None:
         super().__init__(
-            f"The checkpoint {os.fspath(path)!r} is damaged: {reason}. Nothing of it was loaded. Load another one; "
-            f"`autoresume=True` takes the newest intact one by itself."
+            f"The checkpoint {os.fspath(path)!r} is damaged: {reason}. Nothing was loaded. Load another one; "
+            f"`autoresume=True` finds the newest intact one."
         )
         self.path, self.reason = os.fspath(path), reason
 
 
-def seal(path: Path, name: str) -> None:
-    """Append a seal to a zip archive without a comment, and bring the file to the disk.
+def append_checksum(path: Path, name: str) -> None:
+    """Append the checksum to a zip archive without a comment, and flush the file to the disk.
 
     Args:
         path: The archive.
-        name: The file name under which it will be found.
+        name: The file name under which it is saved.
     """
     header = _MAGIC + json.dumps({"file": name}).encode()
     comment_length = len(header) + 1 + _DIGEST_LENGTH
     with open(path, "r+b", buffering=0) as file, ThreadPoolExecutor(1) as disk:
-        # The disk takes what is written while it is hashed.
+        # The data are flushed to the disk while they are hashed.
         flushed = disk.submit(os.fsync, file.fileno())
         end = file.seek(-_COMMENT_LENGTH, os.SEEK_END)
         digest = _hash(file, end)
@@ -60,8 +61,8 @@ def seal(path: Path, name: str) -> None:
         os.fsync(file.fileno())
 
 
-def read_seal(path: Path) -> Mapping[str, str] | None:
-    """What a file's seal says, unchecked: `{"file": name}`; None if it has no seal."""
+def read_footer(path: Path) -> Mapping[str, str] | None:
+    """Read the file name beside the checksum, unchecked: `{"file": name}`; None if the file has no checksum."""
     size = path.stat().st_size
     with open(path, "rb") as file:
         file.seek(max(0, size - 4096))
@@ -79,14 +80,14 @@ def read_seal(path: Path) -> Mapping[str, str] | None:
 def verify(path: Path) -> Mapping[str, str] | None:
     """Check a file before anything of it is loaded.
 
-    A file without a seal, such as one that another program wrote, is checked by what its format offers: the CRC-32 of
-    each part of a zip archive.
+    A file without a checksum, such as one that another program wrote, is checked with the CRC-32 of each part of a zip
+    archive.
 
     Args:
         path: The file.
 
     Returns:
-        What the seal says (`{"file": name}`), or None without one.
+        `{"file": name}`, as saved beside the checksum; None without one.
 
     Raises:
         CorruptCheckpointError: The file is not what was written.
@@ -94,7 +95,7 @@ def verify(path: Path) -> Mapping[str, str] | None:
     size = path.stat().st_size
     if size == 0:
         raise CorruptCheckpointError(path, "it is empty")
-    content = read_seal(path)
+    content = read_footer(path)
     if content is None:
         _verify_archive(path)
         return None
@@ -115,7 +116,7 @@ def _verify_archive(path: Path) -> None:
         return  # the format of torch before 1.6, a pickle, which has no checksums
     if start != b"PK\x03\x04":
         raise CorruptCheckpointError(path, "it does not begin like a checkpoint")
-    # Readers of archives do not mind a comment that is cut off or altered; but then a seal was.
+    # Readers of archives ignore a comment that is cut off or altered, but it was a checksum.
     if tail[tail.rfind(b"PK\x05\x06") + 20 :] != b"\0\0":
         raise CorruptCheckpointError(path, "the checksum at its end is cut off or altered")
     with open(path, "rb") as file:
@@ -130,14 +131,14 @@ def _verify_archive(path: Path) -> None:
 
 
 def parts_of_archive(file: IO[bytes], where: str | os.PathLike[str]) -> dict[str, tuple[int, int]]:
-    """Where the parts of a zip archive begin, and how many bytes they have, in the order of the archive.
+    """Return the offset and size in bytes of each part of a zip archive, in the order of the archive.
 
-    They are as `torch.save` writes them, one after the other and not compressed. So the archive is as large as what is
-    in it, and has one meaning for all readers.
+    Only archives as `torch.save` writes them are accepted, with parts one after the other and not compressed. So the
+    archive is as large as its content, and all readers see the same.
 
     Args:
         file: The archive.
-        where: What it is, for the message.
+        where: The name of the file, for the message.
 
     Raises:
         CorruptCheckpointError: It is not such an archive.
@@ -167,13 +168,13 @@ def parts_of_archive(file: IO[bytes], where: str | os.PathLike[str]) -> dict[str
 
 
 def _lengths(file: IO[bytes], header: int) -> int:
-    """The length of the name and the extra field of a part, which follow its header."""
+    """Return the length of the name and the extra field of a part, which follow its header."""
     file.seek(header + _HEADER - 4)
     return sum(struct.unpack("<HH", file.read(4)))
 
 
 def _declared_start(file: IO[bytes], tail: int) -> int:
-    """Where an archive says that its list of parts begins."""
+    """Return the offset at which an archive says that its list of parts begins."""
     file.seek(tail)
     start: int = _END.unpack(file.read(_END.size))[6]
     if start == 0xFFFFFFFF:
@@ -182,22 +183,25 @@ def _declared_start(file: IO[bytes], tail: int) -> int:
     return start
 
 
-def _hash(file: BinaryIO | object, end: int) -> hashlib._Hash:
-    """The running SHA-256 of a file's first `end` bytes; leaves the file at `end`."""
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal digits."""
+    with open(path, "rb", buffering=0) as file:
+        return _hash(file, path.stat().st_size).hexdigest()
+
+
+def _hash(file: io.FileIO, end: int) -> hashlib._Hash:
+    """Return the running SHA-256 of the first `end` bytes of a file; leave the file there."""
     digest = hashlib.sha256()
-    file.seek(0)  # type: ignore[union-attr]
+    file.seek(0)
     block = memoryview(bytearray(_BLOCK))
     left = end
-    while left > 0:
-        count = file.readinto(block[: min(left, _BLOCK)])  # type: ignore[union-attr]
-        if not count:
-            break  # the file became shorter meanwhile; its checksum will not match
+    while left > 0 and (count := file.readinto(block[: min(left, _BLOCK)])):  # 0 if the file became shorter
         digest.update(block[:count])
         left -= count
     return digest
 
 
-def _write_all(file: object, data: bytes) -> None:
+def _write_all(file: io.FileIO, data: bytes) -> None:
     left = memoryview(data)
     while left:
-        left = left[file.write(left) :]  # type: ignore[attr-defined]
+        left = left[file.write(left) :]

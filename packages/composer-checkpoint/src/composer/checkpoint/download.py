@@ -8,15 +8,14 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from composer.checkpoint._ranks import on_first_rank
 from composer.checkpoint.durable import temporary_path
-from composer.checkpoint.storage import Storage, explained, is_transient, showing_progress, storage_of
-from composer.utils import is_uri, retry
+from composer.checkpoint.storage import Storage, retrying, showing_progress, storage_of
+from composer.utils import is_uri
 
 __all__ = ["download_monolithic_checkpoint", "extract_path_from_symlink", "get_file", "linked_uris"]
 
@@ -34,16 +33,16 @@ def get_file(
     overwrite: bool = False,
     progress_bar: bool = True,
 ) -> None:
-    """Bring a file to a local path: link to a local one, download any other.
+    """Fetch a file to a local path: link to a local one, download any other.
 
-    A text file whose name ends in `.symlink` stands for the file it names. If there is no `path`, but there is
+    A text file with a name that ends in `.symlink` is a link to the file it names. If there is no `path`, but there is
     `path + ".symlink"`, that is followed. The name is looked up beside the link, then in each folder above it, up to
     the bucket itself; locally beside the link, then in the working directory.
 
     Args:
         path: A local path, a URI of any store that fsspec knows, an HTTP address; or a name in `object_store`.
-        destination: The local path to make. Its folder is made if need be. A local file is not copied, but linked to.
-        object_store: An object store, or a logger that keeps files.
+        destination: The local path to create, with its folder. A local file is not copied, but linked to.
+        object_store: An object store, or a logger that stores files.
         overwrite: Whether to replace `destination`.
         progress_bar: Whether to show the progress of a download.
 
@@ -63,10 +62,10 @@ def get_file(
 
 
 def extract_path_from_symlink(path: str | os.PathLike[str], object_store: Any = None) -> str:
-    """The text of a `.symlink` file: the name of what it stands for.
+    """Read a `.symlink` file: the name of the file that it refers to.
 
     Args:
-        path: Where it is, as for `get_file`.
+        path: The file, as for `get_file`.
         object_store: As for `get_file`.
 
     Raises:
@@ -76,7 +75,7 @@ def extract_path_from_symlink(path: str | os.PathLike[str], object_store: Any = 
 
 
 def linked_uris(uri: str) -> list[str]:
-    """Where what a link stands for may be; empty if there is no such link."""
+    """List where the target of a link may be; empty if there is no such link."""
     link = uri if uri.endswith(_LINK) else uri + _LINK
     try:
         named = _Source(None).read_link(link)
@@ -86,14 +85,14 @@ def linked_uris(uri: str) -> list[str]:
 
 
 class _Source:
-    """Where files come from; it keeps its connections."""
+    """The places files come from, with their open connections."""
 
     def __init__(self, object_store: Any) -> None:
         self.object_store = object_store
         self._storages: dict[str, Storage] = {}
 
     def fetch(self, path: str, target: Path, progress: bool) -> None:
-        """Bring a file, links in stores not followed, to `target`, which is replaced by a whole file only."""
+        """Fetch a file to `target`, which is only replaced by a complete file; links in stores are not followed."""
         if self.object_store is not None:
             _replace(target, lambda temporary: _fetch_from(self.object_store, path, temporary, progress))
         elif not is_uri(path):
@@ -107,7 +106,7 @@ class _Source:
             self._storages[folder].download(name, target, progress)
 
     def read_link(self, path: str) -> str:
-        """The text of a `.symlink` file."""
+        """Read the text of a `.symlink` file."""
         with tempfile.TemporaryDirectory(prefix="composer-link-") as folder:
             file = Path(folder) / "link"
             self.fetch(path, file, False)
@@ -136,11 +135,11 @@ def _get(path: str, target: Path, source: _Source, progress: bool, links: int) -
             return
         except FileNotFoundError as error:
             missing = missing or error
-    raise FileNotFoundError(f"{path!r} stands for {named!r}, which does not exist.") from missing
+    raise FileNotFoundError(f"{path!r} links to {named!r}, which does not exist.") from missing
 
 
 def _candidates(link: str, named: str, object_store: Any) -> Iterator[str]:
-    """Where a name found in a link may be."""
+    """Yield the places where a name that was read from a link may be."""
     if is_uri(named) or os.path.isabs(named) or object_store is not None:
         yield named
         return
@@ -169,7 +168,7 @@ def _link(path: str, target: Path) -> None:
         raise FileNotFoundError(f"Local path {path} does not exist.")
     source = os.path.realpath(path)
     if source == os.path.realpath(target):
-        return  # it is there
+        return
     _replace(target, lambda temporary: os.symlink(source, temporary))
 
 
@@ -177,42 +176,30 @@ def _fetch_from(store: Any, name: str, target: Path, progress: bool) -> None:
     if hasattr(store, "download_object"):
         with showing_progress(progress, name) as callback:
 
-            def tell(done: int, total: int) -> None:
+            def report(done: int, total: int) -> None:
                 callback.set_size(total)
                 callback.absolute_update(done)
 
-            store.download_object(object_name=name, filename=str(target), overwrite=True, callback=tell)
+            store.download_object(object_name=name, filename=str(target), overwrite=True, callback=report)
     elif hasattr(store, "download_file"):
         store.download_file(remote_file_name=name, destination=str(target), overwrite=True, progress_bar=progress)
     else:
         raise TypeError(
             f"`object_store` must have a method `download_object` or `download_file`, got {store!r}. Pass an object "
-            f"store, a logger that keeps files, or a URI as `path`."
+            f"store, a logger that stores files, or a URI as `path`."
         )
 
 
-class _Again(Exception):
-    """Something passing went wrong; its cause says what."""
-
-
 def _fetch_http(address: str, target: Path, progress: bool) -> None:
-    @retry(_Again, _ATTEMPTS, _BACKOFF_SECONDS)
     def attempt() -> None:
         try:
             _read_http(address, target, progress)
-        except (OSError, HTTPException) as error:
-            if not is_transient(error):
-                raise
-            raise _Again from error
+        except urllib.error.HTTPError as error:
+            if error.code in (404, 410):
+                raise FileNotFoundError(f"{address} does not exist: the server says {error}.") from error
+            raise
 
-    try:
-        attempt()
-    except (_Again, OSError) as raised:
-        error = raised.__cause__ if isinstance(raised, _Again) else raised
-        assert isinstance(error, Exception)
-        if isinstance(error, urllib.error.HTTPError) and error.code in (404, 410):
-            raise FileNotFoundError(f"{address} does not exist: the server says {error}.") from error
-        raise explained(error, f"download {address}", repr(str(target.parent)), _ATTEMPTS) from error
+    retrying(attempt, f"download {address}", address, str(target.parent), _ATTEMPTS, _BACKOFF_SECONDS)
 
 
 def _read_http(address: str, target: Path, progress: bool) -> None:
@@ -220,7 +207,7 @@ def _read_http(address: str, target: Path, progress: bool) -> None:
     try:
         opened = urllib.request.urlopen(address, timeout=_TIMEOUT_SECONDS)
     except urllib.error.HTTPError as error:
-        error.close()  # it is a reply, too
+        error.close()  # it is an open reply
         raise
     with opened as reply, target.open("wb") as file:
         length = reply.headers.get("Content-Length")
@@ -232,22 +219,22 @@ def _read_http(address: str, target: Path, progress: bool) -> None:
                 callback.relative_update(len(block))
     size = target.stat().st_size
     if length is not None and size != int(length):
-        raise ConnectionError(f"the transfer was torn: {size} of {length} bytes arrived")
+        raise ConnectionError(f"the transfer was interrupted: {size} of {length} bytes arrived")
 
 
 def download_monolithic_checkpoint(
     source_uri: str, destination_path: str | os.PathLike[str], global_rank_zero_only: bool = True
 ) -> None:
-    """Bring a checkpoint of one file to a local path. To be called on every rank; all return when it is there.
+    """Download a checkpoint of one file. To be called on every rank; all return when it is there.
 
     Args:
         source_uri: A URI, such as `s3://bucket/run/model.pt`, or a local path, which is linked to.
-        destination_path: The file to make.
-        global_rank_zero_only: Whether only rank 0 fetches it; otherwise the first rank of every node does.
+        destination_path: The file to create.
+        global_rank_zero_only: Whether only rank 0 downloads it; otherwise the first rank of every node does.
 
     Raises:
         FileNotFoundError: There is no such checkpoint.
         FileExistsError: `destination_path` exists.
-        RuntimeError: The rank that fetches it failed; on that one, its own error is raised.
+        RuntimeError: Another rank could not download it; on that one, its own error is raised.
     """
     on_first_rank(lambda: get_file(source_uri, destination_path), each_node=not global_rank_zero_only)

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and temporary folders that go, whatever happens meanwhile."""
+"""Atomic writes, and temporary folders that are removed even after a crash."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from pathlib import Path
 
 __all__ = [
     "UNDELIVERED",
+    "atomic_write",
     "make_scratch_folder",
-    "point_link",
     "remove_leftovers",
-    "replacing",
+    "replace_link",
     "scratch_folder",
     "sync_folder",
     "temporary_path",
 ]
 
 UNDELIVERED = "UNDELIVERED"
-"""The name of an entry of a scratch folder that holds what is nowhere else: the folder stays if its process dies."""
+"""The name of a file that marks a scratch folder with data that are nowhere else: it stays if its process dies."""
 
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.saving")
 _SCRATCH = "composer-scratch-"
@@ -32,19 +32,19 @@ _WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS
 
 
 def temporary_path(path: Path) -> Path:
-    """A name next to `path` that nobody else uses, and that tells what it is if a killed process leaves it."""
+    """Return a unique name next to `path`, recognizable as a temporary file if a killed process leaves it."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.saving")
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Write a file under a temporary name in the same folder; it takes its place when the body ends well.
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Write a file under a temporary name in the same folder, and rename it when the body succeeds.
 
-    The body brings what it wrote to the disk. If it fails, the temporary file is removed, and an earlier file of this
-    name stays as it is.
+    The body has to flush the file to the disk. If it fails, the temporary file is removed, and an earlier file of this
+    name is unchanged.
 
     Args:
-        path: The file to make or replace. Its folder is made if need be.
+        path: The file to create or replace. Its folder is created if necessary.
 
     Raises:
         OSError: The file cannot be written, for example because the disk is full; the message names it.
@@ -53,7 +53,7 @@ def replacing(path: Path) -> Iterator[Path]:
     if path.is_dir() and not path.is_symlink():
         raise IsADirectoryError(
             errno.EISDIR,
-            f"Could not save {str(path)!r}: a folder of that name is in the way. Remove it, or save elsewhere",
+            f"Could not save {str(path)!r}: there is a folder of that name. Remove it, or save elsewhere",
         )
     temporary = temporary_path(path)
     try:
@@ -61,20 +61,20 @@ def replacing(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
         sync_folder(path.parent)
     except BaseException as error:
-        with suppress(OSError):  # a disk that is read-only now lets nothing be removed; the first error is to be told
+        with suppress(OSError):  # on a disk that is read-only now; the first error is raised
             temporary.unlink()
         if isinstance(error, (OSError, RuntimeError)) and (reason := _why_unwritten(error, path.parent)) is not None:
             number, text = reason
             raise OSError(
                 number,
-                f"Could not save {str(path)!r}: {text}. Files saved earlier are untouched. Free some space, or save "
+                f"Could not save {str(path)!r}: {text}. Files saved earlier are unchanged. Free some space, or save "
                 f"elsewhere",
             ) from error
         raise
 
 
 def _why_unwritten(error: OSError | RuntimeError, folder: Path) -> tuple[int, str] | None:
-    """The system's reason for a failed write; torch's writer hides it behind a RuntimeError."""
+    """Return the system's reason for a failed write; torch's writer hides it behind a RuntimeError."""
     if isinstance(error, OSError):
         return (error.errno, os.strerror(error.errno)) if error.errno in _WRITE_ERRORS else None
     text = str(error)
@@ -85,24 +85,24 @@ def _why_unwritten(error: OSError | RuntimeError, folder: Path) -> tuple[int, st
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring a folder's entries to the disk, where the system can."""
+    """Flush a folder's entries to the disk, where the system can."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError:
-        return  # some systems cannot open folders; there is nothing to be done
+        return  # some systems cannot open folders
     try:
-        with suppress(OSError):  # and some file systems cannot synchronise them
+        with suppress(OSError):  # some file systems cannot synchronise them
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
-def point_link(link: Path, target: Path) -> None:
-    """Make or replace a relative symbolic link in one step, so that it always points to a whole file.
+def replace_link(link: Path, target: Path) -> None:
+    """Make or replace a relative symbolic link in one step, so that it always points to a complete file.
 
     Args:
         link: The link.
-        target: What it points to, which need not be in the same folder.
+        target: The target of the link, in any folder.
     """
     link.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_path(link)
@@ -116,7 +116,7 @@ def remove_leftovers(folder: Path, is_left_over: Callable[[str], bool] = lambda 
 
     Args:
         folder: The folder.
-        is_left_over: Tells, of the name that a file was to get, whether nobody is writing it now.
+        is_left_over: Returns True for the final name of a file that no process is writing now.
 
     Returns:
         The names of the removed files.
@@ -136,7 +136,7 @@ def remove_leftovers(folder: Path, is_left_over: Callable[[str], bool] = lambda 
 
 @contextmanager
 def scratch_folder(purpose: str) -> Iterator[Path]:
-    """A temporary folder that is gone afterwards; see `make_scratch_folder`."""
+    """Make a temporary folder, and remove it when the body ends; see `make_scratch_folder`."""
     folder, remove = make_scratch_folder(purpose)
     try:
         yield folder
@@ -145,16 +145,17 @@ def scratch_folder(purpose: str) -> Iterator[Path]:
 
 
 def make_scratch_folder(purpose: str) -> tuple[Path, Callable[[], None]]:
-    """Make a temporary folder that does not stay for good if this process is killed.
+    """Make a temporary folder that does not remain forever if this process is killed.
 
-    The folder is locked, and the system ends the locks of a process with it. So whoever makes the next one on this
-    machine, such as a relaunch of the run, removes those whose processes have ended, unless they hold `UNDELIVERED`.
+    The folder is locked, and the system releases the locks of a process that ends. The next process that makes such a
+    folder on this machine, such as a relaunch of the run, removes those that are not locked, unless they hold
+    `UNDELIVERED`.
 
     Args:
         purpose: A part of its name.
 
     Returns:
-        The folder, and what removes it.
+        The folder, and a function that removes it.
     """
     _remove_abandoned(Path(tempfile.gettempdir()))
     while True:
@@ -162,7 +163,7 @@ def make_scratch_folder(purpose: str) -> tuple[Path, Callable[[], None]]:
         descriptor = _lock(folder, wait=True)
         if folder.is_dir():
             break
-        if descriptor is not None:  # another process took the folder for abandoned before it was locked
+        if descriptor is not None:  # another process removed the folder before it was locked
             os.close(descriptor)
 
     def remove() -> None:
@@ -175,7 +176,7 @@ def make_scratch_folder(purpose: str) -> tuple[Path, Callable[[], None]]:
 
 def _remove_abandoned(where: Path) -> None:
     names: list[str] = []
-    with suppress(OSError):  # it cannot be listed
+    with suppress(OSError):  # the folder cannot be listed
         names = [name for name in os.listdir(where) if name.startswith(_SCRATCH)]
     for folder in (where / name for name in names):
         descriptor = None if folder.is_symlink() else _lock(folder, wait=False)
@@ -186,7 +187,7 @@ def _remove_abandoned(where: Path) -> None:
 
 
 def _lock(folder: Path, wait: bool) -> int | None:
-    """Lock a folder until the descriptor is closed; None: another process has, or this system has no such locks."""
+    """Lock a folder until the descriptor is closed; None if another process has, or there are no such locks."""
     try:
         import fcntl
     except ImportError:  # on Windows

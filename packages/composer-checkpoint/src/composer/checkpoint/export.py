@@ -1,4 +1,4 @@
-"""A model's weights alone, in the format that other libraries read."""
+"""Exporting a model's weights to a safetensors file, and loading them."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ def export_safetensors(
     ignore_keys: Keys | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Write a model's parameters and buffers to a file in the format of safetensors. To be called on every rank.
+    """Write a model's parameters and buffers to a safetensors file. To be called on every rank.
 
-    Weights that are tied are stored once. The header says the version, and the time of the run if it is known; see
-    `load_safetensors` for reading, though other libraries read the file as well.
+    Tied weights are stored once. The header holds the version, and the timestamp of the run if it is known. Read the
+    file with `load_safetensors` or any other library that reads the format.
 
     Args:
         source: A run, a model, or a checkpoint: its path or URI.
-        path: The file to make.
+        path: The file to create.
         precision: What floating tensors are converted to; None leaves them as they are.
-        include_keys: Patterns of the only names wanted.
-        ignore_keys: Patterns of names not wanted.
+        include_keys: Patterns of the names to include; None: all.
+        ignore_keys: Patterns of names to leave out.
         overwrite: Whether an existing file is replaced.
 
     Returns:
@@ -57,9 +57,9 @@ def export_safetensors(
         FileExistsError: `path` exists, and `overwrite` is False.
         FileNotFoundError: There is no such checkpoint.
         CorruptCheckpointError: The checkpoint is torn, truncated or altered.
-        TypeError: `source` is nothing of these, or the model's state holds what is no dense tensor.
+        TypeError: `source` has another type, or the model's state holds anything but dense tensors.
         ValueError: The checkpoint has no model, or both kinds of keys are given.
-        OSError: The file cannot be written; an earlier one is untouched.
+        OSError: The file cannot be written; an earlier one is unchanged.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -90,7 +90,7 @@ def export_safetensors(
 def load_safetensors(
     module: torch.nn.Module, path: str | os.PathLike[str], *, strict: bool = True
 ) -> tuple[list[str], list[str]]:
-    """Load a file in the format of safetensors into a module. To be called on every rank.
+    """Load a safetensors file into a module. To be called on every rank.
 
     Args:
         module: The module, wrapped by DDP or not. Tensors are copied into its own, in their precision.
@@ -98,7 +98,7 @@ def load_safetensors(
         strict: Whether its names and the module's must be the same. Of tied weights one name is enough.
 
     Returns:
-        The names that the file lacks, and those that the module lacks.
+        The names that are missing in the file, and those that are unknown to the module.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -123,12 +123,12 @@ def load_safetensors(
 
 
 def read_weights(path: str | os.PathLike[str], object_store: Any = None) -> Mapping[str, Any]:
-    """The weights of a model in a checkpoint, onto the CPU. Not a collective operation.
+    """Read the weights of a model from a checkpoint onto the CPU. Not a collective operation.
 
     Args:
         path: The checkpoint of a run or of a model, in one file or in shards, or a file in the format of safetensors: a
             local path, a URI, or a name in `object_store`.
-        object_store: An object store, or a logger that keeps files.
+        object_store: An object store, or a logger that stores files.
 
     Returns:
         Tensors by name, without the prefixes of DDP.
@@ -143,10 +143,7 @@ def read_weights(path: str | os.PathLike[str], object_store: Any = None) -> Mapp
         return _weights_in(Path(text), text)
     with scratch_folder("download") as folder:
         file = folder / Path(text).name
-        if object_store is None:
-            fetch(text, file)
-        else:
-            get_file(text, file, object_store)
+        fetch(text, file, object_store)
         return _weights_in(file, text)
 
 
@@ -157,7 +154,7 @@ def _weights_in(file: Path, name: str) -> Mapping[str, Any]:
 
 
 def _weights(source: Source) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
-    """A model's state, and the time of the run."""
+    """Return a model's state, and the timestamp of the run."""
     if isinstance(source, State):
         return get_model_state_dict(source.model, precision=None), source.timestamp.state_dict()
     if isinstance(source, torch.nn.Module):
@@ -173,7 +170,7 @@ def _weights_of(content: Any, name: str) -> tuple[Mapping[str, Any], Mapping[str
     if not isinstance(saved, dict):
         if content and all(isinstance(value, torch.Tensor) for value in content.values()):
             return content, None  # the state of a model, as it is
-        raise ValueError(f"{name!r} is no checkpoint of a run or of a model: it holds no named tensors.")
+        raise ValueError(f"{name!r} is not a checkpoint of a run or of a model: it holds no named tensors.")
     if not isinstance(saved.get("model"), dict):
         raise ValueError(f"The checkpoint {name!r} holds no model. Was it left out when it was saved?")
     weights = saved["model"]
@@ -184,7 +181,7 @@ def _weights_of(content: Any, name: str) -> tuple[Mapping[str, Any], Mapping[str
 
 
 def _converted(weights: Mapping[str, Any], names: list[str], dtype: torch.dtype | None) -> dict[str, Any]:
-    """The wanted tensors in another precision; names of one and the same tensor share the converted one, too."""
+    """Convert the selected tensors to another precision; names of the same tensor share the converted one, too."""
     done: dict[tuple[Any, ...], Any] = {}
     found = {}
     for name in names:
@@ -197,7 +194,7 @@ def _converted(weights: Mapping[str, Any], names: list[str], dtype: torch.dtype 
 
 
 def _not_tied(module: torch.nn.Module, missing: list[str], loaded: Mapping[str, Any]) -> list[str]:
-    """The missing names whose tensors did not get their values under another name."""
+    """Return the missing names whose tensors were not loaded under another name."""
     own = module.state_dict(keep_vars=True)
     filled = {id(own[name]) for name in loaded if name in own}
     return [name for name in missing if id(own.get(name)) not in filled]

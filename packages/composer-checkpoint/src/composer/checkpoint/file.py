@@ -1,4 +1,4 @@
-"""A checkpoint's bytes in a file: as torch writes them, in a tar archive, or compressed."""
+"""One checkpoint file: as torch writes it, in a tar archive, or compressed."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from typing import IO, Any
 import torch
 
 from composer.checkpoint._pickle_checks import UnsafeCheckpointError, read_plain_values, refuse
-from composer.checkpoint.checksum import CorruptCheckpointError, read_seal, seal, verify
-from composer.checkpoint.durable import replacing, scratch_folder, temporary_path
+from composer.checkpoint.checksum import CorruptCheckpointError, append_checksum, read_footer, verify
+from composer.checkpoint.durable import atomic_write, scratch_folder, temporary_path
 from composer.checkpoint.names import check_file_name
 from composer.checkpoint.safe_load import safe_torch_load
 from composer.utils import get_compressor, is_compressed_pt, is_tar
@@ -27,34 +27,34 @@ __all__ = ["STATES", "check_file", "read_file", "read_outline", "write_file"]
 
 STATES = "composer_states.pt"
 _BLOCK = 1 << 20
-_UNPACKED = 1 << 30, 1100  # bytes: so many, or so many times the archive; gzip reaches 1032 times
+_UNPACKED = 1 << 30, 1100  # bytes: this many, or this many times the archive; gzip reaches 1032 times
 _TAR_MODES = {"tar": "w", "tgz": "w:gz", "gz": "w:gz", "bz2": "w:bz2", "lzma": "w:xz"}
 
 
 def write_file(
-    content: dict[str, Any], path: str | os.PathLike[str], described: Callable[[], None] = lambda: None
+    content: dict[str, Any], path: str | os.PathLike[str], on_pickled: Callable[[], None] = lambda: None
 ) -> None:
-    """Write a checkpoint: whole, sealed and on the disk, or not at all.
+    """Write a checkpoint atomically, with a checksum: it is complete and on the disk, or not there at all.
 
     Args:
-        content: What `torch.save` can save.
-        path: The file. Its extension tells its format: `.tar`, `.tar.gz`, `.tgz`, `.tar.bz2` and `.tar.lzma` are
-            archives of one member, `.pt.gz` and the like are compressed, and all others are as torch writes them.
-        described: Called when all but the tensors' bytes is pickled. It may be called several times.
+        content: Anything that `torch.save` can save.
+        path: The file. Its extension is its format: `.tar`, `.tar.gz`, `.tgz`, `.tar.bz2` and `.tar.lzma` are archives
+            of one member, `.pt.gz` and the like are compressed, and all others are as torch writes them.
+        on_pickled: Called when everything but the tensors' bytes is pickled, possibly several times.
 
     Raises:
-        OSError: It cannot be written; an earlier file of this name is untouched.
+        OSError: It cannot be written; an earlier file of this name is unchanged.
     """
     target = Path(path)
     check_file_name(target.name)
     if not (is_tar(target) or is_compressed_pt(target.name)):
-        with replacing(target) as temporary:
-            _torch_save(content, temporary, described)
-            seal(temporary, target.name)
+        with atomic_write(target) as temporary:
+            _torch_save(content, temporary, on_pickled)
+            append_checksum(temporary, target.name)
         return
-    with replacing(target) as temporary, _scratch(target.parent) as inner:
-        _torch_save(content, inner, described)
-        seal(inner, target.name)
+    with atomic_write(target) as temporary, _scratch(target.parent) as inner:
+        _torch_save(content, inner, on_pickled)
+        append_checksum(inner, target.name)
         if is_tar(target):
             with tarfile.open(temporary, _TAR_MODES[target.suffix[1:]]) as archive:  # type: ignore[call-overload]
                 archive.add(inner, STATES)
@@ -72,32 +72,32 @@ def read_file(path: str | os.PathLike[str]) -> tuple[Any, str | None]:
         path: A file that `write_file` or the reference's trainer wrote.
 
     Returns:
-        Its content, and the file name under which it was saved (None if it does not tell).
+        Its content, and the file name under which it was saved (None if it is not recorded).
 
     Raises:
         FileNotFoundError: There is no such file.
         CorruptCheckpointError: It is torn, truncated or altered.
         UnsafeCheckpointError: It holds types whose loading could run code.
     """
-    with _plain(Path(path).expanduser()) as plain:
+    with _unpacked(Path(path).expanduser()) as plain:
         content = safe_torch_load(plain)
-        sealed = read_seal(plain)
-    return content, None if sealed is None else sealed.get("file")
+        footer = read_footer(plain)
+    return content, None if footer is None else footer.get("file")
 
 
 def check_file(path: str | os.PathLike[str]) -> str | None:
     """Check a checkpoint without loading it.
 
     Returns:
-        The file name under which it was saved (None if it does not tell).
+        The file name under which it was saved (None if it is not recorded).
 
     Raises:
         FileNotFoundError: There is no such file.
         CorruptCheckpointError: It is torn, truncated or altered.
     """
-    with _plain(Path(path).expanduser()) as plain:
-        sealed = verify(plain)
-    return None if sealed is None else sealed.get("file")
+    with _unpacked(Path(path).expanduser()) as plain:
+        footer = verify(plain)
+    return None if footer is None else footer.get("file")
 
 
 def read_outline(path: Path) -> Any:
@@ -147,31 +147,31 @@ def _read_exactly(stream: IO[bytes], count: int) -> bytes:
     return data
 
 
-def _torch_save(content: dict[str, Any], path: Path, described: Callable[[], None]) -> None:
+def _torch_save(content: dict[str, Any], path: Path, on_pickled: Callable[[], None]) -> None:
     with open(path, "wb", buffering=0) as file:
-        torch.save(content, _Announcing(file, described))  # type: ignore[arg-type]
+        torch.save(content, _NotifyingFile(file, on_pickled))  # type: ignore[arg-type]
 
 
-class _Announcing:
-    """A file for `torch.save`, which pickles before it writes anything, and tensors' bytes afterwards."""
+class _NotifyingFile:
+    """File for `torch.save`, which pickles before its first write, and writes the tensors' bytes afterwards."""
 
-    def __init__(self, file: FileIO, described: Callable[[], None]) -> None:
-        self._file, self._described = file, described
+    def __init__(self, file: FileIO, on_pickled: Callable[[], None]) -> None:
+        self._file, self._describe = file, on_pickled
 
     def write(self, data: memoryview | bytes) -> int:
-        self._described()
+        self._describe()
         left = memoryview(data)
         while left:  # a single write takes 2 GiB at most
             left = left[self._file.write(left) :]
         return len(data)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: writes are not buffered."""
 
 
 @contextmanager
-def _plain(path: Path) -> Iterator[Path]:
-    """The file as torch wrote it, taken out of its archive if it is in one."""
+def _unpacked(path: Path) -> Iterator[Path]:
+    """Yield the file as torch wrote it, unpacked from its archive if it is in one."""
     if not path.exists():
         raise FileNotFoundError(f"There is no checkpoint {str(path)!r}.")
     name = path.resolve().name  # a link may have another extension
@@ -183,7 +183,7 @@ def _plain(path: Path) -> Iterator[Path]:
         _unpack(path, name, plain)
         try:
             yield plain
-        except CorruptCheckpointError as error:  # of the archive, for who reads the message
+        except CorruptCheckpointError as error:  # the message names the archive
             raise CorruptCheckpointError(path, error.reason) from error
         except UnsafeCheckpointError as error:
             raise UnsafeCheckpointError(str(error).replace(str(plain), str(path))) from error
@@ -195,7 +195,7 @@ def _unpack(path: Path, name: str, plain: Path) -> None:
             with tarfile.open(path) as archive:
                 member = archive.extractfile(STATES)
                 if member is None:
-                    raise CorruptCheckpointError(path, f"its member {STATES!r} is no file")
+                    raise CorruptCheckpointError(path, f"its member {STATES!r} is not a file")
                 with member, open(plain, "wb") as target:
                     _copy(member, target, path)
         else:
@@ -218,7 +218,7 @@ def _copy(source: IO[bytes], target: IO[bytes], path: Path) -> None:
 
 @contextmanager
 def _scratch(folder: Path) -> Iterator[Path]:
-    """A file that is gone afterwards, on the disk where there has to be space anyway."""
+    """Yield the path of a temporary file, on the disk that must have enough space anyway."""
     path = temporary_path(folder / STATES)
     try:
         yield path

@@ -1,18 +1,18 @@
 """A lease on a save folder, so that two launches never write the same files.
 
 The lease is a small file in the folder that says which process saves there: its host, process id, when that process
-started, and the run's name. It is made by `os.link`, which either makes the file or fails, on NFS too. Every few
-seconds a thread of its owner renews the modification time.
+started, and the run's name. It is created by `os.link`, which either creates the file or fails, on NFS too. Every
+few seconds a thread of its owner renews the modification time.
 
-Whoever finds a lease asks whether its owner is gone:
+A launch that finds a lease checks whether its owner is gone:
 
 - A process of the same host that has ended, was started later than the lease says (a recycled process id), or ran
-  before the machine was rebooted: the lease is taken over at once.
+  before the machine was rebooted: the lease is taken over immediately.
 - A process of the same host that runs: the folder is in use.
-- A process of another host, of another container, or one that is stopped (SIGSTOP): only its heartbeat can tell. If the
-  last one is older than `STALE_SECONDS` the lease is taken over; otherwise the launch waits until it is, or until the
-  next heartbeat shows that the folder is in use. Ages are differences of times of the file server, not of clocks of
-  several machines.
+- A process of another host, of another container, or one that is stopped (SIGSTOP): only the heartbeat is known. If the
+  last one is older than `STALE_SECONDS`, the lease is taken over; otherwise the launch waits until it is, or until the
+  next heartbeat shows that the folder is in use. Ages are computed from times of the file server only, not from clocks
+  of several machines.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS, STALE_SECONDS = 10.0, 60.0
 REMOTE_HEARTBEAT_SECONDS, REMOTE_STALE_SECONDS = 20.0, 120.0
-_SETTLE_SECONDS = 1.0  # a store without conditional writes: until a competitor's write can be seen
-_PATIENCE_SECONDS = 5.0  # how long to wait for a store that hangs
+_SETTLE_SECONDS = 1.0  # without conditional writes: the time until a competitor's write is visible
+_PATIENCE_SECONDS = 5.0  # the time to wait for a store that hangs
 _NAME = ".composer{}.lease"
 
 
@@ -53,15 +53,15 @@ class FolderInUseError(ComposerError, RuntimeError):
 
 
 class Found(NamedTuple):
-    """A lease that was read."""
+    """The content of a lease that was read."""
 
     token: str
     owner: dict[str, Any]
-    heartbeat: Any  # differs after each heartbeat
+    heartbeat: Any  # changes with each heartbeat
 
 
 class _Place(Protocol):
-    """Where a lease is kept."""
+    """A file that holds a lease."""
 
     heartbeat_seconds: float
     stale_seconds: float
@@ -75,17 +75,17 @@ class _Place(Protocol):
 
 
 class Lease:
-    """The right of one run to save to a folder. Make it with `folder_lease` or `remote_lease`.
+    """The exclusive right of a run to save to a folder. Create it with `folder_lease` or `remote_lease`.
 
     Args:
-        place: Where it is kept.
+        place: The file of the lease.
         where: The folder, for messages.
         run_name: The run.
         files: The pattern of the files that the run writes there.
 
     Attributes:
-        active: Whether its run is training. Within one process, only then is it an obstacle to another run: a notebook
-            may make a new Trainer without closing the old one.
+        active: Whether its run is training. Within one process, only an active lease excludes another run: a notebook
+            may create a new Trainer without closing the old one.
     """
 
     def __init__(self, place: _Place, where: str, run_name: str, files: str) -> None:
@@ -93,22 +93,22 @@ class Lease:
         self.active = False
         self._owner: dict[str, Any] | None = None
         self._lost: str | None = None  # who took it over
-        self._release: Any = None
+        self._finalizer: Any = None
         self._reported = False
-        self._waiting: tuple[Found, float] | None = None  # what was found at first, and when (monotonic)
+        self._waiting: tuple[Found, float] | None = None  # the lease that was read first, and when (monotonic)
         self._patience = [_PATIENCE_SECONDS]  # for the release
         self._checking: threading.Thread | None = None
 
     @property
     def held(self) -> bool:
-        """Whether this object has the lease, as far as it knows."""
+        """True if this object holds the lease, as far as it knows."""
         return self._owner is not None and self._lost is None
 
-    def try_take(self) -> bool:
+    def try_acquire(self) -> bool:
         """Take the lease, or take it over from an owner that is gone.
 
         Returns:
-            Whether it is held now. False: the owner may be gone; ask again in a second.
+            True if it is held now. False: the owner may be gone; try again in a second.
 
         Raises:
             FolderInUseError: Another run uses the folder.
@@ -141,11 +141,11 @@ class Lease:
             return False
         taken = self.place.take_over(found, owner)
         if taken:
-            log.info("Took over %s from a run that is gone: %s.", self.where, _described(found.owner))
+            log.info("Took over %s from a run that is gone: %s.", self.where, _describe(found.owner))
         return taken
 
     def _is_stale(self, found: Found) -> bool:
-        """Whether there was no heartbeat for long; raises once there is one."""
+        """Return True if there was no heartbeat for long; raise if there is a new one."""
         age = self.place.age(found)
         if age is not None and age > self.place.stale_seconds:
             return True
@@ -154,9 +154,9 @@ class Lease:
             self._waiting = found, now
             left = self.place.stale_seconds - (age or 0.0)
             log.warning(
-                "%s was in use %s by %s. Whether that run still lives cannot be seen from here: waiting up to %.0f "
-                "seconds for a sign of life, and taking the folder over if there is none.",
-                self.where, "lately" if age is None else f"{age:.0f} s ago", _described(found.owner), left,
+                "%s was in use %s by %s. This host cannot check whether that run is still alive: waiting up to %.0f "
+                "seconds for a heartbeat, and taking the folder over if there is none.",
+                self.where, "lately" if age is None else f"{age:.0f} s ago", _describe(found.owner), left,
             )  # fmt: skip
         elif self._waiting[0].heartbeat != found.heartbeat:
             raise FolderInUseError(self._refusal(found))
@@ -168,117 +168,118 @@ class Lease:
         owner = found.owner
         advice = advice or f"Wait until it ends, stop it (`kill {owner.get('pid')}` on {owner.get('host')})"
         return (
-            f"`save_folder` must not be in use by another run, got {self.where!r}: {_described(owner)} saves there"
+            f"`save_folder` must not be in use by another run, got {self.where!r}: {_describe(owner)} saves there"
             f"{heartbeat}. {advice}, or choose another `save_folder` or `run_name`."
         )
 
     def check(self) -> None:
-        """Make sure that the lease still is this run's own. To be called before anything is written.
+        """Check that the lease still belongs to this run. To be called before anything is written.
 
-        A remote store that does not answer is waited for some seconds: training goes on, and the upload will tell.
+        For a remote store this takes some seconds at most: if it does not answer, training goes on, and the upload
+        fails.
 
         Raises:
             FolderInUseError: Another run has taken it over.
         """
         if self._owner is not None and self._lost is None:
             if isinstance(self.place, _Folder):
-                with suppress(OSError):  # a folder that cannot be read now; the save will tell
+                with suppress(OSError):  # the folder cannot be read now; the save will fail
                     self._renew()
             elif self._checking is None or not self._checking.is_alive():
                 self._checking = _in_thread(self._beat, _PATIENCE_SECONDS)
         self.check_lost()
 
     def check_lost(self) -> None:
-        """Raise as `check`, from what the last heartbeat found: without reading anything."""
+        """Raise as `check` does, from the result of the last heartbeat, reading nothing."""
         if self._lost is not None:
             raise FolderInUseError(
                 f"The run {self.run_name!r} saves nothing more to {self.where!r}, which {self._lost} has taken over. "
-                f"That happens when a process gives no sign of life for {self.place.stale_seconds:.0f} seconds, as "
+                f"That happens when a process sends no heartbeat for {self.place.stale_seconds:.0f} seconds, as "
                 f"when it is suspended. Start this run again with another `save_folder`."
             )
 
-    def give_back(self, *, wait: bool = True) -> None:
+    def release(self, *, wait: bool = True) -> None:
         """Release the lease; it may be taken again later. Safe to call twice.
 
         Args:
-            wait: Whether to wait some seconds for a remote store; not if it is known to be down.
+            wait: Whether to wait some seconds for a remote store. Pass False if it is known to be down.
         """
         self._patience[0] = _PATIENCE_SECONDS if wait else 0.0
-        release, self._release = self._release, None
+        release, self._finalizer = self._finalizer, None
         self._owner = self._lost = self._waiting = None
         self.active = False
         if release is not None:
             release()
 
-    # ---- how ----
-
     def _begin(self, owner: dict[str, Any]) -> None:
         self._owner, self._lost, self._waiting = owner, None, None
         _HELD[owner["token"]] = self
         stop = threading.Event()
-        # Runs when this object goes away, at `give_back` or at exit, whichever comes first.
-        self._release = weakref.finalize(self, _release, self.place, owner["token"], stop, os.getpid(), self._patience)
+        # Runs when this object is collected, at `release` or at exit, whichever comes first.
+        self._finalizer = weakref.finalize(
+            self, _release, self.place, owner["token"], stop, os.getpid(), self._patience
+        )
         arguments = (weakref.ref(self), stop, self.place.heartbeat_seconds)
         with suppress(RuntimeError):  # the interpreter is about to end
             threading.Thread(target=_beat, args=arguments, name="composer-lease", daemon=True).start()
 
     def _renew(self) -> None:
-        """Give a sign of life, unless another run has taken the lease over."""
+        """Renew the lease, unless another run has taken it over."""
         owner = self._owner
         if owner is None or self._lost is not None:
             return
         found = self.place.read()
         if found is None:
-            time.sleep(0.05)  # a launch that mistook it for another one puts it back at once
+            time.sleep(0.05)  # a launch that took another lease by mistake puts it back immediately
             found = self.place.read()
         if found is None:
             if self._owner is owner:
-                self.place.create(owner)  # somebody has removed it
+                self.place.create(owner)  # it was removed
         elif found.token == owner["token"]:
             self.place.renew(owner)
         elif self._owner is owner:
-            self._lose(_described(found.owner))
+            self._lose(_describe(found.owner))
 
     def _lose(self, who: str) -> None:
         self._lost = who
-        if self._release is not None:
-            self._release.detach()
+        if self._finalizer is not None:
+            self._finalizer.detach()
 
     def _beat(self) -> bool:
-        """A heartbeat; returns whether there are to be more."""
+        """Renew the lease once; return True if there are to be more heartbeats."""
         try:
             self._renew()
-        except Exception as error:  # noqa: BLE001 - training goes on, whatever it is
+        except Exception as error:  # noqa: BLE001 - training goes on
             if not self._reported:
                 self._reported = True
-                log.warning("The lease on %s could not be renewed (not told again): %s", self.where, error)
+                log.warning("The lease on %s could not be renewed (reported once): %s", self.where, error)
         return self._lost is None
 
 
 _HELD: weakref.WeakValueDictionary[str, Lease] = weakref.WeakValueDictionary()
-"""The leases of this process by their tokens."""
+"""The leases of this process by their tokens, which identify them in files: the lock table of a process is global."""
 
 
 def folder_lease(folder: str, run_name: str, files: str) -> Lease:
-    """The lease on a local folder.
+    """Return the lease on a local folder.
 
     Args:
-        folder: The folder; made if need be when the lease is taken.
+        folder: The folder; created if necessary when the lease is taken.
         run_name: The run.
-        files: The pattern of the files that the run writes there. If it holds `{run_name}`, only runs of this name
-            write the same files, so they alone exclude each other.
+        files: The pattern of the files that the run writes there. If it holds `{run_name}`, only runs of the same name
+            exclude each other.
     """
     place = _Folder(Path(os.path.abspath(folder)) / _name(run_name, files))
     return Lease(place, folder, run_name, files.replace("{run_name}", run_name))
 
 
 def remote_lease(storage: Storage, where: str, run_name: str, files: str) -> Lease:
-    """The lease on a folder of a remote store; otherwise as `folder_lease`."""
+    """Return the lease on a folder of a remote store; otherwise as `folder_lease`."""
     return Lease(_Remote(storage, _name(run_name, files)), where, run_name, files.replace("{run_name}", run_name))
 
 
 def live_patterns(folder: Path, own: Lease | None) -> list[str]:
-    """The patterns of the files that other runs are writing in a folder now."""
+    """Return the patterns of the files that other runs are writing in a folder now."""
     patterns: list[str] = []
     for path in sorted(folder.glob(_NAME.format("*"))):
         place = _Folder(path)
@@ -302,7 +303,7 @@ def _beat(reference: Callable[[], Lease | None], stop: threading.Event, seconds:
         lease = reference()
         if lease is None or not lease._beat():
             return
-        del lease  # or this thread would keep it
+        del lease  # so that this thread does not keep it alive
 
 
 def _release(place: _Place, token: str, stop: threading.Event, pid: int, patience: list[float]) -> None:
@@ -321,7 +322,7 @@ def _release(place: _Place, token: str, stop: threading.Event, pid: int, patienc
 
 
 def _in_thread(call: Callable[[], object], seconds: float) -> threading.Thread:
-    """Call a function of a store, which may hang, in a thread, and wait for some seconds until it has ended."""
+    """Call a function that may hang in a thread, and wait for at most some seconds until it has returned."""
     thread = threading.Thread(target=call, name="composer-lease-call", daemon=True)
     with suppress(RuntimeError):  # the interpreter is about to end
         thread.start()
@@ -330,7 +331,7 @@ def _in_thread(call: Callable[[], object], seconds: float) -> threading.Thread:
 
 
 class _Folder:
-    """A lease in a local folder, or on a disk that several hosts mount."""
+    """Lease file in a local folder, or on a disk that several hosts mount."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -338,7 +339,7 @@ class _Folder:
 
     def read(self) -> Found | None:
         try:
-            with open(self.path, "rb") as file:  # NFS asks the server for what is new when a file is opened
+            with open(self.path, "rb") as file:  # opening a file over NFS fetches its present content
                 owner = _parsed(file.read())
                 return Found(owner.get("token", ""), owner, os.fstat(file.fileno()).st_mtime_ns)
         except FileNotFoundError:
@@ -363,7 +364,7 @@ class _Folder:
             temporary.unlink(missing_ok=True)
 
     def take_over(self, found: Found, owner: dict[str, Any]) -> bool:
-        """Rename the lease away, which only one launch can do, and make a new one."""
+        """Rename the lease, which only one launch can do, and create a new one."""
         grabbed = temporary_path(self.path)
         try:
             os.rename(self.path, grabbed)
@@ -371,7 +372,7 @@ class _Folder:
             return False  # another launch was faster
         try:
             if _parsed(grabbed.read_bytes()).get("token", "") != found.token:
-                with suppress(FileExistsError):  # it is that of the faster one: put it back
+                with suppress(FileExistsError):  # it belongs to the faster launch: put it back
                     os.link(grabbed, self.path)
                 return False
         finally:
@@ -379,7 +380,7 @@ class _Folder:
         return self.create(owner)
 
     def renew(self, owner: dict[str, Any]) -> None:
-        os.utime(self.path)  # should it be another run's by now, nothing is lost
+        os.utime(self.path)  # harmless if it belongs to another run by now
 
     def remove(self, token: str) -> None:
         found = self.read()
@@ -387,7 +388,7 @@ class _Folder:
             self.path.unlink(missing_ok=True)
 
     def age(self, found: Found) -> float | None:
-        """Seconds since the last heartbeat by the clock of the file server, which makes both times."""
+        """Return the seconds since the last heartbeat; both times are from the clock of the file server."""
         probe = temporary_path(self.path)
         try:
             probe.touch()
@@ -399,10 +400,10 @@ class _Folder:
 
 
 class _Remote:
-    """A lease in a remote store.
+    """Lease file in a remote store.
 
-    Where the client offers a conditional write, one of two simultaneous launches wins. Elsewhere each writes, waits a
-    second and reads who wrote last. A takeover is of the second kind everywhere.
+    If the client offers a conditional write, one of two simultaneous launches wins. Otherwise each writes, waits a
+    second and reads which was written last. A takeover always works the second way.
     """
 
     def __init__(self, storage: Storage, name: str) -> None:
@@ -463,7 +464,7 @@ def _write(path: Path, owner: dict[str, Any], mode: str) -> None:
 
 
 def _parsed(content: bytes) -> dict[str, Any]:
-    """What a lease says; nothing if it is being written, or damaged: then its heartbeat decides."""
+    """Parse a lease; empty if it is being written, or damaged: then its heartbeat decides."""
     try:
         owner = json.loads(content)
     except ValueError:
@@ -492,7 +493,7 @@ def _is_same_process(owner: dict[str, Any]) -> bool:
 
 
 def _state_of(owner: dict[str, Any]) -> str:
-    """Whether the process that owns a lease is "running", "gone", or "unknown"."""
+    """Return "running", "gone", or "unknown" for the process that owns a lease."""
     this = _this_process()
     if not owner or any(owner.get(key) != this[key] for key in ("host", "machine")):
         return "unknown"
@@ -500,13 +501,13 @@ def _state_of(owner: dict[str, Any]) -> str:
         # Without an id, two machines may share a name, as containers do.
         return "gone" if this["machine"] and this["boot"] else "unknown"
     if owner.get("namespace") != this["namespace"] or os.name != "posix":
-        return "unknown"  # the number means another process here
+        return "unknown"  # the number belongs to another process here
     try:
         os.kill(int(owner["pid"]), 0)
     except ProcessLookupError:
         return "gone"
     except PermissionError:
-        return "unknown"  # another user's: it exists, but may be another one with a recycled number
+        return "unknown"  # a process of another user, which may have got a recycled number
     except (KeyError, TypeError, ValueError, OverflowError):
         return "unknown"
     start, status = _process(int(owner["pid"]))
@@ -514,12 +515,12 @@ def _state_of(owner: dict[str, Any]) -> str:
         return "unknown"
     if start != owner["process_start"] or status in "ZX":
         return "gone"
-    return "unknown" if status in "Tt" else "running"  # a stopped one may never go on
+    return "unknown" if status in "Tt" else "running"  # a stopped one may never continue
 
 
 def _process(pid: int) -> tuple[str, str]:
-    """When a process started, in ticks since the machine did, and its status letter; empty if it cannot be read."""
-    fields = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()  # a name may hold blanks and brackets
+    """Return the start of a process, in ticks since boot, and its status letter; empty strings if unreadable."""
+    fields = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()  # the name may contain blanks and brackets
     return (fields[19], fields[0]) if len(fields) > 19 else ("", "")
 
 
@@ -537,7 +538,7 @@ def _text(path: str) -> str:
         return ""
 
 
-def _described(owner: dict[str, Any]) -> str:
+def _describe(owner: dict[str, Any]) -> str:
     if not owner:
         return "a run whose lease cannot be read"
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(owner.get("since", 0))))

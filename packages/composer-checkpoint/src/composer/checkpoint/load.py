@@ -39,20 +39,20 @@ _SUFFIXES = ("pt", "safetensors")
 
 @dataclass
 class CheckpointLoadOptions:
-    """What is loaded, and how.
+    """Options for loading a checkpoint.
 
     Args:
-        load_model: Whether the model is loaded.
-        load_optimizer: Whether the optimizer is.
-        load_resumption_state: Whether the rest of the run is.
-        include_keys: Patterns of the only names of parameters and buffers that are loaded.
-        ignore_keys: Patterns of names that are not loaded.
-        sharded_checkpoint: Whether the checkpoint is in shards. The model may be whole or sharded by FSDP.
+        load_model: Whether to load the model.
+        load_optimizer: Whether to load the optimizer.
+        load_resumption_state: Whether to load the rest of the run.
+        include_keys: Patterns of the names of parameters and buffers to load; None: all.
+        ignore_keys: Patterns of names not to load.
+        sharded_checkpoint: Whether the checkpoint is in shards. The model may be sharded by FSDP or not.
         shard_as_needed_during_load: Must be False: shard the model before.
         strict: Whether the file must have exactly the names that are to be loaded.
         precision: What the file's floating tensors are converted to before they are copied into the model, whose own
             precision stays; None: they are copied as they are.
-        cpu_offload: Whether shards are gathered in host memory. A file of one piece is read there anyway.
+        cpu_offload: Whether shards are gathered in host memory, where a single file is read anyway.
         load_planner: A planner of `torch.distributed.checkpoint`; of checkpoints in shards only.
         fsdp_config: Must be None, as `shard_as_needed_during_load` is False.
         device_mesh: Must be None, likewise.
@@ -107,15 +107,15 @@ def load_checkpoint(
     Args:
         load_path: Its folder, or the URI of its folder.
         load_options: What to load, and how; by default the model.
-        model: Takes the weights. None: that of `state`.
-        optim: Takes the optimizer's state. None: that of `state`.
-        state: Takes the rest.
-        model_child_path: Where in the folder the model is; `model` by default.
-        optim_child_path: Where in the folder the optimizer is; `optim` by default.
+        model: The model to load into; that of `state` by default.
+        optim: The optimizer to load into; that of `state` by default.
+        state: The run to load the rest into.
+        model_child_path: The path of the model in the folder; `model` by default.
+        optim_child_path: The path of the optimizer in the folder; `optim` by default.
         resumption_filename: The name of the file with the rest.
 
     Raises:
-        ValueError: What is to be loaded has no place to go to.
+        ValueError: The object that a part is to be loaded into is missing.
         FileNotFoundError: There is no such checkpoint, or it has no such part.
         CorruptCheckpointError: It is incomplete, or a file of it is torn, truncated or altered.
         UnsafeCheckpointError: It holds types whose loading could run code.
@@ -150,9 +150,9 @@ def load_model_checkpoint(
     """Load a model that `save_model_to_disk` wrote. To be called on every rank.
 
     Args:
-        model: Takes the weights; wrapped or not.
+        model: The model to load into; wrapped or not.
         load_path: The file, its folder, or the folder of the shards.
-        load_options: How; `load_model` and the like do not matter.
+        load_options: Options; `load_model` and the like are ignored.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -168,9 +168,9 @@ def load_model_checkpoint(
     else:
         content = read_tensors(path)[0] if path.suffix == ".safetensors" else read_file(path)[0]
         own = module.state_dict()
-        wanted = selected(dict.fromkeys([*own, *content]), options.include_keys, options.ignore_keys)
-        found = {name: content[name] for name in wanted if name in content}
-        missing = {name for name in wanted if name not in content}
+        requested = selected(dict.fromkeys([*own, *content]), options.include_keys, options.ignore_keys)
+        found = {name: content[name] for name in requested if name in content}
+        missing = {name for name in requested if name not in content}
         _check_names(module, path, missing, found.keys() - own.keys(), options.strict)
     dtype = check_precision(options.precision)
     _set_model(module, {name: converted(value, dtype) for name, value in found.items()})
@@ -184,20 +184,20 @@ def load_optim_checkpoint(
 ) -> None:
     """Load an optimizer that `save_optim_to_disk` wrote. To be called on every rank.
 
-    Its tensors get the precision of their parameters, as torch has it.
+    As in torch, its tensors get the precision of their parameters.
 
     Args:
         model: The model whose parameters the optimizer has.
-        optim: Takes the state.
+        optim: The optimizer to load into.
         load_path: The file, its folder, or the folder of the shards.
-        load_options: How. Parameters that it leaves out keep the state they have here; those that the file lacks, too,
-            unless `strict`. Of shards, all is loaded.
+        load_options: Options. Parameters that they leave out keep their state; so do those that the file lacks, unless
+            `strict`. Shards are always loaded completely.
 
     Raises:
         FileNotFoundError: There is no such file.
         CorruptCheckpointError: It is torn, truncated or altered.
         ValueError: The parameter groups differ; or it is in shards although `sharded_checkpoint` is False, or the
-            reverse; or a selection of shards is asked for.
+            reverse; or a selection of shards is requested.
         KeyError: `strict`, and the file holds other parameters.
     """
     options = CheckpointLoadOptions() if load_options is None else load_options
@@ -205,7 +205,7 @@ def load_optim_checkpoint(
     path = _part(Path(load_path).expanduser(), "optim", options.sharded_checkpoint)
     if options.sharded_checkpoint:
         if options.include_keys is not None or options.ignore_keys is not None:
-            raise _whole_only("an optimizer in shards")
+            raise _no_selection("an optimizer in shards")
         found = _optimizer_template(module, optim, options.cpu_offload)
         read_shards(found, path, options.load_planner)
     else:
@@ -214,18 +214,18 @@ def load_optim_checkpoint(
             own = get_optim_state_dict(module, optim, precision=None)
             found = _merged(found, own, options.include_keys, options.ignore_keys, options.strict)
         elif options.include_keys is not None or options.ignore_keys is not None:
-            raise _whole_only("the optimizer of a sharded model")
+            raise _no_selection("the optimizer of a sharded model")
     _set_optimizer(module, optim, found, options.sharded_checkpoint, options.strict)
 
 
 def load_resumption_checkpoint(state: State, load_path: Path_) -> None:
-    """Load what `save_resumption_state_to_disk` wrote, running no code from it. To be called on every rank.
+    """Load the state that `save_resumption_state_to_disk` wrote, running no code from it. To be called on every rank.
 
-    The random generators are restored at once, unless whoever runs the loop restores them when training goes on, as
-    the Trainer does.
+    The random generators are restored immediately, unless `state.resumption` is set, as by the Trainer, which restores
+    them when training goes on.
 
     Args:
-        state: Takes it.
+        state: The run to load into.
         load_path: The file, or the folder of `resumption.pkl`.
 
     Raises:
@@ -250,7 +250,7 @@ def load_resumption_checkpoint(state: State, load_path: Path_) -> None:
 
 
 def read_resumption(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read what `save_resumption_state_to_disk` wrote, or a plain pickle, as the reference writes."""
+    """Read a file that `save_resumption_state_to_disk` wrote, or a plain pickle, as the reference writes."""
     file = Path(path)
     if not file.exists():
         raise FileNotFoundError(f"There is no file {str(file)!r}.")
@@ -276,21 +276,21 @@ def _check_targets(options: CheckpointLoadOptions, model: Any, optim: Any, state
     }
     for text, lacking in needed.items():
         if lacking:
-            raise ValueError(f"{text}, which takes what is loaded. Give it, or load less.")
+            raise ValueError(f"{text}. Pass it, or load less.")
 
 
 def _only_optimizer(state: State, options: CheckpointLoadOptions) -> torch.optim.Optimizer | None:
     if options.load_optimizer and len(state.optimizers) > 1:
         raise ValueError(
-            f"A checkpoint of this kind has one optimizer, but the run has {len(state.optimizers)}. Pass the one that "
-            f"is meant as `optim`."
+            f"A checkpoint of this kind has one optimizer, but the run has {len(state.optimizers)}. Pass one of "
+            f"them as `optim`."
         )
     return state.optimizers[0] if state.optimizers else None
 
 
 @contextmanager
 def _local_folder(load_path: str, parts: list[str], file: str) -> Iterator[Path]:
-    """The checkpoint on this machine; fetched first, once per node, if it is remote."""
+    """Yield the local folder of a checkpoint; a remote one is downloaded first, once per node."""
     if not is_uri(load_path):
         yield Path(load_path).expanduser()
         return
@@ -308,7 +308,7 @@ def _local_folder(load_path: str, parts: list[str], file: str) -> Iterator[Path]
 
 
 def _part(path: Path, stem: str, sharded: bool) -> Path:
-    """The file of a part, or the folder of its shards."""
+    """Return the file of a part, or the folder of its shards."""
     shards = is_shard_folder(path)
     files = [path / f"{stem}.{suffix}" for suffix in _SUFFIXES] if path.is_dir() else [path]
     file = next((one for one in files if one.is_file()), None)
@@ -322,39 +322,39 @@ def _part(path: Path, stem: str, sharded: bool) -> Path:
 
 
 def _model_of_shards(module: torch.nn.Module, path: Path, options: CheckpointLoadOptions) -> dict[str, Any]:
-    """The wanted tensors of a checkpoint in shards, in shards if the model is."""
+    """Read the selected tensors of a checkpoint in shards; they are sharded if the model is."""
     own = get_model_state_dict(module, is_model_fsdp(module), None, cpu_offload=options.cpu_offload)
     if options.load_planner is not None:  # it decides what the names mean
         found = {name: own[name].clone() for name in selected(own, options.include_keys, options.ignore_keys)}
     else:
         saved = names_of_shards(path)
-        wanted = selected(dict.fromkeys([*own, *saved]), options.include_keys, options.ignore_keys)
-        found = {name: own[name].clone() for name in wanted if name in saved and name in own}
-        missing, unexpected = {*wanted} & own.keys() - saved, {*wanted} & saved - own.keys()
+        requested = selected(dict.fromkeys([*own, *saved]), options.include_keys, options.ignore_keys)
+        found = {name: own[name].clone() for name in requested if name in saved and name in own}
+        missing, unexpected = {*requested} & own.keys() - saved, {*requested} & saved - own.keys()
         _check_names(module, path, missing, unexpected, options.strict)
     read_shards(found, path, options.load_planner)
     return found
 
 
 def _optimizer_template(module: torch.nn.Module, optim: torch.optim.Optimizer, cpu_offload: bool) -> dict[str, Any]:
-    """Tensors to be filled: of an optimizer that has done no step, too."""
+    """Return the tensors to fill, also of an optimizer that has not taken a step."""
     from torch.distributed.checkpoint import state_dict as torch_state_dict
 
     options = torch_state_dict.StateDictOptions(cpu_offload=cpu_offload and is_model_fsdp(module))
     return dict(torch_state_dict.get_optimizer_state_dict(module, optim, options=options))
 
 
-def _whole_only(what: str) -> ValueError:
+def _no_selection(what: str) -> ValueError:
     return ValueError(
-        f"`include_keys` and `ignore_keys` must be None for {what}, which is loaded as a whole. Load the model with "
-        f"them, and the optimizer without."
+        f"`include_keys` and `ignore_keys` must be None for {what}, which is always loaded completely. Load the model "
+        f"with them, and the optimizer without."
     )
 
 
 def _check_names(
     module: torch.nn.Module, path: str | os.PathLike[str], missing: set[str], unexpected: set[str], strict: bool
 ) -> None:
-    """Refuse names that do not match, or warn of them.
+    """Raise for names that do not match, or warn if not `strict`.
 
     Raises:
         RuntimeError: There are some, and `strict`.
@@ -371,7 +371,7 @@ def _check_names(
 
 
 def _set_model(module: torch.nn.Module, found: dict[str, Any]) -> None:
-    """Copy tensors into a model, whole or in shards; their names have been checked."""
+    """Copy tensors into a model, whole or sharded; their names have been checked."""
     if not is_model_fsdp(module):
         module.load_state_dict(found, strict=False)
         return
@@ -385,7 +385,7 @@ def _set_model(module: torch.nn.Module, found: dict[str, Any]) -> None:
 def _set_optimizer(
     module: torch.nn.Module, optim: torch.optim.Optimizer, saved: dict[str, Any], shards: bool, strict: bool
 ) -> None:
-    """Load an optimizer's state, keyed by names.
+    """Load an optimizer's state, keyed by parameter names.
 
     Args:
         module: The model whose parameters the optimizer has.
@@ -408,36 +408,38 @@ def _set_optimizer(
 def _merged(
     saved: dict[str, Any], own: dict[str, Any], include_keys: Keys | None, ignore_keys: Keys | None, strict: bool
 ) -> dict[str, Any]:
-    """The saved state of the wanted parameters, and that of the others as it is here.
+    """Merge the saved state of the selected parameters with the present state of the others.
 
     Args:
         saved: The file's state.
-        own: The optimizer's state.
-        include_keys: Patterns of the only parameters wanted.
-        ignore_keys: Patterns of parameters not wanted.
-        strict: Whether both must hold the same parameters of those that are wanted.
+        own: The optimizer's present state.
+        include_keys: Patterns of the only parameters requested.
+        ignore_keys: Patterns of parameters not requested.
+        strict: Whether both must hold the same parameters of those that are requested.
 
     Raises:
         KeyError: `strict`, and they do not.
     """
-    if not all({"state", "param_groups"} <= state.keys() for state in (own, saved)):  # only the optimizer can read it
+    if not all({"state", "param_groups"} <= state.keys() for state in (own, saved)):  # in a format of the optimizer
         return saved
     here, there = _parameters(own), _parameters(saved)
-    if not all(isinstance(name, str) for name in there):  # numbered, as torch has it
+    if not all(isinstance(name, str) for name in there):  # numbered, as in torch
         return saved
-    wanted = {*selected(dict.fromkeys([*here, *there]), include_keys, ignore_keys)}
+    requested = {*selected(dict.fromkeys([*here, *there]), include_keys, ignore_keys)}
     differing = {*here} ^ {*there} if strict else set()
-    if differing & wanted:
+    if differing & requested:
         raise KeyError(
-            f"The saved optimizer and this one hold different parameters: {sorted(differing & wanted)}. Build it from "
-            f"the same parameters, or pass `strict=False` to load those that both have."
+            f"The saved optimizer and this one hold different parameters: {sorted(differing & requested)}. Build it "
+            f"from the same parameters, or pass `strict=False` to load those that both have."
         )
-    taken = wanted & {*there}
+    taken = requested & {*there}
     states = {name: value for name, value in own["state"].items() if name not in taken}
     states |= {name: value for name, value in saved["state"].items() if name in taken}
     groups = saved["param_groups"]
     if (include_keys is not None or ignore_keys is not None) and len(groups) == len(own["param_groups"]):
-        groups = [{**group, "params": mine["params"]} for group, mine in zip(groups, own["param_groups"], strict=True)]
+        groups = [
+            {**group, "params": other["params"]} for group, other in zip(groups, own["param_groups"], strict=True)
+        ]
     return {**saved, "state": states, "param_groups": groups}
 
 

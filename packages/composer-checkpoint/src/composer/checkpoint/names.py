@@ -1,4 +1,4 @@
-"""The names of checkpoint files."""
+"""Names of checkpoint files: formatting, parsing, and checks of the arguments that give them."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ _TAR_SUFFIXES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.lzma")
 
 
 class PartialFilePath:
-    """The path of a checkpoint, with variables such as `{epoch}` still to be filled in.
+    """The path of a checkpoint, with variables such as `{epoch}` to be filled in later.
 
     Args:
         filename: The file name; a format string.
-        folder: The folder; a format string. None: `filename` may hold one.
+        folder: The folder; a format string. None: `filename` may include one.
     """
 
     def __init__(self, filename: str, folder: str | None = None) -> None:
@@ -63,11 +63,11 @@ class PartialFilePath:
         return f"PartialFilePath({self.filename!r}, {self.folder!r})"
 
     def format(self, state: State, keep_placeholders: bool = False) -> str:
-        """Fill the variables in.
+        """Fill in the variables.
 
         Args:
-            state: Gives the name of the run and the time.
-            keep_placeholders: Whether only the folder's variables are filled in.
+            state: The run, with its name and time.
+            keep_placeholders: Fill in only the folder's variables.
         """
         folder = "" if self.folder is None else format_name_with_dist(self.folder, state.run_name)
         name = self.filename
@@ -77,17 +77,17 @@ class PartialFilePath:
 
 
 def get_save_filename(state: State, filename: str = "ep{epoch}-ba{batch}-rank{rank}") -> str:
-    """The path to which `save_checkpoint` writes now.
+    """Return the path to which `save_checkpoint` writes now.
 
     Args:
-        state: Gives the name of the run and the time.
+        state: The run, with its name and time.
         filename: A format string.
     """
     return PartialFilePath(filename).format(state)
 
 
 def check_file_name(filename: str) -> None:
-    """Refuse names whose format cannot be written.
+    """Check that the format of a checkpoint, as its name has it, can be written.
 
     Raises:
         ValueError: It looks like a tar archive, but of an unknown kind.
@@ -106,24 +106,24 @@ def check_file_name(filename: str) -> None:
 
 
 def check_characters(argument: str, text: str) -> None:
-    """Refuse control characters, which a path cannot hold or nobody can type.
+    """Check that a text holds no control characters.
 
     Args:
         argument: The name of the argument, for the message.
         text: Its value.
 
     Raises:
-        ValueError: There is one.
+        ValueError: It holds one.
     """
-    found = next((character for character in text if ord(character) < 32 or ord(character) == 127), None)
-    if found is not None:
+    control = next((character for character in text if ord(character) < 32 or ord(character) == 127), None)
+    if control is not None:
         raise ValueError(
-            f"`{argument}` must not hold control characters such as NUL or newline, got {text!r}. Remove {found!r}."
+            f"`{argument}` must not hold control characters such as NUL or newline, got {text!r}. Remove {control!r}."
         )
 
 
 def check_run_name(run_name: str) -> None:
-    """Refuse a name that leads out of the folders that are called after it.
+    """Check that a run name does not lead out of the folders that are named after it.
 
     Raises:
         ValueError: It is absolute, leads upwards, or holds control characters.
@@ -131,18 +131,18 @@ def check_run_name(run_name: str) -> None:
     check_characters("run_name", run_name)
     if os.path.isabs(run_name) or ".." in _SEPARATORS.split(run_name):
         raise ValueError(
-            f"`run_name` must not lead out of `save_folder`, where files are called after it, got {run_name!r}. Leave "
+            f"`run_name` must not lead out of `save_folder`, where files are named after it, got {run_name!r}. Leave "
             f"out a leading '/' and '..'."
         )
 
 
 def check_pattern(argument: str, pattern: str, times: bool = True) -> None:
-    """Refuse a format string that cannot be filled in.
+    """Check that a format string can be filled in.
 
     Args:
         argument: The name of the argument, for the message.
         pattern: The format string.
-        times: Whether it may hold the training time.
+        times: Whether it may include the training time.
 
     Raises:
         ValueError: It holds a control character, an unknown or a positional field, or a format that does not suit one.
@@ -163,14 +163,14 @@ def check_pattern(argument: str, pattern: str, times: bool = True) -> None:
 
 
 def check_path(argument: str, path: str | os.PathLike[str]) -> None:
-    """Refuse what is no path of a file to save, before its fields are filled in.
+    """Check that a path names a file to save, before its fields are filled in.
 
     Args:
         argument: The name of the argument, for the message.
         path: Its value.
 
     Raises:
-        TypeError: It is no path.
+        TypeError: It is not a path.
         ValueError: It has an unknown field, or is a folder.
     """
     if not isinstance(path, (str, os.PathLike)):
@@ -184,14 +184,14 @@ def check_path(argument: str, path: str | os.PathLike[str]) -> None:
 
 
 def check_relative(argument: str, name: str) -> None:
-    """Refuse the name of a file that is not in the folder it is to be in.
+    """Check that a file name stays inside its folder.
 
     Args:
         argument: The name of the argument, for the message.
         name: The name, which may lead to a subfolder; a format string.
 
     Raises:
-        ValueError: It is absolute, leads upwards, or names no file.
+        ValueError: It is absolute, leads upwards, or has no file name.
     """
     if os.path.isabs(name) or ".." in _SEPARATORS.split(name):
         raise ValueError(
@@ -203,11 +203,11 @@ def check_relative(argument: str, name: str) -> None:
 
 
 def check_folder(folder: str) -> None:
-    """Make a folder to save to, and check that files can be made in it. A full disk is no error: space may be freed.
+    """Create a folder to save to, and check that it is writable. A full disk is no error: space may be freed.
 
     Raises:
         ValueError: It is a file, or inside of one.
-        OSError: It cannot be made or written.
+        OSError: It cannot be created or written.
     """
     path = Path(folder)
     for place in (path, *path.parents):
@@ -237,19 +237,19 @@ def check_folder(folder: str) -> None:
 
 
 def check_link(link: str, checkpoints: str) -> None:
-    """Refuse a name for a link to a checkpoint that a checkpoint may get, or where a folder is.
+    """Check that a link to a checkpoint has a name that no checkpoint gets, and that is no folder.
 
     Args:
         link: The path of the link.
         checkpoints: The path of checkpoints; a format string.
 
     Raises:
-        ValueError: It is one of those.
+        ValueError: It has another one.
     """
     if counts_of_name(os.path.normpath(link), os.path.normpath(checkpoints)) is not None:
         raise ValueError(
             f"The link {os.path.basename(link)!r} must not have the name of a checkpoint, which it would replace; "
-            f"checkpoints are called {os.path.basename(checkpoints)!r}. Choose another `save_latest_filename` or "
+            f"checkpoints are named {os.path.basename(checkpoints)!r}. Choose another `save_latest_filename` or "
             f"`save_filename`."
         )
     if os.path.isdir(link) and not os.path.islink(link):
@@ -260,7 +260,7 @@ def check_link(link: str, checkpoints: str) -> None:
 
 
 def check_length(argument: str, path: str) -> None:
-    """Refuse a file name that the file system has no room for, with the suffix that it has while it is written.
+    """Check that a file name is short enough, with the suffix it has while it is written.
 
     Args:
         argument: The name of the argument, for the message.
@@ -277,7 +277,7 @@ def check_length(argument: str, path: str) -> None:
 
 
 def counts_of_name(name: str, pattern: str) -> tuple[int, ...] | None:
-    """The training time in a file name, to be compared with that of others.
+    """Parse the training time in a file name, to compare it with that of others.
 
     Args:
         name: The file name.
@@ -299,10 +299,10 @@ def counts_of_name(name: str, pattern: str) -> tuple[int, ...] | None:
     match = re.fullmatch(expression, name)
     if match is None:
         return None
-    found = match.groupdict()
-    return tuple(int(found.get(count, -1)) for count in _COUNTS)
+    counts = match.groupdict()
+    return tuple(int(counts.get(count, -1)) for count in _COUNTS)
 
 
 def was_swapped(saved_as: str, actual: str) -> bool:
-    """Whether a checkpoint has the name of another one: it differs by its numbers only. A name of its own is fine."""
+    """Return True if a checkpoint was copied over another one: only the numbers in its name differ."""
     return saved_as != actual and re.sub(r"\d+", "#", saved_as) == re.sub(r"\d+", "#", actual)

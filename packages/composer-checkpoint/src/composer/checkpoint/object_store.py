@@ -27,7 +27,7 @@ class ObjectStore:
     """A bucket, or a folder in one, of any store that fsspec knows.
 
     Args:
-        uri: Such as `s3://bucket/folder` or `sftp://user@host/folder`; the names of objects are relative to it.
+        uri: The bucket or folder, such as `s3://bucket/folder` or `sftp://user@host/folder`; names are relative to it.
         **options: Options of fsspec's filesystem.
 
     Raises:
@@ -40,8 +40,9 @@ class ObjectStore:
         ...     store.list_objects("folder/")
         ['folder/readme']
 
-    Differs: requests that fail for a moment are tried again here. What fails after that is an
-        `ObjectStoreTransientError`, and anything else an `OSError`.
+    Differs: transient failures are retried here. If all attempts fail, that is an `ObjectStoreTransientError`; any
+    other
+        failure is an `OSError`.
     """
 
     def __init__(self, uri: str, **options: Any) -> None:
@@ -51,13 +52,13 @@ class ObjectStore:
         return f"{type(self).__name__}({self._storage!r})"
 
     def get_uri(self, object_name: str) -> str:
-        """The URI of an object."""
+        """Return the URI of an object."""
         return self._storage.uri(object_name)
 
     def upload_object(
         self, object_name: str, filename: str | os.PathLike[str], callback: Callable[[int, int], None] | None = None
     ) -> None:
-        """Store a file, replacing an object of this name.
+        """Upload a file, replacing an object of this name.
 
         Args:
             object_name: The name of the object.
@@ -65,12 +66,12 @@ class ObjectStore:
             callback: Called with the bytes done and the bytes in all.
 
         Raises:
-            OSError: It cannot be stored.
+            OSError: It cannot be uploaded.
         """
         self._storage.upload(filename, object_name, False if callback is None else callback)
 
     def get_object_size(self, object_name: str) -> int:
-        """The size of an object in bytes.
+        """Return the size of an object in bytes.
 
         Raises:
             FileNotFoundError: There is no such object.
@@ -84,11 +85,11 @@ class ObjectStore:
         overwrite: bool = False,
         callback: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Fetch an object.
+        """Download an object.
 
         Args:
             object_name: The name of the object.
-            filename: The path to write to; there is a whole file or none.
+            filename: The path to write to; the file is complete or not there.
             overwrite: Whether to replace an existing file.
             callback: Called with the bytes done and the bytes in all.
 
@@ -101,11 +102,11 @@ class ObjectStore:
         self._storage.download(object_name, filename, False if callback is None else callback)
 
     def list_objects(self, prefix: str | None = None) -> list[str]:
-        """The sorted names of the objects that begin with `prefix`, in folders, too."""
+        """List the sorted names of the objects that begin with `prefix`, also in folders."""
         return self._storage.find(prefix or "")
 
     def close(self) -> None:
-        """Nothing: connections end with the object. It is there for programs that call it."""
+        """Do nothing: connections end with the object. For programs that call it."""
 
     def __enter__(self: T) -> T:
         return self
@@ -117,7 +118,7 @@ class ObjectStore:
 
 
 class S3ObjectStore(ObjectStore):
-    """A bucket of S3, or of a store that speaks its language. Needs `s3fs`.
+    """A bucket of S3, or of a store with the same protocol. Needs `s3fs`.
 
     Args:
         bucket: The name of the bucket.
@@ -180,7 +181,7 @@ def _uri(scheme: str, bucket: str, prefix: str) -> str:
 
 
 def maybe_create_object_store_from_uri(uri: str) -> ObjectStore | None:
-    """The object store of a URI's bucket; the names of its objects are the paths of URIs.
+    """Return the object store of a URI's bucket; the names of its objects are the paths of URIs.
 
     Args:
         uri: A URI; a local path has no object store.

@@ -22,10 +22,10 @@ from composer.checkpoint.selection import (
     check_complete,
     drop,
     fill,
-    filter_and_note,
-    warn_of,
+    filter_and_record,
+    warn_left_out,
 )
-from composer.checkpoint.sharded_tensors import gathered, is_sharded, sharded_as
+from composer.checkpoint.sharded_tensors import gather_tensors, is_sharded, shard_tensors
 from composer.checkpoint.shards import STATES, download_run, fill_shards, is_sharded_run, read_run
 from composer.core.saving import add_required_algorithms, upgrade_state_dict
 from composer.utils import dist, import_object, is_uri, partial_format, reproducibility
@@ -60,23 +60,24 @@ def save_checkpoint(
     weights_only: bool = False,
     ignore_keys: IgnoreKeys | None = None,
 ) -> str | None:
-    """Save a run to a file. To be called on every rank; the first writes.
+    """Save a run to a file. To be called on every rank; rank 0 writes.
 
-    The file is whole, sealed with a checksum and on the disk when this returns, or not there at all.
+    When this returns, the file is complete, with a checksum, and on the disk. If it fails, there is no file.
 
     Args:
         state: The run.
         filename: The path; a format string with the variables of
-            `composer.utils.FORMAT_NAME_WITH_DIST_AND_TIME_TABLE`. Its extension tells the format: see `write_file`.
+            `composer.utils.FORMAT_NAME_WITH_DIST_AND_TIME_TABLE`. Its extension is the format: see
+            `composer.checkpoint.file.write_file`.
         weights_only: Whether to save the model only, from which training cannot go on.
-        ignore_keys: What to leave out; see `glob_filter`.
+        ignore_keys: The parts to leave out; see `glob_filter`.
 
     Returns:
         The path; None on ranks that do not write.
 
     Raises:
-        OSError: It cannot be written; earlier files are untouched.
-        TypeError: `filename` is no path.
+        OSError: It cannot be written; earlier files are unchanged.
+        TypeError: `filename` is not a path.
         ValueError: `filename` has an unknown field, or is a folder.
     """
     check_path("filename", filename)
@@ -91,12 +92,12 @@ def save_checkpoint(
 def collect(
     state: State, *, weights_only: bool = False, ignore_keys: IgnoreKeys | None = None, gather: bool = True
 ) -> dict[str, Any]:
-    """Return what a checkpoint holds: `state`, and unless `weights_only` the generators (`rng`) and `resumption`.
+    """Return the content of a checkpoint: `state`, and unless `weights_only` also `rng` and `resumption`.
 
     If `ignore_keys` leaves something out, `left_out` lists its paths.
 
-    Tensors are the run's own, not copies, but for those that are divided among ranks: they are gathered on the host,
-    with `gather`. A collective operation.
+    Tensors are the run's own, not copies, except those that are divided among ranks: with `gather` they are gathered on
+    the host. A collective operation.
     """
     saved = state.state_dict()
     content: dict[str, Any] = {"state": {key: saved[key] for key in _WEIGHTS} if weights_only else saved}
@@ -106,8 +107,8 @@ def collect(
         part = state.resumption
         if part is not None:
             content["resumption"] = part.state_dict()
-    filter_and_note(ignore_keys, content)
-    return gathered(content) if gather and state.fsdp_enabled else content
+    filter_and_record(ignore_keys, content)
+    return gather_tensors(content) if gather and state.fsdp_enabled else content
 
 
 def load_checkpoint(
@@ -126,23 +127,23 @@ def load_checkpoint(
 ) -> list[dict[str, Any]] | None:
     """Load a run from a checkpoint. To be called on every rank.
 
-    The file is checked before anything of it is interpreted, and loading runs no code from it. What it was saved
-    without (`save_ignore_keys`) stays as it is in `state`, with a warning.
+    The file is checked before anything of it is interpreted, and loading runs no code from it. Parts that it was saved
+    without (`save_ignore_keys`) are unchanged in `state`, with a warning.
 
     Args:
         path: A local path or a URI; may hold `{run_name}`, and `{rank}` for runs whose first rank wrote.
-        state: Takes what is loaded.
-        logger: For algorithms that have to be applied first.
-        object_store: Where `path` is: an object store, or a logger that keeps files.
+        state: The run to load into.
+        logger: Passed to algorithms that have to be applied first.
+        object_store: The object store, or the logger that stores files, that `path` is in.
         load_weights_only: Load the model only; time, optimizer and everything else stay.
-        strict_model_weights: Whether the model's keys must match those of the file exactly. Those that `ignore_keys`
-            leaves out need not.
+        strict_model_weights: Whether the model's keys must match those of the file exactly, except those that
+            `ignore_keys` leaves out.
         progress_bar: Show the progress of a download.
-        ignore_keys: What not to load; see `glob_filter`.
-        exclude_algorithms: Class names of algorithms that are not to be applied although the saved run had them.
+        ignore_keys: The parts not to load; see `glob_filter`.
+        exclude_algorithms: Class names of algorithms of the saved run that are not to be applied.
         algorithm_passes: Passes that order the algorithms.
-        divide: Divides the model among ranks, if it still has to be. Called once, when the algorithms that the saved
-            run had have changed the model.
+        divide: A function that divides the model among ranks, if necessary. Called once, after the algorithms of the
+            saved run were applied to the model.
 
     Returns:
         The states of the random generators, one dict per rank; None if there are none or only weights are loaded.
@@ -170,10 +171,10 @@ def load_checkpoint(
         if divide is not None:
             divide()
         _divide(content, state)
-    warn_of(os.fspath(path), left_out)
+    warn_left_out(os.fspath(path), left_out)
     unknown, saved = _keep_own(state, content, ignored), content.get("state")
     if saved is None:
-        log.info("Nothing is loaded from %s: all of it is left out.", path)
+        log.info("Nothing is loaded from %s: all parts are left out.", path)
         return None
     fill(state, saved, left_out)
     strict = strict_model_weights and not unknown
@@ -197,17 +198,17 @@ def load_checkpoint(
 def _opened(path: str | os.PathLike[str], run_name: str, object_store: Any, progress_bar: bool) -> Iterator[Any]:
     """Fetch, check and read a checkpoint: `{"state": ..., "rng": [...], "resumption": ...}`, as far as it has them.
 
-    Its shards, if it has any, can be read inside.
+    Its shards, if any, can be read inside of the context.
     """
-    # Only the first rank wrote, whichever rank is reading.
+    # Only rank 0 writes, whichever rank reads.
     given = os.fspath(path) if object_store is not None else os.path.expanduser(path)
     name = partial_format(given, run_name=run_name, rank=0, local_rank=0, node_rank=0)
     with _local(name, object_store, progress_bar) as file:
         _validate(file)
         if file.is_dir() and not is_sharded_run(file):
             raise CorruptCheckpointError(file, f"it is a folder that lacks {STATES!r}, which is written last")
-        if file.exists() and not (file.is_dir() or file.is_file()):  # reading a pipe would wait for ever
-            raise CorruptCheckpointError(file, "it is no regular file")
+        if file.exists() and not (file.is_dir() or file.is_file()):  # reading a pipe would block
+            raise CorruptCheckpointError(file, "it is not a regular file")
         content, saved_as = read_run(file) if is_sharded_run(file) else read_file(file)
         actual = os.path.basename(name) if object_store is not None or is_uri(name) else file.resolve().name
         if saved_as is not None and was_swapped(saved_as, actual):
@@ -218,7 +219,7 @@ def _opened(path: str | os.PathLike[str], run_name: str, object_store: Any, prog
             )
         if not isinstance(content, dict) or not ({"state", "rng"} & content.keys()):
             raise ValueError(
-                f"{name!r} is no checkpoint of a run: it lacks the entry 'state'. Load the weights of a model with "
+                f"{name!r} is not a checkpoint of a run: it lacks the entry 'state'. Load the weights of a model with "
                 f"`model.load_state_dict(torch.load(...))`."
             )
         yield content
@@ -227,16 +228,16 @@ def _opened(path: str | os.PathLike[str], run_name: str, object_store: Any, prog
 def download_checkpoint(
     path: str, node_checkpoint_folder: str, object_store: Any = None, progress_bar: bool = True
 ) -> tuple[str, None, bool]:
-    """Bring a checkpoint to a folder of this node.
+    """Download a checkpoint to a folder of this node.
 
     Args:
         path: A local path or a URI.
         node_checkpoint_folder: The folder.
-        object_store: An object store, or a logger that keeps files.
+        object_store: An object store, or a logger that stores files.
         progress_bar: Show the progress.
 
     Returns:
-        The path of the file, and two values (None, False) that are there for programs that expect three.
+        The path of the file, and None and False, for programs that expect three values.
     """
     file = os.path.join(node_checkpoint_folder, os.path.basename(path))
     get_file(path, file, object_store, progress_bar=progress_bar)
@@ -244,23 +245,18 @@ def download_checkpoint(
 
 
 @contextmanager
-def _local(name: str, object_store: Any, progress_bar: bool) -> Iterator[Path]:
-    """The file on this node; the first process of each node fetches it for the others."""
+def _local(name: str, object_store: Any = None, progress_bar: bool = False) -> Iterator[Path]:
+    """Yield the local path of a checkpoint; the first process of each node downloads it for the others."""
     if object_store is None and not is_uri(name):
         yield Path(name)
         return
-    with on_each_node(lambda folder: _download(name, folder, object_store, progress_bar)) as folder:
-        yield folder / os.path.basename(name)
-
-
-def _download(name: str, folder: Path, object_store: Any, progress_bar: bool) -> None:
-    if object_store is None and download_run(name, folder / os.path.basename(name), progress_bar):
-        return
-    download_checkpoint(name, str(folder), object_store, progress_bar)
+    file_name = Path(name).name
+    with on_each_node(lambda folder: fetch(name, folder / file_name, object_store, progress_bar)) as folder:
+        yield folder / file_name
 
 
 def _validate(file: Path) -> None:
-    """Ask the function that `CHECKPOINT_VALIDATION_FUNCTION` names, if it does, whether a file may be loaded."""
+    """Call the function that `CHECKPOINT_VALIDATION_FUNCTION` names, if any, which may refuse the file."""
     function = os.environ.get(VALIDATION_VARIABLE)
     if function is None:
         return
@@ -270,13 +266,13 @@ def _validate(file: Path) -> None:
 
 
 def _divide(content: dict[str, Any], state: State) -> None:
-    """Of what belongs to parameters that are divided among ranks, keep or read this rank's part."""
-    named = unwrapped_model(state.model).named_parameters(remove_duplicate=False)  # tied weights have all their names
+    """Keep or read this rank's part of each tensor that belongs to a divided parameter."""
+    named = unwrapped_model(state.model).named_parameters(remove_duplicate=False)  # with all names of tied weights
     own = {name: parameter for name, parameter in named if is_sharded(parameter)}
     parameters = {**own, **{f"module.{name}": p for name, p in own.items()}}  # in files of DDP
     saved = content.get("state") or {}
     if parameters:
-        saved.update({part: sharded_as(saved[part], parameters) for part in _DIVIDED if part in saved})
+        saved.update({part: shard_tensors(saved[part], parameters) for part in _DIVIDED if part in saved})
     content.update(fill_shards(content, parameters))
 
 
@@ -285,7 +281,7 @@ def _keys(content: dict[str, Any], part: str) -> set[str]:
 
 
 def _keep_own(state: State, content: dict[str, Any], ignored: set[str]) -> set[str]:
-    """Put the model's own values in the place of those left out; those that it does not have (yet) are returned."""
+    """Restore the model's own values for ignored names; return the names that the model does not have (yet)."""
     if not ignored:
         return ignored
     own = state.get_model_state_dict()
@@ -306,11 +302,12 @@ def read_checkpoint(path: str | os.PathLike[str], keys: Sequence[str] | None = N
 
     Args:
         path: Its path or URI: a file of any format that the Trainer writes, or a folder of shards.
-        keys: What is wanted of its entry `state`, such as `["model"]`; None: all. What is in shards and not wanted is
-            not read.
+        keys: The requested keys of its entry `state`, such as `["model"]`; None: all. Shards of other keys are not
+            read.
 
     Returns:
-        What was saved, with whole tensors: for a checkpoint of a run `{"state": {"model": {...}, ...}, "rng": [...]}`.
+        The saved content, with whole tensors: for a checkpoint of a run `{"state": {"model": {...}, ...}, "rng":
+        [...]}`.
 
     Raises:
         FileNotFoundError: There is no such checkpoint.
@@ -325,20 +322,19 @@ def read_checkpoint(path: str | os.PathLike[str], keys: Sequence[str] | None = N
         {'state': {'model': {'weight': tensor([1., 1.])}}}
     """
     text = os.path.expanduser(os.fspath(path))
-    if not is_uri(text):
-        return read_local(Path(text), keys)
-    with on_each_node(lambda folder: fetch(text, folder / Path(text).name)) as folder:
-        return read_local(folder / Path(text).name, keys)
+    with _local(text) as file:
+        return read_local(file, keys)
 
 
-def fetch(uri: str, target: Path) -> None:
-    """Bring a checkpoint, a file or a folder of shards, to a local path."""
-    if not download_run(uri, target, progress_bar=False):
-        get_file(uri, target)
+def fetch(path: str, target: Path, object_store: Any = None, progress_bar: bool = False) -> None:
+    """Download a checkpoint, a file or a folder of shards, to a local path."""
+    if object_store is None and download_run(path, target, progress_bar):
+        return
+    get_file(path, target, object_store, progress_bar=progress_bar)
 
 
 def read_local(path: Path, keys: Sequence[str] | None = None) -> Any:
-    """`read_checkpoint` of a local path; not a collective operation."""
+    """Read a checkpoint at a local path, as `read_checkpoint` does; not a collective operation."""
     in_shards = is_sharded_run(path)
     content = (read_run if in_shards else read_file)(path)[0]
     state = content.get("state") if isinstance(content, dict) else None

@@ -46,14 +46,14 @@ def safe_torch_load(
     Args:
         path: A file that `torch.save` wrote.
         map_location: The device of the tensors.
-        load_monolith_rank0_only: Whether only global rank 0 loads; others get None.
+        load_monolith_rank0_only: Whether only global rank 0 loads; the others return None.
 
     Raises:
         FileNotFoundError: There is no such file.
         CorruptCheckpointError: It is torn, truncated or altered.
         UnsafeCheckpointError: It holds other types, which the message names; its pickle protocol is one that torch
             does not read safely; or loading it could take time or memory out of proportion to its size.
-        MemoryError: It is larger than what memory is left.
+        MemoryError: It is larger than the free memory.
     """
     if load_monolith_rank0_only:
         from composer.utils import dist
@@ -61,7 +61,7 @@ def safe_torch_load(
         if dist.get_global_rank() != 0:
             return None
     file = Path(path).expanduser()
-    sealed = verify(file) is not None
+    has_checksum = verify(file) is not None
     with open(file, "rb") as opened:
         check_torch_file(opened, str(file))
     with torch.serialization.safe_globals(_allowed()):
@@ -78,7 +78,7 @@ def safe_torch_load(
             if isinstance(error, OSError) or "CUDA" in str(error):
                 raise
             raise CorruptCheckpointError(file, f"torch cannot read it ({str(error).partition(chr(10))[0]})") from error
-    if not sealed and _was_sealed(loaded):
+    if not has_checksum and _had_checksum(loaded):
         raise CorruptCheckpointError(file, "the checksum at its end is missing or altered")
     return loaded
 
@@ -87,12 +87,12 @@ def load_plain(stream: Any, what: str) -> Any:
     """Load what `torch.save` wrote, running no code from it.
 
     Args:
-        stream: The bytes, to be read from their beginning.
-        what: What they are, for the message.
+        stream: The bytes, read from the beginning.
+        what: A name for them, for the message.
 
     Raises:
         UnsafeCheckpointError: They hold types that are not allowed.
-        CorruptCheckpointError: They are damaged, or tell of sizes that no memory holds.
+        CorruptCheckpointError: They are damaged, or need more memory than there is.
     """
     check_torch_file(stream, what)
     stream.seek(0)
@@ -100,7 +100,7 @@ def load_plain(stream: Any, what: str) -> Any:
         try:
             return torch.load(stream, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
-            names = _listed(set(_NAMES.findall(str(error)))) or "what is no plain data"
+            names = _listed(set(_NAMES.findall(str(error)))) or "anything but plain data"
             raise UnsafeCheckpointError(
                 f"Of a checkpoint, {what} holds {names}, whose loading could run code, so nothing was loaded.",
                 reason=f"it holds {names}",
@@ -109,19 +109,16 @@ def load_plain(stream: Any, what: str) -> Any:
             raise CorruptCheckpointError(what, f"it cannot be read ({error})") from error
 
 
-# ---- what would be refused ----
-
-
 def unloadable(content: Any) -> Iterator[tuple[str, str]]:
-    """What would be refused if it were saved and loaded again: the path of each value, and what to tell of it.
+    """Yield the path of each value that would be refused when it is loaded again, and the reason.
 
-    The content is pickled, without the data of its tensors, and read as a checkpoint is.
+    The content is pickled, without the data of its tensors, and loaded as a checkpoint.
     """
     yield from _unloadable(content, "", set())
 
 
 def _unloadable(content: Any, path: str, seen: set[int]) -> Iterator[tuple[str, str]]:
-    if type(content) in _ATOMS or id(content) in seen:  # values may be shared, or hold themselves
+    if type(content) in _ATOMS or id(content) in seen:  # values may be shared, or contain themselves
         return
     seen.add(id(content))
     reason, types = _refused(content)
@@ -129,12 +126,12 @@ def _unloadable(content: Any, path: str, seen: set[int]) -> Iterator[tuple[str, 
         return
     values = content if type(content) in (list, tuple) else ()
     items: Iterable[tuple[Any, Any]] = content.items() if isinstance(content, dict) else enumerate(values)
-    found = False
+    refused_inside = False
     for key, value in items:
         for hit in _unloadable(value, f"{path}/{key}".lstrip("/"), seen):
-            found = True
+            refused_inside = True
             yield hit
-    if found:
+    if refused_inside:
         return
     kind = f"a `{type(content).__module__}.{type(content).__qualname__}`"
     if types and _refused(content, allowing=types)[0] is None:
@@ -150,9 +147,9 @@ def _unloadable(content: Any, path: str, seen: set[int]) -> Iterator[tuple[str, 
 
 
 def _refused(content: Any, allowing: Iterable[str] = ()) -> tuple[str | None, list[str]]:
-    """Why a value could not be loaded, and which types would have to be allowed.
+    """Return why a value could not be loaded, and which types would have to be allowed.
 
-    The first is None if it could, or if it cannot be saved at all, which saving tells.
+    The first is None if it could, or if it cannot be saved at all, which fails when it is saved.
     """
     stream = io.BytesIO()
     try:
@@ -170,7 +167,7 @@ def _refused(content: Any, allowing: Iterable[str] = ()) -> tuple[str | None, li
 
 
 class _Pickler(pickle.Pickler):
-    """Writes something small in the place of tensors of the common kinds."""
+    """Pickler that writes an empty tuple in place of tensors of the common kinds."""
 
     def reducer_override(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -189,7 +186,7 @@ _ATOMS = (type(None), bool, int, float, str, bytes)
 _WITHOUT_DATA = SimpleNamespace(__name__="pickle", Pickler=_Pickler)
 
 
-def _was_sealed(loaded: Any) -> bool:
+def _had_checksum(loaded: Any) -> bool:
     state = loaded.get("state") if isinstance(loaded, dict) else None
     metadata = state.get("metadata") if isinstance(state, dict) else None
     return isinstance(metadata, dict) and bool(metadata.get("sealed"))
@@ -199,35 +196,35 @@ def _refusal(path: Path, error: Exception) -> Exception:
     types = _refused_types(path, error)
     if types is None and (protocol := _protocol_of(path)) > 2:
         return UnsafeCheckpointError(
-            f"The file {str(path)!r} is a pickle of protocol {protocol}, which the safe loading of torch does not read "
-            f"whole: it is made for protocol 2. Nothing was loaded. If you trust the file, save it anew: "
-            f"`torch.save(torch.load(path, weights_only=False), path)`."
+            f"The file {str(path)!r} is a pickle of protocol {protocol}, which the safe loading of torch does not "
+            f"support completely: it is written for protocol 2. Nothing was loaded. If you trust the file, save it "
+            f"again: `torch.save(torch.load(path, weights_only=False), path)`."
         )
     if types is None:
         reason = str(error).rpartition("WeightsUnpickler error:")[2].strip().partition("\n")[0]
         return CorruptCheckpointError(path, f"its pickle cannot be read ({reason})")
-    hopeless = [name for name in types if name != "builtins.list" and _is_container(name)]
+    unsupported = [name for name in types if name != "builtins.list" and _is_container(name)]
     advice = (
         "If you trust the file, allow these types before loading: `torch.serialization.add_safe_globals([...])`."
-        if not hopeless
-        else f"Allowing it would not help, as torch's safe loading does not fill {_listed(hopeless)}. If you trust the "
-        f"file, read it with `torch.load(path, weights_only=False)`, which runs its code."
+        if not unsupported
+        else f"Allowing it would not help, as torch's safe loading does not fill {_listed(unsupported)}. If you "
+        f"trust the file, read it with `torch.load(path, weights_only=False)`, which runs its code."
     )
     return UnsafeCheckpointError(
         f"The checkpoint {str(path)!r} holds {_listed(types)}, whose loading could run code, so nothing was loaded. "
-        f"{advice} A checkpoint saved anew with plain values (numbers, strings, tensors, lists, dicts) needs no "
+        f"{advice} A checkpoint saved again with plain values (numbers, strings, tensors, lists, dicts) needs no "
         f"permission."
     )
 
 
 def _is_container(name: str) -> bool:
-    """Whether a class, if it is known here, is one that an unpickler fills: torch's fills plain ones only."""
+    """Return True for a known class that an unpickler has to fill: torch's fills plain ones only."""
     kind = _known(name)
     return kind is not None and issubclass(kind, (dict, list, set, deque))
 
 
 def _known(name: str) -> type | None:
-    """A class by its full name, if its module is imported already."""
+    """Return a class by its full name, if its module is imported already."""
     module, _, attribute = name.rpartition(".")
     kind = getattr(sys.modules.get(module), attribute, None)
     return kind if isinstance(kind, type) else None
@@ -238,7 +235,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _protocol_of(path: Path) -> int:
-    """The pickle protocol of what `torch.save` wrote, as its first bytes tell; 0 of other files."""
+    """Return the pickle protocol of a file that `torch.save` wrote; 0 for other files."""
     with open(path, "rb") as file:
         start = 0
         if file.read(2) == b"PK":
@@ -253,26 +250,23 @@ def _protocol_of(path: Path) -> int:
 
 
 def _refused_types(path: Path, error: Exception) -> list[str] | None:
-    """The types that are not allowed; None if the file was refused for another reason."""
+    """Return the types that are not allowed; None if the file was refused for another reason."""
     try:
-        found = list(torch.serialization.get_unsafe_globals_in_checkpoint(path))
-    except Exception:  # noqa: BLE001 - of a file in an old format; the error's text names the type
-        found = []
-    return sorted(set(found or _NAMES.findall(str(error)))) or None
+        types = list(torch.serialization.get_unsafe_globals_in_checkpoint(path))
+    except Exception:  # noqa: BLE001 - a file in an old format; the error's text names the type
+        types = []
+    return sorted(set(types or _NAMES.findall(str(error)))) or None
 
 
 def _allowed() -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
-    """What the state of a run holds besides tensors and plain values."""
+    """List the types that the state of a run holds besides tensors and plain values."""
     allowed: list[Any] = [bytes, frozenset, datetime.timedelta, np.ndarray, np.dtype, TorchVersion]
-    allowed += {type(np.dtype(code)) for code in np.typecodes["All"] if code != "O"}  # objects are pickles again
-    # Files name these functions by where they were when the file was written.
+    allowed += {type(np.dtype(code)) for code in np.typecodes["All"] if code != "O"}  # arrays of objects hold pickles
+    # Files have the module path of the NumPy version that wrote them.
     for module in ("numpy.core.multiarray", "numpy._core.multiarray"):
         allowed.append((np.zeros(0).__reduce__()[0], f"{module}._reconstruct"))
         allowed.append((np.float64(0).__reduce__()[0], f"{module}.scalar"))
     return allowed
-
-
-# ---- plain pickles ----
 
 
 def load_pickle(data: bytes, where: str) -> Any:
@@ -280,7 +274,7 @@ def load_pickle(data: bytes, where: str) -> Any:
 
     Args:
         data: The pickle.
-        where: What it is, for messages.
+        where: The name of the file, for messages.
 
     Raises:
         UnsafeCheckpointError: It holds types whose loading could run code.
@@ -300,20 +294,20 @@ def load_pickle(data: bytes, where: str) -> Any:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Finds only what is listed. Functions are handed out as copies, so that a pickle cannot change the real ones."""
+    """Unpickler of an allowlist. Functions are passed as copies, so that a pickle cannot change the real ones."""
 
     def find_class(self, module: str, name: str) -> Any:
-        found = _allowed_in_pickles().get(f"{module}.{name}")
-        if found is None:
+        allowed = _allowed_in_pickles().get(f"{module}.{name}")
+        if allowed is None:
             raise UnsafeCheckpointError(
                 f"it holds `{module}.{name}`, whose loading could run code, so nothing was loaded. If you trust the "
                 f"file, allow it before loading: `torch.serialization.add_safe_globals([...])`."
             )
-        return found
+        return allowed
 
 
 def _allowed_in_pickles() -> dict[str, Any]:
-    """What may be loaded, by the name in the pickle."""
+    """Return the allowed types and functions by their names in pickles."""
     numpy_functions = {"_reconstruct": np.zeros(0).__reduce__()[0], "scalar": np.float64(0).__reduce__()[0]}
     allowed: dict[str, Any] = {
         f"{module}.{name}": function

@@ -1,7 +1,7 @@
-"""Files of named tensors in the format of safetensors, which other libraries read, too.
+"""Files of named tensors in the safetensors format, which other libraries read, too.
 
-Tensors that are one and the same, such as tied weights, are stored once; the header says which names share them. It
-also has a checksum of all tensors, by which an altered file is known: the format has none of its own.
+Tensors that share their data, such as tied weights, are stored once; the header lists the other names. It also holds a
+checksum of all tensors, to detect an altered file: the format itself has none.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from composer.checkpoint.checksum import CorruptCheckpointError
-from composer.checkpoint.durable import replacing
+from composer.checkpoint.durable import atomic_write
 
 __all__ = ["read_tensors", "write_tensors"]
 
@@ -24,25 +24,25 @@ _TIED, _CHECKSUM = "composer_tied", "composer_sha256"
 
 
 def write_tensors(tensors: Mapping[str, Any], path: str | os.PathLike[str], metadata: Mapping[str, str]) -> None:
-    """Write named tensors: whole and on the disk, or not at all.
+    """Write named tensors atomically: the file is complete and on the disk, or not there at all.
 
     Args:
         tensors: The tensors, on any device; not modified.
         path: The file.
-        metadata: What the header says besides.
+        metadata: Further entries of the header.
 
     Raises:
-        TypeError: Something is no plain tensor.
-        OSError: It cannot be written; an earlier file of this name is untouched.
+        TypeError: A value is not a plain tensor.
+        OSError: It cannot be written; an earlier file of this name is unchanged.
     """
     from safetensors.torch import save_file
 
-    kept, tied = _distinct(tensors)
-    header = {"format": "pt", **metadata, _CHECKSUM: _checksum(kept)}
+    distinct, tied = _distinct(tensors)
+    header = {"format": "pt", **metadata, _CHECKSUM: _checksum(distinct)}
     if tied:
         header[_TIED] = json.dumps(tied, sort_keys=True)
-    with replacing(Path(path)) as temporary:
-        save_file(kept, temporary, header)
+    with atomic_write(Path(path)) as temporary:
+        save_file(distinct, temporary, header)
         with open(temporary, "rb") as written:
             os.fsync(written.fileno())
 
@@ -68,7 +68,7 @@ def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor],
     try:
         with safe_open(file, "pt") as opened:
             metadata = dict(opened.metadata() or {})
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - it is no mapping
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - it is not a mapping
         tied = json.loads(metadata.pop(_TIED, "{}"))
         expected = metadata.pop(_CHECKSUM, None)
         if expected is not None and expected != _checksum(tensors):
@@ -80,23 +80,23 @@ def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor],
 
 
 def _distinct(tensors: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Each tensor once, as a block of its own on the CPU, and the names of the others with that of the first."""
-    kept: dict[str, torch.Tensor] = {}
+    """Return each tensor once, contiguous on the CPU, and the names of its duplicates with the first name."""
+    distinct: dict[str, torch.Tensor] = {}
     tied: dict[str, str] = {}
     first: dict[tuple[Any, ...], str] = {}
     for name, tensor in tensors.items():
         _check(name, tensor)
         place = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
-        # Tensors without elements have no place.
+        # Tensors without elements have no address.
         owner = first.setdefault(place, name) if tensor.numel() and tensor.device.type != "meta" else name
         if owner != name:
             tied[name] = owner
             continue
         block = tensor.detach().cpu().contiguous()
-        if block.untyped_storage().nbytes() != block.nbytes:  # a part of a larger one
+        if block.untyped_storage().nbytes() != block.nbytes:  # a view of a larger one
             block = block.clone()
-        kept[name] = block
-    return kept, tied
+        distinct[name] = block
+    return distinct, tied
 
 
 def _check(name: str, tensor: Any) -> None:
@@ -110,7 +110,7 @@ def _check(name: str, tensor: Any) -> None:
 
 
 def _checksum(tensors: Mapping[str, torch.Tensor]) -> str:
-    """The SHA-256 of all names, types, shapes and values, in the order of the names."""
+    """Return the SHA-256 of all names, types, shapes and values, in the order of the names."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()

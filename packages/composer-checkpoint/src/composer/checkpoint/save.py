@@ -5,9 +5,9 @@
     <folder>/ep1-ba100/model/model.pt          or model.safetensors, or shards
                        optim/optim.pt          or shards
                        resumption.pkl
-                       composer_metadata.json  written last: with it the checkpoint is complete
+                       composer_metadata.json  written last: completes the checkpoint
 
-Each file is written under a temporary name, sealed with a checksum, brought to the disk and renamed.
+Each file is written with a checksum under a temporary name, flushed to the disk and renamed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from composer.checkpoint._ranks import on_first_rank
-from composer.checkpoint.durable import replacing
+from composer.checkpoint.durable import atomic_write
 from composer.checkpoint.file import write_file
 from composer.checkpoint.names import counts_of_name
 from composer.checkpoint.safetensors import write_tensors
@@ -59,23 +59,23 @@ _FORMATS = ("pt", "safetensors")
 
 @dataclass
 class CheckpointSaveOptions:
-    """What is saved, how, and how often.
+    """Options for saving checkpoints: content, format and frequency.
 
     Args:
         save_frequency: How often; see `is_due`.
         dir_prefix: The name of a checkpoint's folder; a format string with the variables of
             `composer.utils.FORMAT_NAME_WITH_DIST_AND_TIME_TABLE`.
-        overwrite: Whether an existing checkpoint of this name is replaced.
-        save_model: Whether the model is saved.
-        save_optimizer: Whether the optimizer is.
-        save_resumption_state: Whether the rest of the run is, without which it cannot go on exactly.
-        num_checkpoints_to_keep: The newest complete checkpoints, by the counts in their names, that are kept in the
-            folder; -1 keeps all.
-        save_format: `"pt"`, or `"safetensors"`, which holds the model only: an optimizer is saved as `"pt"` anyway.
+        overwrite: Whether to replace an existing checkpoint of this name.
+        save_model: Whether to save the model.
+        save_optimizer: Whether to save the optimizer.
+        save_resumption_state: Whether to save the rest of the run, which is needed to resume exactly.
+        num_checkpoints_to_keep: The number of newest complete checkpoints, by the counts in their names, to keep in
+            the folder; -1 keeps all.
+        save_format: `"pt"`, or `"safetensors"`, for the model only: an optimizer is always saved as `"pt"`.
         sharded_checkpoint: Whether each rank writes its own shards of a model that is sharded by FSDP.
-        precision: What the model's floating tensors are saved in; None: their own. The optimizer's keep their own.
-        include_keys: Patterns of the only names of parameters and buffers that are saved.
-        ignore_keys: Patterns of names that are not saved.
+        precision: The precision of the model's floating tensors; None: their own. The optimizer's are not converted.
+        include_keys: Patterns of the names of parameters and buffers to save; None: all.
+        ignore_keys: Patterns of names not to save.
 
     Raises:
         ValueError: An argument cannot work.
@@ -107,26 +107,26 @@ class CheckpointSaveOptions:
         self._schedule = frequency if callable(frequency) else create_interval_scheduler(frequency)
 
     def is_due(self, state: State, event: Event) -> bool:
-        """Whether `save_frequency` says to save now. To be asked at each BATCH_, EPOCH_ and ITERATION_CHECKPOINT."""
+        """Return True if it is time to save. To be called at each BATCH_, EPOCH_ and ITERATION_CHECKPOINT."""
         return self._schedule(state, event)
 
 
 def save_checkpoint_to_disk(
     destination_dir: str | os.PathLike[str], state: State, options: CheckpointSaveOptions | None = None
 ) -> str:
-    """Save a run, now. To be called on every rank; all return when it is saved.
+    """Save a run now. To be called on every rank; all return when it is saved.
 
     Args:
         destination_dir: The folder of all checkpoints; a format string, as `dir_prefix`.
         state: The run.
-        options: What to save, and how; by default everything.
+        options: Options; by default everything is saved.
 
     Returns:
         The folder of this checkpoint.
 
     Raises:
-        FileExistsError: There is a checkpoint of this name, and `overwrite` is False.
-        ValueError: The run has several optimizers, or shards of a whole model are asked for.
+        FileExistsError: A checkpoint of this name exists, and `overwrite` is False.
+        ValueError: The run has several optimizers, or shards of a whole model are requested.
         OSError: Something cannot be written.
         RuntimeError: Another rank failed.
     """
@@ -174,17 +174,17 @@ def save_model_to_disk(
         model: The model, wrapped or not.
         destination_dir: The folder.
         sharded_checkpoint: Whether each rank writes its own shards of a model that is sharded by FSDP.
-        precision: What floating tensors are saved in; None: their own.
-        include_keys: Patterns of the only names that are saved.
-        ignore_keys: Patterns of names that are not saved.
-        overwrite: Whether what is there is replaced.
+        precision: The precision of floating tensors; None: their own.
+        include_keys: Patterns of the names to save; None: all.
+        ignore_keys: Patterns of names not to save.
+        overwrite: Whether to replace an existing one.
         save_format: `"pt"` or `"safetensors"`.
 
     Returns:
         The path; None on ranks that do not write.
 
     Raises:
-        ValueError: An argument cannot work, or shards of a whole model are asked for.
+        ValueError: An argument cannot work, or shards of a whole model are requested.
         FileExistsError: It exists, and `overwrite` is False.
         OSError: It cannot be written.
     """
@@ -213,10 +213,10 @@ def save_optim_to_disk(
         optimizer: The optimizer.
         destination_dir: The folder.
         sharded_checkpoint: As for the model.
-        precision: As for the model; counts of steps keep their own.
-        include_keys: Patterns of the only parameters whose state is saved.
-        ignore_keys: Patterns of parameters whose state is not saved.
-        overwrite: Whether what is there is replaced.
+        precision: As for the model; step counts are not converted.
+        include_keys: Patterns of the parameters to save the state of; None: all.
+        ignore_keys: Patterns of parameters to leave out.
+        overwrite: Whether to replace an existing one.
     """
     _check_local(destination_dir)
     found = get_optim_state_dict(model, optimizer, sharded_checkpoint, precision, include_keys, ignore_keys)
@@ -232,7 +232,7 @@ def save_composer_metadata_to_disk(
     device: Device | torch.device | str | None = None,
     device_train_microbatch_size: float | None = None,
 ) -> str | None:
-    """Write what describes a checkpoint to `composer_metadata.json`; see `get_metadata_state_dict`.
+    """Write the description of a checkpoint to `composer_metadata.json`; see `get_metadata_state_dict`.
 
     Returns:
         The path; None on ranks that do not write.
@@ -242,7 +242,7 @@ def save_composer_metadata_to_disk(
     target = Path(destination_dir).expanduser() / METADATA_NAME
 
     def write() -> None:
-        with replacing(target) as temporary, open(temporary, "w", encoding="utf-8") as file:
+        with atomic_write(target) as temporary, open(temporary, "w", encoding="utf-8") as file:
             json.dump(found, file, indent=4)
             file.flush()
             os.fsync(file.fileno())
@@ -251,7 +251,7 @@ def save_composer_metadata_to_disk(
 
 
 def save_resumption_state_to_disk(state: State, destination_dir: str | os.PathLike[str]) -> str | None:
-    """Write what a run needs besides its model and optimizers to `resumption.pkl`; one that is there is replaced.
+    """Write the state besides model and optimizers to `resumption.pkl`, replacing an existing file.
 
     Returns:
         The path; None on ranks that do not write.
@@ -267,13 +267,13 @@ def save_state_dict_to_disk(
     overwrite: bool = False,
     save_format: str = "pt",
 ) -> str | None:
-    """Save any state: whole, sealed and on the disk, or not at all. To be called on every rank.
+    """Save any state atomically, with a checksum. To be called on every rank.
 
     Args:
         state_dict: The state. If it holds sharded tensors, each rank writes its shards. Otherwise that of rank 0 is
             written.
         destination_file_path: The file; of shards, the folder.
-        overwrite: Whether what is there is replaced.
+        overwrite: Whether to replace an existing one.
         save_format: `"pt"`, or `"safetensors"` for a state of named tensors.
 
     Returns:
@@ -281,7 +281,7 @@ def save_state_dict_to_disk(
 
     Raises:
         ValueError: `save_format` is another, or shards are to be saved as safetensors.
-        TypeError: The format is safetensors, and something is no plain tensor.
+        TypeError: The format is safetensors, and a value is not a plain tensor.
         FileExistsError: It exists, and `overwrite` is False.
         OSError: It cannot be written.
     """
@@ -318,8 +318,8 @@ def _check_format(save_format: str, shards: bool) -> None:
 def _check_local(path: str | os.PathLike[str]) -> None:
     if is_uri(os.fspath(path)):
         raise ValueError(
-            f"The destination must be a local path, got {os.fspath(path)!r}. Save to a local folder, then take its "
-            f"files there with `composer.checkpoint.upload_file`."
+            f"The destination must be a local path, got {os.fspath(path)!r}. Save to a local folder, then upload "
+            f"its files with `composer.checkpoint.upload_file`."
         )
 
 
@@ -328,8 +328,8 @@ def _formatted(text: str, state: State) -> str:
 
 
 def _begin(folder: Path, overwrite: bool) -> None:
-    """Make room; a checkpoint that is replaced is no longer complete."""
-    if (folder / METADATA_NAME).exists() and not overwrite:  # without it, it is what a killed process left
+    """Remove the files that are replaced; from then on the checkpoint is incomplete."""
+    if (folder / METADATA_NAME).exists() and not overwrite:  # without it, a killed process left an incomplete one
         raise FileExistsError(f"The checkpoint {str(folder)!r} already exists. Pass `overwrite=True` to replace it.")
     for name in (METADATA_NAME, RESUMPTION_NAME, "model/model.pt", "model/model.safetensors", "optim/optim.pt"):
         (folder / name).unlink(missing_ok=True)
@@ -342,13 +342,13 @@ def _begin(folder: Path, overwrite: bool) -> None:
 def _keep_newest(folder: Path, pattern: str, number: int) -> None:
     if number == -1:
         return
-    found = []
+    checkpoints = []
     for path in folder.parent.iterdir():
         counts = counts_of_name(path.name, pattern)
         if counts is not None and (path / METADATA_NAME).is_file():
-            found.append((counts, path))
-    for _, path in sorted(found, key=lambda pair: (pair[0], pair[1].stat().st_mtime_ns))[:-number]:
-        (path / METADATA_NAME).unlink()  # first, so that half of it is never taken for a checkpoint
+            checkpoints.append((counts, path))
+    for _, path in sorted(checkpoints, key=lambda pair: (pair[0], pair[1].stat().st_mtime_ns))[:-number]:
+        (path / METADATA_NAME).unlink()  # first, so that the rest is never mistaken for a checkpoint
         shutil.rmtree(path)
 
 

@@ -1,4 +1,4 @@
-"""What a callback needs that saves while training goes on: writing in the background, and ranking by a metric."""
+"""Tools for callbacks that save while training goes on: writing in the background, and ranking by a metric."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ log = logging.getLogger(__name__)
 
 
 class CheckpointWriter:
-    """Writes checkpoints one after the other: at once, or from a copy in a thread of its own.
+    """Writes checkpoints one after the other: synchronously, or from a copy in a background thread.
 
     Args:
-        asynchronous: Whether `write` returns as soon as it has a copy of the tensors in host memory. The copy takes as
-            much memory as the checkpoint; it is kept for the next one.
+        asynchronous: Whether `write` returns as soon as it has copied the tensors to host memory. The copy takes as
+            much memory as the checkpoint; it is reused for the next one.
     """
 
     def __init__(self, asynchronous: bool) -> None:
@@ -42,9 +42,9 @@ class CheckpointWriter:
         """Write a checkpoint.
 
         Args:
-            content: What to save; it may change as soon as this returns.
+            content: The content, which may change as soon as this returns.
             path: The file.
-            then: Called when the file is whole and on the disk.
+            then: Called when the file is complete and on the disk.
 
         Raises:
             OSError: This one, or the one before it, could not be written.
@@ -53,27 +53,27 @@ class CheckpointWriter:
             write_file(content, path)
             then()
             return
-        self.wait()  # one copy is enough: who saves faster than the disk writes has to wait for the disk
+        self.wait()  # only one copy is held, so saving more often than the disk can write waits for the disk
         copied = self._copies.of(content)
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-writer")
-        described = Event()
-        self._running = self._pool.submit(_write, copied, path, then, described.set)
-        # Pickling runs Python and would slow the next step; all that follows it releases the interpreter.
-        described.wait()
+        pickled = Event()
+        self._running = self._pool.submit(_write, copied, path, then, pickled.set)
+        # Pickling holds the GIL and would slow down the next step; everything after it releases the GIL.
+        pickled.wait()
 
     @property
     def busy(self) -> bool:
-        """Whether a write in the background has not ended."""
+        """True while a write in the background is running."""
         return self._running is not None and not self._running.done()
 
     def check(self) -> None:
-        """Raise what a write in the background ended with, if it has ended."""
+        """Raise the error of a write in the background that has ended, if any."""
         if self._running is not None and self._running.done():
             self.wait()
 
     def wait(self) -> None:
-        """Wait for the write in the background, and raise what it ended with."""
+        """Wait for the write in the background, and raise its error, if any."""
         running, self._running = self._running, None
         if running is not None:
             running.result()
@@ -88,27 +88,27 @@ class CheckpointWriter:
                 self._pool = None
 
 
-def _write(content: dict[str, Any], path: str, then: Callable[[], None], described: Callable[[], None]) -> None:
+def _write(content: dict[str, Any], path: str, then: Callable[[], None], on_pickled: Callable[[], None]) -> None:
     try:
-        write_file(content, path, described)
+        write_file(content, path, on_pickled)
     finally:
-        described()
+        on_pickled()
     then()
 
 
 class _HostCopies:
-    """Copies of tensors in host memory, whose memory is used again."""
+    """Copies of tensors in host memory, reused from one checkpoint to the next."""
 
     def __init__(self) -> None:
         self._storages: dict[Any, torch.UntypedStorage] = {}
 
     def of(self, content: Any) -> Any:
-        """A copy of a nested structure. Tensors that share memory share it in the copy, too."""
+        """Copy a nested structure. Tensors that share memory share it in the copy, too."""
         storages: dict[Any, torch.UntypedStorage] = {}
         order: dict[Any, int] = {}
         copied = map_tensors(content, lambda tensor: self._copy_tensor(tensor.detach(), storages, order))
         if any(key[1] == "cuda" for key in order):
-            torch.cuda.synchronize()  # the copies from the device run on their own
+            torch.cuda.synchronize()  # copies from the device are asynchronous
         self._storages = storages
         return copied
 
@@ -120,7 +120,7 @@ class _HostCopies:
         source = tensor.untyped_storage()
         key = (source.data_ptr(), tensor.device.type, source.nbytes())
         if key not in order:
-            # The same place in the next checkpoint, which nearly always has the same size there.
+            # Tensors have the same order, and nearly always the same sizes, in the next checkpoint.
             place = order[key] = len(order)
             storage = self._storages.get(place)
             if storage is None or storage.nbytes() != source.nbytes():
@@ -132,10 +132,10 @@ class _HostCopies:
 
 
 class BestCheckpoints:
-    """Ranks checkpoints by a metric.
+    """Ranking of checkpoints by a metric.
 
     Args:
-        count: How many to keep; 0 is none.
+        count: The number to keep; 0 keeps none.
         monitor: `"<evaluator>/<metric>"`, `"train/<metric>"` or `"loss/train/<loss>"`.
         mode: `"max"` if more is better, `"min"` if less is.
 
@@ -151,8 +151,8 @@ class BestCheckpoints:
             raise ValueError(f"`monitor_mode` must be 'max' or 'min', got {mode!r}.")
         if (number > 0) != (monitor is not None):
             raise ValueError(
-                "`num_best_checkpoints_to_keep` and `monitor` must be given together: how many to keep, and the metric "
-                "that tells the best, for example `monitor='eval/MulticlassAccuracy'`."
+                "`num_best_checkpoints_to_keep` and `monitor` must be given together: the number to keep, and the "
+                "metric to rank by, for example `monitor='eval/MulticlassAccuracy'`."
             )
         if monitor is not None and "/" not in monitor:
             raise ValueError(
@@ -178,7 +178,7 @@ class BestCheckpoints:
         return next(iter(self.paths), None)
 
     def check(self, state: State) -> None:
-        """Refuse a metric that the run does not have.
+        """Check that the run has the metric.
 
         Raises:
             ValueError: It has no such metric; the message lists those it has.
@@ -193,7 +193,7 @@ class BestCheckpoints:
             )
 
     def consider(self, path: str, state: State) -> None:
-        """Take a checkpoint that is about to be saved, with the metric's value now."""
+        """Add a checkpoint that is about to be saved, with the present value of the metric."""
         if self.monitor is None:
             return
         value = _value(self.monitor, state)
@@ -204,7 +204,7 @@ class BestCheckpoints:
         self.values = {kept: self.values[kept] for kept in self.values if kept in self.paths}
 
     def state_dict(self) -> dict[str, Any]:
-        """The values by path."""
+        """Return the values by path."""
         return {"monitor": self.monitor, "values": dict(self.values)}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:

@@ -27,21 +27,21 @@ __all__ = [
     "converted",
     "drop",
     "fill",
-    "filter_and_note",
+    "filter_and_record",
     "glob_filter",
     "selected",
-    "warn_of",
+    "warn_left_out",
 ]
 
 Keys = str | Sequence[str]
-"""Glob patterns of names, as of `fnmatch`."""
+"""Glob patterns of names, as in `fnmatch`."""
 
 Precision = str | torch.dtype
 """`"fp32"`, `"fp16"`, `"bf16"`, or a floating data type of torch."""
 
 
 def check_keys(include_keys: Keys | None, ignore_keys: Keys | None) -> None:
-    """Refuse two selections at once.
+    """Check that at most one of both selections is given.
 
     Raises:
         ValueError: Both are given.
@@ -54,12 +54,12 @@ def check_keys(include_keys: Keys | None, ignore_keys: Keys | None) -> None:
 
 
 def selected(names: Iterable[str], include_keys: Keys | None, ignore_keys: Keys | None) -> list[str]:
-    """The names that are meant, in their order. Warns of a pattern that matches none.
+    """Return the selected names, in their order. Warns of a pattern that matches none.
 
     Args:
         names: All names.
-        include_keys: Patterns of those that are meant; None: all.
-        ignore_keys: Patterns of those that are not.
+        include_keys: Patterns of the names to include; None: all.
+        ignore_keys: Patterns of the names to leave out.
 
     Raises:
         ValueError: Both are given.
@@ -70,30 +70,30 @@ def selected(names: Iterable[str], include_keys: Keys | None, ignore_keys: Keys 
         return everything
     hits: set[str] = set()
     for pattern in ensure_tuple(ignore_keys if include_keys is None else include_keys):
-        found = fnmatch.filter(everything, pattern)
-        if not found:
+        matches = fnmatch.filter(everything, pattern)
+        if not matches:
             warnings.warn(f"The pattern {pattern!r} matches none of the names.", stacklevel=3)
-        hits.update(found)
+        hits.update(matches)
     return [name for name in everything if (name in hits) == (include_keys is not None)]
 
 
 def check_precision(precision: Precision | None) -> torch.dtype | None:
-    """The data type that is meant; None: each tensor keeps its own.
+    """Return the data type of a precision; None: each tensor keeps its own.
 
     Raises:
-        ValueError: It is no floating type.
+        ValueError: It is not a floating type.
     """
-    found = STR_TO_DTYPE.get(precision) if isinstance(precision, str) else precision
-    if precision is not None and not (isinstance(found, torch.dtype) and found.is_floating_point):
+    dtype = STR_TO_DTYPE.get(precision) if isinstance(precision, str) else precision
+    if precision is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ValueError(
             f"`precision` must be one of {', '.join(map(repr, STR_TO_DTYPE))}, a floating data type of torch, or None "
-            f"(as it is), got {precision!r}."
+            f"(unchanged), got {precision!r}."
         )
-    return found
+    return dtype
 
 
 def converted(value: Any, dtype: torch.dtype | None) -> Any:
-    """A floating tensor in another precision; anything else is returned as it is."""
+    """Convert a floating tensor to another precision; return anything else unchanged."""
     if dtype is None or not isinstance(value, torch.Tensor) or not value.is_floating_point():
         return value
     return value.to(dtype)
@@ -104,11 +104,11 @@ IgnoreKeys = Sequence[str] | Callable[[dict[str, Any]], None]
 
 
 def glob_filter(exclude_globs: Sequence[str]) -> Callable[[dict[str, Any]], None]:
-    """A function that removes what patterns match from a nested dictionary, in place.
+    """Return a function that removes all matches of patterns from a nested dictionary, in place.
 
     Args:
-        exclude_globs: Patterns, as of `fnmatch`, of paths such as `state/model/layer1.weight`; items of lists go by
-            their index. What is below a match goes with it.
+        exclude_globs: Patterns, as in `fnmatch`, of paths such as `state/model/layer1.weight`; items of lists are named
+            by their index. Everything below a match is removed, too.
 
     Returns:
         The function. It warns of a pattern that matches nothing.
@@ -131,7 +131,7 @@ def glob_filter(exclude_globs: Sequence[str]) -> Callable[[dict[str, Any]], None
 
 
 def apply_filter(ignore_keys: IgnoreKeys | None, state_dict: dict[str, Any]) -> None:
-    """Remove what `ignore_keys` says from a checkpoint's dictionary, in place."""
+    """Remove the parts that `ignore_keys` selects from a checkpoint's dictionary, in place."""
     if ignore_keys is None:
         return
     if isinstance(ignore_keys, str):
@@ -155,10 +155,10 @@ LEFT_OUT = "left_out"
 _SHOWN = 5
 
 
-def filter_and_note(ignore_keys: IgnoreKeys | None, content: dict[str, Any]) -> None:
-    """Remove what `ignore_keys` says from a checkpoint to save, and list the paths of what was removed in it.
+def filter_and_record(ignore_keys: IgnoreKeys | None, content: dict[str, Any]) -> None:
+    """Remove the parts that `ignore_keys` selects from a checkpoint to save, and record their paths in it.
 
-    The list, `left_out`, is short: of a part that is gone as a whole it holds the path of the part.
+    The list, `left_out`, is short: if a part is removed completely, it holds only the path of the part.
     """
     if ignore_keys is None:
         return
@@ -170,73 +170,73 @@ def filter_and_note(ignore_keys: IgnoreKeys | None, content: dict[str, Any]) -> 
 
 
 def check_complete(path: str, content: dict[str, Any], left_out: Iterable[str], state: State, weights: bool) -> None:
-    """Refuse a checkpoint that lacks a part of the run, unless it was left out on purpose.
+    """Check that a checkpoint holds all parts of a run that were not left out on purpose.
 
     Args:
-        path: Where it is, for the message.
+        path: Its path, for the message.
         content: The checkpoint.
-        left_out: The paths of what it was saved without.
-        state: Tells what a run saves.
-        weights: Whether the weights alone are to be loaded.
+        left_out: The paths that it was saved without.
+        state: The run, with the attributes it saves.
+        weights: Whether only the weights are loaded.
 
     Raises:
         ValueError: A part is missing.
     """
     saved = upgrade_state_dict(content.get("state") or {})
-    excused = {*left_out}
-    if "state" in excused:
+    left_out_paths = {*left_out}
+    if "state" in left_out_paths:
         return
-    own = bool((saved.get("metadata") or {}).get("sealed"))  # files of other programs do not say what they left out
+    own = bool((saved.get("metadata") or {}).get("sealed"))  # files of other programs have no `left_out`
     required = ("model",) if weights else ("model", "timestamp", "optimizers") if own else ("timestamp",)
     missing = [
         part
         for part in required
-        if part in state.serialized_attributes and part not in saved and f"state/{part}" not in excused
+        if part in state.serialized_attributes and part not in saved and f"state/{part}" not in left_out_paths
     ]
     if "timestamp" in missing and "model" not in missing:
         raise ValueError(
-            f"The checkpoint {path!r} holds the weights only, so a run cannot go on from it. Load it with "
+            f"The checkpoint {path!r} holds the weights only, so a run cannot be resumed from it. Load it with "
             f"`load_weights_only=True`, which starts training at the beginning with these weights."
         )
     if missing:
         raise ValueError(
             f"The checkpoint {path!r} must hold {', '.join(f'`state/{part}`' for part in missing)}, but does not, and "
-            f"does not say that it was left out. Load another one."
+            f"they were not left out on purpose. Load another one."
         )
 
 
-def warn_of(path: str, left_out: list[str]) -> None:
-    """Say, on rank 0, that the run keeps its own of what a checkpoint was saved without."""
+def warn_left_out(path: str, left_out: list[str]) -> None:
+    """Warn, on rank 0, that the run keeps its own values of all that a checkpoint was saved without."""
     if not left_out or dist.get_global_rank() != 0:
         return
     more = f" and {len(left_out) - _SHOWN} more" if len(left_out) > _SHOWN else ""
     warnings.warn(
-        f"The checkpoint {path!r} was saved without {', '.join(map(repr, left_out[:_SHOWN]))}{more}, as its run's "
-        f"`save_ignore_keys` said. This run keeps its own.",
+        f"The checkpoint {path!r} was saved without {', '.join(map(repr, left_out[:_SHOWN]))}{more}, because of "
+        f"its run's `save_ignore_keys`. This run keeps its own.",
         stacklevel=5,
     )
 
 
 def drop(content: dict[str, Any], left_out: Iterable[str]) -> None:
-    """Remove what is left of parts that make no sense without what was left out of them."""
+    """Remove the rest of parts that are useless without what was left out of them."""
     for path in left_out:
         part, _, rest = path.partition("/")
-        if part == "rng":  # one entry per rank: the others would move up
+        if part == "rng":  # one entry per rank: removing one would shift the others
             content.pop("rng", None)
         elif part == "resumption":
             (content.get("resumption") or {}).pop(rest.partition("/")[0], None)
-        elif path == "state/timestamp":  # what the rest of `resumption` is about
+        elif path == "state/timestamp":  # `resumption` depends on it
             content.pop("resumption", None)
         _remove_empty(content, path)
 
 
 def fill(state: State, saved: dict[str, Any], left_out: Iterable[str]) -> None:
-    """Put the run's own values in the places of what was left out of parts of its state.
+    """Insert the run's own values for what was left out of parts of its state.
 
     Args:
         state: The run.
         saved: The entry `state` of a checkpoint.
-        left_out: The paths of what it was saved without. A whole part, such as `state/optimizers`, stays away.
+        left_out: The paths that it was saved without. Complete parts, such as `state/optimizers`, are not inserted.
     """
     paths = [path.removeprefix("state/") for path in left_out if path.count("/") > 1 and path.startswith("state/")]
     own = state.state_dict() if paths else {}
@@ -245,7 +245,7 @@ def fill(state: State, saved: dict[str, Any], left_out: Iterable[str]) -> None:
 
 
 def _outline(value: Any) -> Any:
-    """The containers in a value, with the items of lists, so that those that stay are known again."""
+    """Return the nested containers of a value, with the items of lists, to recognize those that remain."""
     if isinstance(value, dict):
         return {key: _outline(inner) for key, inner in value.items()}
     if isinstance(value, list):

@@ -9,7 +9,7 @@ import torch
 
 from composer.utils.iter_helpers import map_items
 
-__all__ = ["gathered", "is_sharded", "map_nested", "map_tensors", "shard_like", "sharded_as"]
+__all__ = ["gather_tensors", "is_sharded", "map_nested", "map_tensors", "shard_like", "shard_tensors"]
 
 Path = tuple[Any, ...]
 """The keys and indices that lead to a value in a nested structure."""
@@ -41,12 +41,12 @@ def parameter_of(path: Path, parameters: Mapping[str, torch.Tensor]) -> torch.Te
 
 
 def is_sharded(value: Any) -> bool:
-    """Whether a value is a tensor of which this process holds a part."""
+    """Return True for a tensor of which this process holds a part."""
     return isinstance(value, torch.Tensor) and hasattr(value, "to_local") and hasattr(value, "placements")
 
 
 def shard_like(whole: torch.Tensor, like: Any) -> torch.Tensor:
-    """This rank's part of a tensor that all ranks have, divided as another of the same shape. Exchanges nothing.
+    """Return this rank's part of a tensor that all ranks have, divided as another of the same shape. No communication.
 
     Args:
         whole: The tensor.
@@ -66,15 +66,15 @@ def shard_like(whole: torch.Tensor, like: Any) -> torch.Tensor:
 
 
 def _offset(like: Any) -> tuple[int, ...]:
-    """Where this rank's part begins in the whole tensor."""
+    """Return the offset of this rank's part in the whole tensor."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     offset: tuple[int, ...] = compute_local_shape_and_global_offset(like.shape, like.device_mesh, like.placements)[1]
     return offset
 
 
-def gathered(value: Any) -> Any:
-    """A nested structure with whole tensors, on the host, instead of sharded ones. A collective operation."""
+def gather_tensors(value: Any) -> Any:
+    """Copy a nested structure with whole tensors, on the host, for sharded ones. A collective operation."""
 
     def whole(tensor: Any) -> Any:
         return tensor.detach().full_tensor().cpu() if is_sharded(tensor) else tensor
@@ -82,8 +82,8 @@ def gathered(value: Any) -> Any:
     return map_tensors(value, whole)
 
 
-def sharded_as(value: Any, parameters: Mapping[str, torch.Tensor]) -> Any:
-    """Shard the tensors of a nested structure that belong to a sharded parameter like it. Exchanges nothing.
+def shard_tensors(value: Any, parameters: Mapping[str, torch.Tensor]) -> Any:
+    """Shard the tensors of a nested structure that belong to a sharded parameter like it. No communication.
 
     What belongs to a parameter is found under its name and has its shape: the parameter itself, its momentum, its
     average, or the like.

@@ -14,7 +14,6 @@ All ranks write the folder under a temporary name. It is renamed when all of it 
 from __future__ import annotations
 
 import errno
-import hashlib
 import io
 import logging
 import math
@@ -32,7 +31,7 @@ import torch
 
 from composer.checkpoint._pickle_checks import UnsafeCheckpointError, check_pickle, check_torch_file, refuse
 from composer.checkpoint._ranks import on_first_rank
-from composer.checkpoint.checksum import CorruptCheckpointError
+from composer.checkpoint.checksum import CorruptCheckpointError, sha256_of
 from composer.checkpoint.download import linked_uris
 from composer.checkpoint.durable import sync_folder, temporary_path
 from composer.checkpoint.file import STATES, check_file, read_file, write_file
@@ -66,7 +65,6 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 _SHARD = "__shard__"
-_BLOCK = 1 << 20
 
 _INDEX = ".metadata"  # torch writes it last
 _METADATA = "torch.distributed.checkpoint.metadata"
@@ -94,20 +92,20 @@ _INDEX_TYPES = {
 
 
 def is_shard_folder(folder: Path) -> bool:
-    """Whether a folder holds a checkpoint in shards."""
+    """Return True if a folder holds a checkpoint in shards."""
     return (folder / _INDEX).is_file()
 
 
 def write_shards(
     state_dict: dict[str, Any], folder: Path, overwrite: bool, finish: Callable[[Path], None] | None = None
 ) -> None:
-    """Write a checkpoint in shards: whole, or not at all. A collective operation.
+    """Write a checkpoint in shards atomically. A collective operation.
 
     Args:
-        state_dict: Each rank's part.
-        folder: The folder to make.
-        overwrite: Whether an existing one is replaced.
-        finish: Completes the folder under its temporary name, on rank 0, when all ranks have written.
+        state_dict: This rank's part.
+        folder: The folder to create.
+        overwrite: Whether to replace an existing one.
+        finish: Called on rank 0 with the temporary folder when all ranks have written, to complete it.
 
     Raises:
         FileExistsError: The folder exists, and `overwrite` is False.
@@ -126,11 +124,11 @@ def write_shards(
     try:
         with _without_noise():
             save(state_dict, checkpoint_id=temporary)
-    except CheckpointException as error:  # no Exception
+    except CheckpointException as error:  # not a subclass of Exception
         causes = [failure for failure, _ in error.failures.values()]
         number = next((cause.errno for cause in causes if isinstance(cause, OSError)), None) or errno.EIO
         reasons = "; ".join(f"rank {rank}: {failure}" for rank, (failure, _) in sorted(error.failures.items()))
-        text = f"Could not save {str(folder)!r}: {reasons}. Checkpoints saved earlier are untouched"
+        text = f"Could not save {str(folder)!r}: {reasons}. Checkpoints saved earlier are unchanged"
         _remove(temporary)
         raise OSError(number, f"{text}. Free some space, or save elsewhere") from error
     try:
@@ -145,21 +143,21 @@ def _remove(temporary: Path) -> None:
 
 
 def names_of_shards(folder: Path) -> set[str]:
-    """The names of what a checkpoint in shards has."""
+    """Return the names of all entries of a checkpoint in shards."""
     return {*_reader(folder).read_metadata().state_dict_metadata}
 
 
 def shapes_of_shards(folder: Path) -> dict[str, tuple[int, ...] | None]:
-    """The shape of each tensor of a checkpoint in shards by its name; None of what is no tensor."""
+    """Return the shape of each tensor of a checkpoint in shards by name; None for other entries."""
     index = _reader(folder).read_metadata().state_dict_metadata
     return {name: tuple(entry.size) if hasattr(entry, "size") else None for name, entry in index.items()}
 
 
 def read_shards(state_dict: dict[str, Any], folder: Path, planner: Any = None) -> None:
-    """Fill tensors with what a checkpoint in shards has under their names. A collective operation.
+    """Fill tensors from the entries of the same names of a checkpoint in shards. A collective operation.
 
     Args:
-        state_dict: What to fill.
+        state_dict: The tensors to fill.
         folder: The folder.
         planner: A planner of torch that maps names and tensors; None: one that runs no code from the files.
 
@@ -177,7 +175,7 @@ def read_shards(state_dict: dict[str, Any], folder: Path, planner: Any = None) -
     try:
         with _without_noise():
             load(state_dict, storage_reader=reader, planner=_planner() if planner is None else planner)
-    except CheckpointException as error:  # no Exception, but told as one
+    except CheckpointException as error:  # not a subclass of Exception
         for _, (failure, _) in sorted(error.failures.items()):
             if isinstance(failure, (UnsafeCheckpointError, CorruptCheckpointError)):
                 raise failure from None
@@ -191,17 +189,17 @@ def _finish(temporary: Path, folder: Path, finish: Callable[[Path], None] | None
     sync_folder(temporary)
     replaced = temporary_path(folder)
     if folder.exists():
-        os.replace(folder, replaced)  # folders do not take each other's place
+        os.replace(folder, replaced)  # a folder cannot replace another one
     os.replace(temporary, folder)
     sync_folder(folder.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 
 
 def _reader(folder: Path) -> Any:
-    """Torch's reader of a folder, but one that checks the index and each entry first."""
+    """Return a reader of torch for a folder that checks the index and each entry first."""
     from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-    metadata = read_index(folder / _INDEX)  # here, as torch hides the errors of `read_metadata`
+    metadata = read_index(folder / _INDEX)  # here, because torch hides the errors of `read_metadata`
 
     class Reader(FileSystemReader):
         def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
@@ -221,7 +219,7 @@ def _reader(folder: Path) -> Any:
 
 
 class _Part(io.RawIOBase):
-    """A part of a file, as a file. Torch's own does not seek from the end as files do."""
+    """A part of a file, as a file. Torch's own class does not seek from the end as files do."""
 
     def __init__(self, file: Any, start: int, size: int) -> None:
         super().__init__()
@@ -249,7 +247,7 @@ class _Part(io.RawIOBase):
 
 
 def _planner() -> Any:
-    """Torch's planner, but one that reads what is no tensor, a pickle, without running code."""
+    """Return a planner of torch that reads entries that are no tensors, pickles, without running code."""
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
     class Planner(DefaultLoadPlanner):
@@ -257,13 +255,13 @@ def _planner() -> Any:
             plain = io.BytesIO()
             torch.save(load_plain(value, f"the entry {read_item.dest_index.fqn!r} of the shards"), plain)
             plain.seek(0)
-            super().load_bytes(read_item, plain)  # which would load the original without asking
+            super().load_bytes(read_item, plain)  # which loads without checks
 
     return Planner()
 
 
 def read_index(path: Path) -> Any:
-    """The index of a checkpoint in shards.
+    """Read the index of a checkpoint in shards.
 
     Raises:
         UnsafeCheckpointError: It holds types that an index does not have.
@@ -286,7 +284,7 @@ def read_index(path: Path) -> Any:
 
 
 def _check_index(metadata: Any, path: Path) -> None:
-    """Check that an index is of its folder: that what it tells of is in the files, and no larger than they are."""
+    """Check that all entries of an index are within the folder's files, and no larger than they are."""
     from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 
     sizes: dict[str, int] = {}
@@ -319,7 +317,7 @@ def _check_index(metadata: Any, path: Path) -> None:
 
 
 class _IndexUnpickler(pickle.Unpickler):
-    """Makes the types of an index only."""
+    """Unpickler of the types of an index only."""
 
     def __init__(self, file: Any, path: Path) -> None:
         super().__init__(file)
@@ -328,8 +326,8 @@ class _IndexUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _INDEX_TYPES and not (module == "torch" and _is_constant(name)):
             raise UnsafeCheckpointError(
-                f"The index {str(self._path)!r} holds `{module}.{name}`, which is not part of an index, and loading it "
-                f"could run code. Nothing was loaded."
+                f"The index {str(self._path)!r} holds `{module}.{name}`, which does not belong in an index, and "
+                f"loading it could run code. Nothing was loaded."
             )
         return super().find_class(module, name)
 
@@ -340,7 +338,7 @@ def _is_constant(name: str) -> bool:
 
 @contextmanager
 def _without_noise() -> Iterator[None]:
-    """A single process is meant; torch takes it for a mistake."""
+    """Silence torch's warnings: running in a single process is intended."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is (unavailable|disabled)", category=UserWarning)
         warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
@@ -349,11 +347,11 @@ def _without_noise() -> Iterator[None]:
 
 @dataclass
 class Shard:
-    """Stands for a tensor that is in the shards.
+    """Placeholder for a tensor that is in the shards.
 
     Attributes:
         name: Its name there.
-        shape: Its shape as a whole.
+        shape: The shape of the whole tensor.
         dtype: Its dtype.
         folder: The checkpoint.
     """
@@ -365,17 +363,17 @@ class Shard:
 
 
 def is_sharded_run(path: str | Path) -> bool:
-    """Whether a path is a checkpoint of this kind."""
+    """Return True if a path is the checkpoint of a run in shards."""
     return (Path(path) / STATES).is_file()
 
 
 def write_run(content: dict[str, Any], folder: Path, overwrite: bool) -> None:
-    """Write a checkpoint: whole, or not at all. A collective operation.
+    """Write the checkpoint of a run in shards atomically. A collective operation.
 
     Args:
-        content: What to save, on each rank with its parts of the tensors that are divided.
-        folder: The folder to make, on a disk that all ranks share.
-        overwrite: Whether an existing one is replaced.
+        content: The content, on each rank with its parts of the divided tensors.
+        folder: The folder to create, on a disk that all ranks share.
+        overwrite: Whether to replace an existing one.
 
     Raises:
         FileExistsError: The folder exists, and `overwrite` is False.
@@ -394,7 +392,7 @@ def write_run(content: dict[str, Any], folder: Path, overwrite: bool) -> None:
     rest = map_nested(content, take_out)
 
     def finish(temporary: Path) -> None:
-        digests = {name: _digest(temporary / name) for name in _others(temporary)}
+        digests = {name: sha256_of(temporary / name) for name in _others(temporary)}
         _check_all_there(temporary, dist.get_world_size() if shards else 0)
         write_file({"content": rest, "folder": folder.name, "sha256": digests}, temporary / STATES)
 
@@ -402,10 +400,10 @@ def write_run(content: dict[str, Any], folder: Path, overwrite: bool) -> None:
 
 
 def amend_run(path: Path, change: Callable[[dict[str, Any]], None]) -> bool:
-    """Change what a checkpoint, of either kind, says of how to go on, in place.
+    """Change the entry `resumption` of a checkpoint, in one file or in shards, in place.
 
     Returns:
-        Whether it says anything of that.
+        True if it has such an entry.
     """
     file = path / STATES if is_sharded_run(path) else path
     states = read_file(file)[0]
@@ -418,7 +416,7 @@ def amend_run(path: Path, change: Callable[[dict[str, Any]], None]) -> bool:
 
 
 def remove_run(path: Path) -> None:
-    """Remove a checkpoint of either kind. What is left if that is interrupted is no checkpoint any more."""
+    """Remove a checkpoint, in one file or in shards. If interrupted, the rest is no valid checkpoint."""
     if not path.is_dir():
         path.unlink(missing_ok=True)
         return
@@ -427,7 +425,7 @@ def remove_run(path: Path) -> None:
 
 
 def check_run(folder: Path) -> str | None:
-    """Check a whole checkpoint without loading it.
+    """Check a checkpoint in shards without loading it.
 
     Returns:
         The name under which it was saved.
@@ -443,9 +441,9 @@ def check_run(folder: Path) -> str | None:
 
 
 def read_run(folder: Path) -> tuple[dict[str, Any], str]:
-    """Check a checkpoint, and load all but its shards, in whose places are `Shard` objects. A collective operation.
+    """Check a checkpoint, and load it with `Shard` placeholders for its shards. A collective operation.
 
-    Each rank checks some of the files.
+    Each rank checks a part of the files.
 
     Returns:
         The content, and the name under which it was saved.
@@ -460,36 +458,36 @@ def read_run(folder: Path) -> tuple[dict[str, Any], str]:
         _check_digests(folder, states["sha256"], names[dist.get_global_rank() :: dist.get_world_size()])
     except CorruptCheckpointError as error:
         problem = error
-    for found in dist.all_gather_object(None if problem is None else problem.reason):
-        if found is not None:
-            raise CorruptCheckpointError(folder, found)
+    for reason in dist.all_gather_object(None if problem is None else problem.reason):
+        if reason is not None:
+            raise CorruptCheckpointError(folder, reason)
     return _with_shards(states["content"], folder), states["folder"]
 
 
 def run_name_of(folder: Path) -> str | None:
-    """The name of the run that saved a checkpoint; None if it does not tell.
+    """Return the name of the run that saved a checkpoint; None if it is not recorded.
 
     Raises:
-        CorruptCheckpointError: The file that tells is damaged.
+        CorruptCheckpointError: The file that records it is damaged.
     """
     name: str | None = _states(folder)["content"].get("state", {}).get("run_name")
     return name
 
 
 def fill_shards(content: Any, parameters: Mapping[str, torch.Tensor]) -> Any:
-    """Read the shards: of tensors that belong to a divided parameter this rank's part, of others all.
+    """Read the shards: this rank's part of tensors that belong to a divided parameter, other tensors whole.
 
     A collective operation.
 
     Args:
-        content: What `read_run` returned, or a part of it.
+        content: The content that `read_run` returned, or a part of it.
         parameters: The divided parameters by name.
 
     Returns:
         The content with tensors.
 
     Raises:
-        CorruptCheckpointError: A tensor is not as the index of the shards has it.
+        CorruptCheckpointError: A tensor does not match the index of the shards.
     """
     _check_shapes(content)
     targets: dict[Path, dict[str, torch.Tensor]] = {}
@@ -512,46 +510,46 @@ def fill_shards(content: Any, parameters: Mapping[str, torch.Tensor]) -> Any:
 
 
 def files_of_run(path: Path, name: str) -> list[tuple[Path, str]]:
-    """The files of a checkpoint of either kind and their names in a store; the last one names the others."""
+    """List the files of a checkpoint, in one file or in shards, with their names in a store; the index comes last."""
     if not is_sharded_run(path):
         return [(path, name)]
     return [(path / file, f"{name}/{file}") for file in (*_others(path), STATES)]
 
 
 def download_run(uri: str, target: Path, progress_bar: bool) -> bool:
-    """Fetch a checkpoint of this kind, or the one that a link names.
+    """Download a checkpoint in shards, or the one that a link names.
 
     Args:
-        uri: Where it is.
-        target: The folder to make.
+        uri: Its URI.
+        target: The folder to create.
         progress_bar: Show the progress.
 
     Returns:
-        Whether there is such a checkpoint.
+        True if there is such a checkpoint.
     """
-    if uri.partition(":")[0] in ("http", "https"):  # which have no folders
+    if uri.partition(":")[0] in ("http", "https"):  # they have no folders
         return False
     store: Storage | None = None
     try:
         stores = map(storage_of, (uri, *linked_uris(uri)))
         store = next((store for store in stores if store.exists(STATES)), None)
-    except StorageError as error:  # it may allow to read what is there, but not to ask what is
-        log.debug("Whether %s is in shards could not be found out: %s", uri, error)
+    except StorageError as error:  # reading may be allowed, but not listing
+        log.debug("Could not check whether %s is in shards: %s", uri, error)
     if store is None:
         return False
     return fetch_run(lambda name, path: store.download(name, path, progress=progress_bar), "", target)
 
 
 def fetch_run(get: Callable[[str, Path], None], name: str, target: Path) -> bool:
-    """Fetch a checkpoint of this kind, file by file.
+    """Fetch a checkpoint in shards, file by file.
 
     Args:
-        get: Fetches a file of some name to a path.
+        get: Fetches a file by name to a path.
         name: The name of the checkpoint.
-        target: The folder to make.
+        target: The folder to create.
 
     Returns:
-        Whether it is of this kind.
+        True if it is in shards.
 
     Raises:
         CorruptCheckpointError: Its list of files is damaged.
@@ -605,7 +603,7 @@ def _states(folder: Path) -> dict[str, Any]:
     states = read_file(folder / STATES)[0]
     kinds = {"content": dict, "folder": str, "sha256": dict}
     if not isinstance(states, dict) or any(not isinstance(states.get(key), kind) for key, kind in kinds.items()):
-        raise CorruptCheckpointError(folder, f"its file {STATES!r} is not that of a checkpoint in shards")
+        raise CorruptCheckpointError(folder, f"its file {STATES!r} does not belong to a checkpoint in shards")
     return states
 
 
@@ -627,13 +625,5 @@ def _check_digests(folder: Path, digests: Mapping[str, str], names: Any) -> None
     for name in names:
         if not (folder / name).is_file():
             raise CorruptCheckpointError(folder, f"its file {name!r} is missing")
-        if _digest(folder / name) != digests[name]:
+        if sha256_of(folder / name) != digests[name]:
             raise CorruptCheckpointError(folder, f"the checksum of its file {name!r} does not match its content")
-
-
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb", buffering=0) as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()

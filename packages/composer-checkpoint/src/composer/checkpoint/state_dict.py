@@ -1,4 +1,4 @@
-"""What a checkpoint is made of: the states of a model, an optimizer and a run, and what describes them."""
+"""The parts of a checkpoint: the states of a model, an optimizer and a run, and their description."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ def get_model_state_dict(
     ignore_keys: Keys | None = None,
     cpu_offload: bool | None = None,
 ) -> dict[str, Any]:
-    """A model's parameters and buffers by name, without the prefixes of DDP and `torch.compile`.
+    """Return a model's parameters and buffers by name, without the prefixes of DDP and `torch.compile`.
 
-    Tensors that need no conversion are the model's own, not copies. Of a sharded model, a collective operation.
+    Tensors that need no conversion are the model's own, not copies. A collective operation if the model is sharded.
 
     Args:
         model: The model, wrapped or not.
-        sharded_state_dict: Whether each rank gets its own shards; of a model that is sharded by FSDP only. Otherwise
-            rank 0 gets whole tensors, and the other ranks of a sharded model nothing.
-        precision: What floating tensors are converted to; None leaves them as they are.
-        include_keys: Patterns of the only names wanted.
-        ignore_keys: Patterns of names not wanted.
-        cpu_offload: Whether tensors are brought to the CPU. None: those of sharded models are.
+        sharded_state_dict: Return this rank's shards of a model that is sharded by FSDP. Otherwise rank 0 gets whole
+            tensors, and the other ranks of a sharded model an empty dict.
+        precision: The precision to convert floating tensors to; None leaves them unchanged.
+        include_keys: Patterns of the names to include; None: all.
+        ignore_keys: Patterns of names to leave out.
+        cpu_offload: Whether to copy tensors to the CPU. None: only those of sharded models.
 
     Returns:
         The tensors by name.
 
     Raises:
-        ValueError: Both kinds of keys are given, `precision` is no floating type, or shards of a whole model are asked
-            for.
+        ValueError: Both kinds of keys are given, `precision` is not a floating type, or shards of a whole model are
+            requested.
     """
     dtype = check_precision(precision)
     module = unwrapped_model(model)
@@ -59,9 +59,8 @@ def get_model_state_dict(
     if sharded:
         from torch.distributed.checkpoint import state_dict as torch_state_dict
 
-        options = torch_state_dict.StateDictOptions(
-            full_state_dict=not sharded_state_dict, cpu_offload=cpu_offload is not False
-        )
+        on_cpu = cpu_offload is not False
+        options = torch_state_dict.StateDictOptions(full_state_dict=not sharded_state_dict, cpu_offload=on_cpu)
         found = torch_state_dict.get_model_state_dict(module, options=options)
     else:
         check_shards(sharded_state_dict, "sharded_state_dict")
@@ -79,16 +78,16 @@ def get_optim_state_dict(
     ignore_keys: Keys | None = None,
     cpu_offload: bool | None = None,
 ) -> dict[str, Any]:
-    """An optimizer's state, keyed by the names of the model's parameters.
+    """Return an optimizer's state, keyed by the names of the model's parameters.
 
     Args:
         model: The model whose parameters the optimizer has.
         optimizer: The optimizer.
         sharded_state_dict: As in `get_model_state_dict`.
-        precision: What floating tensors are converted to; None leaves them as they are. Counts of steps, which have no
-            dimension, are left in any case.
-        include_keys: Patterns of the only parameters wanted.
-        ignore_keys: Patterns of parameters not wanted.
+        precision: The precision to convert floating tensors to; None leaves them unchanged. Step counts, which have no
+            dimension, are never converted.
+        include_keys: Patterns of the parameters to include; None: all.
+        ignore_keys: Patterns of parameters to leave out.
         cpu_offload: As in `get_model_state_dict`.
 
     Returns:
@@ -103,9 +102,8 @@ def get_optim_state_dict(
     if is_model_fsdp(module):
         from torch.distributed.checkpoint import state_dict as torch_state_dict
 
-        options = torch_state_dict.StateDictOptions(
-            full_state_dict=not sharded_state_dict, cpu_offload=cpu_offload is not False
-        )
+        on_cpu = cpu_offload is not False
+        options = torch_state_dict.StateDictOptions(full_state_dict=not sharded_state_dict, cpu_offload=on_cpu)
         found: dict[str, Any] = dict(torch_state_dict.get_optimizer_state_dict(module, optimizer, options=options))
     else:
         check_shards(sharded_state_dict, "sharded_state_dict")
@@ -116,15 +114,15 @@ def get_optim_state_dict(
         if include_keys is not None or ignore_keys is not None:
             raise ValueError(
                 f"`include_keys` and `ignore_keys` need the states of single parameters, but the state_dict of "
-                f"{type(optimizer).__name__} is of a form of its own. Leave them out."
+                f"{type(optimizer).__name__} has another format. Leave them out."
             )
         return found
-    wanted = {*selected([p for group in found["param_groups"] for p in group["params"]], include_keys, ignore_keys)}
-    groups = [{**group, "params": [p for p in group["params"] if p in wanted]} for group in found["param_groups"]]
+    names = {*selected([p for group in found["param_groups"] for p in group["params"]], include_keys, ignore_keys)}
+    groups = [{**group, "params": [p for p in group["params"] if p in names]} for group in found["param_groups"]]
     states = {
         name: {key: _placed(_moment(value, dtype), bool(cpu_offload)) for key, value in state.items()}
         for name, state in found["state"].items()
-        if name in wanted
+        if name in names
     }
     return {**found, "state": states, "param_groups": groups}
 
@@ -136,18 +134,18 @@ def get_metadata_state_dict(
     device: Device | torch.device | str | None = None,
     device_train_microbatch_size: float | None = None,
 ) -> dict[str, Any]:
-    """What describes a checkpoint: versions, machine and sizes. All of it can be written as JSON.
+    """Return the description of a checkpoint: versions, machine and sizes. All of it can be written as JSON.
 
     Args:
-        model: The model that is saved.
+        model: The model to save.
         sharded_state_dict: Whether it is saved in shards.
         precision: The precision it is saved in.
         device: The device it was trained on. None: that of `model`.
         device_train_microbatch_size: Samples per forward pass.
 
     Returns:
-        `composer_env_info`, `torch_version`, `python_version`, `world_size`, and what is known of `model_name`,
-        `sharded_state_dict`, `precision`, `device` and `device_train_microbatch_size`.
+        `composer_env_info`, `torch_version`, `python_version`, `world_size`, and those of `model_name`,
+        `sharded_state_dict`, `precision`, `device` and `device_train_microbatch_size` that are known.
     """
     dtype = check_precision(precision)
     place = _first_device(model) if device is None else getattr(device, "name", None) or str(device)
@@ -166,15 +164,15 @@ def get_metadata_state_dict(
 
 
 def get_resumption_state_dict(state: State) -> dict[str, Any]:
-    """What a run needs besides its model and optimizers to go on. A collective operation.
+    """Return the state that a run needs besides model and optimizers to resume. A collective operation.
 
     Args:
         state: The run.
 
     Returns:
         The timestamp, the states of schedulers, algorithms, callbacks, scaler and metrics and so on, as in
-        `State.state_dict`; the random generators of all ranks (`rng`); and the position in the training data
-        (`resumption`) if whoever runs the loop keeps it.
+        `State.state_dict`; the random generators of all ranks (`rng`); and the state of `state.resumption`, such as the
+        position in the training data.
     """
     found = {key: value for key, value in state.state_dict().items() if key not in _NOT_FOR_RESUMPTION}
     found["rng"] = reproducibility.get_rng_state()
@@ -184,13 +182,13 @@ def get_resumption_state_dict(state: State) -> dict[str, Any]:
     return found
 
 
-def check_shards(asked: bool, argument: str) -> None:
-    """Refuse shards of a model that has none.
+def check_shards(requested: bool, argument: str) -> None:
+    """Check that shards are not requested for a model that is not sharded.
 
     Raises:
-        ValueError: They are asked for.
+        ValueError: They are requested.
     """
-    if asked:
+    if requested:
         raise ValueError(
             f"`{argument}=True` needs a model that is sharded by FSDP, but this one is whole on every rank. Shard it "
             f"with `torch.distributed.fsdp.fully_shard` first, or leave it at False."

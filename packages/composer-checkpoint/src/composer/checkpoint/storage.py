@@ -26,42 +26,41 @@ __all__ = [
     "Storage",
     "StorageError",
     "UnreachableError",
-    "explained",
-    "is_transient",
+    "retrying",
     "showing_progress",
     "storage_of",
 ]
 
 T = TypeVar("T")
 
-_ALIASES = {"azure": "az", "azure_blobs": "az"}  # established spellings that fsspec does not know
+_ALIASES = {"azure": "az", "azure_blobs": "az"}  # common spellings that fsspec does not know
 _PACKAGES = {
     "abfs": "adlfs", "abfss": "adlfs", "az": "adlfs", "gcs": "gcsfs", "gs": "gcsfs", "http": "aiohttp",
     "https": "aiohttp", "oci": "ocifs", "s3": "s3fs", "s3a": "s3fs", "sftp": "paramiko", "ssh": "paramiko",
 }  # fmt: skip
-# Stores in which an object appears when its last byte is there; elsewhere a file is written under another name first.
+# Stores with atomic writes; elsewhere a file is written under a temporary name and renamed.
 _PUTS_WHOLE = frozenset("abfs abfss az gcs gs memory oci ocilake oss s3 s3a".split())
 _BACKOFF_SECONDS = 1.0
 _BLOCK = 8 << 20
 
 
 class _Again(Exception):
-    """Something passing went wrong; its cause says what."""
+    """A transient failure; its cause is the client's error."""
 
 
 class Storage:
-    """One folder of a store. Names are relative to it and may have folders of their own; it need not exist.
+    """A folder of a store. Names are relative to it and may include folders; the folder need not exist.
 
-    What may pass by itself (a lost connection, a busy store, a torn transfer) is tried again with growing pauses.
+    Transient failures (a lost connection, a busy store, an interrupted transfer) are retried with growing pauses.
 
-    A filesystem of fsspec is made for each thread and process that uses this object: connections of SFTP serve one
-    thread, and asynchronous ones die in a forked process. They are not shared with other users of fsspec, whose cached
-    listings would be trusted; our own are dropped before each request.
+    Each thread and process that uses this object gets its own filesystem of fsspec: SFTP connections serve one thread,
+    and asynchronous ones do not survive a fork. They are not shared with other users of fsspec, to avoid stale cached
+    listings; our own are invalidated before each request.
 
     Args:
         folder: The URI of the folder.
         options: Options of fsspec's filesystem, such as `key`, `secret` or `endpoint_url` for S3.
-        attempts: How often a request is tried at most.
+        attempts: The maximum number of attempts of a request.
         backoff_seconds: The pause after the first attempt; it doubles after each.
 
     Raises:
@@ -85,15 +84,15 @@ class Storage:
         return f"Storage({_without_password(self._folder)!r})"
 
     def with_attempts(self, attempts: int) -> Storage:
-        """The same folder, with another number of attempts."""
+        """Return a storage of the same folder with another number of attempts."""
         return Storage(self._folder, self._options, attempts, self._backoff_seconds)
 
     def uri(self, name: str) -> str:
-        """The URI of a name."""
+        """Return the URI of a name."""
         return f"{self._folder.removesuffix('/')}/{_checked(name)}"
 
     def exists(self, name: str) -> bool:
-        """Whether there is a file of this name; a folder is none."""
+        """Return True if there is a file of this name; False for a folder."""
         try:
             info = self._info(name)
         except FileNotFoundError:
@@ -101,16 +100,16 @@ class Storage:
         return bool(info["type"] != "directory")
 
     def size(self, name: str) -> int:
-        """The size of a file in bytes.
+        """Return the size of a file in bytes.
 
         Raises:
             FileNotFoundError: There is no such file.
-            StorageError: The store cannot be asked.
+            StorageError: The request failed.
         """
         return int(self._info(name)["size"])
 
     def list(self) -> builtins.list[str]:
-        """The sorted names of the files right in the folder; empty if there is no folder."""
+        """List the sorted names of the files directly in the folder; empty if there is no folder."""
 
         def entries(filesystem: Any, path: str) -> builtins.list[dict[str, Any]]:
             try:
@@ -123,7 +122,7 @@ class Storage:
         return sorted(names)
 
     def find(self, prefix: str = "") -> builtins.list[str]:
-        """The sorted names that begin with `prefix`, those in folders of the folder included."""
+        """List the sorted names that begin with `prefix`, including those in subfolders."""
         inside = prefix.rpartition("/")[0]
 
         def names(filesystem: Any, path: str) -> builtins.list[str]:
@@ -134,7 +133,7 @@ class Storage:
         return sorted(name for name in self._do("list", None, names) if name.startswith(prefix) and name[-1:] != "/")
 
     def read_text(self, name: str) -> str:
-        """The text of a small file.
+        """Read a small text file.
 
         Raises:
             FileNotFoundError: There is no such file.
@@ -159,25 +158,25 @@ class Storage:
 
         return self._do("read", name, read)
 
-    def is_at_fault(self, name: str, error: BaseException) -> bool:
-        """Return whether a file that could not be read is damaged, rather than the store down or refusing.
+    def is_damaged(self, name: str, error: BaseException) -> bool:
+        """Return True if a file that could not be read is damaged, rather than the store down or refusing.
 
-        The store is asked once more, and answers if it works.
+        One more request shows whether the store works.
 
         Args:
             name: The name of the file.
-            error: What `read_start`, `read_text` or `download` raised.
+            error: The error that `read_start`, `read_text` or `download` raised.
         """
-        if points_elsewhere(error):
+        if is_outage(error):
             return False
         try:
             self.exists(name)
-        except Exception:  # noqa: BLE001 - the first error is the one to tell
+        except Exception:  # noqa: BLE001 - the first error is raised
             return False
         return True
 
     def write_text(self, name: str, text: str) -> None:
-        """Write a small file, or replace it, whole.
+        """Write or replace a small text file atomically.
 
         Raises:
             StorageError: It cannot be written.
@@ -186,10 +185,10 @@ class Storage:
         self._put(name, lambda filesystem, path: filesystem.pipe_file(path, data), len(data))
 
     def write_new_text(self, name: str, text: str) -> bool | None:
-        """Write a small file unless there is one, in one step.
+        """Write a small text file in one step unless it exists.
 
         Returns:
-            Whether it was written; None if this store's client offers no such step, or refuses it.
+            True if it was written; None if this store's client has no such operation, or refuses it.
 
         Raises:
             StorageError: It cannot be written.
@@ -211,10 +210,10 @@ class Storage:
         try:
             return self._do("write", name, write)
         except (NotImplementedError, ValueError, StorageError):
-            return None  # a plain write tells what is wrong
+            return None  # a plain write raises the error
 
     def seconds_since_written(self, name: str) -> float | None:
-        """The age of a file by the clock of the store; None if it does not tell."""
+        """Return the age of a file by the clock of the store; None if unknown."""
         probe = f".composer-probe-{secrets.token_hex(4)}"
 
         def modified(filesystem: Any, path: str) -> float:
@@ -230,7 +229,7 @@ class Storage:
             return None
 
     def delete(self, name: str) -> None:
-        """Remove a file. One that is not there is no error: the reply to an earlier attempt may have been lost.
+        """Remove a file. A missing one is no error: the reply to an earlier attempt may have been lost.
 
         Raises:
             StorageError: It cannot be removed.
@@ -239,12 +238,12 @@ class Storage:
             self._do("remove", name, lambda filesystem, path: filesystem.rm_file(path))
 
     def download(self, name: str, destination: str | os.PathLike[str], progress: Progress = False) -> None:
-        """Copy a file from the store. A local file of this name is replaced, but only by a whole one.
+        """Download a file. A local file of this name is only replaced by a complete one.
 
         Args:
             name: The name in the store.
-            destination: The path to write to. Its folder is made if need be.
-            progress: True shows a bar; a function is called with the bytes done and the bytes in all.
+            destination: The path to write to. Its folder is created if necessary.
+            progress: True shows a bar; a function is called with the bytes done and the total.
 
         Raises:
             FileNotFoundError: There is no such file.
@@ -261,11 +260,11 @@ class Storage:
                 callback.set_size(expected)
                 filesystem.get_file(path, str(temporary), callback=callback)
                 _check_size(expected, temporary.stat().st_size)
-                callback.absolute_update(expected)  # some filesystems tell nothing
+                callback.absolute_update(expected)  # some filesystems do not report progress
             _sync(temporary)
 
         try:
-            temporary.touch()  # that this folder cannot be written to is not the store's fault
+            temporary.touch()  # an unwritable folder is not the store's fault
             self._do("download", name, fetch, str(target))
             os.replace(temporary, target)
         finally:
@@ -273,9 +272,9 @@ class Storage:
                 temporary.unlink()
 
     def upload(self, source: str | os.PathLike[str], name: str, progress: Progress = False) -> None:
-        """Copy a local file to the store, replacing what is there, and make sure that it is there whole.
+        """Upload a local file, replacing an existing one, and check that it arrived completely.
 
-        Where the store itself does not put whole files, it gets another name until it is whole.
+        On stores without atomic writes, the file has a temporary name until it is complete.
 
         Args:
             source: The path of the file.
@@ -297,14 +296,14 @@ class Storage:
         self._put(name, put, size)
 
     def check_writable(self) -> None:
-        """Write and remove a small file, so that what would stop the first save stops the run before it trains.
+        """Write and remove a small file, so that missing permissions stop the run before it trains.
 
         Raises:
             FileNotFoundError: There is no such bucket.
             StorageError: It cannot be written, for example because the credentials are wrong.
         """
         probe = f".composer-probe-{secrets.token_hex(4)}"
-        self.write_text(probe, "written to see whether this folder can be written to\n")
+        self.write_text(probe, "written to test that this folder is writable\n")
         try:
             self.delete(probe)
         except StorageError as error:
@@ -314,56 +313,37 @@ class Storage:
             text = f"{uri} was written to test the credentials. They do not allow its removal, so it stays."
             warnings.warn(text, stacklevel=2)
 
-    # ---- how ----
-
     def _filesystem(self) -> tuple[Any, str]:
-        """This thread's filesystem, and the path of the folder in it."""
+        """Return this thread's filesystem, and the path of the folder in it."""
         made = getattr(self._local, "made", None)
         if made is None or made[0] != os.getpid():
             from fsspec.core import url_to_fs  # costs 0.2 s
 
-            # Connections and event loops of a process do not work in one that was forked from it.
+            # Connections and event loops do not work in a forked process.
             filesystem, root = url_to_fs(self._folder, skip_instance_cache=True, **self._options)
             made = self._local.made = (os.getpid(), filesystem, str(root).rstrip("/"))
         return made[1], made[2]
 
     def _do(self, verb: str, name: str | None, operation: Callable[[Any, str], T], local: str | None = None) -> T:
-        """Run `operation(filesystem, path)` until it succeeds or cannot."""
+        """Run `operation(filesystem, path)`, with retries."""
         uri = _without_password(self._folder if name is None else self.uri(name))
 
-        @retry(_Again, self._attempts, self._backoff_seconds, self._backoff_seconds / 2)
         def attempt() -> T:
-            try:
-                filesystem, root = self._filesystem()
-                filesystem.invalidate_cache()
-                return operation(filesystem, root or "/" if name is None else f"{root}/{name}")
-            except Exception as error:
-                if not is_transient(error):
-                    raise
-                self._local.made = None  # its connection may be broken for good
-                raise _Again from error
+            filesystem, root = self._filesystem()
+            filesystem.invalidate_cache()
+            return operation(filesystem, root or "/" if name is None else f"{root}/{name}")
 
-        def told(error: BaseException | None) -> Exception:
-            assert isinstance(error, Exception)
-            into = "" if local is None else f" to {local!r}"
-            here = local is not None and is_missing_space(error)
-            return explained(error, f"{verb} {uri}{into}", repr(local) if here else uri, self._attempts)
+        def reconnect() -> None:
+            self._local.made = None  # the connection may be broken for good
 
-        try:
-            return attempt()
-        except _Again as again:
-            raise told(again.__cause__) from again.__cause__
-        except Exception as error:
-            better = told(error)
-            if better is error:
-                raise
-            raise better from error
+        what = f"{verb} {uri}" if local is None else f"{verb} {uri} to {local!r}"
+        return retrying(attempt, what, uri, local, self._attempts, self._backoff_seconds, reconnect)
 
     def _info(self, name: str) -> dict[str, Any]:
         def info(filesystem: Any, path: str) -> dict[str, Any]:
             try:
                 found: dict[str, Any] = filesystem.info(path)
-            except NotADirectoryError as error:  # local files: something on the way there is a file
+            except NotADirectoryError as error:  # a local path with a file in place of a folder
                 raise FileNotFoundError(f"There is no {path!r}.") from error
             return found
 
@@ -385,7 +365,7 @@ class Storage:
                     _sync(Path(temporary))
                 filesystem.mv(temporary, path)
             except BaseException:
-                with suppress(Exception):  # the store may be gone; the first error is the one to tell
+                with suppress(Exception):  # the store may be unreachable; the first error is raised
                     filesystem.rm_file(temporary)
                 raise
             if self._scheme in ("file", "local"):
@@ -394,8 +374,54 @@ class Storage:
         self._do("write", name, put)
 
 
+def retrying(
+    attempt: Callable[[], T],
+    what: str,
+    where: str,
+    local: str | None,
+    attempts: int,
+    backoff_seconds: float,
+    reconnect: Callable[[], None] = lambda: None,
+) -> T:
+    """Call a function until it succeeds, fails for good, or has failed `attempts` times.
+
+    Args:
+        attempt: The function.
+        what: What it does, beginning with a verb, for messages.
+        where: The remote place, for messages.
+        local: The local file that it writes, which may be on a full disk.
+        attempts: How often to call it at most.
+        backoff_seconds: The pause after the first attempt; it doubles after each.
+        reconnect: Called before the next attempt.
+
+    Raises:
+        Exception: As `explained` returns it.
+    """
+
+    @retry(_Again, attempts, backoff_seconds, backoff_seconds / 2)
+    def call() -> T:
+        try:
+            return attempt()
+        except Exception as error:
+            if not is_transient(error):
+                raise
+            reconnect()
+            raise _Again from error
+
+    try:
+        return call()
+    except Exception as raised:
+        error = raised.__cause__ if isinstance(raised, _Again) else raised
+        assert isinstance(error, Exception)
+        full = local is not None and is_missing_space(error)
+        better = explain_error(error, what, repr(local) if full else where, attempts)
+        if better is raised:
+            raise
+        raise better from error
+
+
 def storage_of(uri: str | os.PathLike[str], **options: Any) -> Storage:
-    """The storage bound to a folder.
+    """Return the storage of a folder.
 
     Args:
         uri: The folder, such as `s3://bucket/run`, `gs://...`, `az://...`, `sftp://user@host/run`, `memory://...`,
@@ -418,7 +444,7 @@ def storage_of(uri: str | os.PathLike[str], **options: Any) -> Storage:
 
 
 def _options_of_environment(scheme: str) -> dict[str, Any]:
-    """What fsspec's filesystems do not read from the environment themselves."""
+    """Read the options that fsspec's filesystems do not read from the environment themselves."""
     found: dict[str, Any] = {}
     if scheme in ("s3", "s3a"):
         if endpoint := os.environ.get("S3_ENDPOINT_URL"):
@@ -433,7 +459,7 @@ def _options_of_environment(scheme: str) -> dict[str, Any]:
 
 
 def _block_size(filesystem: Any, size: int) -> dict[str, int]:
-    """Have a client send small blocks if it sends any, so that progress can be seen: 8 MiB, or 1/5000 of the file."""
+    """Choose small blocks for clients that send blocks, so that progress is visible: 8 MiB, or 1/5000 of the file."""
     put = getattr(filesystem, "_put_file", filesystem.put_file)
     if "chunksize" not in inspect.signature(put).parameters:
         return {}
@@ -471,7 +497,7 @@ def _is_inside(entry: dict[str, Any]) -> bool:
 
 def _check_size(expected: int, found: int) -> None:
     if expected != found:
-        raise ConnectionError(f"the transfer was torn: {found} of {expected} bytes arrived")
+        raise ConnectionError(f"the transfer was interrupted: {found} of {expected} bytes arrived")
 
 
 def _sync(path: Path) -> None:
@@ -488,11 +514,11 @@ Progress = bool | Callable[[int, int], None]
 
 @contextmanager
 def showing_progress(progress: Progress, name: str) -> Iterator[Any]:
-    """A callback of fsspec that shows a bar (True), tells a function of each step, or does nothing (False).
+    """Yield a callback of fsspec that shows a bar (True), calls a function (a function), or does nothing (False).
 
     Args:
-        progress: A function is called with the bytes done and the bytes in all.
-        name: What is transferred.
+        progress: A function is called with the bytes done and the total.
+        name: The name of the file.
     """
     from fsspec.callbacks import Callback, TqdmCallback
 
@@ -509,13 +535,13 @@ def showing_progress(progress: Progress, name: str) -> Iterator[Any]:
             if bar.tqdm is not None:
                 bar.tqdm.close()
     else:
-        tell, told = progress, (-1, -1)
+        report, last = progress, (-1, -1)
 
         def hook(size: int | None, value: int, **_: Any) -> None:
-            nonlocal told
-            if size is not None and told != (value, size):
-                told = value, size
-                tell(value, size)
+            nonlocal last
+            if size is not None and last != (value, size):
+                last = value, size
+                report(value, size)
 
         yield Callback(hooks={"bytes": hook})
 
@@ -529,14 +555,14 @@ _PERMANENT_NUMBERS = _NO_SPACE | {
 }
 _PASSING_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})  # of HTTP
 _STATUS_NAMES = ("status", "status_code", "code")  # what clients call the status of an HTTP reply
-# Of the network or of this machine's disk, never of one file in a store.
+# Errors of the network or of this machine's disk, never of one file in a store.
 _ELSEWHERE = _NO_SPACE | {
     getattr(errno, name)
     for name in "ECONNREFUSED EHOSTDOWN EHOSTUNREACH ENETDOWN ENETUNREACH ETIMEDOUT EROFS EACCES EPERM EMFILE".split()
     if hasattr(errno, name)
 }
 
-# By name, so that nothing is imported to ask: clients of stores are optional.
+# By name, because clients of stores are optional and are not imported here.
 _REFUSALS = frozenset(
     {
         "azure.core.exceptions.ClientAuthenticationError",
@@ -587,11 +613,11 @@ class StorageError(ComposerError, OSError):
 
 
 class ObjectStoreTransientError(RuntimeError):
-    """Something about a store went wrong that may pass by itself."""
+    """A request to a store failed in a way that may be temporary."""
 
 
 class UnreachableError(StorageError, ObjectStoreTransientError):
-    """A remote store failed in a way that may pass, but did not while it was tried."""
+    """A remote store failed in a way that may be temporary, in all attempts."""
 
 
 def _is_one_of(error: BaseException, names: frozenset[str]) -> bool:
@@ -599,7 +625,7 @@ def _is_one_of(error: BaseException, names: frozenset[str]) -> bool:
 
 
 def _status(error: BaseException) -> int | None:
-    """The status of a failed HTTP request, if the error tells."""
+    """Return the status of a failed HTTP request, if the error has one."""
     found = [getattr(error, name, None) for name in _STATUS_NAMES]
     response = getattr(error, "response", None)
     if isinstance(response, dict):  # botocore's
@@ -612,12 +638,12 @@ def _is_refusal(error: BaseException) -> bool:
 
 
 def is_missing_space(error: BaseException) -> bool:
-    """Whether a disk or a quota is full."""
+    """Return True if a disk or a quota is full."""
     return isinstance(error, OSError) and error.errno in _NO_SPACE
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the same request may succeed a moment later: not if something is missing, refused or full."""
+    """Return True if the same request may succeed later: not if something is missing, refused or full."""
     if isinstance(error, _PERMANENT) or _is_refusal(error):
         return False
     status = _status(error)
@@ -628,8 +654,8 @@ def is_transient(error: BaseException) -> bool:
     return isinstance(error, EOFError) or _is_one_of(error, _PASSING)
 
 
-def points_elsewhere(error: BaseException) -> bool:
-    """Whether a failed download tells of a store that is down, busy or refuses, or of this machine; not of the file."""
+def is_outage(error: BaseException) -> bool:
+    """Return True if a download failed because of the store or this machine, not because of the file."""
     seen: BaseException | None = error
     while seen is not None:
         if _is_refusal(seen) or _is_one_of(seen, _DOWN) or getattr(seen, "errno", None) in _ELSEWHERE:
@@ -640,24 +666,24 @@ def points_elsewhere(error: BaseException) -> bool:
     return False
 
 
-def explained(error: Exception, what: str, where: str, attempts: int) -> Exception:
-    """The error to raise for one that a store's client raised.
+def explain_error(error: Exception, what: str, where: str, attempts: int) -> Exception:
+    """Return the error to raise for an error of a store's client.
 
     Args:
-        error: What the client raised.
-        what: What was being done, beginning with a verb.
+        error: The error that the client raised.
+        what: The operation, beginning with a verb.
         where: The place that may be full.
-        attempts: How often it was tried.
+        attempts: The number of attempts.
 
     Returns:
-        A `StorageError`, or an `UnreachableError` if it may pass; for a missing or an existing file the builtin error;
-        `error` itself if no store can raise it.
+        A `StorageError`, or an `UnreachableError` if it may be temporary; for a missing or an existing file the builtin
+        error; `error` itself if it does not come from a store.
     """
     cause = str(error) or type(error).__name__
     if isinstance(error, FileNotFoundError):
         return FileNotFoundError(f"Could not {what}: there is no such object, folder or bucket. ({cause})")
     if isinstance(error, FileExistsError):
-        return FileExistsError(f"Could not {what}: something is there already. ({cause})")
+        return FileExistsError(f"Could not {what}: it exists already. ({cause})")
     if not isinstance(error, (OSError, EOFError)) and type(error).__module__ == "builtins":
         return error
     if _is_refusal(error):

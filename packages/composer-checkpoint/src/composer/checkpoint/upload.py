@@ -31,16 +31,16 @@ def upload_file(
     overwrite: bool = False,
     symlink_name: str | None = None,
 ) -> str:
-    """Copy a file to a folder of a remote store, or of this machine. Returns when it is there as a whole.
+    """Upload a file to a folder of a remote store, or of this machine. Returns when it is there completely.
 
-    What fails for a moment is tried again.
+    Transient failures are retried.
 
     Args:
         source_path: The file.
         dest_dir: The folder: a URI, such as `s3://bucket/run`, or a local path.
-        overwrite: Whether a file of this name is replaced.
-        symlink_name: The name of a text file beside it that stands for the newest upload; it is written last, and
-            readers such as `load_path` follow it. Its name must end in `.symlink`.
+        overwrite: Whether to replace a file of this name.
+        symlink_name: The name of a text file beside it that links to the newest upload; it is written last, and
+            readers such as `load_path` follow it. It must end in `.symlink`.
 
     Returns:
         The URI of the uploaded file.
@@ -78,27 +78,27 @@ class _Upload:
 
 
 class Uploader:
-    """Uploads files in threads of its own, and then the links that name them.
+    """Uploads files in background threads, and then the links that name them.
 
-    - A file that waits is held by a hard link next to it (a copy where there are none), so it may be deleted, or
-      replaced by renaming another over it, as soon as `upload` returns. It must not be written to in place.
+    - A queued file is held by a hard link next to it (a copy where there are no hard links), so it may be deleted or
+      replaced by a rename as soon as `upload` returns. It must not be modified in place.
     - Uploads of one name happen in the order of submission, one after the other; others at the same time.
-    - A link is written when its file is there in full. Of those with one name, an older never replaces a newer one.
+    - A link is written when its file is complete. An older link never replaces a newer one of the same name.
     - A failed upload does not stop the others. `check`, `wait` and `close` raise the first failure.
 
-    The threads are daemons: others would be joined when the process ends, for ever if a store hangs. Instead, a process
-    that ends without `close` waits for what is pending, at most for `timeout`, and logs each file that was not
-    uploaded. A forked process has no threads and waits for nothing.
+    The threads are daemons: others would be joined when the process ends, forever if a store hangs. Instead, a process
+    that ends without `close` waits for pending uploads, for at most `timeout`, and logs each file that was not
+    uploaded. A forked process has no threads and does not wait.
 
     Args:
         storage: Where to upload to.
         concurrent: Uploads at a time.
-        attempts: How often a request is tried at most.
+        attempts: The maximum number of attempts of a request.
         timeout: How long `wait`, `close` and the end of the process wait in all for a store that fails or hangs, in
             seconds, or a deadline that is shared with other services; see `composer.utils.retrying.DeliveryDeadline`.
-            A part that the store's client reports as sent is progress. Then what is queued is given up, and the last
-            line of the log says where it is kept.
-        limit: How long `wait` waits even for a store that works, in seconds; None: as long as it takes.
+            A part that the store's client reports as sent is progress. Then queued uploads are
+            cancelled, and the last line of the log names the local files.
+        limit: The limit of `wait` in seconds even for a store that works; None: no limit.
 
     Raises:
         ValueError: A number is too small.
@@ -138,7 +138,7 @@ class Uploader:
 
     @property
     def failing(self) -> bool:
-        """Whether the last that was heard of the store is a failure, or it was waited for in vain."""
+        """True if the last upload failed, or an earlier wait for the store timed out."""
         return self._deadline.failing
 
     def _pending(self) -> tuple[str, ...]:
@@ -164,7 +164,7 @@ class Uploader:
                 `check`, `wait` or `close`.
             link: The name and the text of a small file that is written after the upload.
             remove_source: Whether to delete `source` after the upload, if it still is this file.
-            before: Files and their names that are uploaded before; the file and its link only come when all are there.
+            before: Files and their names to upload first; the file and its link follow when all of them are complete.
 
         Raises:
             FileNotFoundError: There is no such file.
@@ -173,14 +173,14 @@ class Uploader:
         self._check_usable()
         self.storage.uri(name)  # refuses names that leave the folder
         source = Path(source)
-        # A folder of several files may be removed as a whole, so they are held next to it.
+        # A folder of several files may be removed, so they are held next to it.
         folder = source.parent.parent if before else source.parent
         held = _hold(source, folder)
         first = [(_hold(file, folder), name) for file, name in before]
         remove = _identity(source) if remove_source else None
         with self._changed:
             if not self._pending():
-                self._deadline.progressed()  # it may not have been heard of for long
+                self._deadline.progressed()  # the last progress may be long ago
             self._submitted += 1
             self._waiting.append(_Upload(self._submitted, source, held, name, overwrite, link, remove, first))
             self._start_threads()
@@ -217,8 +217,6 @@ class Uploader:
         if not self._reported:
             self.check()
 
-    # ---- how ----
-
     def _check_usable(self) -> None:
         if self._closed:
             raise RuntimeError("The uploader is closed. Make a new one to upload more.")
@@ -237,7 +235,7 @@ class Uploader:
                 if left <= 0:
                     break
                 pending = len(self._pending())
-                self._changed.wait_for(lambda: len(self._pending()) < pending, left)  # noqa: B023 - called at once
+                self._changed.wait_for(lambda: len(self._pending()) < pending, left)  # noqa: B023 - called immediately
             names = self._pending()
             if names or self._deadline.failing:
                 self._deadline.waited_in_vain(since)
@@ -246,15 +244,15 @@ class Uploader:
             kept = self._give_up()
         text = (
             f"Uploads to {self.storage!r} have not ended in {self._deadline.timeout:g} seconds without progress: "
-            f"{', '.join(names)}. They are kept: {', '.join(kept)}. Check the network and that the store runs, or pass "
-            f"a larger `delivery_timeout`."
+            f"{', '.join(names)}. The local files are kept: {', '.join(kept)}. Check the network and that the store "
+            f"runs, or pass a larger `delivery_timeout`."
         )
         log.error("%s", text)
         self._reported = True
         raise TimeoutError(text) from (self._failures[0] if self._failures else None)
 
     def _give_up(self) -> list[str]:
-        """Drop what is queued, but keep the files."""
+        """Cancel all queued uploads, but keep the files."""
         self._given_up = True
         uploads = sorted([*self._waiting, *self._active.values()], key=lambda upload: upload.number)
         kept: list[str] = []
@@ -287,8 +285,8 @@ class Uploader:
                 self._waiting.remove(upload)
                 self._active[upload.name] = upload
             try:
-                self._carry_out(upload)
-            except Exception as error:  # noqa: BLE001 - raised in the thread that asks
+                self._perform(upload)
+            except Exception as error:  # noqa: BLE001 - raised by `check`, `wait` or `close`
                 log.warning("The upload of %s to %r failed: %s", upload.source, self.storage, error)
                 self._failures.append(error)
                 self._deadline.failed()
@@ -302,10 +300,10 @@ class Uploader:
                     self._changed.notify_all()
 
     def _next(self) -> _Upload | None:
-        """The first upload whose name nobody is uploading to."""
+        """Return the first upload whose name no thread is uploading to."""
         return next((upload for upload in self._waiting if upload.name not in self._active), None)
 
-    def _carry_out(self, upload: _Upload) -> None:
+    def _perform(self, upload: _Upload) -> None:
         if not upload.overwrite and self.storage.exists(upload.name):
             raise FileExistsError(
                 f"{self.storage.uri(upload.name)} already exists, but overwrite was set to False. Pass "
@@ -313,7 +311,7 @@ class Uploader:
             )
         for file, name in upload.before:
             self.storage.upload(file, name, self._progressed)
-        self.storage.upload(upload.held, upload.name, self._progressed)  # ends when the file is there in full
+        self.storage.upload(upload.held, upload.name, self._progressed)  # returns when the file is complete
         if upload.link is not None:
             self._write_link(upload.number, *upload.link)
         if upload.remove is not None:
@@ -333,7 +331,7 @@ class Uploader:
         with lock:
             if number < newest[0]:
                 return
-            newest[0] = number  # before it is written: whether a failed write arrived is not known
+            newest[0] = number  # before writing, because a failed write may have arrived
             self.storage.write_text(name, text)
 
     def _finish_at_exit(self) -> None:
@@ -343,14 +341,14 @@ class Uploader:
             log.warning("Waiting for uploads to %r before the process ends: %s", self.storage, ", ".join(pending))
         try:
             self.close()
-        except Exception as error:  # noqa: BLE001 - there is nobody left to raise it to
+        except Exception as error:  # noqa: BLE001 - the process ends
             log.error("Uploads to %r failed: %s", self.storage, error)
         for upload in [*self._waiting, *self._active.values()]:
             log.error("%s was not uploaded to %s.", upload.source, self.storage.uri(upload.name))
 
 
 def _hold(source: Path, folder: Path) -> Path:
-    """Another name for a file, in a folder; a copy if its file system has no hard links."""
+    """Make a hard link to a file in a folder; a copy if the file system has no hard links."""
     held = temporary_path(folder / source.name)
     try:
         os.link(source, held)
@@ -370,17 +368,17 @@ def _call_at_exit(method: Callable[[], None]) -> None:
     """Call a method when the process ends, unless its object is gone by then.
 
     Functions of `atexit` run after the interpreter has stopped all thread pools, which stores use to look up hosts.
-    What registers with `threading`, as these pools do, runs in reverse order, so they must have done so before. It has
-    no public name; where it is gone, `atexit` is the next best.
+    Functions registered with `threading`, as by these pools, run in reverse order, so the pools must be imported first.
+    That function is private; without it, `atexit` is used.
     """
     import concurrent.futures.thread  # noqa: F401
 
     reference = weakref.WeakMethod(method)
 
     def call() -> None:
-        found = reference()
-        if found is not None:
-            found()
+        method = reference()
+        if method is not None:
+            method()
 
     register = getattr(threading, "_register_atexit", atexit.register)
     register(call)

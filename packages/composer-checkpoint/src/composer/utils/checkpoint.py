@@ -1,4 +1,4 @@
-"""The names of `composer.checkpoint` under the path by which programs know them."""
+"""Names of `composer.checkpoint` under the module path of the reference."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ _GENERATORS = ("cuda", "torch", "python", "numpy")
 def _ensure_valid_checkpoint(
     checkpoint_filepath: str | os.PathLike[str], specs: Sequence[tuple[int, int]] | None = None
 ) -> str | os.PathLike[str]:
-    """Ask the function that `CHECKPOINT_VALIDATION_FUNCTION` names, if it does, whether a file may be loaded.
+    """Call the function that `CHECKPOINT_VALIDATION_FUNCTION` names, if any, which may refuse the file.
 
     Args:
         checkpoint_filepath: The file.
-        specs: The parts of it that are to be read, as offsets and lengths in bytes; None: all.
+        specs: The parts of it to read, as offsets and lengths in bytes; None: all.
 
     Returns:
         `checkpoint_filepath`.
 
     Raises:
-        ValueError: It refuses the file.
+        ValueError: The function refuses the file.
     """
     function = os.environ.get(VALIDATION_VARIABLE)
     if function is None:
@@ -66,12 +66,12 @@ def _ensure_valid_checkpoint(
 
 
 def _torch_load_with_validation(checkpoint_filepath: str | os.PathLike[str], map_location: Any = "cpu") -> Any:
-    """`safe_torch_load`, after `_ensure_valid_checkpoint`."""
+    """Load a file with `safe_torch_load` after `_ensure_valid_checkpoint`."""
     return safe_torch_load(_ensure_valid_checkpoint(checkpoint_filepath), map_location=map_location)
 
 
 def _is_rng_key(key: str, value: Any) -> bool:
-    """Whether an entry of a flat checkpoint in shards is the state of a random generator: a type, a shape, and so on.
+    """Return True if an entry of a flat checkpoint in shards is the state of a random generator.
 
     Args:
         key: The path of the entry, such as `rng.0.cuda`.

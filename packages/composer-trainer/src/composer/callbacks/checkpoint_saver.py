@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, SupportsIndex
 
-from composer.checkpoint.durable import UNDELIVERED, make_scratch_folder, point_link, remove_leftovers
+from composer.checkpoint.durable import UNDELIVERED, make_scratch_folder, remove_leftovers, replace_link
 from composer.checkpoint.lease import FolderInUseError, Lease, folder_lease, live_patterns, remote_lease
 from composer.checkpoint.names import (
     PartialFilePath,
@@ -67,50 +67,50 @@ Interval = SupportsIndex | str | Time[Any] | Callable[[State, Event], bool]
 class CheckpointSaver(Callback):
     """Saves the run at an interval, and keeps the newest, the best, or all checkpoints.
 
-    Each file is written under a temporary name, brought to the disk, sealed with a checksum and renamed, so that there
-    is never a part of a checkpoint under its name. Then the link to the latest one moves; remotely, too, the link comes
-    after the file it names. Rank 0 writes; ranks meet to gather what each of them has to save.
+    Each file is written with a checksum under a temporary name, flushed to the disk and renamed, so that there is never
+    a partial checkpoint under its name. Then the link to the latest one is updated, also on remote stores. Rank 0
+    writes; the states of all ranks are gathered first.
 
-    No other launch writes the same files meanwhile: from the making of the Trainer to the end of `fit` a hidden file
-    in the folder, a lease, says which process saves there, and another launch is refused with a `FolderInUseError`
-    that names it. Runs of other names are no obstacle if `filename` holds `{run_name}`. A lease never stays in the way:
+    From the construction of the Trainer to the end of `fit`, a hidden file in the folder, a lease, records which
+    process saves there. Another launch that would write the same files raises a `FolderInUseError` that names that
+    process. Runs of other names may use the folder if `filename` includes `{run_name}`. A lease expires:
 
-    - If its process has ended (killed or not), on the same host, it is taken over at once.
-    - A process on another host, in another container, or suspended is given 60 seconds from its last heartbeat (every
-      10 seconds; on remote stores 120 and 20). A launch waits for that, and says so. Should the process go on later, it
-      saves nothing more, with a `FolderInUseError`.
-    - In one process, only a Trainer that is training is an obstacle.
+    - If its process has ended (killed or not) on the same host, it is taken over immediately.
+    - A process on another host, in another container, or suspended has 60 seconds from its last heartbeat (every 10
+      seconds; on remote stores 120 and 20). A launch logs that it waits for that. If the process continues later, its
+      next save raises a `FolderInUseError`.
+    - Within one process, only a Trainer that is training excludes another one.
 
-    Remote stores without conditional writes, and takeovers on any of them, rely on a second of waiting and reading who
-    wrote last; two launches in the same moment may both begin there, and one stops at its next heartbeat.
+    On remote stores without conditional writes, and for takeovers on all of them, a launch writes the lease, waits a
+    second, and reads which was written last. Two simultaneous launches may both start; one stops at its next heartbeat.
 
     File names are format strings with the variables of `composer.utils.FORMAT_NAME_WITH_DIST_AND_TIME_TABLE`.
 
     Args:
-        folder: Where to save: a folder, or a URI such as `s3://bucket/folder`, whose checkpoints are written to a
+        folder: The folder to save to, or a URI such as `s3://bucket/folder`, whose checkpoints are written to a
             temporary folder and uploaded from there in the background.
-        filename: The name of a checkpoint. Its extension tells the format: `.pt`, `.pt.gz` and the like, `.tar`, ....
-            A run that saves in shards (see `FSDP2Config`) makes a folder instead, called `sharded_ckpt_prefix_dir`.
+        filename: The name of a checkpoint. Its extension is the format: `.pt`, `.pt.gz` and the like, `.tar`, ....
+            A run that saves in shards (see `FSDP2Config`) creates a folder instead, named `sharded_ckpt_prefix_dir`.
         remote_file_name: The name of a checkpoint in the remote folder, or for loggers that store files.
-        latest_filename: The name of a symbolic link to the latest checkpoint; None makes none.
+        latest_filename: The name of a symbolic link to the latest checkpoint; None creates none.
         latest_remote_file_name: The name of a text file with the name of the latest checkpoint, for remote stores,
             which have no links; `.symlink` is appended.
         save_interval: How often to save: a time, or a function of state and event.
-        overwrite: Whether files that are newer than the run, left by another run, are no error.
+        overwrite: Whether to replace newer files of another run instead of raising an error.
         num_checkpoints_to_keep: Newest checkpoints to keep in the local folder; -1 keeps all.
         weights_only: Whether to save the model only.
-        ignore_keys: What to leave out; see `composer.checkpoint.glob_filter`.
-        num_concurrent_uploads: Uploads at a time.
-        upload_timeout_in_seconds: How long the end of training waits for uploads even if they make progress; None: as
-            long as that takes.
-        delivery_timeout: How many seconds the end of the run waits in all for what is still to be uploaded, once the
-            store fails or hangs. It fails from the first upload that failed, after three attempts, until another one
+        ignore_keys: The parts to leave out; see `composer.checkpoint.glob_filter`.
+        num_concurrent_uploads: The number of simultaneous uploads.
+        upload_timeout_in_seconds: The limit for waiting at the end of training for uploads that make progress; None: no
+            limit.
+        delivery_timeout: The total number of seconds that the end of the run waits for pending uploads once the store
+            fails or hangs. It fails from the first upload that failed, after three attempts, until another one
             succeeds; it hangs when nothing was sent since the end of the run or the last progress. Clients send blocks
-            of 8 MiB (those of S3 files below 16 MiB whole), and a block that has arrived is progress. What is given
-            up is kept in the local folder that the last line of the log names. None: the Trainer's, which its
+            of 8 MiB (S3 files below 16 MiB in one block), and each block that arrives is progress. Files that were not
+            uploaded are kept in the local folder that the last line of the log names. None: the Trainer's, which its
             services share; 60 without one.
         num_best_checkpoints_to_keep: Best checkpoints by `monitor` to keep besides the newest. A link `best-...` to
-            the best one stands next to that to the latest. With `num_checkpoints_to_keep=-1` all are kept anyway.
+            the best one is created beside that to the latest. With `num_checkpoints_to_keep=-1` all are kept anyway.
         monitor: The metric to keep the best by: `"eval/MulticlassAccuracy"` is that metric of the evaluator `eval`;
             `"train/..."` is one of training, and `"loss/train/total"` a loss.
         monitor_mode: `"max"` if more is better, `"min"` if less is.
@@ -118,14 +118,14 @@ class CheckpointSaver(Callback):
 
     Attributes:
         saved_checkpoints: The paths of the checkpoints that exist, oldest first.
-        all_saved_checkpoints_to_timestamp: The paths of all checkpoints that this process saved, and of those that it
-            knows of from the checkpoint it was resumed from, with their times.
+        all_saved_checkpoints_to_timestamp: The paths and timestamps of all checkpoints that this process saved, and of
+            those listed in the checkpoint it was resumed from.
 
     Raises:
         ValueError: An argument cannot work.
 
     Differs: the established class has neither `num_best_checkpoints_to_keep`, `monitor`, `monitor_mode` nor
-        `asynchronous`. There, a killed save can leave a part of a file.
+        `asynchronous`. There, a killed save can leave a partial file.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class CheckpointSaver(Callback):
         self._uri = os.fspath(folder) if is_uri(os.fspath(folder)) else None
         self._staging: str | None = None
         self._cleanup: Any = None
-        self._kept = False  # whether the folder for uploads stays if the process is killed
+        self._kept = False  # whether the folder for uploads remains if the process is killed
         self.folder = self._local_folder(os.fspath(folder))
         self.filename = PartialFilePath(os.fspath(filename), self.folder)
         self.latest_filename = _path(latest_filename, self.folder)
@@ -184,10 +184,10 @@ class CheckpointSaver(Callback):
         self.all_saved_checkpoints_to_timestamp: dict[str, Timestamp] = {}
         self.last_checkpoint_batch: Time[int] | None = None
         # Set by the Trainer:
-        self.is_relaunched = False  # whether a relaunch goes on from what is saved, also from the end of `fit`
-        self.continues = False  # whether files in the folder under its names are its own, so that it may replace them
-        self.resumed_at: Time[int] | None = None  # the batch of the checkpoint that it goes on from
-        self._written: set[str] = set()  # the paths of what this object saved, not of what it found
+        self.is_relaunched = False  # whether a relaunch resumes from checkpoints, also from the end of `fit`
+        self.continues = False  # whether existing files under its names are its own, so that it may replace them
+        self.resumed_at: Time[int] | None = None  # the batch of the checkpoint that it resumed from
+        self._written: set[str] = set()  # the paths that this object saved, not those of existing files
         self._last_path: str | None = None
         self._last_names: dict[str, str] = {}
         self._last_fingerprint: tuple[Any, ...] = ()
@@ -195,7 +195,7 @@ class CheckpointSaver(Callback):
         self._writer = CheckpointWriter(asynchronous)
         self.remote_uploader: Any = None
         self._lease: Lease | None = None
-        self._reserved = False  # on every rank; rank 0 has the lease
+        self._reserved = False  # on every rank; rank 0 holds the lease
         self._checked_types = False
 
     @staticmethod
@@ -220,11 +220,11 @@ class CheckpointSaver(Callback):
         if names.get("latest_filename") == names["filename"]:
             raise ValueError(
                 f"`latest_filename` must differ from `filename`, got {names['filename']!r} for both: the link would "
-                f"take the place of the checkpoint."
+                f"replace the checkpoint."
             )
 
     def _check_places(self, state: State) -> None:
-        """Check, on rank 0, what the name of the run tells: that there is a folder to write to, and room for links."""
+        """Check, on rank 0, the folder and the names of files and links, which depend on the name of the run."""
         check_run_name(state.run_name)
         if state.fsdp_sharded_state_dict_enabled:
             prefix = pattern_of_run(state, self.filename).filename
@@ -250,18 +250,18 @@ class CheckpointSaver(Callback):
     # ---- when to save ----
 
     def save_interval(self, state: State, event: Event) -> bool:
-        """Whether a checkpoint is saved at this event. Algorithms that prepare the model for saving ask, too."""
+        """Return True if a checkpoint is saved at this event. Algorithms call it, too, to prepare the model."""
         if event is Event.BATCH_CHECKPOINT and self._requested:
-            self._interval(state, event)  # it remembers at which batch it was asked
+            self._interval(state, event)  # it remembers the batch of the last call
             return True
         return self._interval(state, event)
 
     def save_soon(self) -> None:
-        """Save at the next BATCH_CHECKPOINT, whatever the interval says. To be called on every rank."""
+        """Save at the next BATCH_CHECKPOINT, independent of the interval. To be called on every rank."""
         self._requested = True
 
     def reserve(self, state: State) -> None:
-        """Take the lease on the save folder: no other run may write the same files. To be called on every rank.
+        """Take the lease on the save folder, so that no other run writes the same files. To be called on every rank.
 
         A lease that another host took lately is watched for a while; see `composer.checkpoint.lease`.
 
@@ -291,17 +291,17 @@ class CheckpointSaver(Callback):
                 raise FolderInUseError(text) if in_use else RuntimeError(f"Rank 0 cannot save: {text}")
 
     def _try_reserve(self, state: State) -> bool:
-        """Try for some seconds to take the lease."""
+        """Try for some seconds to take the lease; return True if it was taken."""
         if self._lease is None:
             self._lease = self._lease_of(state)
         for _ in range(5):
             try:
-                if self._lease.try_take():
+                if self._lease.try_acquire():
                     return True
             except FolderInUseError:
                 raise
-            except OSError as error:  # whoever cannot write a lease cannot save either, which the save explains
-                log.warning("No lease on %s could be taken, so another run is not kept from it: %s", self.folder, error)
+            except OSError as error:  # without permission to write, the save fails, too, with an explanation
+                log.warning("No lease on %s could be taken, so another run may use it, too: %s", self.folder, error)
                 return True
             time.sleep(1.0)
         return False
@@ -315,13 +315,13 @@ class CheckpointSaver(Callback):
         files = pattern_of_run(state, self.filename if remote is None else remote).filename
         if self._uri is None:
             return folder_lease(self._folder_of(state), state.run_name, files)
-        # Refused credentials must not be found out after hours of training.
+        # Wrong credentials are to be detected now, not after hours of training.
         storage_of(format_name_with_dist(self._uri, state.run_name)).check_writable()
         where = self._folder_of(state)
         return remote_lease(storage_of(where), where, state.run_name, files.rpartition("/")[2])
 
     def _folder_of(self, state: State) -> str:
-        """Where checkpoints are kept: the local folder, or the URI of the folder they are uploaded to."""
+        """Return the folder of the checkpoints: the local one, or the URI of the one they are uploaded to."""
         if self._uri is None or self.remote_file_name is None:
             return format_name_with_dist(self._uri or self.folder, state.run_name)
         name = format_name_with_dist(self.remote_file_name.filename, state.run_name)
@@ -329,7 +329,7 @@ class CheckpointSaver(Callback):
 
     @contextmanager
     def training(self, state: State) -> Iterator[None]:
-        """Hold the lease while the run trains, and release it when that has ended well. To be called on every rank."""
+        """Hold the lease while the run trains, and release it if training succeeds. To be called on every rank."""
         self.reserve(state)
         lease = self._lease
         if lease is None:
@@ -341,7 +341,7 @@ class CheckpointSaver(Callback):
         finally:
             lease.active = before
         if not before:
-            lease.give_back()
+            lease.release()
 
     def init(self, state: State, logger: Logger) -> None:
         if state.fsdp_sharded_state_dict_enabled:
@@ -359,12 +359,12 @@ class CheckpointSaver(Callback):
         )
 
     def after_load(self, state: State, logger: Logger) -> None:
-        if self.best.evaluator in state.eval_metrics:  # others may come with `fit`
+        if self.best.evaluator in state.eval_metrics:  # other evaluators may be added by `fit`
             self.best.check(state)
 
     @property
     def remote_root(self) -> str | None:
-        """What `remote_file_name` is relative to: the bucket, or the root of the file system; None: not remote."""
+        """The root of `remote_file_name`: the bucket, or the root of the file system; None if not remote."""
         if self._uri is None:
             return None
         path = parse_uri(self._uri)[2]
@@ -374,7 +374,7 @@ class CheckpointSaver(Callback):
         """Check that time may be counted from zero again. To be called on every rank.
 
         Raises:
-            FileExistsError: The names of checkpoints that this object saved would be given again.
+            FileExistsError: Checkpoints that this object saved would be replaced.
         """
         if self.overwrite or self.continues:
             return
@@ -383,16 +383,16 @@ class CheckpointSaver(Callback):
 
         def stays(path: str) -> bool:
             counts = counts_of_name(os.path.relpath(path, folder).replace(os.sep, "/"), pattern)
-            kept = self._uri is not None or os.path.exists(path)  # a store keeps what is rotated out here
+            kept = self._uri is not None or os.path.exists(path)  # a store keeps checkpoints that are rotated out here
             return kept and counts is not None and max(counts) > 0
 
-        found = [next(filter(stays, sorted(self._written)), None)]
-        dist.broadcast_object_list(found, src=0)
-        if found[0] is not None:
+        existing = [next(filter(stays, sorted(self._written)), None)]
+        dist.broadcast_object_list(existing, src=0)
+        if existing[0] is not None:
             raise FileExistsError(
-                f"`reset_time=True` would give the names of checkpoints again that an earlier `fit` of this Trainer "
-                f"saved, such as {found[0]!r}. Leave it out, so that `duration` is counted on from where the run is; "
-                f"save to another folder, or under another `save_filename`, with a Trainer of its own; or pass "
+                f"`reset_time=True` would replace checkpoints that an earlier `fit` of this Trainer "
+                f"saved, such as {existing[0]!r}. Leave it out, so that `duration` is counted from the present time; "
+                f"save to another folder, or under another `save_filename`, with another Trainer; or pass "
                 f"`save_overwrite=True` to the Trainer to replace those checkpoints."
             )
 
@@ -408,7 +408,7 @@ class CheckpointSaver(Callback):
                 ensure_folder_has_no_conflicting_files(folder, own, state.timestamp)
             except FileExistsError as error:
                 problem = error
-        # Nobody goes on alone: the others would wait for ever where ranks meet next.
+        # All ranks raise together; otherwise the others would hang in the next collective operation.
         problems = dist.all_gather_object(None if problem is None else str(problem))
         for text in problems:
             if text is not None:
@@ -421,7 +421,7 @@ class CheckpointSaver(Callback):
                 log.info("Removed %s, which a process that was killed while saving left in %s.", name, folder)
 
     def _is_left_over(self, folder: Path, state: State) -> Callable[[str], bool]:
-        """Tell whether nobody is writing a file, of the name that it is to get."""
+        """Return a function that returns True for the final name of a file that no process is writing."""
         if not live_patterns(folder, self._lease if self._uri is None else None):
             return lambda name: True
         own = pattern_of_run(state, self.filename).filename.replace("{run_name}", state.run_name)
@@ -456,13 +456,13 @@ class CheckpointSaver(Callback):
         self.flush()
 
     def finalize(self, state: State, logger: Logger) -> bool:
-        """Let the last checkpoint of a fit that has ended hold what the fit leaves in memory.
+        """Save the last checkpoint again if the run has changed since, so that it holds the final state.
 
-        What happens after the last checkpoint event that saved, such as the end of an epoch, may still change the run.
-        The checkpoint is saved again then, under its name. To be called on every rank, when nothing changes any more.
+        Events after the last checkpoint event, such as the end of an epoch, may still change the run. To be called on
+        every rank, when nothing changes any more.
 
         Returns:
-            Whether it was saved.
+            True if it was saved.
         """
         now, saves = state.timestamp.batch, False
         if self.last_checkpoint_batch == now:
@@ -470,14 +470,16 @@ class CheckpointSaver(Callback):
             saves = any(dist.all_gather_object(changed))
             if saves:
                 self._save_checkpoint(state, logger, again=True)
-        elif self.resumed_at == now:  # killed after its last checkpoint, the run has only repeated its end
+        elif (
+            self.resumed_at == now
+        ):  # it was killed after its last checkpoint, and has only repeated the end of the run
             saves = True
             self._save_checkpoint(state, logger)
         self.flush()
         return saves
 
     def flush(self) -> None:
-        """Wait until everything saved so far is on the disk, and remotely where it belongs there."""
+        """Wait until all checkpoints are on the disk, and uploaded if the folder is remote."""
         self._writer.wait()
         if self.remote_uploader is not None:
             with self._kept_if_not_uploaded():
@@ -486,7 +488,7 @@ class CheckpointSaver(Callback):
 
     @contextmanager
     def _kept_if_not_uploaded(self) -> Iterator[None]:
-        """Keep the local files, and say where they are, if the remote store fails."""
+        """Keep the local files, and log their folder, if the remote store fails."""
         try:
             yield
         except Exception:
@@ -496,7 +498,7 @@ class CheckpointSaver(Callback):
 
     @property
     def saved_to(self) -> str:
-        """Where the latest checkpoint is."""
+        """The path or URI of the latest checkpoint."""
         return self._uri or (self.saved_checkpoints[-1] if self.saved_checkpoints else self.folder)
 
     def close(self, state: State, logger: Logger) -> None:
@@ -511,12 +513,12 @@ class CheckpointSaver(Callback):
                     uploader.close()
         finally:
             if lease is not None:
-                lease.give_back(wait=uploader is None or not uploader.failing)
+                lease.release(wait=uploader is None or not uploader.failing)
 
     # ---- saving ----
 
     def save_now(self, state: State, logger: Logger) -> None:
-        """Save like at the interval, during `fit` or at another time. To be called on every rank.
+        """Save as at the interval, during `fit` or at another time. To be called on every rank.
 
         Raises:
             FolderInUseError: Another run saves to the folder.
@@ -524,21 +526,21 @@ class CheckpointSaver(Callback):
         self.reserve(state)
         self._save_checkpoint(state, logger)
         if self._lease is not None and not self._lease.active and not self._is_writing:
-            self._lease.give_back()
+            self._lease.release()
 
     @property
     def _is_writing(self) -> bool:
-        """Whether something is being saved or uploaded in the background."""
+        """True while a checkpoint is saved or uploaded in the background."""
         uploading = self.remote_uploader is not None and bool(self.remote_uploader.pending)
         return uploading or self._writer.busy
 
     def amend(self, state: State, logger: Logger, change: Callable[[dict[str, Any]], None]) -> None:
-        """Change what the checkpoint of this very batch says of how to go on; nothing if it is not there (any more).
+        """Change the entry `resumption` of the checkpoint of this batch; do nothing if there is none (any more).
 
         Args:
             state: The run.
-            logger: Reaches loggers that store files.
-            change: Changes the checkpoint's entry `resumption` in place.
+            logger: Passes the file to loggers that store files.
+            change: A function that changes the entry in place.
         """
         self.flush()
         path = self._last_path
@@ -551,8 +553,8 @@ class CheckpointSaver(Callback):
             self.flush()
 
     def _save_checkpoint(self, state: State, logger: Logger, again: bool = False) -> None:
-        """Save now; with `again` in place of the last checkpoint. To be called on every rank."""
-        self._writer.wait()  # the one before is ranked and linked when it is there
+        """Save now; with `again`, replace the last checkpoint. To be called on every rank."""
+        self._writer.wait()  # the previous one is ranked and linked when it is complete
         if self._lease is not None:
             self._lease.check()
         self.last_checkpoint_batch = state.timestamp.batch
@@ -579,7 +581,7 @@ class CheckpointSaver(Callback):
             self._writer.write(content, path, lambda: self._saved(path, names, logger, again))
 
     def _names(self, state: State) -> dict[str, str]:
-        """The names that belong to a checkpoint, as of now; it may be finished later."""
+        """Return the names that belong to a checkpoint at this time; it may be completed later."""
         parts = {
             "latest": self.latest_filename if self.num_checkpoints_to_keep != 0 else None,
             "remote": self.remote_file_name and pattern_of_run(state, self.remote_file_name),
@@ -588,12 +590,12 @@ class CheckpointSaver(Callback):
         return {key: part.format(state) for key, part in parts.items() if part is not None}
 
     def _saved(self, path: str, names: dict[str, str], logger: Logger, again: bool) -> None:
-        """Links, uploads and rotation, once the file is there."""
+        """Update links, upload and rotate, when the file is complete."""
         if "latest" in names:
-            point_link(Path(names["latest"]), Path(path))
+            replace_link(Path(names["latest"]), Path(path))
             best = self.best.path
             if best is not None:
-                point_link(Path(names["latest"]).with_name(_best_name(Path(names["latest"]).name)), Path(best))
+                replace_link(Path(names["latest"]).with_name(_best_name(Path(names["latest"]).name)), Path(best))
         own = again or path in self.saved_checkpoints
         self._upload(path, names, logger, overwrite=own or self.overwrite or self.continues)
         if path not in self.saved_checkpoints:
@@ -618,14 +620,14 @@ class CheckpointSaver(Callback):
                 logger.upload_file(f"{names['latest_remote']}.symlink", text, overwrite=True)
 
     def _scratch_folder(self) -> str:
-        """A folder for small files that loggers may upload later; it goes with this object."""
+        """Return a folder for small files that loggers may upload later; it is removed with this object."""
         if self._staging is None:
             folder, remove = make_scratch_folder("saving")
             self._staging, self._cleanup = str(folder), weakref.finalize(self, remove)
         return self._staging
 
     def _keep_if_killed(self, keep: bool) -> None:
-        """Let the folder stay if the process is killed before what is in it was uploaded."""
+        """Mark the folder to remain if the process is killed before its files were uploaded."""
         if self._uri is None or dist.get_global_rank() != 0 or keep == self._kept:
             return
         self._kept, marker = keep, Path(self._scratch_folder()) / UNDELIVERED
@@ -649,8 +651,8 @@ class CheckpointSaver(Callback):
         self._checked_types = True
         for where, what in islice(unloadable(content), 10):
             warnings.warn(
-                f"At {where!r} the checkpoint holds {what}. Have `state_dict` return plain values, or leave it out "
-                f"with `save_ignore_keys`.",
+                f"At {where!r} the checkpoint holds {what}. Return plain values from `state_dict`, or leave it "
+                f"out with `save_ignore_keys`.",
                 stacklevel=4,
             )
 
@@ -659,9 +661,9 @@ class CheckpointSaver(Callback):
     def state_dict(self) -> dict[str, Any]:
         """Return the checkpoints that have not been rotated out and, if a metric is monitored, its values."""
         listed = list(self.all_saved_checkpoints_to_timestamp.items())
-        if self.num_checkpoints_to_keep >= 0:  # without those removed, or every save would make the next file longer
-            there = {*self.saved_checkpoints, self._last_path}
-            listed = [(path, timestamp) for path, timestamp in listed if path in there]
+        if self.num_checkpoints_to_keep >= 0:  # without removed ones, or the list would grow with every save
+            existing = {*self.saved_checkpoints, self._last_path}
+            listed = [(path, timestamp) for path, timestamp in listed if path in existing]
         saved: dict[str, Any] = {
             "all_saved_checkpoints_to_timestamp": [(path, timestamp.state_dict()) for path, timestamp in listed]
         }
@@ -670,7 +672,7 @@ class CheckpointSaver(Callback):
         return saved
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the list of checkpoints; those that still exist are rotated on."""
+        """Restore the list of checkpoints; those that still exist are rotated, too."""
         rotates = self.num_checkpoints_to_keep >= 0
         for path, saved in state.get("all_saved_checkpoints_to_timestamp", []):
             if rotates and not os.path.exists(path):
@@ -739,7 +741,7 @@ def _path(name: str | os.PathLike[str] | None, folder: str | None) -> PartialFil
 
 
 def _fingerprint(state: State) -> tuple[Any, ...]:
-    """Return what tells whether time or weights have changed, reading none: torch counts the writes to a tensor."""
+    """Return a value that changes with time or weights, reading no tensor: torch counts the writes to each."""
     now = state.timestamp
     tensors = [local_part(tensor) for tensor in (*state.model.parameters(), *state.model.buffers())]
     versions = tuple((id(tensor), tensor._version) for tensor in tensors if not tensor.is_inference())

@@ -1,4 +1,4 @@
-"""Loads a checkpoint at an event, besides the one that the run itself goes on from."""
+"""Loads a checkpoint at an event, besides the one that the run resumes from."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class LoadCheckpoint(Callback):
         load_path: The checkpoint: a local path or a URI; a format string with `{run_name}`.
         load_weights_only: Load the model only.
         strict_model_weights: Whether the model's keys must match those of the file exactly.
-        ignore_keys: What not to load; see `composer.checkpoint.glob_filter`.
-        event: When: an `Event` or its name.
+        ignore_keys: The parts not to load; see `composer.checkpoint.glob_filter`.
+        event: The event, or its name.
 
     **Events**: `event`, by default BEFORE_LOAD.
 
-    **Writes**: what is loaded; the run keeps its name.
+    **Writes**: the parts that are loaded; the run keeps its name.
 
     Raises:
         ValueError: There is no such event.
@@ -56,12 +56,12 @@ class LoadCheckpoint(Callback):
         if event is not self.event:
             return
         name = state.run_name
-        with _whole(state.model):
+        with _saving_all_weights(state.model):
             load_checkpoint(
                 path=self.load_path,
                 state=state,
                 logger=logger,
-                object_store=None,  # a URI says where it is
+                object_store=None,  # `path` is a path or a URI
                 strict_model_weights=self.strict_model_weights,
                 ignore_keys=self.ignore_keys,
                 load_weights_only=self.load_weights_only,
@@ -70,8 +70,8 @@ class LoadCheckpoint(Callback):
 
 
 @contextmanager
-def _whole(model: torch.nn.Module) -> Iterator[None]:
-    """For models that save their adapters only: all weights are loaded."""
+def _saving_all_weights(model: torch.nn.Module) -> Iterator[None]:
+    """Let a model that saves only its adapters load all weights."""
     target: Any = unwrapped_model(model)
     if not getattr(target, "should_save_peft_only", False):
         yield

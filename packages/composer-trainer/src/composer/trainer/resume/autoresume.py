@@ -1,4 +1,4 @@
-"""Finding the checkpoint from which a relaunched run goes on."""
+"""Finding the checkpoint from which a relaunched run resumes."""
 
 from __future__ import annotations
 
@@ -37,10 +37,14 @@ __all__ = ["check_fixed_name", "find_checkpoint"]
 log = logging.getLogger(__name__)
 
 _DOWNLOADS = 3  # of a file that arrives damaged
-_PEEKS = (1 << 20, 1 << 26, 1 << 62)  # bytes fetched to learn whose a remote checkpoint is, one after the other
+_PEEKS = (
+    1 << 20,
+    1 << 26,
+    1 << 62,
+)  # bytes fetched, one size after the other, to identify the run of a remote checkpoint
 _ARCHIVE = b"PK\x03\x04"  # how a checkpoint begins
-_NO_RUN = "is no checkpoint that a run can go on from: it holds weights only, or another program's data"
-_FOLDERS = "ep{epoch}-ba{batch}"  # of shards, of a run that does not say what they are called now
+_NO_RUN = "is not a checkpoint that a run can resume from: it holds only weights, or another program's data"
+_FOLDERS = "ep{epoch}-ba{batch}"  # folders of shards, if the present run has no FSDP configuration
 
 
 def find_checkpoint(
@@ -50,29 +54,29 @@ def find_checkpoint(
     progress_bar: bool,
     downloads: ExitStack,
 ) -> str | None:
-    """The newest intact checkpoint of a run, or None if it has none. A collective operation; rank 0 searches.
+    """Return the newest intact checkpoint of a run, or None if it has none. A collective operation; rank 0 searches.
 
-    Damaged files are named in a warning each, and passed over.
+    Damaged files are skipped, with a warning for each.
 
     Args:
-        saver: Knows where the run saves, here and remotely.
+        saver: The callback that saves the run, with its local and remote folders.
         state: The run.
-        destinations: Loggers, which may keep files remotely.
+        destinations: Loggers, which may store files remotely.
         progress_bar: Show the progress of downloads.
-        downloads: Removes what was downloaded when it is closed.
+        downloads: Removes the downloaded files when it is closed.
 
     Returns:
         A path on rank 0's node.
 
     Raises:
-        FileExistsError: The run would replace checkpoints of another one or other files, without `save_overwrite`.
+        FileExistsError: The run would replace checkpoints of another run, or other files, without `save_overwrite`.
         RuntimeError: There are checkpoints, but none can be loaded; or rank 0 failed.
     """
-    found: list[str | None] = [None]
+    newest: list[str | None] = [None]
     problem: list[str | None] = [None]
     if dist.get_global_rank() == 0:
         try:
-            found = [_find(saver, state, destinations, progress_bar, downloads)]
+            newest = [_find(saver, state, destinations, progress_bar, downloads)]
         except Exception as error:
             problem = [f"{type(error).__name__}: {error}"]
             if dist.get_world_size() == 1:
@@ -80,13 +84,13 @@ def find_checkpoint(
     dist.broadcast_object_list(problem, src=0)
     if problem[0] is not None:
         raise RuntimeError(f"Rank 0 could not look for a checkpoint to resume from: {problem[0]}")
-    dist.broadcast_object_list(found, src=0)
-    path = found[0]
-    there = dist.all_gather_object(path is None or is_uri(path) or os.path.exists(path))
-    if not all(there):
+    dist.broadcast_object_list(newest, src=0)
+    path = newest[0]
+    exists = dist.all_gather_object(path is None or is_uri(path) or os.path.exists(path))
+    if not all(exists):
         raise RuntimeError(
             f"The checkpoint {path!r} to resume from must exist on all ranks, but does not on rank "
-            f"{there.index(False)}. Save to a folder that all nodes share, or to a remote store."
+            f"{exists.index(False)}. Save to a folder that all nodes share, or to a remote store."
         )
     return path
 
@@ -101,7 +105,7 @@ def _find(
     tried: list[str] = []
     foreign: dict[str, str | None] = {}
     in_loggers: dict[str, str | None] = {}
-    # What this node fetched to check it is not there on others: each fetches it for itself.
+    # Files that this node fetched are missing on the others, so each node fetches them itself.
     several_nodes = dist.get_local_world_size() < dist.get_world_size()
     run = state.run_name
     found = (
@@ -121,7 +125,7 @@ def _find(
     if found is None and tried:
         raise RuntimeError(
             f"There are checkpoints of the run {state.run_name!r}, or files under their names, but none can be loaded: "
-            f"{', '.join(tried)}. To begin anew on purpose, use another `run_name` or `save_folder`, or "
+            f"{', '.join(tried)}. To start again on purpose, use another `run_name` or `save_folder`, or "
             f"`autoresume=False` with `save_overwrite=True`."
         )
     latest = "" if saver.latest_filename is None else saver.latest_filename.format(state)
@@ -137,27 +141,27 @@ def _find(
 
 
 def _refusal(run_name: str, path: str, other: str | None) -> str:
-    """The message for a file that a run would replace, of the run `other`; None: of no run."""
+    """Return the message for a file of the run `other` (None: of no run) that a run would replace."""
     if other is None:
         return (
-            f"`save_folder` must not hold other files under a name that the run {run_name!r} gives, got "
+            f"`save_folder` must not hold other files under a name that the run {run_name!r} uses, got "
             f"{path!r}, which {_NO_RUN}. The run would replace it. Use another `save_filename` or `save_folder`, or "
             f"pass `save_overwrite=True` if it may be replaced."
         )
     return (
-        f"`save_folder` must not hold a newer checkpoint of another run under a name that the run {run_name!r} gives, "
+        f"`save_folder` must not hold a newer checkpoint of another run under a name that the run {run_name!r} uses, "
         f"got {path!r}, saved by the run {other!r}. Give each run its own `save_folder`, put `{{run_name}}` into "
         f"`save_filename`, or pass `save_overwrite=True` to replace such files."
     )
 
 
 def check_fixed_name(saver: CheckpointSaver, state: State) -> None:
-    """Check that a file whose name holds no counts, so that every save replaces it, is no other run's or program's.
+    """Check that a file that every save replaces, as its name has no counts, belongs to this run.
 
     A collective operation.
 
     Raises:
-        FileExistsError: It is, without `save_overwrite`.
+        FileExistsError: It does not, and `save_overwrite` is False.
     """
     problem: list[str | None] = [None]
     if dist.get_global_rank() == 0 and not saver.overwrite:
@@ -165,22 +169,22 @@ def check_fixed_name(saver: CheckpointSaver, state: State) -> None:
         name = partial_format(saver.filename.filename, run_name=state.run_name, rank=0)
         path = folder / name
         if "{" not in name and path.exists():
-            said = _run_and_batch(_file_of(path))
-            if said is None and not _holds_model(_file_of(path)):
+            identity = _identify(_file_of(path))
+            if identity is None and not _holds_model(_file_of(path)):
                 problem = [_refusal(state.run_name, str(path), None)]
-            elif said is not None and said[0] != state.run_name:
-                problem = [_refusal(state.run_name, str(path), said[0])]
+            elif identity is not None and identity[0] != state.run_name:
+                problem = [_refusal(state.run_name, str(path), identity[0])]
     dist.broadcast_object_list(problem, src=0)
     if problem[0] is not None:
         raise FileExistsError(problem[0])
 
 
 Candidate = tuple[str, Callable[[], Path | None]]
-"""The name of a checkpoint, and how to get it."""
+"""The name of a checkpoint, and a function that fetches it."""
 
 
-class _UndeliverableError(CorruptCheckpointError):
-    """A checkpoint that a store does not deliver although it works, and was asked several times."""
+class _UnreadableInStoreError(CorruptCheckpointError):
+    """A store works, but does not deliver a checkpoint after several attempts."""
 
 
 def _newest(
@@ -201,7 +205,7 @@ def _newest(
         except (CorruptCheckpointError, FileNotFoundError) as error:
             reason = error.reason if isinstance(error, CorruptCheckpointError) else str(error)
         except OSError as error:
-            if attempts > 1:  # a store that fails is no damaged file
+            if attempts > 1:  # a failing store is not a damaged file
                 raise
             reason = str(error)
         else:
@@ -213,7 +217,7 @@ def _newest(
             tried.append(f"{name!r} was saved as {saved_as!r}")
             warnings.warn(
                 f"{name!r} was saved as {saved_as!r}: it was copied over another one, so an older checkpoint is tried. "
-                f"To go on from it, pass it as `load_path`.",
+                f"To resume from it, pass it as `load_path`.",
                 stacklevel=2,
             )
             continue
@@ -225,9 +229,9 @@ def _newest(
 def _checked(
     name: str, fetch: Callable[[], Path | None], run_name: str, foreign: dict[str, str | None], attempts: int
 ) -> tuple[Path, str | None] | None:
-    """Fetch and check a checkpoint, again if it arrived damaged: a transfer may be at fault. None: it is not the run's.
+    """Fetch and check a checkpoint, again if it arrived damaged. Return None if it does not belong to the run.
 
-    Files under the names of the run may have been left by another one, which had the folder before, or by the user.
+    Files under the names of the run may belong to another run that used the folder before, or to the user.
     """
     while True:
         attempts -= 1
@@ -236,23 +240,23 @@ def _checked(
             if path is None:
                 return None
             in_shards = is_sharded_run(path)
-            said = _run_and_batch(path / STATES if in_shards else path)
-            if said is not None and said[0] != run_name:
+            identity = _identify(path / STATES if in_shards else path)
+            if identity is not None and identity[0] != run_name:
                 log.warning(
-                    "%s was saved by the run %r, so %r does not go on from it. Give each run its own `save_folder` or "
-                    "`save_filename`: files of one name replace each other.", path, said[0], run_name,
+                    "%s was saved by the run %r, so %r does not resume from it. Give each run its own `save_folder` or "
+                    "`save_filename`: files of one name replace each other.", path, identity[0], run_name,
                 )  # fmt: skip
-                foreign[name] = said[0]
+                foreign[name] = identity[0]
                 return None
-            if not in_shards and not path.is_file():  # nothing else is opened: reading a pipe would wait for ever
-                raise CorruptCheckpointError(path, "it is no file")
+            if not in_shards and not path.is_file():  # nothing else is opened: reading a pipe would block
+                raise CorruptCheckpointError(path, "it is not a file")
             saved_as = check_run(path) if in_shards else check_file(path)
-            if said is None:
+            if identity is None:
                 foreign[name] = None
                 return None
             return path, saved_as
         except CorruptCheckpointError as error:
-            if attempts <= 0 or isinstance(error, _UndeliverableError):
+            if attempts <= 0 or isinstance(error, _UnreadableInStoreError):
                 raise
 
 
@@ -273,30 +277,30 @@ def _local_candidates(saver: CheckpointSaver, state: State) -> Iterable[Candidat
         for name in names
         if not (folder / name).is_symlink() and os.path.realpath(folder / name.removesuffix(f"/{STATES}")) not in known
     ]
-    for name in _with_other_names(others, named, lambda name: _run_and_batch(_file_of(folder / name)), state.run_name):
+    for name in _with_other_names(others, named, lambda name: _identify(_file_of(folder / name)), state.run_name):
         yield str(folder / name), lambda name=name: folder / name  # type: ignore[misc]
-    if saver.latest_filename is not None:  # on a disk without links it is a file of its own
+    if saver.latest_filename is not None:  # on a disk without links it is a separate file
         latest = Path(saver.latest_filename.format(state))
         if latest.is_file() and not latest.is_symlink():
             yield str(latest), lambda: latest
-        elif is_sharded_run(latest):  # what it names may be called otherwise now
+        elif is_sharded_run(latest):  # its target may have another name now
             yield str(latest), lambda: latest.resolve() if run_name_of(latest) == state.run_name else None
 
 
 def _file_of(path: Path) -> Path:
-    """The file that tells whose a checkpoint is."""
+    """Return the file that records the run of a checkpoint."""
     return path / STATES if is_sharded_run(path) else path
 
 
 def _with_other_names(
-    names: Iterable[str], named: list[str], told: Callable[[str], tuple[str, int] | None], run_name: str
+    names: Iterable[str], named: list[str], identify: Callable[[str], tuple[str, int] | None], run_name: str
 ) -> list[str]:
-    """Add the run's checkpoints that have other names than the run gives now; the newest first.
+    """Add the run's checkpoints with names that differ from the present pattern; the newest first.
 
     Args:
-        names: The files that have other names, with "/" between folders.
-        named: The checkpoints with names that the run gives now, newest first.
-        told: Returns whose checkpoint one is and at which batch it was saved, or None if it does not tell.
+        names: The files with other names, with "/" between folders.
+        named: The checkpoints with names of the present pattern, newest first.
+        identify: Returns the run and the batch of a checkpoint, or None if they are not recorded.
         run_name: The name of the run.
     """
     others: dict[str, int] = {}
@@ -305,33 +309,33 @@ def _with_other_names(
     for name in names:
         path = name.removesuffix(f"/{STATES}")
         if name.endswith((".saving", ".symlink")) or (path == name and name.rpartition("/")[0] in folders):
-            continue  # what a killed process left, a link in a store, or a shard
-        said = told(path)
-        if said is not None and said[0] == run_name:
-            others[path] = said[1]
+            continue  # a leftover of a killed process, a link in a store, or a shard
+        identity = identify(path)
+        if identity is not None and identity[0] == run_name:
+            others[path] = identity[1]
     if not others:
         return named
     batches = dict(others)
-    for name in named:  # what cannot be read is tried, and reported, first
-        said = told(name)
-        batches[name] = sys.maxsize if said is None else said[1]
+    for name in named:  # unreadable files are tried, and reported, first
+        identity = identify(name)
+        batches[name] = sys.maxsize if identity is None else identity[1]
     return sorted([*named, *others], key=lambda name: -batches[name])
 
 
-def _run_and_batch(file: Path) -> tuple[str, int] | None:
-    """Return whose checkpoint a file is and at which batch it was saved; None if it does not tell.
+def _identify(file: Path) -> tuple[str, int] | None:
+    """Return the run and the batch of a checkpoint; None if they are not recorded.
 
-    Only the beginning is read, so the rest may be missing. Nothing of it is run.
+    Only the beginning of the file is read, so the rest may be missing. No code of it is run.
     """
-    said: tuple[str, int] | None = None
-    with suppress(LookupError, TypeError, ValueError, AttributeError, StopIteration):  # it says something else
+    identity: tuple[str, int] | None = None
+    with suppress(LookupError, TypeError, ValueError, AttributeError, StopIteration):  # another program's file
         state = _outline(file)["state"]
-        said = state["run_name"], int(next(iter(state["timestamp"].values()))["batch"])
-    return said
+        identity = state["run_name"], int(next(iter(state["timestamp"].values()))["batch"])
+    return identity
 
 
 def _holds_model(file: Path) -> bool:
-    """Whether a file is a checkpoint of the Trainer's, if only of weights, or empty."""
+    """Return True for a checkpoint of the Trainer, possibly of weights only, and for an empty file."""
     content = _outline(file)
     return (isinstance(content, dict) and isinstance(content.get("state"), dict)) or file.stat().st_size == 0
 
@@ -356,17 +360,17 @@ def _remote_candidates(
     named = _by_age(names, _patterns(files, state), lambda name: 0.0)
     known = {*named, *(f"{name}/{STATES}" for name in named)}
 
-    def told(name: str) -> tuple[str, int] | None:
-        return _told_remotely(inside, f"{name}/{STATES}" if f"{name}/{STATES}" in names else name, state.run_name)
+    def identify(name: str) -> tuple[str, int] | None:
+        return _identify_remote(inside, f"{name}/{STATES}" if f"{name}/{STATES}" in names else name, state.run_name)
 
-    for name in _with_other_names([name for name in names if name not in known], named, told, state.run_name):
+    for name in _with_other_names([name for name in names if name not in known], named, identify, state.run_name):
         yield inside.uri(name), partial(_fetch_remote, inside, name, target / name, progress_bar)
 
 
 def _remote_folder(saver: CheckpointSaver, run_name: str) -> str:
-    """The folder of a run in its store, from the bucket on: `save_folder`, or the one in it that has the run's name.
+    """Return the folder of a run in its bucket: `save_folder`, or the one in it that has the run's name.
 
-    A run that gives other names to its files may put them into other folders of that.
+    Checkpoints with other name patterns may be in other subfolders of it.
     """
     assert saver._uri is not None
     assert saver.remote_file_name is not None
@@ -379,10 +383,10 @@ def _remote_folder(saver: CheckpointSaver, run_name: str) -> str:
     return "/".join(takewhile(lambda part: "{" not in part, filled))
 
 
-def _told_remotely(inside: Storage, name: str, run_name: str) -> tuple[str, int] | None:
-    """As `_run_and_batch`, of a file in a store; as much of it is fetched as it takes.
+def _identify_remote(inside: Storage, name: str, run_name: str) -> tuple[str, int] | None:
+    """Return the run and the batch of a checkpoint in a store, fetching no more of it than needed.
 
-    A file that the store does not deliver may be one of the run `run_name`: it comes last.
+    A file that the store does not deliver may belong to the run `run_name`: it is tried last.
     """
     with scratch_folder("resuming") as folder:
         file = folder / name.rpartition("/")[2]
@@ -392,14 +396,14 @@ def _told_remotely(inside: Storage, name: str, run_name: str) -> tuple[str, int]
             except FileNotFoundError:  # it was removed meanwhile
                 return None
             except Exception as error:
-                if not inside.is_at_fault(name, error):
+                if not inside.is_damaged(name, error):
                     raise
                 return run_name, -1
             file.write_bytes(data)
-            said = _run_and_batch(file)
+            identity = _identify(file)
             packed = is_tar(name) or is_compressed_pt(name)
-            if said is not None or len(data) < count or not (packed or data.startswith(_ARCHIVE)):
-                return said
+            if identity is not None or len(data) < count or not (packed or data.startswith(_ARCHIVE)):
+                return identity
     return None
 
 
@@ -416,9 +420,9 @@ def _fetch_remote(inside: Storage, name: str, path: Path, progress_bar: bool) ->
     except (CorruptCheckpointError, FileNotFoundError):
         raise
     except Exception as error:
-        if not inside.is_at_fault(name, error):
+        if not inside.is_damaged(name, error):
             raise
-        kind = _UndeliverableError if isinstance(error, UnreachableError) else CorruptCheckpointError
+        kind = _UnreadableInStoreError if isinstance(error, UnreachableError) else CorruptCheckpointError
         raise kind(inside.uri(name), f"the store works, but does not deliver it: {error}") from error
     return path
 
@@ -449,27 +453,27 @@ def _logger_candidates(
                 if not fetch_run(get, name, path):
                     get(name, path)
             except (NotImplementedError, FileNotFoundError):
-                return None  # it keeps no files, or not this one
+                return None  # it stores no files, or not this one
             except Exception:
                 if destination.can_upload_files():
                     raise
-                return None  # it keeps none, so it may be down
+                return None  # it stores none, so failures do not matter
             return path
 
         yield f"{latest} of {type(destination).__name__}", fetch
 
 
 def _patterns(files: str, state: State) -> list[str]:
-    """What checkpoints may be called: files, and the files in folders that tell that shards are there."""
+    """Return the name patterns of checkpoints: files, and the files that complete folders of shards."""
     prefix = _FOLDERS if state.fsdp_config is None else state.fsdp_config.sharded_ckpt_prefix_dir
     return [files, f"{os.path.join(os.path.dirname(files), prefix)}/{STATES}"]
 
 
 def _by_age(names: Iterable[str], patterns: Sequence[str], modified: Callable[[str], float]) -> list[str]:
-    """Checkpoints that a pattern names, the newest first: by the counts in their names, otherwise by modification."""
-    found: list[tuple[tuple[int, ...], float, str]] = []
+    """List the checkpoints that match a pattern, the newest first: by the counts in their names, or by modification."""
+    matches: list[tuple[tuple[int, ...], float, str]] = []
     for name in names:
         counts = [c for pattern in patterns if (c := counts_of_name(name, pattern)) is not None]
         if counts:
-            found.append((counts[0], modified(name), name.removesuffix(f"/{STATES}")))
-    return [name for _, _, name in sorted(found, key=lambda entry: entry[:2], reverse=True)]
+            matches.append((counts[0], modified(name), name.removesuffix(f"/{STATES}")))
+    return [name for _, _, name in sorted(matches, key=lambda entry: entry[:2], reverse=True)]
