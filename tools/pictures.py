@@ -33,7 +33,7 @@ from tools.workspace import Workspace
 SIZE = 160  # pixels of a scene, along each side
 DPI = 100
 BLUE, ORANGE, GRAY = "#1f77b4", "#ff7f0e", "#b8bec6"
-STYLE: dict[str, Any] = {
+STYLE: Any = {
     "font.family": ["DejaVu Sans", "sans-serif"],  # the first ships with matplotlib
     "font.size": 9,
     "axes.titlesize": 9,
@@ -381,7 +381,11 @@ PICTURES = {
 def render(name: str) -> bytes:
     """Return the file of a picture, drawn with a fixed seed."""
     picture, file = PICTURES[name], io.BytesIO()
-    with torch.random.fork_rng(devices=[]), matplotlib.rc_context({**matplotlib.rcParamsDefault, **STYLE}):
+    with (
+        torch.random.fork_rng(devices=[]),
+        matplotlib.rc_context(matplotlib.rcParamsDefault),
+        matplotlib.rc_context(STYLE),
+    ):
         torch.default_generator.manual_seed(6)
         figure = picture.draw()
         if picture.suffix == "svg":

@@ -32,7 +32,7 @@ class FinishedRun:
     @property
     def steps(self) -> int:
         """The number of optimizer steps."""
-        return self.state.timestamp.batch.value
+        return int(self.state.timestamp.batch)
 
     def passes(self, count: int) -> str:
         """Return a number of forward passes as text; they are called batches if each batch had one pass."""

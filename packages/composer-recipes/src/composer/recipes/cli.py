@@ -156,7 +156,8 @@ def make_parser(task: Task) -> ArgumentParser:
     parser.add_argument(
         "--out", type=str, default=f"composer-{task.name}", help="The folder to write plot and results to."
     )
-    for part in (task.data, task.network, task.training, task.runs):
+    parts: tuple[Any, ...] = (task.data, task.network, task.training, task.runs)
+    for part in parts:
         parser.add_class_arguments(type(part), skip={"progress"})
         parser.set_defaults({key: value for key, value in asdict(part).items() if key != "progress"})
     parser.add_argument(
