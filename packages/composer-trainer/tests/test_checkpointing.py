@@ -568,7 +568,8 @@ def test_time_is_not_reset_under_checkpoints_that_an_earlier_fit_saved(
     assert str(caught.value) == (
         f"`reset_time=True` would replace checkpoints that an earlier `fit` of this Trainer saved, such as "
         f"{str(tmp_path / 'ep1-ba4-rank0.pt')!r}. Leave it out, so that `duration` is counted from the present time; "
-        f"save to another folder, or under another `save_filename`, with another Trainer; or pass `save_overwrite=True` to the Trainer to replace those checkpoints."
+        f"save to another folder, or under another `save_filename`, with another Trainer; or pass "
+        f"`save_overwrite=True` to the Trainer to replace those checkpoints."
     )
     trainer.fit(duration="1ep")  # it goes on where it was
 
