@@ -1,4 +1,4 @@
-"""A run that waits in the middle of its training; `test_lease.py` launches it several times with one save folder.
+"""A run that waits in the middle of its training; tests launch it several times with one save folder.
 
 Arguments: the save folder, whether it is divided among ranks, and a folder for signs.
 """

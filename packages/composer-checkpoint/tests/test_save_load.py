@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import composer.checkpoint
 import composer.utils
-from composer.callbacks import CheckpointSaver, LoadCheckpoint
+from composer.callbacks import CheckpointSaver
 from composer.checkpoint import (
     CorruptCheckpointError,
     UnsafeCheckpointError,
@@ -24,7 +24,6 @@ from composer.checkpoint import (
     get_model_state_dict,
     get_optim_state_dict,
     get_resumption_state_dict,
-    save_checkpoint,
     upload_file,
 )
 from composer.checkpoint.load import (
@@ -44,7 +43,6 @@ from composer.checkpoint.save import (
     save_state_dict_to_disk,
 )
 from composer.core import Callback, Event, State, Timestamp
-from composer.loggers import Logger
 from composer.testing import deep_compare, run_on_ranks
 
 
@@ -558,25 +556,6 @@ def test_missing_pickle_is_told(tmp_path: Path) -> None:
         load_resumption_checkpoint(run(), tmp_path)
 
 
-def test_whoever_runs_the_loop_keeps_the_place_in_the_data(make_trainer: Any, tmp_path: Path) -> None:
-    def finished(folder: Path | None) -> Any:
-        trainer = make_trainer(train_dataloader=make_trainer.loader(shuffle=True))
-        if folder is not None:
-            everything = CheckpointLoadOptions(load_optimizer=True, load_resumption_state=True)
-            load_checkpoint(folder, everything, state=trainer.state)
-        trainer.fit()
-        return trainer.state
-
-    class Saver(Callback):
-        def batch_end(self, state: State, logger: Logger) -> None:
-            if state.timestamp.batch == 3:
-                save_checkpoint_to_disk(tmp_path, state)
-
-    make_trainer(train_dataloader=make_trainer.loader(shuffle=True), callbacks=[Saver()]).fit()
-
-    assert same_weights(finished(None).model, finished(tmp_path / "ep0-ba3").model)
-
-
 # ---- transport ----
 
 
@@ -723,42 +702,6 @@ def test_damaged_shards_are_told(shards: Path) -> None:
 
 
 # ---- the callback, and the established names ----
-
-
-def test_callback_loads_another_checkpoint_before_the_runs_own(make_trainer: Any, tmp_path: Path) -> None:
-    first = make_trainer(run_name="first")
-    first.fit(duration="1ep")
-    path = save_checkpoint(first.state, str(tmp_path / "first.pt"))
-    second = make_trainer(run_name="second", callbacks=[LoadCheckpoint(str(path), load_weights_only=True)], seed=9)
-
-    assert same_weights(first.state.model, second.state.model)
-    assert second.state.timestamp.batch == 0
-    assert second.state.run_name == "second"
-    whole = make_trainer(run_name="third", callbacks=[LoadCheckpoint(str(path), ignore_keys=["state/optimizers"])])
-    assert whole.state.timestamp.batch == 4
-    assert whole.state.run_name == "third"
-
-
-def test_callback_loads_at_its_event_all_weights_and_strictly(make_trainer: Any, tmp_path: Path) -> None:
-    first = make_trainer()
-    path = str(save_checkpoint(first.state, str(tmp_path / "first.pt"), weights_only=True))
-    other = make_trainer.model()
-    with torch.no_grad():
-        next(other.parameters()).add_(1)
-    other.should_save_peft_only = True
-    callback = LoadCheckpoint(path, load_weights_only=True, event="fit_start")
-    second = make_trainer(model=other, callbacks=[callback], seed=9)
-    before = {name: value.clone() for name, value in other.state_dict().items()}
-    second.engine.run_event(Event.FIT_START)
-
-    assert other.should_save_peft_only
-    assert not torch.equal(next(iter(before.values())), next(other.parameters()))
-    assert same_weights(first.state.model, other)
-    other.extra = torch.nn.Linear(1, 1)
-    with pytest.raises(RuntimeError, match="Missing key"):
-        second.engine.run_event(Event.FIT_START)
-    with pytest.raises(ValueError, match="never"):
-        LoadCheckpoint(path, event="never")
 
 
 def test_established_names_lead_here() -> None:

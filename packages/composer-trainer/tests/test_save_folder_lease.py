@@ -1,0 +1,178 @@
+"""Trainers with one save folder: the second is refused, and the lease ends with the run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from sharded_runs import needs_sharding
+
+from composer.checkpoint import FolderInUseError
+from composer.checkpoint import lease as leases
+from composer.testing import deep_compare, run_on_ranks
+
+NAME = ".composer.lease"
+
+
+@pytest.fixture(autouse=True)
+def _clean_memory() -> Iterator[None]:
+    yield
+    MemoryFileSystem.store.clear()
+    MemoryFileSystem.pseudo_dirs[:] = [""]
+
+
+def test_a_second_launch_leaves_the_files_of_the_first_alone(make_trainer: Any, tmp_path: Path) -> None:
+    def hashes(folder: Path) -> dict[str, str]:
+        return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.glob("*.pt")}
+
+    options = {"run_name": "first", "save_interval": "2ba", "save_overwrite": True}
+    undisturbed = make_trainer(save_folder=str(tmp_path / "alone"), **options)
+    undisturbed.fit()
+    trainer = make_trainer(save_folder=str(tmp_path / "alone"), **options)
+    in_flight = tmp_path / "alone" / ".ep0-ba2-rank0.pt.0123abcd.saving"
+    in_flight.write_text("being written")
+    code = (
+        "import torch; from composer.testing import SimpleModel; from composer.trainer import Trainer; "
+        "m = SimpleModel();"
+        f"Trainer(model=m, optimizers=torch.optim.SGD(m.parameters(), 0.1), max_duration='1ep', progress_bar=False, "
+        f"device='cpu', run_name='other', save_folder={str(tmp_path / 'alone')!r}, save_overwrite=True)"
+    )
+    before = hashes(tmp_path / "alone")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert "FolderInUseError: `save_folder` must not be in use by another run" in done.stderr
+    assert in_flight.exists()
+    assert before == hashes(tmp_path / "alone")
+    trainer.fit()
+    assert deep_compare(undisturbed.state.state_dict()["model"], trainer.state.state_dict()["model"]) is None
+    assert before.keys() == hashes(tmp_path / "alone").keys()
+    assert not in_flight.exists()  # of nobody, as it turned out: left over
+
+
+def test_the_lease_is_there_while_a_run_trains_and_gone_after_it(make_trainer: Any, tmp_path: Path) -> None:
+    trainer = make_trainer(save_folder=str(tmp_path))
+    assert [NAME] == os.listdir(tmp_path)
+    trainer.fit()
+    assert NAME not in os.listdir(tmp_path)
+    trainer.save_checkpoint_to_save_folder()
+    assert NAME not in os.listdir(tmp_path)
+    trainer.fit(duration="1ep")
+    trainer.close()
+    assert NAME not in os.listdir(tmp_path)
+
+
+def test_a_notebook_makes_a_second_trainer_without_closing_the_first(make_trainer: Any, tmp_path: Path) -> None:
+    make_trainer(save_folder=str(tmp_path), run_name="one")
+    second = make_trainer(save_folder=str(tmp_path), run_name="two")
+    second.fit()
+
+    assert 8 == second.state.timestamp.batch
+
+
+def test_runs_whose_file_names_hold_their_names_share_a_folder(make_trainer: Any, tmp_path: Path) -> None:
+    pattern = {"save_filename": "{run_name}-ba{batch}.pt", "save_latest_filename": "{run_name}-latest.pt"}
+    one = make_trainer(save_folder=str(tmp_path), run_name="one", **pattern)
+    two = make_trainer(save_folder=str(tmp_path), run_name="two", **pattern)
+    foreign, own = (tmp_path / f".{name}-ba1.pt.0123abcd.saving" for name in ("two", "one"))
+    foreign.touch()
+    own.touch()
+    one.fit()
+
+    assert (True, False) == (foreign.exists(), own.exists())
+    two.fit()
+    assert not foreign.exists()
+
+
+def _train_on_ranks(folder: str) -> tuple[list[str], str]:
+    from conftest import MakeTrainer
+
+    make = MakeTrainer()
+    trainer = make(save_folder=folder, save_async=True, train_dataloader=make.loader(sampler=_sampler()))
+    during = sorted(name for name in os.listdir(folder) if name.endswith(".lease"))
+    trainer.fit()
+    trainer.close()
+    from composer.utils import dist
+
+    if dist.get_global_rank() == 0:
+        start = leases._process(os.getppid())[0]
+        owner = {**leases._this_process(), "pid": os.getppid(), "token": "t", "process_start": start}
+        (Path(folder) / NAME).write_text(json.dumps(owner))
+    dist.barrier()
+    try:
+        make(save_folder=folder)
+    except FolderInUseError as error:
+        return during, str(error)[:60]
+    return during, "not refused"
+
+
+def _sampler() -> Any:
+    from composer.testing import RandomClassificationDataset
+    from composer.utils import dist
+
+    return dist.get_sampler(RandomClassificationDataset(size=16), shuffle=False)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only Linux tells when a process started")
+def test_all_ranks_are_refused_together(tmp_path: Path) -> None:
+    expected = ([NAME], f"`save_folder` must not be in use by another run, got {str(tmp_path)!r}"[:60])
+
+    assert [expected, expected] == run_on_ranks(_train_on_ranks, 2, str(tmp_path))
+
+
+def _launched(folder: str, kind: str, signs: Path) -> subprocess.Popen[str]:
+    launcher = ["-m", "composer", "-n", "2"] if kind in ("two ranks", "divided") else []
+    program = str(Path(__file__).with_name("leased.py"))
+    command = [sys.executable, *launcher, program, folder, kind, str(signs)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only Linux tells when a process started")
+@pytest.mark.parametrize(
+    ("kind", "dies"),
+    [("one process", True), ("two ranks", False), pytest.param("divided", True, marks=needs_sharding),
+     ("remote store", False)],
+)  # fmt: skip
+def test_a_second_launch_is_refused_and_a_relaunch_follows_the_end_of_the_first(
+    kind: str, dies: bool, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if kind == "remote store":
+        pytest.importorskip("s3fs")
+    folder = f"{request.getfixturevalue('s3')}/run" if kind == "remote store" else str(tmp_path / "saved")
+    first = _launched(folder, kind, tmp_path)
+    while not (tmp_path / "pid").exists():
+        assert first.poll() is None, first.communicate()[0]
+        time.sleep(0.02)
+    pid = int((tmp_path / "pid").read_text())
+    second = _launched(folder, kind, tmp_path)
+    text, _ = second.communicate()
+
+    assert 0 != second.returncode
+    assert f"the run 'run' on host {socket.gethostname()!r} (process {pid}, since" in text
+    if dies:
+        os.kill(pid, signal.SIGKILL)
+    else:
+        (tmp_path / "go").touch()
+    text, _ = first.communicate()
+    assert dies == (0 != first.returncode), text
+    if not dies:
+        assert [0, 6] == json.loads((tmp_path / "ended").read_text())
+    (tmp_path / "go").touch()
+    third = _launched(folder, kind, tmp_path)
+    text, _ = third.communicate()
+    assert 0 == third.returncode, text
+    began, ended = json.loads((tmp_path / "ended").read_text())
+    assert 6 == ended
+    assert began < 3 if dies else began == 6, began
+    if dies and kind != "remote store":  # whose uploads the kill may have cut off
+        assert 2 == began
