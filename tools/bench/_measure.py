@@ -55,7 +55,7 @@ def spread(values: list[float]) -> str:
 
 
 def machine() -> str:
-    """What a figure was measured on."""
+    """Return the versions and hardware that figures are measured on."""
     cuda = f", {torch.cuda.get_device_name(0)}" if torch.cuda.is_available() else ""
     return f"Python {platform.python_version()}, torch {torch.__version__}, {_processor()}{cuda}, 1 thread"
 

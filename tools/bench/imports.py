@@ -1,4 +1,4 @@
-"""What `import composer` costs on top of `import torch`, in new processes with compiled bytecode."""
+"""The cost of `import composer` on top of `import torch`, in new processes with compiled bytecode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What watching a run costs per step: loggers and callbacks together, and each alone, beyond a bare PyTorch loop."""
+"""The cost per step of loggers and callbacks, together and each alone, beyond a bare PyTorch loop."""
 
 from __future__ import annotations
 

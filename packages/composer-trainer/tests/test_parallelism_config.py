@@ -85,8 +85,8 @@ def test_a_hybrid_strategy_takes_degrees() -> None:
         ({"sharding_strategy": "NO_SHARD"}, "is data parallel training: leave `parallelism_config` out"),
         ({"sharding_strategy": "SOME"}, "`sharding_strategy` must be 'FULL_SHARD', .* got 'SOME'"),
         ({"mixed_precison": "PURE"}, "Unknown argument 'mixed_precison' of 'fsdp'. Known ones are activation"),
-        ({"ignored_modules": []}, "`ignored_modules` cannot be given any more; give these modules"),
-        ({"process_group": "node"}, "`process_group` cannot be given any more; give `data_parallel_shard_degree`"),
+        ({"ignored_modules": []}, "`ignored_modules` is not supported any more; give these modules"),
+        ({"process_group": "node"}, "`process_group` is not supported any more; give `data_parallel_shard_degree`"),
         ({"device_mesh": object()}, "Directly specifying device mesh for FSDP was deprecated"),
         ({"_device_mesh": object()}, "Directly specifying device mesh for FSDP was deprecated"),
         ({"state_dict_type": "local"}, "`state_dict_type` must be 'full' or 'sharded', got 'local'"),
@@ -114,7 +114,7 @@ def test_bad_arguments_of_sharding_are_answered(attrs: dict[str, Any], message: 
         ({"fsdp": 7}, TypeError, "'fsdp' must be a dict or an `FSDP2Config`, got 7"),
         ({"fsdp": {}, "tp": 7}, TypeError, "'tp' must be a dict or a `TPConfig`, got 7"),
         ({"state_dict_type": "full"}, ValueError, "has the entries 'fsdp' and 'tp', got 'state_dict_type'"),
-        ({"fsdp": {}, "fsdp2": {}}, ValueError, "`fsdp` and `fsdp2` are two names of one thing"),
+        ({"fsdp": {}, "fsdp2": {}}, ValueError, "`fsdp` and `fsdp2` are two names of the same argument"),
         ({"fsdp": {}, "tp": {"degree": 2}}, ValueError, "Unknown arguments of 'tp': 'degree'"),
         ({"tp": {"tensor_parallel_degree": 2, "layer_plan": {"a": 1}}}, ValueError, "`tp` needs `fsdp`"),
         ({"fsdp": {}, "tp": {"tensor_parallel_degree": 2}}, ValueError, "`layer_plan` must say which layers"),
@@ -134,7 +134,7 @@ def test_a_mesh_of_no_mesh_is_refused() -> None:
 
 
 def test_one_part_of_a_layer_is_no_division() -> None:
-    with pytest.warns(UserWarning, match="`tensor_parallel_degree` of 1 divides nothing"):
+    with pytest.warns(UserWarning, match="`tensor_parallel_degree` of 1 splits nothing"):
         assert of({"fsdp": {}, "tp": TPConfig()}).tp is None
 
 

@@ -223,5 +223,5 @@ def test_what_cannot_be_divided_is_answered(four: Any) -> None:
         assert "The sampler of `dataloader` must have `num_replicas=2`" in found["predict sampler"]
         assert "`device_mesh` must hold all 4 ranks, but 2 ranks" in found["half"]
         assert "`device_mesh` must be given for both 'fsdp' and 'tp'" in found["one mesh"]
-        assert "`device_mesh` has its degrees already" in found["degree too"]
+        assert "`device_mesh` defines the degrees" in found["degree too"]
         assert "`device_mesh` must have one dimension, got 2" in found["grid"]

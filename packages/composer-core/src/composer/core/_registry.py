@@ -112,7 +112,7 @@ def lazy_namespace(group: str, namespace: dict[str, Any]) -> tuple[Callable[[str
 
 
 def required_on_load() -> dict[str, str]:
-    """Which distribution of this project provides which algorithm that a saved model cannot be loaded without."""
+    """Return the distribution of each algorithm that its saved models cannot be loaded without."""
     return _catalog().get("required_on_load", {})
 
 

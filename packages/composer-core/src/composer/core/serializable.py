@@ -23,13 +23,13 @@ class Serializable:
 
 
 class Resumable(Protocol):
-    """What a training loop keeps besides the `State`, such as the position in the data, to resume exactly."""
+    """The progress of a training loop besides the `State`, such as the position in the data."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what to save under the key `resumption`; a collective operation, the same on every rank."""
 
     def before_load(self, content: dict[str, Any]) -> None:
-        """Read a checkpoint before the state loads it, and remove what the state is not to load."""
+        """Read a checkpoint before the state loads it, and remove what the state must not load."""
 
     def after_load(self, content: dict[str, Any]) -> None:
-        """Read a checkpoint after the state loaded it. Generators are restored when training goes on, not here."""
+        """Read a checkpoint after the state loaded it. Random generators are restored when training continues."""

@@ -19,7 +19,7 @@ _PLACEHOLDERS = ("rank", "local_rank", "world_size", "node_rank", "local_world_s
 
 @dataclass(frozen=True)
 class Plan:
-    """What to start on this node.
+    """The processes to start on this node.
 
     Attributes:
         command: The program and its arguments, before variables are expanded.

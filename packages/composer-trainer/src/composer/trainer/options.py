@@ -94,7 +94,7 @@ class ScheduleOptions(_Options):
 
 @dataclass(frozen=True, kw_only=True)
 class EvalOptions(_Options):
-    """What is evaluated, and when."""
+    """The evaluation data, and when it is used."""
 
     eval_dataloader: Any
     eval_interval: Interval

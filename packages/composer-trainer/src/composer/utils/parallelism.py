@@ -1,4 +1,4 @@
-"""How a model is divided among processes: the configurations behind `Trainer(parallelism_config=...)`."""
+"""The configurations of `Trainer(parallelism_config=...)`: how a model is sharded among ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STRATEGIES = {
 _STATE_DICT_TYPES = ("full", "sharded")
 _MIXED = ("FULL", "DEFAULT", "PURE")
 
-# What the first version of FSDP took, and what became of it.
+# Arguments of the first version of FSDP: the default, and why there is no other value.
 _NO_LONGER = {
     "activation_checkpointing_reentrant": (True, "activations are always checkpointed without reentrance"),
     "backward_prefetch": ("BACKWARD_POST", "`fully_shard` prefetches by itself"),
@@ -35,11 +35,11 @@ _NO_LONGER = {
     "keep_low_precision_grads": (False, "gradients have the dtype of the parameters"),
     "limit_all_gathers": (True, "the memory of gathered parameters is always bounded"),
     "use_orig_params": (True, "parameters always keep their names and shapes"),
-    "te_checkpoint_wrapper": (False, "Transformer Engine has no wrapper of its own any more"),
-    "te_shard_fp8_weight": (False, "Transformer Engine has no wrapper of its own any more"),
+    "te_checkpoint_wrapper": (False, "Transformer Engine has no separate wrapper any more"),
+    "te_shard_fp8_weight": (False, "Transformer Engine has no separate wrapper any more"),
 }
 _REFUSED = {
-    "ignored_modules": "give these modules an attribute `_fsdp_wrap = False`: their parent's shards take them in",
+    "ignored_modules": "give these modules an attribute `_fsdp_wrap = False`: they are sharded with their parent",
     "load_planner": "checkpoints in shards are read by `composer.checkpoint`",
     "save_planner": "checkpoints in shards are written by `composer.checkpoint`",
     "process_group": "give `data_parallel_shard_degree` and `data_parallel_replicate_degree`, or a `device_mesh` in "
@@ -49,37 +49,37 @@ _REFUSED = {
 
 @dataclass
 class FSDP2Config:
-    """How `torch.distributed.fsdp.fully_shard` divides a model's parameters, gradients and optimizer states.
+    """Configuration of `torch.distributed.fsdp.fully_shard`, which shards parameters, gradients and optimizer states.
 
     Args:
-        device_mesh: A mesh whose last dimension shards and whose first, if there are two, replicates; None: made from
-            the two degrees.
-        reshard_after_forward: Whether gathered parameters are freed after the forward pass and gathered again for the
-            backward pass: less memory, more communication.
-        activation_checkpointing: Whether activations are computed again in the backward pass: of the modules that have
-            an attribute `_activation_checkpointing = True` or that the model's `activation_checkpointing_fn(module)`
-            chooses; of the inner units if neither says anything.
-        activation_cpu_offload: Whether what these modules keep for the backward pass waits in host memory: their inputs
-            with `activation_checkpointing`, else all activations.
-        state_dict_type: `"full"` checkpoints are one file, as of a single process; `"sharded"` ones are folders to
-            which each rank writes its part. Either can be loaded on any number of ranks.
-        load_monolith_rank0_only: Has no effect: every rank reads a full checkpoint by itself.
-        mixed_precision: `"DEFAULT"` computes in the run's precision and sums gradients in float32, `"PURE"` does both
-            in it, `"FULL"` neither. Or a dict of `param_dtype`, `reduce_dtype` and `output_dtype`: dtypes, or
-            `"fp32"`, `"fp16"`, `"bf16"`.
-        verbose: Whether the plan is logged as a warning, which is shown, and not as information.
-        cpu_offload: Whether parameters, gradients and optimizer states wait in host memory.
-        data_parallel_shard_degree: Ranks that share one copy of the model; -1: all that are left.
-        data_parallel_replicate_degree: Copies of the model; None: one; -1: as many as are left.
-        sharded_ckpt_prefix_dir: The name of a checkpoint's folder; a format string as `save_filename`.
-        auto_wrap: Whether the classes that a model names in `_no_split_modules`, as those of transformers do, are units
-            if the model says nothing else.
-        sync_module_states: Whether ranks start from the weights of rank 0. They do in any case, and the others may be
-            on the meta device.
+        device_mesh: A mesh whose last dimension shards and whose first, if there are two, replicates; None: created
+            from the two degrees.
+        reshard_after_forward: Free gathered parameters after the forward pass and gather them again for the backward
+            pass: less memory, more communication.
+        activation_checkpointing: Recompute activations in the backward pass, in the modules with an attribute
+            `_activation_checkpointing = True` and those that the model's `activation_checkpointing_fn(module)` selects;
+            without either, in the inner units.
+        activation_cpu_offload: Store the activations of these modules in host memory: their inputs with
+            `activation_checkpointing`, otherwise all activations.
+        state_dict_type: `"full"`: a checkpoint is one file, as in a single process; `"sharded"`: a folder to which each
+            rank writes its part. Either can be loaded on any number of ranks.
+        load_monolith_rank0_only: Has no effect: every rank reads a full checkpoint itself.
+        mixed_precision: `"DEFAULT"` computes in the run's precision and reduces gradients in float32, `"PURE"` does
+            both in the run's precision, `"FULL"` neither. Or a dict of `param_dtype`, `reduce_dtype` and
+            `output_dtype`: dtypes, or `"fp32"`, `"fp16"`, `"bf16"`.
+        verbose: Log the plan as a warning instead of information.
+        cpu_offload: Store parameters, gradients and optimizer states in host memory.
+        data_parallel_shard_degree: The number of ranks that share one replica of the model; -1: all remaining ranks.
+        data_parallel_replicate_degree: The number of replicas of the model; None: one; -1: as many as fit.
+        sharded_ckpt_prefix_dir: The name of a checkpoint's folder; a format string like `save_filename`.
+        auto_wrap: Use the classes in a model's `_no_split_modules`, which models of transformers have, as units unless
+            the model selects units otherwise.
+        sync_module_states: Start all ranks from the weights of rank 0. This is always done, and the models of other
+            ranks may be on the meta device.
 
     Raises:
-        ValueError: An argument cannot work.
-        TypeError: `device_mesh` is no mesh.
+        ValueError: An argument has an invalid value.
+        TypeError: `device_mesh` is not a mesh.
     """
 
     device_mesh: Any = None
@@ -109,7 +109,7 @@ class FSDP2Config:
             self.mixed_precision = _dtypes(self.mixed_precision)
         if self.load_monolith_rank0_only:
             warnings.warn(
-                "`load_monolith_rank0_only=True` has no effect: every rank reads a full checkpoint by itself. If host "
+                "`load_monolith_rank0_only=True` has no effect: every rank reads a full checkpoint itself. If host "
                 "memory is short, save with `state_dict_type='sharded'`.",
                 stacklevel=3,
             )
@@ -126,18 +126,17 @@ class FSDP2Config:
 
     @classmethod
     def settable_attrs(cls) -> set[str]:
-        """The names of all arguments."""
+        """Return the names of all arguments."""
         return {field.name for field in dataclasses.fields(cls)}
 
     @classmethod
     def from_compatible_attrs(cls, attrs: Mapping[str, Any]) -> FSDP2Config:
-        """The configuration that a dict describes, which may hold the arguments of the first version of FSDP.
+        """Create the configuration from a dict, which may contain arguments of the first version of FSDP.
 
-        What `fully_shard` always does, or decides by itself, is dropped, with a warning if something else was asked
-        for.
+        Arguments that `fully_shard` does not have are dropped, with a warning if they request another behaviour.
 
         Raises:
-            ValueError: An argument is unknown or cannot be had any more; the message says how it is written now.
+            ValueError: An argument is unknown or no longer supported; the message says what to write instead.
         """
         known = cls.settable_attrs()
         given = {name: value for name, value in attrs.items() if name in known}
@@ -152,21 +151,22 @@ class FSDP2Config:
                     warnings.warn(f"`{name}={value!r}` has no effect: {why}.", stacklevel=4)
             elif name in _REFUSED:
                 if value is not None:
-                    raise ValueError(f"`{name}` cannot be given any more; {_REFUSED[name]}.")
+                    raise ValueError(f"`{name}` is not supported any more; {_REFUSED[name]}.")
             else:
                 raise ValueError(f"Unknown argument {name!r} of 'fsdp'. Known ones are {', '.join(sorted(known))}.")
         return cls(**given)
 
 
 class FSDPConfig(FSDP2Config):
-    """The same, with the argument names and defaults of the first version of FSDP; what a dict is, too.
+    """`FSDP2Config` with the argument names and defaults of the first version of FSDP, which a dict has, too.
 
     Args:
-        **attrs: As `FSDP2Config.from_compatible_attrs`; `sharding_strategy` is `"FULL_SHARD"`, `"SHARD_GRAD_OP"`,
-            `"HYBRID_SHARD"` (a copy on each node) or `"_HYBRID_SHARD_ZERO2"`. `state_dict_type` is `"full"`.
+        **attrs: The entries of `FSDP2Config.from_compatible_attrs`; `sharding_strategy` is `"FULL_SHARD"`,
+            `"SHARD_GRAD_OP"`, `"HYBRID_SHARD"` (a replica on each node) or `"_HYBRID_SHARD_ZERO2"`. `state_dict_type`
+            is `"full"`.
 
     Raises:
-        ValueError: An argument is unknown or cannot be had any more; the message says how it is written now.
+        ValueError: An argument is unknown or no longer supported; the message says what to write instead.
     """
 
     def __init__(self, **attrs: Any) -> None:
@@ -182,18 +182,18 @@ class FSDPConfig(FSDP2Config):
 
 @dataclass
 class TPConfig:
-    """How `torch.distributed.tensor.parallel` divides single layers.
+    """Configuration of `torch.distributed.tensor.parallel`, which splits layers among ranks.
 
     Args:
-        device_mesh: One dimension of a mesh, of which `FSDP2Config` gets the others; None: made from the degree, of
-            neighbours.
-        tensor_parallel_degree: Ranks that share each layer. They train on the same batches, and draw the same random
-            numbers.
-        layer_plan: `{name of a module of the model: ParallelStyle}`, as `parallelize_module` takes it.
+        device_mesh: One dimension of a mesh whose other dimensions `FSDP2Config` gets; None: created from the degree,
+            with neighbouring ranks.
+        tensor_parallel_degree: The number of ranks that share each layer. They train on the same batches, with the same
+            random numbers.
+        layer_plan: `{name of a module of the model: ParallelStyle}`, the argument of `parallelize_module`.
 
     Raises:
-        ValueError: The degree is not positive or given besides a mesh, or there is no plan.
-        TypeError: `device_mesh` is no mesh.
+        ValueError: The degree is not positive or given together with a mesh, or there is no plan.
+        TypeError: `device_mesh` is not a mesh.
     """
 
     device_mesh: Any = None
@@ -207,23 +207,23 @@ class TPConfig:
             self.tensor_parallel_degree = self.device_mesh.size()
         if self.tensor_parallel_degree > 1 and not self.layer_plan:
             raise ValueError(
-                "`layer_plan` must say which layers are divided and how, such as `{'module.fc': ColwiseParallel()}`, "
+                "`layer_plan` must say which layers are split and how, such as `{'module.fc': ColwiseParallel()}`, "
                 "got nothing."
             )
 
 
 @dataclass
 class ParallelismConfig:
-    """What `Trainer(parallelism_config=...)` takes, also as a dict.
+    """The value of `Trainer(parallelism_config=...)`, which may also be a dict.
 
     Args:
         fsdp: How the model is sharded: a dict of the arguments of `FSDPConfig`, or a configuration.
-        tp: How single layers are divided besides: a dict of the arguments of `TPConfig`, or a configuration.
-        fsdp2: As `fsdp`.
+        tp: How layers are split in addition: a dict of the arguments of `TPConfig`, or a configuration.
+        fsdp2: Another name of `fsdp`.
 
     Raises:
-        ValueError: There is `tp` without `fsdp`, both ways to write `fsdp`, or an argument that cannot work.
-        TypeError: Something is neither a configuration nor a dict.
+        ValueError: `tp` is given without `fsdp`, both `fsdp` and `fsdp2` are given, or an argument is invalid.
+        TypeError: A value is neither a configuration nor a dict.
     """
 
     fsdp: FSDP2Config | Mapping[str, Any] | None = None
@@ -232,7 +232,7 @@ class ParallelismConfig:
 
     def __post_init__(self) -> None:
         if self.fsdp is not None and self.fsdp2 is not None:
-            raise ValueError("`fsdp` and `fsdp2` are two names of one thing, got both. Give one.")
+            raise ValueError("`fsdp` and `fsdp2` are two names of the same argument, got both. Give one.")
         self.fsdp = _fsdp(self.fsdp if self.fsdp2 is None else self.fsdp2)
         self.fsdp2 = None
         self.tp = _tp(self.tp)
@@ -246,11 +246,11 @@ class ParallelismConfig:
 
     @classmethod
     def of(cls, config: Any) -> ParallelismConfig | None:
-        """The argument `parallelism_config`; None: nothing is divided.
+        """Convert the argument `parallelism_config`; None: the model is not sharded.
 
         Raises:
-            ValueError: It has other entries than 'fsdp' and 'tp', or one of them cannot work.
-            TypeError: It is no dict and no `ParallelismConfig`.
+            ValueError: It has entries other than 'fsdp' and 'tp', or one of them is invalid.
+            TypeError: It is neither a dict nor a `ParallelismConfig`.
         """
         if config is None or isinstance(config, cls):
             return config if config is not None and config.fsdp is not None else None
@@ -262,7 +262,7 @@ class ParallelismConfig:
         if unknown:
             raise ValueError(
                 f"`parallelism_config` has the entries 'fsdp' and 'tp', got {', '.join(sorted(map(repr, unknown)))}. "
-                f"What is to be said of sharding goes inside: `{{'fsdp': {{'state_dict_type': 'sharded'}}}}`."
+                f"Arguments of sharding go inside: `{{'fsdp': {{'state_dict_type': 'sharded'}}}}`."
             )
         return cls.of(cls(**config))
 
@@ -285,7 +285,7 @@ def _tp(config: Any) -> TPConfig | None:
     if config is not None and not isinstance(config, TPConfig):
         raise TypeError(f"'tp' must be a dict or a `TPConfig`, got {config!r}.")
     if config is not None and config.tensor_parallel_degree == 1:
-        warnings.warn("'tp' with a `tensor_parallel_degree` of 1 divides nothing and is left out.", stacklevel=4)
+        warnings.warn("'tp' with a `tensor_parallel_degree` of 1 splits nothing and is ignored.", stacklevel=4)
         return None
     return config
 
@@ -296,15 +296,15 @@ def _of_strategy(strategy: Any, given: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError("`sharding_strategy='NO_SHARD'` is data parallel training: leave `parallelism_config` out.")
     if name not in _STRATEGIES:
         raise ValueError(
-            f"`sharding_strategy` must be {', '.join(map(repr, _STRATEGIES))}, got {strategy!r}. It is written "
-            f"`reshard_after_forward=True` or `False` now."
+            f"`sharding_strategy` must be {', '.join(map(repr, _STRATEGIES))}, got {strategy!r}. Write "
+            f"`reshard_after_forward=True` or `False` instead."
         )
     reshard, hybrid = _STRATEGIES[name]
     if not hybrid or "data_parallel_replicate_degree" in given:
         return {"reshard_after_forward": reshard}
-    open_already = given.get("data_parallel_shard_degree", -1) == -1
-    copies = max(1, dist.get_world_size() // dist.get_local_world_size()) if open_already else -1
-    return {"reshard_after_forward": reshard, "data_parallel_replicate_degree": copies}
+    unset = given.get("data_parallel_shard_degree", -1) == -1
+    replicas = max(1, dist.get_world_size() // dist.get_local_world_size()) if unset else -1
+    return {"reshard_after_forward": reshard, "data_parallel_replicate_degree": replicas}
 
 
 def _dtypes(given: Mapping[str, Any]) -> dict[str, torch.dtype | None]:
@@ -329,8 +329,8 @@ def _reshard(reshard: Any) -> bool | int:
     number = reshard if isinstance(reshard, bool) else plain_int(reshard)
     if number is None or not (isinstance(reshard, bool) or number >= 1):
         raise ValueError(
-            f"`reshard_after_forward` must be True, False or the positive number of ranks among which parameters stay "
-            f"divided after the forward pass, got {reshard!r}."
+            f"`reshard_after_forward` must be True, False or the positive number of ranks among which parameters are "
+            f"sharded after the forward pass, got {reshard!r}."
         )
     return number
 
@@ -339,18 +339,18 @@ def _check_mesh(mesh: Any, most: int, degrees: bool) -> None:
     if not isinstance(mesh, DeviceMesh):
         raise TypeError(f"`device_mesh` must be a `torch.distributed.device_mesh.DeviceMesh`, got {mesh!r}.")
     if mesh.ndim > most:
-        before = "" if most == 1 else ", or before it one that replicates"
+        alternative = "" if most == 1 else ", optionally after one that replicates"
         raise ValueError(
-            f"`device_mesh` must have one dimension{before}, got {mesh.ndim}. Take a part of the mesh by the name of "
-            f"its dimension."
+            f"`device_mesh` must have one dimension{alternative}, got {mesh.ndim}. Take a part of the mesh by the "
+            f"name of its dimension."
         )
     if degrees:
-        raise ValueError("`device_mesh` has its degrees already. Leave the arguments `..._degree` out.")
+        raise ValueError("`device_mesh` defines the degrees. Leave the arguments `..._degree` out.")
 
 
 def _degree(name: str, degree: Any, least: int = -1) -> int | None:
     number = plain_int(degree)
     if degree is not None and (number is None or number < least or number == 0):
-        unknown = "" if least == 1 else ", or -1 for what is left of all ranks"
-        raise ValueError(f"`{name}` must be a positive number of ranks{unknown}, got {degree!r}.")
+        alternative = "" if least == 1 else ", or -1 for all remaining ranks"
+        raise ValueError(f"`{name}` must be a positive number of ranks{alternative}, got {degree!r}.")
     return number
