@@ -333,7 +333,7 @@ class Tight:
     def __init__(self, found: bool) -> None:
         self._found = found
 
-    def found(self) -> bool:
+    def check(self) -> bool:
         return self._found
 
 
@@ -514,7 +514,7 @@ def test_a_rank_tells_that_its_loader_is_ahead(ranks: Ranks) -> None:
 
     assert [] == first
     assert 1 == len(second)
-    assert "rank 1 had already drawn the next batch from a loader that keeps its own state" in second[0]
+    assert "rank 1 had already drawn the next batch from a loader that saves its own state" in second[0]
 
 
 # ---- the end of the process
