@@ -100,9 +100,9 @@ def verify(path: Path) -> Mapping[str, str] | None:
         _verify_archive(path)
         return None
     with open(path, "rb", buffering=0) as file:
-        found = _hash(file, size - _DIGEST_LENGTH).hexdigest()
+        actual = _hash(file, size - _DIGEST_LENGTH).hexdigest()
         expected = file.read(_DIGEST_LENGTH).decode("latin-1")
-    if found != expected:
+    if actual != expected:
         raise CorruptCheckpointError(path, "its checksum does not match its content")
     return content
 

@@ -123,8 +123,8 @@ def remove_leftovers(folder: Path, is_left_over: Callable[[str], bool] = lambda 
     """
     if not folder.is_dir():
         return []
-    found = ((entry.name, _TEMPORARY.fullmatch(entry.name)) for entry in folder.iterdir())
-    names = sorted(name for name, match in found if match is not None and is_left_over(match[1]))
+    matches = ((entry.name, _TEMPORARY.fullmatch(entry.name)) for entry in folder.iterdir())
+    names = sorted(name for name, match in matches if match is not None and is_left_over(match[1]))
     for name in names:
         if (folder / name).is_dir() and not (folder / name).is_symlink():
             shutil.rmtree(folder / name, ignore_errors=True)

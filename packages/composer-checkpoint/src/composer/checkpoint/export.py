@@ -183,14 +183,14 @@ def _weights_of(content: Any, name: str) -> tuple[Mapping[str, Any], Mapping[str
 def _converted(weights: Mapping[str, Any], names: list[str], dtype: torch.dtype | None) -> dict[str, Any]:
     """Convert the selected tensors to another precision; names of the same tensor share the converted one, too."""
     done: dict[tuple[Any, ...], Any] = {}
-    found = {}
+    result = {}
     for name in names:
         value = weights[name]
         if dtype is not None and isinstance(value, torch.Tensor) and value.numel():
             key = (value.device, value.data_ptr(), value.dtype, tuple(value.shape), value.stride())
             value = done.setdefault(key, converted(value, dtype))
-        found[name] = value
-    return found
+        result[name] = value
+    return result
 
 
 def _not_tied(module: torch.nn.Module, missing: list[str], loaded: Mapping[str, Any]) -> list[str]:

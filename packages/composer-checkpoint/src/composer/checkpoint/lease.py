@@ -52,7 +52,7 @@ class FolderInUseError(ComposerError, RuntimeError):
     """Another run saves to the folder, or has taken it over from this one."""
 
 
-class Found(NamedTuple):
+class Record(NamedTuple):
     """The content of a lease that was read."""
 
     token: str
@@ -66,12 +66,12 @@ class _Place(Protocol):
     heartbeat_seconds: float
     stale_seconds: float
 
-    def read(self) -> Found | None: ...
+    def read(self) -> Record | None: ...
     def create(self, owner: dict[str, Any]) -> bool: ...
-    def take_over(self, found: Found, owner: dict[str, Any]) -> bool: ...
+    def take_over(self, record: Record, owner: dict[str, Any]) -> bool: ...
     def renew(self, owner: dict[str, Any]) -> None: ...
     def remove(self, token: str) -> None: ...
-    def age(self, found: Found) -> float | None: ...
+    def age(self, record: Record) -> float | None: ...
 
 
 class Lease:
@@ -95,7 +95,7 @@ class Lease:
         self._lost: str | None = None  # who took it over
         self._finalizer: Any = None
         self._reported = False
-        self._waiting: tuple[Found, float] | None = None  # the lease that was read first, and when (monotonic)
+        self._waiting: tuple[Record, float] | None = None  # the lease that was read first, and when (monotonic)
         self._patience = [_PATIENCE_SECONDS]  # for the release
         self._checking: threading.Thread | None = None
 
@@ -117,55 +117,57 @@ class Lease:
             self.check()
             return True
         owner = {"token": secrets.token_hex(8), **_this_process(), "run_name": self.run_name, "files": self.files}
-        found = self.place.read()
-        taken = self.place.create(owner) if found is None else self._try_take_over(found, owner)
+        record = self.place.read()
+        taken = self.place.create(owner) if record is None else self._try_take_over(record, owner)
         if taken:
             self._begin(owner)
         return taken
 
-    def _try_take_over(self, found: Found, owner: dict[str, Any]) -> bool:
-        if _is_same_process(found.owner):
-            other = _HELD.get(found.token)
+    def _try_take_over(self, record: Record, owner: dict[str, Any]) -> bool:
+        if _is_same_process(record.owner):
+            other = _HELD.get(record.token)
             if other is not None and other.active:
                 raise FolderInUseError(
-                    self._refusal(found, "It is another Trainer of this process, which is training. Wait until it ends")
+                    self._refusal(
+                        record, "It is another Trainer of this process, which is training. Wait until it ends"
+                    )
                 )
-            taken = self.place.take_over(found, owner)
+            taken = self.place.take_over(record, owner)
             if taken and other is not None:
                 other._lose("another Trainer of this process")
             return taken
-        state = _state_of(found.owner)
+        state = _state_of(record.owner)
         if state == "running":
-            raise FolderInUseError(self._refusal(found))
-        if state == "unknown" and not self._is_stale(found):
+            raise FolderInUseError(self._refusal(record))
+        if state == "unknown" and not self._is_stale(record):
             return False
-        taken = self.place.take_over(found, owner)
+        taken = self.place.take_over(record, owner)
         if taken:
-            log.info("Took over %s from a run that is gone: %s.", self.where, _describe(found.owner))
+            log.info("Took over %s from a run that is gone: %s.", self.where, _describe(record.owner))
         return taken
 
-    def _is_stale(self, found: Found) -> bool:
+    def _is_stale(self, record: Record) -> bool:
         """Return True if there was no heartbeat for long; raise if there is a new one."""
-        age = self.place.age(found)
+        age = self.place.age(record)
         if age is not None and age > self.place.stale_seconds:
             return True
         now = time.monotonic()
-        if self._waiting is None or self._waiting[0].token != found.token:
-            self._waiting = found, now
+        if self._waiting is None or self._waiting[0].token != record.token:
+            self._waiting = record, now
             left = self.place.stale_seconds - (age or 0.0)
             log.warning(
                 "%s was in use %s by %s. This host cannot check whether that run is still alive: waiting up to %.0f "
                 "seconds for a heartbeat, and taking the folder over if there is none.",
-                self.where, "lately" if age is None else f"{age:.0f} s ago", _describe(found.owner), left,
+                self.where, "lately" if age is None else f"{age:.0f} s ago", _describe(record.owner), left,
             )  # fmt: skip
-        elif self._waiting[0].heartbeat != found.heartbeat:
-            raise FolderInUseError(self._refusal(found))
+        elif self._waiting[0].heartbeat != record.heartbeat:
+            raise FolderInUseError(self._refusal(record))
         return now - self._waiting[1] > self.place.stale_seconds
 
-    def _refusal(self, found: Found, advice: str = "") -> str:
-        age = self.place.age(found)
+    def _refusal(self, record: Record, advice: str = "") -> str:
+        age = self.place.age(record)
         heartbeat = "" if age is None else f", last heartbeat {max(age, 0.0):.0f} s ago"
-        owner = found.owner
+        owner = record.owner
         advice = advice or f"Wait until it ends, stop it (`kill {owner.get('pid')}` on {owner.get('host')})"
         return (
             f"`save_folder` must not be in use by another run, got {self.where!r}: {_describe(owner)} saves there"
@@ -228,17 +230,17 @@ class Lease:
         owner = self._owner
         if owner is None or self._lost is not None:
             return
-        found = self.place.read()
-        if found is None:
+        record = self.place.read()
+        if record is None:
             time.sleep(0.05)  # a launch that took another lease by mistake puts it back immediately
-            found = self.place.read()
-        if found is None:
+            record = self.place.read()
+        if record is None:
             if self._owner is owner:
                 self.place.create(owner)  # it was removed
-        elif found.token == owner["token"]:
+        elif record.token == owner["token"]:
             self.place.renew(owner)
         elif self._owner is owner:
-            self._lose(_describe(found.owner))
+            self._lose(_describe(record.owner))
 
     def _lose(self, who: str) -> None:
         self._lost = who
@@ -283,12 +285,12 @@ def live_patterns(folder: Path, own: Lease | None) -> list[str]:
     patterns: list[str] = []
     for path in sorted(folder.glob(_NAME.format("*"))):
         place = _Folder(path)
-        found = place.read()
-        if found is None or (own is not None and own._owner is not None and found.token == own._owner["token"]):
+        record = place.read()
+        if record is None or (own is not None and own._owner is not None and record.token == own._owner["token"]):
             continue
-        state = _state_of(found.owner)
-        if state == "running" or (state == "unknown" and (place.age(found) or 0.0) <= place.stale_seconds):
-            patterns.append(str(found.owner.get("files", "")))
+        state = _state_of(record.owner)
+        if state == "running" or (state == "unknown" and (place.age(record) or 0.0) <= place.stale_seconds):
+            patterns.append(str(record.owner.get("files", "")))
     return patterns
 
 
@@ -337,11 +339,11 @@ class _Folder:
         self.path = path
         self.heartbeat_seconds, self.stale_seconds = HEARTBEAT_SECONDS, STALE_SECONDS
 
-    def read(self) -> Found | None:
+    def read(self) -> Record | None:
         try:
             with open(self.path, "rb") as file:  # opening a file over NFS fetches its present content
                 owner = _parsed(file.read())
-                return Found(owner.get("token", ""), owner, os.fstat(file.fileno()).st_mtime_ns)
+                return Record(owner.get("token", ""), owner, os.fstat(file.fileno()).st_mtime_ns)
         except FileNotFoundError:
             return None
 
@@ -363,7 +365,7 @@ class _Folder:
         finally:
             temporary.unlink(missing_ok=True)
 
-    def take_over(self, found: Found, owner: dict[str, Any]) -> bool:
+    def take_over(self, record: Record, owner: dict[str, Any]) -> bool:
         """Rename the lease, which only one launch can do, and create a new one."""
         grabbed = temporary_path(self.path)
         try:
@@ -371,7 +373,7 @@ class _Folder:
         except FileNotFoundError:
             return False  # another launch was faster
         try:
-            if _parsed(grabbed.read_bytes()).get("token", "") != found.token:
+            if _parsed(grabbed.read_bytes()).get("token", "") != record.token:
                 with suppress(FileExistsError):  # it belongs to the faster launch: put it back
                     os.link(grabbed, self.path)
                 return False
@@ -383,16 +385,16 @@ class _Folder:
         os.utime(self.path)  # harmless if it belongs to another run by now
 
     def remove(self, token: str) -> None:
-        found = self.read()
-        if found is not None and found.token == token:
+        record = self.read()
+        if record is not None and record.token == token:
             self.path.unlink(missing_ok=True)
 
-    def age(self, found: Found) -> float | None:
+    def age(self, record: Record) -> float | None:
         """Return the seconds since the last heartbeat; both times are from the clock of the file server."""
         probe = temporary_path(self.path)
         try:
             probe.touch()
-            return (probe.stat().st_mtime_ns - int(found.heartbeat)) / 1e9
+            return (probe.stat().st_mtime_ns - int(record.heartbeat)) / 1e9
         except OSError:
             return None
         finally:
@@ -411,45 +413,45 @@ class _Remote:
         self.heartbeat_seconds, self.stale_seconds = REMOTE_HEARTBEAT_SECONDS, REMOTE_STALE_SECONDS
         self._beats = 0
 
-    def read(self) -> Found | None:
+    def read(self) -> Record | None:
         try:
             owner = _parsed(self.storage.read_text(self.name).encode())
         except FileNotFoundError:
             return None
         if owner.get("released"):
             return None
-        return Found(owner.get("token", ""), owner, owner.get("beats"))
+        return Record(owner.get("token", ""), owner, owner.get("beats"))
 
     def create(self, owner: dict[str, Any]) -> bool:
         made = self.storage.write_new_text(self.name, self._text(owner))
         return self._won(owner) if made is None else made
 
-    def take_over(self, found: Found, owner: dict[str, Any]) -> bool:
+    def take_over(self, record: Record, owner: dict[str, Any]) -> bool:
         now = self.read()
-        if now is not None and (now.token != found.token or now.heartbeat != found.heartbeat):
+        if now is not None and (now.token != record.token or now.heartbeat != record.heartbeat):
             return False
         return self._won(owner)
 
     def _won(self, owner: dict[str, Any]) -> bool:
         self.storage.write_text(self.name, self._text(owner))
         time.sleep(_SETTLE_SECONDS)
-        found = self.read()
-        return found is not None and found.token == owner["token"]
+        record = self.read()
+        return record is not None and record.token == owner["token"]
 
     def renew(self, owner: dict[str, Any]) -> None:
         self._beats += 1
         self.storage.write_text(self.name, self._text(owner))
 
     def remove(self, token: str) -> None:
-        found = self.read()
-        if found is None or found.token != token:
+        record = self.read()
+        if record is None or record.token != token:
             return
         try:
             self.storage.delete(self.name)
         except PermissionError:
             self.storage.write_text(self.name, json.dumps({"released": True}))
 
-    def age(self, found: Found) -> float | None:
+    def age(self, record: Record) -> float | None:
         return self.storage.seconds_since_written(self.name)
 
     def _text(self, owner: dict[str, Any]) -> str:

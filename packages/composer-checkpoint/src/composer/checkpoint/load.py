@@ -164,16 +164,16 @@ def load_model_checkpoint(
     module = unwrapped_model(model)
     path = _part(Path(load_path).expanduser(), "model", options.sharded_checkpoint)
     if options.sharded_checkpoint:
-        found = _model_of_shards(module, path, options)
+        loaded = _model_of_shards(module, path, options)
     else:
         content = read_tensors(path)[0] if path.suffix == ".safetensors" else read_file(path)[0]
         own = module.state_dict()
         requested = selected(dict.fromkeys([*own, *content]), options.include_keys, options.ignore_keys)
-        found = {name: content[name] for name in requested if name in content}
+        loaded = {name: content[name] for name in requested if name in content}
         missing = {name for name in requested if name not in content}
-        _check_names(module, path, missing, found.keys() - own.keys(), options.strict)
+        _check_names(module, path, missing, loaded.keys() - own.keys(), options.strict)
     dtype = check_precision(options.precision)
-    _set_model(module, {name: converted(value, dtype) for name, value in found.items()})
+    _set_model(module, {name: converted(value, dtype) for name, value in loaded.items()})
 
 
 def load_optim_checkpoint(
@@ -206,16 +206,16 @@ def load_optim_checkpoint(
     if options.sharded_checkpoint:
         if options.include_keys is not None or options.ignore_keys is not None:
             raise _no_selection("an optimizer in shards")
-        found = _optimizer_template(module, optim, options.cpu_offload)
-        read_shards(found, path, options.load_planner)
+        loaded = _optimizer_template(module, optim, options.cpu_offload)
+        read_shards(loaded, path, options.load_planner)
     else:
-        found = read_file(path)[0]
+        loaded = read_file(path)[0]
         if not is_model_fsdp(module):
             own = get_optim_state_dict(module, optim, precision=None)
-            found = _merged(found, own, options.include_keys, options.ignore_keys, options.strict)
+            loaded = _merged(loaded, own, options.include_keys, options.ignore_keys, options.strict)
         elif options.include_keys is not None or options.ignore_keys is not None:
             raise _no_selection("the optimizer of a sharded model")
-    _set_optimizer(module, optim, found, options.sharded_checkpoint, options.strict)
+    _set_optimizer(module, optim, loaded, options.sharded_checkpoint, options.strict)
 
 
 def load_resumption_checkpoint(state: State, load_path: Path_) -> None:
@@ -325,15 +325,15 @@ def _model_of_shards(module: torch.nn.Module, path: Path, options: CheckpointLoa
     """Read the selected tensors of a checkpoint in shards; they are sharded if the model is."""
     own = get_model_state_dict(module, is_model_fsdp(module), None, cpu_offload=options.cpu_offload)
     if options.load_planner is not None:  # it decides what the names mean
-        found = {name: own[name].clone() for name in selected(own, options.include_keys, options.ignore_keys)}
+        loaded = {name: own[name].clone() for name in selected(own, options.include_keys, options.ignore_keys)}
     else:
         saved = names_of_shards(path)
         requested = selected(dict.fromkeys([*own, *saved]), options.include_keys, options.ignore_keys)
-        found = {name: own[name].clone() for name in requested if name in saved and name in own}
+        loaded = {name: own[name].clone() for name in requested if name in saved and name in own}
         missing, unexpected = {*requested} & own.keys() - saved, {*requested} & saved - own.keys()
         _check_names(module, path, missing, unexpected, options.strict)
-    read_shards(found, path, options.load_planner)
-    return found
+    read_shards(loaded, path, options.load_planner)
+    return loaded
 
 
 def _optimizer_template(module: torch.nn.Module, optim: torch.optim.Optimizer, cpu_offload: bool) -> dict[str, Any]:
@@ -370,16 +370,16 @@ def _check_names(
     warnings.warn(f"The saved model does not match this one: {text}.", stacklevel=4)
 
 
-def _set_model(module: torch.nn.Module, found: dict[str, Any]) -> None:
+def _set_model(module: torch.nn.Module, loaded: dict[str, Any]) -> None:
     """Copy tensors into a model, whole or sharded; their names have been checked."""
     if not is_model_fsdp(module):
-        module.load_state_dict(found, strict=False)
+        module.load_state_dict(loaded, strict=False)
         return
     from torch.distributed.checkpoint import state_dict as torch_state_dict
 
-    full = not any(hasattr(value, "to_local") for value in found.values())
+    full = not any(hasattr(value, "to_local") for value in loaded.values())
     options = torch_state_dict.StateDictOptions(full_state_dict=full, strict=False)
-    torch_state_dict.set_model_state_dict(module, found, options=options)
+    torch_state_dict.set_model_state_dict(module, loaded, options=options)
 
 
 def _set_optimizer(

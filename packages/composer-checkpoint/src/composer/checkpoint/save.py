@@ -190,10 +190,10 @@ def save_model_to_disk(
     """
     _check_local(destination_dir)
     _check_format(save_format, sharded_checkpoint)
-    found = get_model_state_dict(model, sharded_checkpoint, precision, include_keys, ignore_keys)
+    content = get_model_state_dict(model, sharded_checkpoint, precision, include_keys, ignore_keys)
     folder = Path(destination_dir).expanduser()
     target = folder if sharded_checkpoint else folder / f"model.{save_format}"
-    return save_state_dict_to_disk(found, target, overwrite, save_format)
+    return save_state_dict_to_disk(content, target, overwrite, save_format)
 
 
 def save_optim_to_disk(
@@ -219,9 +219,9 @@ def save_optim_to_disk(
         overwrite: Whether to replace an existing one.
     """
     _check_local(destination_dir)
-    found = get_optim_state_dict(model, optimizer, sharded_checkpoint, precision, include_keys, ignore_keys)
+    content = get_optim_state_dict(model, optimizer, sharded_checkpoint, precision, include_keys, ignore_keys)
     folder = Path(destination_dir).expanduser()
-    return save_state_dict_to_disk(found, folder if sharded_checkpoint else folder / "optim.pt", overwrite)
+    return save_state_dict_to_disk(content, folder if sharded_checkpoint else folder / "optim.pt", overwrite)
 
 
 def save_composer_metadata_to_disk(
@@ -238,12 +238,12 @@ def save_composer_metadata_to_disk(
         The path; None on ranks that do not write.
     """
     _check_local(destination_dir)
-    found = get_metadata_state_dict(model, sharded_state_dict, precision, device, device_train_microbatch_size)
+    content = get_metadata_state_dict(model, sharded_state_dict, precision, device, device_train_microbatch_size)
     target = Path(destination_dir).expanduser() / METADATA_NAME
 
     def write() -> None:
         with atomic_write(target) as temporary, open(temporary, "w", encoding="utf-8") as file:
-            json.dump(found, file, indent=4)
+            json.dump(content, file, indent=4)
             file.flush()
             os.fsync(file.fileno())
 
@@ -257,8 +257,8 @@ def save_resumption_state_to_disk(state: State, destination_dir: str | os.PathLi
         The path; None on ranks that do not write.
     """
     _check_local(destination_dir)
-    found, target = get_resumption_state_dict(state), Path(destination_dir).expanduser() / RESUMPTION_NAME
-    return _written_by_first(lambda: write_file(found, target), target)
+    content, target = get_resumption_state_dict(state), Path(destination_dir).expanduser() / RESUMPTION_NAME
+    return _written_by_first(lambda: write_file(content, target), target)
 
 
 def save_state_dict_to_disk(

@@ -258,19 +258,19 @@ def _removed(before: Any, now: Any, path: str) -> list[str]:
         return []
     if not now and path:
         return [path]
-    start, found = f"{path}/" if path else "", list[str]()
+    start, removed = f"{path}/" if path else "", list[str]()
     if isinstance(before, dict):
         for key, inner in before.items():
-            found += _removed(inner, now[key], f"{start}{key}") if key in now else [f"{start}{key}"]
-        return found
+            removed += _removed(inner, now[key], f"{start}{key}") if key in now else [f"{start}{key}"]
+        return removed
     stayed = 0
     for index, (item, inner) in enumerate(before):
         if stayed < len(now) and now[stayed] is item:
-            found += _removed(inner, item, f"{start}{index}")
+            removed += _removed(inner, item, f"{start}{index}")
             stayed += 1
         else:
-            found.append(f"{start}{index}")
-    return found
+            removed.append(f"{start}{index}")
+    return removed
 
 
 def _remove_empty(tree: Any, path: str) -> None:

@@ -61,12 +61,12 @@ def get_model_state_dict(
 
         on_cpu = cpu_offload is not False
         options = torch_state_dict.StateDictOptions(full_state_dict=not sharded_state_dict, cpu_offload=on_cpu)
-        found = torch_state_dict.get_model_state_dict(module, options=options)
+        state_dict = torch_state_dict.get_model_state_dict(module, options=options)
     else:
         check_shards(sharded_state_dict, "sharded_state_dict")
-        found = module.state_dict()
-    names = selected(found, include_keys, ignore_keys) if found else []
-    return {name: _placed(converted(found[name], dtype), bool(cpu_offload)) for name in names}
+        state_dict = module.state_dict()
+    names = selected(state_dict, include_keys, ignore_keys) if state_dict else []
+    return {name: _placed(converted(state_dict[name], dtype), bool(cpu_offload)) for name in names}
 
 
 def get_optim_state_dict(
@@ -91,8 +91,8 @@ def get_optim_state_dict(
         cpu_offload: As in `get_model_state_dict`.
 
     Returns:
-        `{"state": {name: {...}}, "param_groups": [{"params": [name, ...], ...}]}`; of an optimizer whose `state_dict`
-        is of another form, that as it is.
+        `{"state": {name: {...}}, "param_groups": [{"params": [name, ...], ...}]}`; the
+        unchanged `state_dict` of an optimizer with another format.
 
     Raises:
         ValueError: As in `get_model_state_dict`; or `include_keys` or `ignore_keys` for such an optimizer.
@@ -104,27 +104,27 @@ def get_optim_state_dict(
 
         on_cpu = cpu_offload is not False
         options = torch_state_dict.StateDictOptions(full_state_dict=not sharded_state_dict, cpu_offload=on_cpu)
-        found: dict[str, Any] = dict(torch_state_dict.get_optimizer_state_dict(module, optimizer, options=options))
+        state_dict: dict[str, Any] = dict(torch_state_dict.get_optimizer_state_dict(module, optimizer, options=options))
     else:
         check_shards(sharded_state_dict, "sharded_state_dict")
-        (found,) = State(model=module, optimizers=optimizer).get_optim_state_dict().values()
-    if not found:  # the other ranks of a sharded model
-        return found
-    if not {"state", "param_groups"} <= found.keys():
+        (state_dict,) = State(model=module, optimizers=optimizer).get_optim_state_dict().values()
+    if not state_dict:  # the other ranks of a sharded model
+        return state_dict
+    if not {"state", "param_groups"} <= state_dict.keys():
         if include_keys is not None or ignore_keys is not None:
             raise ValueError(
                 f"`include_keys` and `ignore_keys` need the states of single parameters, but the state_dict of "
                 f"{type(optimizer).__name__} has another format. Leave them out."
             )
-        return found
-    names = {*selected([p for group in found["param_groups"] for p in group["params"]], include_keys, ignore_keys)}
-    groups = [{**group, "params": [p for p in group["params"] if p in names]} for group in found["param_groups"]]
+        return state_dict
+    names = {*selected([p for group in state_dict["param_groups"] for p in group["params"]], include_keys, ignore_keys)}
+    groups = [{**group, "params": [p for p in group["params"] if p in names]} for group in state_dict["param_groups"]]
     states = {
         name: {key: _placed(_moment(value, dtype), bool(cpu_offload)) for key, value in state.items()}
-        for name, state in found["state"].items()
+        for name, state in state_dict["state"].items()
         if name in names
     }
-    return {**found, "state": states, "param_groups": groups}
+    return {**state_dict, "state": states, "param_groups": groups}
 
 
 def get_metadata_state_dict(
@@ -149,7 +149,7 @@ def get_metadata_state_dict(
     """
     dtype = check_precision(precision)
     place = _first_device(model) if device is None else getattr(device, "name", None) or str(device)
-    found: dict[str, Any] = {
+    state_dict: dict[str, Any] = {
         "composer_env_info": get_composer_env_dict(),
         "torch_version": str(torch.__version__),
         "python_version": platform.python_version(),
@@ -160,7 +160,7 @@ def get_metadata_state_dict(
         "device": place,
         "device_train_microbatch_size": device_train_microbatch_size,
     }
-    return {key: value for key, value in found.items() if value is not None}
+    return {key: value for key, value in state_dict.items() if value is not None}
 
 
 def get_resumption_state_dict(state: State) -> dict[str, Any]:
@@ -174,12 +174,12 @@ def get_resumption_state_dict(state: State) -> dict[str, Any]:
         `State.state_dict`; the random generators of all ranks (`rng`); and the state of `state.resumption`, such as the
         position in the training data.
     """
-    found = {key: value for key, value in state.state_dict().items() if key not in _NOT_FOR_RESUMPTION}
-    found["rng"] = reproducibility.get_rng_state()
+    state_dict = {key: value for key, value in state.state_dict().items() if key not in _NOT_FOR_RESUMPTION}
+    state_dict["rng"] = reproducibility.get_rng_state()
     part = state.resumption
     if part is not None:
-        found["resumption"] = part.state_dict()
-    return found
+        state_dict["resumption"] = part.state_dict()
+    return state_dict
 
 
 def check_shards(requested: bool, argument: str) -> None:

@@ -113,10 +113,10 @@ class Storage:
 
         def entries(filesystem: Any, path: str) -> builtins.list[dict[str, Any]]:
             try:
-                found: builtins.list[dict[str, Any]] = filesystem.ls(path, detail=True)
+                result: builtins.list[dict[str, Any]] = filesystem.ls(path, detail=True)
             except FileNotFoundError:
                 return []
-            return found
+            return result
 
         names = [PurePosixPath(entry["name"]).name for entry in self._do("list", None, entries) if _is_inside(entry)]
         return sorted(names)
@@ -128,7 +128,7 @@ class Storage:
         def names(filesystem: Any, path: str) -> builtins.list[str]:
             start = path.rstrip("/")
             paths = filesystem.find(f"{start}/{inside}" if inside else path)
-            return [str(found).removeprefix(start + "/") for found in paths]
+            return [str(result).removeprefix(start + "/") for result in paths]
 
         return sorted(name for name in self._do("list", None, names) if name.startswith(prefix) and name[-1:] != "/")
 
@@ -217,8 +217,8 @@ class Storage:
         probe = f".composer-probe-{secrets.token_hex(4)}"
 
         def modified(filesystem: Any, path: str) -> float:
-            found: float = filesystem.modified(path).timestamp()
-            return found
+            result: float = filesystem.modified(path).timestamp()
+            return result
 
         try:
             self.write_text(probe, "")
@@ -342,10 +342,10 @@ class Storage:
     def _info(self, name: str) -> dict[str, Any]:
         def info(filesystem: Any, path: str) -> dict[str, Any]:
             try:
-                found: dict[str, Any] = filesystem.info(path)
+                result: dict[str, Any] = filesystem.info(path)
             except NotADirectoryError as error:  # a local path with a file in place of a folder
                 raise FileNotFoundError(f"There is no {path!r}.") from error
-            return found
+            return result
 
         return self._do("look up", name, info)
 
@@ -445,17 +445,17 @@ def storage_of(uri: str | os.PathLike[str], **options: Any) -> Storage:
 
 def _options_of_environment(scheme: str) -> dict[str, Any]:
     """Read the options that fsspec's filesystems do not read from the environment themselves."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     if scheme in ("s3", "s3a"):
         if endpoint := os.environ.get("S3_ENDPOINT_URL"):
-            found["endpoint_url"] = endpoint
+            result["endpoint_url"] = endpoint
         if access := os.environ.get("S3_CANNED_ACL"):
-            found["s3_additional_kwargs"] = {"ACL": access}
+            result["s3_additional_kwargs"] = {"ACL": access}
     elif scheme == "az":
         for option, variable in (("account_name", "AZURE_ACCOUNT_NAME"), ("account_key", "AZURE_ACCOUNT_ACCESS_KEY")):
             if value := os.environ.get(variable):
-                found[option] = value
-    return found
+                result[option] = value
+    return result
 
 
 def _block_size(filesystem: Any, size: int) -> dict[str, int]:
@@ -495,9 +495,9 @@ def _is_inside(entry: dict[str, Any]) -> bool:
     return entry["type"] != "directory" and not entry["name"].endswith("/")  # S3 has empty objects that mark folders
 
 
-def _check_size(expected: int, found: int) -> None:
-    if expected != found:
-        raise ConnectionError(f"the transfer was interrupted: {found} of {expected} bytes arrived")
+def _check_size(expected: int, actual: int) -> None:
+    if expected != actual:
+        raise ConnectionError(f"the transfer was interrupted: {actual} of {expected} bytes arrived")
 
 
 def _sync(path: Path) -> None:
@@ -626,11 +626,11 @@ def _is_one_of(error: BaseException, names: frozenset[str]) -> bool:
 
 def _status(error: BaseException) -> int | None:
     """Return the status of a failed HTTP request, if the error has one."""
-    found = [getattr(error, name, None) for name in _STATUS_NAMES]
+    result = [getattr(error, name, None) for name in _STATUS_NAMES]
     response = getattr(error, "response", None)
     if isinstance(response, dict):  # botocore's
-        found.append(response.get("ResponseMetadata", {}).get("HTTPStatusCode"))
-    return next((status for status in found if isinstance(status, int) and status >= 400), None)
+        result.append(response.get("ResponseMetadata", {}).get("HTTPStatusCode"))
+    return next((status for status in result if isinstance(status, int) and status >= 400), None)
 
 
 def _is_refusal(error: BaseException) -> bool:
