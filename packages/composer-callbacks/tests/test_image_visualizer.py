@@ -101,7 +101,7 @@ def test_impossible_arguments_are_refused(arguments: dict[str, Any], message: st
 def test_what_is_no_image_is_refused(run: Any) -> None:
     with pytest.raises(ValueError, match=r"`input_key` must select images .* but 1 selects \(2,\)"):
         run(ImageVisualizer(input_key=1)).fit()
-    with pytest.raises(ValueError, match="leads to str"):
+    with pytest.raises(ValueError, match="selects str"):
         run(ImageVisualizer(input_key=lambda batch: "text")).fit()
 
 

@@ -13,6 +13,8 @@ from sharded_runs import CAN_SHARD_ON_CPU, FSDP, answer, make
 from composer.distributed.mesh import mesh_shape
 from composer.testing import run_on_ranks
 from composer.trainer import Trainer
+from composer.trainer.ranks import DataParallel, SingleProcess
+from composer.trainer.sharded import ShardedParallel
 from composer.utils.parallelism import FSDP2Config, FSDPConfig, ParallelismConfig, TPConfig
 
 
@@ -216,3 +218,11 @@ def test_buffers_keep_their_dtype() -> None:
         config = FSDP2Config(mixed_precision={"param_dtype": "bf16", "buffer_dtype": "bf16"})
 
     assert config.mixed_precision == {"param_dtype": torch.bfloat16}
+
+
+def test_variants_of_the_ranks_only_override() -> None:
+    """A renamed method that one variant still defines under its old name would silently do nothing there."""
+    interface = {name for name in dir(SingleProcess) if not name.startswith("_")}
+
+    for variant in (DataParallel, ShardedParallel):
+        assert {name for name in vars(variant) if not name.startswith("_")} <= interface

@@ -108,7 +108,7 @@ class ShardedParallel(DataParallel):
         """Leave the model where it is: the unsharded model may not fit the device."""
         return model
 
-    def equalize(self, model: torch.nn.Module) -> None:
+    def sync_module_states(self, model: torch.nn.Module) -> None:
         """Check that ranks build the same model; its weights are synchronized when it is sharded."""
         with self.report_lost_ranks():
             check_same_structure(model, self._rank, self._host)
@@ -169,7 +169,7 @@ class ShardedParallel(DataParallel):
                 f"{precision.value!r}. Give it to the `Trainer`, or use `{{'fsdp': {{'mixed_precision': 'FULL'}}}}`."
             )
 
-    def adopt_metrics(self, metrics: Iterable[Any]) -> None:
+    def prepare_metrics(self, metrics: Iterable[Any]) -> None:
         """Let metrics gather their states from the ranks with different data, without waiting for the device."""
         metrics = list(metrics)
         super().prepare_metrics(metrics)
@@ -207,7 +207,7 @@ class ShardedParallel(DataParallel):
         for unit in self._units:
             unit.set_requires_gradient_sync(sync, recurse=False)
 
-    def free_gathered(self) -> None:
+    def reshard(self) -> None:
         """Free the weights gathered for a forward pass that has no backward pass."""
         for unit in self._units:
             unit.reshard()
