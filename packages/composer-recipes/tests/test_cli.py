@@ -89,7 +89,7 @@ def test_the_help_of_a_recipe_explains_every_option(recipe: str, capsys: pytest.
 
 
 def test_help_of_algorithms_comes_from_their_arguments(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "The weight that the average keeps in one update" in text_of(capsys, "digits", "--help")
+    assert "The weight of the old average in an update" in text_of(capsys, "digits", "--help")
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -18,7 +18,11 @@ from composer.recipes._images import CLASSIFICATION
         (digits.Data, {"train_samples": 0}, "`train_samples` must be at least 1, got 0"),
         (digits.Data, {"test_samples": 0}, "`test_samples` must be at least 1, got 0"),
         (digits.Data, {"validation_samples": 0}, "`validation_samples` must be at least 1, got 0"),
-        (digits.Data, {"validation_samples": 9, "test_samples": 9}, "`test_samples` is of the test set, which"),
+        (
+            digits.Data,
+            {"validation_samples": 9, "test_samples": 9},
+            "`test_samples` and `validation_samples` cannot be combined",
+        ),
         (digits.Data, {"batch_size": 0}, "`batch_size` must be at least 1, got 0"),
         (digits.Data, {"shift": -1}, "`shift` must be at least 0, got -1"),
         (digits.Network, {"width": 0}, "`width` must be at least 1, got 0"),

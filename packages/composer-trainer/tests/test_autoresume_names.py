@@ -71,7 +71,7 @@ def test_a_file_of_another_run_under_ones_own_names_is_neither_taken_nor_replace
         begin("run")
     assert 4 == begin("other", duration="4ba").state.timestamp.batch
     assert 0 == begin("run", save_overwrite=True).state.timestamp.batch
-    assert "ba4.pt was saved by the run 'other', so 'run' does not go on from it" in caplog.text
+    assert "ba4.pt was saved by the run 'other', so 'run' does not resume from it" in caplog.text
 
 
 @pytest.mark.parametrize("autoresume", [True, False])
@@ -200,7 +200,7 @@ def test_a_pipe_cannot_be_loaded(make_trainer: MakeTrainer, tmp_path: Path) -> N
 
     with pytest.raises(ValueError, match=r"`load_path` must be a checkpoint, got '.*a.pt', which is neither"):
         make_trainer(load_path=str(tmp_path / "a.pt"))
-    with pytest.raises(CorruptCheckpointError, match="it is no regular file"):
+    with pytest.raises(CorruptCheckpointError, match="it is not a regular file"):
         load_checkpoint(tmp_path / "a.pt", make_trainer().state)
 
 

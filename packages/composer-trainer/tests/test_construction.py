@@ -141,7 +141,7 @@ def test_schedulers_of_another_optimizer_are_refused(make_trainer: MakeTrainer) 
         with pytest.raises(ValueError, match=r"belongs to another SGD; the run trains with SGD. Create the scheduler"):
             make_trainer(model=model, optimizers=mine, schedulers=scheduler)
     trainer = make_trainer(model=model, optimizers=mine)
-    with pytest.raises(ValueError, match=r"was made for another SGD"):
+    with pytest.raises(ValueError, match=r"belongs to another SGD"):
         trainer.fit(schedulers=endless_rate(other))
 
 

@@ -152,7 +152,7 @@ def test_all_services_of_a_run_that_hang_are_waited_for_once(
         with pytest.raises(TimeoutError, match="have not ended in 2 seconds without progress"):
             trainer.fit()
         trainer.close()
-        assert 2 <= trainer.logger.delivery_deadline._in_vain[0] < 4
+        assert 2 <= trainer.logger.delivery_deadline._seconds_lost[0] < 4
         assert 2 == caplog.text.count("`Hanging` did not deliver")
         last = [record for record in caplog.records if record.name == "composer.checkpoint.upload"]
         assert 2 == sum("The local files are kept: " in record.getMessage() for record in last)  # one for each store
@@ -168,7 +168,7 @@ def test_a_saver_with_a_time_of_its_own_shares_none(make_trainer: MakeTrainer, m
     try:
         with pytest.raises(TimeoutError, match=r"have not ended in 0\.5 seconds"):
             trainer.fit()
-        assert 0 == trainer.logger.delivery_deadline._in_vain[0]
+        assert 0 == trainer.logger.delivery_deadline._seconds_lost[0]
     finally:
         done.set()
 

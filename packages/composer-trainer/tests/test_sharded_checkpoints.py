@@ -329,7 +329,7 @@ def test_an_index_runs_no_code(tmp_path: Path) -> None:
     path = tmp_path / ".metadata"
     for evil in (pickle.dumps(Evil()), b"ctorch.distributed.checkpoint.metadata\nos\n."):
         path.write_bytes(evil)
-        with pytest.raises(UnsafeCheckpointError, match="is not part of an index"):
+        with pytest.raises(UnsafeCheckpointError, match="does not belong in an index"):
             read_index(path)
     path.write_bytes(b"\x80\x04")
     with pytest.raises(CorruptCheckpointError, match="its pickle cannot be read"):

@@ -8,7 +8,6 @@ import inspect
 import os
 import re
 import secrets
-import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -18,7 +17,8 @@ from typing import Any, TypeVar
 
 from composer.checkpoint.durable import sync_folder, temporary_path
 from composer.core import ComposerError
-from composer.utils import is_notebook, is_uri, retry
+from composer.utils import is_uri, retry
+from composer.utils.terminal import bar_file, open_stream
 
 __all__ = [
     "ObjectStoreTransientError",
@@ -525,7 +525,7 @@ def showing_progress(progress: Progress, name: str) -> Iterator[Any]:
     if progress is False:
         yield Callback()
     elif progress is True:
-        file = sys.stdout if is_notebook() else sys.stderr  # a notebook shows what is on stderr as an error
+        file = bar_file(open_stream("stderr"))
         bar = TqdmCallback(
             tqdm_kwargs={"desc": PurePosixPath(name).name, "unit": "B", "unit_scale": True, "file": file}
         )

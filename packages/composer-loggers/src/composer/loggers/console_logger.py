@@ -8,8 +8,8 @@ from composer.core import Time, TimeUnit
 from composer.loggers import DeferredValue, LoggerDestination, format_log_data_value
 from composer.loggers._text import config_block, table_json
 from composer.loggers.spi import hold_metrics
-from composer.loggers.terminal import open_stream
 from composer.utils import dist
+from composer.utils.terminal import open_stream
 
 if TYPE_CHECKING:
     from composer.core import State

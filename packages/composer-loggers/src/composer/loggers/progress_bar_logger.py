@@ -14,8 +14,8 @@ import tqdm.std
 from composer.core import TimeUnit
 from composer.loggers import DeferredValue, LoggerDestination, format_log_data_value
 from composer.loggers._text import config_block
-from composer.loggers.terminal import bar_file, open_stream
 from composer.utils import dist, is_notebook
+from composer.utils.terminal import bar_file, open_stream
 
 if TYPE_CHECKING:
     from composer.core import State, Timestamp

@@ -24,13 +24,13 @@ from composer.distributed import DDPSyncStrategy
 from composer.loggers import Logger, LoggerDestination
 from composer.loggers.console_logger import ConsoleLogger
 from composer.loggers.progress_bar_logger import ProgressBarLogger
-from composer.loggers.terminal import open_stream
 from composer.models import ComposerModel
 from composer.trainer.microbatch import check_not_profiled
 from composer.trainer.options import LogOptions, RunOptions, described
 from composer.trainer.ranks import DataParallel, SingleProcess
 from composer.utils import dist, ensure_tuple, reproducibility
 from composer.utils.parallelism import ParallelismConfig
+from composer.utils.terminal import open_stream
 
 __all__ = [
     "RunsProfiler",

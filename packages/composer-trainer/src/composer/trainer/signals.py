@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from composer.callbacks.checkpoint_saver import CheckpointSaver
 from composer.core import State
-from composer.loggers.terminal import open_stream
+from composer.utils.terminal import open_stream
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 

@@ -31,7 +31,6 @@ from composer.devices import Device
 from composer.distributed import DDPSyncStrategy
 from composer.loggers import Logger, LoggerDestination
 from composer.loggers.file_logger import FileLogger
-from composer.loggers.terminal import open_stream
 from composer.models import ComposerModel
 from composer.trainer import construction
 from composer.trainer.checkpointing import build_saver, check_autoresume, hold_leases, load_run
@@ -65,6 +64,7 @@ from composer.trainer.signals import Interruption
 from composer.trainer.step import BatchTrainer
 from composer.utils import dist, ensure_tuple, extract_hparams, get_device, reproducibility
 from composer.utils.parallelism import ParallelismConfig
+from composer.utils.terminal import open_stream
 
 if TYPE_CHECKING:
     from composer.inference import ExportFormat, Transform

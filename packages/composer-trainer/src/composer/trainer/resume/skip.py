@@ -10,8 +10,8 @@ from typing import Any
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from tqdm import tqdm
 
-from composer.loggers.terminal import bar_file, open_stream
 from composer.utils import dist
+from composer.utils.terminal import bar_file, open_stream
 
 __all__ = [
     "advance_sampler",

@@ -7,7 +7,7 @@ import sys
 from importlib import import_module
 from typing import Any, TextIO
 
-from composer.utils import is_notebook
+from composer.utils.misc import is_notebook
 
 __all__ = ["bar_file", "open_stream"]
 
