@@ -114,7 +114,7 @@ def test_the_report_has_torch_s_part_and_ours(capsys: pytest.CaptureFixture[str]
     assert file.getvalue() == capsys.readouterr().out
     assert "torch's report" in file.getvalue()
     assert f"composer version: {version('composer-core')}\n" in file.getvalue()
-    assert "composer commit hash: not known\n" in file.getvalue()
+    assert "composer commit hash: unknown\n" in file.getvalue()
 
 
 def test_torch_s_part_is_real(monkeypatch: pytest.MonkeyPatch) -> None:
