@@ -200,7 +200,7 @@ def test_set_of_several_parts_changes_none_if_one_is_missing() -> None:
 
 @pytest.mark.parametrize("value", [5, "xy", b"xy"])
 def test_set_of_several_parts_needs_a_collection(value: Any) -> None:
-    with pytest.raises(ValueError, match="must hold one element for each of the 2 keys, got"):
+    with pytest.raises(ValueError, match="must contain one element for each of the 2 keys, got"):
         batch_set({"a": 1, "b": 2}, ("a", "b"), value)
 
 
@@ -217,8 +217,8 @@ def test_a_missing_key_is_answered_with_those_that_there_are(batch: Any) -> None
             use()
 
         assert str(caught.value) == (
-            f"The batch is a {type(batch).__name__} with the keys 'image', 'label', and has no 0. Say which of them to "
-            f"use where the batch is read, for example `input_key='image'` and `target_key='label'`."
+            f"The batch is a {type(batch).__name__} with the keys 'image', 'label', and has no 0. Pass the keys "
+            f"to use, for example `input_key='image'` and `target_key='label'`."
         )
 
 
@@ -234,7 +234,7 @@ def test_a_missing_part_is_answered_with_how_many_there_are(key: Any, error: typ
         ({"x": 1, "y": 2}, r"got a dict with the keys 'x', 'y'.*=lambda batch: \(batch\['x'\], batch\['y'\]\)\)`"),
         (
             (1, 2, 3),
-            r"got a tuple of 3 parts. Make pairs of them: `DataSpec\(.*batch\[0\]",
+            r"got a tuple of 3 parts. Make pairs: `DataSpec\(.*batch\[0\]",
         ),
     ],
 )

@@ -247,7 +247,7 @@ def test_a_replacement_without_an_optimizer_is_noted(caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.INFO):
         replace_module_classes(nn.Sequential(nn.ReLU()), {nn.ReLU: lambda m, i: nn.GELU()})
 
-    assert ["1 modules were replaced without an optimizer to update. Make it afterwards."] == caplog.messages
+    assert ["1 modules were replaced without an optimizer. Create the optimizer afterwards."] == caplog.messages
 
 
 def test_instances_are_counted_once_each_and_without_the_root() -> None:
