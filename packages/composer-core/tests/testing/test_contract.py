@@ -121,7 +121,7 @@ def test_transforms_that_reach_other_data_or_are_added_twice_are_rejected_with_t
         contract.test_a_data_set_that_is_evaluated_too_is_refused()
     with pytest.raises(AssertionError, match=r"must raise a TypeError at INIT, got None"):
         contract.test_a_loader_that_cannot_take_the_transform_is_refused_at_once()
-    with pytest.raises(AssertionError, match=r"must be drawn each for itself, got 1 different"):
+    with pytest.raises(AssertionError, match=r"must use different random numbers, got 1 different"):
         contract.test_each_worker_draws_its_own_in_every_epoch()
 
 
