@@ -380,4 +380,4 @@ def test_a_text_log_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
         ("MixUp", [("batch_start", ((0, 2, 3),))])
     ]
     assert [table.rows for table in run.tables] == [((1,),)]
-    assert "Record with `RunRecorder`" in run.notes[0]
+    assert "Use `RunRecorder` to record more" in run.notes[0]

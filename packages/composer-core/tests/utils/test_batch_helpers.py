@@ -217,8 +217,8 @@ def test_a_missing_key_is_answered_with_those_that_there_are(batch: Any) -> None
             use()
 
         assert str(caught.value) == (
-            f"The batch is a {type(batch).__name__} with the keys 'image', 'label', and has no 0. Say which of them to "
-            f"use where the batch is read, for example `input_key='image'` and `target_key='label'`."
+            f"The batch is a {type(batch).__name__} with the keys 'image', 'label', and has no 0. Pass the keys "
+            f"to use, for example `input_key='image'` and `target_key='label'`."
         )
 
 

@@ -109,7 +109,9 @@ def test_data_without_a_transform_is_refused() -> None:
     with pytest.raises(TypeError, match=r"`train_dataloader` must be .* `dataset` like one, got list. Or apply `func"):
         add_dataset_transform([1], add_100)
     for dataset in (TensorDataset(torch.zeros(2)), Subset(TensorDataset(torch.zeros(2)), [0])):
-        with pytest.raises(TypeError, match=r"must have an attribute `transform`, or be .*, got TensorDataset. Add"):
+        with pytest.raises(
+            TypeError, match=r"must have an attribute `transform`, or be .*, got TensorDataset. Add the attribute"
+        ):
             add_dataset_transform(DataLoader(dataset), add_100)
     assert not has_dataset_transform([1], add_100)
 
