@@ -43,7 +43,7 @@ def modules(**sources: str) -> dict[str, Module]:
     ],
 )
 def test_private_names_of_siblings_are_refused(source: str, name: str) -> None:
-    (problem,) = private_imports(modules(one__x=source), known=())
+    (problem,) = private_imports(modules(one__x=source))
 
     assert problem.startswith(f"composer-one: `composer.one.x`, line {source.count(chr(10)) + 1}, imports `{name}`, ")
     assert "which is private to `composer-core`" in problem
@@ -61,21 +61,13 @@ def test_private_names_of_siblings_are_refused(source: str, name: str) -> None:
     ],
 )
 def test_public_names_and_own_private_names_are_allowed(source: str) -> None:
-    assert private_imports(modules(one__x=source, one__y="", one___own=""), known=()) == []
+    assert private_imports(modules(one__x=source, one__y="", one___own="")) == []
 
 
 def test_a_private_name_in_a_folder_of_several_distributions_belongs_to_its_own() -> None:
     found = modules(core___own="", one__x="from composer.core import _own\nfrom composer.core._own import name")
 
-    assert private_imports(found, known=()) == []
-
-
-def test_known_private_imports_are_allowed_until_they_are_gone() -> None:
-    known = {("composer-one", "composer.core._table")}
-
-    assert private_imports(modules(one__x="from composer.core._table import Table"), known) == []
-    (problem,) = private_imports(modules(one__x=""), known)
-    assert "is not imported any more. Remove the entry." in problem
+    assert private_imports(found) == []
 
 
 @pytest.mark.parametrize(
@@ -83,7 +75,7 @@ def test_known_private_imports_are_allowed_until_they_are_gone() -> None:
 )
 def test_circles_are_refused(back: str) -> None:
     found = modules(one__x="from composer.one.y import name", one__y=back, one__z="import composer.one.x")
-    (problem,) = circles(found, known=())
+    (problem,) = circles(found)
 
     assert problem == (
         "composer-one: these modules import each other in a circle: `composer.one.x` imports `composer.one.y`; "
@@ -94,7 +86,7 @@ def test_circles_are_refused(back: str) -> None:
 def test_a_long_circle_is_one_circle() -> None:
     sources = {f"one__m{i}": f"import composer.one.m{(i + 1) % 9}" for i in range(9)}
 
-    assert len(circles(modules(**sources), known=())) == 1
+    assert len(circles(modules(**sources))) == 1
 
 
 @pytest.mark.parametrize(
@@ -108,23 +100,14 @@ def test_a_long_circle_is_one_circle() -> None:
     ],
 )
 def test_imports_for_type_checkers_and_names_in_strings_close_no_circle(back: str) -> None:
-    assert circles(modules(one__x="from composer.one.y import name", one__y=back), known=()) == []
+    assert circles(modules(one__x="from composer.one.y import name", one__y=back)) == []
 
 
 def test_a_circle_through_another_distribution_is_not_one_of_this_check() -> None:
     found = modules(one__x="import composer.core.time")
     found["composer.core.time"] = Module("composer-core", "def f():\n    import composer.one.x")
 
-    assert circles(found, known=()) == []
-
-
-def test_known_circles_are_allowed_until_they_change() -> None:
-    found = modules(one__x="import composer.one.y", one__y="import composer.one.x")
-
-    assert circles(found, [frozenset({"composer.one.x", "composer.one.y"})]) == []
-    problems = circles(found, [frozenset({"composer.one.x", "composer.one.z"})])
-    assert len(problems) == 2
-    assert any("is not a circle any more. Change the entry." in problem for problem in problems)
+    assert circles(found) == []
 
 
 def test_a_package_resolves_relative_imports_from_itself() -> None:

@@ -24,53 +24,6 @@ from tools.workspace import Workspace
 
 _MODULE_NAME = re.compile(r"composer(\.\w+)+(:\w+)?")
 
-# To be emptied: the importing distribution and the private name. An entry that is no longer needed is an error.
-KNOWN_PRIVATE: frozenset[tuple[str, str]] = frozenset(
-    {
-        ("composer-checkpoint", "composer.core._required_algorithms"),
-        ("composer-checkpoint", "composer.core._state_dict"),
-        ("composer-core", "composer.trainer._sharded"),
-        ("composer-export", "composer.checkpoint._durable"),
-        ("composer-export", "composer.checkpoint._storage"),
-        ("composer-huggingface", "composer.core._registry"),
-        ("composer-huggingface", "composer.core._required_algorithms"),
-        ("composer-trainer", "composer.checkpoint._best"),
-        ("composer-trainer", "composer.checkpoint._container"),
-        ("composer-trainer", "composer.checkpoint._durable"),
-        ("composer-trainer", "composer.checkpoint._filter"),
-        ("composer-trainer", "composer.checkpoint._lease"),
-        ("composer-trainer", "composer.checkpoint._loading"),
-        ("composer-trainer", "composer.checkpoint._names"),
-        ("composer-trainer", "composer.checkpoint._pickle_checks"),
-        ("composer-trainer", "composer.checkpoint._resumption_parts"),
-        ("composer-trainer", "composer.checkpoint._safe_load"),
-        ("composer-trainer", "composer.checkpoint._saving"),
-        ("composer-trainer", "composer.checkpoint._seal"),
-        ("composer-trainer", "composer.checkpoint._sharded_run"),
-        ("composer-trainer", "composer.checkpoint._storage"),
-        ("composer-trainer", "composer.checkpoint._store_errors"),
-        ("composer-trainer", "composer.checkpoint._uploads"),
-        ("composer-trainer", "composer.checkpoint._writer"),
-        ("composer-trainer", "composer.core.precision._validate_precision"),
-    }
-)
-_ALIBI = "composer.algorithms.alibi.attention_surgery_functions"
-# To be emptied: the modules of each circle. An entry that is no longer needed is an error.
-KNOWN_CIRCLES: tuple[frozenset[str], ...] = (
-    frozenset({f"{_ALIBI}._attention", f"{_ALIBI}._bias"}),
-    frozenset({"composer.devices", "composer.devices._gpu", "composer.utils.device", "composer.utils.dist"}),
-    frozenset({"composer.trainer._data_parallel", "composer.trainer._sharded"}),
-    frozenset(
-        {
-            "composer.core._time",
-            "composer.core._timestamp",
-            "composer.core.time",
-            "composer.utils.interval_scheduler",
-            "composer.utils.misc",
-        }
-    ),
-)
-
 
 class Module(NamedTuple):
     """A module of an installed distribution."""
@@ -130,14 +83,13 @@ def undeclared(workspace: Workspace, graph: grimp.ImportGraph, owner: Mapping[st
     return problems
 
 
-def private_imports(modules: Mapping[str, Module], known: Iterable[tuple[str, str]] = KNOWN_PRIVATE) -> list[str]:
+def private_imports(modules: Mapping[str, Module]) -> list[str]:
     """Return a sentence for each import of a private module or name of another distribution.
 
     Args:
         modules: The modules by dotted name.
-        known: Pairs of an importing distribution and a private name that are allowed.
     """
-    problems, used = [], set()
+    problems: list[str] = []
     for importer, module in sorted(modules.items()):
         for found in imports(importer, module):
             name = _private_part(found.target)
@@ -146,45 +98,34 @@ def private_imports(modules: Mapping[str, Module], known: Iterable[tuple[str, st
             provider = modules.get(_module_of(name, modules) or "")
             if provider is None or provider.distribution == module.distribution:
                 continue
-            if (module.distribution, name) in known:
-                used.add((module.distribution, name))
-            else:
-                problem = (
-                    f"{module.distribution}: `{importer}`, line {found.line}, imports `{name}`, which is private to"
-                    f" `{provider.distribution}`. Use its public interface, or extend that."
-                )
-                if problem not in problems:  # once for `from composer.x._y import a, b`
-                    problems.append(problem)
-    for pair in sorted(set(known) - used):
-        problems.append(f"KNOWN_PRIVATE lists {pair}, which is not imported any more. Remove the entry.")
+            problem = (
+                f"{module.distribution}: `{importer}`, line {found.line}, imports `{name}`, which is private to"
+                f" `{provider.distribution}`. Use its public interface, or extend that."
+            )
+            if problem not in problems:  # once for `from composer.x._y import a, b`
+                problems.append(problem)
     return problems
 
 
-def circles(modules: Mapping[str, Module], known: Iterable[frozenset[str]] = KNOWN_CIRCLES) -> list[str]:
+def circles(modules: Mapping[str, Module]) -> list[str]:
     """Return a sentence for each circle of imports between modules of one distribution.
 
     Imports inside functions count; imports for type checkers do not.
 
     Args:
         modules: The modules by dotted name.
-        known: The modules of each circle that is allowed.
     """
     graph: dict[str, set[str]] = {}
     for importer, module in modules.items():
         targets = {_module_of(i.target, modules) for i in imports(importer, module) if i.runs}
         graph[importer] = {t for t in targets if t and t != importer and modules[t].distribution == module.distribution}
     components = [component for component in _strong_components(graph) if len(component) > 1]
-    problems = [
+    return sorted(
         f"{modules[min(component)].distribution}: these modules import each other in a circle: "
         + "; ".join(f"`{name}` imports {_listed(graph[name] & component)}" for name in sorted(component))
         + ". Move what they share into a module that imports none of them."
         for component in components
-        if component not in known
-    ]
-    for names in known:
-        if names not in components:
-            problems.append(f"KNOWN_CIRCLES lists {_listed(names)}, which is not a circle any more. Change the entry.")
-    return sorted(problems)
+    )
 
 
 def imports(name: str, module: Module) -> Iterator[Import]:

@@ -31,7 +31,7 @@ def to_torch_device(device: AnyDevice) -> torch.device:
     if result.type == "cuda":
         if not torch.cuda.is_available():
             raise ValueError(f"`device` must be available, got {device!r} without CUDA. Use `device='cpu'`.")
-        if result.index is None:
+        if result == torch.device("cuda"):  # without an index
             return torch.device("cuda", dist.get_local_rank())
     return result
 

@@ -6,7 +6,8 @@
   saved representation, `structure` undoes what other algorithms did when these must act first.
 """
 
+from composer.core._registry import required_on_load as required_on_load
 from composer.core.saving.layout import upgrade_state_dict as upgrade_state_dict
 from composer.core.saving.required import add_required_algorithms as add_required_algorithms
 
-__all__ = ["add_required_algorithms", "upgrade_state_dict"]
+__all__ = ["add_required_algorithms", "required_on_load", "upgrade_state_dict"]

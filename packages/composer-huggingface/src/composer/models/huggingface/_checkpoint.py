@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from composer.core import Precision, State
-from composer.core.saving import add_required_algorithms
+from composer.core.saving import add_required_algorithms, required_on_load
 from composer.models.huggingface._files import write_files
 from composer.models.huggingface._metadata import config_of, hf_state_of, peft_config_of, saved_class
 from composer.models.huggingface._peft import filter_state_dict_peft, names_of_adapters
@@ -153,11 +153,9 @@ def write_huggingface_pretrained_from_composer_checkpoint(
 
 
 def _warn_of_changes(content: Mapping[str, Any]) -> None:
-    from composer.core import _registry
-
     entries = content["state"].get("algorithms")
     names = [entry[0] for entry in entries] if isinstance(entries, list) else []
-    changed = [name for name in names if name in _registry.required_on_load()]
+    changed = [name for name in names if name in required_on_load()]
     if changed:
         warnings.warn(
             f"The run changed the layers of the model ({', '.join(changed)}), and `transformers` builds it without "
