@@ -262,7 +262,7 @@ def test_loaders_of_unequal_length_end_together(two: Any) -> None:
 def test_unequal_numbers_of_microbatches_are_an_error_on_all_ranks(two: Any) -> None:
     for rank, message in enumerate(two("unequal_microbatches")):
         assert "the same number of microbatches" in message
-        assert f"not all have {1 + rank}, as rank {rank} has" in message
+        assert f"not all have {1 + rank}, like rank {rank}" in message
 
 
 def test_a_rank_without_anything_to_evaluate_is_an_error_on_all_ranks(two: Any) -> None:

@@ -112,7 +112,7 @@ def test_a_rank_that_fails_ends_the_job(tmp_path: Path, what: str, status: int, 
     assert told
     # Rank 0 knows soon, too: on a busy machine it has failed by itself when the launcher looks, so none is left to end.
     assert bool(told[1]) or lines[-2] == "composer: rank 0 failed too: exit code 1"
-    title = next(i for i, line in enumerate(lines) if line.startswith("composer: the last lines that rank 1 wrote to"))
+    title = next(i for i, line in enumerate(lines) if line.startswith("composer: the last lines of stderr of rank 1"))
     tail = [line for line in lines[title + 1 :] if line.startswith("  | ")]
     assert ("  | ValueError: this rank cannot go on" in tail) == (what == "raise")
     assert any(seen_by_other in line for line in lines[:title])
@@ -128,7 +128,7 @@ def test_signals_reach_the_ranks_which_save_and_leave(tmp_path: Path) -> None:
     job.assert_ended(SECONDS_TO_END)
     assert status == 143
     assert list((tmp_path / "saved").glob("ep*-ba*-rank0.pt"))
-    assert "composer: SIGTERM is passed on to the ranks" in "\n".join(lines)
+    assert "composer: SIGTERM is forwarded to the ranks" in "\n".join(lines)
     assert "failed" not in "\n".join(lines)
 
 
@@ -140,8 +140,8 @@ def test_a_rank_that_does_not_answer_is_named(silent: Job) -> None:
     silent.assert_ended(TIMEOUT + _TIMED_OUT_SECONDS + SECONDS_TO_END)
     assert status == 1
     assert re.fullmatch(rf"composer: rank 0 on host \S+ \(pid {first}\) failed: exit code 1\. .*ended\.", lines[-1])
-    assert lines[-2] == f"composer: rank 1 (pid {second}) did not answer: it was stopped (SIGSTOP), and was killed."
-    assert re.search(r"  \| \S+LostRankError: Rank 1 has not answered for 5 s, so rank 0 cannot go on\.", lines[-3])
+    assert lines[-2] == f"composer: rank 1 (pid {second}) was suspended (SIGSTOP), and was killed."
+    assert re.search(r"  \| \S+LostRankError: Rank 1 has not answered for 5 s, so rank 0 cannot continue\.", lines[-3])
 
 
 # ---- who is missing
@@ -178,7 +178,7 @@ def test_those_without_a_note_are_missing(tmp_path: Path) -> None:
     first, second, third = run_on_ranks(who_is_missing, 3, str(tmp_path))
 
     for rank, messages in enumerate((first, second)):
-        assert messages[0].startswith(f"LostRankError: Rank 2 has not answered for 1 s, so rank {rank} cannot go on.")
+        assert messages[0].startswith(f"LostRankError: Rank 2 has not answered for 1 s, so rank {rank} cannot continue.")
     for messages in (first[1:], second[1:], third):
         assert messages[0] == "RuntimeError: Connection closed by peer", "nobody is missing, so it is another error"
     for rank, messages in ((0, first[2:]), (2, third[1:])):
@@ -196,7 +196,7 @@ def test_without_a_store_rank_zero_is_missing(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv("COMPOSER_LAUNCHER_STORE", raising=False)
     del server
     attendance = LostRankDetector(1, 2, 5.0)
-    expected = "Rank 0, which holds the store, is gone or does not answer, so rank 1 cannot go on."
+    expected = "Rank 0, which hosts the store, has exited or does not answer, so rank 1 cannot continue."
 
     with pytest.raises(LostRankError, match=expected), attendance.report():
         raise RuntimeError("Connection closed by peer")
