@@ -178,7 +178,8 @@ def test_those_without_a_note_are_missing(tmp_path: Path) -> None:
     first, second, third = run_on_ranks(who_is_missing, 3, str(tmp_path))
 
     for rank, messages in enumerate((first, second)):
-        assert messages[0].startswith(f"LostRankError: Rank 2 has not answered for 1 s, so rank {rank} cannot continue.")
+        expected = f"LostRankError: Rank 2 has not answered for 1 s, so rank {rank} cannot continue."
+        assert messages[0].startswith(expected)
     for messages in (first[1:], second[1:], third):
         assert messages[0] == "RuntimeError: Connection closed by peer", "nobody is missing, so it is another error"
     for rank, messages in ((0, first[2:]), (2, third[1:])):
