@@ -242,7 +242,7 @@ def test_the_card_says_whether_ranks_equal_one_process(name: str) -> None:
     distribution = points("composer.algorithms")[name].dist
     assert distribution is not None
     card = (Workspace()[distribution.name].path / "README.md").read_text(encoding="utf-8")
-    (found,) = re.findall(r"^\*\*Ranks\*\* (.*?)(?=\n\n|\n\*\*)", card, re.DOTALL | re.MULTILINE)
+    (found,) = re.findall(r"^\*\*Ranks\*\* (.*?)(?=\n\n|\n\*\*|\n\Z)", card, re.DOTALL | re.MULTILINE)
     text = " ".join(found.split())
     is_exact = name in {case.name for case in EXACT.values()}
 

@@ -351,7 +351,7 @@ def test_an_attribute_called_train_is_no_mode() -> None:
 @pytest.mark.parametrize(
     ("algorithm", "error"),
     [
-        (SAM(), r"Use SAM with the optimizer inside it"),
+        (SAM(), r"Use SAM with the wrapped optimizer"),
         (SqueezeExcite(min_channels=1), r"before you make the optimizer"),
     ],
 )

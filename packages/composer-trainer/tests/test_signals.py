@@ -96,7 +96,7 @@ def test_without_a_folder_the_user_is_told(make_trainer: MakeTrainer, capsys: py
     told = capsys.readouterr().err
 
     assert "SIGTERM: the batch is finished first; nothing is saved. Send it again to end immediately." in told
-    assert "Nothing is saved, since the run has no `save_folder`." in told
+    assert "Nothing is saved, because the run has no `save_folder`." in told
 
 
 def test_with_a_folder_the_user_is_told_of_the_save(
@@ -115,7 +115,7 @@ def test_the_last_message_has_a_line_of_its_own_beside_a_bar(make_trainer: MakeT
     before, after = terminal.getvalue().split("SIGTERM: the run ends after batch 4.")
 
     assert before.endswith("\r")  # the bar is wiped
-    assert after.startswith(" Nothing is saved, since the run has no `save_folder`.\n")
+    assert after.startswith(" Nothing is saved, because the run has no `save_folder`.\n")
 
 
 def saved_in(folder: Path) -> list[str]:

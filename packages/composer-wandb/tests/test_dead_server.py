@@ -18,7 +18,7 @@ import wandb
 from composer.loggers import WandBLogger
 
 PROGRAM = """
-import sys, torch
+import sys, time, torch
 from pathlib import Path
 from composer.core import Engine, State
 from composer.loggers import Logger, WandBLogger
@@ -36,7 +36,8 @@ for step in range(50):
     engine.logger.log_metrics({"loss": torch.tensor(float(step))}, step)
 engine.run_event("fit_end")
 engine.close()
-print("waited", logger.delivery_deadline._in_vain[0])
+deadline = logger.delivery_deadline.for_service()  # shares the time that is lost
+print("lost", round(deadline.timeout - deadline.left(time.monotonic()), 3))
 """
 _RUN = {
     "id": "R", "name": "r", "displayName": "n", "historyLineCount": 0,
@@ -113,12 +114,12 @@ def test_a_process_ends_although_its_server_hangs(own: str, tmp_path: Path, monk
     for folder in folders:
         assert f"The upload to W&B; it is kept in {folder} for `wandb sync`, and has not ended" in run.stderr
     assert 2 == len(list(tmp_path.glob("wandb/run-*/*.wandb")))
-    waited = float(run.stdout.split()[-1])
+    lost = float(run.stdout.split()[-1])
     if own == "own":
-        assert 0 == waited
+        assert 0 == lost
         assert 2 == run.stderr.count("has not ended in 3 seconds")
     else:
-        assert 3 <= waited < 6
+        assert 3 <= lost < 6
         assert 1 == run.stderr.count("has not ended in 0.3 seconds")
 
 
