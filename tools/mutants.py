@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import copy
 import os
 import random
 import shutil
@@ -35,65 +34,77 @@ class Mutant(NamedTuple):
     Attributes:
         package: The name of the package.
         file: The file, relative to the package's source folder.
+        node: The number of the changed node, in the order of `ast.walk`.
         line: The line of the change.
         change: The change in words.
-        source: The source of the changed file.
     """
 
     package: str
     file: Path
+    node: int
     line: int
     change: str
-    source: str
 
 
 def mutants(package: Package) -> Iterator[Mutant]:
     """Iterate over all mutants of a package."""
     for path in sorted(package.source.rglob("*.py")):
         if path.name not in ("__init__.py", "__main__.py"):
-            source = path.read_text(encoding="utf-8")
-            for line, change, text in changes(source):
-                yield Mutant(package.name, path.relative_to(package.source), line, change, text)
+            for site in sites(path.read_text(encoding="utf-8")):
+                yield Mutant(package.name, path.relative_to(package.source), *site)
 
 
-def changes(source: str) -> Iterator[tuple[int, str, str]]:
-    """Iterate over the changes of a module: the line, the change in words, and the changed source.
+def sites(source: str) -> Iterator[tuple[int, int, str]]:
+    """Iterate over the possible changes of a module: the number of the node, its line, and the change in words.
 
     Example:
-        >>> for line, change, text in changes("if a < b:\\n    f()"):
-        ...     print(line, change, "->", text.replace("\\n", "; "))
-        1 negate the condition -> if not a < b:;     f()
-        1 move the bound -> if a <= b:;     f()
-        2 drop the statement -> if a < b:;     pass
+        >>> for site in sites("if a < b:\\n    f()"):
+        ...     print(site)
+        (1, 1, 'negate the condition')
+        (2, 1, 'move the bound')
+        (3, 2, 'drop the statement')
     """
     tree = ast.parse(source)
+    untested = _untested(tree)
     for number, node in enumerate(ast.walk(tree)):
-        if _is_left_alone(node, tree):
+        if id(node) in untested:
             continue
         if isinstance(node, (ast.If, ast.While, ast.IfExp)):
-            yield _changed(tree, number, "negate the condition")
+            yield number, node.lineno, "negate the condition"
         if isinstance(node, ast.Compare) and type(node.ops[0]) in _BOUNDS:
-            yield _changed(tree, number, "move the bound")
+            yield number, node.lineno, "move the bound"
         if isinstance(node, (ast.Expr, ast.AugAssign)) and not isinstance(getattr(node, "value", None), ast.Constant):
-            yield _changed(tree, number, "drop the statement")
+            yield number, node.lineno, "drop the statement"
 
 
-def _is_left_alone(node: ast.AST, tree: ast.Module) -> bool:
-    """Return True for code that does not run in a test: blocks for type checkers, and arguments of exceptions."""
-    if not hasattr(tree, "_left_alone"):
-        skipped: set[int] = set()
-        for parent in ast.walk(tree):
-            for_types = isinstance(parent, ast.If) and "TYPE_CHECKING" in ast.unparse(parent.test)
-            if for_types or isinstance(parent, (ast.Raise, ast.Assert)):
-                skipped.update(id(child) for child in ast.walk(parent))
-        tree._left_alone = skipped  # type: ignore[attr-defined]
-    return id(node) in tree._left_alone  # type: ignore[attr-defined]
+def _untested(tree: ast.Module) -> set[int]:
+    """Return the identities of nodes that no test runs: blocks for type checkers, and arguments of exceptions."""
+    untested: set[int] = set()
+    for node in ast.walk(tree):
+        for_types = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        if for_types or isinstance(node, (ast.Raise, ast.Assert)):
+            untested.update(id(child) for child in ast.walk(node))
+    return untested
 
 
-def _changed(tree: ast.Module, number: int, change: str) -> tuple[int, str, str]:
-    mutated = copy.deepcopy(tree)
-    node = list(ast.walk(mutated))[number]
-    line: int = node.lineno  # type: ignore[attr-defined]
+def mutate(source: str, number: int, change: str) -> str:
+    """Return a changed source.
+
+    Args:
+        source: The source of a module.
+        number: The number of the node to change, of `sites`.
+        change: The change in words, of `sites`.
+
+    Example:
+        >>> print(mutate("if a < b:\\n    f()", 1, "negate the condition"))
+        if not a < b:
+            f()
+        >>> print(mutate("if a < b:\\n    f()", 3, "drop the statement"))
+        if a < b:
+            pass
+    """
+    tree = ast.parse(source)
+    node = list(ast.walk(tree))[number]
     if change == "negate the condition":
         assert isinstance(node, (ast.If, ast.While, ast.IfExp))
         node.test = ast.UnaryOp(ast.Not(), node.test)
@@ -101,8 +112,8 @@ def _changed(tree: ast.Module, number: int, change: str) -> tuple[int, str, str]
         assert isinstance(node, ast.Compare)
         node.ops[0] = _BOUNDS[type(node.ops[0])]()
     else:
-        _replace(mutated, node, ast.Pass())
-    return line, change, ast.unparse(ast.fix_missing_locations(mutated))
+        _replace(tree, node, ast.Pass())
+    return ast.unparse(ast.fix_missing_locations(tree))
 
 
 def _replace(tree: ast.Module, old: ast.AST, new: ast.stmt) -> None:
@@ -127,11 +138,12 @@ def killer(workspace: Workspace, mutant: Mutant) -> str | None:
     """Return the first failing test of a mutant, or None if all tests pass."""
     package = workspace[mutant.package]
     tests = package.path / "tests"
-    named = sorted(tests.rglob(f"test_*{mutant.file.stem.strip('_')}*.py"))
+    named = sorted(tests.rglob(f"test_{mutant.file.stem.strip('_')}*.py"))
     with tempfile.TemporaryDirectory(prefix="composer-mutant-") as folder:
         source = Path(folder) / "src"
         shutil.copytree(package.source, source, ignore=shutil.ignore_patterns("__pycache__"))
-        (source / mutant.file).write_text(mutant.source, encoding="utf-8")
+        file = source / mutant.file
+        file.write_text(mutate(file.read_text(encoding="utf-8"), mutant.node, mutant.change), encoding="utf-8")
         for paths in ([named] if named else []) + [[tests]]:
             command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *map(str, paths)]
             environment = {**os.environ, "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}
