@@ -394,7 +394,7 @@ def test_at_the_end_an_uploader_that_is_gone_is_not_waited_for(monkeypatch: pyte
             Thing.calls += 1
 
     thing = Thing()
-    uploads._call_at_exit(thing.method)
+    uploads.call_at_exit(thing.method)
     registered[0]()
     del thing
     registered[0]()

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from composer import functional as cf
 from composer.algorithms.cutmix import cutmix_batch
-from composer.algorithms.cutmix.cutmix import _gen_cutmix_coef, _rand_bbox, cutmix
+from composer.algorithms.cutmix.cutmix import _rand_bbox, cutmix
+from composer.algorithms.utils.mixing import draw_beta
 
 
 def slow_cutmix(input: torch.Tensor, indices: torch.Tensor, box: tuple[int, int, int, int]) -> torch.Tensor:
@@ -133,7 +134,7 @@ class TestBox:
 @pytest.mark.parametrize("alpha", [0.2, 1.0, 4.0])
 def test_the_share_follows_a_beta_distribution(alpha: float) -> None:
     torch.manual_seed(3)
-    draws = torch.tensor([_gen_cutmix_coef(alpha) for _ in range(20_000)], dtype=torch.float64)
+    draws = torch.tensor([draw_beta(alpha) for _ in range(20_000)], dtype=torch.float64)
 
     # Beta(a, a) has mean 1/2 and variance 1 / (4 (2a + 1)). With 20,000 draws the standard errors are below
     # 0.5 / sqrt(20000) = 0.0035 and 0.25 / sqrt(20000) = 0.0018; 5 sigma are allowed.
@@ -142,7 +143,7 @@ def test_the_share_follows_a_beta_distribution(alpha: float) -> None:
 
 
 def test_alpha_zero_is_the_largest_box() -> None:
-    assert 0.0 == _gen_cutmix_coef(0)
+    assert 0.0 == draw_beta(0)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.bfloat16, torch.float64])

@@ -144,7 +144,7 @@ class TestApply:
     def test_other_precisions_have_no_effect(self, precision: Any) -> None:
         model = nn.Sequential(norm())
         with pytest.warns(
-            NoEffectWarning, match=r"Low Precision LayerNorm only applies to AMP_FP16 and AMP_BF16 precisi"
+            NoEffectWarning, match=r"`apply_low_precision_layernorm` only applies to AMP_FP16 and AMP_BF16 precisi"
         ):
             apply_low_precision_layernorm(model, precision)
 
@@ -152,7 +152,7 @@ class TestApply:
 
     @pytest.mark.parametrize("model", [nn.Sequential(nn.Linear(2, 2)), nn.LayerNorm(2)])
     def test_a_model_with_nothing_to_replace_raises_a_warning(self, model: nn.Module) -> None:
-        with pytest.warns(NoEffectWarning, match=r"No instances of torch.nn.LayerNorm found"):
+        with pytest.warns(NoEffectWarning, match=r"no replaceable `torch.nn.LayerNorm`"):
             apply_low_precision_layernorm(model, "amp_bf16")
 
     def test_an_unknown_precision_is_refused(self) -> None:

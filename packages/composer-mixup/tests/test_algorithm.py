@@ -141,7 +141,7 @@ def test_keys_select_inputs_and_targets() -> None:
 
 def test_a_negative_alpha_is_refused_at_construction() -> None:
     with pytest.raises(
-        ValueError, match=r"`alpha` must not be negative or infinite, got -0.5. Use `alpha=0` to switch mixing off"
+        ValueError, match=r"`alpha` must not be negative or infinite, got -0.5. Use for example `alpha=0.2`"
     ):
         MixUp(alpha=-0.5)
 

@@ -139,13 +139,8 @@ _PUSH, _PUT, _GET, _MARK, _MAKE, _CHANGE, _POP, _DUP, _MEMOIZE, _STOP, _NOTHING 
 _KINDS = {"MARK": _MARK, "POP": _POP, "POP_MARK": _POP, "DUP": _DUP, "MEMOIZE": _MEMOIZE, "STOP": _STOP,
           "PROTO": _NOTHING, "FRAME": _NOTHING, "STACK_GLOBAL": _PUSH}  # fmt: skip
 _CHANGES = ("APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS", "BUILD")
-_KEYS = {
-    ord("s"): 2,
-    ord("u"): 2,
-    ord("d"): 2,
-    0x90: 1,
-    0x91: 1,
-}  # keys are every second item of a dict, and all items of a set
+# Keys are every second item of a dict, and all items of a set.
+_KEYS = {ord("s"): 2, ord("u"): 2, ord("d"): 2, 0x90: 1, 0x91: 1}
 _LONGS = {ord("I"), ord("L"), 0x8A, 0x8B}
 _TWO_LINES = {ord("c"), ord("i")}
 

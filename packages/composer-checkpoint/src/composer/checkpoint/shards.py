@@ -67,28 +67,17 @@ log = logging.getLogger(__name__)
 _SHARD = "__shard__"
 
 _INDEX = ".metadata"  # torch writes it last
-_METADATA = "torch.distributed.checkpoint.metadata"
-_INDEX_TYPES = {
-    (_METADATA, "BytesStorageMetadata"),
-    (_METADATA, "ChunkStorageMetadata"),
-    (_METADATA, "Metadata"),
-    (_METADATA, "MetadataIndex"),
-    (_METADATA, "StorageMeta"),
-    (_METADATA, "TensorProperties"),
-    (_METADATA, "TensorStorageMetadata"),
-    (_METADATA, "_MEM_FORMAT_ENCODING"),
-    ("torch", "Size"),
-    ("torch.serialization", "_get_layout"),
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-    ("collections", "OrderedDict"),
-    ("pathlib", "PosixPath"),
-    ("pathlib", "WindowsPath"),
-    ("pathlib", "PurePosixPath"),
-    ("pathlib", "PureWindowsPath"),
-    ("pathlib", "Path"),
-    ("pathlib._local", "PosixPath"),
-    ("pathlib._local", "WindowsPath"),
+_TYPES_OF_INDEX = {
+    "torch.distributed.checkpoint.metadata": "BytesStorageMetadata ChunkStorageMetadata Metadata MetadataIndex "
+    "StorageMeta TensorProperties TensorStorageMetadata _MEM_FORMAT_ENCODING",
+    "torch": "Size",
+    "torch.serialization": "_get_layout",
+    "torch.distributed.checkpoint.filesystem": "_StorageInfo",
+    "collections": "OrderedDict",
+    "pathlib": "PosixPath WindowsPath PurePosixPath PureWindowsPath Path",
+    "pathlib._local": "PosixPath WindowsPath",
 }
+_INDEX_TYPES = {(module, name) for module, names in _TYPES_OF_INDEX.items() for name in names.split()}
 
 
 def is_shard_folder(folder: Path) -> bool:

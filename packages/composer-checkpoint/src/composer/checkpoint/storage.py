@@ -118,8 +118,11 @@ class Storage:
                 return []
             return result
 
-        names = [PurePosixPath(entry["name"]).name for entry in self._do("list", None, entries) if _is_inside(entry)]
-        return sorted(names)
+        return sorted(
+            PurePosixPath(entry["name"]).name
+            for entry in self._do("list", None, entries)
+            if entry["type"] != "directory" and not entry["name"].endswith("/")  # S3 has empty objects for folders
+        )
 
     def find(self, prefix: str = "") -> builtins.list[str]:
         """List the sorted names that begin with `prefix`, including those in subfolders."""
@@ -489,10 +492,6 @@ def _checked(name: str) -> str:
     if not name or name.startswith("/") or ".." in name.split("/"):
         raise ValueError(f"`name` must be relative to the folder and stay in it, got {name!r}.")
     return name
-
-
-def _is_inside(entry: dict[str, Any]) -> bool:
-    return entry["type"] != "directory" and not entry["name"].endswith("/")  # S3 has empty objects that mark folders
 
 
 def _check_size(expected: int, actual: int) -> None:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import math
 import os
 import shutil
 import threading
 import time
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from composer.checkpoint.durable import temporary_path
 from composer.checkpoint.storage import Storage, storage_of
+from composer.loggers.spi import call_at_exit
 from composer.utils.retrying import DeliveryDeadline
 
 __all__ = ["Uploader", "upload_file"]
@@ -267,7 +266,7 @@ class Uploader:
 
     def _start_threads(self) -> None:
         if not self._threads:
-            _call_at_exit(self._finish_at_exit)
+            call_at_exit(self._finish_at_exit)
         busy = len(self._waiting) + len(self._active)
         if len(self._threads) < min(self._concurrent, busy):
             number = len(self._threads)
@@ -362,23 +361,3 @@ def _hold(source: Path, folder: Path) -> Path:
 def _identity(path: Path) -> tuple[int, int, int]:
     status = path.stat()
     return status.st_dev, status.st_ino, status.st_mtime_ns
-
-
-def _call_at_exit(method: Callable[[], None]) -> None:
-    """Call a method when the process ends, unless its object is gone by then.
-
-    Functions of `atexit` run after the interpreter has stopped all thread pools, which stores use to look up hosts.
-    Functions registered with `threading`, as by these pools, run in reverse order, so the pools must be imported first.
-    That function is private; without it, `atexit` is used.
-    """
-    import concurrent.futures.thread  # noqa: F401
-
-    reference = weakref.WeakMethod(method)
-
-    def call() -> None:
-        method = reference()
-        if method is not None:
-            method()
-
-    register = getattr(threading, "_register_atexit", atexit.register)
-    register(call)

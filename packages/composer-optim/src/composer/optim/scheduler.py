@@ -86,7 +86,7 @@ class Schedule(ComposerScheduler):
     """Base class of the schedules in this module. Their attributes are the arguments."""
 
     def __repr__(self) -> str:
-        arguments = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        arguments = ", ".join(f"{name}={getattr(self, name)!r}" for name in inspect.signature(type(self)).parameters)
         return f"{type(self).__name__}({arguments})"
 
 
@@ -293,9 +293,11 @@ def _ramp(t_warmup: Time[Any], scale_warmup: bool, state: State, ssr: float, sta
 class _WithWarmup(Schedule):
     """Base class of schedules with a warmup that end at `t_max`."""
 
-    t_warmup: Time[Any]
-    t_max: Time[Any]
-    scale_warmup: bool
+    def __init__(self, t_warmup: str | Time[Any], t_max: str | Time[Any], scale_warmup: bool) -> None:
+        self.t_warmup = _parse(t_warmup, "t_warmup", zero=True)
+        self.t_max = _parse(t_max, "t_max")
+        check_flags(scale_warmup=scale_warmup)
+        self.scale_warmup = scale_warmup
 
     def _progress(self, state: State, ssr: float) -> tuple[float, float]:
         """Return the height of the ramp and the completed fraction x of the schedule after it, both in [0, 1]."""
@@ -372,12 +374,9 @@ class LinearWithWarmupScheduler(_WithWarmup):
         t_max: str | Time[Any] = "1dur",
         scale_warmup: bool = False,
     ) -> None:
-        self.t_warmup = _parse(t_warmup, "t_warmup", zero=True)
+        super().__init__(t_warmup, t_max, scale_warmup)
         self.alpha_i = _factor(alpha_i, "alpha_i")
         self.alpha_f = _factor(alpha_f, "alpha_f")
-        self.t_max = _parse(t_max, "t_max")
-        check_flags(scale_warmup=scale_warmup)
-        self.scale_warmup = scale_warmup
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         height, x = self._progress(state, ssr)
@@ -407,11 +406,8 @@ class ConstantWithWarmupScheduler(_WithWarmup):
         t_max: str | Time[Any] = "1dur",
         scale_warmup: bool = False,
     ) -> None:
-        self.t_warmup = _parse(t_warmup, "t_warmup", zero=True)
+        super().__init__(t_warmup, t_max, scale_warmup)
         self.alpha = _factor(alpha, "alpha")
-        self.t_max = _parse(t_max, "t_max")
-        check_flags(scale_warmup=scale_warmup)
-        self.scale_warmup = scale_warmup
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         return self._progress(state, ssr)[0] * self.alpha
@@ -440,11 +436,8 @@ class CosineAnnealingWithWarmupScheduler(_WithWarmup):
         alpha_f: float = 0.0,
         scale_warmup: bool = False,
     ) -> None:
-        self.t_warmup = _parse(t_warmup, "t_warmup", zero=True)
-        self.t_max = _parse(t_max, "t_max")
+        super().__init__(t_warmup, t_max, scale_warmup)
         self.alpha_f = _factor(alpha_f, "alpha_f")
-        check_flags(scale_warmup=scale_warmup)
-        self.scale_warmup = scale_warmup
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         height, x = self._progress(state, ssr)
@@ -476,12 +469,9 @@ class PolynomialWithWarmupScheduler(_WithWarmup):
         alpha_f: float = 0.0,
         scale_warmup: bool = False,
     ) -> None:
-        self.t_warmup = _parse(t_warmup, "t_warmup", zero=True)
+        super().__init__(t_warmup, t_max, scale_warmup)
         self.power = _exponent(power)
-        self.t_max = _parse(t_max, "t_max")
         self.alpha_f = _factor(alpha_f, "alpha_f")
-        check_flags(scale_warmup=scale_warmup)
-        self.scale_warmup = scale_warmup
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
         height, x = self._progress(state, ssr)

@@ -1,8 +1,10 @@
-"""Mix targets and losses, for algorithms that mix each example with a partner. m is the weight of the partner."""
+"""Draw weights, and mix targets and losses, for algorithms that mix each example with a partner of weight m."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import torch
@@ -12,7 +14,37 @@ from composer.core.state import State
 from composer.loss.utils import ensure_targets_one_hot
 from composer.utils.misc import unwrapped_model
 
-__all__ = ["mix_loss", "mix_targets"]
+__all__ = ["check_alpha", "draw_beta", "mix_loss", "mix_targets"]
+
+
+def check_alpha(alpha: Any) -> None:
+    """Check the parameter of a symmetric Beta distribution.
+
+    Raises:
+        TypeError: `alpha` is not a number.
+        ValueError: `alpha` is negative, infinite or NaN.
+    """
+    if isinstance(alpha, bool) or not isinstance(alpha, Real):
+        raise TypeError(f"`alpha` must be a number, got {alpha!r}. Use for example `alpha=0.2`.")
+    if not 0 <= float(alpha) < math.inf:
+        raise ValueError(
+            f"`alpha` must not be negative or infinite, got {alpha!r}. Use for example `alpha=0.2`, which mixes "
+            f"little, or `alpha=1.0`, which draws all weights alike."
+        )
+
+
+def draw_beta(alpha: float) -> float:
+    """Draw from Beta(alpha, alpha), on the host: a number drawn on the device would have to be read back.
+
+    Args:
+        alpha: At least 0; 0 draws 0. Checked by `check_alpha`.
+    """
+    check_alpha(alpha)
+    if alpha == 0:
+        return 0.0
+    # X / (X + Y) of two Gamma variables is Beta distributed. torch.distributions samples with `_standard_gamma` too.
+    first, second = torch._standard_gamma(torch.full((2,), float(alpha), dtype=torch.float64)).tolist()
+    return float(first / max(first + second, torch.finfo(torch.float64).tiny))
 
 
 def mix_targets(state: State, target_key: Any, indices: torch.Tensor, weight: float, name: str) -> None:

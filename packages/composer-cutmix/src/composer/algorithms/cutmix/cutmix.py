@@ -6,13 +6,12 @@ Symbols: l is the share of an image outside the box, p the permutation that sele
 from __future__ import annotations
 
 import math
-from numbers import Real
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from composer.algorithms.utils.mixing import mix_loss, mix_targets
+from composer.algorithms.utils.mixing import check_alpha, draw_beta, mix_loss, mix_targets
 from composer.core import (
     INTERPOLATES_LOSS,
     MIXES_INPUTS,
@@ -148,7 +147,7 @@ class CutMix(Algorithm):
         input_key: Any = 0,
         target_key: Any = 1,
     ) -> None:
-        _check_alpha(alpha)
+        check_alpha(alpha)
         check_flags(interpolate_loss=interpolate_loss, uniform_sampling=uniform_sampling)
         self.alpha = plain_number(alpha)
         self.interpolate_loss = interpolate_loss
@@ -241,7 +240,7 @@ def _choose_box(
             )
         return bbox
     if length is None:
-        return _rand_bbox(width, height, _gen_cutmix_coef(alpha), uniform_sampling=uniform_sampling)
+        return _rand_bbox(width, height, draw_beta(alpha), uniform_sampling=uniform_sampling)
     if not 0 <= length <= 1:
         raise ValueError(f"`length` must be in [0, 1], got {length!r}. It is a fraction of the sides of the image.")
     return _place_box(width, height, length, None, None, uniform_sampling)
@@ -288,25 +287,6 @@ def _paste(image: torch.Tensor, indices: torch.Tensor, bbox: Box) -> torch.Tenso
     mixed = image.clone()
     mixed[..., x1:x2, y1:y2] = image[..., x1:x2, y1:y2].index_select(0, indices)
     return mixed
-
-
-def _check_alpha(alpha: Any) -> None:
-    if isinstance(alpha, bool) or not isinstance(alpha, Real):
-        raise TypeError(f"`alpha` must be a number, got {alpha!r}. Use for example `alpha=1.0`.")
-    if not 0 <= float(alpha) < math.inf:
-        raise ValueError(
-            f"`alpha` must not be negative or infinite, got {alpha!r}. Use `alpha=1.0` to draw all areas alike."
-        )
-
-
-def _gen_cutmix_coef(alpha: float) -> float:
-    """Draw the share of the image outside the box, on the host, because it determines slices."""
-    _check_alpha(alpha)
-    if alpha == 0:
-        return 0.0
-    # a / (a + b) of two Gamma draws is a Beta draw; torch.distributions uses the same sampler.
-    first, second = torch._standard_gamma(torch.full((2,), float(alpha), dtype=torch.float64)).tolist()
-    return float(first / max(first + second, torch.finfo(torch.float64).tiny))
 
 
 def _gen_indices(

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from functools import cache
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils.parametrize import is_parametrized
 
-from composer.algorithms.warnings import NoEffectWarning
+from composer.algorithms.utils.normalization import convert_norm, replace_norms
 from composer.core import (
     ADDS_NORMS,
     REPLACES_BLOCKS,
@@ -23,7 +21,6 @@ from composer.core import (
     State,
 )
 from composer.loggers import Logger
-from composer.utils import module_surgery
 
 __all__ = ["FusedLayerNorm", "MixedLayerNorm", "apply_fused_layernorm"]
 
@@ -62,11 +59,7 @@ class MixedLayerNorm(nn.LayerNorm):
             module: The layer to replace.
             module_index: Its index among the replaced layers; unused.
         """
-        new = MixedLayerNorm.__new__(MixedLayerNorm)
-        vars(new).update(vars(module))  # parameters, hooks, training flag, attributes of a subclass
-        new._parameters = module._parameters.copy()
-        new._compiled_call_impl = None
-        return new
+        return convert_norm(module, MixedLayerNorm)
 
 
 def _has_kernel(input: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> bool:
@@ -125,20 +118,7 @@ def apply_fused_layernorm(
     Source: none.
     Differs: an earlier method of this name used the kernel of NVIDIA Apex; this one uses that of torch.
     """
-
-    def mixed(module: nn.Module, index: int) -> nn.Module | None:
-        assert isinstance(module, nn.LayerNorm)
-        if module_surgery.overrides_forward(module, nn.LayerNorm) or is_parametrized(module):
-            return None
-        return MixedLayerNorm.from_layernorm(module, index)
-
-    module_surgery.replace_module_classes(model, {nn.LayerNorm: mixed}, optimizers=optimizers)
-    if not module_surgery.count_module_instances(model, MixedLayerNorm):
-        warnings.warn(
-            "`apply_fused_layernorm` changed nothing: the model has no replaceable `torch.nn.LayerNorm`.",
-            NoEffectWarning,
-            stacklevel=2,
-        )
+    replace_norms("apply_fused_layernorm", model, nn.LayerNorm, MixedLayerNorm, optimizers)
 
 
 class FusedLayerNorm(Algorithm):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils.parametrize import is_parametrized
 
-from composer.algorithms.warnings import NoEffectWarning
+from composer.algorithms.utils.normalization import check_apply_at, convert_norm, is_low_precision, replace_norms
 from composer.core import (
     ADDS_NORMS,
     REPLACES_BLOCKS,
@@ -23,12 +21,8 @@ from composer.core import (
     State,
 )
 from composer.loggers import Logger
-from composer.utils import module_surgery
 
 __all__ = ["LPLayerNorm", "LowPrecisionLayerNorm", "apply_low_precision_layernorm"]
-
-_PRECISIONS = (Precision.AMP_FP16, Precision.AMP_BF16)
-_EVENTS = (Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD)
 
 
 class LPLayerNorm(nn.LayerNorm):
@@ -79,11 +73,7 @@ class LPLayerNorm(nn.LayerNorm):
         """
         if not isinstance(module, nn.LayerNorm):
             raise TypeError(f"`module` must be a `torch.nn.LayerNorm`, got {type(module).__name__}. Leave it as it is.")
-        new = LPLayerNorm.__new__(LPLayerNorm)
-        vars(new).update(vars(module))  # including hooks, the training flag and attributes of a subclass
-        new._parameters = module._parameters.copy()
-        new._compiled_call_impl = None
-        return new
+        return convert_norm(module, LPLayerNorm)
 
 
 def _cast(parameter: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
@@ -119,29 +109,8 @@ def apply_low_precision_layernorm(
     Source: none; autocast keeps layer normalization in float32, and this does not.
     Differs: none.
     """
-    if precision is None or Precision(precision) not in _PRECISIONS:
-        warnings.warn(
-            "Low Precision LayerNorm only applies to AMP_FP16 and AMP_BF16 precisions, "
-            f"got {precision if precision is None else Precision(precision).value!r}. Nothing was replaced.",
-            NoEffectWarning,
-            stacklevel=2,
-        )
-        return
-
-    def convert(module: nn.Module, index: int) -> nn.Module | None:
-        assert isinstance(module, nn.LayerNorm)
-        if module_surgery.overrides_forward(module, nn.LayerNorm) or is_parametrized(module):
-            return None
-        return LPLayerNorm.from_layernorm(module, index)
-
-    module_surgery.replace_module_classes(model, {nn.LayerNorm: convert}, optimizers=optimizers)
-    if not module_surgery.count_module_instances(model, LPLayerNorm):
-        warnings.warn(
-            "No instances of torch.nn.LayerNorm found that can be replaced; `apply_low_precision_layernorm` had no "
-            "effect.",
-            NoEffectWarning,
-            stacklevel=2,
-        )
+    if is_low_precision(precision, "apply_low_precision_layernorm"):
+        replace_norms("apply_low_precision_layernorm", model, nn.LayerNorm, LPLayerNorm, optimizers)
 
 
 class LowPrecisionLayerNorm(Algorithm):
@@ -175,11 +144,7 @@ class LowPrecisionLayerNorm(Algorithm):
     )
 
     def __init__(self, apply_at: Event = Event.INIT) -> None:
-        if apply_at not in _EVENTS:
-            raise ValueError(
-                f"`apply_at` must be Event.INIT, Event.BEFORE_LOAD or Event.AFTER_LOAD, got {apply_at!r}. "
-                f"At later events the model may be wrapped or compiled."
-            )
+        check_apply_at(apply_at)
         self.apply_at = apply_at
         self.events = frozenset({apply_at})
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from numbers import Real
 from typing import Any
 
 import torch
 
-from composer.algorithms.utils.mixing import mix_loss, mix_targets
+from composer.algorithms.utils.mixing import check_alpha, draw_beta, mix_loss, mix_targets
 from composer.core import (
     INTERPOLATES_LOSS,
     MIXES_INPUTS,
@@ -111,7 +109,7 @@ class MixUp(Algorithm):
     def __init__(
         self, alpha: float = 0.2, interpolate_loss: bool = False, input_key: Any = 0, target_key: Any = 1
     ) -> None:
-        _check_alpha(alpha)
+        check_alpha(alpha)
         check_flags(interpolate_loss=interpolate_loss)
         self.alpha = plain_number(alpha)
         self.interpolate_loss = interpolate_loss
@@ -170,24 +168,10 @@ class MixUp(Algorithm):
         state.batch_set_item(self.input_key, mixed)
 
 
-def _check_alpha(alpha: Any) -> None:
-    if isinstance(alpha, bool) or not isinstance(alpha, Real):
-        raise TypeError(f"`alpha` must be a number, got {alpha!r}. Use for example `alpha=0.2`.")
-    if not 0 <= float(alpha) < math.inf:
-        raise ValueError(
-            f"`alpha` must not be negative or infinite, got {alpha!r}. Use `alpha=0` to switch mixing off."
-        )
-
-
 def _gen_mixing_coef(alpha: float) -> float:
-    """Draw the weight of the partner on the host; a weight drawn on the device would have to be read back."""
-    _check_alpha(alpha)
-    if alpha == 0:
-        return 0.0
-    # X / (X + Y) of two Gamma variables is Beta distributed. torch.distributions samples with `_standard_gamma` too.
-    first, second = torch._standard_gamma(torch.full((2,), float(alpha), dtype=torch.float64)).tolist()
-    weight = first / max(first + second, torch.finfo(torch.float64).tiny)
-    return float(min(weight, 1 - weight))
+    """Draw the weight of the partner, the smaller one of the two."""
+    weight = draw_beta(alpha)
+    return min(weight, 1 - weight)
 
 
 def _gen_indices(num_samples: int, device: torch.device | str = "cpu") -> torch.Tensor:
