@@ -1,4 +1,4 @@
-"""A run in several processes that meets a mishap; `test_rank_failures.py` starts it with the launcher.
+"""A run in several processes that meets a mishap; `test_lost_ranks.py` starts it with the launcher.
 
 Arguments: what happens to rank 1, a folder, and `dist_timeout`.
 """
