@@ -52,7 +52,7 @@ class FlakyFileSystem(MemoryFileSystem):  # type: ignore[misc]
             os.truncate(lpath, 1)
         self._fail()
 
-    def put_file(self, lpath: str, rpath: str, **kwargs: Any) -> None:
+    def put_file(self, lpath: str, rpath: str, callback: Any = None) -> None:
         self.pipe_file(rpath, Path(lpath).read_bytes())
 
     def pipe_file(self, path: str, value: bytes, **kwargs: Any) -> None:
@@ -65,6 +65,17 @@ class FlakyFileSystem(MemoryFileSystem):  # type: ignore[misc]
     def rm_file(self, path: str) -> None:
         self._fail()
         super().rm_file(path)
+
+
+class BlockFileSystem(MemoryFileSystem):  # type: ignore[misc]
+    """A store in memory whose client sends blocks."""
+
+    protocol = "blocks"
+    sizes: ClassVar[list[int]] = []
+
+    def put_file(self, lpath: str, rpath: str, chunksize: int = 0, **kwargs: Any) -> None:
+        self.sizes.append(chunksize)
+        self.pipe_file(rpath, Path(lpath).read_bytes())
 
 
 @pytest.fixture(autouse=True)
@@ -92,6 +103,19 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
 
 def _flaky(attempts: int = 3) -> Storage:
     return Storage("flaky://bucket/run", {}, attempts, SECONDS)
+
+
+def test_uploads_in_blocks_show_progress_and_have_at_most_5000_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsspec.register_implementation("blocks", BlockFileSystem, clobber=True)
+    monkeypatch.setattr(BlockFileSystem, "sizes", [])
+    monkeypatch.setattr(stores, "_BLOCK", 10)
+    for size in (5, 50_000, 50_001, 100_001):
+        (tmp_path / "a").write_bytes(bytes(size))
+        storage_of("blocks://bucket").upload(tmp_path / "a", "a")
+
+    assert [10, 10, 20, 30] == BlockFileSystem.sizes
 
 
 def test_files_and_texts_come_back_as_they_went(storage: Storage, tmp_path: Path) -> None:

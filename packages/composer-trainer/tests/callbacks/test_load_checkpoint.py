@@ -1,4 +1,4 @@
-"""The parts of a checkpoint with a Trainer: its position in the data, and the callback that loads at an event."""
+"""Tests of the callback that loads a checkpoint at an event."""
 
 from __future__ import annotations
 
@@ -7,43 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from shared_runs import same_weights
 
 from composer.callbacks import LoadCheckpoint
 from composer.checkpoint import (
     save_checkpoint,
 )
-from composer.checkpoint.load import (
-    CheckpointLoadOptions,
-    load_checkpoint,
-)
-from composer.checkpoint.save import (
-    save_checkpoint_to_disk,
-)
-from composer.core import Callback, Event, State
-from composer.loggers import Logger
-
-
-def same_weights(one: torch.nn.Module, other: torch.nn.Module) -> bool:
-    return all(torch.equal(value, other.state_dict()[name]) for name, value in one.state_dict().items())
-
-
-def test_whoever_runs_the_loop_keeps_the_place_in_the_data(make_trainer: Any, tmp_path: Path) -> None:
-    def finished(folder: Path | None) -> Any:
-        trainer = make_trainer(train_dataloader=make_trainer.loader(shuffle=True))
-        if folder is not None:
-            everything = CheckpointLoadOptions(load_optimizer=True, load_resumption_state=True)
-            load_checkpoint(folder, everything, state=trainer.state)
-        trainer.fit()
-        return trainer.state
-
-    class Saver(Callback):
-        def batch_end(self, state: State, logger: Logger) -> None:
-            if state.timestamp.batch == 3:
-                save_checkpoint_to_disk(tmp_path, state)
-
-    make_trainer(train_dataloader=make_trainer.loader(shuffle=True), callbacks=[Saver()]).fit()
-
-    assert same_weights(finished(None).model, finished(tmp_path / "ep0-ba3").model)
+from composer.core import Event
 
 
 def test_callback_loads_another_checkpoint_before_the_runs_own(make_trainer: Any, tmp_path: Path) -> None:

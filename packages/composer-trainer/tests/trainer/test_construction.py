@@ -1,11 +1,11 @@
-"""Bad input is answered at construction; defaults, names, loggers and seeds."""
+"""Tests of the constructor: refused arguments, defaults, names, loggers and seeds."""
 
 from __future__ import annotations
 
-import copy
 import io
 import itertools
 import logging
+import platform
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from shared_runs import generated
 
 from composer import Trainer
 from composer.core import Algorithm, Callback, DataSpec, Evaluator, Event, Placement, State
@@ -20,12 +21,52 @@ from composer.loggers import InMemoryLogger, Logger
 from composer.loggers.console_logger import ConsoleLogger
 from composer.loggers.progress_bar_logger import ProgressBarLogger
 from composer.models import ComposerModel
-from composer.optim import DecoupledSGDW
 from composer.testing import RandomClassificationDataset, SimpleModel, deep_compare
 from composer.trainer.trainer import _generate_run_name
 from composer.utils import reproducibility
 
 MakeTrainer = Any  # the fixture's class, in conftest.py
+
+
+def test_hyperparameters_of_every_run_are_logged(make_trainer: MakeTrainer) -> None:
+    class Nothing(Algorithm):
+        events = frozenset({Event.BATCH_END})
+
+        def apply(self, event: Event, state: State, logger: Logger) -> None:
+            pass
+
+    memory = InMemoryLogger()
+    make_trainer(loggers=memory, algorithms=Nothing(), auto_log_hparams=True).fit()
+    logged = memory.hyperparameters
+
+    assert {
+        "composer_version",
+        "composer_commit_hash",
+        "num_nodes",
+        "num_cpus_per_node",
+        "node_name",
+        "rank_zero_seed",
+        "enabled_algorithms/Nothing",
+        "max_duration",
+        "train_subset_num_batches",
+    } <= set(logged)
+    assert (1, 0, True, "2ep") == tuple(
+        logged[k] for k in ("num_nodes", "rank_zero_seed", "enabled_algorithms/Nothing", "max_duration")
+    )
+
+
+@pytest.mark.parametrize(("variable", "name"), [("node7", "node7"), (None, platform.node())])
+def test_the_node_is_named_by_the_variable_or_by_its_host(
+    variable: str | None, name: str, make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if variable is None:
+        monkeypatch.delenv("NODENAME", raising=False)
+    else:
+        monkeypatch.setenv("NODENAME", variable)
+    memory = InMemoryLogger()
+    make_trainer(loggers=memory)
+
+    assert memory.hyperparameters["node_name"] == name
 
 
 def never(**kwargs: Any) -> Trainer:
@@ -102,59 +143,6 @@ def test_an_endless_loader_trains_epochs_of_a_given_length(make_trainer: MakeTra
     assert trainer.state.eval_timestamp.batch == 3
 
 
-def endless_rate(optimizer: torch.optim.Optimizer) -> Any:
-    return torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
-
-
-@pytest.mark.parametrize(
-    "scheduler",
-    [
-        torch.optim.lr_scheduler.ReduceLROnPlateau,
-        lambda optimizer: [endless_rate(optimizer), torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)],
-    ],
-    ids=["alone", "in a list"],
-)
-def test_schedulers_that_are_stepped_with_a_metric_are_refused(make_trainer: MakeTrainer, scheduler: Any) -> None:
-    model = make_trainer.model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(TypeError, match=r"got ReduceLROnPlateau, whose `step\(metrics\)` needs one. Use a schedule"):
-        make_trainer(model=model, optimizers=optimizer, schedulers=scheduler(optimizer))
-
-
-class Both(torch.optim.Optimizer):
-    """Steps two optimizers, as users make one of several."""
-
-    def __init__(self, *parts: torch.optim.Optimizer) -> None:
-        self.parts = parts
-        super().__init__([p for part in parts for group in part.param_groups for p in group["params"]], {"lr": 1.0})
-
-    def step(self, closure: Any = None) -> None:
-        for part in self.parts:
-            part.step()
-
-
-def test_schedulers_of_another_optimizer_are_refused(make_trainer: MakeTrainer) -> None:
-    model = make_trainer.model()
-    mine, other = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
-    sequence = torch.optim.lr_scheduler.SequentialLR(other, [endless_rate(other), endless_rate(other)], [1])
-    for scheduler in (endless_rate(other), sequence, [endless_rate(mine), endless_rate(other)]):
-        with pytest.raises(ValueError, match=r"belongs to another SGD; the run trains with SGD. Create the scheduler"):
-            make_trainer(model=model, optimizers=mine, schedulers=scheduler)
-    trainer = make_trainer(model=model, optimizers=mine)
-    with pytest.raises(ValueError, match=r"belongs to another SGD"):
-        trainer.fit(schedulers=endless_rate(other))
-
-
-def test_schedulers_of_a_wrapped_optimizer_are_its_own(make_trainer: MakeTrainer) -> None:
-    model = make_trainer.model()
-    first, second = (torch.optim.SGD([parameter], lr=0.1) for parameter in list(model.parameters())[:2])
-    schedulers = [torch.optim.lr_scheduler.StepLR(part, 1, gamma=0.1) for part in (first, second)]
-    trainer = make_trainer(model=model, optimizers=Both(first, second), schedulers=schedulers, max_duration="1ep")
-    trainer.fit()
-
-    assert [pytest.approx(0.01)] * 2 == [part.param_groups[0]["lr"] for part in (first, second)]
-
-
 class Lazy(ComposerModel):
     """Learns the number of its inputs from the first batch."""
 
@@ -192,31 +180,6 @@ def test_lazy_modules_are_trained_saved_and_resumed(make_trainer: MakeTrainer, t
     assert not torch.equal(before, run("2ep").module[1].weight)
 
 
-def generated(loader: Any) -> Iterator[Any]:
-    yield from loader
-
-
-@pytest.mark.parametrize(
-    "once", [generated, iter, lambda loader: map(list, loader), lambda loader: (b for b in loader)]
-)
-def test_several_epochs_of_a_generator_are_refused_at_construction(make_trainer: MakeTrainer, once: Any) -> None:
-    batches = list(make_trainer.loader())
-    with pytest.raises(ValueError, match=r"`train_dataloader` must be .* iterated 2 times for `max_duration` '2ep'"):
-        make_trainer(train_dataloader=once(batches))
-    with pytest.raises(ValueError, match=r"`train_dataloader` must be .* iterated 3 times for `max_duration` '3ep'"):
-        make_trainer(train_dataloader=once(batches), max_duration=None).fit(duration="3ep")
-    with pytest.raises(ValueError, match=r"`eval_dataloader` must be .* can be iterated only once. Pass a"):
-        make_trainer(eval_dataloader=once(batches), eval_subset_num_batches=2)
-
-
-def test_a_generator_may_be_trained_for_one_epoch_or_less(make_trainer: MakeTrainer) -> None:
-    for duration in ("1ep", "3ba"):
-        trainer = make_trainer(train_dataloader=generated(make_trainer.loader()), max_duration=duration)
-        trainer.fit()
-
-        assert trainer.state.max_duration == trainer.state.timestamp.get(duration[-2:])
-
-
 def test_a_generator_that_ends_before_the_run_is_told_from_an_empty_one(make_trainer: MakeTrainer) -> None:
     trainer = make_trainer(train_dataloader=generated(make_trainer.loader()), max_duration="9ba")
     with pytest.raises(RuntimeError, match=r"no batch in epoch 1, although it had yielded 4 before: it can"):
@@ -224,51 +187,6 @@ def test_a_generator_that_ends_before_the_run_is_told_from_an_empty_one(make_tra
     trainer = make_trainer(train_dataloader=generated([]), max_duration="9ba")
     with pytest.raises(RuntimeError, match=r"no batch in epoch 0, so `max_duration` '9ba' would never be reached"):
         trainer.fit()
-
-
-# ---- optimizers and models that train nothing ----
-
-
-def test_an_optimizer_of_another_model_is_refused(make_trainer: MakeTrainer) -> None:
-    other = torch.optim.SGD(make_trainer.model().parameters(), lr=0.1)
-    with pytest.raises(ValueError, match=r"`optimizers` must hold parameters of `model`, got SGD with 4 parameters"):
-        make_trainer(optimizers=other)
-    model = make_trainer.model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match=r"none of which belongs to SimpleModel: it was created for another model"):
-        make_trainer(model=copy.deepcopy(model), optimizers=optimizer)
-
-
-def test_a_layer_that_was_replaced_after_the_optimizer_was_built_is_named(make_trainer: MakeTrainer) -> None:
-    model = make_trainer.model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model.module[4] = model.fc2 = torch.nn.Linear(5, 2)
-    with pytest.warns(UserWarning, match=r"2 parameters that do not .* so these are not trained: 'module.4.weight'"):
-        make_trainer(model=model, optimizers=optimizer)
-
-
-def test_a_loss_with_parameters_outside_the_model_trains_with_a_warning(make_trainer: MakeTrainer) -> None:
-    weight = torch.nn.Parameter(torch.ones(2))
-    model = make_trainer.model()
-    optimizer = torch.optim.SGD([*model.parameters(), weight], lr=0.1)
-    with pytest.warns(UserWarning, match=r"hold 1 parameters that do not belong to `model`: .* nor saved. Create"):
-        make_trainer(model=model, optimizers=optimizer)
-
-
-def test_a_part_of_the_model_may_be_left_out_of_the_optimizer(make_trainer: MakeTrainer) -> None:
-    model = make_trainer.model()
-    make_trainer(model=model, optimizers=torch.optim.SGD(model.fc2.parameters(), lr=0.1)).fit()
-
-
-def test_surgery_that_leaves_the_optimizer_behind_is_refused(make_trainer: MakeTrainer) -> None:
-    class Rebuilds(Algorithm):
-        events = frozenset({Event.INIT})
-
-        def apply(self, event: Event, state: State, logger: Logger) -> None:
-            state.model = make_trainer.model()
-
-    with pytest.raises(ValueError, match=r"`optimizers` must hold parameters of `model`.* an algorithm replaced them"):
-        make_trainer(algorithms=Rebuilds())
 
 
 def test_a_model_all_of_whose_parameters_are_frozen_can_only_be_evaluated(make_trainer: MakeTrainer) -> None:
@@ -279,21 +197,6 @@ def test_a_model_all_of_whose_parameters_are_frozen_can_only_be_evaluated(make_t
     trainer.eval()
     with pytest.raises(ValueError, match=r"`model` must have parameters that require gradients"):
         trainer.fit(train_dataloader=make_trainer.loader())
-
-
-@pytest.mark.parametrize("key", ["lr", "momentum", "weight_decay"])
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), torch.tensor(float("nan"))])
-def test_a_setting_of_an_optimizer_that_is_no_number_is_refused(
-    make_trainer: MakeTrainer, key: str, value: Any
-) -> None:
-    model = make_trainer.model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    optimizer.param_groups[-1][key] = value
-    with pytest.raises(ValueError, match=rf"`optimizers` must have finite settings, got {key}=.* in SGD"):
-        make_trainer(model=model, optimizers=optimizer)
-
-
-# ---- what is no loader ----
 
 
 class HubDataset:
@@ -337,83 +240,11 @@ def test_two_algorithms_that_exclude_each_other_are_refused_at_construction(make
         make_trainer(algorithms=[Alone(), Alone()])
 
 
-def test_more_than_one_optimizer_is_refused(make_trainer: MakeTrainer) -> None:
-    model = make_trainer.model()
-    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2)]
-    with pytest.raises(NotImplementedError, match=r"`optimizers` must be one optimizer, got 2"):
-        make_trainer(model=model, optimizers=optimizers)
-    assert optimizers[:1] == make_trainer(model=model, optimizers=optimizers[:1]).state.optimizers
-
-
-def test_without_an_optimizer_there_is_a_default_with_a_warning(make_trainer: MakeTrainer) -> None:
-    with pytest.warns(UserWarning, match=r"No optimizer was specified. `DecoupledSGDW\(lr=0.1\)` is used"):
-        trainer = make_trainer(optimizers=None)
-
-    assert type(trainer.state.optimizers[0]) is DecoupledSGDW
-    trainer.fit()
-
-
-def test_a_model_without_parameters_has_no_optimizer(make_trainer: MakeTrainer) -> None:
-    class Empty(SimpleModel):
-        def __init__(self) -> None:
-            super().__init__()
-            for name in list(self._modules):
-                del self._modules[name]
-
-    with pytest.warns(UserWarning, match=r"No optimizer was specified, and the model does not have parameters"):
-        trainer = make_trainer(model=Empty(), optimizers=None)
-    with pytest.raises(ValueError, match=r"No optimizer was specified when constructing the Trainer"):
-        trainer.fit()
-
-
 def test_fit_needs_data_and_a_duration(make_trainer: MakeTrainer) -> None:
     with pytest.raises(ValueError, match=r"No `train_dataloader` was given"):
         make_trainer(train_dataloader=None).fit()
     with pytest.raises(ValueError, match=r"No `max_duration` was given"):
         make_trainer(max_duration=None).fit()
-
-
-def test_evaluators_are_not_mixed_with_loaders(make_trainer: MakeTrainer) -> None:
-    loader = make_trainer.loader()
-    mixed = [Evaluator(label="a", dataloader=loader), loader]
-    with pytest.raises(ValueError, match=r"Mixing Evaluator with other classes is not allowed, please wrap"):
-        make_trainer(eval_dataloader=mixed)
-
-
-def test_two_evaluators_of_one_label_are_refused(make_trainer: MakeTrainer) -> None:
-    evaluators = [Evaluator(label="a", dataloader=make_trainer.loader()) for _ in range(2)]
-    with pytest.raises(ValueError, match=r"labels of evaluators must differ, got 'a' twice"):
-        make_trainer(eval_dataloader=evaluators)
-
-
-@pytest.mark.parametrize("kind", [tuple, list])
-def test_several_plain_eval_loaders_are_numbered_with_a_warning(make_trainer: MakeTrainer, kind: type) -> None:
-    loaders = [make_trainer.loader() for _ in range(3)]
-    with pytest.warns(UserWarning, match=r"labelled 'eval', 'eval_1', 'eval_2'. Wrap each") as caught:
-        trainer = make_trainer(eval_dataloader=kind(loaders))
-    trainer.fit()
-
-    assert [evaluator.label for evaluator in trainer.state.evaluators] == ["eval", "eval_1", "eval_2"]
-    assert [evaluator.dataloader.dataloader for evaluator in trainer.state.evaluators] == loaders
-    assert list(trainer.state.eval_metrics) == ["eval", "eval_1", "eval_2"]
-    assert caught[0].filename.endswith("conftest.py")  # where `Trainer(...)` stands
-
-
-def test_a_list_of_batches_is_one_eval_loader(make_trainer: MakeTrainer) -> None:
-    batches = list(make_trainer.loader())
-    trainer = make_trainer(eval_dataloader=batches)
-
-    assert [evaluator.label for evaluator in trainer.state.evaluators] == ["eval"]
-
-
-def test_evaluation_arguments_without_a_loader_warn(make_trainer: MakeTrainer) -> None:
-    with pytest.warns(UserWarning, match=r"`eval_interval` has no effect without `eval_dataloader`"):
-        make_trainer(eval_interval="2ba")
-    with pytest.warns(UserWarning, match=r"`eval_subset_num_batches` has no effect"):
-        make_trainer(eval_subset_num_batches=2)
-
-
-# ---- loggers ----
 
 
 def test_progress_bar_and_console_are_added_unless_there(make_trainer: MakeTrainer) -> None:
@@ -443,9 +274,6 @@ def test_the_console_prints_losses(make_trainer: MakeTrainer) -> None:
     make_trainer(log_to_console=True, console_stream=stream, console_log_interval="2ba").fit()
 
     assert "Train loss/train/total:" in stream.getvalue()
-
-
-# ---- names, seeds, levels ----
 
 
 def test_run_names_come_from_the_environment_or_are_made_up(

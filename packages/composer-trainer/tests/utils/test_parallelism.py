@@ -1,8 +1,7 @@
-"""The configurations behind `Trainer(parallelism_config=...)`."""
+"""Tests of the configurations for `Trainer(parallelism_config=...)`."""
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from typing import Any
 
@@ -12,9 +11,6 @@ from sharded_runs import CAN_SHARD_ON_CPU, FSDP, answer, make
 
 from composer.distributed.mesh import mesh_shape
 from composer.testing import run_on_ranks
-from composer.trainer import Trainer
-from composer.trainer.ranks import DataParallel, SingleProcess
-from composer.trainer.sharded import ShardedParallel
 from composer.utils.parallelism import FSDP2Config, FSDPConfig, ParallelismConfig, TPConfig
 
 
@@ -169,41 +165,6 @@ def test_degrees_that_do_not_fit_are_refused() -> None:
         mesh_shape(FSDP2Config(), 4, 6)
 
 
-@pytest.mark.parametrize(
-    ("argument", "now"),
-    [
-        ("fsdp_config", "parallelism_config={'fsdp': {...}}"),
-        ("fsdp_auto_wrap", "{'auto_wrap': ...}"),
-        ("deepspeed_config", "as stage 2 with `{'fsdp': {'reshard_after_forward': False}}`"),
-        ("load_fsdp_monolith_rank0_only", "a full checkpoint"),
-        ("grad_accum", "device_train_microbatch_size"),
-        ("grad_clip_norm", "GradientClipping"),
-        (
-            "validate_every_n_epochs",
-            "`eval_interval='...ep'`, or to evaluate never, as -1 did, `eval_interval=0`.",
-        ),
-        ("validate_every_n_batches", "eval_interval='...ba'"),
-        ("compute_training_metrics", "get_metrics(is_train=True)"),
-        ("max_epochs", "max_duration='...ep'"),
-        ("log_destinations", "loggers=[...]"),
-        ("logger_destinations", "loggers=[...]"),
-        ("load_logger_destination", "load_object_store=..."),
-    ],
-)
-def test_arguments_of_earlier_releases_are_answered(argument: str, now: str) -> None:
-    with pytest.raises(TypeError, match=f"`{argument}` is not an argument of the `Trainer` any more") as caught:
-        Trainer(model=None, **{argument: {}})
-
-    assert now in str(caught.value)
-
-
-def test_the_signature_that_editors_show_is_that_of_the_constructor() -> None:
-    expected = list(inspect.signature(Trainer.__init__).parameters)[1:]
-
-    assert expected == list(inspect.signature(Trainer).parameters)
-    assert "max_duration" in expected
-
-
 def unable() -> str:
     return answer(lambda: make(FSDP))
 
@@ -218,11 +179,3 @@ def test_buffers_keep_their_dtype() -> None:
         config = FSDP2Config(mixed_precision={"param_dtype": "bf16", "buffer_dtype": "bf16"})
 
     assert config.mixed_precision == {"param_dtype": torch.bfloat16}
-
-
-def test_variants_of_the_ranks_only_override() -> None:
-    """A renamed method that one variant still defines under its old name would silently do nothing there."""
-    interface = {name for name in dir(SingleProcess) if not name.startswith("_")}
-
-    for variant in (DataParallel, ShardedParallel):
-        assert {name for name in vars(variant) if not name.startswith("_")} <= interface

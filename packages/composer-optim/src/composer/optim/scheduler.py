@@ -86,7 +86,9 @@ class Schedule(ComposerScheduler):
     """Base class of the schedules in this module. Their attributes are the arguments."""
 
     def __repr__(self) -> str:
-        arguments = ", ".join(f"{name}={getattr(self, name)!r}" for name in inspect.signature(type(self)).parameters)
+        values = vars(self)
+        names = [name for name in inspect.signature(type(self)).parameters if name in values]
+        arguments = ", ".join(f"{name}={values[name]!r}" for name in names)
         return f"{type(self).__name__}({arguments})"
 
 

@@ -1,0 +1,344 @@
+"""Tests of saving checkpoints during training."""
+
+from __future__ import annotations
+
+import datetime
+import enum
+import os
+import re
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from shared_runs import StopAt, names, weights
+
+from composer.callbacks import CheckpointSaver
+from composer.checkpoint import (
+    UnsafeCheckpointError,
+    safe_torch_load,
+)
+from composer.checkpoint.safe_load import unloadable
+from composer.core import Callback, Event, State
+from composer.loggers import Logger
+from composer.optim import LinearScheduler
+from composer.testing import deep_compare
+
+MakeTrainer = Any  # the fixture's class, in conftest.py
+
+
+@pytest.mark.parametrize(
+    ("interval", "duration", "saves"),
+    [
+        *[("1ep", "5ep", 5), ("2ep", "8ep", 4), ("10ba", "8ep", 4), ("0.25dur", "4ep", 4), ("5ba", "10ba", 2)],
+        *[("0.35dur", "4ep", 3), ("0.10dur", "70sp", 10), ("0.05dur", "80sp", 20)],
+    ],
+)
+def test_a_run_saves_as_often_as_asked(
+    make_trainer: MakeTrainer, tmp_path: Path, interval: str, duration: str, saves: int
+) -> None:
+    trainer = make_trainer(
+        train_dataloader=make_trainer.loader(10, 2), max_duration=duration, save_folder=tmp_path, save_interval=interval
+    )
+    trainer.fit()
+
+    assert len(trainer.saved_checkpoints) == saves
+    assert len(names(tmp_path)) == saves + 1  # the link
+    assert os.path.realpath(tmp_path / "latest-rank0.pt") == os.path.realpath(trainer.saved_checkpoints[-1])
+
+
+@pytest.mark.parametrize(("keep", "left"), [(-1, 4), (0, 0), (1, 1), (3, 3)])
+def test_old_checkpoints_are_rotated_out(make_trainer: MakeTrainer, tmp_path: Path, keep: int, left: int) -> None:
+    trainer = make_trainer(save_folder=tmp_path, save_interval="2ba", save_num_checkpoints_to_keep=keep)
+    trainer.fit()
+
+    files = [name for name in names(tmp_path) if name.startswith("ep")]
+    assert len(files) == left == len(trainer.saved_checkpoints)
+    assert ("latest-rank0.pt" in names(tmp_path)) == (keep != 0)
+    assert files == sorted(os.path.basename(path) for path in trainer.saved_checkpoints)
+
+
+def test_the_best_by_a_metric_are_kept(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    values = [0.2, 0.9, 0.5, 0.7, 0.1, 0.3]
+
+    class Scripted(Callback):
+        def eval_end(self, state: State, logger: Logger) -> None:
+            metric = state.eval_metrics["eval"]["Accuracy"]
+            metric.reset()
+            value = values[state.timestamp.epoch.value - 1]
+            targets = torch.arange(10) < 10 * value
+            metric.update(torch.nn.functional.one_hot(torch.zeros(10).long(), 2).float(), (~targets).long())
+
+    trainer = make_trainer(
+        eval_dataloader=make_trainer.loader(),
+        callbacks=Scripted(),
+        max_duration="6ep",
+        save_folder=tmp_path,
+        save_num_checkpoints_to_keep=1,
+        save_num_best_checkpoints_to_keep=2,
+        save_monitor="eval/Accuracy",
+    )
+    trainer.fit()
+
+    assert names(tmp_path) == [
+        "best-rank0.pt",
+        "ep2-ba8-rank0.pt",
+        "ep4-ba16-rank0.pt",
+        "ep6-ba24-rank0.pt",
+        "latest-rank0.pt",
+    ]
+    assert os.readlink(tmp_path / "best-rank0.pt") == "ep2-ba8-rank0.pt"
+
+
+def test_the_best_are_known_after_resuming(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    def trainer(*callbacks: Callback) -> Any:
+        return make_trainer(
+            callbacks=callbacks,
+            max_duration="4ep",
+            save_folder=tmp_path,
+            save_num_checkpoints_to_keep=1,
+            save_num_best_checkpoints_to_keep=2,
+            save_monitor="loss/train/total",
+            save_monitor_mode="min",
+            autoresume=True,
+            run_name="best",
+        )
+
+    with pytest.raises(InterruptedError):
+        trainer(StopAt(9)).fit()
+    resumed = trainer()
+    assert len(resumed._checkpoint_saver.best.values) == 2
+    resumed.fit()
+
+    best = resumed._checkpoint_saver.best
+    assert len(best.values) == 2
+    assert set(best.paths) <= set(resumed.saved_checkpoints)
+    assert all(os.path.isfile(path) for path in best.paths)
+
+
+def test_a_checkpoint_has_the_known_layout(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    trainer = make_trainer(save_folder=tmp_path, schedulers=LinearScheduler(), save_metrics=True)
+    trainer.fit()
+    saved = torch.load(tmp_path / "latest-rank0.pt", weights_only=False)
+
+    assert saved.keys() == {"state", "rng", "resumption"}
+    state = saved["state"]
+    assert state["timestamp"]["Timestamp"]["batch"] == 8
+    assert set(state["optimizers"]["SGD"]["state"]) == {name for name, _ in trainer.state.model.named_parameters()}
+    assert "LambdaLR" in state["schedulers"]
+    assert state["callbacks"]["CheckpointSaver"]["all_saved_checkpoints_to_timestamp"][-1][1]["batch"] == 8
+    assert "Accuracy" in state["train_metrics"]
+    assert set(saved["rng"][0]) >= {"python", "numpy", "torch"}
+
+
+def test_weights_alone_are_saved_and_loaded(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    trainer = make_trainer(save_folder=tmp_path, save_weights_only=True)
+    trainer.fit()
+    path = tmp_path / "latest-rank0.pt"
+    assert torch.load(path, weights_only=False).keys() == {"state"}
+    assert torch.load(path, weights_only=False)["state"].keys() == {"model", "integrations", "metadata"}
+
+    other = make_trainer(load_path=path, load_weights_only=True)
+    deep_compare(weights(other), weights(trainer))
+    assert other.state.timestamp.batch == 0
+    with pytest.raises(ValueError, match="holds the weights only"):
+        make_trainer(load_path=path)
+
+
+def test_what_is_to_be_ignored_is_not_saved(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    make_trainer(save_folder=tmp_path, save_ignore_keys=["state/optimizers", "rng"]).fit()
+    saved = torch.load(tmp_path / "latest-rank0.pt", weights_only=False)
+
+    assert "rng" not in saved
+    assert "optimizers" not in saved["state"]
+
+
+def test_a_run_can_be_saved_at_any_time(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    trainer = make_trainer()
+    trainer.fit(duration="1ep")
+    path = trainer.save_checkpoint(str(tmp_path / "{run_name}-ep{epoch}.pt"))
+    assert path == str(tmp_path / f"{trainer.state.run_name}-ep1.pt")
+    loaded = make_trainer(load_path=path)
+    deep_compare(weights(loaded), weights(trainer))
+    assert loaded.state.timestamp.batch == 4
+    with pytest.raises(ValueError, match="you must pass a save_folder"):
+        trainer.save_checkpoint_to_save_folder()
+    saving = make_trainer(save_folder=tmp_path / "folder")
+    saving.save_checkpoint_to_save_folder()
+    assert names(tmp_path / "folder") == ["ep0-ba0-rank0.pt", "latest-rank0.pt"]
+    assert saving.saved_checkpoints == [str(tmp_path / "folder" / "ep0-ba0-rank0.pt")]
+
+
+def test_in_the_background_the_same_files_are_written(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    for name, background in (("now", False), ("later", True)):
+        trainer = make_trainer(save_folder=tmp_path / name, save_interval="1ba", save_async=background, run_name="run")
+        trainer.fit()
+        trainer.close()
+
+    assert names(tmp_path / "now") == names(tmp_path / "later")
+    for name in names(tmp_path / "now"):
+        first, second = (torch.load(tmp_path / folder / name, weights_only=False) for folder in ("now", "later"))
+        for saved in (first, second):
+            saved["state"].pop("callbacks")
+            saved["state"].pop("timestamp")
+            saved.pop("resumption")
+        deep_compare(first, second)
+
+
+def test_files_of_another_run_stop_a_new_one(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    make_trainer(save_folder=tmp_path).fit()
+    with pytest.raises(FileExistsError, match=r"save_overwrite=True") as caught:
+        make_trainer(save_folder=tmp_path).fit()
+    assert "autoresume=True" in str(caught.value)
+    make_trainer(save_folder=tmp_path, save_overwrite=True).fit()
+
+
+def test_a_state_that_will_not_load_is_told_when_it_is_saved(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    class Odd(Callback):
+        def state_dict(self) -> dict[str, Any]:
+            return {"path": [Path("x")]}
+
+    with pytest.warns(UserWarning, match=r"At 'state/callbacks/.*Odd/path/0'.* a `pathlib.*Path`"):
+        make_trainer(save_folder=tmp_path, callbacks=Odd()).fit()
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+def holds_itself() -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    value["me"] = value
+    return value
+
+
+LOADABLE = {
+    "empty array": lambda: np.zeros((0, 3)),
+    "text": lambda: np.array(["ab"]),
+    "dates": lambda: np.array(["2020-01-01"], dtype="datetime64[D]"),
+    "generator": lambda: np.random.RandomState(0).get_state(),
+    "frozen set": lambda: frozenset({1}),
+    "bytearray": lambda: bytearray(b"ab"),
+    "sparse": lambda: torch.eye(3).to_sparse(),
+    "jagged": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+    "view": lambda: torch.arange(12).view(3, 4).t(),
+    "shared": lambda: [[1, 2]] * 50,
+}
+UNLOADABLE = {
+    "fields": (lambda: np.zeros(2, dtype=[("a", "i4")]), "a NumPy type with parts", []),
+    "objects": (lambda: np.array([1, "a"], dtype=object), "the NumPy type 'O8'", []),
+    "deque": (lambda: deque([1]), "it holds `collections.deque`", [deque]),
+    "strided nested": (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "a nested tensor", []),
+    "itself": (holds_itself, "one that holds itself", []),
+    "large from one": (lambda: torch.ones(1).expand(10**9), r"shape \(1000000000,\) over 4 bytes", []),
+    "repeated": (lambda: [list(range(1_000))] * 2_000, "references that repeat", []),
+}
+ALLOWED_ONLY = {
+    "enum": (Color.RED, [Color]),
+    "key": ({Color.RED: 1}, [Color]),
+    "date": (datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC), [datetime.datetime, datetime.timezone]),
+    "range": (range(3), [range]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:Validating sparse tensor")
+@pytest.mark.parametrize("name", LOADABLE)
+def test_what_loads_is_saved_without_a_word(tmp_path: Path, name: str) -> None:
+    value = LOADABLE[name]()
+    content = {"callbacks": {"Mine": value}}
+
+    assert list(unloadable(content)) == []
+    torch.save(content, tmp_path / "a.pt")
+    assert type(safe_torch_load(tmp_path / "a.pt")["callbacks"]["Mine"]) is type(value)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("name", UNLOADABLE)
+def test_what_cannot_be_loaded_is_told_whatever_is_allowed(tmp_path: Path, name: str) -> None:
+    make, reason, types = UNLOADABLE[name]
+    content = {"callbacks": {"Other": [1], "Mine": make()}}
+    torch.save(content, tmp_path / "a.pt")
+    with torch.serialization.safe_globals(types):
+        ((where, what),) = unloadable(content)
+        with pytest.raises(UnsafeCheckpointError) as caught:
+            safe_torch_load(tmp_path / "a.pt")
+
+    assert where == "callbacks/Mine"
+    assert re.search(f"cannot be loaded again: it holds .*{reason.removeprefix('it holds ')}", what)
+    assert "allow these types" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ALLOWED_ONLY)
+def test_what_loads_once_it_is_allowed_names_all_types(tmp_path: Path, name: str) -> None:
+    value, types = ALLOWED_ONLY[name]
+    content = {"callbacks": {"Mine": value}}
+    ((where, what),) = unloadable(content)
+    torch.save(content, tmp_path / "a.pt")
+
+    assert where == "callbacks/Mine"
+    assert all(f"`{kind.__module__}.{kind.__qualname__}`" in what.partition("with")[2] for kind in types)
+    with torch.serialization.safe_globals(types):
+        assert list(unloadable(content)) == []
+        assert safe_torch_load(tmp_path / "a.pt") == content
+
+
+def test_one_value_out_of_many_is_found_quickly() -> None:
+    shared = list(range(1_000))
+    content = {"many": {f"layer{i}": shared for i in range(1_000)}, "odd": [shared, Path("x")]}
+
+    assert [where for where, _ in unloadable(content)] == ["odd/1"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"save_num_checkpoints_to_keep": -2}, "save|num_checkpoints_to_keep"),
+        ({"save_num_best_checkpoints_to_keep": 2}, "must be given together"),
+        ({"save_monitor": "eval/Accuracy"}, "must be given together"),
+        ({"save_num_best_checkpoints_to_keep": -1, "save_monitor": "a/b"}, "must be a number of checkpoints"),
+        ({"save_num_best_checkpoints_to_keep": 1, "save_monitor": "Accuracy"}, "for example 'eval/Accuracy'"),
+        (
+            {"save_num_best_checkpoints_to_keep": 1, "save_monitor": "a/b", "save_monitor_mode": "best"},
+            "'max' or 'min'",
+        ),
+        ({"save_filename": "a.tar.zip"}, "valid tarfile extension"),
+    ],
+)
+def test_bad_arguments_of_saving_are_refused(
+    make_trainer: MakeTrainer, tmp_path: Path, arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_trainer(save_folder=tmp_path, **arguments)
+
+
+def test_an_unknown_metric_is_refused_before_training(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    trainer = make_trainer(save_folder=tmp_path, save_num_best_checkpoints_to_keep=1, save_monitor="eval/Accuracy")
+    with pytest.raises(ValueError, match="It has: train/Accuracy"):
+        trainer.fit()
+
+
+def test_the_savers_own_arguments_are_checked() -> None:
+    with pytest.raises(ValueError, match="num_concurrent_uploads"):
+        CheckpointSaver(num_concurrent_uploads=0)
+    with pytest.raises(ValueError, match="upload_timeout_in_seconds"):
+        CheckpointSaver(upload_timeout_in_seconds=0)
+
+
+def test_arguments_without_effect_are_told(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="no effect without `save_folder`"):
+        make_trainer(save_interval="2ba")
+    with pytest.warns(UserWarning, match="`CheckpointSaver`, whose arguments are used"):
+        make_trainer(callbacks=CheckpointSaver(tmp_path), save_folder=tmp_path)
+    with pytest.raises(ValueError, match="no effect without `load_path`"):
+        make_trainer(load_weights_only=True)
+
+
+def test_a_saver_of_ones_own_is_used(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    saver = CheckpointSaver(tmp_path / "{run_name}", save_interval=lambda state, event: event is Event.EPOCH_CHECKPOINT)
+    trainer = make_trainer(callbacks=[saver, Callback()], run_name="mine")
+    trainer.fit()
+
+    assert names(tmp_path / "mine") == ["ep1-ba4-rank0.pt", "ep2-ba8-rank0.pt", "latest-rank0.pt"]
+    assert trainer.saved_checkpoints == saver.saved_checkpoints

@@ -1,0 +1,176 @@
+"""Tests of the optimizers of a run: checks, defaults and closures."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from shared_runs import Overflowing, TwoPass
+
+from composer.core import Algorithm, Event, State
+from composer.loggers import Logger
+from composer.optim import DecoupledAdamW, DecoupledSGDW
+from composer.testing import SimpleModel
+from composer.trainer.step import needs_closure
+
+MakeTrainer = Any  # the fixture's class, in conftest.py
+
+
+def test_an_optimizer_of_another_model_is_refused(make_trainer: MakeTrainer) -> None:
+    other = torch.optim.SGD(make_trainer.model().parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=r"`optimizers` must hold parameters of `model`, got SGD with 4 parameters"):
+        make_trainer(optimizers=other)
+    model = make_trainer.model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=r"none of which belongs to SimpleModel: it was created for another model"):
+        make_trainer(model=copy.deepcopy(model), optimizers=optimizer)
+
+
+def test_a_layer_that_was_replaced_after_the_optimizer_was_built_is_named(make_trainer: MakeTrainer) -> None:
+    model = make_trainer.model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.module[4] = model.fc2 = torch.nn.Linear(5, 2)
+    with pytest.warns(UserWarning, match=r"2 parameters that do not .* so these are not trained: 'module.4.weight'"):
+        make_trainer(model=model, optimizers=optimizer)
+
+
+def test_a_loss_with_parameters_outside_the_model_trains_with_a_warning(make_trainer: MakeTrainer) -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    model = make_trainer.model()
+    optimizer = torch.optim.SGD([*model.parameters(), weight], lr=0.1)
+    with pytest.warns(UserWarning, match=r"hold 1 parameters that do not belong to `model`: .* nor saved. Create"):
+        make_trainer(model=model, optimizers=optimizer)
+
+
+def test_a_part_of_the_model_may_be_left_out_of_the_optimizer(make_trainer: MakeTrainer) -> None:
+    model = make_trainer.model()
+    make_trainer(model=model, optimizers=torch.optim.SGD(model.fc2.parameters(), lr=0.1)).fit()
+
+
+def test_surgery_that_leaves_the_optimizer_behind_is_refused(make_trainer: MakeTrainer) -> None:
+    class Rebuilds(Algorithm):
+        events = frozenset({Event.INIT})
+
+        def apply(self, event: Event, state: State, logger: Logger) -> None:
+            state.model = make_trainer.model()
+
+    with pytest.raises(ValueError, match=r"`optimizers` must hold parameters of `model`.* an algorithm replaced them"):
+        make_trainer(algorithms=Rebuilds())
+
+
+@pytest.mark.parametrize("key", ["lr", "momentum", "weight_decay"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), torch.tensor(float("nan"))])
+def test_a_setting_of_an_optimizer_that_is_no_number_is_refused(
+    make_trainer: MakeTrainer, key: str, value: Any
+) -> None:
+    model = make_trainer.model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.param_groups[-1][key] = value
+    with pytest.raises(ValueError, match=rf"`optimizers` must have finite settings, got {key}=.* in SGD"):
+        make_trainer(model=model, optimizers=optimizer)
+
+
+def test_more_than_one_optimizer_is_refused(make_trainer: MakeTrainer) -> None:
+    model = make_trainer.model()
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2)]
+    with pytest.raises(NotImplementedError, match=r"`optimizers` must be one optimizer, got 2"):
+        make_trainer(model=model, optimizers=optimizers)
+    assert optimizers[:1] == make_trainer(model=model, optimizers=optimizers[:1]).state.optimizers
+
+
+def test_without_an_optimizer_there_is_a_default_with_a_warning(make_trainer: MakeTrainer) -> None:
+    with pytest.warns(UserWarning, match=r"No optimizer was specified. `DecoupledSGDW\(lr=0.1\)` is used"):
+        trainer = make_trainer(optimizers=None)
+
+    assert type(trainer.state.optimizers[0]) is DecoupledSGDW
+    trainer.fit()
+
+
+def test_a_model_without_parameters_has_no_optimizer(make_trainer: MakeTrainer) -> None:
+    class Empty(SimpleModel):
+        def __init__(self) -> None:
+            super().__init__()
+            for name in list(self._modules):
+                del self._modules[name]
+
+    with pytest.warns(UserWarning, match=r"No optimizer was specified, and the model does not have parameters"):
+        trainer = make_trainer(model=Empty(), optimizers=None)
+    with pytest.raises(ValueError, match=r"No optimizer was specified when constructing the Trainer"):
+        trainer.fit()
+
+
+def test_which_optimizers_need_closures() -> None:
+    parameters = [torch.nn.Parameter(torch.zeros(1))]
+    single = [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, DecoupledSGDW, DecoupledAdamW]
+    several = [torch.optim.LBFGS, TwoPass, Overflowing]
+
+    assert [False] * 5 == [needs_closure(cls(parameters, lr=0.1)) for cls in single]
+    assert [True] * 3 == [needs_closure(cls(parameters, lr=0.1)) for cls in several]
+
+    class OptionalClosure(torch.optim.Optimizer):
+        def step(self, closure: Any = None) -> Any:
+            return closure()
+
+    class NoClosure(torch.optim.Optimizer):
+        def step(self) -> None:  # type: ignore[override]
+            pass
+
+    assert not needs_closure(OptionalClosure(parameters, {}))
+    assert not needs_closure(NoClosure(parameters, {}))
+
+
+def test_an_optimizer_may_ask_for_a_closure_by_declaration() -> None:
+    class Declares(torch.optim.SGD):
+        needs_closure = True
+
+    parameters = [torch.nn.Parameter(torch.zeros(1))]
+    asked = torch.optim.SGD(parameters, lr=0.1)
+    asked.needs_closure = True  # type: ignore[attr-defined]
+
+    assert [True, True] == [needs_closure(Declares(parameters, lr=0.1)), needs_closure(asked)]
+
+
+def test_a_scheduler_around_the_step_does_not_hide_what_it_needs() -> None:
+    parameters = [torch.nn.Parameter(torch.zeros(1))]
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
+
+    assert not needs_closure(optimizer)
+
+
+@pytest.mark.parametrize("size", [None, 2])
+def test_an_optimizer_gets_as_many_passes_as_it_wants(make_trainer: MakeTrainer, size: int | None) -> None:
+    passes: list[Event] = []
+
+    class Count(Algorithm):
+        events = frozenset({Event.BEFORE_TRAIN_BATCH})
+
+        def apply(self, event: Event, state: State, logger: Logger) -> None:
+            passes.append(event)
+
+    model = make_trainer.model()
+    trainer = make_trainer(
+        model=model,
+        optimizers=TwoPass(model.parameters(), lr=0.1),
+        algorithms=Count(),
+        max_duration="2ba",
+        device_train_microbatch_size=size,
+    )
+    trainer.fit()
+
+    assert 4 == len(passes)
+    assert {"loss/train/total"} == set(trainer.state.total_loss_dict)
+
+
+def test_lbfgs_trains(make_trainer: MakeTrainer) -> None:
+    model = make_trainer.model()
+    batches = list(make_trainer.loader())[:1]
+    trainer = make_trainer(
+        model=model, optimizers=torch.optim.LBFGS(model.parameters(), lr=0.1), train_dataloader=batches
+    )
+    before = float(model.loss(model(batches[0]), batches[0]).detach())
+    trainer.fit()
+
+    assert float(model.loss(model(batches[0]), batches[0]).detach()) < before

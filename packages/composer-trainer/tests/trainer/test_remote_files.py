@@ -1,0 +1,74 @@
+"""Tests of uploads of files that callbacks and profilers name by URIs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from shared_runs import Profiler, make_profiled
+
+from composer.core import Callback, State
+from composer.loggers import Logger
+from composer.trainer.remote_files import RemoteFiles
+
+
+@pytest.fixture
+def memory() -> Iterator[Any]:
+    system = fsspec.filesystem("memory")
+    yield system
+    system.store.clear()
+    system.pseudo_dirs[:] = [""]
+
+
+class Writes(Callback):
+    """Writes a file at the end of each epoch, for a URI."""
+
+    def __init__(self, folder: Path, remote_file_name: str | None, overwrite: bool = False) -> None:
+        self.folder, self.remote_file_name, self.overwrite = folder, remote_file_name, overwrite
+
+    def epoch_end(self, state: State, logger: Logger) -> None:
+        path = self.folder / "file.txt"
+        path.unlink(missing_ok=True)
+        path.write_text(f"epoch {state.timestamp._epoch}")
+        if self.remote_file_name is not None:
+            logger.upload_file(self.remote_file_name, path, overwrite=self.overwrite)
+            logger.upload_file("somewhere/else.txt", path, overwrite=True)
+            logger.upload_file("memory://another/bucket.txt", path, overwrite=True)
+
+
+def test_files_named_by_a_uri_are_uploaded(tmp_path: Path, memory: Any) -> None:
+    trainer = make_profiled(None, callbacks=Writes(tmp_path, "memory://bucket/{run_name}/file.txt", overwrite=True))
+    trainer.fit()
+
+    assert memory.cat("/bucket/run/file.txt") == b"epoch 2"
+    assert [path for path in memory.find("/") if "file" in path or "else" in path] == ["/bucket/run/file.txt"]
+    assert not memory.exists("/another")
+    trainer.fit(duration="1ep")
+    assert memory.cat("/bucket/run/file.txt") == b"epoch 3"
+    trainer.close()
+
+
+def test_a_profilers_files_have_an_uploader_and_others_none(tmp_path: Path) -> None:
+    trainers = [
+        make_profiled(Profiler("memory://bucket/{run_name}/{epoch}.json")),
+        make_profiled(Profiler()),
+        make_profiled(None),
+    ]
+    kinds = [[type(destination) for destination in trainer.logger.destinations] for trainer in trainers]
+    for trainer in trainers:
+        trainer.close()
+
+    assert kinds == [[RemoteFiles], [], []]
+
+
+def test_an_upload_that_fails_is_warned_of_and_training_goes_on(tmp_path: Path, memory: Any) -> None:
+    trainer = make_profiled(None, callbacks=Writes(tmp_path, "memory://bucket/{run_name}/file.txt"))
+    with pytest.warns(RuntimeWarning, match="Not everything was uploaded: .*already exists"):
+        trainer.fit()
+    trainer.close()
+
+    assert trainer.state.timestamp.epoch == "2ep"
+    assert memory.cat("/bucket/run/file.txt") == b"epoch 1"
