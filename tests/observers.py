@@ -25,7 +25,7 @@ LABEL = "MulticlassAccuracy"
 
 @dataclass(frozen=True)
 class Watcher:
-    """How to make a callback, and what it logs in two batches of the run here on a CPU.
+    """The arguments of a callback, and its log of two batches of this run on a CPU.
 
     Attributes:
         make: Makes it, to work in a folder.

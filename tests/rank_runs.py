@@ -90,7 +90,7 @@ def optimizer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
 
 @contextlib.contextmanager
 def in_place(case: Case) -> Iterator[None]:
-    """What a case needs around it."""
+    """Apply the patches of a case."""
     with contextlib.ExitStack() as stack:
         for target, function in case.patches.items():
             stack.enter_context(mock.patch(target, function))
@@ -180,7 +180,7 @@ class Share:
 
     @contextlib.contextmanager
     def drawing(self) -> Iterator[None]:
-        """What draws meanwhile draws from the generator of this rank."""
+        """Draw from the generator of this rank within the context."""
         torch.set_rng_state(self._random)
         yield
         self._random = torch.get_rng_state()
@@ -213,7 +213,7 @@ class Share:
 
 
 def in_step(case: Case, *seeds: int) -> list[Found]:
-    """What two shares end with if they average their gradients before each step.
+    """Train two shares that average their gradients before each step.
 
     As `DistributedDataParallel` does, the second gets the buffers of the first before each step.
     """
@@ -234,7 +234,7 @@ def in_step(case: Case, *seeds: int) -> list[Found]:
 
 
 def set_mean_gradient(weights: tuple[torch.nn.Parameter, ...]) -> None:
-    """What no rank has used has no gradient; where only some have, the others count as zero."""
+    """Average gradients. A parameter that no rank used has none; if only some used it, the others count as zero."""
     slopes = [weight.grad for weight in weights if weight.grad is not None]
     for weight in weights if slopes else ():
         weight.grad = torch.stack(slopes).sum(0) / len(weights)

@@ -130,13 +130,13 @@ def train_all() -> dict[tuple[str, str], Found]:
 
 @pytest.fixture(scope="module")
 def ranks() -> list[dict[tuple[str, str], Found]]:
-    """What each of two ranks found."""
+    """The results of two ranks."""
     return run_on_ranks(train_all, 2, timeout=180)
 
 
 @pytest.fixture(scope="module")
 def whole() -> Callable[[str, str], Found]:
-    """What one process finds."""
+    """The results of one process."""
     return cache(lambda group, label: train(GROUPS[group][label], WHOLE))
 
 
@@ -145,7 +145,7 @@ def assert_close(expected: Any, actual: Any, *ignored: str) -> None:
 
 
 def differ(one: Found, other: Found) -> bool:
-    """Whether two models have other weights or layers, by more than rounding."""
+    """Return True if two models have different weights or layers, by more than rounding."""
     ours, theirs = one["weights"], other["weights"]
     return ours.keys() != theirs.keys() or any(
         ours[name].shape != theirs[name].shape or not torch.allclose(ours[name], theirs[name], rtol=0, atol=1e-6)
@@ -219,7 +219,7 @@ def test_ranks_end_with_the_same_model(group: str, label: str, ranks: Any) -> No
 
 @pytest.mark.parametrize("label", EXACT | ON_ITS_PART)
 def test_unused_parameters_are_looked_for_where_there_are_some(label: str, ranks: Any) -> None:
-    """Where none are looked for, training itself fails if there are some."""
+    """If DDP does not look for unused parameters, training fails if there are any."""
     group = "exact" if label in EXACT else "own"
 
     assert (label in {"LayerFreezing", "StochasticDepth"}) == ranks[0][group, label]["looks_for_unused"]

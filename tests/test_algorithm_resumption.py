@@ -63,7 +63,7 @@ STATEFUL += ["SelectiveBackprop", "ScaleSchedule", "RandAugment", "MixUp"]
 
 @dataclass(frozen=True)
 class Case:
-    """What to train.
+    """The model, data and arguments of a run.
 
     Attributes:
         algorithms: Names, with arguments.
@@ -124,7 +124,7 @@ class Death(Callback):
 
 
 class Journal(LoggerDestination):
-    """What is logged, by step and name; it outlives the process."""
+    """Records the logged values by step and name in a file."""
 
     def __init__(self, logged: dict[tuple[int | None, str], Any]) -> None:
         self.logged = logged
@@ -177,7 +177,7 @@ def launch(case: Case, folder: Path, number: int) -> dict[str, Any]:
     """Launch a run's program, as a new process would.
 
     Args:
-        case: What to train.
+        case: The model, data and arguments of a run.
         folder: Where it saves.
         number: How often it was launched before; `WHOLE`: it does not die.
 
@@ -204,7 +204,7 @@ def launch(case: Case, folder: Path, number: int) -> dict[str, Any]:
 
 
 def assert_same(whole: dict[str, Any], launches: Sequence[dict[str, Any]], *ignored: str) -> None:
-    """What launches logged together, and where the last one ended, is what the whole run did."""
+    """The combined log of all launches, and the end of the last one, equal those of an uninterrupted run."""
     logged = {key: value for each in launches for key, value in each["logged"].items()}
 
     deep_compare(whole, {**launches[-1], "logged": logged}, ignore_keys=[*OF_THIS_RUN, *ignored])

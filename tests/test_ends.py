@@ -1,4 +1,4 @@
-"""What a run ends with: the weights in memory, in the newest checkpoint, and after a relaunch are the same.
+"""The end of a run: the weights in memory, in the newest checkpoint and after a relaunch are the same.
 
 So are the metrics. Whatever algorithm acts, whenever checkpoints are saved, and whether or not the run was killed.
 """

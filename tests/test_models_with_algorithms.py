@@ -114,7 +114,7 @@ PAIRS = [(kind, name) for kind, facts in KINDS.items() for name in sorted(CLASSE
 
 
 def trainer_of(model: ComposerModel, data: Dataset[Any], *names: str, **arguments: Any) -> Trainer:
-    """What will do three steps, one in each epoch, and, without algorithms, evaluate."""
+    """Return a trainer of three steps, one in each epoch, which evaluates if there are no algorithms."""
     loader = DataLoader(data, batch_size=8)
     return Trainer(
         model=model,

@@ -1,4 +1,4 @@
-"""What no number can be is refused, at construction and by name, by everything of this repository that takes one.
+"""Infinity and NaN are rejected at construction and by name, by every class of this repository that takes a number.
 
 Numbers of NumPy are numbers, and are kept as plain ones.
 """

@@ -459,7 +459,7 @@ def test_the_metrics_of_a_model_that_comes_with_the_checkpoint_are_loaded(tmp_pa
 
 
 def _counted(state: State) -> dict[str, Any]:
-    """How often each metric was updated, and what it counted."""
+    """Return the number of updates and the count of each metric."""
     groups = {"train": state.train_metrics, **state.eval_metrics}
     return {
         f"{label}/{name}": (metric._update_count, metric.state_dict())

@@ -28,10 +28,10 @@ def problems(root: Path, paths: list[str]) -> Iterator[str]:
 
 
 def docstring_problems(root: Path, paths: list[str]) -> Iterator[str]:
-    """Yield a sentence for each docstring of the packages and tools that begins as a fragment."""
+    """Yield a sentence for each docstring that begins as a fragment."""
     for path in paths:
         file = root / path
-        if not _is_documented(path) or not file.is_file():
+        if PurePosixPath(path).suffix != ".py" or not file.is_file():
             continue
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -43,12 +43,6 @@ def docstring_problems(root: Path, paths: list[str]) -> Iterator[str]:
                     f"{path}:{node.body[0].lineno}: a docstring must not begin with {fragment.strip()!r}. "
                     "Begin with a verb such as `Return`; for a class, module or property, with a noun."
                 )
-
-
-def _is_documented(path: str) -> bool:
-    parts = PurePosixPath(path).parts
-    is_source = parts[0] == "tools" or (parts[0] == "packages" and parts[2:3] == ("src",))
-    return is_source and path.endswith(".py")
 
 
 def main() -> None:

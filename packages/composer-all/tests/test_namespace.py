@@ -1,4 +1,4 @@
-"""What one sees when everything is installed."""
+"""The namespace with all packages installed."""
 
 from __future__ import annotations
 

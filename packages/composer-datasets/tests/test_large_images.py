@@ -189,7 +189,7 @@ def test_volumes_are_cropped_padded_and_mirrored_with_their_masks(tmp_path: Path
 
 
 def _voxels(volume: torch.Tensor) -> list[tuple[float, ...]]:
-    """What identifies each voxel: its four sequences."""
+    """Return the values that identify each voxel: its four sequences."""
     return [tuple(voxel) for voxel in volume.flatten(1).T.tolist()]
 
 

@@ -133,7 +133,7 @@ def test_the_order_does_not_depend_on_peeking_algorithms() -> None:
 
 
 class Addresses(Callback):
-    """Where the tensors of a batch are, as the loader yields them and as the model gets them."""
+    """Records the addresses of a batch's tensors, from the loader and in the model."""
 
     def __init__(self) -> None:
         self.drawn: list[Any] = []
@@ -183,7 +183,7 @@ def numbered(kind: str, count: int) -> Any:
 
 
 def on_rank(folder: str) -> Any:
-    """What this rank evaluates and trains, whole and resumed."""
+    """Return the samples that this rank evaluates and trains, uninterrupted and resumed."""
     evaluated = {}
     for kind in ("host", "device"):
         for count in (5, 8):

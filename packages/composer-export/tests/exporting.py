@@ -1,4 +1,4 @@
-"""What the tests of exporting share."""
+"""Models and helpers of the export tests."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
 def saved_and_loaded(value: Any) -> Any:
-    """What a checkpoint makes of it, without leave to run code."""
+    """Save a value with torch and load it as weights only."""
     file = io.BytesIO()
     torch.save(value, file)
     file.seek(0)

@@ -207,7 +207,7 @@ def test_an_index_beyond_the_classes_is_refused() -> None:
 @pytest.mark.parametrize("shape", [(6,), (6, 5, 4)])
 @pytest.mark.parametrize("is_weighted", [False, True])
 def test_the_loss_of_smoothed_targets_is_that_of_torch(shape: tuple[int, ...], is_weighted: bool) -> None:
-    """Of classes and segmentation maps with ignored positions; `weight` is summed, as torch divides by it."""
+    """Targets are classes or segmentation maps with ignored positions; `weight` is summed, as torch divides by it."""
     torch.manual_seed(0)
     logits, target = torch.randn(shape[0], 3, *shape[1:]), torch.randint(0, 3, shape)
     target[0] = -100

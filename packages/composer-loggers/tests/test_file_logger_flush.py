@@ -40,7 +40,7 @@ def lines() -> list[str]:
 
 
 def flushes(run: Any, action: Callable[[], None]) -> int:
-    """How often the file is flushed by an action."""
+    """Count how often an action flushes the file."""
     uploads = run.loggers[1]
     before = len(uploads.files)
     action()

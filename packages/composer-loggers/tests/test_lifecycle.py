@@ -1,4 +1,4 @@
-"""What every logger has in common."""
+"""Tests that every logger must pass."""
 
 from __future__ import annotations
 

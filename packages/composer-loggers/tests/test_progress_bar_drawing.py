@@ -1,4 +1,4 @@
-"""What the bars look like, on real streams."""
+"""The text of the bars, on real streams."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from composer.loggers.progress_bar_logger import Bar, ProgressBarLogger
 
 
 def shown(terminal: io.StringIO) -> list[str]:
-    """What stood on the line, one state after the other."""
+    """Return the successive texts of the line."""
     return [line.rstrip() for line in re.split(r"[\r\n]+", terminal.getvalue()) if line.strip()]
 
 
@@ -217,7 +217,7 @@ def test_a_log_file_gets_a_line_every_half_minute(start: Any, clock: SimpleNames
 
 
 def _everything(master: int) -> str:
-    """What was written to a terminal that is closed now; it may arrive in parts."""
+    """Return the text that was written to a terminal that is closed now; it may arrive in parts."""
     parts: list[bytes] = []
     with suppress(OSError):  # how Linux tells the end
         while part := os.read(master, 65536):

@@ -1,4 +1,4 @@
-"""Which bars there are, how they move, and what is saved of them; tqdm itself is replaced."""
+"""The bars, their progress and their saved state, with a replacement of tqdm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for every model: it trains, in every layout and precision, compiled and copied."""
+"""Every model trains, in every layout and precision, compiled and copied."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests share: small runs, and a slow checker of Chrome's Trace Event Format."""
+"""Small runs, and a slow checker of Chrome's Trace Event Format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the clocks of ranks are compared."""
+"""The comparison of the clocks of ranks."""
 
 from __future__ import annotations
 

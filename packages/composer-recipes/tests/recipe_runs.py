@@ -1,4 +1,4 @@
-"""What several tests use: quick runs of the command, and files like those of the data sets."""
+"""Quick runs of the command, and files like those of the data sets."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ QUIET = "--no-progress --device cpu --threads 1"
 
 @dataclass(frozen=True)
 class Commanded:
-    """What `composer-train RECIPE` left: what it printed, the folder it wrote to, and what is in results.json."""
+    """The output of `composer-train RECIPE`, the folder it wrote to, and the content of results.json."""
 
     text: str
     folder: Path

@@ -32,7 +32,7 @@ Command = Callable[[str], Commanded]
 
 
 def text_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What the command prints before it exits with status 0."""
+    """Return the output of a command that exits with status 0."""
     with pytest.raises(SystemExit) as exit_:
         main(arguments)
     assert exit_.value.code == 0

@@ -22,7 +22,7 @@ Make = Callable[..., Recipe]
 
 
 def numbers(result: Result) -> list[tuple[int, dict[str, list[float]], int]]:
-    """What of a result must not depend on the clock."""
+    """Return the parts of a result that must not depend on the clock."""
     return [(each.seed, each.scores, each.samples) for each in result.runs]
 
 

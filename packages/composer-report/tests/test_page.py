@@ -25,7 +25,7 @@ EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>&lt;"
 
 
 class Page(HTMLParser):
-    """What a browser would take for elements, attributes and scripts."""
+    """Collects the elements, attributes and scripts that a browser would find."""
 
     def __init__(self, content: str) -> None:
         super().__init__()

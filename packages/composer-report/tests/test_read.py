@@ -1,4 +1,4 @@
-"""What was recorded is what is read."""
+"""Recorded runs are read as they were recorded."""
 
 from __future__ import annotations
 

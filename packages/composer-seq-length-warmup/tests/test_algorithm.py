@@ -91,7 +91,7 @@ def test_warmups_without_whole_steps(algorithm: SeqLengthWarmup, expected: list[
 
 @pytest.mark.parametrize("max_duration", ["80sp", "2560tok"])
 def test_runs_in_samples_and_tokens_have_a_warmup_too(max_duration: str) -> None:
-    """Of 20 batches of 4 sequences of 32 tokens; half of it is warmup, with 3 steps in 10 batches."""
+    """Make a run of 20 batches of 4 sequences of 32 tokens; half of it is warmup, with 3 steps in 10 batches."""
     expected = [8, 8, 8, 8, 16, 16, 16, 24, 24, 24] + [32] * 10
 
     assert expected == lengths(SeqLengthWarmup(0.5, 8, 32, 8), 20, max_duration)

@@ -1,4 +1,4 @@
-"""What the Trainer's tests share."""
+"""Fixtures of the Trainer's tests."""
 
 from __future__ import annotations
 

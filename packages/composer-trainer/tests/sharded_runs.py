@@ -188,7 +188,7 @@ def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
 
 
 def trained(config: Any = None, **kwargs: Any) -> dict[str, Any]:
-    """What a run leaves behind."""
+    """The results of a run."""
     losses = Losses()
     trainer = make(config, callbacks=[losses, *kwargs.pop("callbacks", ())], **kwargs)
     trainer.fit()
@@ -238,7 +238,7 @@ def answer(function: Callable[[], Any]) -> str:
 
 
 def run_all(scenarios: dict[str, Callable[..., Any]], *args: Any) -> dict[str, Any]:
-    """What each scenario returns, on this rank; an error does not keep the others from running."""
+    """Return the results of all scenarios on this rank; an error in one does not stop the others."""
     results: dict[str, Any] = {}
     for name, scenario in scenarios.items():
         try:
@@ -249,7 +249,7 @@ def run_all(scenarios: dict[str, Callable[..., Any]], *args: Any) -> dict[str, A
 
 
 def on_ranks(run: Callable[[], dict[str, Any]], ranks: int) -> Callable[[str], list[Any]]:
-    """What a scenario returned on each rank of a launch."""
+    """Return the results of a scenario on all ranks of a launch."""
     results = run_on_ranks(run, ranks, timeout=300)
 
     def of(name: str) -> list[Any]:

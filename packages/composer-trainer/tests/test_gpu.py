@@ -1,4 +1,4 @@
-"""What only a CUDA device can show; skipped without one."""
+"""Tests that need a CUDA device; skipped without one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the Trainer shows in a notebook, which a Jupyter kernel of its own executes."""
+"""The Trainer's output in notebooks, which a real Jupyter kernel executes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ CELLS = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the notebook is."""
+    """The folder of the notebook."""
     return tmp_path_factory.mktemp("notebook")
 
 
@@ -91,7 +91,7 @@ def bars(outputs: list[Any]) -> list[str]:
 
 
 def printed(outputs: list[Any]) -> str:
-    """What was printed."""
+    """Return the printed text."""
     return "".join(output.text for output in outputs if output.output_type == "stream")
 
 

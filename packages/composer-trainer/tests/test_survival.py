@@ -82,7 +82,7 @@ class Run:
 
     @property
     def log(self) -> dict[str, Any]:
-        """What was logged, by content; a line that a kill cut off does not count, for it is logged again."""
+        """Return the logged lines by content, without a line that a kill cut off, which is logged again."""
         lines = set()
         for line in (self.folder / "log.jsonl").read_text().splitlines():
             try:

@@ -18,7 +18,7 @@ _BLOCK, _HEADER = 32768, 7
 
 
 class Stored:
-    """What is in the file of a run."""
+    """The content of a run's file."""
 
     def __init__(self, file: Path) -> None:
         self.records = list(read(file))

@@ -110,7 +110,7 @@ def test_without_declarations_the_list_decides_and_is_reversed_at_after_and_end(
 @pytest.mark.parametrize("listed", [("mixer", "pruner"), ("pruner", "mixer")])
 @pytest.mark.parametrize("event", [Event.AFTER_DATALOADER, Event.BATCH_START, Event.BATCH_END])
 def test_a_declared_order_holds_at_after_events_too(cls: type[Acting], listed: tuple[str, ...], event: Event) -> None:
-    """What prunes the batch judges clean inputs: at AFTER_DATALOADER the reversal must not put it last."""
+    """Algorithms that prune the batch see clean inputs: the reversal at AFTER_DATALOADER must not put them last."""
     placements = {"mixer": MIXER, "pruner": PRUNER}
     algorithms = [cls(name, (event,), placements[name]) for name in listed]
 

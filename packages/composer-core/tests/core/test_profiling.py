@@ -1,4 +1,4 @@
-"""What the engine tells a profiler: which events, algorithms and callbacks begin and end, properly nested."""
+"""The sections of events, algorithms and callbacks that the engine passes to a profiler, properly nested."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from composer.testing._processes import run_on_ranks
 
 
 class Point:
-    """Of a module that the processes can only load from its file."""
+    """A class of a module that the processes can only import from its file."""
 
     def __init__(self, x: int) -> None:
         self.x = x

@@ -1,4 +1,4 @@
-"""Who a process is, and collectives in one process and in several."""
+"""Ranks, and collectives in one process and in several."""
 
 from __future__ import annotations
 

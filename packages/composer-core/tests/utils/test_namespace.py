@@ -1,4 +1,4 @@
-"""What `composer.utils` exports, what it leaves to others, and what importing it costs."""
+"""The exports of `composer.utils`, the names of other packages in it, and the cost of its import."""
 
 from __future__ import annotations
 

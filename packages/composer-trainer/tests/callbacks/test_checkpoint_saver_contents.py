@@ -1,4 +1,4 @@
-"""What a checkpoint holds, and that it stays as small as it was."""
+"""The content of a checkpoint, and its size."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ Ranks = Callable[[str], list[Any]]
 
 @pytest.fixture(scope="module")
 def ranks() -> Ranks:
-    """What a function returned on each rank."""
+    """Return the results of a function on all ranks."""
     results = run_on_ranks(on_ranks, 2, timeout=300.0, backend=None)
     return lambda part: [result[part] for result in results]
 

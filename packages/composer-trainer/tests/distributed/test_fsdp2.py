@@ -208,7 +208,7 @@ def train_on_two() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def two() -> Callable[[str], list[Any]]:
-    """What a scenario returned on each of two ranks."""
+    """Return the results of a scenario on two ranks."""
     return on_ranks(train_on_two, 2)
 
 

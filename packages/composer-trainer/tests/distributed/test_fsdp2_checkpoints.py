@@ -75,7 +75,7 @@ def on_two(folder: str) -> dict[str, Any]:
 
 
 def partly(folder: str) -> dict[str, Any]:
-    """What is loaded of a checkpoint if not all is asked for."""
+    """Load parts of a checkpoint."""
     path = os.path.join(folder, "fsdp2.pt")
     trainer = make(FSDP, model=filled(Regression(Plain)), optimizer="adamw")
     trainer.fit(duration="2ba")

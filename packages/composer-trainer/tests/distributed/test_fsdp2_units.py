@@ -1,4 +1,4 @@
-"""What is a unit of a sharded model, how it gets its weights, and what it keeps in which precision."""
+"""The units of a sharded model, their initialization and their precision."""
 
 from __future__ import annotations
 
@@ -274,7 +274,7 @@ def train_on_two() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def two() -> Callable[[str], list[Any]]:
-    """What a scenario returned on each of two ranks."""
+    """Return the results of a scenario on two ranks."""
     return on_ranks(train_on_two, 2)
 
 

@@ -53,7 +53,7 @@ class Job:
         return [int((self.folder / f"pid{rank}").read_text()) for rank in range(2)]
 
     def assert_ended(self, allowed: float) -> None:
-        """That it took no longer since the mishap, and that nothing is left."""
+        """Check that the job ended in time after the failure and left no process."""
         seconds = self.ended - float((self.folder / "when").read_text())
         print(f"ended after {seconds:.1f} s, of {allowed:g}")  # `pytest -s` shows it
 

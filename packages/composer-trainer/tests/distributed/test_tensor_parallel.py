@@ -166,7 +166,7 @@ def train_on_two() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def four() -> Callable[[str], list[Any]]:
-    """What a scenario returned on each of four ranks."""
+    """Return the results of a scenario on four ranks."""
     results = run_on_ranks(train_on_four, 4, timeout=300)
 
     def of(name: str) -> list[Any]:

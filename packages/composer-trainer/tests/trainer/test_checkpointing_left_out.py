@@ -1,4 +1,4 @@
-"""What a checkpoint was saved without stays as it is in the run that loads it, which says so once."""
+"""State that a checkpoint lacks stays as it is in the run that loads it, with one message."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Hungry(ComposerModel):
             weight.data = torch.randn(weight.shape, generator=generator, dtype=torch.float64).to(dtype)
 
     def _eat(self, samples: int) -> bool:
-        """Whether memory runs out."""
+        """Return True if memory runs out."""
         self.clean -= samples
         return self.is_hungry and samples > self.limit and self.clean < 0
 
@@ -205,7 +205,7 @@ Ranks = Callable[[str], list[Any]]
 
 @pytest.fixture(scope="module")
 def ranks() -> Ranks:
-    """What a function returned on each rank."""
+    """Return the results of a function on all ranks."""
     results = run_on_ranks(on_ranks, 2, timeout=180.0, backend=None)
     return lambda part: [result[part] for result in results]
 
@@ -328,7 +328,7 @@ def test_ranks_hear_of_the_error_of_another_one(ranks: Ranks) -> None:
 
 
 class Tight:
-    """What the allocator says."""
+    """A replacement of the memory check, with a fixed result."""
 
     def __init__(self, found: bool) -> None:
         self._found = found
@@ -521,7 +521,7 @@ def test_a_rank_tells_that_its_loader_is_ahead(ranks: Ranks) -> None:
 
 
 class AtExit:
-    """What is to be done at the end of the process."""
+    """Collects the functions that are registered for the end of the process."""
 
     def __init__(self) -> None:
         self.registered: list[tuple[Any, ...]] = []
@@ -531,7 +531,7 @@ class AtExit:
 
 
 def leaving_the_group() -> tuple[int, list[bool]]:
-    """How many were registered, and whether there still is a group."""
+    """Return the number of registered functions, and True if the process group still exists."""
     registered = construction.atexit.registered  # type: ignore[attr-defined]
     leave, ours = registered[0]
     there = []

@@ -150,7 +150,7 @@ def affine(image: Image.Image, *matrix: float) -> Image.Image:
 
 
 def expected_of(name: str, image: Image.Image, level: float, draw: Iterator[float]) -> Image.Image:
-    """What `name` must do with the numbers in [0, 1) that it draws."""
+    """Return the expected result of `name` for the numbers in [0, 1) that it draws."""
     if name in ("autocontrast", "equalize"):
         return getattr(ImageOps, name)(image)  # type: ignore[no-any-return]
     if name in LAST_FOUR:
