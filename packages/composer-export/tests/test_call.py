@@ -155,7 +155,7 @@ class TakesTuple(ComposerModel):
     [(2, None, 1), (2, ["image", "target"], 2), (3, None, 3), (3, ["image", "mask"], 2)],
 )
 def test_the_inputs_of_a_tuple(tmp_path: Path, num_parts: int, input_names: Any, num_inputs: int) -> None:
-    """The first item of a pair, otherwise all; `input_names` selects the first tensors. The model gets None for others."""
+    """The first item of a pair, otherwise all; `input_names` selects the first tensors. Others get None."""
     batch = tuple(torch.randn(4, 3) for _ in range(num_parts))
     path = tmp_path / "model.pt2"
     export_for_inference(TakesTuple(), "torch_export", path, sample_input=batch, input_names=input_names)
