@@ -525,14 +525,9 @@ def showing_progress(progress: Progress, name: str) -> Iterator[Any]:
         yield Callback()
     elif progress is True:
         file = bar_file(open_stream("stderr"))
-        bar = TqdmCallback(
-            tqdm_kwargs={"desc": PurePosixPath(name).name, "unit": "B", "unit_scale": True, "file": file}
-        )
-        try:
+        options = {"desc": PurePosixPath(name).name, "unit": "B", "unit_scale": True, "file": file}
+        with TqdmCallback(tqdm_kwargs=options) as bar:
             yield bar
-        finally:
-            if bar.tqdm is not None:
-                bar.tqdm.close()
     else:
         report, last = progress, (-1, -1)
 
