@@ -62,7 +62,10 @@ def test_random_seeds_are_valid_and_advance_no_generator() -> None:
     assert len(set(seeds)) > 90
 
 
-def test_deterministic_mode_switches_torch_to_deterministic_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deterministic_mode_switches_torch_to_deterministic_kernels(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
@@ -73,6 +76,7 @@ def test_deterministic_mode_switches_torch_to_deterministic_kernels(monkeypatch:
         assert torch.are_deterministic_algorithms_enabled()
         assert (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic) == (False, True)
         assert ":4096:8" == os.environ["CUBLAS_WORKSPACE_CONFIG"]
+        assert "training is slower" in caplog.text
     finally:
         torch.use_deterministic_algorithms(was_deterministic)
 
