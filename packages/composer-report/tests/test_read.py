@@ -348,7 +348,7 @@ def test_tables_actions_and_texts(record: Any, tmp_path: Path) -> None:
     found = read_run(tmp_path / "run")
 
     (mixup,) = found.algorithms
-    assert (mixup.told, mixup.logged) == ("mixed", {"mix_up/alpha": 0.5})
+    assert (mixup.summary, mixup.logged) == ("mixed", {"mix_up/alpha": 0.5})
     assert [(t.name, t.columns, t.rows) for t in found.tables if t.name == "other"] == [
         ("other", ("a", "b"), ((1, "NaN"),))
     ]

@@ -34,11 +34,6 @@ class Run:
     samples: int
     actions: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def deeds(self) -> dict[str, str]:
-        """The same as `actions`, its former name."""
-        return self.actions
-
 
 @dataclass(frozen=True)
 class Result:

@@ -3,8 +3,8 @@
 from composer.report._find import RunNotFoundError as RunNotFoundError
 from composer.report._find import find_runs as find_runs
 from composer.report._model import Act as Act
+from composer.report._model import AlgorithmActions as AlgorithmActions
 from composer.report._model import Checkpoint as Checkpoint
-from composer.report._model import Deeds as Deeds
 from composer.report._model import Evaluation as Evaluation
 from composer.report._model import ModuleChange as ModuleChange
 from composer.report._model import PlanEntry as PlanEntry
@@ -15,8 +15,12 @@ from composer.report._model import Table as Table
 from composer.report._page import write_report as write_report
 from composer.report._read import read_run as read_run
 
+Deeds = AlgorithmActions
+"""The former name of `AlgorithmActions`."""
+
 __all__ = [
     "Act",
+    "AlgorithmActions",
     "Checkpoint",
     "Deeds",
     "Evaluation",

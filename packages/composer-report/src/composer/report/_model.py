@@ -11,8 +11,8 @@ import numpy as np
 
 __all__ = [
     "Act",
+    "AlgorithmActions",
     "Checkpoint",
-    "Deeds",
     "Evaluation",
     "ModuleChange",
     "PlanEntry",
@@ -84,21 +84,21 @@ class Act:
 
 
 @dataclass(frozen=True)
-class Deeds:
+class AlgorithmActions:
     """The actions of one algorithm.
 
     Attributes:
         name: Its class.
         config: Its `repr`.
         acts: Its calls, by event.
-        told: A sentence about it from the logged table "algorithms" with the columns algorithm and action, or None.
+        summary: A sentence about it from the logged table "algorithms" with the columns algorithm and action, or None.
         logged: Hyperparameters that it logged.
     """
 
     name: str
     config: str
     acts: tuple[Act, ...]
-    told: str | None
+    summary: str | None
     logged: dict[str, Any]
 
 
@@ -251,7 +251,7 @@ class Run:
     texts: dict[str, str] = field(default_factory=dict)
     evaluations: list[Evaluation] = field(default_factory=list)
     plan: list[PlanEntry] = field(default_factory=list)
-    algorithms: list[Deeds] = field(default_factory=list)
+    algorithms: list[AlgorithmActions] = field(default_factory=list)
     modules: list[ModuleChange] = field(default_factory=list)
     modules_added: dict[str, int] = field(default_factory=dict)
     checkpoints: list[Checkpoint] = field(default_factory=list)

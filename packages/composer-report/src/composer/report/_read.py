@@ -12,7 +12,17 @@ import numpy as np
 
 from composer.report._attempts import Attempt, current_attempts, read_attempts
 from composer.report._find import log_of, record_of, run_not_found
-from composer.report._model import Act, Checkpoint, Deeds, Evaluation, ModuleChange, PlanEntry, Resume, Run, Table
+from composer.report._model import (
+    Act,
+    AlgorithmActions,
+    Checkpoint,
+    Evaluation,
+    ModuleChange,
+    PlanEntry,
+    Resume,
+    Run,
+    Table,
+)
 from composer.report._model import Series as Series
 from composer.report._textlog import read_log
 
@@ -159,7 +169,7 @@ class _Reader:
                 parts.setdefault(name, []).append((steps[lines], seconds[lines], epochs[lines], values))
         return {name: Series(name, *map(np.concatenate, zip(*each, strict=True))) for name, each in parts.items()}
 
-    def _algorithms(self, hyperparameters: dict[str, Any]) -> list[Deeds]:
+    def _algorithms(self, hyperparameters: dict[str, Any]) -> list[AlgorithmActions]:
         acts: dict[str, dict[str, list[list[int]]]] = {}
         for record in self.all("acts"):
             for act in record["values"]:
@@ -173,7 +183,7 @@ class _Reader:
         }
         named = {entry["name"]: entry["config"] for entry in self.last("algorithms").get("values", [])}
         return [
-            Deeds(
+            AlgorithmActions(
                 name,
                 named.get(name, ""),
                 tuple(

@@ -11,7 +11,7 @@ import numpy as np
 from composer.report._charts import Chart, Charts, Line, epochs_at, packed
 from composer.report._groups import Group, less_is_better, results
 from composer.report._html import Html, broken, count, duration, el, number, size, text, utc
-from composer.report._model import Deeds, Run
+from composer.report._model import AlgorithmActions, Run
 from composer.report._select import Family
 
 __all__ = [
@@ -141,16 +141,16 @@ def algorithms_section(run: Run, charts: Charts) -> Html | None:
     )
 
 
-def _name(algorithm: Deeds, slot: int) -> Html:
+def _name(algorithm: AlgorithmActions, slot: int) -> Html:
     return el("span", algorithm.name, class_=f"key c{slot % 8}")
 
 
-def actions(algorithm: Deeds) -> Html:
+def actions(algorithm: AlgorithmActions) -> Html:
     """Return what an algorithm did: a sentence, its calls by event, and logged hyperparameters."""
     calls = ", ".join(f"{act.count:,} at {act.event}" for act in algorithm.acts)
     logged = [f"{key} = {value}" for key, value in algorithm.logged.items()]
     return text(
-        el("div", f"{algorithm.told[:1].upper()}{algorithm.told[1:]}.") if algorithm.told else None,
+        el("div", f"{algorithm.summary[:1].upper()}{algorithm.summary[1:]}.") if algorithm.summary else None,
         el("div", f"Acted: {calls}" if algorithm.acts else "Did not act", class_="small"),
         [el("div", el("code", line), class_="small") for line in logged],
     )
@@ -224,7 +224,7 @@ def _run_rows(run: Run) -> Iterable[_Row]:
     return rows
 
 
-def _algorithm_rows(algorithm: Deeds, slot: int) -> list[_Row]:
+def _algorithm_rows(algorithm: AlgorithmActions, slot: int) -> list[_Row]:
     rows: list[_Row] = [(algorithm.name, None, [])]
     acts = sorted(algorithm.acts, key=lambda act: _ORDER.index(act.event) if act.event in _ORDER else len(_ORDER))
     for act in acts:
@@ -232,7 +232,7 @@ def _algorithm_rows(algorithm: Deeds, slot: int) -> list[_Row]:
     return rows if acts else []
 
 
-def _joined(algorithm: Deeds, slot: int) -> _Row:
+def _joined(algorithm: AlgorithmActions, slot: int) -> _Row:
     spans = [(a, b, f"{act.event}, {_times(n)}") for act in algorithm.acts for a, b, n in act.spans]
     return algorithm.name, slot, spans
 

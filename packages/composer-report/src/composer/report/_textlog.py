@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from composer.report._model import Act, Deeds, Run, Series, Table
+from composer.report._model import Act, AlgorithmActions, Run, Series, Table
 
 __all__ = ["read_log"]
 
@@ -128,11 +128,11 @@ class _LogReader:
             for name, (steps, values) in self._columns.items()
         }
 
-    def algorithms(self) -> list[Deeds]:
+    def algorithms(self) -> list[AlgorithmActions]:
         """Return the algorithms in the traces."""
         names = dict.fromkeys(name for name, _ in self._acts)
         return [
-            Deeds(
+            AlgorithmActions(
                 name,
                 "",
                 tuple(
