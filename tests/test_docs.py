@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.readme_blocks import blocks, command_problems, run
+from tools.readme_blocks import blocks, command_problems, install_problems, run
 from tools.workspace import ROOT, Workspace
 
 WORKSPACE = Workspace()
@@ -77,6 +77,13 @@ def test_the_doctests_of_a_module_pass(name: str, tmp_path: Path, monkeypatch: p
     failed, _ = doctest.testmod(module, optionflags=OPTIONS)
 
     assert failed == 0
+
+
+@pytest.mark.parametrize("path", READMES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_readme_installs_what_its_examples_import(path: Path) -> None:
+    own = None if path.parent == ROOT else path.parent.name
+
+    assert list(install_problems(path.read_text(encoding="utf-8"), WORKSPACE, own)) == []
 
 
 @pytest.mark.parametrize("path", READMES, ids=lambda path: str(path.relative_to(ROOT)))

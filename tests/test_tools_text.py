@@ -159,6 +159,18 @@ class TestReadmeBlocks:
             "line 11: no command named 'one-train'",
         ]
 
+    def test_examples_import_what_the_text_installs(self, tree: Tree) -> None:
+        tree.add_core()
+        tree.add_algorithm("one")
+        tree.add_algorithm("two")
+        example = "```python\nfrom composer.algorithms.{0} import {0}\n```\n"
+        text = example.format("one") + "```bash\npip install 'composer-two>=0.1'\n```\n" + example.format("two")
+
+        assert list(readme_blocks.install_problems(text, tree.workspace, "composer-one")) == []
+        assert list(readme_blocks.install_problems(text, tree.workspace, None)) == [
+            "line 2: `composer.algorithms.one.one` needs ['composer-one'], which no `pip install` above names"
+        ]
+
     def test_modules_that_are_run_exist(self, tree: Tree) -> None:
         tree.add_core()
         tree.add_algorithm("one")

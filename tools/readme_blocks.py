@@ -8,6 +8,7 @@ and scripts that they name, must exist. Other blocks are ignored.
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
@@ -91,6 +92,10 @@ def _commands(line: str) -> Iterator[list[str]]:
             words.append(word)
 
 
+def _names_of_packages(words: list[str]) -> list[str]:
+    return [re.split(r"[\[<>=!~;]", word)[0] for word in words if word.startswith(PREFIX)]
+
+
 def _problem(words: list[str], workspace: Workspace, scripts: set[str], sessions: set[str]) -> str | None:
     command, *rest = words
     if re.fullmatch(r"python[\d.]*", command) and rest[:1] == ["-m"] and rest[1:]:
@@ -98,7 +103,7 @@ def _problem(words: list[str], workspace: Workspace, scripts: set[str], sessions
         if command.startswith("composer."):
             return None if _has_module(workspace, command) else f"no module named {command!r}"
     if command == "pip" or (command == "uv" and rest[:1] == ["pip"]):
-        names = [re.split(r"[\[<>=!~;]", word)[0] for word in rest if word.startswith(PREFIX)]
+        names = _names_of_packages(rest)
         unknown = [name for name in names if name not in workspace.packages]
         return f"no package named {unknown}" if unknown else None
     if command == "nox":
@@ -108,6 +113,51 @@ def _problem(words: list[str], workspace: Workspace, scripts: set[str], sessions
     if command in _PLAIN or command in scripts or (ROOT / command).is_file():
         return None
     return f"no command named {command!r}"
+
+
+def install_problems(text: str, workspace: Workspace, own: str | None) -> Iterator[str]:
+    """Yield a sentence for each import of a `python` block whose package no earlier `pip install` of the text names.
+
+    Args:
+        text: The Markdown text.
+        workspace: The packages.
+        own: The package that the text describes; None: the whole repository.
+    """
+    installed = {own, *workspace.siblings(own)} if own else set()
+    for block in blocks(text):
+        if block.language == "bash":
+            for words in (words for line in block.code.splitlines() for words in _commands(line)):
+                if words[:2] == ["pip", "install"]:
+                    names = [name for name in _names_of_packages(words) if name in workspace.packages]
+                    installed.update(names, *map(workspace.siblings, names))
+        elif block.language == "python":
+            for line, module, name in _imports(block):
+                owners = _owners(workspace, module, name)
+                if owners and not owners & installed:
+                    yield f"line {line}: `{module}.{name}` needs {sorted(owners)}, which no `pip install` above names"
+
+
+def _imports(block: Block) -> Iterator[tuple[int, str, str]]:
+    for node in ast.walk(ast.parse(block.code)):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "composer":
+            for alias in node.names:
+                yield block.line + node.lineno - 1, node.module, alias.name
+
+
+def _owners(workspace: Workspace, module: str, name: str) -> set[str]:
+    """Return the packages that register a name for a module, otherwise those that ship the module."""
+    registering = {
+        package.name for package in workspace.packages.values() if name in package.entry_points.get(module, {})
+    }
+    if registering:
+        return registering
+    folder = Path(*module.split("."))
+    for path in (folder / name, folder / name.lower(), folder):  # `composer.Trainer` is of `composer.trainer`
+        files = (path.with_suffix(".py"), path / "__init__.py")
+        shipping = {p.name for p in workspace.packages.values() if any((p.source / file).is_file() for file in files)}
+        if shipping:
+            return shipping
+    return set()
 
 
 def run(path: Path) -> None:

@@ -112,7 +112,7 @@ def test_the_console_script_and_the_modules_are_the_launcher(module: str) -> Non
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     assert script.load() is main
-    assert said == f"MosaicML Composer {version('composer-launcher')}\n"
+    assert said == f"Composer {version('composer-launcher')}\n"
 
 
 # ---- the processes

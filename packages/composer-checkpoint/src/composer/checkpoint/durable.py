@@ -53,7 +53,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
     if path.is_dir() and not path.is_symlink():
         raise IsADirectoryError(
             errno.EISDIR,
-            f"Could not save {str(path)!r}: there is a folder of that name. Remove it, or save elsewhere",
+            f"Could not save {str(path)!r}: there is a folder of that name. Remove it, or save elsewhere.",
         )
     temporary = temporary_path(path)
     try:

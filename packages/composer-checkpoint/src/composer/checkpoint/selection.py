@@ -118,7 +118,12 @@ def glob_filter(exclude_globs: Sequence[str]) -> Callable[[dict[str, Any]], None
         >>> glob_filter(["state/model/a.*", "rng"])(tree)
         >>> tree
         {'state': {'model': {'b.weight': 2}}}
+
+    Raises:
+        TypeError: `exclude_globs` is a single string.
     """
+    if isinstance(exclude_globs, str):
+        raise TypeError(f"`exclude_globs` must be a list of patterns, got {exclude_globs!r}. Use [{exclude_globs!r}].")
 
     def remove(state_dict: dict[str, Any]) -> None:
         matched: set[str] = set()

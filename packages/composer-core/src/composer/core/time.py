@@ -352,7 +352,7 @@ _CLOCKS = ("total_wct", "iteration_wct", "epoch_wct", "batch_wct")
 _TOTAL_OF = {_UNIT_OF[name]: f"_{name}" for name in ("iteration", "epoch", "batch", "sample", "token")}
 
 
-def _counter(name: str) -> property:
+def _counter(name: str) -> Any:  # a property; type checkers go by the annotation of the attribute
     attribute, unit = f"_{name}", _UNIT_OF[name]
 
     def read(self: Timestamp) -> Time[int]:
@@ -361,7 +361,7 @@ def _counter(name: str) -> property:
     return property(read, doc=f"The counter `{name}`, a `Time` in {unit.value!r}.")
 
 
-def _clock(name: str) -> property:
+def _clock(name: str) -> Any:
     attribute = f"_{name}"
 
     def read(self: Timestamp) -> datetime.timedelta:
@@ -458,19 +458,19 @@ class Timestamp(Serializable):
         self._epoch_wct = _ZERO if epoch_wct is None else epoch_wct
         self._batch_wct = _ZERO if batch_wct is None else batch_wct
 
-    iteration = _counter("iteration")
-    epoch = _counter("epoch")
-    batch = _counter("batch")
-    sample = _counter("sample")
-    token = _counter("token")
-    token_in_iteration = _counter("token_in_iteration")
-    batch_in_epoch = _counter("batch_in_epoch")
-    sample_in_epoch = _counter("sample_in_epoch")
-    token_in_epoch = _counter("token_in_epoch")
-    total_wct = _clock("total_wct")
-    iteration_wct = _clock("iteration_wct")
-    epoch_wct = _clock("epoch_wct")
-    batch_wct = _clock("batch_wct")
+    iteration: Time[int] = _counter("iteration")
+    epoch: Time[int] = _counter("epoch")
+    batch: Time[int] = _counter("batch")
+    sample: Time[int] = _counter("sample")
+    token: Time[int] = _counter("token")
+    token_in_iteration: Time[int] = _counter("token_in_iteration")
+    batch_in_epoch: Time[int] = _counter("batch_in_epoch")
+    sample_in_epoch: Time[int] = _counter("sample_in_epoch")
+    token_in_epoch: Time[int] = _counter("token_in_epoch")
+    total_wct: datetime.timedelta = _clock("total_wct")
+    iteration_wct: datetime.timedelta = _clock("iteration_wct")
+    epoch_wct: datetime.timedelta = _clock("epoch_wct")
+    batch_wct: datetime.timedelta = _clock("batch_wct")
 
     @property
     def epoch_in_iteration(self) -> Time[int]:

@@ -149,7 +149,7 @@ def _parser() -> argparse.ArgumentParser:
         help="time that ranks have to save and exit after SIGTERM or Ctrl-C, which are forwarded to them; "
         "another Ctrl-C kills them immediately. Default: 30",
     )
-    add("--version", action="version", version=f"MosaicML Composer {version('composer-launcher')}")
+    add("--version", action="version", version=f"Composer {version('composer-launcher')}")
     add("training_script", help="the script, module or command")
     add("training_script_args", nargs=argparse.REMAINDER, help="its arguments; $RANK and the like differ by rank")
     return parser
@@ -267,7 +267,7 @@ def _ranks(given: argparse.Namespace, environment: Mapping[str, str], nproc: int
 
 
 def _outputs(given: argparse.Namespace, environment: Mapping[str, str]) -> tuple[str | None, str | None, bool]:
-    """Return the patterns for stdout and stderr, and whether they apply to local rank 0 (on MosaicML's platform)."""
+    """Return the patterns for stdout and stderr, and True if they apply to local rank 0 (on MosaicML's platform)."""
     folder, prefix = environment.get("MOSAICML_LOG_DIR"), environment.get("MOSAICML_GPU_LOG_FILE_PREFIX")
     on_platform = environment.get("MOSAICML_PLATFORM", "").lower() in ("1", "true", "yes")
     if on_platform and folder and prefix and given.stdout is None and given.stderr is None:

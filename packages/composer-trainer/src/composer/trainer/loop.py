@@ -113,7 +113,7 @@ class FitLoop:
         self.step_every_batch, self.interruption = step_every_batch, interruption
         self.timer = StepTimer()
         self._limit, self._over_at = state.max_duration, over_at  # the limit is the same on all ranks
-        self._stopped_elsewhere = False  # another rank was asked to stop training
+        self._stopped_elsewhere = False  # another rank has to stop training
         self._losses = _LossMonitor()
         self._first_batch = state.timestamp._batch  # of this call of `fit`
 
@@ -211,7 +211,7 @@ class FitLoop:
             self._limit = state.max_duration  # it is extended on every rank
             return False
         if self.parallel.world_size > 1 and not is_over(state, self._limit):
-            # Only this rank may have been asked to stop; the others learn it in the next `any_finished` all-reduce.
+            # Perhaps only this rank has to stop; the others learn it in the next `any_finished` all-reduce.
             self.parallel.any_finished(False, stopped=True)
             self._stop()
         return True

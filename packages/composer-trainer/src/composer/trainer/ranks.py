@@ -103,11 +103,11 @@ class SingleProcess:
         Args:
             samples: Samples of this rank.
             tokens: Tokens of this rank.
-            interrupted: This rank was asked to stop.
+            interrupted: This rank has to stop.
             lap: Wall-clock time of the step.
 
         Returns:
-            The sums; True if any rank was asked to stop; the wall-clock time of rank 0.
+            The sums; True if any rank has to stop; the wall-clock time of rank 0.
         """
         return samples, tokens, interrupted, lap
 
@@ -123,14 +123,14 @@ class SingleProcess:
     def any_finished(self, finished: bool, stopped: bool = False) -> tuple[bool, bool]:
         """Combine two flags over ranks before each batch.
 
-        A rank that was asked to stop calls this instead of training its next batch.
+        A rank that has to stop calls this instead of training its next batch.
 
         Args:
             finished: This rank's loader is exhausted.
-            stopped: This rank was asked to stop training.
+            stopped: This rank has to stop training.
 
         Returns:
-            True if any rank's loader is exhausted, and True if any rank was asked to stop.
+            True if any rank's loader is exhausted, and True if any rank has to stop.
         """
         return finished, stopped
 
