@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from composer.checkpoint import CorruptCheckpointError, UnsafeCheckpointError, read_checkpoint, save_checkpoint
+from composer.checkpoint import (
+    CorruptCheckpointError,
+    UnsafeCheckpointError,
+    glob_filter,
+    load_checkpoint,
+    read_checkpoint,
+    safe_torch_load,
+    save_checkpoint,
+)
 from composer.core import State
 from composer.testing import SimpleModel
 
@@ -68,3 +76,22 @@ def test_damage_and_code_are_refused(tmp_path: Path) -> None:
         read_checkpoint(tmp_path / "evil.pt", ["run_name"])
     with pytest.raises(FileNotFoundError):
         read_checkpoint(tmp_path / "missing.pt")
+
+
+def test_wrong_arguments_are_refused_by_name(tmp_path: Path) -> None:
+    missing = tmp_path / "missing.pt"
+    state = State(model=torch.nn.Linear(1, 1))
+
+    for call in (read_checkpoint, safe_torch_load, lambda path: load_checkpoint(path, state)):
+        with pytest.raises(TypeError, match="`path` must be a path or a string, got 1"):
+            call(1)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="`path` must not be empty"):
+            call("")
+        with pytest.raises(FileNotFoundError, match=rf"There is no .*{missing.name}"):
+            call(missing)
+    with pytest.raises(TypeError, match=r"`state` must be a `composer\.State`, got 2"):
+        load_checkpoint(missing, 2)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"`state` must be a `composer\.State`, got 2"):
+        save_checkpoint(2)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="`exclude_globs` must be a list of patterns, got 'state'"):
+        glob_filter("state")

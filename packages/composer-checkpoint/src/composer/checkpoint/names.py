@@ -23,6 +23,7 @@ __all__ = [
     "check_folder",
     "check_length",
     "check_link",
+    "check_nonempty_path",
     "check_path",
     "check_pattern",
     "check_relative",
@@ -181,6 +182,23 @@ def check_path(argument: str, path: str | os.PathLike[str]) -> None:
         raise ValueError(
             f"`{argument}` must be the path of a file, got {name!r}. Add its name, such as 'ep{{epoch}}.pt'."
         )
+
+
+def check_nonempty_path(argument: str, path: str | os.PathLike[str]) -> None:
+    """Check that a value is a path, and not empty.
+
+    Args:
+        argument: The name of the argument, for the message.
+        path: Its value.
+
+    Raises:
+        TypeError: It is not a path.
+        ValueError: It is empty.
+    """
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"`{argument}` must be a path or a string, got {path!r}.")
+    if not os.fspath(path):
+        raise ValueError(f"`{argument}` must not be empty, got {path!r}.")
 
 
 def check_relative(argument: str, name: str) -> None:

@@ -14,7 +14,7 @@ from composer.checkpoint._ranks import on_each_node
 from composer.checkpoint.checksum import CorruptCheckpointError
 from composer.checkpoint.download import get_file
 from composer.checkpoint.file import read_file, write_file
-from composer.checkpoint.names import check_path, get_save_filename, was_swapped
+from composer.checkpoint.names import check_nonempty_path, check_path, get_save_filename, was_swapped
 from composer.checkpoint.selection import (
     LEFT_OUT,
     IgnoreKeys,
@@ -27,12 +27,12 @@ from composer.checkpoint.selection import (
 )
 from composer.checkpoint.sharded_tensors import gather_tensors, is_sharded, shard_tensors
 from composer.checkpoint.shards import STATES, download_run, fill_shards, is_sharded_run, read_run
+from composer.core import State
 from composer.core.saving import add_required_algorithms, upgrade_state_dict
 from composer.utils import dist, import_object, is_uri, partial_format, reproducibility
 from composer.utils.misc import unwrapped_model
 
 if TYPE_CHECKING:
-    from composer.core import State
     from composer.core.passes import PassInput
     from composer.loggers import Logger
 
@@ -77,9 +77,10 @@ def save_checkpoint(
 
     Raises:
         OSError: It cannot be written; earlier files are unchanged.
-        TypeError: `filename` is not a path.
+        TypeError: `state` is not a `State`, or `filename` is not a path.
         ValueError: `filename` has an unknown field, or is a folder.
     """
+    _check_state(state)
     check_path("filename", filename)
     path = get_save_filename(state, os.path.expanduser(os.fspath(filename)))
     content = collect(state, weights_only=weights_only, ignore_keys=ignore_keys)
@@ -152,9 +153,13 @@ def load_checkpoint(
         FileNotFoundError: There is no such checkpoint.
         CorruptCheckpointError: The file is torn, truncated or altered.
         UnsafeCheckpointError: It holds types whose loading could run code.
-        ValueError: It lacks the model, the time or the optimizers, and they were not left out on purpose.
+        TypeError: `state` is not a `State`, or `path` is not a path.
+        ValueError: `path` is empty; or the file lacks the model, the time or the optimizers, and they were not left out
+            on purpose.
         RuntimeError: The model's keys do not match, or ranks loaded different files.
     """
+    check_nonempty_path("path", path)
+    _check_state(state)
     with _opened(path, state.run_name, object_store, progress_bar) as content:
         left_out = content.pop(LEFT_OUT, [])
         check_complete(os.fspath(path), content, left_out, state, load_weights_only)
@@ -192,6 +197,11 @@ def load_checkpoint(
     _check_ranks_agree(state)
     rng: list[dict[str, Any]] | None = content.get("rng")
     return rng
+
+
+def _check_state(state: State) -> None:
+    if not isinstance(state, State):
+        raise TypeError(f"`state` must be a `composer.State`, got {state!r}.")
 
 
 @contextmanager
@@ -321,6 +331,7 @@ def read_checkpoint(path: str | os.PathLike[str], keys: Sequence[str] | None = N
         ...     read_checkpoint(file.name, keys=["model"])
         {'state': {'model': {'weight': tensor([1., 1.])}}}
     """
+    check_nonempty_path("path", path)
     text = os.path.expanduser(os.fspath(path))
     with _local(text) as file:
         return read_local(file, keys)

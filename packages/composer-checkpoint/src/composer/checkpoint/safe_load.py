@@ -27,6 +27,7 @@ from composer.checkpoint._pickle_checks import (
     read_plain_values,
 )
 from composer.checkpoint.checksum import CorruptCheckpointError, parts_of_archive, verify
+from composer.checkpoint.names import check_nonempty_path
 
 __all__ = ["UnsafeCheckpointError", "load_pickle", "load_plain", "safe_torch_load", "unloadable"]
 
@@ -60,7 +61,10 @@ def safe_torch_load(
 
         if dist.get_global_rank() != 0:
             return None
+    check_nonempty_path("path", path)
     file = Path(path).expanduser()
+    if not file.exists():
+        raise FileNotFoundError(f"There is no checkpoint {str(file)!r}.")
     has_checksum = verify(file) is not None
     with open(file, "rb") as opened:
         check_torch_file(opened, str(file))

@@ -16,7 +16,13 @@ from typing import Any, SupportsIndex
 import torch
 
 from composer.checkpoint import IgnoreKeys
-from composer.checkpoint.names import check_characters, check_pattern, check_relative, check_run_name
+from composer.checkpoint.names import (
+    check_characters,
+    check_nonempty_path,
+    check_pattern,
+    check_relative,
+    check_run_name,
+)
 from composer.core import Algorithm, Callback, Event, Precision, State, Time, TimeUnit, ensure_time
 from composer.core.passes import PassInput
 from composer.devices import Device
@@ -216,30 +222,23 @@ def _text(name: str, value: Any) -> None:
         raise ValueError(f"`{name}` must not be empty, got ''.")
 
 
-def _path(name: str, value: Any) -> None:
-    if not isinstance(value, (str, os.PathLike)):
-        raise TypeError(f"`{name}` must be a path or a string, got {value!r}.")
-    if not os.fspath(value):
-        raise ValueError(f"`{name}` must not be empty, got {value!r}.")
-
-
 def _run_name(name: str, value: Any) -> None:
     _text(name, value)
     check_run_name(value)
 
 
 def _load_path(name: str, value: Any) -> None:
-    _path(name, value)
+    check_nonempty_path(name, value)
     check_characters(name, os.fspath(value))
 
 
 def _folder(name: str, value: Any) -> None:
-    _path(name, value)
+    check_nonempty_path(name, value)
     check_pattern(name, os.fspath(value), times=False)
 
 
 def _file_name(name: str, value: Any) -> None:
-    _path(name, value)
+    check_nonempty_path(name, value)
     check_pattern(name, os.fspath(value))
     check_relative(name, os.fspath(value))
 

@@ -63,6 +63,7 @@ from composer.trainer.settings import RunSettings, check_subset, data_spec_of
 from composer.trainer.signals import Interruption
 from composer.trainer.step import BatchTrainer
 from composer.utils import dist, ensure_tuple, extract_hparams, get_device, reproducibility
+from composer.utils.import_helpers import import_from_distribution
 from composer.utils.parallelism import ParallelismConfig
 from composer.utils.terminal import open_stream
 
@@ -746,9 +747,9 @@ class Trainer(_RejectsRemovedArguments):
             ValueError: An argument is invalid, no batch has been seen yet, or the model is sharded.
             RuntimeError: The model cannot be exported in this format.
         """
-        from composer.utils import export_with_logger  # of composer-export
-
-        export_with_logger(
+        public = "Trainer.export_for_inference"
+        export = import_from_distribution("composer.inference", "export_with_logger", "composer-export", public)
+        export(
             model=self.state.model,
             save_format=save_format,
             save_path=save_path,
