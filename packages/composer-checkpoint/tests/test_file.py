@@ -325,6 +325,17 @@ def test_torchs_own_writer_fails_clearly_too(tmp_path: Path) -> None:
     assert read_file(tmp_path / "a.pt")[0] == {"state": 1}
 
 
+def test_a_file_that_cannot_be_created_is_named_without_its_temporary_name(tmp_path: Path) -> None:
+    name = "a" * 250 + ".pt"  # with the suffix of the temporary file it is too long
+
+    with pytest.raises(OSError, match="Check its folder, or save elsewhere") as caught:
+        write_file({"state": 1}, tmp_path / name)
+
+    assert caught.value.errno == errno.ENAMETOOLONG
+    assert f"Could not save '{tmp_path}/{name}'" in str(caught.value)
+    assert ".saving" not in str(caught.value)
+
+
 def test_other_errors_stay_what_they_are(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="mine"), atomic_write(tmp_path / "a.pt"):
         raise RuntimeError("mine")

@@ -63,24 +63,26 @@ def atomic_write(path: Path) -> Iterator[Path]:
     except BaseException as error:
         with suppress(OSError):  # on a disk that is read-only now; the first error is raised
             temporary.unlink()
-        if isinstance(error, (OSError, RuntimeError)) and (reason := _why_unwritten(error, path.parent)) is not None:
+        if isinstance(error, (OSError, RuntimeError)) and (reason := _why_unwritten(error, temporary)) is not None:
             number, text = reason
+            advice = "Free some space" if number in _WRITE_ERRORS else "Check its folder"
             raise OSError(
                 number,
-                f"Could not save {str(path)!r}: {text}. Files saved earlier are unchanged. Free some space, or save "
-                f"elsewhere",
+                f"Could not save {str(path)!r}: {text}. Files saved earlier are unchanged. "
+                f"{advice}, or save elsewhere.",
             ) from error
         raise
 
 
-def _why_unwritten(error: OSError | RuntimeError, folder: Path) -> tuple[int, str] | None:
+def _why_unwritten(error: OSError | RuntimeError, temporary: Path) -> tuple[int, str] | None:
     """Return the system's reason for a failed write; torch's writer hides it behind a RuntimeError."""
     if isinstance(error, OSError):
-        return (error.errno, os.strerror(error.errno)) if error.errno in _WRITE_ERRORS else None
+        of_file = error.errno in _WRITE_ERRORS or error.filename == str(temporary)
+        return (error.errno, os.strerror(error.errno)) if of_file else None
     text = str(error)
     if "PytorchStreamWriter" not in text and "unexpected pos" not in text and "inline_container" not in text:
         return None
-    full = shutil.disk_usage(folder).free < 1 << 20
+    full = shutil.disk_usage(temporary.parent).free < 1 << 20
     return (errno.ENOSPC, os.strerror(errno.ENOSPC)) if full else (errno.EIO, text.splitlines()[0])
 
 
