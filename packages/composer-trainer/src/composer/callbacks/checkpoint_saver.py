@@ -184,8 +184,7 @@ class CheckpointSaver(Callback):
         self.all_saved_checkpoints_to_timestamp: dict[str, Timestamp] = {}
         self.last_checkpoint_batch: Time[int] | None = None
         # Set by the Trainer:
-        self.is_relaunched = False  # whether a relaunch resumes from checkpoints, also from the end of `fit`
-        self.continues = False  # whether existing files under its names are its own, so that it may replace them
+        self.continues = False  # with `autoresume`: existing files under its names are this run's own
         self.resumed_at: Time[int] | None = None  # the batch of the checkpoint that it resumed from
         self._written: set[str] = set()  # the paths that this object saved, not those of existing files
         self._last_path: str | None = None

@@ -131,7 +131,6 @@ def load_run(
     resumes, weights_only = False, options.load_weights_only
     if options.autoresume:
         assert saver is not None, "`check_autoresume` has checked it"
-        saver.is_relaunched = True
         newest = find_checkpoint(saver, state, logger.destinations, options.load_progress_bar, downloads)
         saver.continues = True  # files of other runs have been rejected
         if newest is None:

@@ -258,7 +258,7 @@ class RunProgress:
         # In one write: a run killed between two would repeat an end that the first already contains.
         saved = saver.finalize(state, logger)
         self._ended, values = None, self._values()
-        if saved or not saver.is_relaunched:
+        if saved or not saver.continues:
             return
 
         def change(resumption: dict[str, Any]) -> None:
