@@ -78,7 +78,7 @@ def _why_unwritten(error: OSError | RuntimeError, temporary: Path) -> tuple[int,
     """Return the system's reason for a failed write; torch's writer hides it behind a RuntimeError."""
     if isinstance(error, OSError):
         of_file = error.errno in _WRITE_ERRORS or error.filename == str(temporary)
-        return (error.errno, os.strerror(error.errno)) if of_file else None
+        return (error.errno, os.strerror(error.errno)) if error.errno is not None and of_file else None
     text = str(error)
     if "PytorchStreamWriter" not in text and "unexpected pos" not in text and "inline_container" not in text:
         return None
