@@ -12,6 +12,7 @@ from tools import (
     check_style,
     derived,
     link_sources,
+    mutants,
     readme_blocks,
 )
 from tools.tiny_tree import Tree, run_tool
@@ -118,6 +119,22 @@ y = x + 1
 assert y == 21
 ```
 """
+
+
+class TestMutants:
+    SOURCE = 'def f(a, b):\n    """Compare."""\n    if a < b:\n        g()\n    raise ValueError("a" if a else "b")\n'
+
+    def test_conditions_bounds_and_statements_change_but_not_docstrings_and_errors(self) -> None:
+        found = [(line, change) for _, line, change in mutants.sites(self.SOURCE)]
+
+        assert sorted(found) == [(3, "move the bound"), (3, "negate the condition"), (4, "drop the statement")]
+
+    def test_each_mutant_is_one_change(self) -> None:
+        changed = {change: mutants.mutate(self.SOURCE, node, change) for node, _, change in mutants.sites(self.SOURCE)}
+
+        assert "if not a < b:\n        g()" in changed["negate the condition"]
+        assert "if a <= b:\n        g()" in changed["move the bound"]
+        assert "if a < b:\n        pass" in changed["drop the statement"]
 
 
 class TestReadmeBlocks:

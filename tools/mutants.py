@@ -4,8 +4,8 @@
 
 A mutant negates a condition, drops a statement, or moves a bound by one. Mutants are drawn at random, spread evenly
 over the packages, and never in docstrings, messages of errors or code for type checkers. The tests of a package run on
-a copy of its source: first those of the changed module, then all others, until one fails. Run it in the environment of
-`nox -s dev`.
+a copy of its source: first those of the changed module, then all others, until one fails, so they must pass without a
+change. Run it in the environment of `nox -s dev`.
 """
 
 from __future__ import annotations

@@ -163,27 +163,6 @@ def check_pattern(argument: str, pattern: str, times: bool = True) -> None:
     raise ValueError(f"`{argument}` must be a format string of known fields, got {pattern!r}: {reason}. Use {fields}.")
 
 
-def check_path(argument: str, path: str | os.PathLike[str]) -> None:
-    """Check that a path names a file to save, before its fields are filled in.
-
-    Args:
-        argument: The name of the argument, for the message.
-        path: Its value.
-
-    Raises:
-        TypeError: It is not a path.
-        ValueError: It has an unknown field, or is a folder.
-    """
-    if not isinstance(path, (str, os.PathLike)):
-        raise TypeError(f"`{argument}` must be a path or a string, got {path!r}.")
-    name = os.fspath(path)
-    check_pattern(argument, name)
-    if os.path.basename(name) in ("", ".", "..") or os.path.isdir(os.path.expanduser(name)):
-        raise ValueError(
-            f"`{argument}` must be the path of a file, got {name!r}. Add its name, such as 'ep{{epoch}}.pt'."
-        )
-
-
 def check_nonempty_path(argument: str, path: str | os.PathLike[str]) -> None:
     """Check that a value is a path, and not empty.
 
@@ -199,6 +178,26 @@ def check_nonempty_path(argument: str, path: str | os.PathLike[str]) -> None:
         raise TypeError(f"`{argument}` must be a path or a string, got {path!r}.")
     if not os.fspath(path):
         raise ValueError(f"`{argument}` must not be empty, got {path!r}.")
+
+
+def check_path(argument: str, path: str | os.PathLike[str]) -> None:
+    """Check that a path names a file to save, before its fields are filled in.
+
+    Args:
+        argument: The name of the argument, for the message.
+        path: Its value.
+
+    Raises:
+        TypeError: It is not a path.
+        ValueError: It is empty, has an unknown field, or is a folder.
+    """
+    check_nonempty_path(argument, path)
+    name = os.fspath(path)
+    check_pattern(argument, name)
+    if os.path.basename(name) in ("", ".", "..") or os.path.isdir(os.path.expanduser(name)):
+        raise ValueError(
+            f"`{argument}` must be the path of a file, got {name!r}. Add its name, such as 'ep{{epoch}}.pt'."
+        )
 
 
 def check_relative(argument: str, name: str) -> None:
