@@ -36,7 +36,7 @@ BY_LENGTH: dict[str, dict[str, Any]] = {
 
 
 class Clock:
-    """Stands for the module `time` in `composer.trainer._clock`."""
+    """Stands for the module `time` in `composer.trainer.loop`."""
 
     now = 0.0
 
@@ -55,7 +55,7 @@ class LastsASecond(Callback):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     stopped = Clock()
-    monkeypatch.setattr("composer.trainer._clock.time", stopped)
+    monkeypatch.setattr("composer.trainer.loop.time", stopped)
     return stopped
 
 

@@ -7,10 +7,13 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import torch
 
 __all__ = ["interleaved", "machine", "median_difference", "spread", "timed"]
+
+Result = TypeVar("Result")
 
 
 def timed(run: Callable[[], object]) -> float:
@@ -25,7 +28,7 @@ def timed(run: Callable[[], object]) -> float:
         gc.enable()
 
 
-def interleaved(contestants: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+def interleaved(contestants: Mapping[str, Callable[[], Result]], rounds: int) -> dict[str, list[Result]]:
     """Let every contestant run once per round, after one round that does not count.
 
     Args:
@@ -35,7 +38,7 @@ def interleaved(contestants: Mapping[str, Callable[[], float]], rounds: int) -> 
     Returns:
         The measurements by name, one per round.
     """
-    results: dict[str, list[float]] = {name: [] for name in contestants}
+    results: dict[str, list[Result]] = {name: [] for name in contestants}
     for counted in (False, *([True] * rounds)):
         for name, contestant in contestants.items():
             value = contestant()

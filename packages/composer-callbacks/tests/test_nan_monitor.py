@@ -76,6 +76,7 @@ class Late(DeferredValue):
 @pytest.fixture
 def slow_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nan_monitor, "DeferredValue", Late)
+    monkeypatch.setattr(torch.Tensor, "is_cpu", property(lambda tensor: False), raising=False)
     Late.arrived = False
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import sys
 from collections import Counter
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ import psutil
 import pytest
 import torch
 
+from composer.callbacks import system_metrics_monitor
 from composer.callbacks.system_metrics_monitor import SystemMetricsMonitor
 from composer.core import Timestamp
 from composer.testing import run_on_ranks
@@ -75,7 +77,11 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", None)
 
 
-def test_the_machine_is_watched_in_training_evaluation_and_prediction(run: Any, make_loader: Any) -> None:
+def test_the_machine_is_watched_in_training_evaluation_and_prediction(
+    run: Any, make_loader: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = itertools.count()
+    monkeypatch.setattr(system_metrics_monitor, "time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
     done = run(SystemMetricsMonitor(), max_duration="1ep", eval_dataloader=make_loader())
     done.fit()
     assert len(done.values("cpu_percentage")) == 4 + 4
@@ -89,6 +95,13 @@ def test_the_machine_is_watched_in_training_evaluation_and_prediction(run: Any, 
         assert done.keys(start) == {f"{start}_{field}" for field in fields}
     assert done.values("cpu_memory_total")[0] == psutil.virtual_memory().total
     assert not any("gpu" in key for key in done.memory.data)
+
+
+def test_the_machine_is_read_once_a_second(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(0.0, 0.3)
+    monkeypatch.setattr(system_metrics_monitor, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    done = run(SystemMetricsMonitor(), max_duration="9ba").fit()
+    assert [0, 4, 8] == [int(stamp.batch) for stamp, _ in done.memory.data["cpu_percentage"]]
 
 
 def test_a_machine_without_a_network_is_no_problem(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,9 @@
 from __future__ import annotations
 
-import warnings
-
 import pytest
 import torch
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # torchmetrics 1.0 imports distutils
-    from composer.models.tasks import ComposerClassifier
+from composer.models.tasks import ComposerClassifier
 
 
 @pytest.fixture

@@ -161,6 +161,13 @@ class TestSplitting:
         assert [[0, 1], [0, 1]] == [feature.tolist() for feature in parts[0]["features"]]
         assert 4 == DataSpec([]).get_num_samples_in_batch({"image": torch.zeros(4, 3), "boxes": boxes})
 
+    def test_nested_fields_without_samples_go_into_every_microbatch(self) -> None:
+        scales = (torch.tensor(1.0), torch.tensor(2.0))
+
+        parts = default_split_batch((torch.arange(4), scales), 2)
+
+        assert [(part.tolist(), rest) for part, rest in parts] == [([0, 1], scales), ([2, 3], scales)]
+
     def test_a_list_of_objects_next_to_tensors_is_split_by_entry(self) -> None:
         batch = (torch.arange(4), [{"boxes": torch.zeros(count, 4), "id": count} for count in range(4)])
 

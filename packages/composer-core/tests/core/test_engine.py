@@ -467,11 +467,13 @@ def test_debug_records_name_the_event_and_the_callback(
     with caplog.at_level(logging.DEBUG, "composer.core.engine"):
         engine.run_event(Event.INIT)
         engine.run_event(Event.EVAL_START)
+        engine.run_event(Event.PREDICT_START)
 
     assert [record.message for record in caplog.records] == [
         "[ep=0][ba=0][event=INIT]: Running event",
         "[ep=0][ba=0][event=INIT]: Running callback Watching",
         "[ep=0][ba=0][eval_ba=0][event=EVAL_START]: Running event",
+        "[ep=0][ba=0][predict_ba=0][event=PREDICT_START]: Running event",
     ]
     engine.close()
 

@@ -250,8 +250,7 @@ def test_a_profiler_may_come_and_go(profiler: Profiler) -> None:
 
 def test_without_a_profiler_nothing_stands_between_the_engine_and_what_runs() -> None:
     engine = make_engine(None, algorithms=Act([]))
-    plain = engine._compile()
 
-    assert plain[Event.BEFORE_FORWARD.index] is None
+    assert engine.dispatch.before_forward is None
     assert engine._algorithm_plan(Event.BATCH_START, {})._applied is engine._ordering.algorithms
     assert engine._markers is None

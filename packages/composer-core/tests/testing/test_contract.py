@@ -62,7 +62,14 @@ def contract_of(algorithm: Algorithm) -> AlgorithmContract:
     return Contract()
 
 
-ACCEPTED = [WithoutArguments(), WithOptions(3.0, 1, name=2), AsDataclass(), WithRequired(1.0)]
+class Random(WithoutArguments):
+    """Draws from torch's global generator."""
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        state.loss = (1 + torch.rand(())) * state.loss
+
+
+ACCEPTED = [WithoutArguments(), Random(), WithOptions(3.0, 1, name=2), AsDataclass(), WithRequired(1.0)]
 
 
 @pytest.mark.parametrize("algorithm", ACCEPTED, ids=lambda algorithm: type(algorithm).__name__)
@@ -72,6 +79,7 @@ def test_other_peoples_algorithms_are_accepted(algorithm: Algorithm) -> None:
     contract.test_its_placement_is_declared()
     contract.test_its_repr_is_its_constructor_call()
     contract.test_the_same_seed_gives_the_same_result()
+    contract.test_a_resumed_run_continues_identically()
 
 
 def test_a_representation_that_lacks_an_argument_is_rejected_with_the_way_out() -> None:

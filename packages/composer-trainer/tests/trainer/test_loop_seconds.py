@@ -25,7 +25,7 @@ MakeTrainer = Any  # the fixture's class, in conftest.py
 
 
 class Clock:
-    """Stands for the module `time` in `composer.trainer._clock`."""
+    """Stands for the module `time` in `composer.trainer.loop`."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -38,7 +38,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Stops the run's clock."""
     stopped = Clock()
-    monkeypatch.setattr("composer.trainer._clock.time", stopped)
+    monkeypatch.setattr("composer.trainer.loop.time", stopped)
     return stopped
 
 
@@ -312,7 +312,7 @@ def test_time_before_a_kill_counts_and_what_a_relaunch_takes_to_go_on_does_not(t
         return launch(make_trainer, clock, folder, train_dataloader=loader, callbacks=Lasts(clock, 0.5))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("composer.trainer._clock.time", clock)
+        patch.setattr("composer.trainer.loop.time", clock)
         report = assert_resumes_exactly(make, kills=[1, 3], folder=tmp_path)
 
     assert (4, (1, 3)) == (report.batches, report.resumed_from)
@@ -351,7 +351,7 @@ def train_by_other_clocks(duration: str) -> dict[str, Any]:
         return original(*args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("composer.trainer._clock.time", clock)
+        patch.setattr("composer.trainer.loop.time", clock)
         model = Regression()
         trainer = Trainer(
             model=model,

@@ -8,9 +8,11 @@ import pytest
 import torch
 from shared_runs import TwoPass
 
-from composer.core import Algorithm, Event, State
+from composer.core import Algorithm, Callback, Event, State
 from composer.loggers import Logger
 from composer.testing import SimpleModel, deep_compare
+from composer.trainer import microbatch
+from composer.trainer.resume.generators import global_states
 from composer.trainer.trainer import _adjust_device_train_microbatch_size, _is_cuda_oom
 from composer.utils.reproducibility import seed_context
 
@@ -170,3 +172,32 @@ def test_the_search_finds_a_size_that_fits_the_gpu(make_trainer: MakeTrainer) ->
         trainer.fit()
 
     assert trainer.state.device_train_microbatch_size in (2, 4)
+
+
+class Copies(Callback):
+    """Counts the copies before each batch; after six batches, another program needs memory."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.number, self.by_batch = 0, list[int]()
+        monkeypatch.setattr(microbatch, "global_states", self.copy)
+
+    def copy(self) -> Any:
+        self.number += 1
+        return global_states()
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        self.by_batch.append(self.number)
+        self.number = 0
+        if state.timestamp.batch == "6ba":
+            state.model.limit = 1
+
+
+def test_batches_that_will_fit_are_not_copied(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    copies = Copies(monkeypatch)
+    trainer = make_trainer(model=Hungry(), device_train_microbatch_size=4, max_duration="11ba", callbacks=copies)
+    trainer.state.auto_microbatching = True
+    with pytest.warns(RuntimeWarning, match="CUDA out of memory in training"):
+        trainer.fit()
+
+    assert trainer.state.device_train_microbatch_size == 1
+    assert copies.by_batch == [1, 1, 1, 0, 0, 0, 0, 1, 1, 0, 0]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
@@ -55,6 +56,11 @@ class NaNMonitor(Callback):
         self._pending.clear()
 
     def after_loss(self, state: State, logger: Logger) -> None:
+        loss = state.loss
+        if isinstance(loss, torch.Tensor) and loss.is_cpu and loss.dim() == 0:  # reading it waits for nothing
+            if math.isnan(loss.item()):
+                _raise(state.timestamp._batch, None)
+            return
         flags = {name: _flag(loss) for name, loss in _losses(state.loss).items()}
         DeferredValue.fetch(flags.values())
         self._pending.append(_Flags(state.timestamp._batch, flags))
@@ -87,11 +93,15 @@ class NaNMonitor(Callback):
             batch, flags = pending.popleft()
             for name, flag in flags.items():
                 if flag.value:
-                    which = "" if name is None else f" It is the loss {name!r}."
-                    raise RuntimeError(
-                        f"Train loss contains a NaN.{which} It appeared in batch {batch}, counted from 0. Lower the "
-                        f"learning rate, clip gradients, or check the data of that batch."
-                    )
+                    _raise(batch, name)
+
+
+def _raise(batch: int, name: str | None) -> NoReturn:
+    which = "" if name is None else f" It is the loss {name!r}."
+    raise RuntimeError(
+        f"Train loss contains a NaN.{which} It appeared in batch {batch}, counted from 0. Lower the learning rate, "
+        f"clip gradients, or check the data of that batch."
+    )
 
 
 def _losses(loss: Any) -> dict[str | None, torch.Tensor]:

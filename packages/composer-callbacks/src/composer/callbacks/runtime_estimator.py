@@ -184,10 +184,10 @@ def _progress(state: State) -> _Progress | None:
     if limit is None:
         return None
     unit, total = limit.unit, limit.value
-    length = state.dataloader_len
+    length = state._dataloader_len  # the plain int
     if unit is TimeUnit.EPOCH and length is not None:
         now = state.timestamp
-        return _Progress(TimeUnit.BATCH, now._epoch * length.value + now._batch_in_epoch, total * length.value)
+        return _Progress(TimeUnit.BATCH, now._epoch * length + now._batch_in_epoch, total * length)
     if unit is TimeUnit.SECOND:
-        return _Progress(unit, state.timestamp._total_wct.total_seconds(), total)
+        return _Progress(unit, state.timestamp._total_wct, total)
     return _Progress(unit, state.timestamp._count(unit), total)

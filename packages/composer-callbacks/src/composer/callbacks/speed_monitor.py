@@ -153,7 +153,7 @@ class SpeedMonitor(Callback):
 
     def batch_end(self, state: State, logger: Logger) -> None:
         now = state.timestamp
-        seconds = now._total_wct.total_seconds()
+        seconds = now._total_wct
         self.history_samples.append(now._sample)
         self.history_tokens.append(now._token)
         self.history_wct.append(seconds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any, ClassVar
@@ -22,7 +23,7 @@ _GPU_KEYS = ("gpu_percentage", "memory_percentage", "gpu_temperature_C", "gpu_po
 
 
 class SystemMetricsMonitor(Callback):
-    """Logs the use of this machine and its GPUs at the start of every batch.
+    """Logs the use of this machine and its GPUs, at the start of a batch, at most once a second.
 
     Processors, memory, disk (that of the working directory) and network are those of the whole machine. GPUs are read
     through NVML, which requires the package `nvidia-ml-py`; values that a GPU does not support, such as the power of
@@ -32,7 +33,8 @@ class SystemMetricsMonitor(Callback):
 
     **Events** INIT, BATCH_START, EVAL_BATCH_START, PREDICT_BATCH_START; EVAL_END, FIT_END, EVAL_STANDALONE_END,
     PREDICT_END, CLOSE.
-    **Cost** some tenths of a millisecond of the host per batch; with several ranks on GPUs one small all-gather.
+    **Cost** some tenths of a millisecond of the host per second; with several ranks on GPUs, which are read at every
+    batch, one small all-gather per batch.
 
     Args:
         log_all_data: Log the GPU of every rank, not only the minimum and maximum with their ranks.
@@ -63,10 +65,11 @@ class SystemMetricsMonitor(Callback):
         self._nvml: Any = None
         self._handle: Any = None
         self._pending: list[DeferredValue] | None = None  # the concatenated readings of all ranks
+        self._due = 0.0  # when to read the machine again
 
     def init(self, state: State, logger: Logger) -> None:
         psutil.cpu_percent()  # the first reading is meaningless
-        self._pending = None
+        self._pending, self._due = None, 0.0
         if state.device.name == "gpu" and self._nvml is None:
             self._nvml = _nvml()
             self._nvml.nvmlInit()
@@ -102,6 +105,10 @@ class SystemMetricsMonitor(Callback):
             nvml.nvmlShutdown()
 
     def _log(self, logger: Logger) -> None:
+        now = time.monotonic()
+        if now < self._due:
+            return
+        self._due = now + 1.0
         logger.log_metrics(_machine())
         if self._nvml is not None and dist.get_world_size() == 1:
             logger.log_metrics(self._by_rank([_readings(self._nvml, self._handle)]))

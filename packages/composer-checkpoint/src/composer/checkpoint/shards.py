@@ -211,7 +211,6 @@ class _Part(io.RawIOBase):
     """A part of a file, as a file. Torch's own class does not seek from the end as files do."""
 
     def __init__(self, file: Any, start: int, size: int) -> None:
-        super().__init__()
         self._file, self._start, self._size, self._at = file, start, size, 0
 
     def seekable(self) -> bool:

@@ -326,9 +326,17 @@ def count_samples(batch: Any) -> int:
         4
     """
     if isinstance(batch, (list, tuple)):
-        size = _flat_count(batch)
-        if size is not None:
-            return size
+        count = None
+        for element in batch:  # tensors of equal length are the usual case, in every step
+            if not (isinstance(element, torch.Tensor) and element.dim()):
+                break
+            if count is None:
+                count = element.size(0)
+            elif count != element.size(0):
+                break
+        else:
+            if count is not None:
+                return count
         size = _leading_length(batch)
         counts = {count for element in batch for count in _counts(element, size)}
     else:
@@ -344,20 +352,6 @@ def count_samples(batch: Any) -> int:
             f"Pass `get_num_samples_in_batch` to `DataSpec`."
         )
     return counts.pop()
-
-
-def _flat_count(batch: Sequence[Any]) -> int | None:
-    """Return the samples of a flat batch of tensors of equal length (the usual case); None for other forms."""
-    count = None
-    for element in batch:
-        if not isinstance(element, torch.Tensor) or not element.dim():
-            return None
-        size = element.size(0)
-        if count is None:
-            count = size
-        elif size != count:
-            return None
-    return count
 
 
 def _split(item: Any, size: int, samples: int | None) -> list[Any] | None:

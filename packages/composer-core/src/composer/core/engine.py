@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from composer.core._observed import ObservedList
@@ -131,11 +131,28 @@ class Plan(Sequence[PlanRow]):
     __repr__ = __str__
 
 
+class Dispatch:
+    """The compiled events of a run: `dispatch.batch_end()` runs BATCH_END; None where nobody acts.
+
+    A loop that asks first does not even call a function for an event that nobody needs::
+
+        if dispatch.batch_end:
+            dispatch.batch_end()
+    """
+
+    __slots__ = tuple(event.value for event in Event)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Callable[[], Traces] | None: ...
+        def __setattr__(self, name: str, run: Callable[[], Traces] | None) -> None: ...
+
+
 class Engine:
     """The engine of a run: at each event it calls the algorithms and callbacks that act there.
 
-    Dispatch is compiled: a table holds, for each event, the algorithms and callbacks in their order, so an event
-    without any costs one look-up. The table is rebuilt when `state.algorithms` or `state.callbacks` change.
+    Dispatch is compiled: `dispatch` holds, for each event, the algorithms and callbacks in their order, so an event
+    without any costs one look-up. It is compiled again, in place, when `state.algorithms` or `state.callbacks` change.
 
     At INIT the order is loggers, callbacks, algorithms; at all other events algorithms, callbacks, loggers. Algorithms
     act in the order in which the user listed them, unless their placements say otherwise. At AFTER and END events the
@@ -169,7 +186,7 @@ class Engine:
         *,
         algorithms: Algorithm | Sequence[Algorithm] | None = None,
     ) -> None:
-        self._table: list[Callable[[], Traces] | None] | None = None
+        self.dispatch = Dispatch()
         self._markers: EventMarkers | None = None
         self.state = state
         if logger is None:
@@ -181,7 +198,7 @@ class Engine:
         self.algorithm_passes = passes
         for algorithm_pass, index in parse_passes(algorithm_passes):
             self.register_pass(algorithm_pass, index)
-        changed = _weak_call(weakref.WeakMethod(self._changed))
+        changed = _weak_call(weakref.WeakMethod(self._expire))
         passes._on_change = changed
         state._observers.append(changed)
         # Runs once: at `close`, when the engine is garbage-collected, or at exit.
@@ -217,10 +234,10 @@ class Engine:
             AssertionError: The event needs a dataloader or `max_duration`, and the state has none.
         """
         try:
-            run = self._table[event.index]  # type: ignore[index]
-        except (AttributeError, TypeError):  # a string, or the table must be rebuilt
+            run = getattr(self.dispatch, event._value_)  # type: ignore[union-attr]
+        except AttributeError:  # a string
             event = _EVENTS.get(event) or Event(event)  # type: ignore[arg-type]
-            run = (self._table or self._compile())[event.index]
+            run = getattr(self.dispatch, event.value)
         return {} if run is None else run()
 
     def run_marker_only_event(self, event: Event | str) -> None:
@@ -263,15 +280,17 @@ class Engine:
 
     def close(self) -> None:
         """Close all callbacks and loggers. Safe to call twice; called when the engine is garbage-collected, too."""
-        self._table = None
         self._close()
+        self._expire()
 
     # ---- compilation ----
 
-    def _changed(self) -> None:
-        self._table = None
+    def _expire(self) -> None:
+        """Compile the events again when the next one runs."""
+        for event in Event:
+            setattr(self.dispatch, event.value, _compiled_later(weakref.ref(self), event))
 
-    def _compile(self) -> list[Callable[[], Traces] | None]:
+    def _compile(self) -> None:
         if not self._close.alive:
             raise RuntimeError("The engine is closed and cannot run events. Create a new `Engine` or `Trainer`.")
         before = self._ordering.algorithms
@@ -279,9 +298,9 @@ class Engine:
         if self._ordering.algorithms != before:
             self._ordering.warn_discouraged()
         acted: dict[Event, tuple[int, ...]] = {}
-        table = [self._plan_event(event, acted) for event in Event]
-        self._table = table
-        return table
+        runs = [self._plan_event(event, acted) for event in Event]
+        for event, run in zip(Event, runs, strict=True):
+            setattr(self.dispatch, event.value, run)
 
     def _event_markers(self) -> EventMarkers:
         profiler = self.state.profiler
@@ -334,6 +353,9 @@ class Engine:
 # ---- dispatch
 
 
+_Apply = Callable[[Event, "State", Logger], int | None]
+
+
 class _Applied(Protocol):
     """An algorithm, or a wrapper around one."""
 
@@ -372,6 +394,8 @@ class AlgorithmPlan:
         self._remember = ordering.declared and event.is_before_event
         self._reorder = ordering.declared and event.is_after_event
         self._always = all(always_matches(algorithms[i]) for i in self.candidates)
+        self._matches = [(i, algorithms[i].match) for i in self.candidates]
+        self._calls: dict[tuple[int, ...], tuple[list[tuple[_Apply, str, Trace]], dict[str, int]]] = {}
         self._keys = _trace_keys(algorithms, self.candidates, event)
         self._names = {i: type(algorithms[i]).__name__ for i in self.candidates}
         self._index = {id(algorithm): i for i, algorithm in enumerate(algorithms)}
@@ -390,16 +414,19 @@ class AlgorithmPlan:
 
     def run(self, state: State, logger: Logger) -> Traces:
         """Apply every matching algorithm; return the traces by `"{algorithm}/{event}"`."""
-        event, algorithms = self.event, self.ordering.algorithms
+        event = self.event
         if self._always:
             order, ascending = self.candidates, self._ascending
         else:
-            order = tuple(i for i in self.candidates if algorithms[i].match(event, state))
-            if not order and not self._passes:
+            matching = []
+            for i, match in self._matches:
+                if match(event, state):
+                    matching.append(i)
+            if not matching and not self._passes:
                 if self._remember:
                     self._acted[event] = ()
-                return OrderedDict()
-            ascending = tuple(sorted(order))
+                return {}
+            order, ascending = tuple(matching), tuple(sorted(matching))
         if event.is_after_event and not self._replace:
             acted = self._acted.get(self._opener, ()) if self._reorder and self._opener else ()
             order = self.ordering.backward(ascending, acted)
@@ -424,8 +451,8 @@ class AlgorithmPlan:
         if self._remember:
             self._acted[event] = tuple(i for i in indices if i is not None)
         if all(i in self._keys for i in indices):
-            return self._apply([i for i in indices if i is not None], state, logger)
-        traces: Traces = OrderedDict()
+            return self._apply(tuple(i for i in indices if i is not None), state, logger)
+        traces: Traces = {}
         for position, (i, algorithm) in enumerate(zip(indices, algorithms, strict=True)):
             applied = algorithm if i is None else self._applied[i]
             exit_code = applied.apply(event, state, logger)
@@ -435,15 +462,26 @@ class AlgorithmPlan:
             logger.log_traces({f"algorithm_traces/{trace.name}/{event}": 1 for trace in traces.values()})
         return traces
 
-    def _apply(self, order: Sequence[int], state: State, logger: Logger) -> Traces:
-        event, applied = self.event, self._applied
-        traces: Traces = OrderedDict()
-        for position, i in enumerate(order):
-            exit_code = applied[i].apply(event, state, logger)
-            traces[self._keys[i]] = Trace(self._names[i], event, exit_code, position, True)
+    def _apply(self, order: tuple[int, ...], state: State, logger: Logger) -> Traces:
+        if order not in self._calls:
+            self._calls[order] = self._calls_in(order)
+        calls, logged = self._calls[order]
+        event, traces = self.event, {}
+        for apply, key, trace in calls:
+            exit_code = apply(event, state, logger)
+            traces[key] = trace if exit_code is None else replace(trace, exit_code=exit_code)
         if logger.destinations:
-            logger.log_traces({f"algorithm_traces/{self._names[i]}/{event}": 1 for i in order})
+            logger.log_traces(logged)
         return traces
+
+    def _calls_in(self, order: tuple[int, ...]) -> tuple[list[tuple[_Apply, str, Trace]], dict[str, int]]:
+        """Return the calls of an order, each with the key and trace of a call that returns None, and what is logged."""
+        event, names = self.event, self._names
+        calls: list[tuple[_Apply, str, Trace]] = [
+            (self._applied[i].apply, self._keys[i], Trace(names[i], event, None, position, True))
+            for position, i in enumerate(order)
+        ]
+        return calls, {f"algorithm_traces/{names[i]}/{event}": 1 for i in order}
 
 
 def _trace_keys(algorithms: Sequence[Algorithm], indices: Sequence[int], event: Event) -> dict[int, str]:
@@ -469,11 +507,24 @@ def _may_act(algorithm: Algorithm, event: Event) -> bool:
 def _runner(
     plan: AlgorithmPlan | None, hooks: Sequence[Callable[[State, Logger], Any]], state: State, logger: Logger
 ) -> Callable[[], Traces]:
+    if not hooks and plan is not None:
+        return partial(plan.run, state, logger)
+
     def run() -> Traces:
-        traces = plan.run(state, logger) if plan is not None else {}
+        traces = {} if plan is None else plan.run(state, logger)
         for hook in hooks:
             hook(state, logger)
         return traces
+
+    return run
+
+
+def _compiled_later(engine: weakref.ref[Engine], event: Event) -> Callable[[], Traces]:
+    def run() -> Traces:
+        current = engine()
+        assert current is not None, "only an engine's loop has its dispatch"
+        current._compile()
+        return current.run_event(event)
 
     return run
 

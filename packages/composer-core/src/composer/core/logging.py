@@ -253,7 +253,10 @@ class Logger:
         plain = None
         for destination in destinations:
             if destination.accepts_deferred is True:
-                call_logger(destination, "log_metrics", metrics, step)
+                try:  # as in `call_logger`, at half its cost: called at every step
+                    destination.log_metrics(metrics, step)
+                except Exception as error:  # noqa: BLE001 - reported by `note_failure`
+                    note_failure(destination, "log_metrics", error)
             elif (
                 getattr(destination.log_metrics, "__func__", None) is not _BASE_LOG_METRICS
             ):  # do not read values for nothing

@@ -239,7 +239,7 @@ class State(Serializable):
         elif limit.unit is TimeUnit.ITERATION and length is not None:
             done, total = now._iteration * length.value + min(now._token_in_iteration, length.value), length.value
         elif limit.unit is TimeUnit.SECOND:
-            return Time(now._total_wct.total_seconds() / limit.value, TimeUnit.DURATION)
+            return Time(now._total_wct / limit.value, TimeUnit.DURATION)
         else:
             done, total = now._count(limit.unit), 1
         # A single division of integers, so that 3 of 10 batches are exactly the float 0.3.
@@ -254,6 +254,21 @@ class State(Serializable):
         if not length:
             return epochs, 1
         return epochs * length + min(now._batch_in_epoch, length), length
+
+    def is_over(self, limit: Time[Any] | None = None) -> bool:
+        """Return True if the run has reached its end, in whatever unit it is given.
+
+        The fraction of `get_elapsed_duration` is 1 already after the last batch, before the last epoch has ended.
+
+        Args:
+            limit: Another end; None: `max_duration`.
+        """
+        if limit is None:
+            limit = self._max_duration
+            if limit is None:
+                return False
+        reached: bool = self.timestamp._count(limit._unit) >= limit._value
+        return reached
 
     def stop_training(self) -> None:
         """End the run after the current batch, by shortening `max_duration`.

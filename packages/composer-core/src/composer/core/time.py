@@ -335,7 +335,12 @@ def ensure_time(maybe_time: TimeInput, int_unit: TimeUnit | str, *, argument: st
         raise type(error)(f"`{argument}` must be a time, got {maybe_time!r}. {error}") from None
 
 
-_ZERO = datetime.timedelta()
+def _seconds(duration: datetime.timedelta | float | None) -> float:
+    if isinstance(duration, datetime.timedelta):
+        return duration.total_seconds()
+    return 0.0 if duration is None else float(duration)
+
+
 _UNIT_OF = {
     "iteration": TimeUnit.ITERATION,
     "epoch": TimeUnit.EPOCH,
@@ -365,8 +370,7 @@ def _clock(name: str) -> Any:
     attribute = f"_{name}"
 
     def read(self: Timestamp) -> datetime.timedelta:
-        value: datetime.timedelta = getattr(self, attribute)
-        return value
+        return datetime.timedelta(seconds=getattr(self, attribute))
 
     return property(read, doc=f"The wall-clock time `{name}`, a `datetime.timedelta`.")
 
@@ -374,8 +378,9 @@ def _clock(name: str) -> Any:
 class Timestamp(Serializable):
     """The progress of a run: counters and wall-clock times. Immutable; the `to_next_*` methods return the next one.
 
-    Counters are read as `Time` objects, which compare with time strings (`timestamp.batch == "3ba"`). They are stored
-    as plain ints in attributes with an underscore, which the training loop reads because that is faster.
+    Counters are read as `Time` objects, which compare with time strings (`timestamp.batch == "3ba"`), and wall-clock
+    times as `datetime.timedelta`. They are stored as plain ints, and floats in seconds, in attributes with an
+    underscore, which the training loop reads because that is faster.
 
     Args:
         iteration: Finished iterations of an outer loop, in runs that have one.
@@ -388,7 +393,7 @@ class Timestamp(Serializable):
         batch_in_epoch: Batches of the current epoch.
         sample_in_epoch: Samples of the current epoch.
         token_in_epoch: Tokens of the current epoch.
-        total_wct: Wall-clock time of training, measured on rank 0; None is zero.
+        total_wct: Wall-clock time of training, measured on rank 0: a `timedelta` or seconds; None is zero.
         iteration_wct: Wall-clock time of the current iteration.
         epoch_wct: Wall-clock time of the current epoch.
         batch_wct: Wall-clock time of the last batch.
@@ -414,10 +419,10 @@ class Timestamp(Serializable):
     _batch_in_epoch: int
     _sample_in_epoch: int
     _token_in_epoch: int
-    _total_wct: datetime.timedelta
-    _iteration_wct: datetime.timedelta
-    _epoch_wct: datetime.timedelta
-    _batch_wct: datetime.timedelta
+    _total_wct: float
+    _iteration_wct: float
+    _epoch_wct: float
+    _batch_wct: float
 
     def __init__(
         self,
@@ -431,10 +436,10 @@ class Timestamp(Serializable):
         batch_in_epoch: SupportsIndex | Time[int] = 0,
         sample_in_epoch: SupportsIndex | Time[int] = 0,
         token_in_epoch: SupportsIndex | Time[int] = 0,
-        total_wct: datetime.timedelta | None = None,
-        iteration_wct: datetime.timedelta | None = None,
-        epoch_wct: datetime.timedelta | None = None,
-        batch_wct: datetime.timedelta | None = None,
+        total_wct: datetime.timedelta | float | None = None,
+        iteration_wct: datetime.timedelta | float | None = None,
+        epoch_wct: datetime.timedelta | float | None = None,
+        batch_wct: datetime.timedelta | float | None = None,
     ) -> None:
         counters = {
             "iteration": iteration,
@@ -453,10 +458,10 @@ class Timestamp(Serializable):
             if value.unit is not unit:
                 raise ValueError(f"`{name}` must be counted in {unit.value!r}, got {value!r}.")
             setattr(self, f"_{name}", value.value)
-        self._total_wct = _ZERO if total_wct is None else total_wct
-        self._iteration_wct = _ZERO if iteration_wct is None else iteration_wct
-        self._epoch_wct = _ZERO if epoch_wct is None else epoch_wct
-        self._batch_wct = _ZERO if batch_wct is None else batch_wct
+        self._total_wct = _seconds(total_wct)
+        self._iteration_wct = _seconds(iteration_wct)
+        self._epoch_wct = _seconds(epoch_wct)
+        self._batch_wct = _seconds(batch_wct)
 
     iteration: Time[int] = _counter("iteration")
     epoch: Time[int] = _counter("epoch")
@@ -496,7 +501,7 @@ class Timestamp(Serializable):
             count: int = getattr(self, _TOTAL_OF[unit])
             return count
         if unit is TimeUnit.SECOND:
-            return int(self._total_wct.total_seconds())
+            return int(self._total_wct)
         raise ValueError(
             "`unit` must not be 'dur': a timestamp does not know the length of the run. "
             "Use `state.get_elapsed_duration()`."
@@ -540,17 +545,22 @@ class Timestamp(Serializable):
         return Timestamp(**{**self._fields(), **{k: v for k, v in overrides.items() if v is not None}})
 
     def to_next_batch(
-        self, samples: float | Time[int] = 0, tokens: int | Time[int] = 0, duration: datetime.timedelta | None = None
+        self,
+        samples: float | Time[int] = 0,
+        tokens: int | Time[int] = 0,
+        duration: datetime.timedelta | float | None = None,
     ) -> Timestamp:
         """Return the timestamp after one more batch.
 
         Args:
             samples: Samples in the batch, over all ranks.
             tokens: Tokens in the batch, over all ranks.
-            duration: Wall-clock time of the batch; None is zero.
+            duration: Wall-clock time of the batch, a `timedelta` or seconds; None is zero.
         """
-        samples, tokens = int(samples), int(tokens)
-        duration = _ZERO if duration is None else duration
+        if type(samples) is not int or type(tokens) is not int:
+            samples, tokens = int(samples), int(tokens)
+        if type(duration) is not float:
+            duration = _seconds(duration)
         # For speed: called at every step, so without `__init__` and its checks.
         new = _NEW(Timestamp)
         new._iteration = self._iteration
@@ -569,13 +579,13 @@ class Timestamp(Serializable):
         new._batch_wct = duration
         return new
 
-    def to_next_epoch(self, duration: datetime.timedelta | None = None) -> Timestamp:
+    def to_next_epoch(self, duration: datetime.timedelta | float | None = None) -> Timestamp:
         """Return the timestamp after the end of the epoch.
 
         Args:
-            duration: Wall-clock time to add to those of the run and of the iteration; None is zero.
+            duration: Wall-clock time to add to those of the run and of the iteration, as in `to_next_batch`.
         """
-        duration = _ZERO if duration is None else duration
+        duration = _seconds(duration)
         return self.copy(
             epoch=self._epoch + 1,
             epoch_in_iteration=self._epoch_in_iteration + 1,
@@ -584,15 +594,15 @@ class Timestamp(Serializable):
             token_in_epoch=0,
             total_wct=self._total_wct + duration,
             iteration_wct=self._iteration_wct + duration,
-            epoch_wct=_ZERO,
-            batch_wct=_ZERO,
+            epoch_wct=0.0,
+            batch_wct=0.0,
         )
 
-    def to_next_iteration(self, duration: datetime.timedelta | None = None) -> Timestamp:
+    def to_next_iteration(self, duration: datetime.timedelta | float | None = None) -> Timestamp:
         """Return the timestamp after the end of the iteration.
 
         Args:
-            duration: Wall-clock time to add to that of the run; None is zero.
+            duration: Wall-clock time to add to that of the run, as in `to_next_batch`.
         """
         return self.copy(
             iteration=self._iteration + 1,
@@ -601,10 +611,10 @@ class Timestamp(Serializable):
             batch_in_epoch=0,
             sample_in_epoch=0,
             token_in_epoch=0,
-            total_wct=self._total_wct + (_ZERO if duration is None else duration),
-            iteration_wct=_ZERO,
-            epoch_wct=_ZERO,
-            batch_wct=_ZERO,
+            total_wct=self._total_wct + _seconds(duration),
+            iteration_wct=0.0,
+            epoch_wct=0.0,
+            batch_wct=0.0,
         )
 
     def _fields(self) -> dict[str, Any]:
@@ -613,9 +623,7 @@ class Timestamp(Serializable):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the constructor arguments: an int per counter, and the float seconds of each wall-clock time."""
-        # Safe loading (`weights_only`) refuses `timedelta`. The floats keep the exact microseconds.
-        clocks = {name: getattr(self, f"_{name}").total_seconds() for name in _CLOCKS}
-        return {**self._fields(), **clocks}
+        return self._fields()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Set the counters and wall-clock times from a saved state.
@@ -626,9 +634,7 @@ class Timestamp(Serializable):
         for name in _UNIT_OF:
             setattr(self, f"_{name}", int(state.get(name, 0)))
         for name in _CLOCKS:
-            value = state.get(name, _ZERO)
-            clock = value if isinstance(value, datetime.timedelta) else datetime.timedelta(seconds=value)
-            setattr(self, f"_{name}", clock)
+            setattr(self, f"_{name}", _seconds(state.get(name)))
 
     def __repr__(self) -> str:
         return f"Timestamp({', '.join(f'{k}={v!r}' for k, v in self._fields().items())})"

@@ -81,7 +81,16 @@ class DeviceCPU(PlainDevice):
     _device = torch.device("cpu")
 
     def tensor_to_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor if tensor.is_cpu else tensor.cpu()  # called for every tensor of every batch
+        return tensor if tensor.is_cpu else tensor.cpu()
+
+    def batch_to_device(self, batch: Any) -> Any:
+        if type(batch) is tuple:  # a flat tuple of tensors is the usual case, in every step
+            for tensor in batch:
+                if not (isinstance(tensor, torch.Tensor) and tensor.is_cpu):
+                    break
+            else:
+                return batch
+        return super().batch_to_device(batch)
 
 
 class DeviceGPU(Device):

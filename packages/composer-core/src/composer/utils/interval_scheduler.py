@@ -116,7 +116,7 @@ def create_interval_scheduler(
         batch = state.timestamp.batch.value
         # A second call at the same event, by another user of this function, returns the same.
         is_new = batch != last_batch or event is last_event
-        is_due = include_end_of_training and event in finals and is_new and _is_over(state)
+        is_due = include_end_of_training and event in finals and is_new and state.is_over()
         if not is_due:
             is_due = event is regular and _has_passed(state, time_interval)
         if is_due:
@@ -135,11 +135,6 @@ def _regular_event(unit: Any, checkpoint_events: bool) -> Event:
     if unit is TimeUnit.ITERATION:
         return Event.ITERATION_CHECKPOINT if checkpoint_events else Event.ITERATION_END
     return Event.BATCH_CHECKPOINT if checkpoint_events else Event.BATCH_END
-
-
-def _is_over(state: State) -> bool:
-    # Not the elapsed fraction, which is 1 after the last batch, before the last epoch has ended.
-    return state.max_duration is not None and state.timestamp >= state.max_duration
 
 
 def _has_passed(state: State, interval: Time[Any]) -> bool:

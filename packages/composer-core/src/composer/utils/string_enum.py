@@ -36,8 +36,8 @@ class StringEnum(Enum):
             raise ValueError(f"The value of a `StringEnum` member must be a lower-case string, got {self._value_!r}.")
 
     def __eq__(self, other: object) -> bool:
-        if other is self:
-            return True
+        if other is self or other.__class__ is self.__class__:  # at once, because algorithms compare at every event
+            return other is self
         if isinstance(other, str):
             warnings.warn(
                 f"Comparing {type(self).__name__}.{self.name} with the string {other!r}. "

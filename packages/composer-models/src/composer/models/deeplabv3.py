@@ -8,12 +8,10 @@ import torch
 import torch.nn.functional as F
 import torchvision
 from torch import Tensor, nn
-from torchmetrics import MetricCollection
 from torchvision.models import WeightsEnum
 from torchvision.models.resnet import BasicBlock
 from torchvision.models.segmentation.deeplabv3 import ASPP, DeepLabHead
 
-from composer.metrics import CrossEntropy, MIoU
 from composer.models._building import Initializers, check_count, initialize, pretrained
 from composer.models._segmentation import SegmentationLoss
 from composer.models.resnet import RESNETS
@@ -65,6 +63,10 @@ def composer_deeplabv3(
     Source: see `DeepLabV3`.
     Differs: ResNet-18, -34 and -152 are also supported.
     """
+    from torchmetrics import MetricCollection  # slow to import
+
+    from composer.metrics import CrossEntropy, MIoU
+
     check_count("num_classes", num_classes)
     loss = SegmentationLoss(cross_entropy_weight, dice_weight, ignore_index)
     network = DeepLabV3(num_classes, backbone_arch, use_plus=use_plus)

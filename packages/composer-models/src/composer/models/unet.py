@@ -5,17 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchmetrics import MetricCollection
 
-from composer.metrics import CrossEntropy, Dice
 from composer.models._building import check_count
 from composer.models._segmentation import SegmentationLoss
 from composer.models.tasks import ComposerClassifier
+
+if TYPE_CHECKING:
+    from torchmetrics import MetricCollection  # slow to import, so at run time only when there are metrics
+
+    from composer.metrics import Dice
 
 __all__ = ["UNet", "UNet3D", "UNetModule"]
 
@@ -213,4 +216,8 @@ def _loss() -> SegmentationLoss:
 
 
 def _metrics(num_classes: int) -> tuple[Dice, MetricCollection]:
+    from torchmetrics import MetricCollection
+
+    from composer.metrics import CrossEntropy, Dice
+
     return Dice(num_classes), MetricCollection([CrossEntropy(), Dice(num_classes)])

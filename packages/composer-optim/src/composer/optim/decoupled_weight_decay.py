@@ -68,8 +68,9 @@ class DecoupledSGDW(_KeepsInitialLR, SGD):
         weight_decay: Fraction of the weights that a step removes at the initial learning rate. Values from 1e-3 on log
             a warning.
         nesterov: Use Nesterov momentum, which requires momentum and no dampening.
-        foreach: Update all parameters in a few kernels. None: torch decides, for accelerators and against the CPU.
-        fused: Update all parameters in one kernel, after another one for the decay.
+        foreach: Update all parameters in a few kernels.
+        fused: Update all parameters in one kernel, after another one for the decay. None for both: fused where torch
+            supports it, else foreach where torch prefers it.
 
     Attributes:
         single_pass: True: `step` calls its closure at most once, before any update, so the Trainer may run the forward
@@ -181,14 +182,13 @@ class DecoupledSGDW(_KeepsInitialLR, SGD):
             dampening: Dampening of the momentum.
             nesterov: Use Nesterov momentum.
             maximize: Maximize the objective instead of minimizing it.
-            foreach: Use a few kernels for all parameters; None: torch decides.
-            fused: Use one kernel for all parameters, after another one for the decay.
+            foreach: Use a few kernels for all parameters.
+            fused: Use one kernel for all parameters, after another one for the decay. None for both: as in the class.
             grad_scale: Divisor of the gradients, a scalar tensor; requires `fused`.
             found_inf: Scalar tensor; the step is skipped unless it is 0. Requires `fused`.
         """
         lr = lr.squeeze() if isinstance(lr, Tensor) else lr
-        if foreach is None and fused is None:
-            fused, foreach = _default_to_fused_or_foreach(params, differentiable=False, use_fused=False)
+        fused, foreach = _fastest(params, fused, foreach)
         if weight_decay != 0:
             factor = 1 - _decay_ratio(lr, initial_lr) * weight_decay
             _decay_(params, factor, grouped=bool(foreach or fused), found_inf=found_inf)
@@ -259,8 +259,8 @@ class DecoupledAdamW(_KeepsInitialLR, AdamW):
     `torch.optim.AdamW`, whose decay is `lr * weight_decay`. The ratio is 1 if `initial_lr` is 0.
 
     `group["initial_lr"]` is the entry that the schedulers of torch use. `state[p]` holds t as "step" (a float32 scalar
-    tensor; on the host unless `fused`), m as "exp_avg", v as "exp_avg_sq" and its maximum as "max_exp_avg_sq".
-    Parameters without a gradient or with `requires_grad=False` are skipped.
+    tensor; on the host unless the step is fused), m as "exp_avg", v as "exp_avg_sq" and its maximum as
+    "max_exp_avg_sq". Parameters without a gradient or with `requires_grad=False` are skipped.
 
     Args:
         params: Parameters, or dicts of parameter groups.
@@ -270,8 +270,9 @@ class DecoupledAdamW(_KeepsInitialLR, AdamW):
         weight_decay: Fraction of the weights that a step removes at the initial learning rate. Values from 1e-3 on log
             a warning.
         amsgrad: Divide by the largest v so far.
-        foreach: Update all parameters in a few kernels. None: torch decides, for accelerators and against the CPU.
-        fused: Update all parameters in one kernel, including the decay.
+        foreach: Update all parameters in a few kernels.
+        fused: Update all parameters in one kernel, including the decay. None for both: fused where torch supports it,
+            else foreach where torch prefers it.
 
     Attributes:
         single_pass: True: `step` calls its closure at most once, before any update, so the Trainer may run the forward
@@ -335,7 +336,8 @@ class DecoupledAdamW(_KeepsInitialLR, AdamW):
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None and p.requires_grad]
             grads = _dense_grads(params, self)
-            states = [self._state_of(p, group) for p in params]
+            fused, foreach = _fastest(params, group["fused"], group["foreach"])
+            states = [self._state_of(p, group["amsgrad"], bool(fused or group["capturable"])) for p in params]
             self.adamw(
                 params,
                 grads,
@@ -351,8 +353,8 @@ class DecoupledAdamW(_KeepsInitialLR, AdamW):
                 weight_decay=group["weight_decay"],
                 eps=group["eps"],
                 maximize=group["maximize"],
-                foreach=group["foreach"],
-                fused=group["fused"],
+                foreach=foreach,
+                fused=fused,
                 capturable=group["capturable"],
                 grad_scale=getattr(self, "grad_scale", None),
                 found_inf=getattr(self, "found_inf", None),
@@ -399,13 +401,14 @@ class DecoupledAdamW(_KeepsInitialLR, AdamW):
             weight_decay: Fraction of the weights that is removed at the initial learning rate.
             eps: Added to the divisor.
             maximize: Maximize the objective instead of minimizing it.
-            foreach: Use a few kernels for all parameters; None: torch decides.
-            fused: Use one kernel for all parameters.
+            foreach: Use a few kernels for all parameters.
+            fused: Use one kernel for all parameters. None for both: as in the class.
             capturable: See `torch.optim.AdamW`.
             grad_scale: Divisor of the gradients, a scalar tensor; requires `fused`.
             found_inf: Scalar tensor; the step is skipped unless it is 0. Requires `fused`.
         """
         lr = lr.squeeze() if isinstance(lr, Tensor) else lr
+        fused, foreach = _fastest(params, fused, foreach)
         if initial_lr != 0:
             weight_decay /= initial_lr  # torch multiplies by 1 - lr * weight_decay
         elif weight_decay != 0:
@@ -433,15 +436,15 @@ class DecoupledAdamW(_KeepsInitialLR, AdamW):
             maximize=maximize,
         )
 
-    def _state_of(self, param: Tensor, group: dict[str, Any]) -> dict[str, Any]:
+    def _state_of(self, param: Tensor, amsgrad: bool, step_on_device: bool) -> dict[str, Any]:
         """Return the state of a parameter, which is created at its first step."""
         state: dict[str, Any] = self.state[param]
-        on_host = param.is_cpu or not (group["fused"] or group["capturable"])
+        on_host = param.is_cpu or not step_on_device
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32, device="cpu" if on_host else param.device)
             state["exp_avg"] = torch.zeros_like(param, memory_format=torch.preserve_format)
             state["exp_avg_sq"] = torch.zeros_like(param, memory_format=torch.preserve_format)
-            if group["amsgrad"]:
+            if amsgrad:
                 state["max_exp_avg_sq"] = torch.zeros_like(param, memory_format=torch.preserve_format)
         elif state["step"].is_cpu is not on_host:
             # All state was moved to the device of the parameters; reading the step there would synchronize every step.
@@ -522,6 +525,15 @@ def _initial_lr_of(group: dict[str, Any]) -> float:
 def _decay_ratio(lr: float | Tensor, initial_lr: float) -> float | Tensor:
     """Return `lr / initial_lr`, or 1 if that is undefined."""
     return lr / initial_lr if initial_lr else 1.0
+
+
+def _fastest(params: list[Tensor], fused: bool | None, foreach: bool | None) -> tuple[bool | None, bool | None]:
+    """Return `fused` and `foreach`, chosen by what torch supports for these parameters if both are None."""
+    if fused is None and foreach is None:
+        # Sharded parameters cannot all be fused; in float64, the fused kernel of Adam is less exact than the others.
+        simple = all(type(p) in (Tensor, torch.nn.Parameter) and p.dtype is not torch.float64 for p in params)
+        fused, foreach = _default_to_fused_or_foreach(params, differentiable=False, use_fused=simple)
+    return fused, foreach
 
 
 def _decay_(params: list[Tensor], factor: float | Tensor, *, grouped: bool, found_inf: Tensor | None = None) -> None:

@@ -513,8 +513,8 @@ def _steps_down(milestones: Sequence[Time[Any]], gamma: float, state: State, ssr
 
 def _done(t_max: Time[Any], state: State, ssr: float) -> float:
     """Return the completed fraction of a schedule of length `t_max`, in [0, 1]; 1 after its end."""
-    end = _convert_time(t_max, state, ssr)
-    return _fraction(_elapsed(state, end.unit), end.value)
+    end, unit = _converted(t_max, state, ssr)
+    return _fraction(_elapsed(state, unit), end)
 
 
 def _factor(number: float, name: str) -> float:
@@ -559,41 +559,45 @@ def _convert_time(time: str | Time[Any], state: State, ssr: float = 1.0) -> Time
         RuntimeError: `time` is a duration and `max_duration` is not set, or the length of an epoch is needed and not
             known.
     """
-    time = Time.from_input(time)
-    end = state.max_duration
-    if time.unit is TimeUnit.SECOND:
+    return Time(*_converted(Time.from_input(time), state, ssr))
+
+
+def _converted(time: Time[Any], state: State, ssr: float) -> tuple[float, TimeUnit]:
+    """Return value and unit of `_convert_time`: as plain values, because schedules need them at every step."""
+    end, unit, value = state.max_duration, time.unit, time.value
+    if unit is TimeUnit.SECOND:
         if end is None or end.unit is not TimeUnit.SECOND:
             raise ValueError(
                 f"The time of a schedule must not be in seconds unless `max_duration` is, got {time!r} in a run of "
                 f"{None if end is None else str(end)!r}. Use 'ep', 'ba', 'sp' or 'tok'."
             )
-        return Time(int(time.value * ssr) / (end.value or 1), TimeUnit.DURATION)
-    if time.unit is TimeUnit.DURATION:
+        return int(value * ssr) / (end.value or 1), TimeUnit.DURATION
+    if unit is TimeUnit.DURATION:
         if end is None:
             raise RuntimeError(f"`state.max_duration` must be set to use {time!r}, a fraction of the run.")
         if end.unit is TimeUnit.SECOND:
-            return time
+            return value, unit
         if end.unit is TimeUnit.EPOCH:
-            return Time(int(time.value * _batches_per_epoch(time, state) * end.value), TimeUnit.BATCH)
-        return Time(int(time.value * end.value), end.unit)
-    if time.unit is TimeUnit.ITERATION and state._iteration_length is None:
+            return int(value * _batches_per_epoch(time, state) * end.value), TimeUnit.BATCH
+        return int(value * end.value), end.unit
+    if unit is TimeUnit.ITERATION and state._iteration_length is None:
         raise ValueError(
             f"The time of a schedule must not be in iterations, got {str(time)!r}: the run has none. Use 'ep', "
             f"'ba', 'sp', 'tok' or 'dur'."
         )
-    if time.unit is TimeUnit.EPOCH:
-        time = Time(time.value * _batches_per_epoch(time, state), TimeUnit.BATCH)
-    return Time(int(time.value * ssr), time.unit)
+    if unit is TimeUnit.EPOCH:
+        value, unit = value * _batches_per_epoch(time, state), TimeUnit.BATCH
+    return int(value * ssr), unit
 
 
 def _batches_per_epoch(time: Time[Any], state: State) -> int:
-    length = state.dataloader_len
+    length = state._dataloader_len
     if length is None:
         raise RuntimeError(
             f"The number of batches in an epoch must be known to convert {time!r} to batches. "
             f"Use a train dataloader with a length, or write the time in batches, samples or tokens."
         )
-    return int(length)
+    return length
 
 
 def _elapsed(state: State, unit: TimeUnit) -> float:
@@ -604,7 +608,7 @@ def _elapsed(state: State, unit: TimeUnit) -> float:
         duration = state.get_elapsed_duration()
         assert duration is not None, "times are converted to durations only in a run of seconds"
         return duration.value
-    return state.timestamp.get(unit).value
+    return state.timestamp._count(unit)
 
 
 def _fraction(part: float, total: float) -> float:
@@ -720,6 +724,24 @@ class _CompiledSchedule(LambdaLR):
         self._factor = _checked(_bind(scheduler, state, ssr), scheduler, state)
         super().__init__(state.optimizers[0], lambda step: self._factor())
 
+    def step(self, epoch: int | None = None) -> None:
+        """Set the learning rates for the current time, as `LambdaLR.step` does, at a fraction of its cost."""
+        if epoch is not None or self._step_count < 2:  # torch warns at the first step if the optimizer has not stepped
+            super().step(epoch)
+            return
+        self._step_count += 1
+        self.last_epoch += 1
+        self._set_rates(self._factor())
+
+    def _set_rates(self, factor: Any) -> None:
+        groups = self.optimizer.param_groups
+        for group, initial in zip(groups, self.base_lrs, strict=True):
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(initial * factor)
+            else:
+                group["lr"] = initial * factor
+        self._last_lr = [g["lr"].clone() if isinstance(g["lr"], Tensor) else g["lr"] for g in groups]
+
     def scale_schedule(self, ssr: float) -> None:
         """Multiply the scale schedule ratio and update the learning rates.
 
@@ -733,13 +755,7 @@ class _CompiledSchedule(LambdaLR):
             raise ValueError(f"`ssr` must be positive, got {ssr!r}.")
         self._factor = _checked(_bind(self._schedule, self._state, self._ssr * ssr), self._schedule, self._state)
         self._ssr *= ssr
-        factor = self._factor()
-        for group, initial in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(initial * factor)
-            else:
-                group["lr"] = initial * factor
-        self._last_lr = [group["lr"] for group in self.optimizer.param_groups]
+        self._set_rates(self._factor())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state dict of a `LambdaLR`."""
@@ -777,6 +793,8 @@ def _checked(evaluate: Callable[[], Any], scheduler: Callable[..., Any], state: 
 
     def evaluate_and_check() -> Any:
         factor = evaluate()
+        if type(factor) is float and 0.0 <= factor < math.inf:  # at once: the usual case, in every step
+            return factor
         if isinstance(factor, Tensor):  # reading it from a device would synchronize
             number: Any = factor.item() if factor.device.type == "cpu" and factor.numel() == 1 else 1.0
         else:

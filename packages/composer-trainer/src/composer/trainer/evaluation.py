@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -15,7 +16,6 @@ from composer.core import DataSpec, Engine, Evaluator, Event, State, Timestamp
 from composer.devices import DeviceCPU
 from composer.loggers import Logger
 from composer.models import ComposerModel
-from composer.trainer._clock import StepTimer
 from composer.trainer.microbatch import adjust_device_eval_microbatch_size, eval_search, is_cuda_oom
 from composer.trainer.optimizers import OptimizerModes
 from composer.trainer.precision import autocast
@@ -122,12 +122,12 @@ class Evaluation:
                 metrics[name] = state.device.module_to_device(metric)
                 metrics[name].reset()
             set_epoch(spec.dataloader, state.timestamp._batch)
-            timer, tail = StepTimer(), PaddingDetector(spec.dataloader)
+            tail, self._lap_start = PaddingDetector(spec.dataloader), time.perf_counter()
             searches = evaluator.auto_microbatching
             with eval_search(evaluator, state, self.parallel) if searches else self._forward_pass:
                 self.accesses.record(evaluator.label, spec.dataloader, state.timestamp._batch)
                 for batch in self._batches(spec):
-                    self._eval_batch(evaluator, batch, metrics, timer, tail)
+                    self._eval_batch(evaluator, batch, metrics, tail)
             if not state.eval_timestamp._batch and not tail.found:
                 warnings.warn(
                     f"No batches were evaluated for global rank {dist.get_global_rank()}: the loader of the evaluator "
@@ -141,10 +141,8 @@ class Evaluation:
         length = self.state.dataloader_len
         return itertools.islice(iter(spec.dataloader), None if length is None else length.value)
 
-    def _eval_batch(
-        self, evaluator: Evaluator, batch: Any, metrics: dict[str, Any], timer: StepTimer, tail: PaddingDetector
-    ) -> None:
-        state, run_event, spec = self.state, self.engine.run_event, evaluator.dataloader
+    def _eval_batch(self, evaluator: Evaluator, batch: Any, metrics: dict[str, Any], tail: PaddingDetector) -> None:
+        state, dispatch, spec = self.state, self.engine.dispatch, evaluator.dataloader
         batch = spec.batch_transforms(batch)
         samples = spec.get_num_samples_in_batch(batch)
         if tail.ends_batch(samples):
@@ -156,7 +154,8 @@ class Evaluation:
             batch = spec.split_batch(batch, samples)[0]
         tokens = spec.get_num_tokens_in_batch(batch)
         state.batch = batch
-        run_event(Event.EVAL_BATCH_START)
+        if dispatch.eval_batch_start:
+            dispatch.eval_batch_start()
         batch = state.batch
         size: float | None = evaluator.device_eval_microbatch_size
         pending = [batch] if size is None or samples <= size else list(spec.split_batch(batch, size))
@@ -180,15 +179,20 @@ class Evaluation:
         if evaluator.auto_microbatching:
             key = f"trainer/{evaluator.label}/device_eval_microbatch_size"
             self.logger.log_metrics({key: evaluator.device_eval_microbatch_size})
-        state.eval_timestamp = state.eval_timestamp.to_next_batch(samples, tokens, timer.lap())
-        run_event(Event.EVAL_BATCH_END)
+        now = time.perf_counter()
+        state.eval_timestamp = state.eval_timestamp.to_next_batch(samples, tokens, now - self._lap_start)
+        self._lap_start = now
+        if dispatch.eval_batch_end:
+            dispatch.eval_batch_end()
 
     def _forward(self, spec: DataSpec, microbatch: Any) -> None:
-        state, run_event = self.state, self.engine.run_event
+        state, dispatch = self.state, self.engine.dispatch
         state.batch = spec.microbatch_transforms(state.device.batch_to_device(microbatch))
-        run_event(Event.EVAL_BEFORE_FORWARD)
+        if dispatch.eval_before_forward:
+            dispatch.eval_before_forward()
         state.outputs = self._forward_pass(state.batch)
-        run_event(Event.EVAL_AFTER_FORWARD)
+        if dispatch.eval_after_forward:
+            dispatch.eval_after_forward()
 
     def _outputs_of(self, batch: Any) -> Any:
         return self.model.eval_forward(batch)
@@ -229,7 +233,7 @@ def predict(
     """
     parallel.check_loader(spec.dataloader, "dataloader")
     outputs: list[Any] = []
-    cpu, timer, forward = DeviceCPU(), StepTimer(), ForwardPass(_unwrapped(state), state, parallel)
+    cpu, forward = DeviceCPU(), ForwardPass(_unwrapped(state), state, parallel)
     with (
         # Ranks with an unsharded model may predict alone.
         parallel.report_lost_ranks() if parallel.collective_forward else nullcontext(),
@@ -239,7 +243,7 @@ def predict(
         active_dataloader(state, spec.dataloader, "predict", subset_num_batches),
     ):
         length = state.dataloader_len
-        state.predict_timestamp = Timestamp()
+        state.predict_timestamp, lap_start = Timestamp(), time.perf_counter()
         engine.run_event(Event.PREDICT_START)
         with forward:
             for batch in itertools.islice(iter(spec.dataloader), None if length is None else length.value):
@@ -252,7 +256,9 @@ def predict(
                 engine.run_event(Event.PREDICT_AFTER_FORWARD)
                 if return_outputs:
                     outputs.append(cpu.batch_to_device(state.outputs))
-                state.predict_timestamp = state.predict_timestamp.to_next_batch(samples, tokens, timer.lap())
+                now = time.perf_counter()
+                state.predict_timestamp = state.predict_timestamp.to_next_batch(samples, tokens, now - lap_start)
+                lap_start = now
                 engine.run_event(Event.PREDICT_BATCH_END)
         engine.run_event(Event.PREDICT_END)
     return outputs

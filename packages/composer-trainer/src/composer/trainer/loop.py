@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +13,6 @@ import torch
 
 from composer.core import DataSpec, Engine, Event, State, TimeUnit
 from composer.loggers import DeferredValue, Logger
-from composer.trainer._clock import StepTimer, is_over
 from composer.trainer.evaluation import Evaluation
 from composer.trainer.ranks import SingleProcess, set_epoch
 from composer.trainer.resume.loader import LoaderPosition
@@ -111,7 +111,9 @@ class FitLoop:
         self.metrics = batches.metrics
         self.evaluation, self.parallel = evaluation, parallel
         self.step_every_batch, self.interruption = step_every_batch, interruption
-        self.timer = StepTimer()
+        self._schedulers, self._evaluators = state.schedulers, state.evaluators  # lists that stay the same objects
+        self._has_ranks = parallel.world_size > 1
+        self._lap_start = time.perf_counter()
         self._limit, self._over_at = state.max_duration, over_at  # the limit is the same on all ranks
         self._stopped_elsewhere = False  # another rank has to stop training
         self._losses = _LossMonitor()
@@ -128,7 +130,7 @@ class FitLoop:
             self.logger.log_hyperparameters({f"enabled_algorithms/{type(algorithm).__name__}": True})
         run_event(Event.FIT_START)
         resumed = self.position.begin()
-        if self._over_at is not None and not is_over(state):  # the run was stopped, and killed before `fit` returned
+        if self._over_at is not None and not state.is_over():  # the run was stopped, and killed before `fit` returned
             state.max_duration = self._over_at
             self._limit = state.max_duration
         if resumed:  # the checkpoint may be from just before the end of an iteration
@@ -137,7 +139,7 @@ class FitLoop:
         state.model.train()
         self.evaluation.modes.train()  # after algorithms have removed their averages from the model
         try:
-            if resumed and is_over(state):
+            if resumed and state.is_over():
                 self._finish_last_epoch()
             while not self._is_over():
                 self._epoch()
@@ -185,17 +187,19 @@ class FitLoop:
 
     def _batches(self) -> Iterator[Any]:
         """Iterate over the remaining batches of the epoch, with the events before and after each is loaded."""
-        run_event = self.engine.run_event
-        spec = self.data_spec
+        dispatch, spec = self.engine.dispatch, self.data_spec
         iterator = self.position.resume(lambda batch: spec.get_num_samples_in_batch(spec.batch_transforms(batch)))
         if self.state.timestamp._batch == self._first_batch:
-            self.timer.restart()  # advancing a loader is not training time
+            self._lap_start = time.perf_counter()  # advancing a loader is not training time
         while True:
-            run_event(Event.BEFORE_DATALOADER)
+            if dispatch.before_dataloader:
+                dispatch.before_dataloader()
             if iterator is None:
                 iterator = self.position.start()
             batch = next(iterator, _END)
-            finished, self._stopped_elsewhere = self.parallel.any_finished(batch is _END)
+            finished = batch is _END
+            if self._has_ranks:
+                finished, self._stopped_elsewhere = self.parallel.any_finished(finished)
             if self._stopped_elsewhere:
                 self._stop()
                 self._put_back(() if batch is _END else (batch,))
@@ -207,10 +211,10 @@ class FitLoop:
     def _is_over(self) -> bool:
         """Return True if the run is over on every rank."""
         state = self.state
-        if not is_over(state):
+        if not state.is_over():
             self._limit = state.max_duration  # it is extended on every rank
             return False
-        if self.parallel.world_size > 1 and not is_over(state, self._limit):
+        if self.parallel.world_size > 1 and not state.is_over(self._limit):
             # Perhaps only this rank has to stop; the others learn it in the next `any_finished` all-reduce.
             self.parallel.any_finished(False, stopped=True)
             self._stop()
@@ -232,33 +236,34 @@ class FitLoop:
         self._limit = self.state.max_duration
 
     def _batch(self, batch: Any) -> None:
-        state, run_event, spec = self.state, self.engine.run_event, self.data_spec
+        state, dispatch, spec = self.state, self.engine.dispatch, self.data_spec
         batch = spec.batch_transforms(batch)
         samples = spec.get_num_samples_in_batch(batch)
         tokens = spec.get_num_tokens_in_batch(batch)
         state.batch = batch
-        run_event(Event.AFTER_DATALOADER)
-        run_event(Event.BATCH_START)
-        logged = bool(self.logger.destinations)
-        if logged:
-            self._log_time(tokens > 0)
-        losses = self.batches.train(samples)
-        size = state.device_train_microbatch_size
-        self._publish(losses, samples if size is None else size, logged)
-        if self.step_every_batch:
+        if dispatch.after_dataloader:
+            dispatch.after_dataloader()
+        if dispatch.batch_start:
+            dispatch.batch_start()
+        self._publish(self.batches.train(samples), samples, tokens)
+        if self.step_every_batch and self._schedulers:
             self._step_schedulers()
-        self._log_metrics(logged)
-        interrupted = self.interruption.signal is not None
-        samples, tokens, ends, lap = self.parallel.sum_counts(samples, tokens, interrupted, self.timer.lap())
+        now = time.perf_counter()
+        lap, self._lap_start, ends = now - self._lap_start, now, self.interruption.signal is not None
+        if self._has_ranks:
+            samples, tokens, ends, lap = self.parallel.sum_counts(samples, tokens, ends, lap)
         state.previous_timestamp = state.timestamp
         state.timestamp = state.timestamp.to_next_batch(samples, tokens, lap)
-        if tokens == 0 and self._limit is not None and self._limit.unit is TimeUnit.TOKEN:
+        if not tokens and self._limit is not None and self._limit.unit is TimeUnit.TOKEN:
             check_has_tokens(state, f"`max_duration` {str(self._limit)!r}")
         if ends:
             self.interruption.prepare()
-        run_event(Event.BATCH_END)
-        self._evaluate(Event.BATCH_END)
-        run_event(Event.BATCH_CHECKPOINT)
+        if dispatch.batch_end:
+            dispatch.batch_end()
+        if self._evaluators:
+            self._evaluate(Event.BATCH_END)
+        if dispatch.batch_checkpoint:
+            dispatch.batch_checkpoint()
         if ends:
             self.metrics.finish()
             self.interruption.leave(state)
@@ -275,33 +280,46 @@ class FitLoop:
                         f"rate is computed."
                     )
 
-    def _publish(self, losses: dict[str, torch.Tensor], microbatch_size: float, logged: bool) -> None:
-        losses = self.parallel.mean_losses(losses)
-        self._losses.add(losses, self.state.timestamp._batch)
+    def _publish(self, losses: dict[str, torch.Tensor], samples: float, tokens: int) -> None:
+        """Store the losses and metrics of a batch in the state and log them, with its time, in one call."""
+        state, logged = self.state, bool(self.logger.destinations)
+        if self._has_ranks:
+            losses = self.parallel.mean_losses(losses)
+        self._losses.add(losses, state.timestamp._batch)
+        state.total_loss_dict = losses
+        metrics: dict[str, DeferredValue] = {}
+        if self.metrics.enabled:
+            metrics = self.metrics.values()
+            state.train_metric_values = dict(metrics)
         if not logged:
-            self.state.total_loss_dict = losses
             return
-        values = {key: DeferredValue.of_tensor(loss) for key, loss in losses.items()}
-        self.state.total_loss_dict = values
-        # In one call: each call costs every logger some microseconds.
-        self.logger.log_metrics({"trainer/device_train_microbatch_size": microbatch_size, **values})
-
-    def _log_metrics(self, logged: bool) -> None:
-        if not self.metrics.enabled:
-            return
-        values = self.metrics.values()
-        self.state.train_metric_values = dict(values)
-        if logged:
-            self.logger.log_metrics({f"metrics/train/{name}": value for name, value in values.items()})
+        now, size = state.timestamp, state.device_train_microbatch_size
+        values: dict[str, Any] = {
+            "time/batch": now._batch,
+            "time/sample": now._sample,
+            "time/batch_in_epoch": now._batch_in_epoch,
+            "time/sample_in_epoch": now._sample_in_epoch,
+            "trainer/device_train_microbatch_size": samples if size is None else size,
+        }
+        if tokens:
+            values["time/token"], values["time/token_in_epoch"] = now._token, now._token_in_epoch
+        for key, loss in losses.items():
+            values[key] = DeferredValue.of_tensor(loss)
+        for name, value in metrics.items():
+            values[f"metrics/train/{name}"] = value
+        self.logger.log_metrics(values)
 
     def _evaluate(self, event: Event) -> None:
         if self.evaluation.run_due(event):
             self._losses.check(self.state.timestamp._batch - 1)
-            self.timer.restart()  # evaluation is not training time
+            self._lap_start = time.perf_counter()  # evaluation is not training time
 
     def _end_epoch(self) -> None:
         state, run_event = self.state, self.engine.run_event
-        self._log_metrics(bool(self.logger.destinations))
+        if self.metrics.enabled:
+            values = self.metrics.values()
+            state.train_metric_values = dict(values)
+            self.logger.log_metrics({f"metrics/train/{name}": value for name, value in values.items()})
         if not self.step_every_batch:
             self._step_schedulers()
         state.previous_timestamp = state.timestamp
@@ -330,18 +348,6 @@ class FitLoop:
             self.engine.run_event(Event.ITERATION_END)
             self.engine.run_event(Event.ITERATION_CHECKPOINT)
         return reached
-
-    def _log_time(self, tokens: bool) -> None:
-        now = self.state.timestamp
-        times = {
-            "time/batch": now._batch,
-            "time/sample": now._sample,
-            "time/batch_in_epoch": now._batch_in_epoch,
-            "time/sample_in_epoch": now._sample_in_epoch,
-        }
-        if tokens:
-            times |= {"time/token": now._token, "time/token_in_epoch": now._token_in_epoch}
-        self.logger.log_metrics(times)
 
     def _log_final_time(self) -> None:
         now = self.state.timestamp

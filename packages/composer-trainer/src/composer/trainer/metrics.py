@@ -39,7 +39,9 @@ class TrainMetrics:
         self.set_model(model)
         self._batch: tuple[Any, Any] | None = None
         self._values: dict[str, DeferredValue] = {}
+        self._computes: dict[str, Callable[[], Any]] = {}
         self._reset = False
+        self._flush_later = self._flush  # one object, because `begin` runs at every step
 
     def set_model(self, model: ComposerModel) -> None:
         """Use the metrics of this model; loading a checkpoint may have replaced it."""
@@ -58,7 +60,7 @@ class TrainMetrics:
             value.expire()
         self._values = {}
         self._batch, self._reset = None, True
-        self._state._pending_metrics = self._flush
+        self._state._pending_metrics = self._flush_later
 
     def collect(self, batch: Any, outputs: Any, alone: bool) -> None:
         """Add the outputs of a microbatch.
@@ -77,7 +79,9 @@ class TrainMetrics:
     def values(self) -> dict[str, DeferredValue]:
         """Return the metrics of the batch by name, computed when they are read."""
         if not self._values:
-            self._values = {name: DeferredValue(partial(self._value, name)) for name in self._state._train_metrics}
+            if self._computes.keys() != self._state._train_metrics.keys():
+                self._computes = {name: partial(self._value, name) for name in self._state._train_metrics}
+            self._values = {name: DeferredValue(compute) for name, compute in self._computes.items()}
             if not self._defer:
                 for value in self._values.values():
                     value.hold()

@@ -15,7 +15,8 @@ optimizer step runs out of memory raises, and the others get an error in their n
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,6 +31,7 @@ from composer.utils import dist
 
 TOO_LARGE = "Use a smaller model, a shorter or smaller input, or a lower precision."
 
+_PROVEN = 3  # after as many batches, the states of the optimizer and the cache of the allocator are there, too
 _OOM_TEXTS = ("CUDA out of memory", "CUDA error: out of memory")
 _CUDNN_TEXT = "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a non-contiguous input."
 
@@ -87,7 +89,9 @@ def _halved(name: str, size: float | None, what: str) -> int:
 class Snapshot:
     """A copy of what a failed attempt changes: the batch, the model's buffers and the global random generators.
 
-    With it restored, a run that searches trains like one that knew the size from the start.
+    With it restored, a run that searches trains like one that knew the size from the start. Copying costs time, so
+    batches of shapes that have fitted three times, with the same size, are trained without a copy. If one fails
+    nevertheless, because other programs use the memory, it is trained again from changed buffers and generators.
 
     Args:
         state: The run's state.
@@ -95,18 +99,30 @@ class Snapshot:
 
     def __init__(self, state: State) -> None:
         self._state = state
+        self._fitted: Counter[Any] = Counter()  # batches by shapes and microbatch size
+        self._shapes: tuple[torch.Size, ...] = ()
+        self._is_copied = False
         self._buffers: list[torch.Tensor] = []
         self._copies: list[torch.Tensor] = []
         self._generators: dict[str, Any] = {}
         self._batch: Any = None
 
     def take(self) -> None:
-        """Copy the current values, without waiting for the device."""
+        """Copy the current values, without waiting for the device, unless a batch like this one will fit."""
+        self._batch = self._state.batch
+        self._shapes = tuple(tensor.shape for tensor in tensors_in(self._batch))
+        self._is_copied = self._fitted[self._state.device_train_microbatch_size, self._shapes] < _PROVEN
+        if not self._is_copied:
+            return
         self._buffers = [buffer for buffer in self._state.model.buffers() if not buffer.is_meta]
         if [*map(_form, self._buffers)] != [*map(_form, self._copies)]:
             self._copies = [*map(torch.empty_like, self._buffers)]
         _copy(self._buffers, self._copies)
-        self._generators, self._batch = global_states(), self._state.batch
+        self._generators = global_states()
+
+    def fitted(self) -> None:
+        """Record that the batch has fitted the memory."""
+        self._fitted[self._state.device_train_microbatch_size, self._shapes] += 1
 
     def restore(self) -> None:
         """Restore the values, drop the gradients, and empty the allocator's cache."""
@@ -117,9 +133,26 @@ class Snapshot:
             if state.scaler is not None:
                 # In place: a scaler that runs a closure keeps a reference. An unfinished unscale must not stay.
                 state.scaler._per_optimizer_states[id(optimizer)].update(_refresh_per_optimizer_state())
-        _copy(self._copies, self._buffers)
-        set_global_states(self._generators)
+        if self._is_copied:
+            _copy(self._copies, self._buffers)
+            set_global_states(self._generators)
+        self._fitted.clear()
         empty_cache()
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Iterate over all tensors in nested mappings, sequences and objects with attributes."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from tensors_in(part)
+    elif isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        for part in value:
+            yield from tensors_in(part)
+    elif hasattr(value, "__dict__") and not isinstance(value, type):
+        for part in vars(value).values():
+            yield from (part,) if isinstance(part, torch.Tensor) else ()
 
 
 def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -181,6 +214,7 @@ class MicrobatchSearch:
                     raise_if_of_cuda(error)
                     raise
             else:
+                self._snapshot.fitted()
                 self._halve_if_thrashing()
                 return result
             self._snapshot.restore()
@@ -264,6 +298,7 @@ class LockStepSearch:
             _raise_if_others_failed(outcomes, "the forward or backward pass of this batch")
             failed = _ranks(outcomes, _OUT_OF_MEMORY)
             if not failed:
+                self._snapshot.fitted()
                 self._halve_if_tight(outcomes)
                 return
             self._snapshot.restore()

@@ -96,15 +96,15 @@ class SingleProcess:
         return None
 
     def sum_counts(
-        self, samples: float, tokens: int, interrupted: bool = False, lap: timedelta = timedelta()
-    ) -> tuple[float, int, bool, timedelta]:
+        self, samples: float, tokens: int, interrupted: bool = False, lap: float = 0.0
+    ) -> tuple[float, int, bool, float]:
         """Sum the samples and tokens of one step over ranks.
 
         Args:
             samples: Samples of this rank.
             tokens: Tokens of this rank.
             interrupted: This rank has to stop.
-            lap: Wall-clock time of the step.
+            lap: Wall-clock time of the step, in seconds.
 
         Returns:
             The sums; True if any rank has to stop; the wall-clock time of rank 0.
@@ -263,13 +263,12 @@ class DataParallel(SingleProcess):
         return exchange_context(self._model, last_microbatch, strategy, self._host)
 
     def sum_counts(
-        self, samples: float, tokens: int, interrupted: bool = False, lap: timedelta = timedelta()
-    ) -> tuple[float, int, bool, timedelta]:
+        self, samples: float, tokens: int, interrupted: bool = False, lap: float = 0.0
+    ) -> tuple[float, int, bool, float]:
         """Sum the samples and tokens of one step over ranks; see `SingleProcess`."""
-        seconds = lap.total_seconds() if self._rank == 0 else 0.0
-        sums = self._all_reduce((samples, tokens, interrupted, seconds))
+        sums = self._all_reduce((samples, tokens, interrupted, lap if self._rank == 0 else 0.0))
         total = int(sums[0]) if sums[0].is_integer() else sums[0]
-        return total, int(sums[1]), sums[2] > 0, timedelta(seconds=sums[3])
+        return total, int(sums[1]), sums[2] > 0, sums[3]
 
     def mean_count(self, count: float, microbatches: int) -> float:
         """Average the batch size over ranks; see `SingleProcess`."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -213,8 +212,8 @@ class ShardedParallel(DataParallel):
             unit.reshard()
 
     def sum_counts(
-        self, samples: float, tokens: int, interrupted: bool = False, lap: timedelta = timedelta()
-    ) -> tuple[float, int, bool, timedelta]:
+        self, samples: float, tokens: int, interrupted: bool = False, lap: float = 0.0
+    ) -> tuple[float, int, bool, float]:
         """Sum the samples and tokens of one step, those of tensor-parallel ranks only once; see `SingleProcess`."""
         samples, tokens, interrupted, lap = super().sum_counts(samples, tokens, interrupted, lap)
         if self._degree == 1:

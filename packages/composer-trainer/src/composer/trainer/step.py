@@ -6,15 +6,16 @@ Everything here runs once per step, so it avoids work that can be done once per 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
-from composer.core import DataSpec, Engine, Event, Precision, State
+from composer.core import DataSpec, Engine, Precision, State
 from composer.models import ComposerModel
 from composer.trainer.metrics import TrainMetrics
-from composer.trainer.microbatch import LockStepSearch, MicrobatchSearch
+from composer.trainer.microbatch import LockStepSearch, MicrobatchSearch, tensors_in
 from composer.trainer.optimizers import needs_closure
 from composer.trainer.precision import ClosureGradScaler, autocast, device_type
 from composer.trainer.ranks import SingleProcess
@@ -69,6 +70,9 @@ class BatchTrainer:
         state = self.state
         self._spec = data_spec
         self._microbatch_transforms = data_spec.microbatch_transforms
+        self._dispatch, self._has_ranks = self.engine.dispatch, self.parallel.world_size > 1
+        # These lists stay the same objects when their contents are replaced.
+        self._algorithms, self._optimizers = state.algorithms, state.optimizers
         self._to_device = state.device.batch_to_device
         self._scaling = state.precision is Precision.AMP_FP16
         self._needs_closure = any(needs_closure(optimizer) for optimizer in state.optimizers)
@@ -76,8 +80,9 @@ class BatchTrainer:
             state.scaler = ClosureGradScaler(device_type(state))
         if state.auto_microbatching:
             self._lock_step.check()
-        # Autocast contexts are created for each use; without autocast none is entered at all.
+        # Without autocast no context is entered at all; otherwise one is entered again and again, except for FP8.
         self._autocast = state.precision is not Precision.FP32 or torch.is_autocast_enabled(device_type(state))
+        self._precision_context = None if state.precision is Precision.AMP_FP8 else autocast(state)
 
     def train(self, num_samples: float) -> dict[str, torch.Tensor]:
         """Train on `state.batch`: forward, backward and one optimizer step.
@@ -90,11 +95,11 @@ class BatchTrainer:
         """
         state = self.state
         batch = self._batch = state.batch
-        if state.algorithms:  # an algorithm may have dropped or added rows
+        if self._dispatch.after_dataloader or self._dispatch.batch_start:  # rows may have been dropped or added
             num_samples = self._spec.get_num_samples_in_batch(batch)
         self._num_samples, self._mean_count = num_samples, None
         self.losses = {}
-        optimizer, scaler = state.optimizers[0], state.scaler if self._scaling else None
+        optimizer, scaler = self._optimizers[0], state.scaler if self._scaling else None
         closure = self._searching_closure if state.auto_microbatching else self._closure
         if not self._needs_closure:
             closure()
@@ -143,7 +148,7 @@ class BatchTrainer:
 
     def _compute(self, ddp_sync: bool, loss_dict: dict[str, torch.Tensor] | None) -> None:
         """Run forward and backward for all microbatches; see `_closure`."""
-        state, run_event = self.state, self.engine.run_event
+        state, dispatch = self.state, self._dispatch
         microbatches = self._microbatches = self._split()
         self._ddp_sync = ddp_sync
         self._pass_losses = self.losses if loss_dict is None else loss_dict
@@ -151,11 +156,12 @@ class BatchTrainer:
         self._pass_metrics = self.metrics if loss_dict is None and self.metrics.enabled else None
         if self._pass_metrics is not None:
             self._pass_metrics.begin()
-        run_event(Event.BEFORE_TRAIN_BATCH)
-        for optimizer in state.optimizers:
+        if dispatch.before_train_batch:
+            dispatch.before_train_batch()
+        for optimizer in self._optimizers:
             _zero_grad(optimizer)
-        self._create_graph = bool(state.algorithms) and any(a.backwards_create_graph for a in state.algorithms)
-        if len(microbatches) == 1 and self.parallel.world_size == 1 and not self.count_tokens:
+        self._create_graph = True in [algorithm.backwards_create_graph for algorithm in self._algorithms]
+        if len(microbatches) == 1 and not (self._has_ranks or self.count_tokens):
             self._train_microbatch(microbatches[0], 1.0, last=True)
         else:
             counts = [self._count(microbatch) for microbatch in microbatches]
@@ -170,14 +176,15 @@ class BatchTrainer:
         if self._scaling and state.scaler is not None:
             for optimizer in state.optimizers:
                 state.scaler.unscale_(optimizer)
-        self.engine.run_event(Event.AFTER_TRAIN_BATCH)
+        if self._dispatch.after_train_batch:
+            self._dispatch.after_train_batch()
         return self._pass_losses["loss/train/total"]
 
     def _train_microbatch(self, microbatch: Any, weight: float, last: bool) -> None:
         state, metrics = self.state, self._pass_metrics
         batch = state.batch = self._microbatch_transforms(self._to_device(microbatch))
         unchanged = None if metrics is None else _shallow_copy(batch)
-        context = self.parallel.backward_context(last, self._ddp_sync)
+        context = self.parallel.backward_context(last, self._ddp_sync) if self._has_ranks else None
         if context is None:
             self._forward_and_backward(weight)
         else:
@@ -187,37 +194,50 @@ class BatchTrainer:
             metrics.collect(unchanged, state.outputs, len(self._microbatches) == 1)
 
     def _forward_and_backward(self, weight: float) -> None:
-        state, run_event = self.state, self.engine.run_event
-        run_event(Event.BEFORE_FORWARD)
-        if self._autocast:
-            state.outputs = self._in_precision(state.model, state.batch)
-        else:
+        state, dispatch = self.state, self._dispatch
+        if dispatch.before_forward:
+            dispatch.before_forward()
+        if not self._autocast:
             state.outputs = state.model(state.batch)
-        run_event(Event.AFTER_FORWARD)
-        run_event(Event.BEFORE_LOSS)
-        if self._autocast:
-            state.loss = self._in_precision(self.model.loss, state.outputs, state.batch)
-        else:
+            if dispatch.after_forward:
+                dispatch.after_forward()
+            if dispatch.before_loss:
+                dispatch.before_loss()
             state.loss = self.model.loss(state.outputs, state.batch)
-        run_event(Event.AFTER_LOSS)
-        run_event(Event.BEFORE_BACKWARD)
+        elif dispatch.after_forward or dispatch.before_loss:  # they run in the default precision
+            with self._precision():
+                state.outputs = state.model(state.batch)
+            if dispatch.after_forward:
+                dispatch.after_forward()
+            if dispatch.before_loss:
+                dispatch.before_loss()
+            with self._precision():
+                state.loss = self.model.loss(state.outputs, state.batch)
+        else:
+            with self._precision():
+                state.outputs = state.model(state.batch)
+                state.loss = self.model.loss(state.outputs, state.batch)
+        if dispatch.after_loss:
+            dispatch.after_loss()
+        if dispatch.before_backward:
+            dispatch.before_backward()
         total = _total(state.loss)
-        _add_losses(self._pass_losses, state.loss, total, weight)
         if weight == 0.0:
             # A mean over no tokens is NaN, and its gradients stay NaN when multiplied by 0. All ranks need the pass.
-            for tensor in _tensors(state.outputs):
+            for tensor in tensors_in(state.outputs):
                 if tensor.grad_fn is not None:
                     tensor.register_hook(torch.zeros_like)  # type: ignore[no-untyped-call]
         if weight != 1.0:
             total = total * weight
+        _add_losses(self._pass_losses, state.loss, total, weight)
         if self._scaling and state.scaler is not None:
             total = state.scaler.scale(total)
         total.backward(create_graph=self._create_graph)  # type: ignore[no-untyped-call]
-        run_event(Event.AFTER_BACKWARD)
+        if dispatch.after_backward:
+            dispatch.after_backward()
 
-    def _in_precision(self, function: Callable[..., Any], *args: Any) -> Any:
-        with autocast(self.state):
-            return function(*args)
+    def _precision(self) -> AbstractContextManager[None]:
+        return autocast(self.state) if self._precision_context is None else self._precision_context
 
     def _average(self, counts: Iterable[float]) -> float:
         """Return the batch size that weighs microbatches, averaged over ranks; exchanged once per batch.
@@ -274,21 +294,6 @@ def _shallow_copy(batch: Any) -> Any:
     return list(batch) if isinstance(batch, list) else batch
 
 
-def _tensors(outputs: Any) -> Iterator[torch.Tensor]:
-    """Iterate over all tensors in nested mappings, sequences and objects with attributes."""
-    if isinstance(outputs, torch.Tensor):
-        yield outputs
-    elif isinstance(outputs, Mapping):
-        for value in outputs.values():
-            yield from _tensors(value)
-    elif isinstance(outputs, Sequence) and not isinstance(outputs, (str, bytes)):
-        for value in outputs:
-            yield from _tensors(value)
-    elif hasattr(outputs, "__dict__") and not isinstance(outputs, type):
-        for value in vars(outputs).values():
-            yield from (value,) if isinstance(value, torch.Tensor) else ()
-
-
 def _total(loss: Any) -> torch.Tensor:
     """Return the scalar to differentiate: the entry "total" of a dict, otherwise the sum of the means of all losses."""
     if isinstance(loss, torch.Tensor):
@@ -306,16 +311,27 @@ def _total(loss: Any) -> torch.Tensor:
 
 
 def _add_losses(losses: dict[str, torch.Tensor], loss: Any, total: torch.Tensor, weight: float) -> None:
-    """Add a microbatch's share to the logged losses."""
-    if weight == 1.0 and isinstance(loss, torch.Tensor):  # the usual case
-        losses["loss/train/total"] = total.detach()
+    """Add a microbatch's share to the logged losses.
+
+    Args:
+        losses: The losses so far, by key.
+        loss: What the model's `loss` returned.
+        total: The sum of all losses, times `weight`.
+        weight: The part of the microbatch in its batch.
+    """
+    _add(losses, "loss/train/total", total.detach() if weight else torch.zeros_like(total))
+    if isinstance(loss, torch.Tensor):
         return
-    parts = {"total": total}
+    parts: dict[str, Any] = {}
     if isinstance(loss, Mapping):
-        parts.update((key, _total(part)) for key, part in loss.items() if key != "total")
-    elif not isinstance(loss, torch.Tensor) and len(loss) > 1:
-        parts.update((f"loss{i}", _total(part)) for i, part in enumerate(loss))
+        parts = {key: part for key, part in loss.items() if key != "total"}
+    elif len(loss) > 1:
+        parts = {f"loss{i}": part for i, part in enumerate(loss)}
     for name, part in parts.items():
-        share = part.detach() if weight == 1.0 else part.detach() * weight if weight else torch.zeros_like(part)
-        key = f"loss/train/{name}"
-        losses[key] = share if key not in losses else losses[key] + share
+        share = _total(part).detach()
+        share = share if weight == 1.0 else share * weight if weight else torch.zeros_like(share)
+        _add(losses, f"loss/train/{name}", share)
+
+
+def _add(losses: dict[str, torch.Tensor], key: str, share: torch.Tensor) -> None:
+    losses[key] = share if key not in losses else losses[key] + share

@@ -2,40 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
-from torchmetrics.classification import (
-    MulticlassCalibrationError,
-    MulticlassConfusionMatrix,
-    MulticlassExactMatch,
-    MulticlassHingeLoss,
-    MulticlassPrecisionRecallCurve,
-    MulticlassStatScores,
-)
 
-from composer.metrics import Dice, MIoU
+if TYPE_CHECKING:
+    from torchmetrics import Metric  # slow to import, so at run time only when there are metrics
 
 __all__ = ["check_shapes", "check_tensors", "index_targets", "takes_indices"]
-
-# Base classes of torchmetrics' metrics that take one class index per example, and the metrics of this project.
-_INDEX_METRICS = (
-    MulticlassCalibrationError,
-    MulticlassConfusionMatrix,
-    MulticlassExactMatch,
-    MulticlassHingeLoss,
-    MulticlassPrecisionRecallCurve,
-    MulticlassStatScores,
-    Dice,
-    MIoU,
-)
 
 
 def takes_indices(metric: Metric) -> bool:
     """Return True if a metric supports only class indices, not probabilities."""
-    return isinstance(metric, _INDEX_METRICS)
+    return isinstance(metric, _index_metrics())
+
+
+@cache
+def _index_metrics() -> tuple[type[Metric], ...]:
+    """Return torchmetrics' base classes of metrics that take one class index per example, and those of this project."""
+    from torchmetrics.classification import (
+        MulticlassCalibrationError,
+        MulticlassConfusionMatrix,
+        MulticlassExactMatch,
+        MulticlassHingeLoss,
+        MulticlassPrecisionRecallCurve,
+        MulticlassStatScores,
+    )
+
+    from composer.metrics import Dice, MIoU
+
+    return (
+        MulticlassCalibrationError,
+        MulticlassConfusionMatrix,
+        MulticlassExactMatch,
+        MulticlassHingeLoss,
+        MulticlassPrecisionRecallCurve,
+        MulticlassStatScores,
+        Dice,
+        MIoU,
+    )
 
 
 def check_tensors(outputs: Any, targets: Any) -> None:
@@ -65,6 +72,8 @@ def index_targets(outputs: Any, targets: Any, metric: Any) -> Any:
     """Return the targets as class indices, if the outputs are class scores."""
     if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor) and outputs.is_floating_point()):
         return targets  # integers are predictions; other types are checked by the metric
+    from composer.metrics import Dice
+
     # `Dice` takes scores with or without the background.
     check_shapes(outputs, targets, num_classes=None if isinstance(metric, Dice) else metric.num_classes)
     if targets.shape != outputs.shape:

@@ -5,18 +5,20 @@
 import operator
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric, MetricCollection
-from torchmetrics.classification import MulticlassAccuracy
 
 from composer.loss import soft_cross_entropy
-from composer.metrics import CrossEntropy
 from composer.models.base import ComposerModel
 from composer.models.tasks._targets import check_shapes, check_tensors, index_targets, takes_indices
 from composer.utils import check_pair
+
+if TYPE_CHECKING:
+    # Slow to import, so at run time only when there are metrics.
+    from torchmetrics import Metric, MetricCollection
+    from torchmetrics.classification import MulticlassAccuracy
 
 __all__ = ["ComposerClassifier"]
 
@@ -62,8 +64,8 @@ class ComposerClassifier(ComposerModel):
         self,
         module: torch.nn.Module,
         num_classes: int | None = None,
-        train_metrics: Metric | MetricCollection | Mapping[str, Metric] | None = None,
-        val_metrics: Metric | MetricCollection | Mapping[str, Metric] | None = None,
+        train_metrics: "Metric | MetricCollection | Mapping[str, Metric] | None" = None,
+        val_metrics: "Metric | MetricCollection | Mapping[str, Metric] | None" = None,
         loss_fn: Callable[..., Tensor] = soft_cross_entropy,
     ) -> None:
         super().__init__()
@@ -82,6 +84,10 @@ class ComposerClassifier(ComposerModel):
         if train_metrics is None:
             train_metrics = _accuracy(self.num_classes)
         if val_metrics is None:
+            from torchmetrics import MetricCollection
+
+            from composer.metrics import CrossEntropy
+
             val_metrics = MetricCollection([CrossEntropy(), _accuracy(self.num_classes)])
         # Annotated here: TorchScript would try to compile types in annotations of the class body.
         self.train_metrics: Metric | MetricCollection | Mapping[str, Metric] | None = train_metrics
@@ -118,7 +124,7 @@ class ComposerClassifier(ComposerModel):
             check_shapes(outputs, targets)
         return self._loss_fn(outputs, targets, *args, **kwargs)
 
-    def get_metrics(self, is_train: bool) -> dict[str, Metric]:
+    def get_metrics(self, is_train: bool) -> "dict[str, Metric]":
         """Return the metrics by name: the class name of a single metric, otherwise the keys of the collection.
 
         Args:
@@ -127,11 +133,13 @@ class ComposerClassifier(ComposerModel):
         metrics = self.train_metrics if is_train else self.val_metrics
         if metrics is None:
             return {}
+        from torchmetrics import Metric
+
         if isinstance(metrics, Metric):
             return {type(metrics).__name__: metrics}
         return dict(metrics.items())
 
-    def update_metric(self, batch: tuple[Any, Any], outputs: Any, metric: Metric) -> None:
+    def update_metric(self, batch: tuple[Any, Any], outputs: Any, metric: "Metric") -> None:
         """Add a batch to a metric.
 
         Args:
@@ -172,15 +180,20 @@ def _as_count(name: str, value: Any) -> int | None:
     return count
 
 
-def _accuracy(num_classes: int | None) -> MulticlassAccuracy:
+def _accuracy(num_classes: int | None) -> "MulticlassAccuracy":
+    from torchmetrics.classification import MulticlassAccuracy
+
     # Validation would read targets from the device in every step; the classifier checks shapes.
     return MulticlassAccuracy(num_classes=num_classes, average="micro", validate_args=False)
 
 
-def _as_metrics(name: str, value: Any) -> Metric | MetricCollection | None:
+def _as_metrics(name: str, value: Any) -> "Metric | MetricCollection | None":
+    if value is None or (isinstance(value, Mapping) and not value):
+        return None  # an empty collection is not scriptable
+    from torchmetrics import Metric, MetricCollection
+
     if isinstance(value, Mapping):
-        # A dict would not move between devices with the model; an empty collection is not scriptable.
-        return MetricCollection(dict(value)) if value else None
-    if value is None or isinstance(value, Metric | MetricCollection):
+        return MetricCollection(dict(value))  # a dict would not move between devices with the model
+    if isinstance(value, Metric | MetricCollection):
         return value
     raise TypeError(f"`{name}` must be a `Metric`, a `MetricCollection` or a dict of metrics, got {value!r}.")

@@ -22,7 +22,6 @@ import torch
 from composer.callbacks.checkpoint_saver import CheckpointSaver
 from composer.core import State, Timestamp
 from composer.loggers import Logger
-from composer.trainer._clock import is_over
 from composer.trainer.resume.arguments import (
     apply_changes,
     describe_arguments,
@@ -97,7 +96,7 @@ class RunProgress:
     def state_dict(self) -> dict[str, Any]:
         """Return the progress; a collective operation with the same result on every rank."""
         state, previous = self.state, self.state.previous_timestamp
-        over_at = str(state.max_duration) if is_over(state) else None
+        over_at = str(state.max_duration) if state.is_over() else None
         ranks = dist.all_gather_object((self.loader.state_dict(), over_at))
         return {
             "loader": [position for position, _ in ranks],
