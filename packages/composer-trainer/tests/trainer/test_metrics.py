@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 import torch
 from shared_runs import Quiet
+from torchmetrics import MeanMetric
 
 from composer.core import Callback, State
+from composer.devices import DeviceCPU
 from composer.loggers import InMemoryLogger, Logger, LoggerDestination
 from composer.models.base import of_outputs_alone
 from composer.testing import SimpleModel
+from composer.trainer.metrics import move_metrics
 
 MakeTrainer = Any  # the fixture's class, in conftest.py
 STEPS = 4  # 16 samples in batches of 4
@@ -131,3 +134,33 @@ def test_an_eval_forward_that_can_wait_is_called_when_somebody_reads(make_traine
     assert torch.equal(right.float().mean(), trainer.state.train_metric_values["Accuracy"])
     make_trainer(model=Overridden(train_metrics=metrics), loggers=Quiet(), max_duration="3ba").fit()
     assert ["is called at once"] * 3 == calls[1:]
+
+
+class Accumulated(SimpleModel):
+    """Its metrics add up in double precision."""
+
+    def get_metrics(self, is_train: bool) -> dict[str, Any]:
+        return {"Targets": MeanMetric().set_dtype(torch.float64)}
+
+    def update_metric(self, batch: Any, outputs: Any, metric: Any) -> None:
+        metric.update(batch[1].double() / 3)
+
+
+def test_metrics_keep_their_dtype(make_trainer: MakeTrainer) -> None:
+    trainer = make_trainer(model=Accumulated(), eval_dataloader=make_trainer.loader(4), max_duration="1ep")
+    trainer.fit()
+
+    for metrics in (trainer.state.train_metrics, *trainer.state.eval_metrics.values()):
+        assert metrics["Targets"].dtype == torch.float64
+        assert metrics["Targets"].compute().dtype == torch.float64
+
+
+def test_metrics_move_to_the_device() -> None:
+    metrics = {"Targets": MeanMetric()}
+
+    class Meta(DeviceCPU):
+        _device = torch.device("meta")
+
+    move_metrics(metrics, Meta())
+
+    assert metrics["Targets"].device == torch.device("meta")

@@ -16,6 +16,7 @@ from composer.core import DataSpec, Engine, Evaluator, Event, State, Timestamp
 from composer.devices import DeviceCPU
 from composer.loggers import Logger
 from composer.models import ComposerModel
+from composer.trainer.metrics import move_metrics
 from composer.trainer.microbatch import adjust_device_eval_microbatch_size, eval_search, is_cuda_oom
 from composer.trainer.optimizers import OptimizerModes
 from composer.trainer.precision import autocast
@@ -118,9 +119,9 @@ class Evaluation:
             # Every rank evaluates the buffers that are saved. Not earlier: EVAL_START may have swapped weights.
             self.parallel.broadcast_buffers(self.model)
             metrics = state.eval_metrics[evaluator.label]
-            for name, metric in metrics.items():
-                metrics[name] = state.device.module_to_device(metric)
-                metrics[name].reset()
+            move_metrics(metrics, state.device)
+            for metric in metrics.values():
+                metric.reset()
             set_epoch(spec.dataloader, state.timestamp._batch)
             tail, self._lap_start = PaddingDetector(spec.dataloader), time.perf_counter()
             searches = evaluator.auto_microbatching

@@ -8,13 +8,14 @@ declare `composer.models.base.of_outputs_alone`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from functools import partial
 from typing import Any
 
 import torch
 
 from composer.core import State
+from composer.devices import Device
 from composer.loggers import DeferredValue
 from composer.models import ComposerModel
 from composer.models.base import is_of_outputs_alone
@@ -46,6 +47,7 @@ class TrainMetrics:
     def set_model(self, model: ComposerModel) -> None:
         """Use the metrics of this model; loading a checkpoint may have replaced it."""
         self._model = model
+        move_metrics(self._state._train_metrics, self._state.device)
         self._plain_forward = type(model).eval_forward is ComposerModel.eval_forward
         self._defer = self._may_defer and (self._plain_forward or is_of_outputs_alone(type(model).eval_forward))
 
@@ -130,6 +132,19 @@ class TrainMetrics:
         for metric in self._state._train_metrics.values():
             self._state.metric_outputs = _mapping(self._model.update_metric(batch, outputs, metric))
         self._on_update()
+
+
+def move_metrics(metrics: MutableMapping[str, Any], device: Device) -> None:
+    """Move metrics to a device; their dtypes stay."""
+    for name, metric in metrics.items():
+        if not isinstance(metric, torch.nn.Module):
+            continue
+        parts: list[Any] = [part for part in metric.modules() if hasattr(part, "set_dtype")]
+        dtypes = [part.dtype for part in parts]
+        metrics[name] = device.module_to_device(metric)
+        for part, dtype in zip(parts, dtypes, strict=True):
+            if part.dtype != dtype:  # torchmetrics forgets it in `to`
+                part.set_dtype(dtype)
 
 
 def _identity(value: Any) -> Any:
