@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import io
 import statistics
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import torch
 from torch.nn.functional import cross_entropy
 
 from composer import Trainer
 from composer.models import ComposerClassifier, ComposerModel
-from tools.bench._measure import interleaved, machine, median_difference, spread, timed
+from tools.bench._measure import TimedBatches, interleaved, low, machine, median_difference, spread, timed
 
-__all__ = ["Batches", "Plain", "bare_loop", "main", "make_batches", "make_network", "make_optimizer"]
+__all__ = [
+    "Batches",
+    "Plain",
+    "bare_loop",
+    "main",
+    "make_batches",
+    "make_network",
+    "make_optimizer",
+    "run_trainer",
+    "step_time",
+]
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
-class Batches(list[Batch]):
-    """A loader that costs nothing, so that only the loop is measured."""
-
-    batch_size = 8
+Batches: TypeAlias = TimedBatches[Batch]
 
 
 class Plain(ComposerModel):
@@ -42,7 +51,7 @@ class Plain(ComposerModel):
 def make_batches(steps: int) -> Batches:
     """Batches for as many steps, the same ones every time."""
     generator = torch.Generator().manual_seed(0)
-    return Batches(
+    return TimedBatches(
         (torch.randn(8, 32, generator=generator), torch.randint(0, 10, (8,), generator=generator)) for _ in range(steps)
     )
 
@@ -57,9 +66,19 @@ def make_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.01)
 
 
-def bare_loop(batches: Batches) -> float:
+def step_time(batches: Batches, run: Callable[[], object]) -> Callable[[], float]:
+    """Return a function that runs over the batches and returns the microseconds of a step."""
+
+    def measure() -> float:
+        run()
+        return low(batches.steps())
+
+    return measure
+
+
+def bare_loop(batches: Batches, model: torch.nn.Module | None = None) -> float:
     """Seconds of a loop written by hand."""
-    model = make_network()
+    model = make_network() if model is None else model
     optimizer = make_optimizer(model)
 
     def loop() -> None:
@@ -71,45 +90,73 @@ def bare_loop(batches: Batches) -> float:
     return timed(loop)
 
 
-def _trainer(batches: Batches, everything: bool) -> float:
-    model: ComposerModel = ComposerClassifier(make_network(), num_classes=10) if everything else Plain(make_network())
+def run_trainer(batches: Batches, **arguments: Any) -> None:
+    """Train the network for an epoch; the arguments are those of the Trainer."""
+    model = arguments.pop("model", None) or Plain(make_network())
     trainer = Trainer(
-        model=model,
-        train_dataloader=batches,
-        max_duration="1ep",
-        optimizers=make_optimizer(model),
-        device="cpu",
-        progress_bar=everything,
-        console_stream=io.StringIO(),
-        seed=0,
+        **{
+            "model": model,
+            "train_dataloader": batches,
+            "max_duration": "1ep",
+            "optimizers": make_optimizer(model),
+            "device": "cpu",
+            "progress_bar": False,
+            "console_stream": io.StringIO(),
+            "seed": 0,
+            **arguments,
+        }
     )
-    seconds = timed(trainer.fit)
+    timed(trainer.fit)
     trainer.close()
-    return seconds
+
+
+def _run_ignite(batches: Batches, everything: bool) -> None:
+    from ignite.engine import Engine  # it is not one of the project's dependencies
+    from ignite.handlers import ProgressBar
+    from ignite.metrics import Accuracy, RunningAverage
+
+    network = make_network()
+    optimizer = make_optimizer(network)
+
+    def step(engine: Any, batch: Batch) -> Any:
+        inputs, targets = batch
+        optimizer.zero_grad()
+        outputs = network(inputs)
+        loss = cross_entropy(outputs, targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return (outputs.detach(), targets) if everything else loss.detach()
+
+    engine = Engine(step)
+    if everything:
+        RunningAverage(Accuracy()).attach(engine, "accuracy")
+        ProgressBar(file=io.StringIO()).attach(engine, ["accuracy"])
+    timed(lambda: engine.run(batches, max_epochs=1))
 
 
 def main(arguments: list[str]) -> None:
     """Print the cost per step of the loop alone, and of what the Trainer adds."""
     parser = argparse.ArgumentParser(prog="nox -s bench -- overhead", description=__doc__)
-    parser.add_argument("--steps", type=int, default=2000, help="steps per round (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=1000, help="steps per round (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=11, help="rounds that count (default: %(default)s)")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     batches = make_batches(options.steps)
-    contestants = {
+    contestants: dict[str, Callable[[], object]] = {
         "bare PyTorch loop": lambda: bare_loop(batches),
-        "Trainer, everything off": lambda: _trainer(batches, everything=False),
-        "Trainer, metrics and progress bar": lambda: _trainer(batches, everything=True),
+        "Trainer, everything off": lambda: run_trainer(batches),
+        "Trainer, metrics and progress bar": lambda: run_trainer(
+            batches, model=ComposerClassifier(make_network(), num_classes=10), progress_bar=True
+        ),
     }
-    results = {
-        name: [1e6 * seconds / options.steps for seconds in values]
-        for name, values in interleaved(contestants, options.rounds).items()
-    }
+    if importlib.util.find_spec("ignite"):
+        contestants["Ignite, loss"] = lambda: _run_ignite(batches, everything=False)
+        contestants["Ignite, accuracy and progress bar"] = lambda: _run_ignite(batches, everything=True)
+    results = interleaved({name: step_time(batches, run) for name, run in contestants.items()}, options.rounds)
     bare = results["bare PyTorch loop"]
-    print(f"{machine()}; {options.steps} steps, {options.rounds} interleaved rounds, medians")
+    print(f"{machine()}; {options.steps} steps, {options.rounds} interleaved rounds; 5 % quantiles of the steps")
     print(f"{'':36}{'us/step':>9}{'min-max':>16}{'own cost':>10}{'ratio':>7}")
     for name, values in results.items():
-        median = statistics.median(values)
         own = "" if values is bare else f"{median_difference(values, bare):+.1f}"
         ratio = statistics.median(a / b for a, b in zip(values, bare, strict=True))
-        print(f"{name:36}{median:9.1f}{spread(values):>16}{own:>10}{ratio:7.2f}")
+        print(f"{name:36}{statistics.median(values):9.1f}{spread(values):>16}{own:>10}{ratio:7.2f}")
