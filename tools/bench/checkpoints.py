@@ -1,9 +1,8 @@
-"""Checkpoints: what a safe save and load cost over torch's bare ones, and what a step costs while one is written."""
+"""Checkpoints: saving and loading next to torch, and what a step costs while one is written."""
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import os
 import statistics
 import tempfile
@@ -17,7 +16,8 @@ from torchvision.models import resnet50
 
 from composer import Callback, Logger, State, Trainer
 from composer.checkpoint.file import read_file, write_file
-from tools.bench._measure import interleaved, machine, timed
+from composer.checkpoint.saver import CheckpointWriter
+from tools.bench._measure import interleaved, machine, spread, timed
 from tools.bench.overhead import Batches, Plain
 
 __all__ = ["main"]
@@ -38,31 +38,43 @@ def main(arguments: list[str]) -> None:
 
 
 def _files(folder: Path, rounds: int) -> None:
-    """Save and load ResNet-50 with momentum, each next to torch's own plus a checksum of the file."""
+    """Save and load ResNet-50 with momentum, next to torch."""
     content = _resnet50()
-    ours, bare = folder / "ours.pt", folder / "bare.pt"
-    contestants = {
-        "save, bare torch + SHA-256": _saving(bare, lambda: _bare_save(content, bare)),
-        "save, bare torch + SHA-256 + flush": _saving(bare, lambda: _bare_save(content, bare, flush=True)),
-        "save": _saving(ours, lambda: write_file(content, ours)),
-        "load, bare torch + SHA-256": lambda: timed(lambda: (_checksum(bare), torch.load(bare, weights_only=True))),
-        "load": lambda: timed(lambda: read_file(ours)),
-    }
-    results = interleaved(contestants, rounds)
-    print(f"\nResNet-50 with momentum, {os.path.getsize(ours) / 1e6:.0f} MB; a save is on the disk when it is done\n")
-    for name, other in (("save", " + flush"), ("save", ""), ("load", "")):
-        mine, theirs = results[name], results[f"{name}, bare torch + SHA-256{other}"]
-        ratio = statistics.median(a / b for a, b in zip(mine, theirs, strict=True))
-        medians = [statistics.median(values) * 1e3 for values in (mine, theirs)]
-        print(f"{name}: {medians[0]:6.1f} ms, bare torch + SHA-256{other} {medians[1]:6.1f} ms, ratio {ratio:.2f}")
+    ours, torchs, later = folder / "ours.pt", folder / "torch.pt", folder / "later.pt"
+    writer = CheckpointWriter(asynchronous=True)
+
+    def blocked() -> float:
+        """Seconds until training goes on."""
+        later.unlink(missing_ok=True)
+        seconds = timed(lambda: writer.write(content, str(later), lambda: None))
+        writer.wait()
+        return seconds
+
+    results = interleaved(
+        {
+            "torch.save": _saving(torchs, lambda: torch.save(content, torchs)),
+            "torch.save and fsync": _saving(torchs, lambda: _save_and_flush(content, torchs)),
+            "save": _saving(ours, lambda: write_file(content, ours)),
+            "asynchronous save, until it returns": blocked,
+            "torch.load": lambda: timed(lambda: torch.load(torchs, weights_only=True)),
+            "load": lambda: timed(lambda: read_file(ours)),
+        },
+        rounds,
+    )
+    size = os.path.getsize(ours) / 1e6
+    print(f"\nResNet-50 with momentum, {size:.0f} MB; a save is on the disk and has a checksum, a load checks it\n")
+    print(f"{'':40}{'ms':>7}{'min-max':>14}{'ratio to':>24}")
+    for name, values in results.items():
+        seconds = [1e3 * value for value in values]
+        other = "torch.load" if "load" in name else "torch.save"
+        ratio = statistics.median(a / b for a, b in zip(values, results[other], strict=True))
+        print(f"{name:40}{statistics.median(seconds):7.1f}{spread(seconds):>14}{other:>18}{ratio:6.2f}")
 
 
-def _bare_save(content: Any, path: Path, flush: bool = False) -> None:
+def _save_and_flush(content: Any, path: Path) -> None:
     torch.save(content, path)
-    _checksum(path)
-    if flush:
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
 
 
 def _saving(path: Path, run: Callable[[], object]) -> Callable[[], float]:
@@ -78,14 +90,6 @@ def _resnet50() -> dict[str, Any]:
     model = resnet50()
     momentum = {name: torch.randn_like(value) for name, value in model.named_parameters()}
     return {"state": {"model": model.state_dict(), "optimizers": {"SGD": momentum}}}
-
-
-def _checksum(path: Path) -> str:
-    with open(path, "rb") as file:
-        digest = hashlib.sha256()
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 class _Laps(Callback):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 import errno
 import gzip
+import hashlib
+import json
 import os
 import pickle
 import random
@@ -125,6 +127,56 @@ def test_no_corruption_loads(tmp_path: Path) -> None:
         (tmp_path / "a.pt").write_bytes(broken)
         with pytest.raises(CorruptCheckpointError, match=r"a\.pt"):
             read_file(tmp_path / "a.pt")
+
+
+def seal_of_all_bytes(path: Path) -> None:
+    """Write the checksum that files of the first format have, which is of every byte before it."""
+    footer = b"composer-checkpoint-1 " + json.dumps({"file": path.name}).encode() + b" "
+    data = path.read_bytes()[:-2] + (len(footer) + 64).to_bytes(2, "little") + footer
+    path.write_bytes(data + hashlib.sha256(data).hexdigest().encode())
+
+
+def test_files_of_the_first_format_are_read_and_checked(tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    torch.save(content(), path)
+    seal_of_all_bytes(path)
+    loaded, saved_as = read_file(path)
+
+    deep_compare(loaded, content())
+    assert saved_as == "a.pt"
+    intact = path.read_bytes()
+    choose = random.Random(2)
+    for _ in range(100):
+        changed = bytearray(intact)
+        changed[choose.randrange(len(changed))] ^= 1 << choose.randrange(8)
+        path.write_bytes(changed)
+        with pytest.raises(CorruptCheckpointError, match=r"a\.pt"):
+            read_file(path)
+
+
+def test_without_the_checksums_of_torch_all_bytes_are_covered(tmp_path: Path) -> None:
+    path, crc32 = tmp_path / "a.pt", torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        write_file(content(), path)
+    finally:
+        torch.serialization.set_crc32_options(crc32)
+    deep_compare(read_file(path)[0], content())
+    data = bytearray(path.read_bytes())
+    data[data.index(b"data/0") + 200] ^= 1
+    path.write_bytes(data)
+
+    with pytest.raises(CorruptCheckpointError, match="checksum does not match"):
+        read_file(path)
+
+
+def test_a_checkpoint_of_an_unknown_format_is_not_taken_for_a_sound_one(tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    write_file(content(), path)
+    path.write_bytes(path.read_bytes().replace(b"composer-checkpoint-2 ", b"composer-checkpoint-3 "))
+
+    with pytest.raises(CorruptCheckpointError, match="cut off or altered"):
+        read_file(path)
 
 
 def test_a_corrupted_archive_does_not_load_either(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from typing import IO, Any
 
 import torch
 
-from composer.checkpoint.checksum import CorruptCheckpointError, parts_of_archive
+from composer.checkpoint.checksum import CorruptCheckpointError, Part, parts_of_archive
 
 __all__ = ["UnsafeCheckpointError", "check_pickle", "check_torch_file", "check_view", "read_plain_values", "refuse"]
 
@@ -60,12 +60,13 @@ def refuse(where: str, what: str) -> UnsafeCheckpointError:
     )
 
 
-def check_torch_file(file: IO[bytes], where: str) -> None:
+def check_torch_file(file: IO[bytes], where: str, parts: Mapping[str, Part] | None = None) -> None:
     """Check what `torch.save` wrote, before `torch.load` reads it.
 
     Args:
         file: The bytes; afterwards at any position.
         where: The name of the file, for the message.
+        parts: The parts of the archive, if they are known already.
 
     Raises:
         UnsafeCheckpointError: Loading them could take time or memory out of proportion.
@@ -76,14 +77,14 @@ def check_torch_file(file: IO[bytes], where: str) -> None:
     if file.read(2) != b"PK":
         _check_legacy(file, where, size)
         return
-    parts = parts_of_archive(file, where)
+    parts = parts_of_archive(file, where) if parts is None else parts
     prefix = next(iter(parts)).partition("/")[0] if parts else ""
     try:
-        start, count = parts[f"{prefix}/data.pkl"]
+        start, count, _ = parts[f"{prefix}/data.pkl"]
     except KeyError:
         raise CorruptCheckpointError(where, "it lacks the part 'data.pkl'") from None
     file.seek(start)
-    sizes = {name.removeprefix(f"{prefix}/data/"): part[1] for name, part in parts.items()}
+    sizes = {name.removeprefix(f"{prefix}/data/"): part.size for name, part in parts.items()}
     check_pickle(file.read(count), where, size, sizes)
 
 

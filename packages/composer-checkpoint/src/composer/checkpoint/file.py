@@ -49,12 +49,12 @@ def write_file(
     check_file_name(target.name)
     if not (is_tar(target) or is_compressed_pt(target.name)):
         with atomic_write(target) as temporary:
-            _torch_save(content, temporary, on_pickled)
-            append_checksum(temporary, target.name)
+            has_crc = _torch_save(content, temporary, on_pickled)
+            append_checksum(temporary, target.name, has_crc)
         return
     with atomic_write(target) as temporary, _scratch(target.parent) as inner:
-        _torch_save(content, inner, on_pickled)
-        append_checksum(inner, target.name)
+        has_crc = _torch_save(content, inner, on_pickled)
+        append_checksum(inner, target.name, has_crc)
         if is_tar(target):
             with tarfile.open(temporary, _TAR_MODES[target.suffix[1:]]) as archive:  # type: ignore[call-overload]
                 archive.add(inner, STATES)
@@ -147,9 +147,12 @@ def _read_exactly(stream: IO[bytes], count: int) -> bytes:
     return data
 
 
-def _torch_save(content: dict[str, Any], path: Path, on_pickled: Callable[[], None]) -> None:
+def _torch_save(content: dict[str, Any], path: Path, on_pickled: Callable[[], None]) -> bool:
+    """Save with torch; return True if the archive has the CRC-32 of each part, which torch may be told to leave out."""
+    has_crc = bool(torch.serialization.get_crc32_options())
     with open(path, "wb", buffering=0) as file:
         torch.save(content, _NotifyingFile(file, on_pickled))  # type: ignore[arg-type]
+    return has_crc
 
 
 class _NotifyingFile:

@@ -26,7 +26,7 @@ from composer.checkpoint._pickle_checks import (
     check_view,
     read_plain_values,
 )
-from composer.checkpoint.checksum import CorruptCheckpointError, parts_of_archive, verify
+from composer.checkpoint.checksum import CheckedFile, CorruptCheckpointError, open_checked, parts_of_archive
 from composer.checkpoint.names import check_nonempty_path
 
 __all__ = ["UnsafeCheckpointError", "load_pickle", "load_plain", "safe_torch_load", "unloadable"]
@@ -65,12 +65,20 @@ def safe_torch_load(
     file = Path(path).expanduser()
     if not file.exists():
         raise FileNotFoundError(f"There is no checkpoint {str(file)!r}.")
-    has_checksum = verify(file) is not None
-    with open(file, "rb") as opened:
-        check_torch_file(opened, str(file))
+    with open_checked(file) as checked:
+        loaded = _load(file, checked, map_location)
+    if checked.footer is None and _had_checksum(loaded):
+        raise CorruptCheckpointError(file, "the checksum at its end is missing or altered")
+    return loaded
+
+
+def _load(file: Path, checked: CheckedFile, map_location: str | torch.device) -> Any:
+    check_torch_file(checked.file, str(file), checked.parts)
+    checked.file.seek(0)
     with torch.serialization.safe_globals(_allowed()):
         try:
-            loaded = torch.load(file, map_location=map_location, weights_only=True)
+            # Not by the path, where another file may be by now. Reading from a file object also releases the GIL.
+            return torch.load(checked.file, map_location=map_location, weights_only=True)
         except pickle.UnpicklingError as error:
             raise _refusal(file, error) from error
         except Exception as error:
@@ -82,9 +90,6 @@ def safe_torch_load(
             if isinstance(error, OSError) or "CUDA" in str(error):
                 raise
             raise CorruptCheckpointError(file, f"torch cannot read it ({str(error).partition(chr(10))[0]})") from error
-    if not has_checksum and _had_checksum(loaded):
-        raise CorruptCheckpointError(file, "the checksum at its end is missing or altered")
-    return loaded
 
 
 def load_plain(stream: Any, what: str) -> Any:
@@ -244,7 +249,7 @@ def _protocol_of(path: Path) -> int:
         start = 0
         if file.read(2) == b"PK":
             parts = parts_of_archive(file, path)
-            start = next(start for name, (start, _) in parts.items() if name.endswith("/data.pkl"))
+            start = next(part.start for name, part in parts.items() if name.endswith("/data.pkl"))
         else:
             file.seek(0)
             if read_plain_values(file) != torch.serialization.MAGIC_NUMBER:
