@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import torch
 
-__all__ = ["TimedBatches", "interleaved", "low", "machine", "median_difference", "spread", "timed"]
+__all__ = ["QUANTILES", "TimedBatches", "interleaved", "low", "machine", "median_difference", "spread", "timed"]
 
 Result = TypeVar("Result")
 Batch = TypeVar("Batch")
@@ -39,12 +39,14 @@ class TimedBatches(list[Batch]):
         return [1e6 * (end - start) for start, end in itertools.pairwise(stamps)]
 
 
-def low(values: list[float]) -> float:
-    """Return the quantile of 5 %: what a step takes when the machine does nothing else.
+QUANTILES = (0.02, 0.05, 0.1)
+"""Low ones, for steps: interruptions and a lower clock rate only add time, and more than what is to be measured."""
 
-    Interruptions and a lower clock rate only add time, and to some steps more than the difference to be measured.
-    """
-    return sorted(values)[len(values) // 20]
+
+def low(steps: list[list[float]], quantile: float = 0.05) -> float:
+    """Return a low quantile of the steps of all rounds: what a step takes when the machine does nothing else."""
+    pooled = sorted(itertools.chain.from_iterable(steps))
+    return pooled[int(len(pooled) * quantile)]
 
 
 def timed(run: Callable[[], object]) -> float:
@@ -83,9 +85,9 @@ def median_difference(ours: list[float], theirs: list[float]) -> float:
     return statistics.median(a - b for a, b in zip(ours, theirs, strict=True))
 
 
-def spread(values: list[float]) -> str:
-    """`min-max`, for reading beside a median."""
-    return f"{min(values):.1f}-{max(values):.1f}"
+def spread(values: list[float], digits: int = 1) -> str:
+    """Return `min-max`, for reading beside a median."""
+    return f"{min(values):.{digits}f}-{max(values):.{digits}f}"
 
 
 def machine() -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import io
-import statistics
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -14,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from composer import Trainer
 from composer.models import ComposerClassifier, ComposerModel
-from tools.bench._measure import TimedBatches, interleaved, low, machine, median_difference, spread, timed
+from tools.bench._measure import QUANTILES, TimedBatches, interleaved, low, machine, spread, timed
 
 __all__ = [
     "Batches",
@@ -25,7 +24,7 @@ __all__ = [
     "make_network",
     "make_optimizer",
     "run_trainer",
-    "step_time",
+    "steps_of",
 ]
 
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -66,12 +65,12 @@ def make_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.01)
 
 
-def step_time(batches: Batches, run: Callable[[], object]) -> Callable[[], float]:
-    """Return a function that runs over the batches and returns the microseconds of a step."""
+def steps_of(batches: Batches, run: Callable[[], object]) -> Callable[[], list[float]]:
+    """Return a function that runs over the batches and returns the microseconds of each step."""
 
-    def measure() -> float:
+    def measure() -> list[float]:
         run()
-        return low(batches.steps())
+        return batches.steps()
 
     return measure
 
@@ -152,11 +151,10 @@ def main(arguments: list[str]) -> None:
     if importlib.util.find_spec("ignite"):
         contestants["Ignite, loss"] = lambda: _run_ignite(batches, everything=False)
         contestants["Ignite, accuracy and progress bar"] = lambda: _run_ignite(batches, everything=True)
-    results = interleaved({name: step_time(batches, run) for name, run in contestants.items()}, options.rounds)
-    bare = results["bare PyTorch loop"]
-    print(f"{machine()}; {options.steps} steps, {options.rounds} interleaved rounds; 5 % quantiles of the steps")
-    print(f"{'':36}{'us/step':>9}{'min-max':>16}{'own cost':>10}{'ratio':>7}")
-    for name, values in results.items():
-        own = "" if values is bare else f"{median_difference(values, bare):+.1f}"
-        ratio = statistics.median(a / b for a, b in zip(values, bare, strict=True))
-        print(f"{name:36}{statistics.median(values):9.1f}{spread(values):>16}{own:>10}{ratio:7.2f}")
+    results = interleaved({name: steps_of(batches, run) for name, run in contestants.items()}, options.rounds)
+    bare = low(results["bare PyTorch loop"])
+    print(f"{machine()}; {options.steps} steps, {options.rounds} interleaved rounds; quantiles of single steps")
+    print(f"{'':36}{'us, 5 %':>9}{'2 to 10 %':>16}{'own cost':>10}{'ratio':>7}")
+    for name, steps in results.items():
+        value, span = low(steps), spread([low(steps, quantile) for quantile in QUANTILES])
+        print(f"{name:36}{value:9.1f}{span:>16}{value - bare:>+10.1f}{value / bare:7.2f}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
@@ -189,7 +189,7 @@ class State(Serializable):
         self.eval_metrics: dict[str, dict[str, Any]] = {}
         # Set by the Trainer while the metrics of the last batch are not computed yet: call it to compute them.
         self._pending_metrics: Callable[[], None] | None = None
-        self._train_metric_values: dict[str, Any] = {}
+        self._train_metric_values: Mapping[str, Any] = {}
         self.eval_metric_values: dict[str, Any] = {}
         self._total_loss_dict: dict[str, Any] = {}
         self.metric_outputs: dict[str, Any] = {}
@@ -446,10 +446,13 @@ class State(Serializable):
     @property
     def train_metric_values(self) -> dict[str, Any]:
         """The values of the training metrics when they were last computed."""
-        return _resolved(self._train_metric_values)
+        values = self._train_metric_values
+        if not isinstance(values, dict):
+            self._train_metric_values = values = dict(values)
+        return _resolved(values)
 
     @train_metric_values.setter
-    def train_metric_values(self, value: dict[str, Any]) -> None:
+    def train_metric_values(self, value: Mapping[str, Any]) -> None:
         self._train_metric_values = value
 
     @property

@@ -287,10 +287,8 @@ class FitLoop:
             losses = self.parallel.mean_losses(losses)
         self._losses.add(losses, state.timestamp._batch)
         state.total_loss_dict = losses
-        metrics: dict[str, DeferredValue] = {}
         if self.metrics.enabled:
-            metrics = self.metrics.values()
-            state.train_metric_values = dict(metrics)
+            state.train_metric_values = self.metrics.values().copy() if logged else self.metrics.on_demand()
         if not logged:
             return
         now, size = state.timestamp, state.device_train_microbatch_size
@@ -305,8 +303,9 @@ class FitLoop:
             values["time/token"], values["time/token_in_epoch"] = now._token, now._token_in_epoch
         for key, loss in losses.items():
             values[key] = DeferredValue.of_tensor(loss)
-        for name, value in metrics.items():
-            values[f"metrics/train/{name}"] = value
+        if self.metrics.enabled:
+            for name, value in self.metrics.values().items():
+                values[f"metrics/train/{name}"] = value
         self.logger.log_metrics(values)
 
     def _evaluate(self, event: Event) -> None:
