@@ -10,6 +10,7 @@ import torch
 from sharded_runs import (
     FSDP,
     OPTIMIZERS,
+    Block,
     Narrow,
     Regression,
     answer,
@@ -26,6 +27,7 @@ from sharded_runs import (
     shared_data,
     trained,
 )
+from torch.distributed.fsdp import FSDPModule
 
 from composer.core import Algorithm, Evaluator, Event
 from composer.utils import dist
@@ -40,6 +42,40 @@ Scenarios = dict[str, Callable[..., Any]]
 
 def optimizers() -> dict[str, float]:
     return {name: gap(trained(FSDP, optimizer=name), trained(optimizer=name)) for name in OPTIMIZERS}
+
+
+class Chain(torch.nn.Sequential):
+    """Blocks of which each is a unit."""
+
+    _no_split_modules = ("Block",)
+
+    def __init__(self) -> None:
+        blocks = [Block(5) for _ in range(4)]
+        super().__init__(torch.nn.Linear(3, 5), *blocks, torch.nn.Linear(5, 2))
+        for position, block in enumerate(blocks, start=1):
+            block.position = position
+
+
+def prefetched() -> Any:
+    ahead: dict[str, list[list[int]]] = {"forward": [], "backward": []}
+    for direction, calls in ahead.items():
+        _record(f"set_modules_to_{direction}_prefetch", calls)
+    options = {"forward_prefetch": True, "forward_prefetch_limit": 2, "backward_prefetch_limit": 3}
+    runs = [
+        trained(config, model=filled(Regression(Chain, own=False)), optimizer="adamw")
+        for config in ({"fsdp": options}, None)
+    ]
+    return gap(*runs), ahead
+
+
+def _record(name: str, calls: list[list[int]]) -> None:
+    plain = getattr(FSDPModule, name)
+
+    def method(unit: Any, modules: Any) -> None:
+        calls.append([module.position for module in (unit, *modules)])
+        plain(unit, modules)
+
+    setattr(FSDPModule, name, method)
 
 
 def held() -> Any:
@@ -185,6 +221,7 @@ TWO: Scenarios = {
     f.__name__: f
     for f in (
         optimizers,
+        prefetched,
         held,
         microbatches,
         evaluated,
@@ -215,6 +252,13 @@ def two() -> Callable[[str], list[Any]]:
 def test_every_optimizer_trains_as_in_data_parallel(two: Any) -> None:
     for gaps in two("optimizers"):
         assert max(gaps.values()) < EXACT, gaps
+
+
+def test_weights_gathered_ahead_are_those_of_the_next_units(two: Any) -> None:
+    for difference, ahead in two("prefetched"):
+        assert difference < EXACT
+        assert [[1, 2, 3], [2, 3, 4], [3, 4], [4]] == ahead["forward"]
+        assert [[1], [2, 1], [3, 2, 1], [4, 3, 2, 1]] == ahead["backward"]
 
 
 def test_each_rank_holds_only_its_part(two: Any) -> None:

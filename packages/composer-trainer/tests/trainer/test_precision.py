@@ -9,9 +9,10 @@ import torch
 from shared_runs import Overflowing
 
 from composer.core import Algorithm, Event, Precision, State
+from composer.devices import DeviceCPU, DeviceGPU
 from composer.loggers import Logger
 from composer.testing import SimpleModel, deep_compare
-from composer.trainer.precision import ClosureGradScaler
+from composer.trainer.precision import ClosureGradScaler, resolve_precision
 
 MakeTrainer = Any  # the fixture's class, in conftest.py
 
@@ -39,6 +40,16 @@ def test_forward_and_evaluation_run_in_the_precision(
     assert {torch.float32} == {p.dtype for p in trainer.state.model.parameters()}
     assert (trainer.state.scaler is not None) == (precision == "amp_fp16")
     assert [dtype] * 4 == [output.dtype for output in trainer.predict(make_trainer.loader())]
+
+
+@pytest.mark.parametrize(("supported", "precision"), [(True, Precision.AMP_BF16), (False, Precision.AMP_FP16)])
+def test_the_default_on_a_gpu_is_bf16_where_there_are_units_for_it(
+    monkeypatch: pytest.MonkeyPatch, supported: bool, precision: Precision
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: supported or including_emulation)
+
+    assert precision is resolve_precision(None, DeviceGPU.__new__(DeviceGPU))
+    assert Precision.FP32 is resolve_precision(None, DeviceCPU())
 
 
 def test_precision_may_change_between_fits(make_trainer: MakeTrainer) -> None:

@@ -44,11 +44,18 @@ def test_what_is_always_so_is_taken_without_a_word() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("use_orig_params", False), ("forward_prefetch", True), ("load_monolith_rank0_only", True)],
+    [("use_orig_params", False), ("backward_prefetch", "BACKWARD_PRE"), ("load_monolith_rank0_only", True)],
 )
 def test_what_has_no_effect_any_more_is_said(name: str, value: Any) -> None:
-    with pytest.warns(UserWarning, match=f"`{name}={value}` has no effect"):
+    with pytest.warns(UserWarning, match=f"`{name}={value!r}` has no effect"):
         fsdp(**{name: value})
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1.5, "two"])
+@pytest.mark.parametrize("name", ["forward_prefetch_limit", "backward_prefetch_limit"])
+def test_a_limit_of_prefetching_is_a_number_of_units(name: str, limit: Any) -> None:
+    with pytest.raises(ValueError, match=f"`{name}` must be a number of units"):
+        fsdp(**{name: limit})
 
 
 @pytest.mark.parametrize(

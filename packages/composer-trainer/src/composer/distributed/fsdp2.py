@@ -79,6 +79,7 @@ def shard_model(
             fully_shard(unit.module, **{**arguments, "reshard_after_forward": reshard, **unit.options})
         if not (ready or is_unit(model)):  # it may have buffers
             materialize(own_modules(model), device, fresh, init_fn_of(model, ""))
+    _prefetch(model, config)
     _gather_in_methods(model)
     optimized.replace(model)
     plan = ", ".join(unit.name or "the model" for unit in units)
@@ -90,6 +91,20 @@ def is_unit(module: torch.nn.Module) -> bool:
     from torch.distributed.fsdp import FSDPModule
 
     return isinstance(module, FSDPModule)
+
+
+def _prefetch(model: torch.nn.Module, config: FSDP2Config) -> None:
+    """Let the units that contain no others gather the weights of those after them, or before them, ahead of time."""
+    units: list[Any] = [
+        unit
+        for unit in model.modules()
+        if is_unit(unit) and not any(is_unit(inner) for inner in unit.modules() if inner is not unit)
+    ]
+    for i, unit in enumerate(units):
+        if config.forward_prefetch:
+            unit.set_modules_to_forward_prefetch(units[i + 1 : i + 1 + config.forward_prefetch_limit])
+        if config.backward_prefetch_limit > 1:  # one unit is the default
+            unit.set_modules_to_backward_prefetch(units[max(0, i - config.backward_prefetch_limit) : i][::-1])
 
 
 def _gather_in_methods(model: torch.nn.Module) -> None:

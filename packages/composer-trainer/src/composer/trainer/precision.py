@@ -36,16 +36,24 @@ def parse_precision(precision: str | Precision) -> Precision:
 
 
 def resolve_precision(precision: str | Precision | None, device: Device) -> Precision:
-    """Return the given precision, or the device's default: fp16 on a GPU, fp32 elsewhere.
+    """Return the given precision, or the device's default.
+
+    On a GPU that is bf16, whose range is that of fp32, so that losses need no scaling; on one without bf16 units fp16;
+    elsewhere fp32.
 
     Raises:
         ValueError: The precision is unknown, or the device does not support it.
     """
     if precision is None:
-        precision = Precision.AMP_FP16 if device.name == "gpu" else Precision.FP32
+        precision = _gpu_default() if device.name == "gpu" else Precision.FP32
     precision = parse_precision(precision)
     validate_precision(precision, device)
     return precision
+
+
+def _gpu_default() -> Precision:
+    has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    return Precision.AMP_BF16 if has_bf16 else Precision.AMP_FP16
 
 
 def device_type(state: State) -> str:

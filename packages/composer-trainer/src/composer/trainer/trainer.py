@@ -155,8 +155,8 @@ class Trainer(_RejectsRemovedArguments):
         log_traces: Log which algorithms ran.
         auto_log_hparams: Log the arguments of this constructor as hyperparameters.
         device: `"cpu"`, `"gpu"`, `"mps"` or a `Device`; None: a GPU if there is one.
-        precision: `"fp32"`, `"amp_fp16"`, `"amp_bf16"`, `"amp_fp8"`; None: fp16 on a GPU, fp32
-            elsewhere.
+        precision: `"fp32"`, `"amp_fp16"`, `"amp_bf16"`, `"amp_fp8"`; None: bf16 on a GPU (fp16
+            on one that has no bf16), fp32 elsewhere.
         precision_config: Arguments of the FP8 recipe.
         device_train_microbatch_size: Samples per forward and backward pass; gradients accumulate over the batch. None:
             the loader's `batch_size`; `"auto"`: search the largest size that fits the GPU.

@@ -28,10 +28,10 @@ _MIXED = ("FULL", "DEFAULT", "PURE")
 # Arguments of the first version of FSDP: the default, and why there is no other value.
 _NO_LONGER = {
     "activation_checkpointing_reentrant": (True, "activations are always checkpointed without reentrance"),
-    "backward_prefetch": ("BACKWARD_POST", "`fully_shard` prefetches by itself"),
-    "backward_prefetch_limit": (1, "`fully_shard` prefetches by itself"),
-    "forward_prefetch": (False, "`fully_shard` prefetches by itself"),
-    "forward_prefetch_limit": (1, "`fully_shard` prefetches by itself"),
+    "backward_prefetch": (
+        "BACKWARD_POST",
+        "`fully_shard` gathers before; `backward_prefetch_limit` says how far ahead",
+    ),
     "keep_low_precision_grads": (False, "gradients have the dtype of the parameters"),
     "limit_all_gathers": (True, "the memory of gathered parameters is always bounded"),
     "use_orig_params": (True, "parameters always keep their names and shapes"),
@@ -74,6 +74,10 @@ class FSDP2Config:
         sharded_ckpt_prefix_dir: The name of a checkpoint's folder; a format string like `save_filename`.
         auto_wrap: Use the classes in a model's `_no_split_modules`, which models of transformers have, as units unless
             the model selects units otherwise.
+        forward_prefetch: Gather the weights of the next inner units while one computes its forward pass, also if the
+            host is not yet there. This suits models whose units run in the order in which they are registered.
+        forward_prefetch_limit: The number of units whose weights are gathered ahead; each takes its memory.
+        backward_prefetch_limit: The same for the backward pass, which always gathers the weights of the next unit.
         sync_module_states: Start all ranks from the weights of rank 0. This is always done, and the models of other
             ranks may be on the meta device.
 
@@ -95,6 +99,9 @@ class FSDP2Config:
     data_parallel_replicate_degree: int | None = None
     sharded_ckpt_prefix_dir: str = "ep{epoch}-ba{batch}"
     auto_wrap: bool = True
+    forward_prefetch: bool = False
+    forward_prefetch_limit: int = 1
+    backward_prefetch_limit: int = 1
     sync_module_states: bool = True
 
     def __post_init__(self) -> None:
@@ -114,6 +121,11 @@ class FSDP2Config:
                 stacklevel=3,
             )
         self.reshard_after_forward = _reshard(self.reshard_after_forward)
+        for name in ("forward_prefetch_limit", "backward_prefetch_limit"):
+            limit = plain_int(getattr(self, name))
+            if limit is None or limit < 1:
+                raise ValueError(f"`{name}` must be a number of units, at least 1, got {getattr(self, name)!r}.")
+            setattr(self, name, limit)
         names = ("data_parallel_shard_degree", "data_parallel_replicate_degree")
         for name in names:
             setattr(self, name, _degree(name, getattr(self, name)))
