@@ -94,8 +94,8 @@ class EMA(Algorithm):
     EPOCH_END, ITERATION_END (training weights back). **Reads** the model, the timestamp, and the
     `save_interval(state, event)` of callbacks. **Writes** the model's weights, between the swaps and at the end.
     **Cost** memory for another set of trainable weights and buffers; one pass over them per update, and one at the
-    beginning and end of `fit`, to detect changes in between. **When not to use it** together with another method that
-    averages weights.
+    beginning and end of `fit`, to detect changes in between. **Compilation** static: the weights are exchanged, not the
+    model. **When not to use it** together with another method that averages weights.
 
     Args:
         half_life: The time after which the weight of old values has halved, in batches or epochs ("1000ba"); this and

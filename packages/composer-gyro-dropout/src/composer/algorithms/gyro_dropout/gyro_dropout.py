@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from operator import ge
 from typing import Any
 
@@ -15,6 +16,23 @@ from composer.loggers import Logger
 from composer.utils import check_finite, check_integers, module_surgery, plain_number
 
 __all__ = ["GyroDropout", "GyroDropoutLayer", "apply_gyro_dropout"]
+
+
+# An operator of its own, because a graph cannot contain a generator.
+@torch.library.custom_op(
+    "composer_gyro_dropout::draw_masks",
+    mutates_args=(),
+    schema="(Tensor like, SymInt[] shape, float keep, int seed) -> Tensor",
+)
+def _draw_masks(like: torch.Tensor, shape: Sequence[int], keep: float, seed: int) -> torch.Tensor:
+    """Return masks on the device of a tensor, bool, whose elements are True with probability `keep`."""
+    generator = torch.Generator(like.device).manual_seed(seed)
+    return torch.empty(shape, device=like.device).bernoulli_(keep, generator=generator).bool()
+
+
+@_draw_masks.register_fake
+def _(like: torch.Tensor, shape: Sequence[int], keep: float, seed: int) -> torch.Tensor:
+    return like.new_empty(shape, dtype=torch.bool)
 
 
 class GyroDropoutLayer(nn.Module):
@@ -95,7 +113,10 @@ class GyroDropoutLayer(nn.Module):
         if group != self._group:
             self._group = group
             if self._masks is not None:
-                self._draw(self._masks.device)
+                dtype = None if self._scaled is None else self._scaled.dtype
+                self._draw(self._masks)
+                if dtype is not None:
+                    self._scale(dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Drop elements of a tensor of shape (N, ...), or of shape (F,), which is one example."""
@@ -104,9 +125,13 @@ class GyroDropoutLayer(nn.Module):
         if x.dim() < 2:
             return self(x.unsqueeze(0)).squeeze(0)  # type: ignore[no-any-return]
         if not self.driven:
-            self.set_step(self.training_step)
-            self.training_step += 1
-        masks = self._masks_for(x)
+            self._advance()
+        if not self._has_masks_for(x):
+            self._prepare(x)
+        masks = self._scaled
+        assert masks is not None
+        if tuple(x.shape[1:]) != self.shape:
+            masks = masks[_slices_of(tuple(x.shape))]
         rows, tau = x.shape[0], masks.shape[0]
         if rows % tau == 0:
             self._last_batch = (tuple(x.shape), None)
@@ -135,16 +160,31 @@ class GyroDropoutLayer(nn.Module):
             return masks.repeat_interleave(shape[0] // len(masks), 0)
         return masks.index_select(0, index)
 
-    def _masks_for(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the masks in use / (1 - p), cut to the shape of an example."""
+    @torch.compiler.disable  # it counts: a graph would be compiled for each count
+    def _advance(self) -> None:
+        self.set_step(self.training_step)
+        self.training_step += 1
+
+    def _has_masks_for(self, x: torch.Tensor) -> bool:
+        scaled = self._scaled
+        return (
+            scaled is not None
+            and scaled.device == x.device
+            and scaled.dtype is x.dtype
+            and self._covers(tuple(x.shape[1:]))
+        )
+
+    def _prepare(self, x: torch.Tensor) -> None:
+        """Make the masks in use / (1 - p) for inputs like these."""
         shape = tuple(x.shape[1:])
         if self._masks is None or self._masks.device != x.device or not self._covers(shape):
             self._enlarge(shape)
-            self._draw(x.device)
+            self._draw(x)
+        self._scale(x.dtype)
+
+    def _scale(self, dtype: torch.dtype) -> None:
         assert self._masks is not None
-        if self._scaled is None or self._scaled.dtype is not x.dtype:
-            self._scaled = self._masks.to(x.dtype) / max(1 - self.p, torch.finfo(torch.float32).tiny)
-        return self._scaled if shape == self.shape else self._scaled[_slices_of(tuple(x.shape))]
+        self._scaled = self._masks.to(dtype) / max(1 - self.p, torch.finfo(torch.float32).tiny)
 
     def _covers(self, shape: tuple[int, ...]) -> bool:
         largest = self.shape
@@ -155,12 +195,11 @@ class GyroDropoutLayer(nn.Module):
             shape = tuple(map(max, self.shape, shape))
         self.shape = shape
 
-    def _draw(self, device: torch.device) -> None:
+    def _draw(self, like: torch.Tensor) -> None:
         assert self.shape is not None
-        generator = torch.Generator(device).manual_seed(_mix_seed(self.seed, self._group))
         number = min(self.tau, self.sigma - self._group * self.tau)
-        kept = torch.empty((number, *self.shape), device=device).bernoulli_(1 - self.p, generator=generator)
-        self._masks, self._scaled = kept.bool(), None
+        seed = _mix_seed(self.seed, self._group)
+        self._masks, self._scaled = _draw_masks(like, [number, *self.shape], 1 - self.p, seed), None
 
     def extra_repr(self) -> str:
         return f"p={self.p}, sigma={self.sigma}, tau={self.tau}"
@@ -264,7 +303,7 @@ class GyroDropout(Algorithm):
     **Events** FIT_START, BEFORE_DATALOADER, BATCH_START. **Reads** `state.max_duration`, `state.timestamp`,
     `state.dataloader_len`. **Writes** modules of `state.model`. **Cost** that of dropout, without the draw and
     the mask stored for the backward pass. `tau` masks of the size of an example are in memory. **Compilation**
-    static: new masks are drawn between batches.
+    a second graph after the first batch, when the masks are there; then static, as new ones are drawn between batches.
 
     Args:
         p: The probability to drop an element. None: the value of each layer.

@@ -86,6 +86,10 @@ class MixUp(Algorithm):
 
     Microbatches: each microbatch is mixed separately, so several microbatches do not equal one batch.
 
+    **Events** BEFORE_FORWARD, then BEFORE_LOSS (targets), or AFTER_LOSS and BEFORE_BACKWARD (loss). **Reads** the
+    batch and `state.outputs`. **Writes** inputs and targets of the batch, or `state.loss`. **Cost** a copy and a
+    weighted sum of the inputs; with `interpolate_loss` a second loss. **Compilation** static: no shape changes.
+
     Args:
         alpha: Parameter of the Beta distribution, at least 0. 0 mixes nothing.
         interpolate_loss: Mix losses instead of targets.

@@ -256,8 +256,9 @@ class SAM(Algorithm):
 
     **Events** BEFORE_LOAD, AFTER_LOAD. In a step with two passes the events from BEFORE_TRAIN_BATCH to
     AFTER_TRAIN_BATCH occur twice. **Writes** `state.optimizers`. **Cost** a second forward and backward pass, and
-    memory for a copy of the weights, in every `interval`-th step. **When not to use it** if the model sees each
-    example once, as large language models do, or with another algorithm that wraps the optimizer.
+    memory for a copy of the weights, in every `interval`-th step. **Compilation** static: both passes run one graph.
+    **When not to use it** if the model sees each example once, as large language models do, or with another algorithm
+    that wraps the optimizer.
 
     Args:
         rho: Radius of the neighborhood, at least 0. A larger `interval` needs a larger radius, such as 0.5 with 10.

@@ -121,9 +121,9 @@ class StochasticDepth(Algorithm):
     **Events** INIT; BEFORE_DATALOADER and BATCH_START with a warmup. **Reads** the elapsed time. **Writes** blocks of
     `state.model`. **Cost** "block" saves the computation of skipped blocks, on average half of `drop_rate` of them with
     the linear distribution; "sample" adds a multiplication per block. With "block", `DistributedDataParallel` must find
-    unused parameters, because ranks skip different blocks. **Compilation** "sample" is static; "block" has a graph
-    break at each block. Blocks other than torchvision's `Bottleneck` cause a graph break with both methods, and cannot
-    be scripted.
+    unused parameters, because ranks skip different blocks. **Compilation** "sample" is static; with "block"
+    each block is a graph of its own in training, as the host decides whether it runs. Blocks other than torchvision's
+    `Bottleneck` cause a graph break with both methods, and cannot be scripted.
 
     **Logs** `stochastic_depth/num_stochastic_layers` once, and with a warmup `stochastic_depth/drop_rate` per batch.
 

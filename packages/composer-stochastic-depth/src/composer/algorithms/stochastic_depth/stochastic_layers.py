@@ -19,6 +19,11 @@ __all__ = [
 ]
 
 
+# The decision to skip a block is made on the host in each step, so no graph can contain it; the parts of the block that
+# such a method calls are compiled one by one.
+_not_in_graphs = torch.compiler.disable(recursive=False)
+
+
 class BlockStochasticModule(nn.Module):
     """Adds the output of a module to a residual, or skips the module for the whole batch.
 
@@ -46,16 +51,21 @@ class BlockStochasticModule(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Run the module, or skip it."""
-        residual = x
-        if self.residual is not None:
-            residual = self.residual(x)
         if self.training:
-            if bool(torch.rand(()) < self.drop_rate):
-                return residual
-            branch: torch.Tensor = self.main(x)
-            return branch + residual
-        branch = self.main(x)
-        return branch * (1 - self.drop_rate) + residual
+            return self._forward_in_training(x)
+        branch: torch.Tensor = self.main(x)
+        return branch * (1 - self.drop_rate) + self._shortcut(x)
+
+    @_not_in_graphs
+    def _forward_in_training(self, x: torch.Tensor) -> torch.Tensor:
+        shortcut = self._shortcut(x)
+        if bool(torch.rand(()) < self.drop_rate):
+            return shortcut
+        branch: torch.Tensor = self.main(x)
+        return branch + shortcut
+
+    def _shortcut(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.residual is None else cast(torch.Tensor, self.residual(x))
 
 
 class _StochasticBottleneck(Bottleneck):  # type: ignore[misc]  # torchvision has no types
@@ -84,14 +94,23 @@ class BlockStochasticBottleneck(_StochasticBottleneck):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Run the block, or only its shortcut."""
         if self.training:
-            if bool(torch.rand(()) < self.drop_rate):
-                if self.downsample is None:
-                    return x  # already the output of a ReLU
-                skipped: torch.Tensor = self.relu(self._shortcut(x))
-                return skipped
-            output: torch.Tensor = self.relu(self._branch(x) + self._shortcut(x))
-            return output
-        output = self.relu(self._branch(x) * (1 - self.drop_rate) + self._shortcut(x))
+            return self._forward_in_training(x)
+        output: torch.Tensor = self.relu(self._branch(x) * (1 - self.drop_rate) + self._shortcut(x))
+        return output
+
+    @_not_in_graphs
+    def _forward_in_training(self, x: torch.Tensor) -> torch.Tensor:
+        if not bool(torch.rand(()) < self.drop_rate):
+            return self._whole(x)
+        # Without a downsampling layer the shortcut is already the output of a ReLU.
+        return x if self.downsample is None else self._skipped(x)
+
+    def _whole(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.relu(self._branch(x) + self._shortcut(x))
+        return output
+
+    def _skipped(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.relu(self._shortcut(x))
         return output
 
 
@@ -223,21 +242,26 @@ class _Parts(NamedTuple):
 
 
 def _forward_stochastic(block: nn.Module, parts: _Parts, method: str, x: torch.Tensor) -> torch.Tensor:
-    forward = functools.partial(type(block).forward, block)
     if block.training and method == "block":
-        if not bool(torch.rand(()) < cast(torch.Tensor, block.drop_rate)):
-            return cast(torch.Tensor, forward(x))
-        if parts.act is None:
-            return x if parts.skip is None else cast(torch.Tensor, block.get_submodule(parts.skip)(x))
-        # The activation may be in place, so copy the input.
-        shortcut = x.clone() if parts.skip is None else block.get_submodule(parts.skip)(x)
-        return cast(torch.Tensor, block.get_submodule(parts.act)(shortcut))
+        return _forward_or_skip(block, parts, x)
+    forward = functools.partial(type(block).forward, block)
     # Looked up in each pass, because the module may have been replaced.
     hook = block.get_submodule(parts.last).register_forward_hook(functools.partial(_scale_branch, block))
     try:
         return cast(torch.Tensor, forward(x))
     finally:
         hook.remove()
+
+
+@_not_in_graphs
+def _forward_or_skip(block: nn.Module, parts: _Parts, x: torch.Tensor) -> torch.Tensor:
+    if not bool(torch.rand(()) < cast(torch.Tensor, block.drop_rate)):
+        return cast(torch.Tensor, type(block).forward(block, x))
+    if parts.act is None:
+        return x if parts.skip is None else cast(torch.Tensor, block.get_submodule(parts.skip)(x))
+    # The activation may be in place, so copy the input.
+    shortcut = x.clone() if parts.skip is None else block.get_submodule(parts.skip)(x)
+    return cast(torch.Tensor, block.get_submodule(parts.act)(shortcut))
 
 
 def _scale_branch(block: nn.Module, module: nn.Module, args: Any, branch: torch.Tensor) -> torch.Tensor:

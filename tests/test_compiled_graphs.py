@@ -1,0 +1,125 @@
+"""Graphs of compiled models with each algorithm: those of the first batch, and those that are compiled later."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from algorithm_runs import (
+    CLASSES,
+    LANGUAGE,
+    LOWER_PRECISION,
+    Captioned,
+    Classifier,
+    arguments_of,
+    captioned,
+    make,
+    noise,
+)
+from torch.utils.data import DataLoader
+from torchvision.models.resnet import Bottleneck, ResNet
+
+from composer import Trainer
+from composer.algorithms.stochastic_depth import apply_stochastic_depth
+from composer.core import Callback, State
+from composer.loggers import Logger
+
+# Dynamo looks at the attribute of whatever is passed to a graph.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+STEPS = 8
+# Algorithms whose card does not say "static": graphs in the first batch, and later.
+CHANGING = {
+    "GyroDropout": (1, 1),  # once the masks are there
+    "ProgressiveResizing": (1, 2),  # sizes, the second of them as a variable
+    "SelectiveBackprop": (2, 0),  # a pass to choose, without gradients, and one to train
+    "SeqLengthWarmup": (1, 1),
+}
+# No graph of the whole model, because the host decides in each step.
+SPLIT = {"StochasticDepth"}
+# Its graph changes between epochs.
+LATER = {"LayerFreezing"}
+
+
+class Graphs(Callback):
+    """The number of graphs that were compiled up to the end of each batch."""
+
+    def __init__(self) -> None:
+        self.compiled = 0
+        self.after: list[int] = []
+
+    def compile(self, module: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        """Compile nothing, but count."""
+        self.compiled += 1
+        return module.forward
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        self.after.append(self.compiled)
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    torch.compiler.reset()
+
+
+def graphs_of(name: str | None) -> list[int]:
+    graphs = Graphs()
+    lower = name in LOWER_PRECISION
+    norm = partial(torch.nn.GroupNorm, 4) if lower else torch.nn.BatchNorm2d
+    keys = {"input_key": "image", "target_key": "label"} if name in LANGUAGE else {}
+    model = Captioned(norm=norm) if name in LANGUAGE else Classifier(norm=norm)
+    trainer = Trainer(
+        model=model,
+        train_dataloader=DataLoader(noise(8 * STEPS), batch_size=8, collate_fn=captioned if name in LANGUAGE else None),
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+        algorithms=None if name is None else make(name, keys, arguments_of(name)),
+        callbacks=graphs,
+        compile_config={"backend": graphs.compile},
+        max_duration=f"{STEPS}ba",
+        device="cpu",
+        precision="amp_bf16" if lower else "fp32",
+        progress_bar=False,
+        seed=0,
+    )
+    trainer.fit()
+    trainer.close()
+    return graphs.after
+
+
+def test_a_model_is_one_graph() -> None:
+    assert [1] * STEPS == graphs_of(None)
+
+
+@pytest.mark.parametrize("name", sorted(CLASSES))
+def test_the_graphs_are_those_of_the_card(name: str) -> None:
+    after = graphs_of(name)
+    first, later = after[0], after[-1] - after[0]
+
+    card = re.search(r"\*\*Compilation\*\*\s+(.*?)\.(?:\s|$)", CLASSES[name].__doc__ or "", re.DOTALL)
+    assert card is not None, "the card of an algorithm has an entry Compilation"
+    says_static = card.group(1).startswith("static")
+    assert says_static == (name not in CHANGING.keys() | SPLIT | LATER), card.group(1)
+    if name not in SPLIT:
+        assert CHANGING.get(name, (1, 0)) == (first, later)
+
+
+def test_blocks_that_may_be_skipped_are_graphs_of_their_own() -> None:
+    graphs = Graphs()
+    torch.manual_seed(0)
+    model = ResNet(Bottleneck, [2, 2, 2, 2], num_classes=10, width_per_group=4)
+    apply_stochastic_depth(model, "ResNetBottleneck", drop_rate=0.5, drop_distribution="uniform")
+    compiled = torch.compile(model, backend=graphs.compile)
+    after = []
+    for _ in range(12):
+        compiled(torch.randn(2, 3, 32, 32)).sum().backward()
+        after.append(graphs.compiled)
+
+    # Two kinds of blocks in each stage, a skipped block with a layer in its shortcut, and what is around the blocks.
+    assert after[-1] <= 2 * 4 + 4 + 2
+    assert after[-1] == after[-3], "no graph is compiled again and again"
+    graphs.compiled = 0
+    compiled.eval()(torch.randn(2, 3, 32, 32))
+    assert 1 == graphs.compiled, "in evaluation nothing is skipped"
