@@ -248,12 +248,20 @@ def wheels(session: nox.Session) -> None:
 
 @nox.session
 def gpu(session: nox.Session) -> None:
-    """Run all tests that need a CUDA device; without one, skip and say so."""
+    """Run all tests that need a CUDA device, then the figures of a GPU, and write `gpu.json` (`-- --help`).
+
+    `-- bundle FOLDER` instead collects wheels for a machine that reaches no registry, which then needs no nox:
+    `python -m tools.gpu run --wheels FOLDER`.
+    """
+    if session.posargs[:1] == ["bundle"]:
+        session.install("--quiet", "--constraint", PINNED, "pip", *TOOL_TOOLS)
+        session.run("python", "-m", "tools.gpu", *session.posargs)
+        return
     if environment.count_cuda_devices() == 0:
         session.skip("no CUDA device here; the tests marked `gpu` were not run")
     groups = (WORKSPACE.outside(WORKSPACE[name].test_dependencies) for name in NAMES)
-    _install(session, NAMES, *TEST_TOOLS, *sorted(set().union(*groups)))
-    _pytest(session, "-m", "gpu", "packages", "tests")
+    _install(session, NAMES, *TEST_TOOLS, *BENCH_TOOLS, *sorted(set().union(*groups)))
+    session.run("python", "-m", "tools.gpu", "run", *session.posargs)
 
 
 @nox.session

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-_BENCHMARKS = ("overhead", "growth", "observers", "events", "imports", "algorithms", "checkpoints", "loaders")
+_BENCHMARKS = ("overhead", "growth", "observers", "events", "imports", "algorithms", "checkpoints", "loaders", "gpu")
 
 
 def main(arguments: list[str]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from operator import ge
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -125,7 +125,7 @@ class GyroDropoutLayer(nn.Module):
         if x.dim() < 2:
             return self(x.unsqueeze(0)).squeeze(0)  # type: ignore[no-any-return]
         if not self.driven:
-            self._advance()
+            _advance_outside_graphs(self)
         if not self._has_masks_for(x):
             self._prepare(x)
         masks = self._scaled
@@ -159,11 +159,6 @@ class GyroDropoutLayer(nn.Module):
         if index is None:
             return masks.repeat_interleave(shape[0] // len(masks), 0)
         return masks.index_select(0, index)
-
-    @torch.compiler.disable  # it counts: a graph would be compiled for each count
-    def _advance(self) -> None:
-        self.set_step(self.training_step)
-        self.training_step += 1
 
     def _has_masks_for(self, x: torch.Tensor) -> bool:
         scaled = self._scaled
@@ -230,6 +225,15 @@ class GyroDropoutLayer(nn.Module):
         layer_seed = None if seed is None else _mix_seed(seed, module_index + 1)
         rate = module.p if p is None else p
         return GyroDropoutLayer(iters_per_epoch, max_epoch, rate, sigma, tau, seed=layer_seed)
+
+
+def _advance(layer: GyroDropoutLayer) -> None:
+    layer.set_step(layer.training_step)
+    layer.training_step += 1
+
+
+# A graph with the count would be compiled again for each count.
+_advance_outside_graphs: Any = cast(Any, torch.compiler).disable(_advance)
 
 
 def apply_gyro_dropout(

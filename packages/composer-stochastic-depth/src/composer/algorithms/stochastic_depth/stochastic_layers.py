@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import operator
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import fx, nn
@@ -19,9 +20,16 @@ __all__ = [
 ]
 
 
-# The decision to skip a block is made on the host in each step, so no graph can contain it; the parts of the block that
-# such a method calls are compiled one by one.
-_not_in_graphs = torch.compiler.disable(recursive=False)
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def _not_in_graphs(function: Function) -> Function:
+    """Keep a function out of the graphs of `torch.compile`, which compiles what it calls part by part.
+
+    The decision to skip a block is made on the host in each step, so no graph can contain it.
+    """
+    disable: Any = torch.compiler.disable  # which has no types
+    return cast(Function, disable(function, recursive=False))
 
 
 class BlockStochasticModule(nn.Module):
