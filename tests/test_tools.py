@@ -11,10 +11,12 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 
 from tools import (
     check_imports,
     check_wheels,
+    gpu,
     wheelhouse,
 )
 from tools.tiny_tree import Tree, run_tool
@@ -354,3 +356,28 @@ class TestCheckImports:
             "composer-core: `composer.core` imports `composer.algorithms.one` of `composer-one`, which is not declared."
             " Declare it, or remove the import."
         ]
+
+
+def test_what_needs_a_gpu_is_run_package_by_package(tmp_path: Path) -> None:
+    """Without a GPU, every test with the mark is skipped, with its reason."""
+    files = gpu.gpu_tests(Path(gpu.__file__).parent.parent)
+
+    assert "packages/composer-trainer/tests/test_gpu.py" in files["composer-trainer"]
+    assert {"tests"} | {path.parent.name for path in Path("packages").glob("*/tests")} >= files.keys()
+    result = gpu._test("composer-colout", files["composer-colout"], 300.0, tmp_path, dict(os.environ))
+    assert (0, []) == (result["exit"], result["failed"])
+    assert result["passed"] if torch.cuda.is_available() else result["skipped"]
+    assert "no time left" in gpu._test("composer-colout", files["composer-colout"], 0.0, tmp_path, {})["exit"]
+
+
+def test_installed_distributions_are_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+    monkeypatch.setattr(subprocess, "run", lambda command, **options: commands.append(command))
+    for name in ("torch-0.1-py3-none-any.whl", "composer_core-0.1-py3-none-any.whl", "not_there-0.1-py3-none-any.whl"):
+        (tmp_path / name).touch()
+
+    gpu._install(tmp_path, tmp_path / "site")
+
+    assert ["composer_core-0.1-py3-none-any.whl", "not_there-0.1-py3-none-any.whl"] == [
+        Path(part).name for part in commands[0] if part.endswith(".whl")
+    ]

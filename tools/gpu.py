@@ -41,8 +41,14 @@ def gpu_tests(root: Path) -> dict[str, list[str]]:
     return found
 
 
-def bundle(folder: Path, python: str) -> None:
-    """Fill a folder with the wheels of all packages, and of what the tests need beyond torch and its companions."""
+def bundle(folder: Path, python: str, present: Sequence[str] = ()) -> None:
+    """Fill a folder with the wheels of all packages, and of what the tests need beyond torch and its companions.
+
+    Args:
+        folder: The folder.
+        python: The Python version of the other machine, for example "3.12".
+        present: Further distributions that are there, with what they need.
+    """
     from tools import wheelhouse
     from tools.workspace import Workspace, find_uv
 
@@ -64,8 +70,8 @@ def bundle(folder: Path, python: str) -> None:
         run = subprocess.run(command, input=lines, text=True, check=True, capture_output=True, cwd=_ROOT)
         return {line.partition(";")[0].strip() for line in run.stdout.splitlines() if line.strip()}
 
-    others = sorted(resolved(wanted | set(_PRESENT)) - resolved(set(_PRESENT)))
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+    others = sorted(resolved({*wanted, *_PRESENT, *present}) - resolved({*_PRESENT, *present}))
+    command = [sys.executable, "-m", "pip", "download", "-qq", "--no-deps", "--only-binary=:all:"]
     command += ["--python-version", python, "--implementation", "cp", "--dest", str(folder)]
     for platform in _PLATFORMS:
         command += ["--platform", platform]
@@ -153,13 +159,14 @@ def main(arguments: list[str] | None = None) -> int:
     bundling = commands.add_parser("bundle", help="collect wheels for a machine that reaches no registry")
     bundling.add_argument("folder", type=Path)
     bundling.add_argument("--python", default=f"{sys.version_info.major}.{sys.version_info.minor}")
+    bundling.add_argument("--present", nargs="+", default=(), metavar="NAME", help="distributions that are there, too")
     running = commands.add_parser("run", help="run the tests marked `gpu` and the figures")
     running.add_argument("--out", type=Path, default=Path("gpu.json"))
     running.add_argument("--wheels", type=Path)
     running.add_argument("--limit", type=float, default=_LIMIT, help="seconds (default: %(default)s)")
     options = parser.parse_args(arguments)
     if options.command == "bundle":
-        bundle(options.folder, options.python)
+        bundle(options.folder, options.python, options.present)
         return 0
     return run(options.out, options.wheels, options.limit)
 

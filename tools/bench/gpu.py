@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import statistics
 import time
@@ -97,6 +98,7 @@ def _trained(model: ComposerModel, batches: Any, device: torch.device, **argumen
         precision="amp_bf16",
         callbacks=callback,
         seed=0,
+        console_stream=io.StringIO(),
         **{"progress_bar": False, **arguments},
     )
     trainer.fit()
