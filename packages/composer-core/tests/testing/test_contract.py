@@ -94,6 +94,26 @@ def test_one_that_declares_no_events_is_rejected_with_the_way_out() -> None:
         contract_of(Wide()).test_it_acts_only_at_the_events_it_names()
 
 
+class Counting(WithoutArguments):
+    """Its loss depends on a count that it does not save."""
+
+    def __init__(self) -> None:
+        pass
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        self._count = getattr(self, "_count", 0) + 1
+        state.loss = self._count * state.loss
+
+
+def test_one_that_does_not_save_what_it_depends_on_is_rejected() -> None:
+    class Contract(AlgorithmContract):
+        def make(self) -> Algorithm:
+            return Counting()
+
+    with pytest.raises(AssertionError):
+        Contract().test_a_resumed_run_continues_identically()
+
+
 def test_one_that_no_package_registers_is_rejected_with_the_way_out() -> None:
     with pytest.raises(AssertionError, match=r'(?s)must be registered.*entry-points."composer.algorithms"\] WithReq'):
         contract_of(WithRequired(1.0)).test_the_entry_point_is_this_class()

@@ -35,3 +35,16 @@ def test_names_of_parameters_are_restored() -> None:
     snapshot.restore(state)
 
     assert optimizer.param_groups[0]["param_names"] == ["weight", "bias"]
+
+
+def test_attributes_that_were_added_later_are_gone() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    state = State(model=model, max_duration="1ep")
+    snapshot = ModelSnapshot(state)
+
+    model[0].forward = lambda x: x
+    model.scale = 2.0
+    snapshot.restore(state)
+
+    assert "forward" not in vars(model[0])
+    assert not hasattr(model, "scale")
