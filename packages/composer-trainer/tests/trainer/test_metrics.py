@@ -83,6 +83,35 @@ def test_train_metrics_are_those_of_the_last_batch(make_trainer: MakeTrainer, si
     assert torch.equal(expected, trainer.state.train_metric_values["Accuracy"])
 
 
+class Averaged(SimpleModel):
+    """Its metric is the mean of the outputs, which differs between batches."""
+
+    def get_metrics(self, is_train: bool) -> dict[str, Any]:
+        return {"Mean": MeanMetric()}
+
+    def update_metric(self, batch: Any, outputs: Any, metric: Any) -> None:
+        metric.update(outputs.detach())
+
+
+@pytest.mark.parametrize("size", [None, 2])
+def test_metrics_begin_anew_with_each_batch(make_trainer: MakeTrainer, size: int | None) -> None:
+    outputs: list[torch.Tensor] = []
+    means: list[torch.Tensor] = []
+
+    class Keep(Callback):
+        def after_loss(self, state: State, logger: Logger) -> None:
+            outputs.append(state.outputs.detach())
+
+        def batch_end(self, state: State, logger: Logger) -> None:
+            torch.testing.assert_close(torch.cat(outputs).mean(), state.train_metric_values["Mean"])
+            means.append(torch.cat(outputs).mean())
+            outputs.clear()
+
+    make_trainer(model=Averaged(), callbacks=Keep(), device_train_microbatch_size=size).fit()
+
+    assert len({mean.item() for mean in means}) == len(means) == 2 * STEPS
+
+
 def test_loggers_of_users_get_plain_numbers(make_trainer: MakeTrainer) -> None:
     seen: dict[str, Any] = {}
 

@@ -157,6 +157,22 @@ def test_the_end_of_a_run_is_not_left_out(make_trainer: MakeTrainer, tmp_path: P
         deep_compare(program("run"), whole)
 
 
+def test_metrics_of_the_last_evaluation_can_be_computed_after_a_relaunch(
+    make_trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    def launched() -> Any:
+        return resuming(make_trainer, tmp_path, eval_dataloader=make_trainer.loader(4), eval_interval="1ep")
+
+    first = launched()
+    first.fit()
+    first.close()
+    second = launched()
+    second.fit()  # the run is complete, so nothing is evaluated again
+
+    expected = first.state.eval_metrics["eval"]["Accuracy"].compute()
+    assert torch.equal(expected, second.state.eval_metrics["eval"]["Accuracy"].compute())
+
+
 def test_a_relaunched_run_goes_on_in_its_log_file(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     with pytest.raises(InterruptedError):
