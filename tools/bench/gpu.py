@@ -68,7 +68,7 @@ def _bare(
             loss = cross_entropy(network(inputs), targets)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        losses.append(loss.detach())
+        losses.append(loss.detach().clone())  # as in the runs with CUDA graphs, which overwrite it
     _synchronize(device)
     return [loss.item() for loss in losses]
 

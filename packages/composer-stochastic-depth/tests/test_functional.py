@@ -200,3 +200,18 @@ class TestApply:
         torch.testing.assert_close(layers(x), scripted(x))
         torch.testing.assert_close(layers(x), torch.fx.symbolic_trace(layers)(x))
         torch.testing.assert_close(layers(x), exported(x))
+
+
+def test_the_shortcut_is_first_where_modules_change_their_input_in_place() -> None:
+    module = BlockStochasticModule(torch.nn.ReLU(inplace=True), torch.nn.Identity(), drop_rate=0.0)
+    clone = BlockStochasticModule(torch.nn.ReLU(inplace=True), Doubled(), drop_rate=0.0)
+    x = torch.tensor([-1.0, 2.0])
+
+    for mode in (True, False):
+        assert [0.0, 4.0] == module.train(mode)(x.clone()).tolist()
+        assert [-2.0, 6.0] == clone.train(mode)(x.clone()).tolist()
+
+
+class Doubled(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x

@@ -30,7 +30,8 @@ _NO_LONGER = {
     "activation_checkpointing_reentrant": (True, "activations are always checkpointed without reentrance"),
     "backward_prefetch": (
         "BACKWARD_POST",
-        "`fully_shard` gathers before; `backward_prefetch_limit` says how far ahead",
+        "the weights of the next unit are always gathered before they are needed; `backward_prefetch_limit` is the "
+        "number of units",
     ),
     "keep_low_precision_grads": (False, "gradients have the dtype of the parameters"),
     "limit_all_gathers": (True, "the memory of gathered parameters is always bounded"),

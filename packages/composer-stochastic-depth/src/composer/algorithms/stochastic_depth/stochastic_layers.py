@@ -61,8 +61,9 @@ class BlockStochasticModule(nn.Module):
         """Run the module, or skip it."""
         if self.training:
             return self._forward_in_training(x)
+        shortcut = self._shortcut(x)  # first, as in training: either may change `x` in place
         branch: torch.Tensor = self.main(x)
-        return branch * (1 - self.drop_rate) + self._shortcut(x)
+        return branch * (1 - self.drop_rate) + shortcut
 
     @_not_in_graphs
     def _forward_in_training(self, x: torch.Tensor) -> torch.Tensor:
