@@ -64,11 +64,13 @@ def test_a_schedule_that_does_not_fit_the_run_fails_immediately(state: State) ->
 
 
 @pytest.mark.parametrize("count", [0, 2])
-def test_exactly_one_optimizer_is_scheduled(count: int, state: State) -> None:
+def test_the_optimizer_is_named_unless_there_is_one(count: int, state: State) -> None:
     state.optimizers = [torch.optim.SGD(state.model.parameters(), lr=0.5) for _ in range(count)]
 
-    with pytest.raises(NotImplementedError, match=f"exactly one optimizer, got {count}"):
+    with pytest.raises(ValueError, match=f"for one optimizer, but the state has {count}. Pass one as `optimizer`"):
         compile_composer_scheduler(LinearScheduler(), state)
+    for optimizer in state.optimizers:
+        assert compile_composer_scheduler(LinearScheduler(), state, optimizer=optimizer).optimizer is optimizer
 
 
 def only_state(state: State) -> float:

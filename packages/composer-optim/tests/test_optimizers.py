@@ -348,3 +348,31 @@ def test_on_a_gpu_the_host_never_synchronizes(make: Make, path: dict[str, Any]) 
             torch.cuda.set_sync_debug_mode("default")
 
     torch.testing.assert_close(list(here.parameters()), [p.cpu() for p in there.parameters()])
+
+
+@pytest.mark.parametrize("make", ALL)
+@pytest.mark.parametrize("lr", [0.01, torch.tensor(0.01)], ids=["float", "tensor"])
+def test_a_compiled_step_is_one_graph_at_any_learning_rate(make: Make, lr: Any) -> None:
+    torch.compiler.reset()
+    graphs: list[Any] = []
+    compiled, eager = model(), model()
+    optimizer = make(compiled.parameters(), lr=lr.clone() if isinstance(lr, torch.Tensor) else lr)
+    scheduler = CosineAnnealingLR(optimizer, 10)
+    expected = make(eager.parameters(), lr=0.01, foreach=False, fused=False)
+
+    def count(module: torch.fx.GraphModule, inputs: Any) -> Any:
+        graphs.append(module)
+        return module.forward
+
+    step = torch.compile(optimizer.step, backend=count)
+    for index in range(6):
+        inputs = torch.randn(5, 3, generator=torch.Generator().manual_seed(index))
+        optimizer.zero_grad()
+        compiled(inputs).square().sum().backward()
+        step()
+        scheduler.step()
+    run(eager, expected, range(6), CosineAnnealingLR(expected, 10))
+
+    assert len(graphs) <= 3, "without state, with it, and for any learning rate"
+    for actual, wanted in zip(compiled.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(actual, wanted)

@@ -26,6 +26,7 @@ from composer.optim import (
     PolynomialScheduler,
     PolynomialWithWarmupScheduler,
     StepScheduler,
+    WarmupStableDecayScheduler,
 )
 
 StateOf = Callable[..., State]
@@ -33,6 +34,17 @@ Move = Callable[[State, str], None]
 
 # 1000 epochs of 1000 batches, before the ratio: a schedule, the ratio, and factors at times.
 TABLE: list[tuple[ComposerScheduler, float, Mapping[str, float]]] = [
+    (
+        WarmupStableDecayScheduler("100ep"),
+        1.0,
+        {"50ep": 0.5, "100ep": 1, "900ep": 1, "925ep": 0.5, "964ep": 0.2, "1000ep": 0},
+    ),
+    (
+        WarmupStableDecayScheduler("0ep", "200ep", "linear", alpha_f=0.5),
+        1.0,
+        {"0ep": 1, "800ep": 1, "900ep": 0.75, "1000ep": 0.5},
+    ),
+    (WarmupStableDecayScheduler("100ep", "0.2dur", "cosine"), 0.5, {"100ep": 1, "400ep": 1, "450ep": 0.5, "500ep": 0}),
     (StepScheduler("10ba"), 1.0, {"0ba": 1, "9ba": 1, "10ba": 0.1, "35ba": 0.001}),
     (StepScheduler("0.002dur", gamma=0.8), 1.0, {"1999ba": 1, "2000ba": 0.8, "7000ba": 0.512}),
     (StepScheduler("1ep", gamma=0.5), 1.0, {"999ba": 1, "1000ba": 0.5, "3500ba": 0.125}),
@@ -348,3 +360,31 @@ def test_warm_restarts_agree_with_counting_the_cycles(
     state.timestamp = Timestamp(batch=batch)
 
     assert expected == pytest.approx(CosineAnnealingWarmRestartsScheduler(f"{t_0}ba", t_mult, alpha_f)(state))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"t_decay": "0ba"}, "`t_decay` must be positive"),
+        ({"decay": "sqrt"}, "`decay` must be one of '1-sqrt', 'linear', 'cosine', got 'sqrt'"),
+        ({"alpha_f": -1.0}, "`alpha_f` must not be negative"),
+    ],
+)
+def test_a_stable_schedule_with_wrong_arguments_is_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        WarmupStableDecayScheduler("1ba", **arguments)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        (WarmupStableDecayScheduler("600ep", "500ep"), "must not be longer than `t_max` together, got '600000ba' and"),
+        (WarmupStableDecayScheduler("1ep", "500sp"), "`t_decay` and `t_max` must convert to the same unit"),
+        (WarmupStableDecayScheduler("1ba", t_max="10ba"), "must be greater than or equal to max_duration"),
+    ],
+)
+def test_a_stable_schedule_that_does_not_fit_the_run_is_refused(
+    state_of: StateOf, schedule: WarmupStableDecayScheduler, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        schedule(state_of())

@@ -303,6 +303,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: torch.cpu.Stream())
     return chosen
 
 
@@ -320,6 +321,24 @@ def test_a_gpu_becomes_the_current_one(two_gpus: list[Any], monkeypatch: pytest.
 
     assert [torch.device("cuda", index) for index in (0, 1, 1)] == [device._device for device in devices]
     assert two_gpus == [device._device for device in devices]
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_batch_is_copied_while_the_gpu_computes() -> None:
+    device = DeviceGPU()
+    host = torch.arange(1 << 20).pin_memory()
+    device.batch_to_device(host)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(2_000_000_000)  # cycles: about a second
+
+    inputs, other = device.batch_to_device((host, {"y": host}))
+    device._copies.synchronize()
+
+    assert not torch.cuda.current_stream().query(), "the copies are done, the computation is not"
+    assert torch.equal(host, inputs.cpu())
+    assert torch.equal(host, other["y"].cpu())
+    assert device.batch_to_device([inputs])[0] is inputs
 
 
 @pytest.mark.usefixtures("two_gpus")

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from composer.utils.module_surgery import (
-    _find_param_in_optimizer,
+    _find_group,
     _tensor_in,
     count_module_instances,
     find_adapter_layers,
@@ -435,7 +435,7 @@ def by_kind(*models: nn.Module, **options: Any) -> list[dict[str, Any]]:
 
 
 def group_of(optimizer: torch.optim.Optimizer, *params: Any) -> list[int]:
-    return [_find_param_in_optimizer(p, optimizer) for p in params]
+    return [_find_group(p, optimizer.param_groups) for p in params]
 
 
 @pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}])
@@ -590,11 +590,26 @@ def test_an_overridden_forward_is_detected() -> None:
     assert [True] * 2 == [overrides_forward(layer, nn.Conv2d) for layer in (Padded(1, 1, 1), patched)]
 
 
-def test_several_optimizers_are_refused() -> None:
-    a, b = make_params(2)
+def test_a_new_parameter_joins_the_optimizer_of_the_removed_one() -> None:
+    a, b, new = make_params(3)
+    first, second = torch.optim.SGD([a], lr=0.1, momentum=0.9), torch.optim.Adam([b])
+    b.grad = torch.ones_like(b)
+    second.step()
 
-    with pytest.raises(NotImplementedError, match="must be a single optimizer, got 2"):
-        update_params_in_optimizer([a], [b], [torch.optim.SGD([a], lr=0.1), torch.optim.SGD([b], lr=0.1)])
+    update_params_in_optimizer([b], [new], [first, second])
+
+    assert same_tensors([a], first.param_groups[0]["params"])
+    assert same_tensors([new], second.param_groups[0]["params"])
+    assert not second.state
+
+
+def test_a_new_parameter_that_may_belong_to_several_optimizers_is_refused() -> None:
+    a, b, new = make_params(3)
+    optimizers = [torch.optim.SGD([parameter], lr=0.1) for parameter in (a, b)]
+
+    with pytest.raises(RuntimeError, match=r"got \[0, 1\] of its 2 groups. Replace the modules before you make"):
+        update_params_in_optimizer([a, b], [new], optimizers)
+    assert [[a], [b]] == [optimizer.param_groups[0]["params"] for optimizer in optimizers]
 
 
 def test_parameters_are_found_by_identity() -> None:
@@ -602,4 +617,4 @@ def test_parameters_are_found_by_identity() -> None:
     optimizer = torch.optim.SGD([{"params": [a]}, {"params": [b]}], lr=0.1)
 
     assert (_tensor_in(a, [b, a]), _tensor_in(a, [b, c])) == (True, False)
-    assert [0, 1, -1] == [_find_param_in_optimizer(p, optimizer) for p in (a, b, c)]
+    assert [0, 1, -1] == [_find_group(p, optimizer.param_groups) for p in (a, b, c)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["NoEffectWarning", "NotIntendedUseWarning"]
+import warnings
+
+__all__ = ["NoEffectWarning", "NotIntendedUseWarning", "warn_no_effect"]
 
 
 class NoEffectWarning(Warning):
@@ -11,3 +13,18 @@ class NoEffectWarning(Warning):
 
 class NotIntendedUseWarning(Warning):
     """An algorithm is used in an unsupported setting."""
+
+
+def warn_no_effect(message: str, stacklevel: int = 2) -> None:
+    """Issue a `NoEffectWarning`.
+
+    Args:
+        message: The reason why the algorithm changed nothing.
+        stacklevel: As for `warnings.warn`: 2 is the caller of the function that calls this.
+
+    Example:
+        >>> import pytest
+        >>> with pytest.warns(NoEffectWarning, match="changed nothing"):
+        ...     warn_no_effect("`apply_blurpool` changed nothing: the model has no layer to replace.")
+    """
+    warnings.warn(message, NoEffectWarning, stacklevel=stacklevel + 1)

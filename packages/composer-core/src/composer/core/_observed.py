@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-__all__ = ["ObservedList", "SteppingList"]
-
 T = TypeVar("T")
 
 _MUTATORS = ("append extend insert remove pop clear sort reverse __setitem__ __delitem__ __iadd__ __imul__").split()

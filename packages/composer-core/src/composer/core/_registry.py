@@ -10,8 +10,6 @@ from opcode import opmap
 from types import FrameType
 from typing import Any
 
-__all__ = ["lazy_namespace", "load", "missing_error", "points", "required_on_load"]
-
 _IMPORT_FROM = opmap["IMPORT_FROM"]
 
 

@@ -217,6 +217,5 @@ def _check_hook(cls: type[Callback], name: str, function: Any) -> None:
         warnings.warn(
             f"`{cls.__name__}.{name}` is not the name of an event and is never called by the engine. Did you mean "
             f"`{near[0]}`? If it is a helper, start its name with an underscore.",
-            UserWarning,
             stacklevel=3,
         )

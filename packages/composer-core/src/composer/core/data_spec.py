@@ -493,6 +493,5 @@ def _warn_if_short(length: int, size: int) -> None:
         warnings.warn(
             f"Cannot split tensor of length {length} (or list of that length) into microbatches of size {size}; "
             f"it is not split. This is expected for the last batch of an epoch.",
-            UserWarning,
             stacklevel=5,
         )

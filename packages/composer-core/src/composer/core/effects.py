@@ -11,9 +11,11 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 __all__ = [
+    "ADDS_LOSS",
     "ADDS_NORMS",
     "AUGMENTS_IMAGES",
     "AVERAGES_WEIGHTS",
+    "CHANGES_BATCH_SIZE",
     "CHANGES_LAYERS",
     "CHANGES_LENGTH",
     "CHANGES_MEMORY_FORMAT",
@@ -28,6 +30,7 @@ __all__ = [
     "MIXES_AUGMENTATIONS",
     "MIXES_INPUTS",
     "MIXES_TARGETS",
+    "PACKS_SEQUENCES",
     "PASTES_REGIONS",
     "PRUNES_BATCH",
     "REPLACES_ATTENTION",
@@ -36,20 +39,24 @@ __all__ = [
     "REPLACES_DROPOUT",
     "REPLACES_FEEDFORWARD",
     "REPLACES_LAYERNORMS",
+    "REPLACES_LOSS",
     "REPLACES_MODEL",
     "REPLACES_NORMS",
+    "REPLACES_OPTIMIZER",
     "RESHAPES_SEQUENCES",
     "SCALES_SCHEDULE",
     "SMOOTHS_TARGETS",
     "STANDARDIZES_WEIGHTS",
     "SWAPS_WEIGHTS",
     "TRANSFORMS_BATCH",
+    "WEIGHS_LOSS",
     "WRAPS_CONVS",
     "WRAPS_OPTIMIZER",
     "Placement",
 ]
 
 PRUNES_BATCH = "prunes_batch"  # drops examples, judged on clean inputs
+CHANGES_BATCH_SIZE = "changes_batch_size"  # changes the number of examples per step
 TRANSFORMS_BATCH = "transforms_batch"  # changes inputs or targets of the batch
 AUGMENTS_IMAGES = "augments_images"  # adds random augmentations to the dataset's transform
 MIXES_AUGMENTATIONS = "mixes_augmentations"  # blends images of the dataset with augmented versions of themselves
@@ -58,11 +65,15 @@ CHANGES_RESOLUTION = "changes_resolution"  # changes the height and width of ima
 ERASES_PIXELS = "erases_pixels"  # blanks regions of images
 MIXES_INPUTS = "mixes_inputs"  # blends inputs of different examples
 PASTES_REGIONS = "pastes_regions"  # pastes regions of one example into another
+PACKS_SEQUENCES = "packs_sequences"  # puts several documents into one row
 RESHAPES_SEQUENCES = "reshapes_sequences"  # reshapes the tokens of a batch into more, shorter sequences
 CHANGES_LENGTH = "changes_length"  # changes the length of sequences
 MIXES_TARGETS = "mixes_targets"  # turns targets into combinations of targets
 SMOOTHS_TARGETS = "smooths_targets"  # moves targets towards another distribution
 INTERPOLATES_LOSS = "interpolates_loss"  # replaces the loss by a combination of losses
+REPLACES_LOSS = "replaces_loss"  # computes the loss itself, so that the outputs have no logits
+WEIGHS_LOSS = "weighs_loss"  # weighs the loss against another one, such as that of a teacher
+ADDS_LOSS = "adds_loss"  # adds a term to the loss
 SCALES_SCHEDULE = "scales_schedule"  # changes the duration of the run and its schedules
 REPLACES_MODEL = "replaces_model"  # swaps the whole model
 CHANGES_LAYERS = "changes_layers"  # changes layers of the model; implied by every effect in _ON_LAYERS
@@ -79,6 +90,7 @@ REPLACES_NORMS = "replaces_norms"  # swaps normalisation layers
 REPLACES_LAYERNORMS = "replaces_layernorms"  # swaps layer normalisations
 CHANGES_MEMORY_FORMAT = "changes_memory_format"  # changes the strides of weights
 FREEZES_WEIGHTS = "freezes_weights"  # stops training some weights
+REPLACES_OPTIMIZER = "replaces_optimizer"  # makes other optimizers of the optimizers
 CLIPS_GRADIENTS = "clips_gradients"  # limits gradients before the step
 WRAPS_OPTIMIZER = "wraps_optimizer"  # puts an optimizer around the optimizer
 AVERAGES_WEIGHTS = "averages_weights"  # maintains an average of the weights
@@ -87,6 +99,7 @@ SWAPS_WEIGHTS = "swaps_weights"  # temporarily swaps in other weights, to evalua
 # The phrase for each effect in messages: "..., which <phrase>".
 PHRASES = {
     PRUNES_BATCH: "prunes the batch",
+    CHANGES_BATCH_SIZE: "changes the batch size",
     TRANSFORMS_BATCH: "transforms the batch",
     AUGMENTS_IMAGES: "augments images",
     MIXES_AUGMENTATIONS: "mixes augmentations of an image",
@@ -95,11 +108,15 @@ PHRASES = {
     ERASES_PIXELS: "erases regions of images",
     MIXES_INPUTS: "mixes inputs",
     PASTES_REGIONS: "pastes regions of images",
+    PACKS_SEQUENCES: "packs several documents into a row",
     RESHAPES_SEQUENCES: "reshapes sequences",
     CHANGES_LENGTH: "changes the length of sequences",
     MIXES_TARGETS: "mixes targets",
     SMOOTHS_TARGETS: "smooths targets",
     INTERPOLATES_LOSS: "interpolates the loss",
+    REPLACES_LOSS: "replaces the loss",
+    WEIGHS_LOSS: "weighs the loss against another",
+    ADDS_LOSS: "adds a term to the loss",
     SCALES_SCHEDULE: "scales the schedule",
     REPLACES_MODEL: "replaces the model",
     CHANGES_LAYERS: "changes layers of the model",
@@ -116,6 +133,7 @@ PHRASES = {
     REPLACES_LAYERNORMS: "replaces layer normalisations",
     CHANGES_MEMORY_FORMAT: "changes the memory format",
     FREEZES_WEIGHTS: "freezes weights",
+    REPLACES_OPTIMIZER: "replaces the optimizer",
     CLIPS_GRADIENTS: "clips gradients",
     WRAPS_OPTIMIZER: "wraps the optimizer",
     AVERAGES_WEIGHTS: "averages weights",

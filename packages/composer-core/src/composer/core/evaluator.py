@@ -205,7 +205,6 @@ def _check_auto_microbatching(data_spec: DataSpec) -> None:
     warnings.warn(
         "`device_eval_microbatch_size='auto'` may potentially fail with unexpected CUDA errors, because it continues "
         "after an out-of-memory error. If it fails, set a number.",
-        UserWarning,
         stacklevel=3,
     )
 

@@ -387,7 +387,6 @@ def note_failure(destination: LoggerDestination, method: str, error: Exception) 
     warnings.warn(
         f"`{name}.{method}` failed: {type(error).__name__}: {error}. The run goes on; later failures of this logger "
         f"are only counted. Set its `on_error` to 'raise' to stop the run instead.",
-        UserWarning,
         stacklevel=4,
     )
 

@@ -219,10 +219,6 @@ class Time(Serializable, Generic[TValue]):
         value = self._same(other)
         return value if value is NotImplemented else self._value == value
 
-    def __ne__(self, other: object) -> bool:
-        value = self._same(other)
-        return value if value is NotImplemented else self._value != value
-
     def _cast(self, value: float) -> Time[TValue]:
         number: Any = type(self._value)(value)
         return Time(number, self._unit)

@@ -70,6 +70,7 @@ import torch
 
 from composer.core.deferred_value import _UNSET, DeferredValue, _Copy
 from composer.core.logging import format_log_data_value
+from composer.utils.numbers import check_finite
 from composer.utils.retrying import DeliveryDeadline
 
 __all__ = [
@@ -171,9 +172,7 @@ class Sender:
         kept: Callable[[], str] | None = None,
     ) -> None:
         check_delivery_options(on_error)
-        for argument, value in (("interval", interval), ("capacity", capacity)):
-            if value <= 0:
-                raise ValueError(f"`{argument}` must be positive, got {value!r}.")
+        check_finite(interval=interval, capacity=capacity, above=0)
         self.name, self.on_error = name, on_error
         self._send_metrics, self._kept = send_metrics, kept
         self._interval, self._capacity = interval, capacity
@@ -355,7 +354,6 @@ class Sender:
             warnings.warn(
                 f"`{self.name}` cannot send as fast as the run logs: its queue is full, so metrics and images are "
                 f"dropped until there is room. Is the service reachable? Log less often if it is only slow.",
-                UserWarning,
                 stacklevel=5,
             )
 
@@ -703,7 +701,6 @@ def report_failure(name: str, failure: Exception, on_error: str) -> None:
         raise RuntimeError(f"{message} Pass `on_error='warn'` to train on without it.") from failure
     warnings.warn(
         f"{message} The run goes on; this is not reported again. Pass `on_error='raise'` to stop the run instead.",
-        UserWarning,
         stacklevel=5,
     )
 

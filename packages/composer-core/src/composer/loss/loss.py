@@ -59,7 +59,6 @@ def soft_cross_entropy(
     if ignore_index != -100:
         warnings.warn(
             f"`ignore_index` ({ignore_index}) is ignored: targets are class probabilities. Use all-zero rows instead.",
-            UserWarning,
             stacklevel=2,
         )
     if not target.is_floating_point():
@@ -134,7 +133,6 @@ def _check_mass(mass: torch.Tensor, num_examples: int, eps: float) -> None:
         warnings.warn(
             f"Some targets have less than 1 total probability: their sum is {total:g} for {num_examples} "
             f"examples. The mean is taken over the sum.",
-            UserWarning,
             stacklevel=3,
         )
 

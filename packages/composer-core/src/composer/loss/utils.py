@@ -105,7 +105,6 @@ def _one_hot(
         if smallest < 0:
             warnings.warn(
                 "Negative label indices are being ignored in conversion to one-hot labels: their rows are all zero.",
-                UserWarning,
                 stacklevel=3,
             )
     labels = tensor.long().unsqueeze(dim)

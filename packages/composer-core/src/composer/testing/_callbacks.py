@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from composer.core.state import State
     from composer.loggers import Logger
 
-__all__ = ["EventCounterCallback"]
-
 
 class EventCounterCallback(Callback):
     """Callback that counts the calls of each event.

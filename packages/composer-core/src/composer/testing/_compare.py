@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["deep_compare"]
-
 
 def deep_compare(
     a: Any, b: Any, atol: float = 0.0, rtol: float = 0.0, ignore_keys: Collection[str] | None = None

@@ -19,8 +19,6 @@ from composer.testing._compare import deep_compare
 from composer.testing._models import SimpleConvModel
 from composer.testing._processes import run_on_ranks
 
-__all__ = ["AlgorithmContract", "DatasetTransformContract", "train_by_hand"]
-
 _BATCHES = 4
 
 
@@ -179,6 +177,23 @@ class AlgorithmContract:
         split = self._trained(self.make_batches(), microbatches=2)
 
         deep_compare(one.model.state_dict(), split.model.state_dict(), atol=self.tolerance, rtol=self.tolerance)
+
+    def test_two_optimizers_equal_one_with_two_groups(self) -> None:
+        def trained(several: bool) -> Any:
+            state = self._state(self.make(), torch.float64)
+            parameters = list(state.model.parameters())
+            halves = [parameters[: len(parameters) // 2], parameters[len(parameters) // 2 :]]
+            groups = [[{"params": half}] for half in halves] if several else [[{"params": half} for half in halves]]
+            state.optimizers = [torch.optim.SGD(group, lr=0.05, momentum=0.9) for group in groups]
+            try:
+                train_by_hand(state, _cast(self.make_batches(), torch.float64))
+            except RuntimeError as error:
+                if "must have one parameter group" not in str(error):
+                    raise
+                return str(error)  # surgery cannot choose between groups, and not between optimizers either
+            return state.model.state_dict()
+
+        deep_compare(trained(several=False), trained(several=True))
 
     def test_ranks_agree(self) -> None:
         ranks = run_on_ranks(_train_on_rank, 2, type(self))
@@ -339,7 +354,7 @@ def train_by_hand(
     """Train in a plain loop that runs every event of a training step.
 
     Args:
-        state: A state with a model, one optimizer and the algorithms.
+        state: A state with a model, its optimizers, the first of which runs the passes, and the algorithms.
         batches: The batches, on the device of the model.
         seen: A list to which the floating tensors of every model input are appended.
         microbatches: The number of equal microbatches to split each batch into.
@@ -365,8 +380,10 @@ def _steps(
         state.batch = batch
         engine.run_event("after_dataloader")
         engine.run_event("batch_start")
-        optimizer = state.optimizers[0]
-        optimizer.step(closure=_Closure(state, engine, seen, microbatches))  # type: ignore[arg-type]
+        first, *others = state.optimizers
+        first.step(closure=_Closure(state, engine, seen, microbatches))  # type: ignore[arg-type]
+        for optimizer in others:
+            optimizer.step()
         state.previous_timestamp = state.timestamp
         state.timestamp = state.timestamp.to_next_batch(samples=8)
         engine.run_event("batch_end")

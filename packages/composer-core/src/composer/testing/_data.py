@@ -6,18 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset, IterableDataset
-
-__all__ = [
-    "InfiniteClassificationDataset",
-    "RandomClassificationDataset",
-    "RandomImageDataset",
-    "RandomSegmentationDataset",
-    "RandomTextDataset",
-]
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 
-class RandomClassificationDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+class RandomClassificationDataset(TensorDataset):
     """Normal inputs with random class indices.
 
     Args:
@@ -38,12 +30,7 @@ class RandomClassificationDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         self.num_classes = num_classes
         self.x = torch.randn(size, *shape, generator=generator)
         self.y = torch.randint(num_classes, (size,), generator=generator)
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.x[index], self.y[index]
+        super().__init__(self.x, self.y)
 
 
 class InfiniteClassificationDataset(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
@@ -105,7 +92,7 @@ class RandomImageDataset(Dataset[tuple[Any, torch.Tensor]]):
         return image if self.transform is None else self.transform(image), self.y[index]
 
 
-class RandomSegmentationDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+class RandomSegmentationDataset(TensorDataset):
     """Images of normal noise with a random class index per pixel.
 
     Args:
@@ -126,12 +113,7 @@ class RandomSegmentationDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         self.num_classes = num_classes
         self.x = torch.randn(size, *shape, generator=generator)
         self.y = torch.randint(num_classes, (size, *shape[1:]), generator=generator)
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.x[index], self.y[index]
+        super().__init__(self.x, self.y)
 
 
 class RandomTextDataset(Dataset[dict[str, torch.Tensor]]):

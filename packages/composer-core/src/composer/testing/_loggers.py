@@ -7,8 +7,6 @@ import torch
 from composer.core import Engine, State
 from composer.loggers import DeferredValue, Logger, LoggerDestination
 
-__all__ = ["LoggedRun"]
-
 
 class LoggedRun:
     """A training loop that logs the same metrics as the Trainer, with known values.

@@ -12,15 +12,6 @@ import torch.nn.functional as F
 from composer.loss import soft_cross_entropy
 from composer.models.base import ComposerModel
 
-__all__ = [
-    "ConvModel",
-    "SimpleConvModel",
-    "SimpleModel",
-    "SimpleModelWithDropout",
-    "SimpleSegmentationModel",
-    "SimpleTransformerModel",
-]
-
 
 @contextlib.contextmanager
 def _seeded(seed: int) -> Iterator[None]:

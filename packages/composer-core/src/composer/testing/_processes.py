@@ -24,8 +24,6 @@ import torch
 from composer.utils import dist
 from composer.utils.misc import get_free_tcp_port
 
-__all__ = ["run_on_ranks"]
-
 T = TypeVar("T")
 
 _GRACE_SECONDS = 5.0

@@ -25,8 +25,6 @@ from composer.testing._compare import deep_compare
 from composer.testing._processes import run_on_ranks
 from composer.utils.misc import unwrapped_model
 
-__all__ = ["ResumptionReport", "assert_resumes_exactly"]
-
 _WALL_CLOCK = ("total_wct", "iteration_wct", "epoch_wct", "batch_wct")
 _LAST_BATCH_KEYS = frozenset({"losses", "train_metrics"})
 _END = "end"

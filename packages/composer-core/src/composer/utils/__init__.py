@@ -70,6 +70,7 @@ from composer.utils.misc import check_flags as check_flags
 from composer.utils.misc import check_integers as check_integers
 from composer.utils.misc import create_interval_scheduler as create_interval_scheduler
 from composer.utils.misc import get_free_tcp_port as get_free_tcp_port
+from composer.utils.misc import int_at_least as int_at_least
 from composer.utils.misc import is_model_ddp as is_model_ddp
 from composer.utils.misc import is_model_fsdp as is_model_fsdp
 from composer.utils.misc import is_model_fsdp2 as is_model_fsdp2
@@ -122,6 +123,7 @@ __all__ = [
     "get_device",
     "get_free_tcp_port",
     "import_object",
+    "int_at_least",
     "is_compressed_pt",
     "is_hpu_installed",
     "is_model_ddp",

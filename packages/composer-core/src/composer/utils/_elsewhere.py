@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-__all__ = ["find_elsewhere"]
-
 _GROUP = "composer.utils"
 
 

@@ -21,8 +21,6 @@ import torch.distributed
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["DEFAULTS", "MissingEnvironmentError", "from_environment", "is_available", "is_initialized", "lookup"]
-
 DEFAULTS = {"WORLD_SIZE": 1, "RANK": 0, "LOCAL_WORLD_SIZE": 1, "LOCAL_RANK": 0, "NODE_RANK": 0}
 _OTHER_NAMES = {"NODE_RANK": "GROUP_RANK"}
 

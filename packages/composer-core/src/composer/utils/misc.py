@@ -20,6 +20,7 @@ from composer.utils.interval_scheduler import create_interval_scheduler as creat
 from composer.utils.numbers import check_finite as check_finite
 from composer.utils.numbers import check_flags as check_flags
 from composer.utils.numbers import check_integers as check_integers
+from composer.utils.numbers import int_at_least as int_at_least
 from composer.utils.numbers import plain_int as plain_int
 from composer.utils.numbers import plain_number as plain_number
 from composer.utils.string_enum import StringEnum
@@ -33,6 +34,7 @@ __all__ = [
     "check_integers",
     "create_interval_scheduler",
     "get_free_tcp_port",
+    "int_at_least",
     "is_model_ddp",
     "is_model_fsdp",
     "is_model_fsdp2",

@@ -7,6 +7,7 @@ import logging
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch.nn.modules.lazy import LazyModuleMixin
@@ -54,8 +55,8 @@ def replace_module_classes(
         module: The model.
         policies: For each class a function `(module, index)`, where `index` is the number of earlier calls of the
             policy. It returns the replacement, the same module (changed in place), or None.
-        optimizers: The optimizer of `module`, in which the parameters of replaced modules are replaced. Required unless
-            the optimizer is created afterwards.
+        optimizers: The optimizers of `module`, in which the parameters of replaced modules are replaced. Required
+            unless they are created afterwards.
         recurse_on_replacements: Whether to visit the replacements and their new descendants as well. The policies must
             then return None at some point.
         indices: The first index for each policy; updated in place. None starts at 0.
@@ -227,11 +228,12 @@ def warn_about_kept_modules(function: str, model: torch.nn.Module, kept: Mapping
 def update_params_in_optimizer(
     old_params: Iterable[torch.nn.Parameter], new_params: Iterable[torch.nn.Parameter], optimizers: Optimizers
 ) -> None:
-    """Replace parameters in an optimizer, in place, and drop the optimizer state of removed ones.
+    """Replace parameters in the optimizers, in place, and drop the optimizer state of removed ones.
 
     Parameters in both lists are unchanged. Parameters that are only in `old_params` are removed with their state.
     Parameters that are only in `new_params` are appended, in order. There are two kinds of parameters: weights (more
-    than one dimension), and biases and scales of norms. With several parameter groups, a new parameter joins
+    than one dimension), and biases and scales of norms. With several parameter groups, of one or of several optimizers,
+    a new parameter joins
 
     1. the group of the removed parameters of its kind, or else of the unchanged ones of its kind;
     2. if `old_params` has none of its kind: the group of `old_params`, if that contains its kind;
@@ -242,37 +244,36 @@ def update_params_in_optimizer(
     Args:
         old_params: The parameters of the modules before the change.
         new_params: The parameters of the modules after the change.
-        optimizers: The optimizer, or a sequence with one optimizer.
+        optimizers: The optimizer, or a sequence of optimizers.
 
     Raises:
-        NotImplementedError: There is more than one optimizer.
-        RuntimeError: A new parameter may belong to more than one group, or the optimizer is a wrapper that cannot take
+        RuntimeError: A new parameter may belong to more than one group, or its optimizer is a wrapper that cannot take
             new parameters. Nothing is changed.
     """
-    optimizers = ensure_tuple(optimizers)
-    if len(optimizers) != 1:
-        raise NotImplementedError(f"`optimizers` must be a single optimizer, got {len(optimizers)}.")
-    optimizer = optimizers[0]
+    owners = [(optimizer, group) for optimizer in ensure_tuple(optimizers) for group in optimizer.param_groups]
+    groups = [group for _, group in owners]
     old, new = list(old_params), list(new_params)
     removed = [p for p in old if not _tensor_in(p, new)]
-    added = [p for p in new if not _tensor_in(p, old) and _find_param_in_optimizer(p, optimizer) < 0]
-    if not removed and not added:
-        return
-    if has_own_state_dict(optimizer):
-        raise RuntimeError(
-            f"`optimizers` must accept new parameters, got {type(optimizer).__name__}, a wrapper with a separate state "
-            f"for its first parameters. Replace the modules before you make the optimizer, with the function "
-            f"of the algorithm (`composer.functional.apply_...`), or use the optimizer inside it."
-        )
+    added = [p for p in new if not _tensor_in(p, old) and _find_group(p, groups) < 0]
     kept = [p for p in old if _tensor_in(p, new)]
-    targets = [_group_of_new_param(p, removed, kept, optimizer) for p in added]
-    for parameter in removed:
-        optimizer.state.pop(parameter, None)
-    for group in optimizer.param_groups:
+    targets = [_group_of_new_param(p, removed, kept, groups) for p in added]
+    changed = {*targets, *_groups_of(removed, groups)}
+    for optimizer in {id(owners[index][0]): owners[index][0] for index in changed}.values():
+        if has_own_state_dict(optimizer):
+            raise RuntimeError(
+                f"`optimizers` must accept new parameters, got {type(optimizer).__name__}, a wrapper with a separate "
+                f"state for its first parameters. Replace the modules before you make the optimizer, with the function "
+                f"of the algorithm (`composer.functional.apply_...`), or use the optimizer inside it."
+            )
+    for index in changed:
+        optimizer, group = owners[index]
+        for parameter in removed:
+            optimizer.state.pop(parameter, None)
         group["params"][:] = [p for p in group["params"] if not _tensor_in(p, removed)]
-        group.pop("param_names", None)  # new parameters have no name, and an optimizer needs names for all or none
+        for other in optimizer.param_groups:  # new parameters have no name, and names are needed for all or none
+            other.pop("param_names", None)
     for parameter, target in zip(added, targets, strict=True):
-        optimizer.param_groups[target]["params"].append(parameter)
+        groups[target]["params"].append(parameter)
 
 
 def has_own_state_dict(optimizer: torch.optim.Optimizer) -> bool:
@@ -286,19 +287,18 @@ def _group_of_new_param(
     new: torch.nn.Parameter,
     removed: list[torch.nn.Parameter],
     kept: list[torch.nn.Parameter],
-    optimizer: torch.optim.Optimizer,
+    groups: list[dict[str, Any]],
 ) -> int:
     """Return the index of the group for a new parameter, by the rules of `update_params_in_optimizer`."""
-    groups = optimizer.param_groups
     if len(groups) == 1:
         return 0
     candidates: set[int] = set()
     for relatives in (removed, kept):
-        candidates = _groups_of([p for p in relatives if _is_weight(p) is _is_weight(new)], optimizer)
+        candidates = _groups_of([p for p in relatives if _is_weight(p) is _is_weight(new)], groups)
         if candidates:
             break
     if not candidates:
-        near = _groups_of([*removed, *kept], optimizer)
+        near = _groups_of([*removed, *kept], groups)
         kinds = [{_is_weight(p) for p in group["params"]} for group in groups]
         same_kind = {index for index, held in enumerate(kinds) if _is_weight(new) in held}
         candidates = near & same_kind
@@ -322,8 +322,8 @@ def _is_weight(parameter: torch.Tensor) -> bool:
     return parameter.dim() > 1
 
 
-def _groups_of(params: Iterable[torch.nn.Parameter], optimizer: torch.optim.Optimizer) -> set[int]:
-    return {_find_param_in_optimizer(p, optimizer) for p in params} - {-1}
+def _groups_of(params: Iterable[torch.nn.Parameter], groups: list[dict[str, Any]]) -> set[int]:
+    return {_find_group(p, groups) for p in params} - {-1}
 
 
 def _differ_in_decay_only(one: Mapping[str, object], other: Mapping[str, object]) -> bool:
@@ -337,9 +337,9 @@ def _tensor_in(tensor: torch.Tensor, iterable: Iterable[torch.Tensor]) -> bool:
     return any(tensor is other for other in iterable)
 
 
-def _find_param_in_optimizer(param: torch.nn.Parameter, optimizer: torch.optim.Optimizer) -> int:
+def _find_group(param: torch.nn.Parameter, groups: list[dict[str, Any]]) -> int:
     """Return the index of the group that contains a parameter, or -1."""
-    for index, group in enumerate(optimizer.param_groups):
+    for index, group in enumerate(groups):
         if _tensor_in(param, group["params"]):
             return index
     return -1

@@ -10,20 +10,32 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-__all__ = ["check_finite", "check_flags", "check_integers", "plain_int", "plain_number"]
+__all__ = ["check_finite", "check_flags", "check_integers", "int_at_least", "plain_int", "plain_number"]
 
 T = TypeVar("T")
 
 
-def check_finite(**numbers: Any) -> None:
-    """Check that arguments are finite numbers, or tensors of one finite number.
+def check_finite(
+    hint: str = "",
+    /,
+    *,
+    least: float = -math.inf,
+    above: float = -math.inf,
+    most: float = math.inf,
+    **numbers: Any,
+) -> None:
+    """Check that arguments are finite numbers within bounds, or tensors of one such number.
 
     Args:
+        hint: A sentence to end the message about a bound with.
+        least: The smallest allowed value.
+        above: Values must be greater than this.
+        most: The largest allowed value.
         **numbers: Values by argument name.
 
     Raises:
         TypeError: A value is not a number. None, True and False are not numbers.
-        ValueError: A number is NaN or infinite.
+        ValueError: A number is NaN, infinite or out of bounds.
 
     Example:
         >>> check_finite(lr=0.1, weight_decay=0)
@@ -31,6 +43,10 @@ def check_finite(**numbers: Any) -> None:
         Traceback (most recent call last):
         ...
         ValueError: `lr` must be finite, got nan. Check how it was computed.
+        >>> check_finite("It is a probability.", p=2, least=0, most=1)
+        Traceback (most recent call last):
+        ...
+        ValueError: `p` must be in [0, 1], got 2. It is a probability.
     """
     for name, value in numbers.items():
         is_number = isinstance(value, Real) or (isinstance(value, torch.Tensor) and value.numel() == 1)
@@ -38,17 +54,31 @@ def check_finite(**numbers: Any) -> None:
             raise TypeError(f"`{name}` must be a number, got {value!r}.")
         if not math.isfinite(value):
             raise ValueError(f"`{name}` must be finite, got {value!r}. Check how it was computed.")
+        if not (least <= value <= most and value > above):
+            raise ValueError(f"`{name}` must {_describe(least, above, most)}, got {value!r}. {hint}".rstrip())
 
 
-def check_integers(**numbers: Any) -> None:
+def _describe(least: float, above: float, most: float) -> str:
+    if most < math.inf:
+        if least > -math.inf:
+            return f"be in [{least}, {most}]"
+        return f"be in ({above}, {most}]" if above > -math.inf else f"be at most {most}"
+    if above > -math.inf:
+        return f"be above {above}" if above else "be positive"
+    return f"be at least {least}" if least else "not be negative"
+
+
+def check_integers(hint: str = "", /, *, least: float = -math.inf, **numbers: Any) -> None:
     """Check that arguments are integers of any library; `operator.index(value)` then returns the int.
 
     Args:
+        hint: A sentence to end the message about the bound with.
+        least: The smallest allowed value.
         **numbers: Values by argument name.
 
     Raises:
         TypeError: A value is not an integer. None, True, False and 2.0 are not integers.
-        ValueError: A number is NaN or infinite.
+        ValueError: A number is NaN, infinite or too small.
 
     Example:
         >>> check_integers(depth=1.5)
@@ -57,9 +87,37 @@ def check_integers(**numbers: Any) -> None:
         TypeError: `depth` must be an integer, got 1.5.
     """
     for name, value in numbers.items():
-        if plain_int(value) is None:
-            check_finite(**{name: value})
+        number = plain_int(value)
+        if number is None or number < least:
+            check_finite(hint, least=least, **{name: value})
             raise TypeError(f"`{name}` must be an integer, got {value!r}.")
+
+
+def int_at_least(name: str, value: object, least: int, unit: str = "", hint: str = "") -> int:
+    """Return an integer of any library as a plain int.
+
+    Args:
+        name: The name of the argument, for the message.
+        value: The integer.
+        least: The smallest allowed value.
+        unit: The unit of the number, for the message.
+        hint: A sentence to end the message with.
+
+    Raises:
+        ValueError: The value is too small, or not an integer.
+
+    Example:
+        >>> int_at_least("interval", np.int64(5), 1)
+        5
+        >>> int_at_least("interval", 0, 1, "batch", "Use 10.")
+        Traceback (most recent call last):
+        ...
+        ValueError: `interval` must be at least 1 batch, got 0. Use 10.
+    """
+    number = plain_int(value)
+    if number is None or number < least:
+        raise ValueError(f"`{name}` must be at least {f'{least} {unit}'.rstrip()}, got {value!r}. {hint}".rstrip())
+    return number
 
 
 def check_flags(**flags: Any) -> None:

@@ -42,7 +42,6 @@ class StringEnum(Enum):
             warnings.warn(
                 f"Comparing {type(self).__name__}.{self.name} with the string {other!r}. "
                 f"Convert it first: `{type(self).__name__}({other!r})`.",
-                UserWarning,
                 stacklevel=2,
             )
             try:

@@ -16,6 +16,7 @@ from composer.optim.scheduler import MultiStepWithWarmupScheduler as MultiStepWi
 from composer.optim.scheduler import PolynomialScheduler as PolynomialScheduler
 from composer.optim.scheduler import PolynomialWithWarmupScheduler as PolynomialWithWarmupScheduler
 from composer.optim.scheduler import StepScheduler as StepScheduler
+from composer.optim.scheduler import WarmupStableDecayScheduler as WarmupStableDecayScheduler
 from composer.optim.scheduler import compile_composer_scheduler as compile_composer_scheduler
 from composer.optim.scheduler import scale_pytorch_scheduler as scale_pytorch_scheduler
 
@@ -36,6 +37,7 @@ __all__ = [
     "PolynomialScheduler",
     "PolynomialWithWarmupScheduler",
     "StepScheduler",
+    "WarmupStableDecayScheduler",
     "compile_composer_scheduler",
     "scale_pytorch_scheduler",
 ]

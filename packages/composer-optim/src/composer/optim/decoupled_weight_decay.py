@@ -531,8 +531,10 @@ def _fastest(params: list[Tensor], fused: bool | None, foreach: bool | None) -> 
     """Return `fused` and `foreach`, chosen by what torch supports for these parameters if both are None."""
     if fused is None and foreach is None:
         # Sharded parameters cannot all be fused; in float64, the fused kernel of Adam is less exact than the others.
+        # A fused kernel would break the graph of a compiled step, whose operations the compiler fuses itself.
         simple = all(type(p) in (Tensor, torch.nn.Parameter) and p.dtype is not torch.float64 for p in params)
-        fused, foreach = _default_to_fused_or_foreach(params, differentiable=False, use_fused=simple)
+        use_fused = simple and not torch.compiler.is_compiling()
+        fused, foreach = _default_to_fused_or_foreach(params, differentiable=False, use_fused=use_fused)
     return fused, foreach
 
 

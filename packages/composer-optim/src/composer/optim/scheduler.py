@@ -17,6 +17,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import (
     CosineAnnealingLR,
     CosineAnnealingWarmRestarts,
@@ -49,6 +50,7 @@ __all__ = [
     "PolynomialScheduler",
     "PolynomialWithWarmupScheduler",
     "StepScheduler",
+    "WarmupStableDecayScheduler",
     "compile_composer_scheduler",
     "scale_pytorch_scheduler",
 ]
@@ -229,9 +231,7 @@ class CosineAnnealingWarmRestartsScheduler(Schedule):
 
     def __init__(self, t_0: str | Time[Any], t_mult: float = 1.0, alpha_f: float = 0.0) -> None:
         self.t_0 = _parse(t_0, "t_0")
-        check_finite(t_mult=t_mult)
-        if t_mult <= 0:
-            raise ValueError(f"`t_mult` must be positive, got {t_mult!r}. Use 1.0 for cycles of one length.")
+        check_finite("Use 1.0 for cycles of one length.", t_mult=t_mult, above=0)
         self.t_mult = t_mult
         self.alpha_f = _factor(alpha_f, "alpha_f")
 
@@ -283,7 +283,6 @@ def _ramp(t_warmup: Time[Any], scale_warmup: bool, state: State, ssr: float, sta
         warnings.warn(
             f"`t_warmup` is rounded to {str(end)!r}, so there is no warmup. Use a longer time than {str(t_warmup)!r}, "
             f"or a schedule without warmup.",
-            UserWarning,
             stacklevel=stacklevel,
         )
     now = _elapsed(state, end.unit)
@@ -480,6 +479,89 @@ class PolynomialWithWarmupScheduler(_WithWarmup):
         return height * _polynomial(x, self.power, self.alpha_f)
 
 
+_COOLDOWNS: dict[str, Callable[[float], float]] = {
+    "1-sqrt": lambda x: 1 - math.sqrt(x),
+    "linear": lambda x: 1 - x,
+    "cosine": lambda x: (1 + math.cos(math.pi * x)) / 2,
+}
+
+
+class WarmupStableDecayScheduler(_WithWarmup):
+    """Increases linearly from 0 to 1, stays there, and decays at the end (WSD): `alpha_f + (1 - alpha_f) * c(x)`.
+
+    x is the completed fraction of the decay, and c(x) is `1 - sqrt(x)`, `1 - x` or half a cosine. Until the decay, the
+    schedule does not depend on the length of the run. So a run can be continued from any checkpoint before, and a decay
+    can be branched off any checkpoint: load it in a Trainer with a `max_duration` of its time plus `t_decay`. For that,
+    `t_decay` must be an absolute time, such as "500ba".
+
+    Args:
+        t_warmup: Length of the warmup.
+        t_decay: Length of the decay; 10 to 20 % of the run are usual.
+        decay: "1-sqrt", "linear" or "cosine".
+        t_max: When the decay ends, counted from the start of the run.
+        alpha_f: The final factor.
+        scale_warmup: Apply the scale schedule ratio to the ramp.
+
+    Raises:
+        ValueError: `decay` is unknown; when called, if `t_max` is shorter than the run, or than warmup and decay
+            together, or if the times convert to different units.
+
+    Warns:
+        UserWarning: When called, if a positive `t_warmup` is rounded to zero.
+
+    Example:
+        >>> import torch
+        >>> from composer.core import State
+        >>> state = State(model=torch.nn.Linear(1, 1), rank_zero_seed=0, max_duration="100ba")
+        >>> schedule = WarmupStableDecayScheduler("10ba", t_decay="20ba", decay="linear")
+        >>> for batch in (5, 10, 80, 90, 100):
+        ...     state.timestamp = state.timestamp.copy(batch=batch)
+        ...     print(batch, schedule(state))
+        5 0.5
+        10 1.0
+        80 1.0
+        90 0.5
+        100 0.0
+
+    Source: Hu et al., "MiniCPM", arXiv:2404.06395, section 4; "1-sqrt": Haegele et al., "Scaling Laws and
+        Compute-Optimal Training Beyond Fixed Training Durations", arXiv:2405.18392, section 3.
+    """
+
+    def __init__(
+        self,
+        t_warmup: str | Time[Any],
+        t_decay: str | Time[Any] = "0.1dur",
+        decay: str = "1-sqrt",
+        t_max: str | Time[Any] = "1dur",
+        alpha_f: float = 0.0,
+        scale_warmup: bool = False,
+    ) -> None:
+        super().__init__(t_warmup, t_max, scale_warmup)
+        self.t_decay = _parse(t_decay, "t_decay")
+        if decay not in _COOLDOWNS:
+            raise ValueError(f"`decay` must be one of {', '.join(map(repr, _COOLDOWNS))}, got {decay!r}.")
+        self.decay = decay
+        self.alpha_f = _factor(alpha_f, "alpha_f")
+
+    def __call__(self, state: State, ssr: float = 1.0) -> float:
+        height, _ = self._progress(state, ssr)
+        end, length = _convert_time(self.t_max, state, ssr), _convert_time(self.t_decay, state, ssr)
+        begin = _convert_time(self.t_warmup, state, ssr if self.scale_warmup else 1.0)
+        if length.unit is not end.unit:
+            raise ValueError(
+                f"`t_decay` and `t_max` must convert to the same unit, got {str(self.t_decay)!r}, which converts to "
+                f"{str(length)!r}, and {str(self.t_max)!r}, which converts to {str(end)!r}. Write both in one unit."
+            )
+        if begin.value + length.value > end.value:
+            raise ValueError(
+                f"`t_warmup` and `t_decay` must not be longer than `t_max` together, got {str(begin)!r} and "
+                f"{str(length)!r} for {str(end)!r}. Use shorter ones."
+            )
+        done = _elapsed(state, end.unit) - (end.value - length.value)
+        x = _fraction(done, length.value) if done > 0 else 0.0
+        return height * (self.alpha_f + (1 - self.alpha_f) * _COOLDOWNS[self.decay](x))
+
+
 # ---- formulas and arguments that schedules share ----
 
 
@@ -493,9 +575,7 @@ def _polynomial(x: float, power: float, alpha_f: float) -> float:
 
 def _exponent(power: float) -> float:
     """Return `power` if it is a positive number."""
-    check_finite(power=power)
-    if power <= 0:
-        raise ValueError(f"`power` must be positive, got {power!r}: the learning rate would not decrease.")
+    check_finite("Otherwise the learning rate would not decrease.", power=power, above=0)
     return power
 
 
@@ -519,9 +599,7 @@ def _done(t_max: Time[Any], state: State, ssr: float) -> float:
 
 def _factor(number: float, name: str) -> float:
     """Return `number` if it can multiply a learning rate."""
-    check_finite(**{name: number})
-    if number < 0:
-        raise ValueError(f"`{name}` must not be negative, got {number!r}: it multiplies a learning rate.")
+    check_finite("It multiplies a learning rate.", **{name: number}, least=0)
     return number
 
 
@@ -671,7 +749,10 @@ def _check_covers_run(t_max: Time[Any], state: State) -> None:
 
 
 def compile_composer_scheduler(
-    scheduler: ComposerScheduler | Callable[..., float], state: State, ssr: float = 1.0
+    scheduler: ComposerScheduler | Callable[..., float],
+    state: State,
+    ssr: float = 1.0,
+    optimizer: Optimizer | None = None,
 ) -> LambdaLR:
     """Create a torch scheduler that follows a schedule; call its `step` whenever the learning rate should change.
 
@@ -679,17 +760,17 @@ def compile_composer_scheduler(
 
     Args:
         scheduler: A schedule, or any function `f(state, ssr)` or `f(state)` that returns a factor.
-        state: The training state; it must have a single optimizer.
+        state: The training state.
         ssr: Scale schedule ratio, passed to `scheduler`.
+        optimizer: The optimizer whose learning rates change. None: the only one of the state.
 
     Returns:
         A `LambdaLR` that sets the learning rate of every group to its initial learning rate times the factor. Its
         method `scale_schedule(ssr)` multiplies the scale schedule ratio.
 
     Raises:
-        NotImplementedError: The state does not have exactly one optimizer.
-        ValueError: `ssr` is not 1 and `scheduler` does not take it, or the factor is NaN, infinite or negative; the
-            factor is also checked in every step.
+        ValueError: `optimizer` is None and the state does not have exactly one; `ssr` is not 1 and `scheduler` does not
+            take it; or the factor is NaN, infinite or negative, which is also checked in every step.
         TypeError: The factor is not a number.
 
     Example:
@@ -706,12 +787,14 @@ def compile_composer_scheduler(
         >>> scheduler.get_last_lr()
         [0.375]
     """
-    if len(state.optimizers) != 1:
-        raise NotImplementedError(
-            f"A schedule must be compiled for exactly one optimizer, got {len(state.optimizers)}. "
-            f"Create a torch scheduler for each optimizer instead."
-        )
-    return _CompiledSchedule(scheduler, state, ssr)
+    if optimizer is None:
+        if len(state.optimizers) != 1:
+            raise ValueError(
+                f"A schedule must be compiled for one optimizer, but the state has {len(state.optimizers)}. "
+                f"Pass one as `optimizer`."
+            )
+        optimizer = state.optimizers[0]
+    return _CompiledSchedule(scheduler, state, ssr, optimizer)
 
 
 class _CompiledSchedule(LambdaLR):
@@ -719,10 +802,10 @@ class _CompiledSchedule(LambdaLR):
 
     __qualname__ = "LambdaLR"  # its name in checkpoints
 
-    def __init__(self, scheduler: Callable[..., float], state: State, ssr: float) -> None:
+    def __init__(self, scheduler: Callable[..., float], state: State, ssr: float, optimizer: Optimizer) -> None:
         self._schedule, self._state, self._ssr = scheduler, state, ssr
         self._factor = _checked(_bind(scheduler, state, ssr), scheduler, state)
-        super().__init__(state.optimizers[0], lambda step: self._factor())
+        super().__init__(optimizer, lambda step: self._factor())
 
     def step(self, epoch: int | None = None) -> None:
         """Set the learning rates for the current time, as `LambdaLR.step` does, at a fraction of its cost."""

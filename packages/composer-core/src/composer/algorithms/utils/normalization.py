@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TypeVar
 
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from composer.algorithms.warnings import NoEffectWarning
+from composer.algorithms.warnings import warn_no_effect
 from composer.core.event import Event
 from composer.core.precision import Precision
 from composer.utils import module_surgery
@@ -57,10 +56,8 @@ def replace_norms(
 
     module_surgery.replace_module_classes(model, {old_class: convert}, optimizers=optimizers)
     if not module_surgery.count_module_instances(model, new_class):
-        warnings.warn(
-            f"`{name}` changed nothing: the model has no replaceable `torch.nn.{old_class.__name__}`.",
-            NoEffectWarning,
-            stacklevel=3,
+        warn_no_effect(
+            f"`{name}` changed nothing: the model has no replaceable `torch.nn.{old_class.__name__}`.", stacklevel=3
         )
 
 
@@ -80,10 +77,9 @@ def is_low_precision(precision: Precision | str | None, name: str) -> bool:
     precision = None if precision is None else Precision(precision)
     if precision in (Precision.AMP_FP16, Precision.AMP_BF16):
         return True
-    warnings.warn(
+    warn_no_effect(
         f"`{name}` only applies to AMP_FP16 and AMP_BF16 precisions, "
         f"got {None if precision is None else precision.value!r}. Nothing was replaced.",
-        NoEffectWarning,
         stacklevel=3,
     )
     return False

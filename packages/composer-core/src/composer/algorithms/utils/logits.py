@@ -1,0 +1,109 @@
+"""The logits and labels of a batch, for algorithms that add to the loss or replace a part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from composer.core.state import State
+from composer.utils import unwrapped_model
+from composer.utils.batch_helpers import batch_get
+
+__all__ = ["add_to_loss", "labels_and_mask", "logits_of", "shifts_labels"]
+
+
+def logits_of(outputs: Any, name: str) -> torch.Tensor:
+    """Return the logits in the outputs of a model.
+
+    Args:
+        outputs: The logits; a mapping or object with `logits`; or a tuple or list, whose first tensor with at least two
+            dimensions are the logits.
+        name: The algorithm that needs them, for the message.
+
+    Raises:
+        TypeError: There are no logits.
+
+    Example:
+        >>> logits_of({"logits": torch.zeros(2, 3)}, "ZLoss").shape
+        torch.Size([2, 3])
+    """
+    logits = outputs
+    if isinstance(outputs, Mapping):
+        logits = outputs.get("logits")
+    elif hasattr(outputs, "logits"):
+        logits = outputs.logits
+    elif isinstance(outputs, (list, tuple)):
+        logits = next((part for part in outputs if isinstance(part, torch.Tensor) and part.dim() > 1), None)
+    if not isinstance(logits, torch.Tensor):
+        raise TypeError(
+            f"`{name}` needs logits: a tensor, a tuple with one, or a mapping or object with `logits`, got "
+            f"{type(outputs).__name__}. Return the logits from `forward`."
+        )
+    return logits
+
+
+def labels_and_mask(
+    batch: Any, target_key: Any = None, mask_key: Any = None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the labels of a batch, and its mask if `mask_key` is given.
+
+    Args:
+        batch: The batch.
+        target_key: Position of the labels; see `State.batch_get_item`. None: "labels" of a mapping, and 1 of anything
+            else.
+        mask_key: Position of the mask.
+
+    Raises:
+        TypeError: A value is not a tensor.
+    """
+    if target_key is None:
+        target_key = "labels" if isinstance(batch, Mapping) else 1
+    labels = _tensor_at(batch, target_key, "target_key")
+    return labels, None if mask_key is None else _tensor_at(batch, mask_key, "mask_key")
+
+
+def shifts_labels(state: State, shift_labels: bool | None) -> bool:
+    """Return True if the logits at each token are those of the next label.
+
+    Args:
+        state: The training state.
+        shift_labels: The user's choice; None: that of the model, an attribute of this name.
+    """
+    if shift_labels is None:
+        return bool(getattr(unwrapped_model(state.model), "shift_labels", False))
+    return shift_labels
+
+
+def add_to_loss(loss: Any, term: torch.Tensor, name: str) -> Any:
+    """Return a loss with a term, of the form that the model returns.
+
+    Args:
+        loss: A tensor; a mapping, to whose entry "total" the term is added; or a sequence, to which it is appended.
+        term: A scalar.
+        name: The key of the term in a mapping without a total.
+
+    Raises:
+        TypeError: The loss has another form.
+    """
+    if isinstance(loss, torch.Tensor):
+        return loss + term
+    if isinstance(loss, Mapping):
+        key = "total" if "total" in loss else name
+        return {**loss, key: add_to_loss(loss[key], term, name) if key in loss else term}
+    if isinstance(loss, Sequence):
+        return (*loss, term)
+    raise TypeError(
+        f"A loss must be a tensor, a mapping or a sequence, to add `{name}` to it, got {type(loss).__name__}."
+    )
+
+
+def _tensor_at(batch: Any, key: Any, argument: str) -> torch.Tensor:
+    value = batch_get(batch, key)
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(
+            f"`{argument}` must be the position of a tensor of the batch, got {key!r}, which is a "
+            f"{type(value).__name__}. Pass the position of the labels as `target_key`, and of the mask as `mask_key`."
+        )
+    return value
