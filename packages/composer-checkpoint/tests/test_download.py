@@ -15,6 +15,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from composer.checkpoint import download as downloads
+from composer.checkpoint import durable
 from composer.checkpoint.download import extract_path_from_symlink, get_file
 from composer.checkpoint.storage import StorageError, storage_of
 from composer.utils import create_symlink_file
@@ -211,7 +212,7 @@ def test_a_busy_web_server_is_asked_again(web: str, tmp_path: Path) -> None:
 
 def test_a_full_disk_is_told(web: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "full").symlink_to("/dev/full")
-    monkeypatch.setattr(downloads, "temporary_path", lambda path: tmp_path / "full")
+    monkeypatch.setattr(durable, "temporary_path", lambda path: tmp_path / "full")
     with pytest.raises(StorageError, match=rf"No space left on device\. Free some space in '{tmp_path}'") as caught:
         get_file(f"{web}/model.pt", tmp_path / "a", progress_bar=False)
 

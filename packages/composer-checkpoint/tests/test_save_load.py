@@ -344,14 +344,24 @@ def test_loading_needs_a_place_for_each_part(options: dict[str, Any], given: dic
         load_checkpoint("nowhere", CheckpointLoadOptions(**options), **given)
 
 
-def test_several_optimizers_are_refused(tmp_path: Path) -> None:
-    net = Net()
-    state = State(model=net, optimizers=[adam(net.first), adam(net.second)], max_duration="1ep")
+def test_several_optimizers_are_saved_to_folders_of_their_own(tmp_path: Path) -> None:
+    def state_of(seed: int) -> State:
+        torch.manual_seed(seed)
+        net = Net()
+        optimizers = [adam(net.first), adam(net.second)]
+        for parameter in net.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        for optimizer in optimizers:
+            optimizer.step()
+        return State(model=net, optimizers=optimizers, max_duration="1ep")
 
-    with pytest.raises(ValueError, match="saves one optimizer, but the run has 2"):
-        save_checkpoint_to_disk(tmp_path, state)
-    with pytest.raises(ValueError, match="has one optimizer, but the run has 2"):
-        load_checkpoint(tmp_path, CheckpointLoadOptions(load_optimizer=True), state=state)
+    state, other = state_of(1), state_of(2)
+    folder = Path(save_checkpoint_to_disk(tmp_path, state))
+    load_checkpoint(folder, CheckpointLoadOptions(load_optimizer=True), state=other)
+
+    assert {"optim", "optim2"} <= {path.name for path in folder.iterdir()}
+    deep_compare(state.get_optim_state_dict(), other.get_optim_state_dict())
+    deep_compare(state.model.state_dict(), other.model.state_dict())
 
 
 def test_missing_folder_is_told(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from composer.checkpoint import durable
 from composer.checkpoint import storage as stores
 from composer.checkpoint.storage import Storage, StorageError, explain_error, is_transient, storage_of
 
@@ -278,7 +279,7 @@ def test_a_full_disk_here_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch
     storage = storage_of("memory://bucket")
     storage.write_text("a", "x" * 100_000)
     (tmp_path / "full").symlink_to("/dev/full")
-    monkeypatch.setattr(stores, "temporary_path", lambda path: tmp_path / "full")
+    monkeypatch.setattr(durable, "temporary_path", lambda path: tmp_path / "full")
     with pytest.raises(StorageError, match=f"No space left on device. Free some space in '{tmp_path}/a'") as caught:
         storage.download("a", tmp_path / "a")
 

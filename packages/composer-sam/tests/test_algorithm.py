@@ -51,13 +51,18 @@ def test_an_optimizer_that_is_wrapped_already_is_left() -> None:
     assert [optimizer] == state.optimizers
 
 
-def test_every_optimizer_is_wrapped() -> None:
+def test_several_optimizers_share_one_ascent() -> None:
     model = SimpleModel()
     optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in (model.fc1, model.fc2)]
     state = make_state(SAM(), model=model, optimizers=optimizers)
-    Engine(state).run_event("after_load")
+    engine = Engine(state)
+    engine.run_event("before_load")
+    engine.run_event("after_load")
+    first, second = state.optimizers
 
-    assert optimizers == [optimizer.base_optimizer for optimizer in state.optimizers]  # type: ignore[attr-defined]
+    assert isinstance(first, SAMOptimizer)
+    assert (optimizers[0], (second,)) == (first.base_optimizer, first.others)
+    assert second is optimizers[1]
 
 
 def test_a_run_without_an_optimizer_is_left() -> None:

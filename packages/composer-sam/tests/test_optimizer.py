@@ -116,6 +116,26 @@ def test_parameter_groups_have_their_own_radius() -> None:
     deep_compare(weights_of(expected), weights_of(net), atol=1e-12, rtol=1e-12)
 
 
+@pytest.mark.parametrize("base", BASES)
+def test_optimizers_that_share_the_ascent_equal_one_of_all_weights(base: str) -> None:
+    whole, divided = make_net(), make_net()
+    expected = SAMOptimizer(BASES[base](whole.parameters()), rho=0.5, interval=2)
+    second = BASES[base](divided[2].parameters())  # type: ignore[index]
+    first = SAMOptimizer(BASES[base](divided[0].parameters()), rho=0.5, interval=2, others=[second])  # type: ignore[index]
+    copy.deepcopy(first), pickle.dumps(first)
+
+    def closure() -> torch.Tensor:
+        second.zero_grad()
+        return plain_closure(divided, first)()
+
+    for _ in range(5):
+        expected.step(plain_closure(whole, expected))
+        first.step(closure)
+        second.step()
+
+    deep_compare(weights_of(whole), weights_of(divided))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision_weights_are_perturbed_too(dtype: torch.dtype) -> None:
     net, expected = make_net(dtype), make_net()

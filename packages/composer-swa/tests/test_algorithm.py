@@ -245,15 +245,29 @@ def test_an_average_at_the_very_end_raises_a_warning(caplog: pytest.LogCaptureFi
 def test_scheduling_needs_one_learning_rate() -> None:
     state = start(SWA(schedule_swa_lr=True), scheduled=True)
     state.schedulers = [*state.schedulers, *state.schedulers]
-    with pytest.raises(RuntimeError, match=r"next to one scheduler, got 2\. Use `schedule_swa_lr=False`"):
+    with pytest.raises(RuntimeError, match=r"one scheduler per optimizer, got 2 for 1\. Use `schedule_swa_lr=False`"):
         train(state, 1)
     state.schedulers = []
     state.optimizers[0].add_param_group({"params": [torch.nn.Parameter(torch.zeros(()))], "lr": 0.5})
     with pytest.raises(RuntimeError, match=r"one learning rate for all groups, got \[0\.1, 0\.5\]"):
         train(state, 1)
-    state.optimizers = [*state.optimizers, *state.optimizers]
-    with pytest.raises(RuntimeError, match=r"learning rate of one optimizer, got 2"):
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # `train` steps the first optimizer
+def test_several_optimizers_follow_one_schedule_and_return_to_their_own() -> None:
+    state = start(SWA("1ep", "3ep", update_interval="1ep", schedule_swa_lr=True, swa_lr=0.5, anneal_steps=1))
+    parameters = list(state.model.parameters())
+    state.optimizers = [torch.optim.SGD(part, lr=0.1) for part in (parameters[:2], parameters[2:])]
+    state.schedulers = [
+        torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0) for optimizer in state.optimizers
+    ]
+    rates: list[list[float]] = []
+    for _ in range(4):
         train(state, 1)
+        rates.append([optimizer.param_groups[0]["lr"] for optimizer in state.optimizers])
+
+    assert [0.5, 0.5] in rates
+    assert [0.1, 0.1] == rates[-1]
 
 
 class Averages(Algorithm):

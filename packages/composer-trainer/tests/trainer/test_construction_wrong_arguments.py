@@ -87,6 +87,7 @@ WRONG: dict[str, list[Any]] = {
     "profiler": [True, "profile", dict],
     "python_log_level": ["loud", 10, True],
     "compile_config": ["max", True, {"speed": 1}],
+    "compile_step": FLAGS,
     "load_path": [3, True, Path],
     "load_object_store": ["s3", 3, dict],
     "load_weights_only": FLAGS,

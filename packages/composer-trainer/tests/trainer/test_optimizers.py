@@ -72,14 +72,6 @@ def test_a_setting_of_an_optimizer_that_is_no_number_is_refused(
         make_trainer(model=model, optimizers=optimizer)
 
 
-def test_more_than_one_optimizer_is_refused(make_trainer: MakeTrainer) -> None:
-    model = make_trainer.model()
-    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2)]
-    with pytest.raises(NotImplementedError, match=r"`optimizers` must be one optimizer, got 2"):
-        make_trainer(model=model, optimizers=optimizers)
-    assert optimizers[:1] == make_trainer(model=model, optimizers=optimizers[:1]).state.optimizers
-
-
 def test_without_an_optimizer_there_is_a_default_with_a_warning(make_trainer: MakeTrainer) -> None:
     with pytest.warns(UserWarning, match=r"No optimizer was specified. `DecoupledSGDW\(lr=0.1\)` is used"):
         trainer = make_trainer(optimizers=None)

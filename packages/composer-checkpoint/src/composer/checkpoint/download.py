@@ -6,14 +6,13 @@ import os
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from composer.checkpoint._ranks import on_first_rank
-from composer.checkpoint.durable import temporary_path
+from composer.checkpoint.durable import replacing
 from composer.checkpoint.storage import Storage, retrying, showing_progress, storage_of
 from composer.utils import is_uri
 
@@ -94,11 +93,13 @@ class _Source:
     def fetch(self, path: str, target: Path, progress: bool) -> None:
         """Fetch a file to `target`, which is only replaced by a complete file; links in stores are not followed."""
         if self.object_store is not None:
-            _replace(target, lambda temporary: _fetch_from(self.object_store, path, temporary, progress))
+            with replacing(target) as temporary:
+                _fetch_from(self.object_store, path, temporary, progress)
         elif not is_uri(path):
             _link(path, target)
         elif urlsplit(path).scheme.lower() in ("http", "https"):
-            _replace(target, lambda temporary: _fetch_http(path, temporary, progress))
+            with replacing(target) as temporary:
+                _fetch_http(path, temporary, progress)
         else:
             folder, _, name = path.rpartition("/")
             if folder not in self._storages:
@@ -153,23 +154,13 @@ def _candidates(link: str, named: str, object_store: Any) -> Iterator[str]:
         yield f"{start}{separator}{'/'.join([*folders[:depth], named])}"
 
 
-def _replace(target: Path, write: Callable[[Path], None]) -> None:
-    temporary = temporary_path(target)
-    try:
-        write(temporary)
-        os.replace(temporary, target)
-    finally:
-        with suppress(FileNotFoundError):
-            temporary.unlink()
-
-
 def _link(path: str, target: Path) -> None:
     if not os.path.exists(path):
         raise FileNotFoundError(f"Local path {path} does not exist.")
     source = os.path.realpath(path)
-    if source == os.path.realpath(target):
-        return
-    _replace(target, lambda temporary: os.symlink(source, temporary))
+    if source != os.path.realpath(target):
+        with replacing(target) as temporary:
+            os.symlink(source, temporary)
 
 
 def _fetch_from(store: Any, name: str, target: Path, progress: bool) -> None:

@@ -18,6 +18,7 @@ __all__ = [
     "make_scratch_folder",
     "remove_leftovers",
     "replace_link",
+    "replacing",
     "scratch_folder",
     "sync_folder",
     "temporary_path",
@@ -34,6 +35,20 @@ _WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS
 def temporary_path(path: Path) -> Path:
     """Return a unique name next to `path`, recognizable as a temporary file if a killed process leaves it."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.saving")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary path next to `path`, and rename it when the body succeeds; if it fails, nothing remains of it.
+
+    Unlike with `atomic_write`, neither the file nor its folder is flushed to the disk.
+    """
+    temporary = temporary_path(path)
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -107,9 +122,8 @@ def replace_link(link: Path, target: Path) -> None:
         target: The target of the link, in any folder.
     """
     link.parent.mkdir(parents=True, exist_ok=True)
-    temporary = temporary_path(link)
-    os.symlink(os.path.relpath(target, link.parent), temporary)
-    os.replace(temporary, link)
+    with replacing(link) as temporary:
+        os.symlink(os.path.relpath(target, link.parent), temporary)
     sync_folder(link.parent)
 
 

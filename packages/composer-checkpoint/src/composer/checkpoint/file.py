@@ -52,7 +52,9 @@ def write_file(
             has_crc = _torch_save(content, temporary, on_pickled)
             append_checksum(temporary, target.name, has_crc)
         return
-    with atomic_write(target) as temporary, _scratch(target.parent) as inner:
+    with atomic_write(target) as temporary, ExitStack() as stack:
+        inner = temporary_path(target.parent / STATES)  # on the disk that must have enough space anyway
+        stack.callback(inner.unlink, missing_ok=True)
         has_crc = _torch_save(content, inner, on_pickled)
         append_checksum(inner, target.name, has_crc)
         if is_tar(target):
@@ -217,13 +219,3 @@ def _copy(source: IO[bytes], target: IO[bytes], path: Path) -> None:
         if left < 0:
             raise refuse(str(path), f"more than {target.tell()} bytes in a file of {path.stat().st_size}")
         target.write(block)
-
-
-@contextmanager
-def _scratch(folder: Path) -> Iterator[Path]:
-    """Yield the path of a temporary file, on the disk that must have enough space anyway."""
-    path = temporary_path(folder / STATES)
-    try:
-        yield path
-    finally:
-        path.unlink(missing_ok=True)

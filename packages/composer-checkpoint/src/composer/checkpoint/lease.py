@@ -29,7 +29,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from composer.checkpoint.durable import temporary_path
 from composer.core import ComposerError
@@ -60,20 +60,6 @@ class Record(NamedTuple):
     heartbeat: Any  # changes with each heartbeat
 
 
-class _Place(Protocol):
-    """A file that holds a lease."""
-
-    heartbeat_seconds: float
-    stale_seconds: float
-
-    def read(self) -> Record | None: ...
-    def create(self, owner: dict[str, Any]) -> bool: ...
-    def take_over(self, record: Record, owner: dict[str, Any]) -> bool: ...
-    def renew(self, owner: dict[str, Any]) -> None: ...
-    def remove(self, token: str) -> None: ...
-    def age(self, record: Record) -> float | None: ...
-
-
 class Lease:
     """The exclusive right of a run to save to a folder. Create it with `folder_lease` or `remote_lease`.
 
@@ -88,7 +74,7 @@ class Lease:
             may create a new Trainer without closing the old one.
     """
 
-    def __init__(self, place: _Place, where: str, run_name: str, files: str) -> None:
+    def __init__(self, place: _Folder | _Remote, where: str, run_name: str, files: str) -> None:
         self.place, self.where, self.run_name, self.files = place, where, run_name, files
         self.active = False
         self._owner: dict[str, Any] | None = None
@@ -127,11 +113,8 @@ class Lease:
         if _is_same_process(record.owner):
             other = _HELD.get(record.token)
             if other is not None and other.active:
-                raise FolderInUseError(
-                    self._refusal(
-                        record, "It is another Trainer of this process, which is training. Wait until it ends"
-                    )
-                )
+                advice = "It is another Trainer of this process, which is training. Wait until it ends"
+                raise FolderInUseError(self._refusal(record, advice))
             taken = self.place.take_over(record, owner)
             if taken and other is not None:
                 other._lose("another Trainer of this process")
@@ -308,7 +291,7 @@ def _beat(reference: Callable[[], Lease | None], stop: threading.Event, seconds:
         del lease  # so that this thread does not keep it alive
 
 
-def _release(place: _Place, token: str, stop: threading.Event, pid: int, patience: list[float]) -> None:
+def _release(place: _Folder | _Remote, token: str, stop: threading.Event, pid: int, patience: list[float]) -> None:
     stop.set()
     if os.getpid() != pid:
         return  # a forked process has nothing to release

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +17,9 @@ from composer.checkpoint.checksum import CorruptCheckpointError
 from composer.checkpoint.file import read_file
 from composer.checkpoint.safe_load import UnsafeCheckpointError, load_pickle
 from composer.checkpoint.safetensors import read_tensors
-from composer.checkpoint.save import METADATA_NAME
+from composer.checkpoint.save import METADATA_NAME, optimizer_folders
 from composer.checkpoint.selection import Keys, Precision, check_keys, check_precision, converted, selected
-from composer.checkpoint.shards import is_shard_folder, names_of_shards, read_shards
+from composer.checkpoint.shards import is_shard_folder, read_shards, shapes_of_shards
 from composer.checkpoint.state_dict import get_model_state_dict, get_optim_state_dict
 from composer.checkpoint.storage import storage_of
 from composer.core import State
@@ -108,10 +108,11 @@ def load_checkpoint(
         load_path: Its folder, or the URI of its folder.
         load_options: What to load, and how; by default the model.
         model: The model to load into; that of `state` by default.
-        optim: The optimizer to load into; that of `state` by default.
+        optim: The optimizer to load into; those of `state` by default.
         state: The run to load the rest into.
         model_child_path: The path of the model in the folder; `model` by default.
-        optim_child_path: The path of the optimizer in the folder; `optim` by default.
+        optim_child_path: The path of the optimizer in the folder; `optim` by default. That of a second optimizer has a
+            2 at the end, and so on.
         resumption_filename: The name of the file with the rest.
 
     Raises:
@@ -122,26 +123,28 @@ def load_checkpoint(
         RuntimeError: The names or shapes do not match.
     """
     options = CheckpointLoadOptions() if load_options is None else load_options
+    optimizers = [] if optim is None else [optim]
     if state is not None:
         model = state.model if model is None else model
-        optim = _only_optimizer(state, options) if optim is None else optim
-    _check_targets(options, model, optim, state)
-    parts = {"model": model_child_path or "model", "optim": optim_child_path or "optim"}
-    with _local_folder(os.fspath(load_path), [*parts.values()], resumption_filename) as folder:
+        optimizers = optimizers or list(state.optimizers)
+    _check_targets(options, model, optimizers, state)
+    model_folder = model_child_path or "model"
+    folders = optimizer_folders(optim_child_path or "optim", len(optimizers))
+    with _local_folder(os.fspath(load_path), [model_folder, *folders], resumption_filename) as folder:
         if not folder.is_dir():
             raise FileNotFoundError(f"There is no folder {str(folder)!r} of a checkpoint.")
         if not (folder / METADATA_NAME).is_file():
             raise CorruptCheckpointError(os.fspath(load_path), f"it lacks {METADATA_NAME!r}, which is written last")
         if options.load_model:
             assert model is not None
-            load_model_checkpoint(model, folder / parts["model"], options)
+            load_model_checkpoint(model, folder / model_folder, options)
         if options.load_resumption_state:  # before the optimizer, which algorithms may wrap
             assert state is not None
             load_resumption_checkpoint(state, folder / resumption_filename)
         if options.load_optimizer:
             assert model is not None
-            assert optim is not None
-            load_optim_checkpoint(model, optim, folder / parts["optim"], options)
+            for each, name in zip(optimizers, folders, strict=True):
+                load_optim_checkpoint(model, each, folder / name, options)
 
 
 def load_model_checkpoint(
@@ -267,25 +270,17 @@ def read_resumption(path: str | os.PathLike[str]) -> dict[str, Any]:
     return content
 
 
-def _check_targets(options: CheckpointLoadOptions, model: Any, optim: Any, state: Any) -> None:
+def _check_targets(options: CheckpointLoadOptions, model: Any, optimizers: Sequence[Any], state: Any) -> None:
     needed = {
         "`load_model=True` needs `model` or `state`": options.load_model and model is None,
         "`load_optimizer=True` needs `model` or `state`": options.load_optimizer and model is None,
-        "`load_optimizer=True` needs `optim`, or a `state` with an optimizer": options.load_optimizer and optim is None,
+        "`load_optimizer=True` needs `optim`, or a `state` with an optimizer": options.load_optimizer
+        and not optimizers,
         "`load_resumption_state=True` needs `state`": options.load_resumption_state and state is None,
     }
     for text, lacking in needed.items():
         if lacking:
             raise ValueError(f"{text}. Pass it, or load less.")
-
-
-def _only_optimizer(state: State, options: CheckpointLoadOptions) -> torch.optim.Optimizer | None:
-    if options.load_optimizer and len(state.optimizers) > 1:
-        raise ValueError(
-            f"A checkpoint of this kind has one optimizer, but the run has {len(state.optimizers)}. Pass one of "
-            f"them as `optim`."
-        )
-    return state.optimizers[0] if state.optimizers else None
 
 
 @contextmanager
@@ -327,7 +322,7 @@ def _model_of_shards(module: torch.nn.Module, path: Path, options: CheckpointLoa
     if options.load_planner is not None:  # it decides what the names mean
         loaded = {name: own[name].clone() for name in selected(own, options.include_keys, options.ignore_keys)}
     else:
-        saved = names_of_shards(path)
+        saved = shapes_of_shards(path).keys()
         requested = selected(dict.fromkeys([*own, *saved]), options.include_keys, options.ignore_keys)
         loaded = {name: own[name].clone() for name in requested if name in saved and name in own}
         missing, unexpected = {*requested} & own.keys() - saved, {*requested} & saved - own.keys()

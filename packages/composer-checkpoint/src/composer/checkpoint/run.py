@@ -44,6 +44,7 @@ __all__ = [
     "read_checkpoint",
     "read_local",
     "save_checkpoint",
+    "validate",
 ]
 
 log = logging.getLogger(__name__)
@@ -214,7 +215,7 @@ def _opened(path: str | os.PathLike[str], run_name: str, object_store: Any, prog
     given = os.fspath(path) if object_store is not None else os.path.expanduser(path)
     name = partial_format(given, run_name=run_name, rank=0, local_rank=0, node_rank=0)
     with _local(name, object_store, progress_bar) as file:
-        _validate(file)
+        validate(str(file))
         if file.is_dir() and not is_sharded_run(file):
             raise CorruptCheckpointError(file, f"it is a folder that lacks {STATES!r}, which is written last")
         if file.exists() and not (file.is_dir() or file.is_file()):  # reading a pipe would block
@@ -265,14 +266,24 @@ def _local(name: str, object_store: Any = None, progress_bar: bool = False) -> I
         yield folder / file_name
 
 
-def _validate(file: Path) -> None:
-    """Call the function that `CHECKPOINT_VALIDATION_FUNCTION` names, if any, which may refuse the file."""
+def validate(file: str | os.PathLike[str], *specs: Any) -> None:
+    """Call the function that `CHECKPOINT_VALIDATION_FUNCTION` names, if any.
+
+    Args:
+        file: The file.
+        *specs: Further arguments of the function.
+
+    Raises:
+        ValueError: The function refuses the file.
+    """
     function = os.environ.get(VALIDATION_VARIABLE)
     if function is None:
         return
     module, _, attribute = function.rpartition(".")
-    if not import_object(f"{module}:{attribute}")(str(file)):
-        raise ValueError(f"`{function}`, which {VALIDATION_VARIABLE} names, refuses the checkpoint {str(file)!r}.")
+    if not import_object(f"{module}:{attribute}")(file, *specs):
+        raise ValueError(
+            f"`{function}`, which {VALIDATION_VARIABLE} names, refuses the checkpoint {os.fspath(file)!r}."
+        )
 
 
 def _divide(content: dict[str, Any], state: State) -> None:

@@ -271,11 +271,15 @@ def _allowed() -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
     """List the types that the state of a run holds besides tensors and plain values."""
     allowed: list[Any] = [bytes, frozenset, datetime.timedelta, np.ndarray, np.dtype, TorchVersion]
     allowed += {type(np.dtype(code)) for code in np.typecodes["All"] if code != "O"}  # arrays of objects hold pickles
+    return [*allowed, *((function, name) for name, function in _numpy_functions().items())]
+
+
+def _numpy_functions() -> dict[str, Any]:
+    """Return the functions that build NumPy values by their names in pickles."""
+    functions = {"_reconstruct": np.zeros(0).__reduce__()[0], "scalar": np.float64(0).__reduce__()[0]}
     # Files have the module path of the NumPy version that wrote them.
-    for module in ("numpy.core.multiarray", "numpy._core.multiarray"):
-        allowed.append((np.zeros(0).__reduce__()[0], f"{module}._reconstruct"))
-        allowed.append((np.float64(0).__reduce__()[0], f"{module}.scalar"))
-    return allowed
+    modules = ("numpy.core.multiarray", "numpy._core.multiarray")
+    return {f"{module}.{name}": function for module in modules for name, function in functions.items()}
 
 
 def load_pickle(data: bytes, where: str) -> Any:
@@ -317,12 +321,7 @@ class _Unpickler(pickle.Unpickler):
 
 def _allowed_in_pickles() -> dict[str, Any]:
     """Return the allowed types and functions by their names in pickles."""
-    numpy_functions = {"_reconstruct": np.zeros(0).__reduce__()[0], "scalar": np.float64(0).__reduce__()[0]}
-    allowed: dict[str, Any] = {
-        f"{module}.{name}": function
-        for module in ("numpy.core.multiarray", "numpy._core.multiarray")
-        for name, function in numpy_functions.items()
-    }
+    allowed = _numpy_functions()
     allowed |= {"numpy.ndarray": np.ndarray, "numpy.dtype": np.dtype, "datetime.timedelta": datetime.timedelta}
     for kind in (set, frozenset, complex, bytearray, range, slice):
         allowed |= {f"{module}.{kind.__name__}": kind for module in ("builtins", "__builtin__")}

@@ -126,7 +126,7 @@ def save_checkpoint_to_disk(
 
     Raises:
         FileExistsError: A checkpoint of this name exists, and `overwrite` is False.
-        ValueError: The run has several optimizers, or shards of a whole model are requested.
+        ValueError: Shards of a whole model are requested.
         OSError: Something cannot be written.
         RuntimeError: Another rank failed.
     """
@@ -134,26 +134,26 @@ def save_checkpoint_to_disk(
     _check_local(destination_dir)
     folder = Path(_formatted(os.path.expanduser(destination_dir), state)) / _formatted(options.dir_prefix, state)
     optimizers = state.optimizers if options.save_optimizer else []
-    if len(optimizers) > 1:
-        raise ValueError(
-            f"`save_checkpoint_to_disk` saves one optimizer, but the run has {len(optimizers)}. Save the run to one "
-            f"file with `composer.checkpoint.save_checkpoint`, or pass `save_optimizer=False`."
-        )
     on_first_rank(lambda: _begin(folder, options.overwrite))
     keys: dict[str, Any] = {"include_keys": options.include_keys, "ignore_keys": options.ignore_keys}
     shards = options.sharded_checkpoint
     if options.save_model:
         form: dict[str, Any] = {"precision": options.precision, "save_format": options.save_format, "overwrite": True}
         save_model_to_disk(state.model, folder / "model", shards, **form, **keys)
-    for optimizer in optimizers:
+    for optimizer, name in zip(optimizers, optimizer_folders("optim", len(optimizers)), strict=True):
         form = {"precision": None, "overwrite": True}
-        save_optim_to_disk(state.model, optimizer, folder / "optim", shards, **form, **keys)
+        save_optim_to_disk(state.model, optimizer, folder / name, shards, **form, **keys)
     if options.save_resumption_state:
         save_resumption_state_to_disk(state, folder)
     size = state.device_train_microbatch_size
     save_composer_metadata_to_disk(folder, state.model, shards, options.precision, state.device, size)
     on_first_rank(lambda: _keep_newest(folder, Path(options.dir_prefix).name, options.num_checkpoints_to_keep))
     return str(folder)
+
+
+def optimizer_folders(first: str, number: int) -> list[str]:
+    """Return the folders of the optimizers of a checkpoint: "optim", "optim2", "optim3", ..."""
+    return [first if i == 0 else f"{first}{i + 1}" for i in range(number)]
 
 
 def save_model_to_disk(

@@ -52,7 +52,6 @@ __all__ = [
     "fill_shards",
     "is_shard_folder",
     "is_sharded_run",
-    "names_of_shards",
     "read_run",
     "read_shards",
     "remove_run",
@@ -129,11 +128,6 @@ def write_shards(
 def _remove(temporary: Path) -> None:
     if dist.get_global_rank() == 0:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def names_of_shards(folder: Path) -> set[str]:
-    """Return the names of all entries of a checkpoint in shards."""
-    return {*_reader(folder).read_metadata().state_dict_metadata}
 
 
 def shapes_of_shards(folder: Path) -> dict[str, tuple[int, ...] | None]:

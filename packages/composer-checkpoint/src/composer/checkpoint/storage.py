@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
-from composer.checkpoint.durable import sync_folder, temporary_path
+from composer.checkpoint.durable import replacing, sync_folder
 from composer.core import ComposerError
 from composer.utils import is_uri, retry
 from composer.utils.terminal import bar_file, open_stream
@@ -111,12 +111,11 @@ class Storage:
     def list(self) -> builtins.list[str]:
         """List the sorted names of the files directly in the folder; empty if there is no folder."""
 
-        def entries(filesystem: Any, path: str) -> builtins.list[dict[str, Any]]:
+        def entries(filesystem: Any, path: str) -> Any:
             try:
-                result: builtins.list[dict[str, Any]] = filesystem.ls(path, detail=True)
+                return filesystem.ls(path, detail=True)
             except FileNotFoundError:
                 return []
-            return result
 
         return sorted(
             PurePosixPath(entry["name"]).name
@@ -219,15 +218,14 @@ class Storage:
         """Return the age of a file by the clock of the store; None if unknown."""
         probe = f".composer-probe-{secrets.token_hex(4)}"
 
-        def modified(filesystem: Any, path: str) -> float:
-            result: float = filesystem.modified(path).timestamp()
-            return result
+        def modified(name: str) -> float:
+            return self._do("look up", name, lambda filesystem, path: float(filesystem.modified(path).timestamp()))
 
         try:
             self.write_text(probe, "")
-            now = self._do("look up", probe, modified)
+            now = modified(probe)
             self.delete(probe)
-            return now - self._do("look up", name, modified)
+            return now - modified(name)
         except (OSError, NotImplementedError, AttributeError, KeyError, TypeError):
             return None
 
@@ -255,7 +253,6 @@ class Storage:
         self.uri(name)  # refuses names that leave the folder
         target = Path(destination)
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = temporary_path(target)
 
         def fetch(filesystem: Any, path: str) -> None:
             expected = int(filesystem.info(path)["size"])
@@ -266,13 +263,9 @@ class Storage:
                 callback.absolute_update(expected)  # some filesystems do not report progress
             _sync(temporary)
 
-        try:
+        with replacing(target) as temporary:
             temporary.touch()  # an unwritable folder is not the store's fault
             self._do("download", name, fetch, str(target))
-            os.replace(temporary, target)
-        finally:
-            with suppress(FileNotFoundError):
-                temporary.unlink()
 
     def upload(self, source: str | os.PathLike[str], name: str, progress: Progress = False) -> None:
         """Upload a local file, replacing an existing one, and check that it arrived completely.
@@ -342,13 +335,12 @@ class Storage:
         what = f"{verb} {uri}" if local is None else f"{verb} {uri} to {local!r}"
         return retrying(attempt, what, uri, local, self._attempts, self._backoff_seconds, reconnect)
 
-    def _info(self, name: str) -> dict[str, Any]:
-        def info(filesystem: Any, path: str) -> dict[str, Any]:
+    def _info(self, name: str) -> Any:
+        def info(filesystem: Any, path: str) -> Any:
             try:
-                result: dict[str, Any] = filesystem.info(path)
+                return filesystem.info(path)
             except NotADirectoryError as error:  # a local path with a file in place of a folder
                 raise FileNotFoundError(f"There is no {path!r}.") from error
-            return result
 
         return self._do("look up", name, info)
 
@@ -542,19 +534,22 @@ def showing_progress(progress: Progress, name: str) -> Iterator[Any]:
 
 _PERMANENT = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_PERMANENT_NUMBERS = _NO_SPACE | {
-    getattr(errno, name)
-    for name in "EROFS EINVAL ENAMETOOLONG ENOSYS EPERM EACCES ENOTEMPTY ELOOP EBADF EMSGSIZE EREMCHG EXDEV".split()
-    if hasattr(errno, name)
-}
+
+
+def _numbers(names: str) -> set[int]:
+    """Return the numbers of the system's errors with these names, as far as this system has them."""
+    return {getattr(errno, name) for name in names.split() if hasattr(errno, name)}
+
+
+_PERMANENT_NUMBERS = _NO_SPACE | _numbers(
+    "EROFS EINVAL ENAMETOOLONG ENOSYS EPERM EACCES ENOTEMPTY ELOOP EBADF EMSGSIZE EREMCHG EXDEV"
+)
 _PASSING_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})  # of HTTP
 _STATUS_NAMES = ("status", "status_code", "code")  # what clients call the status of an HTTP reply
 # Errors of the network or of this machine's disk, never of one file in a store.
-_ELSEWHERE = _NO_SPACE | {
-    getattr(errno, name)
-    for name in "ECONNREFUSED EHOSTDOWN EHOSTUNREACH ENETDOWN ENETUNREACH ETIMEDOUT EROFS EACCES EPERM EMFILE".split()
-    if hasattr(errno, name)
-}
+_ELSEWHERE = _NO_SPACE | _numbers(
+    "ECONNREFUSED EHOSTDOWN EHOSTUNREACH ENETDOWN ENETUNREACH ETIMEDOUT EROFS EACCES EPERM EMFILE"
+)
 
 # By name, because clients of stores are optional and are not imported here.
 _REFUSALS = frozenset(

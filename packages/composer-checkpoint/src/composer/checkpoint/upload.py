@@ -141,8 +141,11 @@ class Uploader:
         return self._deadline.failing
 
     def _pending(self) -> tuple[str, ...]:
-        uploads = [*self._waiting, *self._active.values()]
-        return tuple(upload.name for upload in sorted(uploads, key=lambda upload: upload.number))
+        return tuple(upload.name for upload in self._uploads())
+
+    def _uploads(self) -> list[_Upload]:
+        """Return the uploads that have not ended, in the order of submission."""
+        return sorted([*self._waiting, *self._active.values()], key=lambda upload: upload.number)
 
     def upload(
         self,
@@ -253,9 +256,8 @@ class Uploader:
     def _give_up(self) -> list[str]:
         """Cancel all queued uploads, but keep the files."""
         self._given_up = True
-        uploads = sorted([*self._waiting, *self._active.values()], key=lambda upload: upload.number)
         kept: list[str] = []
-        for upload in uploads:
+        for upload in self._uploads():
             for held, source in ((upload.held, upload.source), *((held, held) for held, _ in upload.before)):
                 if not source.exists():  # rotated out meanwhile
                     with suppress(OSError):
@@ -342,7 +344,7 @@ class Uploader:
             self.close()
         except Exception as error:  # noqa: BLE001 - the process ends
             log.error("Uploads to %r failed: %s", self.storage, error)
-        for upload in [*self._waiting, *self._active.values()]:
+        for upload in self._uploads():
             log.error("%s was not uploaded to %s.", upload.source, self.storage.uri(upload.name))
 
 

@@ -17,8 +17,7 @@ from composer.checkpoint import safe_torch_load as safe_torch_load
 from composer.checkpoint import save_checkpoint as save_checkpoint
 from composer.checkpoint.file import STATES as _COMPOSER_STATES_FILENAME
 from composer.checkpoint.file import write_file as _write_checkpoint_file
-from composer.checkpoint.run import VALIDATION_VARIABLE
-from composer.utils import import_object
+from composer.checkpoint.run import validate
 
 __all__ = [
     "_COMPOSER_STATES_FILENAME",
@@ -53,15 +52,7 @@ def _ensure_valid_checkpoint(
     Raises:
         ValueError: The function refuses the file.
     """
-    function = os.environ.get(VALIDATION_VARIABLE)
-    if function is None:
-        return checkpoint_filepath
-    module, _, attribute = function.rpartition(".")
-    if not import_object(f"{module}:{attribute}")(checkpoint_filepath, specs):
-        raise ValueError(
-            f"`{function}`, which {VALIDATION_VARIABLE} names, refuses the checkpoint "
-            f"{os.fspath(checkpoint_filepath)!r}."
-        )
+    validate(checkpoint_filepath, specs)
     return checkpoint_filepath
 
 

@@ -8,7 +8,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any, SupportsIndex
@@ -150,11 +150,11 @@ class CheckpointSaver(Callback):
         delivery_timeout: float | None = None,
     ) -> None:
         self.num_checkpoints_to_keep = _number_to_keep(num_checkpoints_to_keep)
-        self._check(num_concurrent_uploads, upload_timeout_in_seconds)
-        if delivery_timeout is not None:
-            check_finite(delivery_timeout=delivery_timeout)
-            if delivery_timeout <= 0:
-                raise ValueError(f"`delivery_timeout` must be positive, got {delivery_timeout!r}.")
+        check_finite(num_concurrent_uploads=num_concurrent_uploads)
+        if num_concurrent_uploads < 1:
+            raise ValueError(f"`num_concurrent_uploads` must be at least 1, got {num_concurrent_uploads!r}.")
+        _check_seconds("upload_timeout_in_seconds", upload_timeout_in_seconds)
+        _check_seconds("delivery_timeout", delivery_timeout)
         self.delivery_timeout = delivery_timeout
         self._check_names(
             folder=folder,
@@ -165,11 +165,11 @@ class CheckpointSaver(Callback):
         )
         _check_interval(save_interval)
         folder = os.path.expanduser(os.fspath(folder))  # "~" is the user's home, as in a shell
-        self._uri = os.fspath(folder) if is_uri(os.fspath(folder)) else None
+        self._uri = folder if is_uri(folder) else None
         self._staging: str | None = None
         self._cleanup: Any = None
         self._kept = False  # whether the folder for uploads remains if the process is killed
-        self.folder = self._local_folder(os.fspath(folder))
+        self.folder = folder if self._uri is None else os.path.join(self._scratch_folder(), parse_uri(folder)[2])
         self.filename = PartialFilePath(os.fspath(filename), self.folder)
         self.latest_filename = _path(latest_filename, self.folder)
         self.remote_file_name = _path(remote_file_name, None)
@@ -196,16 +196,6 @@ class CheckpointSaver(Callback):
         self._lease: Lease | None = None
         self._reserved = False  # on every rank; rank 0 holds the lease
         self._checked_types = False
-
-    @staticmethod
-    def _check(uploads: int, timeout: float | None) -> None:
-        check_finite(num_concurrent_uploads=uploads)
-        if uploads < 1:
-            raise ValueError(f"`num_concurrent_uploads` must be at least 1, got {uploads!r}.")
-        if timeout is not None:
-            check_finite(upload_timeout_in_seconds=timeout)
-        if timeout is not None and timeout <= 0:
-            raise ValueError(f"`upload_timeout_in_seconds` must be positive, got {timeout!r}.")
 
     @staticmethod
     def _check_names(**given: str | os.PathLike[str] | None) -> None:
@@ -240,11 +230,6 @@ class CheckpointSaver(Callback):
             check_link(link, checkpoints)
             if self.best.monitor is not None:
                 check_link(os.path.join(os.path.dirname(link), _best_name(os.path.basename(link))), checkpoints)
-
-    def _local_folder(self, folder: str) -> str:
-        if self._uri is None:
-            return folder
-        return os.path.join(self._scratch_folder(), parse_uri(folder)[2])
 
     # ---- when to save ----
 
@@ -406,10 +391,9 @@ class CheckpointSaver(Callback):
                 own = proof_of_run(state, self.filename).replace("{run_name}", state.run_name)
                 ensure_folder_has_no_conflicting_files(folder, own, state.timestamp)
             except FileExistsError as error:
-                problem = error
+                problem = str(error)
         # All ranks raise together; otherwise the others would hang in the next collective operation.
-        problems = dist.all_gather_object(None if problem is None else str(problem))
-        for text in problems:
+        for text in dist.all_gather_object(problem):
             if text is not None:
                 raise FileExistsError(
                     f"{text} It was left by another run, or by an earlier one of this name. To continue that run, pass "
@@ -683,6 +667,16 @@ class CheckpointSaver(Callback):
         self.best.load_state_dict(state.get("best", {}))
 
 
+@contextmanager
+def hold_leases(state: State) -> Iterator[None]:
+    """Hold the leases on the folders that a run saves to while it trains."""
+    with ExitStack() as leases:
+        for callback in state.callbacks:
+            if isinstance(callback, CheckpointSaver):
+                leases.enter_context(callback.training(state))
+        yield
+
+
 def check_saves_shards(asynchronous: bool, uri: str | None) -> None:
     """Check that a run can save in shards.
 
@@ -726,6 +720,13 @@ def _check_interval(interval: Interval) -> None:
         return
     if ensure_time(interval, TimeUnit.EPOCH, argument="save_interval").value <= 0:
         raise ValueError(f"`save_interval` must be positive, got {interval!r}. Use for example '1ep' or '100ba'.")
+
+
+def _check_seconds(argument: str, seconds: float | None) -> None:
+    if seconds is not None:
+        check_finite(**{argument: seconds})
+        if seconds <= 0:
+            raise ValueError(f"`{argument}` must be positive, got {seconds!r}.")
 
 
 def _number_to_keep(keep: SupportsIndex) -> int:

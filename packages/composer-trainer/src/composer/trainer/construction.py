@@ -1,34 +1,40 @@
-"""The parts of a run that only the Trainer's constructor builds."""
+"""The parts of a run that only the Trainer's constructor builds, in the order in which it builds them.
+
+These are the ranks, the state with model and optimizer, the loggers and callbacks, and the saver of checkpoints.
+"""
 
 from __future__ import annotations
 
 import atexit
 import logging
+import math
 import operator
 import os
-import platform
 import random
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any, Protocol, SupportsIndex
 
 import torch
 import torch.distributed
 
-from composer.core import Callback, State
+from composer.callbacks.checkpoint_saver import CheckpointSaver
+from composer.core import Algorithm, Callback, Precision, State
 from composer.devices import Device
 from composer.distributed import DDPSyncStrategy
-from composer.loggers import Logger, LoggerDestination
+from composer.loggers import LoggerDestination
 from composer.loggers.console_logger import ConsoleLogger
 from composer.loggers.progress_bar_logger import ProgressBarLogger
 from composer.models import ComposerModel
+from composer.optim import DecoupledSGDW
 from composer.trainer.microbatch import check_not_profiled
-from composer.trainer.options import LogOptions, RunOptions, described
+from composer.trainer.optimizers import needs_closure
+from composer.trainer.options import LogOptions, RunOptions, SaveOptions, described
 from composer.trainer.ranks import DataParallel, SingleProcess
-from composer.utils import dist, ensure_tuple, reproducibility
+from composer.utils import dist, ensure_tuple, is_uri, parse_uri, reproducibility
 from composer.utils.parallelism import ParallelismConfig
 from composer.utils.terminal import open_stream
 
@@ -36,12 +42,13 @@ __all__ = [
     "RunsProfiler",
     "bind_profiler",
     "build_loggers",
-    "check_distinct",
+    "build_saver",
+    "build_state",
+    "check_autoresume",
     "check_model",
+    "check_optimizers",
     "connect_ranks",
     "generate_run_name",
-    "log_standard_hparams",
-    "seed_run",
     "set_python_log_level",
 ]
 
@@ -51,6 +58,22 @@ _NCCL_EXTRA_SECONDS = 15.0
 
 _ADJECTIVES = "amber bold brisk calm clever eager fair gentle keen lively lucid merry noble quiet swift vivid".split()
 _NOUNS = "badger beaver cedar comet falcon fjord harbor heron lynx maple meadow otter raven sparrow willow wren".split()
+
+
+def set_python_log_level(level: str | None) -> None:
+    """Show the library's log records from `level` on, on stderr."""
+    if level is None:
+        return
+    if not isinstance(logging.getLevelName(level.upper()), int):
+        raise ValueError(
+            f"`python_log_level` must be 'debug', 'info', 'warning', 'error' or 'critical', got {level!r}."
+        )
+    rank = os.environ.get("RANK", "0")
+    logging.basicConfig(
+        format=f"%(asctime)s: rank{rank}[%(process)d][%(threadName)s]: %(levelname)s: %(name)s: %(message)s",
+        stream=open_stream("stderr"),
+    )
+    logging.getLogger("composer").setLevel(level.upper())
 
 
 def check_model(model: Any) -> tuple[ComposerModel, bool]:
@@ -70,170 +93,6 @@ def check_model(model: Any) -> tuple[ComposerModel, bool]:
             f"wrap a classifier: `composer.models.ComposerClassifier(model, num_classes=...)`."
         )
     return model, compiled
-
-
-def generate_run_name() -> str:
-    """Return the run name of the environment (COMPOSER_RUN_NAME, RUN_NAME), otherwise the time and two words."""
-    for variable in ("COMPOSER_RUN_NAME", "RUN_NAME"):
-        if os.environ.get(variable):
-            return os.environ[variable]
-    generator = random.Random()  # not the global one: the seed must not depend on whether a name is given
-    return f"{int(time.time())}-{generator.choice(_ADJECTIVES)}-{generator.choice(_NOUNS)}"
-
-
-def build_loggers(
-    options: LogOptions,
-) -> tuple[list[LoggerDestination], list[Callback]]:
-    """Return the loggers, with progress bar and console logger unless the user gives them, and the callbacks.
-
-    Raises:
-        TypeError: An object is not a logger or a callback.
-        ValueError: An object is given twice.
-    """
-    destinations, others = list(ensure_tuple(options.loggers)), list(ensure_tuple(options.callbacks))
-    for argument, items, kind in (("loggers", destinations, LoggerDestination), ("callbacks", others, Callback)):
-        for item in items:
-            if not isinstance(item, kind):
-                raise TypeError(f"`{argument}` must hold `{kind.__name__}` objects, got {described(item)}.")
-    check_distinct("loggers", destinations)
-    check_distinct("callbacks", others)
-    check_distinct("callbacks` and `loggers", [*destinations, *others])
-    present = {type(destination) for destination in destinations}
-    if options.progress_bar and options.log_to_console:
-        warnings.warn(
-            "`progress_bar` and `log_to_console` are both on and write over each other. Set one of them to False.",
-            stacklevel=3,
-        )
-    for enabled, cls in ((options.progress_bar, ProgressBarLogger), (options.log_to_console, ConsoleLogger)):
-        if enabled and cls in present:
-            warnings.warn(
-                f"`loggers` already contains a `{cls.__name__}`, which is used; the Trainer's argument has no effect.",
-                stacklevel=3,
-            )
-    if options.progress_bar and ProgressBarLogger not in present:
-        destinations.append(ProgressBarLogger(stream=options.console_stream, log_traces=options.log_traces))
-    if options.log_to_console and ConsoleLogger not in present:
-        destinations.append(
-            ConsoleLogger(
-                stream=options.console_stream,
-                log_interval=options.console_log_interval,
-                log_traces=options.log_traces,
-            )
-        )
-    return destinations, others
-
-
-def check_distinct(argument: str, items: Sequence[Any]) -> None:
-    """Check that no object is given twice: it would act twice. Two objects of one class are fine.
-
-    Raises:
-        ValueError: An object is given twice.
-    """
-    for index, item in enumerate(items):
-        if any(item is other for other in items[:index]):
-            raise ValueError(
-                f"`{argument}` must contain every object once, got the same `{type(item).__name__}` object twice: it "
-                f"would act twice at every event. Remove one, or create a second object."
-            )
-
-
-def set_python_log_level(level: str | None) -> None:
-    """Show the library's log records from `level` on, on stderr."""
-    if level is None:
-        return
-    if not isinstance(logging.getLevelName(level.upper()), int):
-        raise ValueError(
-            f"`python_log_level` must be 'debug', 'info', 'warning', 'error' or 'critical', got {level!r}."
-        )
-    rank = os.environ.get("RANK", "0")
-    logging.basicConfig(
-        format=f"%(asctime)s: rank{rank}[%(process)d][%(threadName)s]: %(levelname)s: %(name)s: %(message)s",
-        stream=open_stream("stderr"),
-    )
-    logging.getLogger("composer").setLevel(level.upper())
-
-
-def log_standard_hparams(state: State, logger: Logger, local_hparams: dict[str, Any]) -> None:
-    """Log versions, nodes and devices, and the Trainer's arguments if requested.
-
-    Args:
-        state: The run's state.
-        logger: The run's logger.
-        local_hparams: The Trainer's arguments; empty to not log them.
-    """
-    import composer
-
-    if local_hparams:
-        logger.log_hyperparameters(local_hparams)
-    local_world_size = dist.get_local_world_size()
-    logger.log_hyperparameters(
-        {
-            "composer_version": composer.__version__,
-            "composer_commit_hash": os.environ.get("COMPOSER_COMMIT_HASH", "None"),
-            "num_nodes": dist.get_world_size() // local_world_size,
-            f"num_{state.device.name}s_per_node": local_world_size,
-            "node_name": os.environ.get("NODENAME") or platform.node(),
-        }
-    )
-
-
-def seed_run(seed: SupportsIndex | None, deterministic_mode: bool, parallel: SingleProcess) -> int:
-    """Seed all ranks with the same number, so that module surgery makes the same choices everywhere.
-
-    Args:
-        seed: The seed; None draws one.
-        deterministic_mode: Use deterministic operations only.
-        parallel: The ranks of the run.
-
-    Returns:
-        The seed of rank 0. Rank r trains with `seed + r`.
-
-    Raises:
-        ValueError: The seed of a rank is out of range.
-    """
-    if deterministic_mode:
-        reproducibility.configure_deterministic_mode()
-    largest = reproducibility.MAX_SEED - (parallel.world_size - 1)
-    drawn = reproducibility.get_random_seed() % (largest + 1) if seed is None else seed
-    chosen = parallel.broadcast(operator.index(drawn))
-    if not 0 <= chosen <= largest:
-        raise ValueError(f"`seed` must be from 0 to {largest}, so that every rank gets one, got {chosen!r}.")
-    reproducibility.seed_all(chosen)
-    return chosen
-
-
-class RunsProfiler(Protocol):
-    """The interface of the Trainer's `profiler`; `composer.profiler.Profiler` implements it."""
-
-    @property
-    def remote_filenames(self) -> Sequence[str]:
-        """The URIs of files that it uploads."""
-
-    def bind_to_state(self, state: State) -> None:
-        """Add the profiler to the callbacks of the run."""
-
-    def marker(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Return a marker that records the time of a section."""
-
-
-def bind_profiler(profiler: Any, state: State, microbatch_size: Any) -> None:
-    """Profile a run, unless `profiler` is None.
-
-    Raises:
-        ValueError: The microbatch size is searched.
-        TypeError: `profiler` is not a profiler.
-    """
-    if profiler is None:
-        return
-    check_not_profiled(profiler, microbatch_size)
-    if isinstance(profiler, type) or not hasattr(profiler, "bind_to_state"):
-        raise TypeError(f"`profiler` must be a `composer.profiler.Profiler`, got {profiler!r}. Pass `Profiler(...)`.")
-    warnings.warn(
-        "The profiler is enabled. Profiling adds overhead to training: do not compare its speed.",
-        stacklevel=3,
-    )
-    state.profiler = profiler
-    profiler.bind_to_state(state)
 
 
 def connect_ranks(device: Device, options: RunOptions) -> SingleProcess:
@@ -270,17 +129,6 @@ def connect_ranks(device: Device, options: RunOptions) -> SingleProcess:
     return ShardedParallel(config, device, strategy, seconds)
 
 
-def _destroy_group(group: Any) -> None:
-    """Destroy the process group that a Trainer initialized when the process ends: other Trainers may use it before.
-
-    Skipped if the program has replaced the group, or if it ends with an error: other ranks may never join a pending
-    operation, and the process would hang.
-    """
-    failed = getattr(sys, "last_value", None) is not None
-    if dist.is_initialized() and torch.distributed.group.WORLD is group and not failed:
-        dist.destroy_process_group()
-
-
 def _check_strategy(strategy: Any) -> DDPSyncStrategy | None:
     """Convert the argument `ddp_sync_strategy`.
 
@@ -305,3 +153,392 @@ def _check_timeout(seconds: Any) -> float:
     if isinstance(seconds, bool) or not isinstance(seconds, Real) or not 0 < float(seconds) < float("inf"):
         raise ValueError(f"`dist_timeout` must be a positive number of seconds, got {seconds!r}. Use for example 300.")
     return float(seconds)
+
+
+def _destroy_group(group: Any) -> None:
+    """Destroy the process group that a Trainer initialized when the process ends: other Trainers may use it before.
+
+    Skipped if the program has replaced the group, or if it ends with an error: other ranks may never join a pending
+    operation, and the process would hang.
+    """
+    failed = getattr(sys, "last_value", None) is not None
+    if dist.is_initialized() and torch.distributed.group.WORLD is group and not failed:
+        dist.destroy_process_group()
+
+
+def build_state(
+    model: ComposerModel,
+    options: RunOptions,
+    device: Device,
+    precision: Precision,
+    parallel: SingleProcess,
+    save_metrics: bool,
+) -> State:
+    """Place the model and its optimizers on the device, the same on all ranks, and return the run's state.
+
+    Args:
+        model: The model.
+        options: The arguments of the run.
+        device: The device of this rank.
+        precision: The numerical precision.
+        parallel: The ranks of the run.
+        save_metrics: Also save the states of metrics.
+
+    Raises:
+        TypeError: An algorithm is not an `Algorithm`, or `optimizers` is not an optimizer.
+        ValueError: An algorithm is given twice, or the seed or the optimizers cannot be used.
+    """
+    optimizers = _build_optimizers(model, options.optimizers)
+    run_name = parallel.broadcast(generate_run_name() if options.run_name is None else options.run_name)
+    seed = _seed_run(options.seed, options.deterministic_mode, parallel)
+    placed = parallel.to_device(model, device)
+    parallel.sync_module_states(placed)
+    for optimizer in optimizers:
+        device.optimizer_to_device(optimizer)
+    algorithms = ensure_tuple(options.algorithms)
+    for algorithm in algorithms:
+        if not isinstance(algorithm, Algorithm):
+            raise TypeError(f"`algorithms` must be `Algorithm` objects, got {described(algorithm)}.")
+    _check_distinct("algorithms", algorithms)
+    state = State(
+        model=placed,
+        rank_zero_seed=seed,
+        run_name=run_name,
+        device=device,
+        precision=precision,
+        precision_config=options.precision_config,
+        optimizers=optimizers,
+        algorithms=algorithms,
+        save_metrics=save_metrics,
+    )
+    parallel.describe_sharding(state)
+    return state
+
+
+def generate_run_name() -> str:
+    """Return the run name of the environment (COMPOSER_RUN_NAME, RUN_NAME), otherwise the time and two words."""
+    for variable in ("COMPOSER_RUN_NAME", "RUN_NAME"):
+        if os.environ.get(variable):
+            return os.environ[variable]
+    generator = random.Random()  # not the global one: the seed must not depend on whether a name is given
+    return f"{int(time.time())}-{generator.choice(_ADJECTIVES)}-{generator.choice(_NOUNS)}"
+
+
+def _seed_run(seed: SupportsIndex | None, deterministic_mode: bool, parallel: SingleProcess) -> int:
+    """Seed all ranks with the same number, so that module surgery makes the same choices everywhere.
+
+    Args:
+        seed: The seed; None draws one.
+        deterministic_mode: Use deterministic operations only.
+        parallel: The ranks of the run.
+
+    Returns:
+        The seed of rank 0. Rank r trains with `seed + r`.
+
+    Raises:
+        ValueError: The seed of a rank is out of range.
+    """
+    if deterministic_mode:
+        reproducibility.configure_deterministic_mode()
+    largest = reproducibility.MAX_SEED - (parallel.world_size - 1)
+    drawn = reproducibility.get_random_seed() % (largest + 1) if seed is None else seed
+    chosen = parallel.broadcast(operator.index(drawn))
+    if not 0 <= chosen <= largest:
+        raise ValueError(f"`seed` must be from 0 to {largest}, so that every rank gets one, got {chosen!r}.")
+    reproducibility.seed_all(chosen)
+    return chosen
+
+
+def _build_optimizers(model: ComposerModel, optimizers: Any) -> list[torch.optim.Optimizer]:
+    """Return the run's optimizers; if none is given, `DecoupledSGDW(lr=0.1)` with a warning.
+
+    Raises:
+        TypeError: An object is not an optimizer.
+        ValueError: The list is empty, or an optimizer has no parameter of the model, one of another optimizer, or a
+            setting that is not finite; or several optimizers run the passes themselves.
+    """
+    given = list(ensure_tuple(optimizers))
+    if optimizers is not None and not given:
+        raise ValueError(
+            f"`optimizers` must be one or several `torch.optim.Optimizer`, got {optimizers!r}. Leave it out for "
+            f"`DecoupledSGDW(lr=0.1)`."
+        )
+    if given:
+        for optimizer in given:
+            if not isinstance(optimizer, torch.optim.Optimizer):
+                raise TypeError(
+                    f"`optimizers` must be a `torch.optim.Optimizer`, got {_described_optimizer(optimizer)}."
+                )
+            _check_settings(optimizer)
+        _check_distinct("optimizers", given)
+        _check_passes(given)
+        check_optimizers(given, model)
+        return given
+    parameters = list(model.parameters())
+    if not parameters:
+        warnings.warn(
+            "No optimizer was specified, and the model does not have parameters. None is made; `fit` will need one.",
+            stacklevel=4,
+        )
+        return []
+    warnings.warn("No optimizer was specified. `DecoupledSGDW(lr=0.1)` is used.", stacklevel=4)
+    return [DecoupledSGDW(parameters, lr=0.1)]
+
+
+def _check_passes(optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Raise ValueError if several optimizers run the forward and backward pass themselves."""
+    kinds = [type(optimizer).__name__ for optimizer in optimizers if needs_closure(optimizer)]
+    if len(kinds) > 1:
+        raise ValueError(
+            f"`optimizers` may have one optimizer that runs the forward and backward pass itself, got "
+            f"{', '.join(kinds)}. The others step with the gradients of its last pass, so they cannot have their own."
+        )
+
+
+def _described_optimizer(value: Any) -> str:
+    if isinstance(value, type) and issubclass(value, torch.optim.Optimizer):
+        return f"the class `{value.__name__}`; pass `{value.__name__}(model.parameters(), lr=...)`"
+    return described(value)
+
+
+_FINITE = ("lr", "initial_lr", "weight_decay", "momentum", "dampening", "betas", "eps", "alpha", "rho")
+
+
+def _check_settings(optimizer: torch.optim.Optimizer) -> None:
+    """Raise ValueError if a setting would make all weights NaN in the first step."""
+    for group in optimizer.param_groups:
+        for key, value in group.items():
+            if key == "params":  # parameters of lazy modules have no shape yet
+                continue
+            for number in value if isinstance(value, (tuple, list)) else (value,):
+                if not (isinstance(number, float) or (isinstance(number, torch.Tensor) and number.numel() == 1)):
+                    continue
+                number = float(number)
+                # Other settings may be infinite, for example Prodigy's default growth rate.
+                if math.isnan(number) or (math.isinf(number) and key in _FINITE):
+                    raise ValueError(
+                        f"`optimizers` must have finite settings, got {key}={value!r} in {type(optimizer).__name__}. "
+                        f"Every weight would be NaN after the first step; give a finite `{key}`."
+                    )
+                if key == "lr" and number < 0:
+                    raise ValueError(
+                        f"`optimizers` must have learning rates that are not negative, got lr={value!r} in "
+                        f"{type(optimizer).__name__}. Use `maximize=True` to maximize."
+                    )
+
+
+def check_optimizers(optimizers: Iterable[torch.optim.Optimizer], model: torch.nn.Module, changed_by: str = "") -> None:
+    """Check that optimizers train parameters of the model, each its own.
+
+    Args:
+        optimizers: The run's optimizers.
+        model: The model that is trained.
+        changed_by: What may have changed the model since it was given, for the message; "": nothing.
+
+    Raises:
+        ValueError: An optimizer has no parameter of the model, or one of another optimizer.
+    """
+    optimizers = list(optimizers)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    optimized: set[int] = set()
+    foreign = 0
+    for optimizer in optimizers:
+        own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        kind, what = type(optimizer).__name__, type(model).__name__
+        if own and own.isdisjoint(names):
+            by = f"{changed_by} replaced them all" if changed_by else "it was created for another model, or for a copy"
+            raise ValueError(
+                f"`optimizers` must hold parameters of `model`, got {kind} with {len(own)} parameters, none of which "
+                f"belongs to {what}: {by}. Nothing would be trained. Create it last: "
+                f"`{kind}(model.parameters(), ...)`, with the model that is passed to the `Trainer`."
+            )
+        shared = [names.get(id(p), "?") for g in optimizer.param_groups for p in g["params"] if id(p) in optimized]
+        if shared:
+            raise ValueError(
+                f"`optimizers` must hold different parameters, but {kind} shares {len(shared)} with an optimizer "
+                f"before it: {_some(shared)}. Each parameter is trained by one optimizer."
+            )
+        optimized |= own
+        foreign += len(own - names.keys())
+    if changed_by:
+        return
+    missing = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in optimized]
+    untrained = ""
+    if missing:
+        untrained = (
+            f"No optimizer has {len(missing)} parameters of the model, so these are not trained: {_some(missing)}."
+        )
+    if foreign:
+        warnings.warn(
+            f"`optimizers` hold {foreign} parameters that do not belong to `model`: they are neither moved to the "
+            f"device nor saved. {untrained} Create the optimizer after the model is complete, and make a loss with "
+            f"parameters an attribute of the model.".replace("  ", " "),
+            stacklevel=5,
+        )
+    elif missing and len(optimizers) > 1:
+        warnings.warn(
+            f"{untrained} Add them to one of the `optimizers`, or freeze them with `requires_grad_(False)`.",
+            stacklevel=5,
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:3])) + (", ..." if len(names) > 3 else "")
+
+
+class RunsProfiler(Protocol):
+    """The interface of the Trainer's `profiler`; `composer.profiler.Profiler` implements it."""
+
+    @property
+    def remote_filenames(self) -> Sequence[str]:
+        """The URIs of files that it uploads."""
+
+    def bind_to_state(self, state: State) -> None:
+        """Add the profiler to the callbacks of the run."""
+
+    def marker(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Return a marker that records the time of a section."""
+
+
+def bind_profiler(profiler: Any, state: State, microbatch_size: Any) -> None:
+    """Profile a run, unless `profiler` is None.
+
+    Raises:
+        ValueError: The microbatch size is searched.
+        TypeError: `profiler` is not a profiler.
+    """
+    if profiler is None:
+        return
+    check_not_profiled(profiler, microbatch_size)
+    if isinstance(profiler, type) or not hasattr(profiler, "bind_to_state"):
+        raise TypeError(f"`profiler` must be a `composer.profiler.Profiler`, got {profiler!r}. Pass `Profiler(...)`.")
+    warnings.warn(
+        "The profiler is enabled. Profiling adds overhead to training: do not compare its speed.",
+        stacklevel=3,
+    )
+    state.profiler = profiler
+    profiler.bind_to_state(state)
+
+
+def build_loggers(
+    options: LogOptions,
+) -> tuple[list[LoggerDestination], list[Callback]]:
+    """Return the loggers, with progress bar and console logger unless the user gives them, and the callbacks.
+
+    Raises:
+        TypeError: An object is not a logger or a callback.
+        ValueError: An object is given twice.
+    """
+    destinations, others = list(ensure_tuple(options.loggers)), list(ensure_tuple(options.callbacks))
+    for argument, items, kind in (("loggers", destinations, LoggerDestination), ("callbacks", others, Callback)):
+        for item in items:
+            if not isinstance(item, kind):
+                raise TypeError(f"`{argument}` must hold `{kind.__name__}` objects, got {described(item)}.")
+    _check_distinct("loggers", destinations)
+    _check_distinct("callbacks", others)
+    _check_distinct("callbacks` and `loggers", [*destinations, *others])
+    if options.progress_bar and options.log_to_console:
+        warnings.warn(
+            "`progress_bar` and `log_to_console` are both on and write over each other. Set one of them to False.",
+            stacklevel=3,
+        )
+    requested: list[tuple[Any, dict[str, Any]]] = []
+    if options.progress_bar:
+        requested.append((ProgressBarLogger, {}))
+    if options.log_to_console:
+        requested.append((ConsoleLogger, {"log_interval": options.console_log_interval}))
+    for cls, arguments in requested:
+        if any(type(destination) is cls for destination in destinations):
+            warnings.warn(
+                f"`loggers` already contains a `{cls.__name__}`, which is used; the Trainer's argument has no effect.",
+                stacklevel=3,
+            )
+        else:
+            destinations.append(cls(stream=options.console_stream, log_traces=options.log_traces, **arguments))
+    return destinations, others
+
+
+def _check_distinct(argument: str, items: Sequence[Any]) -> None:
+    """Check that no object is given twice: it would act twice. Two objects of one class are fine.
+
+    Raises:
+        ValueError: An object is given twice.
+    """
+    for index, item in enumerate(items):
+        if any(item is other for other in items[:index]):
+            raise ValueError(
+                f"`{argument}` must contain every object once, got the same `{type(item).__name__}` object twice: it "
+                f"would act twice at every event. Remove one, or create a second object."
+            )
+
+
+def build_saver(
+    options: SaveOptions, defaults: Mapping[str, Any], callbacks: Sequence[Callback]
+) -> tuple[CheckpointSaver | None, list[Callback]]:
+    """Return the saver of a run, and all callbacks with it.
+
+    Args:
+        options: The Trainer's arguments.
+        defaults: Their defaults.
+        callbacks: The user's callbacks, which may include a `CheckpointSaver`.
+
+    Raises:
+        ValueError: An option is invalid.
+    """
+    changed = [f"`{name}`" for name in options.changed(defaults)]
+    saver = next((callback for callback in callbacks if isinstance(callback, CheckpointSaver)), None)
+    if saver is not None:
+        if options.save_folder is not None:
+            changed.append("`save_folder`")
+        if changed:
+            warnings.warn(
+                f"`callbacks` contains a `CheckpointSaver`, whose arguments are used; {', '.join(changed)} has no "
+                f"effect.",
+                stacklevel=3,
+            )
+        return saver, list(callbacks)
+    if options.save_folder is None:
+        if changed:
+            warnings.warn(f"{', '.join(changed)} has no effect without `save_folder`: nothing is saved.", stacklevel=3)
+        return None, list(callbacks)
+    folder, latest = os.fspath(options.save_folder), options.save_latest_filename
+    remote = parse_uri(folder)[2].strip("/") if is_uri(folder) else "{run_name}/checkpoints"
+    saver = CheckpointSaver(
+        folder=folder,
+        filename=options.save_filename,
+        remote_file_name="/".join(filter(None, [remote, os.fspath(options.save_filename)])),
+        latest_filename=latest,
+        latest_remote_file_name=None if latest is None else "/".join(filter(None, [remote, os.fspath(latest)])),
+        save_interval=options.save_interval,
+        overwrite=options.save_overwrite,
+        num_checkpoints_to_keep=options.save_num_checkpoints_to_keep,
+        weights_only=options.save_weights_only,
+        ignore_keys=options.save_ignore_keys,
+        num_best_checkpoints_to_keep=options.save_num_best_checkpoints_to_keep,
+        monitor=options.save_monitor,
+        monitor_mode=options.save_monitor_mode,
+        asynchronous=options.save_async,
+    )
+    return saver, [*callbacks, saver]  # last, so that it saves what other callbacks change
+
+
+def check_autoresume(saver: CheckpointSaver | None, run_name: str | None) -> None:
+    """Check the requirements of `autoresume=True`.
+
+    Raises:
+        ValueError: The run saves nothing, has no link to the latest checkpoint, saves weights only, or has no name by
+            which a relaunch finds it.
+    """
+    if saver is None:
+        raise ValueError("`autoresume=True` needs `save_folder`: the folder to save to and to resume from.")
+    if saver.latest_filename is None:
+        raise ValueError("`autoresume=True` needs `save_latest_filename`, the link to the latest checkpoint.")
+    if saver.weights_only:
+        raise ValueError(
+            "`autoresume=True` cannot continue from weights alone, which `save_weights_only=True` saves. Turn one off."
+        )
+    if run_name is None and not (os.environ.get("COMPOSER_RUN_NAME") or os.environ.get("RUN_NAME")):
+        raise ValueError(
+            "`autoresume=True` needs a `run_name` (or the variable COMPOSER_RUN_NAME): the same for every launch of "
+            "one run, and another one for another run."
+        )

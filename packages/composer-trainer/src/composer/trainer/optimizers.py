@@ -1,10 +1,8 @@
-"""The optimizers of a run: checks, closures, and train/eval modes."""
+"""Closures and train or eval modes of optimizers, and optimizers inside others."""
 
 from __future__ import annotations
 
 import inspect
-import math
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -12,122 +10,8 @@ from typing import Any
 import torch
 
 from composer.core import AVERAGES_WEIGHTS, State
-from composer.models import ComposerModel
-from composer.optim import DecoupledSGDW
-from composer.trainer.options import described
-from composer.utils import ensure_tuple
 
-__all__ = ["OptimizerModes", "build_optimizer", "check_optimizers", "needs_closure", "wrapped_optimizers"]
-
-
-def build_optimizer(model: ComposerModel, optimizers: Any) -> torch.optim.Optimizer | None:
-    """Return the run's optimizer; if none is given, `DecoupledSGDW(lr=0.1)` with a warning.
-
-    Raises:
-        NotImplementedError: More than one optimizer is given.
-        TypeError: `optimizers` is not an optimizer.
-        ValueError: The list is empty, or the optimizer has no parameter of the model or a setting that is not finite.
-    """
-    given = ensure_tuple(optimizers)
-    if optimizers is not None and not given:
-        raise ValueError(
-            f"`optimizers` must be one `torch.optim.Optimizer`, got {optimizers!r}. Leave it out for "
-            f"`DecoupledSGDW(lr=0.1)`."
-        )
-    if len(given) > 1:
-        raise NotImplementedError(
-            f"`optimizers` must be one optimizer, got {len(given)}. Put several into one `torch.optim.Optimizer` of "
-            f"your own whose `step` steps them."
-        )
-    if given:
-        if not isinstance(given[0], torch.optim.Optimizer):
-            raise TypeError(f"`optimizers` must be a `torch.optim.Optimizer`, got {_described_optimizer(given[0])}.")
-        _check_settings(given[0])
-        check_optimizers(given, model)
-        return given[0]
-    parameters = list(model.parameters())
-    if not parameters:
-        warnings.warn(
-            "No optimizer was specified, and the model does not have parameters. None is made; `fit` will need one.",
-            stacklevel=3,
-        )
-        return None
-    warnings.warn("No optimizer was specified. `DecoupledSGDW(lr=0.1)` is used.", stacklevel=3)
-    return DecoupledSGDW(parameters, lr=0.1)
-
-
-def _described_optimizer(value: Any) -> str:
-    if isinstance(value, type) and issubclass(value, torch.optim.Optimizer):
-        return f"the class `{value.__name__}`; pass `{value.__name__}(model.parameters(), lr=...)`"
-    return described(value)
-
-
-_FINITE = ("lr", "initial_lr", "weight_decay", "momentum", "dampening", "betas", "eps", "alpha", "rho")
-
-
-def _check_settings(optimizer: torch.optim.Optimizer) -> None:
-    """Raise ValueError if a setting would make all weights NaN in the first step."""
-    for group in optimizer.param_groups:
-        for key, value in group.items():
-            if key == "params":  # parameters of lazy modules have no shape yet
-                continue
-            for number in value if isinstance(value, (tuple, list)) else (value,):
-                if not (isinstance(number, float) or (isinstance(number, torch.Tensor) and number.numel() == 1)):
-                    continue
-                number = float(number)
-                # Other settings may be infinite, for example Prodigy's default growth rate.
-                if math.isnan(number) or (math.isinf(number) and key in _FINITE):
-                    raise ValueError(
-                        f"`optimizers` must have finite settings, got {key}={value!r} in {type(optimizer).__name__}. "
-                        f"Every weight would be NaN after the first step; give a finite `{key}`."
-                    )
-                if key == "lr" and number < 0:
-                    raise ValueError(
-                        f"`optimizers` must have learning rates that are not negative, got lr={value!r} in "
-                        f"{type(optimizer).__name__}. Use `maximize=True` to maximize."
-                    )
-
-
-def check_optimizers(optimizers: Iterable[torch.optim.Optimizer], model: torch.nn.Module, changed_by: str = "") -> None:
-    """Check that optimizers train parameters of the model.
-
-    Args:
-        optimizers: The run's optimizers.
-        model: The model that is trained.
-        changed_by: What may have changed the model since it was given, for the message; "": nothing.
-
-    Raises:
-        ValueError: An optimizer has no parameter of the model.
-    """
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    optimized: set[int] = set()
-    foreign = 0
-    for optimizer in optimizers:
-        own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        kind, what = type(optimizer).__name__, type(model).__name__
-        if own and own.isdisjoint(names):
-            by = f"{changed_by} replaced them all" if changed_by else "it was created for another model, or for a copy"
-            raise ValueError(
-                f"`optimizers` must hold parameters of `model`, got {kind} with {len(own)} parameters, none of which "
-                f"belongs to {what}: {by}. Nothing would be trained. Create it last: "
-                f"`{kind}(model.parameters(), ...)`, with the model that is passed to the `Trainer`."
-            )
-        optimized |= own
-        foreign += len(own - names.keys())
-    if foreign and not changed_by:
-        missing = [names[id(p)] for p in model.parameters() if p.requires_grad and id(p) not in optimized]
-        some = ", ".join(map(repr, missing[:3])) + (", ..." if len(missing) > 3 else "")
-        untrained = (
-            f" No optimizer has {len(missing)} parameters of the model, so these are not trained: {some}."
-            if some
-            else ""
-        )
-        warnings.warn(
-            f"`optimizers` hold {foreign} parameters that do not belong to `model`: they are neither moved to the "
-            f"device nor saved.{untrained} Create the optimizer after the model is complete, and make a loss with "
-            f"parameters an attribute of the model.",
-            stacklevel=4,
-        )
+__all__ = ["OptimizerModes", "needs_closure", "wrapped_optimizers"]
 
 
 def needs_closure(optimizer: torch.optim.Optimizer) -> bool:

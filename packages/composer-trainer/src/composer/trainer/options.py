@@ -23,9 +23,7 @@ from composer.checkpoint.names import (
     check_relative,
     check_run_name,
 )
-from composer.core import Algorithm, Callback, Event, Precision, State, Time, TimeUnit, ensure_time
-from composer.core.passes import PassInput
-from composer.devices import Device
+from composer.core import Algorithm, Callback, Event, State, Time, TimeUnit, ensure_time
 from composer.distributed import DDPSyncStrategy
 from composer.loggers import LoggerDestination
 from composer.utils import check_flags, plain_int, plain_number
@@ -33,17 +31,15 @@ from composer.utils.interval_scheduler import check_interval_function
 from composer.utils.parallelism import ParallelismConfig
 
 __all__ = [
-    "DataOptions",
-    "EvalOptions",
     "Interval",
     "LoadOptions",
     "LogOptions",
     "RunOptions",
     "SaveOptions",
-    "ScheduleOptions",
     "TimeArgument",
     "check_arguments",
     "described",
+    "to_time",
 ]
 
 TimeArgument = SupportsIndex | str | Time[Any]
@@ -51,64 +47,22 @@ Interval = SupportsIndex | str | Time[Any] | Callable[[State, Event], bool]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Options:
-    def __post_init__(self) -> None:
-        check_arguments(**vars(self))
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunOptions(_Options):
-    """The run as a whole: its name, seed, device, precision and ranks."""
+class RunOptions:
+    """The model's surroundings: name and seed of the run, ranks, optimizer and algorithms."""
 
     run_name: str | None
     seed: SupportsIndex | None
     deterministic_mode: bool
-    device: str | Device | None
-    precision: str | Precision | None
     precision_config: dict[str, Any] | None
     dist_timeout: float
     ddp_sync_strategy: str | DDPSyncStrategy | None
     parallelism_config: dict[str, Any] | ParallelismConfig | None
-    compile_config: dict[str, Any] | None
     algorithms: Algorithm | Sequence[Algorithm] | None
-    algorithm_passes: PassInput
     optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
-    profiler: Any
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataOptions(_Options):
-    """The training data, and how a batch is split."""
-
-    train_dataloader: Any
-    train_dataloader_label: str
-    train_subset_num_batches: SupportsIndex
-    device_train_microbatch_size: SupportsIndex | float | str | None
-    accumulate_train_batch_on_tokens: bool
-    spin_dataloaders: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScheduleOptions(_Options):
-    """The length of the run and its learning-rate schedules."""
-
-    max_duration: TimeArgument | None
-    schedulers: Any
-    scale_schedule_ratio: float
-    step_schedulers_every_batch: bool | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvalOptions(_Options):
-    """The evaluation data, and when it is used."""
-
-    eval_dataloader: Any
-    eval_interval: Interval
-    eval_subset_num_batches: SupportsIndex
-
-
-@dataclass(frozen=True, kw_only=True)
-class LogOptions(_Options):
+class LogOptions:
     """Callbacks, loggers and what the console shows."""
 
     callbacks: Callback | Sequence[Callback] | None
@@ -118,13 +72,10 @@ class LogOptions(_Options):
     console_stream: Any
     console_log_interval: TimeArgument
     log_traces: bool
-    auto_log_hparams: bool
-    python_log_level: str | None
-    delivery_timeout: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoadOptions(_Options):
+class LoadOptions:
     """The checkpoint that the run starts from.
 
     Raises:
@@ -156,7 +107,7 @@ class LoadOptions(_Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SaveOptions(_Options):
+class SaveOptions:
     """The checkpoints that the run saves."""
 
     save_folder: str | os.PathLike[str] | None
@@ -179,7 +130,7 @@ class SaveOptions(_Options):
         return [name for name in _changed(self, defaults) if name not in ("save_folder", "save_metrics")]
 
 
-def _changed(options: _Options, defaults: Mapping[str, Any]) -> list[str]:
+def _changed(options: LoadOptions | SaveOptions, defaults: Mapping[str, Any]) -> list[str]:
     # Types are compared first: a `Time` in batches cannot be compared with "1ep".
     return [
         name
@@ -281,7 +232,7 @@ def _stream(name: str, value: Any) -> None:
 
 
 def _console_interval(name: str, value: Any) -> None:
-    parsed = _time(name, value)
+    parsed = to_time(name, value)
     if parsed.unit not in (TimeUnit.EPOCH, TimeUnit.BATCH) or parsed.value <= 0:
         raise ValueError(
             f"`{name}` must be a positive number of epochs or batches, got {value!r}. Use for example '1ep' or '100ba'."
@@ -292,7 +243,7 @@ def _interval(name: str, value: Any) -> None:
     if callable(value) and not isinstance(value, type):
         check_interval_function(name, value)
         return
-    parsed = _time(name, value)
+    parsed = to_time(name, value)
     if name == "eval_interval" and parsed.value < 0:
         raise ValueError(
             f"`{name}` must be positive, or 0 to never evaluate during training, got {value!r}. Use for example '1ep'."
@@ -304,10 +255,16 @@ def _interval(name: str, value: Any) -> None:
         )
 
 
-def _time(name: str, value: Any) -> Time[Any]:
+def to_time(name: str, value: Any) -> Time[Any]:
+    """Convert an argument to a `Time`.
+
+    Raises:
+        TypeError: It is not a number of epochs, a time string or a `Time`.
+        ValueError: It cannot be parsed.
+    """
     plain = plain_number(value)
     if isinstance(plain, bool) or not isinstance(plain, (int, str, Time)):
-        raise TypeError(f"`{name}` must be a time such as '1ep' or '100ba', or a number of epochs, got {value!r}.")
+        raise TypeError(f"`{name}` must be a number of epochs, a time string or a `Time`, got {value!r}.")
     return ensure_time(plain, TimeUnit.EPOCH, argument=name)
 
 
@@ -361,6 +318,7 @@ _CHECKS: dict[str, Callable[[str, Any], None]] = {
     "console_stream": _stream,
     "precision_config": _optional(_mapping),
     "compile_config": _optional(_compile_config),
+    "compile_step": _flag,
     "seed": _optional(_seed),
     "scale_schedule_ratio": _positive,
     "delivery_timeout": _positive,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -14,7 +14,15 @@ from composer.core.precision import validate_precision
 from composer.devices import Device
 from composer.utils import dist
 
-__all__ = ["ClosureGradScaler", "autocast", "device_type", "parse_precision", "resolve_precision"]
+__all__ = [
+    "ClosureGradScaler",
+    "autocast",
+    "device_type",
+    "parse_precision",
+    "resolve_precision",
+    "step_scaled",
+    "unscale",
+]
 
 
 def parse_precision(precision: str | Precision) -> Precision:
@@ -73,6 +81,30 @@ def autocast(state: State, fp8: bool = True) -> AbstractContextManager[None]:
     )
 
 
+def unscale(scaler: torch.amp.GradScaler, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Unscale the gradients of all optimizers. If one overflows all skip their step, like groups of one optimizer."""
+    for optimizer in optimizers:
+        scaler.unscale_(optimizer)
+    if len(optimizers) > 1:
+        found = [tensor for optimizer in optimizers for tensor in _overflows_of(scaler, optimizer).values()]
+        if found:
+            worst = torch.stack([tensor.to(found[0].device) for tensor in found]).max()
+            for tensor in found:
+                tensor.copy_(worst)
+
+
+def step_scaled(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
+    """Step an optimizer after `unscale`, unless the gradients overflowed or it has none, as one of several may."""
+    if _overflows_of(scaler, optimizer):
+        scaler.step(optimizer)
+
+
+def _overflows_of(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> dict[torch.device, torch.Tensor]:
+    """Return 1.0 by device where gradients of the optimizer overflowed, else 0.0."""
+    found: dict[torch.device, torch.Tensor] = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+    return found
+
+
 class ClosureGradScaler(torch.amp.GradScaler):
     """`torch.amp.GradScaler` for optimizers whose `step` calls a closure.
 
@@ -83,7 +115,12 @@ class ClosureGradScaler(torch.amp.GradScaler):
     """
 
     def step(
-        self, optimizer: torch.optim.Optimizer, *args: Any, closure: Callable[..., Any] | None = None, **kwargs: Any
+        self,
+        optimizer: torch.optim.Optimizer,
+        *args: Any,
+        closure: Callable[..., Any] | None = None,
+        others: Sequence[torch.optim.Optimizer] = (),
+        **kwargs: Any,
     ) -> Any:
         """Step the optimizer.
 
@@ -91,6 +128,7 @@ class ClosureGradScaler(torch.amp.GradScaler):
             optimizer: Calls the closure that it is given; each call is one forward and backward pass.
             *args: Passed to torch's scaler when there is no closure.
             closure: Computes the scaled gradients and returns the loss. None: the gradients are already computed.
+            others: Optimizers that step afterwards with the gradients of the last pass. They are unscaled with it.
             **kwargs: Passed to torch's scaler when there is no closure.
 
         Returns:
@@ -99,16 +137,18 @@ class ClosureGradScaler(torch.amp.GradScaler):
         if closure is None:
             return super().step(optimizer, *args, **kwargs)
         accepts_none = getattr(optimizer, "_step_supports_amp_closure", False)
+        optimizers = (optimizer, *others)
 
         def unscaled_closure(**closure_kwargs: Any) -> Any:
-            state = self._per_optimizer_states[id(optimizer)]
-            state["stage"] = OptState.READY
-            state["found_inf_per_device"] = {}
-            optimizer.zero_grad(set_to_none=True)
+            states = [self._per_optimizer_states[id(each)] for each in optimizers]
+            for each, state in zip(optimizers, states, strict=True):
+                state["stage"] = OptState.READY
+                state["found_inf_per_device"] = {}
+                each.zero_grad(set_to_none=True)
             loss = closure(**closure_kwargs)
-            if state["stage"] is OptState.READY:  # the closure may have unscaled already
-                self.unscale_(optimizer)
-            if not self._overflowed(state["found_inf_per_device"]):
+            if states[0]["stage"] is OptState.READY:  # the closure may have unscaled already
+                unscale(self, optimizers)
+            if not self._overflowed([tensor for state in states for tensor in state["found_inf_per_device"].values()]):
                 return loss
             if accepts_none:
                 return None
@@ -127,14 +167,14 @@ class ClosureGradScaler(torch.amp.GradScaler):
                     parameter.copy_(weight)
             return None
 
-    def _overflowed(self, found_inf: dict[torch.device, torch.Tensor]) -> bool:
+    def _overflowed(self, found_inf: Sequence[torch.Tensor]) -> bool:
         """Return True if a gradient of any rank overflowed; `update` then reduces the scale on all ranks."""
         # A pass without gradient synchronization may overflow on some ranks only, and all must take the same branch.
         device = torch.device("cpu") if self._scale is None else self._scale.device
-        worst = torch.stack([found.to(device) for found in found_inf.values()]).max() if found_inf else None
+        worst = torch.stack([found.to(device) for found in found_inf]).max() if found_inf else None
         worst = torch.zeros((), device=device) if worst is None else worst
         dist.all_reduce(worst, "MAX")
-        for found in found_inf.values():
+        for found in found_inf:
             found.fill_(worst)
         # The one host read that gradient scaling needs; torch's own `step` does the same.
         return bool(worst.item())

@@ -24,7 +24,6 @@ from torch.utils.data.distributed import DistributedSampler
 from composer.core import Algorithm, Precision, State
 from composer.devices import Device
 from composer.distributed._lost_ranks import LostRankDetector
-from composer.distributed._structure import check_same_structure
 from composer.distributed.ddp import (
     DDPSyncStrategy,
     exchange,
@@ -34,7 +33,7 @@ from composer.distributed.ddp import (
 )
 from composer.utils import dist
 
-__all__ = ["DataParallel", "SingleProcess", "num_data_shards", "set_epoch"]
+__all__ = ["DataParallel", "SingleProcess", "check_same_structure", "num_data_shards", "set_epoch"]
 
 T = TypeVar("T")
 
@@ -325,6 +324,23 @@ class DataParallel(SingleProcess):
         torch.distributed.all_reduce(tensor, group=self._host)
         sums: list[float] = tensor.tolist()
         return sums
+
+
+def check_same_structure(model: torch.nn.Module, rank: int, host_group: Any = None) -> None:
+    """Compare names, shapes and dtypes over ranks. A collective operation.
+
+    Raises:
+        RuntimeError: The structure of the model differs between ranks.
+    """
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    local = {name: (tuple(tensor.shape), str(tensor.dtype)) for name, tensor in tensors.items()}
+    for other_rank, other in enumerate(dist.all_gather_object(local, host_group)):
+        differing = sorted(name for name in {*local, *other} if local.get(name) != other.get(name))
+        if differing:
+            raise RuntimeError(
+                f"`model` must have the same structure on every rank, but it differs between rank {rank} and rank "
+                f"{other_rank} in {', '.join(differing[:5])}. Build it from the same arguments everywhere."
+            )
 
 
 def num_data_shards(state: State) -> int:

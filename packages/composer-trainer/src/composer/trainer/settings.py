@@ -21,20 +21,18 @@ from composer.core import (
     Timestamp,
     TimeUnit,
     ensure_data_spec,
-    ensure_time,
 )
 from composer.devices import Device
 from composer.models import ComposerModel
 from composer.optim import compile_composer_scheduler, scale_pytorch_scheduler
 from composer.trainer.microbatch import check_not_profiled, check_not_sharded
 from composer.trainer.optimizers import needs_closure, wrapped_optimizers
-from composer.trainer.options import described
+from composer.trainer.options import described, to_time
 from composer.trainer.precision import ClosureGradScaler
 from composer.trainer.ranks import SingleProcess
-from composer.trainer.resume.arguments import with_members
 from composer.utils import ensure_tuple, plain_int, plain_number
 
-__all__ = ["RunSettings", "check_subset", "data_spec_of"]
+__all__ = ["RunSettings", "check_subset", "data_spec_of", "with_members"]
 
 
 class RunSettings:
@@ -57,7 +55,7 @@ class RunSettings:
         self.train_label = "train"
         self.step_every_batch = True
         # Schedulers that need the length of the run to be built, and their ratio.
-        self._unbuilt: tuple[Sequence[Any], float] | None = None
+        self._unbuilt: tuple[_Schedulers, float] | None = None
         self.given_schedulers: Sequence[Any] = ()
 
     @property
@@ -226,9 +224,9 @@ class RunSettings:
             TypeError: An object is not a scheduler.
             ValueError: A scheduler belongs to another optimizer, or an argument has no effect without schedulers.
         """
-        if isinstance(schedulers, Mapping):
-            raise TypeError(f"`schedulers` must be a scheduler or a sequence of them, got {schedulers!r}.")
-        given = ensure_tuple(schedulers)
+        if isinstance(schedulers, Mapping) and not schedulers:
+            raise TypeError("`schedulers` must be a scheduler, several, or schedulers by optimizer, got an empty dict.")
+        given = _with_optimizers(schedulers)
         if not given:
             if ratio != 1.0:
                 raise ValueError(f"`scale_schedule_ratio` must be 1.0 without `schedulers`, got {ratio!r}.")
@@ -239,12 +237,13 @@ class RunSettings:
 
     def set_schedulers(self, schedulers: Any, ratio: float, every_batch: bool | None) -> None:
         """Set the schedulers, scaled by `ratio`; None leaves them unchanged."""
-        state, given = self.state, ensure_tuple(schedulers)
+        state, given = self.state, _with_optimizers(schedulers)
         if not given:
             return
-        torch_schedulers = any(isinstance(scheduler, LRScheduler) for scheduler in given)
+        self.given_schedulers = [scheduler for scheduler, _ in given]
+        torch_schedulers = any(isinstance(scheduler, LRScheduler) for scheduler in self.given_schedulers)
         self.step_every_batch = not torch_schedulers if every_batch is None else every_batch
-        self._unbuilt, self.given_schedulers = (given, ratio), given
+        self._unbuilt = (given, ratio)
         if state.max_duration is not None and self.train_spec is not None:
             self.compile_schedulers()
 
@@ -254,7 +253,7 @@ class RunSettings:
             given, ratio = self._unbuilt
             self._unbuilt = None
             self.state.schedulers = _build_schedulers(given, self.state, ratio)
-            self._check_lengths(scheduler for scheduler in given if isinstance(scheduler, LRScheduler))
+            self._check_lengths(scheduler for scheduler, _ in given if isinstance(scheduler, LRScheduler))
 
     def _check_lengths(self, schedulers: Iterable[LRScheduler]) -> None:
         """Warn of a torch scheduler whose length is in batches but is stepped per epoch, or the reverse."""
@@ -463,10 +462,7 @@ def _check_duration(duration: Any, argument: str) -> Time[Any]:
         ValueError: It cannot be parsed, is not positive, or is a fraction of the run.
         TypeError: It is not a number of epochs, a time string or a `Time`.
     """
-    plain = plain_number(duration)
-    if not isinstance(plain, (int, str, Time)) or isinstance(plain, bool):
-        raise TypeError(f"`{argument}` must be a number of epochs, a time string or a `Time`, got {duration!r}.")
-    parsed = ensure_time(plain, TimeUnit.EPOCH, argument=argument)
+    parsed = to_time(argument, duration)
     if parsed.unit is TimeUnit.DURATION:
         raise ValueError(
             f"`{argument}` must be in 'ep', 'ba', 'sp', 'tok' or 'sec', got {str(parsed)!r}. Use for example '10ep'."
@@ -476,11 +472,21 @@ def _check_duration(duration: Any, argument: str) -> Time[Any]:
     return parsed
 
 
-def _check_schedulers(schedulers: Sequence[Any], optimizers: Iterable[torch.optim.Optimizer]) -> None:
+_Schedulers = list[tuple[Any, torch.optim.Optimizer | None]]
+
+
+def _with_optimizers(schedulers: Any) -> _Schedulers:
+    """Return pairs of a scheduler and the optimizer that the user gives it to; None: all optimizers."""
+    if isinstance(schedulers, Mapping):
+        return [(each, optimizer) for optimizer, given in schedulers.items() for each in ensure_tuple(given)]
+    return [(scheduler, None) for scheduler in ensure_tuple(schedulers)]
+
+
+def _check_schedulers(schedulers: _Schedulers, optimizers: Iterable[torch.optim.Optimizer]) -> None:
     """Check that objects are schedulers that this run can step.
 
     Args:
-        schedulers: The user's schedulers.
+        schedulers: The user's schedulers, and the optimizers that they are given to.
         optimizers: The run's optimizers.
 
     Raises:
@@ -489,12 +495,25 @@ def _check_schedulers(schedulers: Sequence[Any], optimizers: Iterable[torch.opti
     """
     known = wrapped_optimizers(optimizers)
     groups = {id(group) for optimizer in known for group in optimizer.param_groups}
-    for scheduler in schedulers:
+    for scheduler, owner in schedulers:
         if isinstance(scheduler, type) or not (isinstance(scheduler, LRScheduler) or callable(scheduler)):
             raise TypeError(
                 f"`schedulers` must be torch schedulers or functions `f(state, ssr)`, got {described(scheduler)}."
             )
-    for scheduler in with_members(schedulers):
+        if owner is None:
+            continue
+        if not any(owner is optimizer for optimizer in known):
+            raise ValueError(
+                f"`schedulers` must have the run's optimizers as keys, got {described(owner)}. The run trains with "
+                f"{', '.join(type(optimizer).__name__ for optimizer in known) or 'none'}."
+            )
+        if isinstance(scheduler, LRScheduler) and scheduler.optimizer.param_groups is not owner.param_groups:
+            raise ValueError(
+                f"`schedulers` must give a torch scheduler to the optimizer that it was made for, but a "
+                f"{type(scheduler).__name__} of {type(scheduler.optimizer).__name__} is given to another "
+                f"{type(owner).__name__}."
+            )
+    for scheduler in with_members(scheduler for scheduler, _ in schedulers):
         if not isinstance(scheduler, LRScheduler):
             continue
         kind = type(scheduler).__name__
@@ -509,7 +528,7 @@ def _check_schedulers(schedulers: Sequence[Any], optimizers: Iterable[torch.opti
         if target is None or any(target is optimizer for optimizer in known):
             continue
         if not any(id(group) in groups for group in target.param_groups):
-            given = type(known[0]).__name__ if known else "no optimizer"
+            given = ", ".join(type(optimizer).__name__ for optimizer in known) or "no optimizer"
             raise ValueError(
                 f"`schedulers` must change the learning rate of the run's optimizer, but {kind} belongs to another "
                 f"{type(target).__name__}; the run trains with {given}. Create the scheduler for the optimizer that "
@@ -517,21 +536,29 @@ def _check_schedulers(schedulers: Sequence[Any], optimizers: Iterable[torch.opti
             )
 
 
-def _build_schedulers(schedulers: Sequence[Any], state: State, ssr: float) -> list[LRScheduler]:
+def with_members(schedulers: Iterable[Any]) -> Iterator[Any]:
+    """Iterate over schedulers and the schedulers that they consist of, as in `SequentialLR`."""
+    for scheduler in schedulers:
+        yield scheduler
+        yield from with_members(getattr(scheduler, "_schedulers", ()))
+
+
+def _build_schedulers(schedulers: _Schedulers, state: State, ssr: float) -> list[LRScheduler]:
     """Return torch schedulers: those of `composer.optim` compiled, and all scaled by the schedule ratio.
 
     Raises:
         ValueError: There is no optimizer.
     """
     built: list[LRScheduler] = []
-    for scheduler in schedulers:
+    for scheduler, owner in schedulers:
         if isinstance(scheduler, LRScheduler):
             scale_pytorch_scheduler(scheduler, ssr)
             built.append(scheduler)
-        elif state.optimizers:
-            built.append(compile_composer_scheduler(scheduler, state, ssr))
-        else:
+        elif not state.optimizers:
             raise ValueError("`schedulers` need an optimizer, but the run has none. Pass `optimizers`.")
+        else:
+            for optimizer in state.optimizers if owner is None else [owner]:
+                built.append(compile_composer_scheduler(scheduler, state, ssr, optimizer))
     return built
 
 

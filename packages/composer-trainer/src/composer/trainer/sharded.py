@@ -14,12 +14,11 @@ from torch.utils.data.distributed import DistributedSampler
 from composer.core import Algorithm, Precision, State
 from composer.devices import Device
 from composer.distributed._materialize import place_model
-from composer.distributed._structure import check_same_structure
 from composer.distributed.ddp import DDPSyncStrategy
 from composer.distributed.fsdp2 import device_of, is_unit, shard_model
 from composer.distributed.mesh import REPLICATE, SHARD, TENSOR, make_mesh
 from composer.distributed.tensor_parallel import divide_layers
-from composer.trainer.ranks import DataParallel
+from composer.trainer.ranks import DataParallel, check_same_structure
 from composer.utils.parallelism import FSDP2Config, ParallelismConfig, TPConfig
 
 

@@ -6,7 +6,7 @@ Everything here runs once per step, so it avoids work that can be done once per 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -17,7 +17,7 @@ from composer.models import ComposerModel
 from composer.trainer.metrics import TrainMetrics
 from composer.trainer.microbatch import LockStepSearch, MicrobatchSearch, tensors_in
 from composer.trainer.optimizers import needs_closure
-from composer.trainer.precision import ClosureGradScaler, autocast, device_type
+from composer.trainer.precision import ClosureGradScaler, autocast, device_type, step_scaled, unscale
 from composer.trainer.ranks import SingleProcess
 
 _log = logging.getLogger(__name__)
@@ -33,6 +33,8 @@ class BatchTrainer:
         parallel: The ranks of the run.
         metrics: Collects the outputs for the training metrics.
         count_tokens: Weigh microbatches by their loss-generating tokens instead of their samples.
+        compile_config: Arguments of `torch.compile` for the loss together with the forward pass, and for the steps of
+            the optimizers; None: only `state.model` may be compiled.
     """
 
     def __init__(
@@ -43,8 +45,14 @@ class BatchTrainer:
         parallel: SingleProcess,
         metrics: TrainMetrics,
         count_tokens: bool,
+        compile_config: dict[str, Any] | None = None,
     ) -> None:
         self.state, self.engine, self.model = state, engine, model
+        self._forward_and_loss: Callable[..., tuple[Any, Any]] | None = None
+        self._step_optimizer: Callable[[torch.optim.Optimizer], object] | None = None
+        if compile_config is not None:
+            self._forward_and_loss = torch.compile(_forward_and_loss, **compile_config)
+            self._step_optimizer = torch.compile(_step_optimizer, **compile_config)
         self.parallel, self.metrics, self.count_tokens = parallel, metrics, count_tokens
         self.losses: dict[str, torch.Tensor] = {}
         self._spec: DataSpec
@@ -52,7 +60,7 @@ class BatchTrainer:
         self._num_samples: float = 0
         self._microbatches: Sequence[Any] = ()
         self._scaling = False
-        self._needs_closure = False
+        self._runs_passes: int | None = None
         self._mean_count: float | None = None  # the batch size averaged over ranks, once exchanged
         self._warned_of_empty = False
         self._search, self._lock_step = MicrobatchSearch(state), LockStepSearch(state, parallel)
@@ -75,8 +83,9 @@ class BatchTrainer:
         self._algorithms, self._optimizers = state.algorithms, state.optimizers
         self._to_device = state.device.batch_to_device
         self._scaling = state.precision is Precision.AMP_FP16
-        self._needs_closure = any(needs_closure(optimizer) for optimizer in state.optimizers)
-        if self._needs_closure and self._scaling and not isinstance(state.scaler, ClosureGradScaler):
+        # The optimizer that runs the passes itself; the others step with the gradients of its last pass.
+        self._runs_passes = next((i for i, each in enumerate(state.optimizers) if needs_closure(each)), None)
+        if self._runs_passes is not None and self._scaling and not isinstance(state.scaler, ClosureGradScaler):
             state.scaler = ClosureGradScaler(device_type(state))
         if state.auto_microbatching:
             self._lock_step.check()
@@ -85,7 +94,7 @@ class BatchTrainer:
         self._precision_context = None if state.precision is Precision.AMP_FP8 else autocast(state)
 
     def train(self, num_samples: float) -> dict[str, torch.Tensor]:
-        """Train on `state.batch`: forward, backward and one optimizer step.
+        """Train on `state.batch`: forward, backward and one step of every optimizer.
 
         Args:
             num_samples: Samples in the batch.
@@ -99,18 +108,25 @@ class BatchTrainer:
             num_samples = self._spec.get_num_samples_in_batch(batch)
         self._num_samples, self._mean_count = num_samples, None
         self.losses = {}
-        optimizer, scaler = self._optimizers[0], state.scaler if self._scaling else None
+        scaler = state.scaler if self._scaling else None
+        others: list[torch.optim.Optimizer] = self._optimizers
         closure = self._searching_closure if state.auto_microbatching else self._closure
-        if not self._needs_closure:
+        if self._runs_passes is None:
             closure()
-            if scaler is None:
-                optimizer.step()
-            else:
-                scaler.step(optimizer)
-        elif isinstance(scaler, ClosureGradScaler):
-            scaler.step(optimizer, closure=closure)
         else:
-            optimizer.step(closure=closure)  # type: ignore[arg-type]
+            others = [*self._optimizers]
+            optimizer = others.pop(self._runs_passes)
+            if isinstance(scaler, ClosureGradScaler):
+                scaler.step(optimizer, closure=closure, others=others)
+            else:
+                optimizer.step(closure=closure)  # type: ignore[arg-type]
+        for optimizer in others:
+            if scaler is not None:
+                step_scaled(scaler, optimizer)
+            elif self._step_optimizer is not None:
+                self._step_optimizer(optimizer)
+            else:
+                optimizer.step()
         if scaler is not None:
             scaler.update()
         return self.losses
@@ -174,8 +190,7 @@ class BatchTrainer:
         """Process the gradients before the optimizer steps; return the total loss."""
         state = self.state
         if self._scaling and state.scaler is not None:
-            for optimizer in state.optimizers:
-                state.scaler.unscale_(optimizer)
+            unscale(state.scaler, state.optimizers)
         if self._dispatch.after_train_batch:
             self._dispatch.after_train_batch()
         return self._pass_losses["loss/train/total"]
@@ -197,7 +212,10 @@ class BatchTrainer:
         state, dispatch = self.state, self._dispatch
         if dispatch.before_forward:
             dispatch.before_forward()
-        if not self._autocast:
+        if self._forward_and_loss is not None and not (dispatch.after_forward or dispatch.before_loss):
+            with self._precision():
+                state.outputs, state.loss = self._forward_and_loss(state.model, self.model, state.batch)
+        elif not self._autocast:
             state.outputs = state.model(state.batch)
             if dispatch.after_forward:
                 dispatch.after_forward()
@@ -273,6 +291,17 @@ class BatchTrainer:
         if self.count_tokens:
             return self._spec.get_num_tokens_in_batch(microbatch, token_type="loss_generating")
         return self._spec.get_num_samples_in_batch(microbatch)
+
+
+def _forward_and_loss(wrapped: torch.nn.Module, model: ComposerModel, batch: Any) -> tuple[Any, Any]:
+    """Return the outputs of the model and their loss; to be compiled as one graph."""
+    outputs = wrapped(batch)
+    return outputs, model.loss(outputs, batch)
+
+
+def _step_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Step the optimizer; to be compiled."""
+    optimizer.step()
 
 
 def _zero_grad(optimizer: torch.optim.Optimizer) -> None:

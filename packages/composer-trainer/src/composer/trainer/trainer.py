@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
+import platform
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, SupportsIndex, TextIO
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TextIO
 import torch
 from tqdm import tqdm
 
+from composer.callbacks.checkpoint_saver import hold_leases
 from composer.checkpoint import IgnoreKeys, save_checkpoint
 from composer.checkpoint.names import check_path
 from composer.core import (
@@ -22,7 +24,6 @@ from composer.core import (
     Evaluator,
     Event,
     Precision,
-    State,
     Time,
     Timestamp,
 )
@@ -33,7 +34,6 @@ from composer.loggers import Logger, LoggerDestination
 from composer.loggers.file_logger import FileLogger
 from composer.models import ComposerModel
 from composer.trainer import construction
-from composer.trainer.checkpointing import build_saver, check_autoresume, hold_leases, load_run
 from composer.trainer.construction import RunsProfiler
 from composer.trainer.construction import generate_run_name as _generate_run_name
 from composer.trainer.evaluation import Evaluation, predict
@@ -41,28 +41,24 @@ from composer.trainer.loop import FitLoop
 from composer.trainer.metrics import TrainMetrics
 from composer.trainer.microbatch import adjust_device_train_microbatch_size as _adjust_device_train_microbatch_size
 from composer.trainer.microbatch import is_cuda_oom as _is_cuda_oom
-from composer.trainer.optimizers import build_optimizer, check_optimizers
 from composer.trainer.options import (
-    DataOptions,
-    EvalOptions,
     Interval,
     LoadOptions,
     LogOptions,
     RunOptions,
     SaveOptions,
-    ScheduleOptions,
     TimeArgument,
     check_arguments,
-    described,
 )
 from composer.trainer.precision import resolve_precision
 from composer.trainer.remote_files import remote_files
+from composer.trainer.resume.autoresume import load_run
 from composer.trainer.resume.loader import LoaderPosition
 from composer.trainer.resume.run import RunProgress
 from composer.trainer.settings import RunSettings, check_subset, data_spec_of
 from composer.trainer.signals import Interruption
 from composer.trainer.step import BatchTrainer
-from composer.utils import dist, ensure_tuple, extract_hparams, get_device, reproducibility
+from composer.utils import dist, extract_hparams, get_device, reproducibility
 from composer.utils.import_helpers import import_from_distribution
 from composer.utils.parallelism import ParallelismConfig
 from composer.utils.terminal import open_stream
@@ -70,7 +66,7 @@ from composer.utils.terminal import open_stream
 if TYPE_CHECKING:
     from composer.inference import ExportFormat, Transform
 
-__all__ = ["Trainer", "_adjust_device_train_microbatch_size", "_is_cuda_oom"]
+__all__ = ["Trainer", "_adjust_device_train_microbatch_size", "_generate_run_name", "_is_cuda_oom"]
 
 log = logging.getLogger(__name__)
 
@@ -134,8 +130,10 @@ class Trainer(_RejectsRemovedArguments):
             `t_max="1dur"` are then fractions of this time, so two runs are not bit-identical.
         algorithms: The methods to compose, in this order where their placements allow it.
         algorithm_passes: Passes that reorder algorithms; see `Engine`.
-        optimizers: One optimizer; None is `DecoupledSGDW(lr=0.1)`, with a warning.
-        schedulers: Learning-rate schedulers, of `composer.optim` or of torch.
+        optimizers: One optimizer, or several with different parameters, which step one after another. None is
+            `DecoupledSGDW(lr=0.1)`, with a warning.
+        schedulers: Learning-rate schedulers, of `composer.optim` or of torch. With several optimizers, a schedule of
+            `composer.optim` applies to all; `{optimizer: scheduler}` gives each its own.
         scale_schedule_ratio: A factor for `max_duration` and the schedules.
         step_schedulers_every_batch: Step schedulers after every batch, or after every epoch; None: after every batch
             unless one is torch's own.
@@ -173,6 +171,9 @@ class Trainer(_RejectsRemovedArguments):
             the microbatch size `"auto"`.
         python_log_level: Show the library's log records of at least this level (`"info"`, `"debug"`).
         compile_config: Arguments of `torch.compile`; `{}`: compile with its defaults; None: do not compile.
+        compile_step: Compile the whole step: the loss in one graph with the forward pass (and so their backward pass),
+            unless something acts between them at AFTER_FORWARD or BEFORE_LOSS, and the steps of the optimizers, unless
+            gradients are scaled (fp16) or the optimizer runs the passes itself (`SAM`).
         load_path: A checkpoint to load: a path or URI, which may contain `{run_name}` and `{rank}`.
         load_object_store: The object store, or logger that stores files, that contains `load_path`.
         load_weights_only: Load the model only, and start a new run.
@@ -269,6 +270,7 @@ class Trainer(_RejectsRemovedArguments):
         profiler: RunsProfiler | None = None,
         python_log_level: str | None = None,
         compile_config: dict[str, Any] | None = None,
+        compile_step: bool = False,
         load_path: str | os.PathLike[str] | None = None,
         load_object_store: Any = None,
         load_weights_only: bool = False,
@@ -297,36 +299,12 @@ class Trainer(_RejectsRemovedArguments):
             run_name=run_name,
             seed=seed,
             deterministic_mode=deterministic_mode,
-            device=device,
-            precision=precision,
             precision_config=precision_config,
             dist_timeout=dist_timeout,
             ddp_sync_strategy=ddp_sync_strategy,
             parallelism_config=parallelism_config,
-            compile_config=compile_config,
             algorithms=algorithms,
-            algorithm_passes=algorithm_passes,
             optimizers=optimizers,
-            profiler=profiler,
-        )
-        data = DataOptions(
-            train_dataloader=train_dataloader,
-            train_dataloader_label=train_dataloader_label,
-            train_subset_num_batches=train_subset_num_batches,
-            device_train_microbatch_size=device_train_microbatch_size,
-            accumulate_train_batch_on_tokens=accumulate_train_batch_on_tokens,
-            spin_dataloaders=spin_dataloaders,
-        )
-        schedule = ScheduleOptions(
-            max_duration=max_duration,
-            schedulers=schedulers,
-            scale_schedule_ratio=scale_schedule_ratio,
-            step_schedulers_every_batch=step_schedulers_every_batch,
-        )
-        evaluation = EvalOptions(
-            eval_dataloader=eval_dataloader,
-            eval_interval=eval_interval,
-            eval_subset_num_batches=eval_subset_num_batches,
         )
         logs = LogOptions(
             callbacks=callbacks,
@@ -336,9 +314,6 @@ class Trainer(_RejectsRemovedArguments):
             console_stream=console_stream,
             console_log_interval=console_log_interval,
             log_traces=log_traces,
-            auto_log_hparams=auto_log_hparams,
-            python_log_level=python_log_level,
-            delivery_timeout=delivery_timeout,
         )
         load = LoadOptions(
             load_path=load_path,
@@ -365,26 +340,52 @@ class Trainer(_RejectsRemovedArguments):
             save_monitor_mode=save_monitor_mode,
             save_async=save_async,
         )
+        arguments = {
+            "model": model,
+            **vars(run),
+            "train_dataloader": train_dataloader,
+            "train_dataloader_label": train_dataloader_label,
+            "train_subset_num_batches": train_subset_num_batches,
+            "device_train_microbatch_size": device_train_microbatch_size,
+            "accumulate_train_batch_on_tokens": accumulate_train_batch_on_tokens,
+            "spin_dataloaders": spin_dataloaders,
+            "max_duration": max_duration,
+            "schedulers": schedulers,
+            "scale_schedule_ratio": scale_schedule_ratio,
+            "step_schedulers_every_batch": step_schedulers_every_batch,
+            "eval_dataloader": eval_dataloader,
+            "eval_interval": eval_interval,
+            "eval_subset_num_batches": eval_subset_num_batches,
+            "device": device,
+            "precision": precision,
+            "compile_config": compile_config,
+            "compile_step": compile_step,
+            "algorithm_passes": algorithm_passes,
+            "profiler": profiler,
+            **vars(logs),
+            "auto_log_hparams": auto_log_hparams,
+            "python_log_level": python_log_level,
+            "delivery_timeout": delivery_timeout,
+            **vars(load),
+            **vars(save),
+        }
+        check_arguments(**arguments)
         defaults = Trainer.__init__.__kwdefaults__ or {}
         load.check_used(defaults)
         construction.set_python_log_level(python_log_level)
         self.auto_log_hparams, self.python_log_level = auto_log_hparams, python_log_level
         self.accumulate_train_batch_on_tokens = accumulate_train_batch_on_tokens
-        self.local_hparams: dict[str, Any] = {}
-        if auto_log_hparams:
-            groups = (run, data, schedule, evaluation, logs, load, save)
-            values = {name: value for group in groups for name, value in vars(group).items()}
-            self.local_hparams = extract_hparams({"model": model, **values})
+        self.local_hparams = extract_hparams(arguments) if auto_log_hparams else {}
         self._model, compiled = construction.check_model(model)
         run_device = get_device(device)
         run_precision = resolve_precision(precision, run_device)
         self._parallel = construction.connect_ranks(run_device, run)
-        self.state = self._build_state(run, run_device, run_precision, save_metrics)
+        self.state = construction.build_state(self._model, run, run_device, run_precision, self._parallel, save_metrics)
         construction.bind_profiler(profiler, self.state, device_train_microbatch_size)
         destinations, user_callbacks = construction.build_loggers(logs)
-        self._checkpoint_saver, user_callbacks = build_saver(save, defaults, user_callbacks)
+        self._checkpoint_saver, user_callbacks = construction.build_saver(save, defaults, user_callbacks)
         if autoresume:
-            check_autoresume(self._checkpoint_saver, run_name)
+            construction.check_autoresume(self._checkpoint_saver, run_name)
             for destination in destinations:
                 if isinstance(destination, FileLogger):
                     destination.append = True  # to the log of the previous launch
@@ -408,37 +409,12 @@ class Trainer(_RejectsRemovedArguments):
         self.state.resumption = self._progress
         self._load(load, algorithm_passes)
         self.engine.run_event(Event.AFTER_LOAD)
-        self._wrap_model({} if compiled and compile_config is None else compile_config)
+        if (compiled or compile_step) and compile_config is None:
+            compile_config = {}
+        self._compile_step_config = compile_config if compile_step else None
+        self._wrap_model(compile_config)
 
     # ---- construction, step by step ----
-
-    def _build_state(self, run: RunOptions, device: Device, precision: Precision, save_metrics: bool) -> State:
-        """Place the model and its optimizer on the device, the same on all ranks, and return the run's state."""
-        optimizer = build_optimizer(self._model, run.optimizers)
-        run_name = self._parallel.broadcast(_generate_run_name() if run.run_name is None else run.run_name)
-        seed = construction.seed_run(run.seed, run.deterministic_mode, self._parallel)
-        model = self._parallel.to_device(self._model, device)
-        self._parallel.sync_module_states(model)
-        if optimizer is not None:
-            device.optimizer_to_device(optimizer)
-        algorithms = ensure_tuple(run.algorithms)
-        for algorithm in algorithms:
-            if not isinstance(algorithm, Algorithm):
-                raise TypeError(f"`algorithms` must be `Algorithm` objects, got {described(algorithm)}.")
-        construction.check_distinct("algorithms", algorithms)
-        state = State(
-            model=model,
-            rank_zero_seed=seed,
-            run_name=run_name,
-            device=device,
-            precision=precision,
-            precision_config=run.precision_config,
-            optimizers=optimizer,
-            algorithms=algorithms,
-            save_metrics=save_metrics,
-        )
-        self._parallel.describe_sharding(state)
-        return state
 
     def _start_engine(
         self,
@@ -458,14 +434,31 @@ class Trainer(_RejectsRemovedArguments):
         # An algorithm may have replaced the model.
         self._model, _ = construction.check_model(state.model)
         self._model.logger = self.logger
-        check_optimizers(state.optimizers, self._model, changed_by="an algorithm")
-        construction.log_standard_hparams(state, self.logger, self.local_hparams)
+        construction.check_optimizers(state.optimizers, self._model, changed_by="an algorithm")
+        self._log_hparams()
         state.train_metrics = dict(copy.deepcopy(self._model.get_metrics(is_train=True)))
         self._parallel.prepare_metrics(state.train_metrics.values())
         defer = self._parallel.world_size == 1
         self._metrics = TrainMetrics(state, self._model, defer, self._parallel.reshard)
         self._evaluation = Evaluation(state, self.engine, self.logger, self._model, self._parallel)
         self._evaluation.modes.eval()  # the mode outside `fit`
+
+    def _log_hparams(self) -> None:
+        """Log the arguments if requested, and versions, nodes and devices."""
+        import composer
+
+        if self.local_hparams:
+            self.logger.log_hyperparameters(self.local_hparams)
+        local_world_size = dist.get_local_world_size()
+        self.logger.log_hyperparameters(
+            {
+                "composer_version": composer.__version__,
+                "composer_commit_hash": os.environ.get("COMPOSER_COMMIT_HASH", "None"),
+                "num_nodes": dist.get_world_size() // local_world_size,
+                f"num_{self.state.device.name}s_per_node": local_world_size,
+                "node_name": os.environ.get("NODENAME") or platform.node(),
+            }
+        )
 
     def _load(self, options: LoadOptions, passes: PassInput) -> None:
         """Shard the model among ranks and load the requested checkpoint."""
@@ -496,7 +489,7 @@ class Trainer(_RejectsRemovedArguments):
     def _wrap_model(self, compile_config: dict[str, Any] | None) -> None:
         """Wrap and compile the model, once all module surgery is done and everything is loaded."""
         if not self.state.fsdp_enabled:  # sharding replaces the parameters
-            check_optimizers(self.state.optimizers, self.state.model, changed_by="an algorithm")
+            construction.check_optimizers(self.state.optimizers, self.state.model, changed_by="an algorithm")
         self._evaluation.modes.check()
         # Surgery has drawn random numbers; training starts from the seed with any algorithms.
         reproducibility.seed_all(self.state.seed)
@@ -624,7 +617,13 @@ class Trainer(_RejectsRemovedArguments):
         state, spec = self.state, self._settings.train_spec
         assert spec is not None, "`replace_train_data` has checked it"
         batches = BatchTrainer(
-            state, self.engine, self._model, self._parallel, self._metrics, self.accumulate_train_batch_on_tokens
+            state,
+            self.engine,
+            self._model,
+            self._parallel,
+            self._metrics,
+            self.accumulate_train_batch_on_tokens,
+            self._compile_step_config,
         )
         return FitLoop(
             state,

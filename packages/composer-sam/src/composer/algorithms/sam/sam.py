@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -41,12 +41,15 @@ class SAMOptimizer(torch.optim.Optimizer):
         epsilon: Positive constant that prevents a division by zero if all gradients are zero.
         interval: Use two passes in every `interval`-th step; the other steps use one.
         sync_ascent: Synchronize the gradient of the first pass across ranks, so that all ranks move to the same point.
+        others: Optimizers of other weights that take part: the norm is that over all gradients, and all weights move to
+            w + e and back. They are stepped by the caller, afterwards, with the gradients of the second pass.
         **kwargs: Defaults of further entries of the parameter groups.
 
     Attributes:
         base_optimizer: The optimizer that updates the weights.
         interval: The argument.
         sync_ascent: The argument.
+        others: The argument, as a tuple.
         global_step: The number of steps taken.
 
     Raises:
@@ -80,11 +83,14 @@ class SAMOptimizer(torch.optim.Optimizer):
         epsilon: float = 1e-12,
         interval: int = 1,
         sync_ascent: bool = False,
+        others: Sequence[torch.optim.Optimizer] = (),
         **kwargs: Any,
     ) -> None:
         _check_arguments(rho, epsilon, interval)
-        _check_base(base_optimizer)
+        for optimizer in (base_optimizer, *others):
+            _check_base(optimizer)
         self.base_optimizer, self.interval, self._is_built = base_optimizer, interval, False
+        self.others = tuple(others)
         self.sync_ascent = sync_ascent
         groups, state = base_optimizer.param_groups, base_optimizer.state
         try:
@@ -160,7 +166,7 @@ class SAMOptimizer(torch.optim.Optimizer):
 
     def _two_passes(self, closure: Callable[..., Any]) -> tuple[Any, bool]:
         """Compute the second gradient; return the first loss and whether the second gradient is usable."""
-        random = _RandomState(p.device for group in self.param_groups for p in group["params"])
+        random = _RandomState(p.device for group in self._all_groups() for p in group["params"])
         loss = _call(closure, ddp_sync=self.sync_ascent)
         if loss is None:
             return loss, False
@@ -177,7 +183,7 @@ class SAMOptimizer(torch.optim.Optimizer):
     def _ascend(self) -> tuple[Tensors, Tensors]:
         """Move from w to w + e; return the weights and copies of their original values."""
         buckets: dict[tuple[Any, ...], tuple[Tensors, Tensors]] = {}
-        for group in self.param_groups:
+        for group in self._all_groups():
             rho, epsilon = self._setting(group, "rho"), self._setting(group, "epsilon")
             for weight in group["params"]:
                 if weight.grad is not None:
@@ -195,6 +201,9 @@ class SAMOptimizer(torch.optim.Optimizer):
             torch._foreach_add_(params, grads)
         torch.clear_autocast_cache()  # it holds casts of the weights before the change
         return weights, originals
+
+    def _all_groups(self) -> list[dict[str, Any]]:
+        return [group for optimizer in (self.base_optimizer, *self.others) for group in optimizer.param_groups]
 
     def _setting(self, group: dict[str, Any], name: str) -> Any:
         # A group that was added or loaded through the base optimizer may lack the entry.
@@ -241,6 +250,7 @@ class SAMOptimizer(torch.optim.Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         return {
             "base_optimizer": self.base_optimizer,
+            "others": self.others,
             "interval": self.interval,
             "sync_ascent": self.sync_ascent,
             "defaults": self.defaults,
@@ -251,8 +261,9 @@ class SAMOptimizer(torch.optim.Optimizer):
 class SAM(Algorithm):
     """Sharpness-aware minimization: find weights whose entire neighborhood has a low loss.
 
-    Wraps every optimizer of the run in a `SAMOptimizer`: at BEFORE_LOAD, so that a checkpoint is loaded into the
-    optimizer it was saved from, and at AFTER_LOAD those that are not wrapped yet, for loops that only run that event.
+    Wraps the optimizer of the run in a `SAMOptimizer`: at BEFORE_LOAD, so that a checkpoint is loaded into the
+    optimizer it was saved from, and at AFTER_LOAD if it is not wrapped yet, for loops that only run that event. If the
+    run has several optimizers, the first is wrapped and moves the weights of all.
 
     **Events** BEFORE_LOAD, AFTER_LOAD. In a step with two passes the events from BEFORE_TRAIN_BATCH to
     AFTER_TRAIN_BATCH occur twice. **Writes** `state.optimizers`. **Cost** a second forward and backward pass, and
@@ -293,13 +304,11 @@ class SAM(Algorithm):
         self.interval, self.sync_ascent = plain_number(interval), sync_ascent
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
-        """Wrap the optimizers that are not wrapped yet."""
-        state.optimizers = [
-            o
-            if isinstance(o, SAMOptimizer)
-            else SAMOptimizer(o, self.rho, self.epsilon, self.interval, self.sync_ascent)
-            for o in state.optimizers
-        ]
+        """Wrap the first optimizer, unless one is wrapped already."""
+        if state.optimizers and not any(isinstance(optimizer, SAMOptimizer) for optimizer in state.optimizers):
+            first, *others = state.optimizers
+            wrapped = SAMOptimizer(first, self.rho, self.epsilon, self.interval, self.sync_ascent, others)
+            state.optimizers = [wrapped, *others]
 
 
 def _check_arguments(rho: float, epsilon: float, interval: int) -> None:

@@ -73,8 +73,8 @@ class SWA(Algorithm):
     Raises:
         ValueError: Times have different or unsupported units, are not in order or not within the run, or another
             argument is out of range.
-        RuntimeError: At FIT_START, with `schedule_swa_lr`, if there are several optimizers, schedulers or learning
-            rates.
+        RuntimeError: At FIT_START, with `schedule_swa_lr`, if there are several learning rates, or several schedulers
+            of an optimizer.
 
     Example:
         >>> SWA(update_interval="100ba").match_event
@@ -159,7 +159,8 @@ class SWA(Algorithm):
             if event is self.match_event:
                 self._step(state)
             if self.swa_scheduler is not None and not self.swa_completed:
-                self.swa_scheduler.set_lr(state.optimizers[0])
+                for optimizer in state.optimizers:
+                    self.swa_scheduler.set_lr(optimizer)
 
     def _step(self, state: State) -> None:
         if self.swa_model is None:
@@ -202,7 +203,7 @@ class SWA(Algorithm):
         self.swa_model.copy_to(state.model)
         self.swa_completed = True
         if self.swa_scheduler is not None:
-            _restore_lr(state.optimizers[0], state.schedulers)
+            _restore_lr(state)
         elapsed = state.get_elapsed_duration()
         if elapsed is not None and elapsed.value >= 1:
             _log.warning(
@@ -323,12 +324,18 @@ class Annealing:
         self.start, self.swa_lr, self.step_count = state["start"], state["swa_lr"], state["step_count"]
 
 
-def _restore_lr(optimizer: torch.optim.Optimizer, schedulers: Sequence[Any]) -> None:
-    """Set the learning rates that the scheduler of the run, if there is one, computed last."""
-    for scheduler in schedulers:
+def _restore_lr(state: State) -> None:
+    """Set the learning rates that the schedulers of the run computed last."""
+    for scheduler in state.schedulers:
         get_last_lr = getattr(scheduler, "get_last_lr", None)
         if get_last_lr is not None:
-            _set_lrs(optimizer, [float(lr) for lr in get_last_lr()])
+            _set_lrs(_target_of(scheduler, state), [float(lr) for lr in get_last_lr()])
+
+
+def _target_of(scheduler: Any, state: State) -> torch.optim.Optimizer:
+    """Return the optimizer of a scheduler, which may be inside one of the run and share its groups."""
+    target: torch.optim.Optimizer = getattr(scheduler, "optimizer", state.optimizers[0])
+    return target
 
 
 def _set_lrs(optimizer: torch.optim.Optimizer, lrs: Sequence[float]) -> None:
@@ -369,27 +376,22 @@ def _parse_time(argument: str, value: Any) -> Time[Any]:
 
 def _check_learning_rate(anneal_steps: int, swa_lr: float | None) -> None:
     check_integers(anneal_steps=anneal_steps)
+    check_finite("Use 1 to jump to `swa_lr`.", anneal_steps=anneal_steps, above=0)
     if swa_lr is not None:
-        check_finite(swa_lr=swa_lr)
-    if anneal_steps <= 0:
-        raise ValueError(f"`anneal_steps` must be positive, got {anneal_steps!r}. Use 1 to jump to `swa_lr`.")
-    if swa_lr is not None and swa_lr < 0:
-        raise ValueError(f"`swa_lr` must not be negative, got {swa_lr!r}. None keeps the learning rate.")
+        check_finite("None keeps the learning rate.", swa_lr=swa_lr, least=0)
 
 
 def _check_optimizers(state: State) -> None:
-    """Raise RuntimeError unless there is a single learning rate to schedule."""
+    """Raise RuntimeError unless there is a single learning rate to schedule, and at most one scheduler of each."""
     advice = "Use `schedule_swa_lr=False`."
-    if len(state.optimizers) != 1:
+    groups = [id(_target_of(scheduler, state).param_groups) for scheduler in state.schedulers]
+    if len({*groups}) < len(groups):
         raise RuntimeError(
-            f"`SWA` can schedule the learning rate of one optimizer, got {len(state.optimizers)}. {advice}"
+            f"`SWA` can schedule the learning rate next to one scheduler per optimizer, got {len(groups)} for "
+            f"{len({*groups})}. {advice}"
         )
-    if len(state.schedulers) > 1:
-        raise RuntimeError(
-            f"`SWA` can schedule the learning rate next to one scheduler, got {len(state.schedulers)}. {advice}"
-        )
-    rates = {float(group["lr"]) for group in state.optimizers[0].param_groups}
-    if len(rates) != 1:
+    rates = {float(group["lr"]) for optimizer in state.optimizers for group in optimizer.param_groups}
+    if len(rates) > 1:
         raise RuntimeError(f"`SWA` can schedule one learning rate for all groups, got {sorted(rates)}. {advice}")
 
 

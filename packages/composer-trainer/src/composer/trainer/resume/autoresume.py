@@ -1,4 +1,4 @@
-"""Finding the checkpoint from which a relaunched run resumes."""
+"""The checkpoint that a run starts from: `load_path`, or with `autoresume` the newest one that it has saved."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from composer.callbacks.checkpoint_saver import CheckpointSaver
 from composer.checkpoint.checksum import CorruptCheckpointError
 from composer.checkpoint.durable import scratch_folder
 from composer.checkpoint.file import check_file, read_outline
-from composer.checkpoint.names import counts_of_name, was_swapped
+from composer.checkpoint.names import check_pattern, counts_of_name, was_swapped
+from composer.checkpoint.run import load_checkpoint
 from composer.checkpoint.shards import STATES, check_run, download_run, fetch_run, is_sharded_run, run_name_of
 from composer.checkpoint.storage import Storage, UnreachableError, storage_of
 from composer.core import State
-from composer.loggers import LoggerDestination
+from composer.loggers import Logger, LoggerDestination
+from composer.trainer.options import LoadOptions
 from composer.utils import (
     dist,
     format_name_with_dist,
@@ -32,19 +34,119 @@ from composer.utils import (
     partial_format,
 )
 
-__all__ = ["check_fixed_name", "find_checkpoint"]
+__all__ = ["load_run"]
 
 log = logging.getLogger(__name__)
 
 _DOWNLOADS = 3  # of a file that arrives damaged
-_PEEKS = (
-    1 << 20,
-    1 << 26,
-    1 << 62,
-)  # bytes fetched, one size after the other, to identify the run of a remote checkpoint
+# Bytes fetched, one size after the other, to identify the run of a remote checkpoint.
+_PEEKS = (1 << 20, 1 << 26, 1 << 62)
 _ARCHIVE = b"PK\x03\x04"  # how a checkpoint begins
 _NO_RUN = "is not a checkpoint that a run can resume from: it holds only weights, or another program's data"
 _FOLDERS = "ep{epoch}-ba{batch}"  # folders of shards, if the present run has no FSDP configuration
+
+
+def load_run(
+    options: LoadOptions,
+    state: State,
+    logger: Logger,
+    saver: CheckpointSaver | None,
+    passes: Any,
+    announce: Callable[[str], None],
+    shard: Callable[[], None],
+    downloads: ExitStack,
+) -> bool:
+    """Load the run's own newest checkpoint with `autoresume`, otherwise `load_path`.
+
+    Args:
+        options: The Trainer's arguments.
+        state: The run.
+        logger: The run's logger; its destinations may store files.
+        saver: The run's saver.
+        passes: The user's algorithm passes.
+        announce: Shows a message to the user.
+        shard: Shards the model, once algorithms that the checkpoint needs have changed it.
+        downloads: Removes downloaded files when it is closed.
+
+    Returns:
+        True if the run continues from a checkpoint of its own.
+    """
+    path = None if options.load_path is None else os.path.expanduser(os.fspath(options.load_path))
+    resumes, weights_only = False, options.load_weights_only
+    if options.autoresume:
+        assert saver is not None, "`check_autoresume` has checked it"
+        newest = find_checkpoint(saver, state, logger.destinations, options.load_progress_bar, downloads)
+        saver.continues = True  # files of other runs have been rejected
+        if newest is None:
+            announce(f"No checkpoint of the run {state.run_name!r} was found; it starts from the beginning.")
+        else:
+            path, resumes, weights_only = newest, True, False
+    elif saver is not None:
+        check_fixed_name(saver, state)
+    if path is None:
+        shard()
+        return False
+    if not resumes and options.load_object_store is None:
+        _check_load_path(path, state.run_name)
+    run_name = state.run_name
+    load_checkpoint(
+        path,
+        state,
+        logger,
+        object_store=None if resumes else options.load_object_store,
+        load_weights_only=weights_only,
+        strict_model_weights=options.load_strict_model_weights,
+        progress_bar=options.load_progress_bar,
+        ignore_keys=None if resumes else options.load_ignore_keys,
+        exclude_algorithms=None if resumes else options.load_exclude_algorithms,
+        algorithm_passes=passes,
+        divide=shard,
+    )
+    state.run_name, state.load_path = run_name, path
+    if resumes and saver is not None:
+        saver.resumed_at = state.timestamp.batch
+    now = state.timestamp
+    loaded = "Weights" if weights_only else f"The run, at epoch {now._epoch} and batch {now._batch},"
+    announce(f"{loaded} loaded from {path}.")
+    return resumes
+
+
+def _check_load_path(path: str, run_name: str) -> None:
+    """Check that a local path is a checkpoint.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: The path has unknown fields, or is a folder without a checkpoint.
+    """
+    if is_uri(path):
+        return
+    file = Path(partial_format(path, run_name=run_name, rank=0, local_rank=0, node_rank=0))
+    if is_sharded_run(file) or file.is_file():
+        return
+    if not file.exists():
+        check_pattern("load_path", path, times=False)
+        broken = " It is a link to a missing file." if file.is_symlink() else ""
+        raise FileNotFoundError(
+            f"`load_path` must be an existing checkpoint, got {path!r}. There is no checkpoint {str(file)!r}.{broken} "
+            f"Give the path of one, or leave it out to start a new run."
+        )
+    if not file.is_dir():  # reading a pipe would wait forever
+        raise ValueError(
+            f"`load_path` must be a checkpoint, got {path!r}, which is neither a regular file nor a folder."
+        )
+    if any(file.glob("*.distcp")):
+        return  # an incomplete checkpoint; reading it explains what is missing
+    entries = [entry for entry in file.iterdir() if not entry.name.startswith(".")]
+    checkpoints = sorted(entry.name for entry in entries if entry.is_file() or is_sharded_run(entry))
+    hint = (
+        f"Give a checkpoint in it: {', '.join(map(repr, checkpoints[:5]))}"
+        if checkpoints
+        else "It contains no checkpoint"
+    )
+    raise ValueError(
+        f"`load_path` must be a checkpoint, a file or a folder of shards with {STATES!r}, got the folder {path!r}. "
+        f"{hint}."
+    )
 
 
 def find_checkpoint(
@@ -72,20 +174,18 @@ def find_checkpoint(
         FileExistsError: The run would replace checkpoints of another run, or other files, without `save_overwrite`.
         RuntimeError: There are checkpoints, but none can be loaded; or rank 0 failed.
     """
-    newest: list[str | None] = [None]
-    problem: list[str | None] = [None]
+    outcome: list[str | None] = [None, None]  # the checkpoint, and why none could be looked for
     if dist.get_global_rank() == 0:
         try:
-            newest = [_find(saver, state, destinations, progress_bar, downloads)]
+            outcome[0] = _find(saver, state, destinations, progress_bar, downloads)
         except Exception as error:
-            problem = [f"{type(error).__name__}: {error}"]
+            outcome[1] = f"{type(error).__name__}: {error}"
             if dist.get_world_size() == 1:
                 raise
-    dist.broadcast_object_list(problem, src=0)
-    if problem[0] is not None:
-        raise RuntimeError(f"Rank 0 could not look for a checkpoint to resume from: {problem[0]}")
-    dist.broadcast_object_list(newest, src=0)
-    path = newest[0]
+    dist.broadcast_object_list(outcome, src=0)
+    path, problem = outcome
+    if problem is not None:
+        raise RuntimeError(f"Rank 0 could not look for a checkpoint to resume from: {problem}")
     exists = dist.all_gather_object(path is None or is_uri(path) or os.path.exists(path))
     if not all(exists):
         raise RuntimeError(
@@ -108,20 +208,14 @@ def _find(
     # Files that this node fetched are missing on the others, so each node fetches them itself.
     several_nodes = dist.get_local_world_size() < dist.get_world_size()
     run = state.run_name
-    found = (
-        _newest(_local_candidates(saver, state), run, tried, foreign)
-        or _newest(
-            _remote_candidates(saver, state, progress_bar, downloads),
-            run,
-            tried,
-            foreign,
-            _DOWNLOADS,
-            by_name=several_nodes,
-        )
-        or _newest(
-            _logger_candidates(saver, state, destinations, progress_bar, downloads), run, tried, in_loggers, _DOWNLOADS
-        )
-    )
+    stores: list[tuple[Iterable[Candidate], dict[str, str | None], int, bool]] = [
+        (_local_candidates(saver, state), foreign, 1, False),
+        (_remote_candidates(saver, state, progress_bar, downloads), foreign, _DOWNLOADS, several_nodes),
+        (_logger_candidates(saver, state, destinations, progress_bar, downloads), in_loggers, _DOWNLOADS, False),
+    ]
+    found = None
+    for candidates, others, attempts, by_name in stores:
+        found = found or _newest(candidates, run, tried, others, attempts, by_name)
     if found is None and tried:
         raise RuntimeError(
             f"There are checkpoints of the run {state.run_name!r}, or files under their names, but none can be loaded: "
@@ -170,10 +264,9 @@ def check_fixed_name(saver: CheckpointSaver, state: State) -> None:
         path = folder / name
         if "{" not in name and path.exists():
             identity = _identify(_file_of(path))
-            if identity is None and not _holds_model(_file_of(path)):
-                problem = [_refusal(state.run_name, str(path), None)]
-            elif identity is not None and identity[0] != state.run_name:
-                problem = [_refusal(state.run_name, str(path), identity[0])]
+            other = None if identity is None else identity[0]
+            if other != state.run_name and (identity is not None or not _holds_model(_file_of(path))):
+                problem = [_refusal(state.run_name, str(path), other)]
     dist.broadcast_object_list(problem, src=0)
     if problem[0] is not None:
         raise FileExistsError(problem[0])
@@ -192,8 +285,8 @@ def _newest(
     run_name: str,
     tried: list[str],
     foreign: dict[str, str | None],
-    attempts: int = 1,
-    by_name: bool = False,
+    attempts: int,
+    by_name: bool,
 ) -> str | None:
     """Return the first candidate of the run that is intact.
 
