@@ -1,0 +1,345 @@
+"""The optimizer whose update is an orthogonal matrix."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from composer.utils import check_finite, check_flags, check_integers
+
+__all__ = ["COEFFICIENTS", "SCALES", "MuonOptimizer", "orthogonalize_matrix"]
+
+Coefficients = Sequence[tuple[float, float, float]]
+
+COEFFICIENTS: dict[str, Coefficients] = {
+    "quintic": [(3.4445, -4.7750, 2.0315)],
+    "polar_express": [
+        (8.156555, -22.483293, 15.878770),
+        (4.042930, -2.808917, 0.500018),
+        (3.891668, -2.772484, 0.506065),
+        (3.285754, -2.368129, 0.464490),
+        (2.346541, -1.709783, 0.423236),
+    ],
+}
+"""Coefficients (a, b, c) of the polynomials by name; the last are used for all further steps."""
+
+SCALES: dict[str, Callable[[int, int], float]] = {
+    "match_rms_adamw": lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),
+    "original": lambda rows, columns: math.sqrt(max(1.0, rows / columns)),
+    "spectral": lambda rows, columns: math.sqrt(rows / columns),
+}
+"""Factors of the update of a matrix, as functions of its number of rows (outputs) and columns (inputs)."""
+
+
+@torch.no_grad()
+def orthogonalize_matrix(
+    matrix: Tensor, steps: int = 5, coefficients: str | Coefficients = "quintic", eps: float = 1e-7
+) -> Tensor:
+    """Return an approximation of the nearest semi-orthogonal matrix: U V^T of the singular value decomposition U S V^T.
+
+    The matrix is divided by its Frobenius norm, so that singular values are at most 1, and `steps` times replaced by
+
+        X = a X + (b X X^T + c (X X^T)^2) X
+
+    which moves all singular values towards 1 with matrix products only. The result has singular values of about 0.7 to
+    1.2 with "quintic", and closer to 1 with "polar_express"; those below a hundredth of the norm stay smaller.
+
+    Args:
+        matrix: Shape (..., m, n), floating; each matrix of a batch by itself.
+        steps: Number of steps, at least 1.
+        coefficients: "quintic", "polar_express", or triples (a, b, c) for each step; the last are used for all further
+            steps.
+        eps: Added to the norm.
+
+    Returns:
+        Same shape and dtype. On a GPU, matrices in float32 are computed in bfloat16.
+
+    Raises:
+        ValueError: `matrix` has fewer than two dimensions, `steps` is below 1, or `coefficients` is unknown or empty.
+
+    Example:
+        >>> singular = torch.linalg.svdvals(orthogonalize_matrix(torch.diag(torch.tensor([3.0, 2.0, 1.0]))))
+        >>> bool((singular > 0.68).all() and (singular < 1.14).all())
+        True
+
+    Source: Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024; "polar_express": Amsel et
+        al., "The Polar Express", arXiv:2505.16932, algorithm 1.
+    """
+    if matrix.dim() < 2:
+        raise ValueError(f"`matrix` must have at least two dimensions, got the shape {tuple(matrix.shape)}.")
+    check_integers("Use 5.", steps=steps, least=1)
+    polynomials = _polynomials(coefficients, steps)
+    # The singular values of the "polar_express" polynomials must stay below 1, also after rounding.
+    margin = 1.02 if coefficients == "polar_express" else 1.0
+    exact = torch.promote_types(matrix.dtype, torch.float32)
+    x = matrix.to(torch.bfloat16 if matrix.is_cuda and exact is torch.float32 else exact)
+    is_tall = x.size(-2) > x.size(-1)
+    if is_tall:
+        x = x.mT
+    x = x / (torch.linalg.matrix_norm(x, keepdim=True) * margin + eps)
+    batch, shape = x.reshape(-1, *x.shape[-2:]), x.shape
+    for a, b, c in polynomials:
+        gram = batch @ batch.mT
+        batch = torch.baddbmm(batch, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), batch, beta=a)
+    result: Tensor = batch.reshape(shape).to(matrix.dtype)
+    return result.mT if is_tall else result
+
+
+def _polynomials(coefficients: str | Coefficients, steps: int) -> Coefficients:
+    given = COEFFICIENTS.get(coefficients, ()) if isinstance(coefficients, str) else coefficients
+    if not given or any(len(each) != 3 for each in given):
+        raise ValueError(
+            f"`coefficients` must be one of {', '.join(map(repr, COEFFICIENTS))}, or triples of numbers, got "
+            f"{coefficients!r}."
+        )
+    return [given[min(i, len(given) - 1)] for i in range(steps)]
+
+
+class MuonOptimizer(torch.optim.Optimizer):
+    """Muon: momentum whose matrices are orthogonalized, for the hidden matrices of a network.
+
+    With the gradient g of a matrix w, a step is
+
+        m = m + (1 - momentum) * (g - m)
+        u = g + momentum * (m - g)                       (u = m without `nesterov`)
+        o = orthogonalize_matrix(u)
+        w = (1 - lr * weight_decay) * w - lr * scale * o
+
+    All directions of a matrix get updates of the same size, whatever the size of their gradients. The other weights of
+    a model (embeddings, head, norms, biases) need another optimizer; `build_muon` makes both.
+
+    A parameter group may have `blocks`, the sizes of matrices that are stored as one along the outputs, such as query,
+    key and value, which are orthogonalized one by one; and `transposed`, True for weights of shape (inputs, outputs).
+    Weights with more than two dimensions are convolutions: their dimensions after the first are the inputs. With
+    `groups` of more than 1, they are that many matrices.
+
+    Args:
+        params: Matrices and weights of convolutions, or dicts of parameter groups.
+        lr: Learning rate. With `scale="match_rms_adamw"`, that of AdamW.
+        weight_decay: Decoupled weight decay; each step removes `lr * weight_decay` of the weights.
+        momentum: Momentum, in [0, 1).
+        nesterov: Use Nesterov momentum.
+        scale: "match_rms_adamw": 0.2 * sqrt(max(m, n)) for an m x n matrix, so that an update is as large as one of
+            AdamW; "original": sqrt(max(1, m / n)), with learning rates such as 0.02; "spectral": sqrt(m / n).
+        steps: Steps of the orthogonalization.
+        coefficients: See `orthogonalize_matrix`.
+        cautious: Decay only the weights that the update moves towards zero.
+        normalize: Divide each row of the orthogonal matrix by the root of a running mean of its squares, and keep the
+            norm of the matrix (NorMuon).
+        beta2: Decay of that running mean, in [0, 1).
+
+    Raises:
+        ValueError: A number is out of range, `scale` or `coefficients` is unknown, a parameter has fewer than two
+            dimensions or is complex, or `blocks` do not add up.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.zeros(4, 4))
+        >>> optimizer = MuonOptimizer([weight], lr=0.1, scale="original")
+        >>> weight.grad = torch.diag(torch.tensor([1.0, 2.0, 3.0, 4.0]))
+        >>> optimizer.step()
+        >>> bool((weight.diag() < -0.068).all() and (weight.diag() > -0.114).all())
+        True
+
+    Source: Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024. "match_rms_adamw": Liu et
+        al., "Muon is Scalable for LLM Training", arXiv:2502.16982, equation 4. `cautious`: Chen et al., "Cautious
+        Weight Decay", arXiv:2510.12402, algorithm 1. `normalize`: Li et al., "NorMuon", arXiv:2510.05491, algorithm 1.
+    Differs: `normalize` keeps the norm of the orthogonal matrix, as the code of its authors does; the paper sets it to
+        0.2 * sqrt(m * n), which is almost the same for "match_rms_adamw".
+    """
+
+    single_pass: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        weight_decay: float = 0.1,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        *,
+        scale: str = "match_rms_adamw",
+        steps: int = 5,
+        coefficients: str | Coefficients = "quintic",
+        cautious: bool = False,
+        normalize: bool = False,
+        beta2: float = 0.95,
+    ) -> None:
+        check_muon_arguments(momentum, scale, steps, coefficients, beta2)
+        check_finite(lr=lr, weight_decay=weight_decay, least=0)
+        check_flags(nesterov=nesterov, cautious=cautious, normalize=normalize)
+        defaults = {
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "scale": scale,
+            "steps": steps,
+            "coefficients": coefficients,
+            "cautious": cautious,
+            "normalize": normalize,
+            "beta2": beta2,
+            "blocks": None,
+            "transposed": False,
+            "groups": 1,
+        }
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a parameter group.
+
+        Args:
+            param_group: `{"params": ...}` and the settings that differ from the arguments.
+
+        Raises:
+            ValueError: A parameter is no matrix, or `blocks` or `groups` do not divide it.
+        """
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        for parameter in group["params"]:
+            if parameter.dim() < 2 or parameter.is_complex():
+                self.param_groups.pop()
+                raise ValueError(
+                    f"`params` must be real matrices or weights of convolutions, got the shape "
+                    f"{tuple(parameter.shape)} and {parameter.dtype}. Use `build_muon`, which gives the other "
+                    f"parameters to AdamW."
+                )
+            outputs = parameter.shape[1 if group["transposed"] else 0]
+            if (group["blocks"] is not None and sum(group["blocks"]) != outputs) or outputs % group["groups"]:
+                self.param_groups.pop()
+                raise ValueError(
+                    f"`blocks` and `groups` must divide the {outputs} outputs of a parameter of shape "
+                    f"{tuple(parameter.shape)}, got {group['blocks']!r} and {group['groups']!r}."
+                )
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update every parameter that has a gradient.
+
+        Args:
+            closure: Computes the gradients and returns the loss. It is called once, with gradients enabled.
+
+        Returns:
+            The result of `closure`; None without one.
+
+        Raises:
+            RuntimeError: A gradient is sparse.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            if not params:
+                continue
+            updates = self._directions(params, group)
+            matrices = [matrix for p, u in zip(params, updates, strict=True) for matrix in _matrices(u, group)]
+            orthogonal = _orthogonalized(matrices, group["steps"], group["coefficients"])
+            for parameter, update in zip(params, updates, strict=True):
+                parts = [next(orthogonal) for _ in _matrices(update, group)]
+                self._move(parameter, parts, group)
+        return loss
+
+    def _directions(self, params: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
+        """Update the momentum; return the whole directions of the step."""
+        grads = [p.grad for p in params if p.grad is not None]
+        if any(grad.layout is not torch.strided for grad in grads):
+            raise RuntimeError("Gradients must be dense for `MuonOptimizer`, got a sparse one. Use `sparse=False`.")
+        buffers = []
+        for parameter in params:
+            state = self.state[parameter]
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+            buffers.append(state["momentum_buffer"])
+        momentum = group["momentum"]
+        torch._foreach_lerp_(buffers, grads, 1 - momentum)
+        directions = list(torch._foreach_lerp(grads, buffers, momentum)) if group["nesterov"] else buffers
+        # A sharded matrix is gathered once; every rank orthogonalizes it.
+        return [u.full_tensor() if hasattr(u, "full_tensor") else u for u in directions]
+
+    def _move(self, parameter: Tensor, parts: list[Tensor], group: dict[str, Any]) -> None:
+        """Decay a weight and subtract its orthogonal matrices."""
+        lr, decay = group["lr"], group["weight_decay"]
+        if group["normalize"]:
+            parts = self._normalized(parameter, parts, group)
+        factor = SCALES[group["scale"]]
+        parts = [part * factor(*part.shape) for part in parts]
+        update = _joined(parts, parameter, group).to(parameter.dtype)
+        if hasattr(parameter, "placements"):
+            update = _sharded_like(parameter, update)
+        if decay and group["cautious"]:
+            update = update + torch.where(update * parameter >= 0, parameter, 0.0) * decay
+        elif decay:
+            parameter.mul_(1 - lr * decay)
+        if isinstance(lr, Tensor):
+            parameter.sub_(update * lr)
+        else:
+            parameter.add_(update, alpha=-lr)
+
+    def _normalized(self, parameter: Tensor, parts: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
+        state = self.state[parameter]
+        squares = torch.cat([part.square().mean(1) for part in parts]).to(parameter.dtype)
+        if "row_squares" not in state:
+            state["row_squares"] = torch.zeros_like(squares)
+        means: Tensor = state["row_squares"].lerp_(squares, 1 - group["beta2"])
+        normalized = []
+        for part, mean in zip(parts, torch.split(means, [len(part) for part in parts]), strict=True):
+            rows = part / (mean.sqrt()[:, None] + 1e-8).to(part.dtype)
+            norms = [torch.linalg.vector_norm(each) for each in (part, rows)]
+            normalized.append(rows * (norms[0] / (norms[1] + 1e-8)))
+        return normalized
+
+
+def check_muon_arguments(
+    momentum: float, scale: str, steps: int, coefficients: str | Coefficients, beta2: float
+) -> None:
+    """Raise an error for arguments of `MuonOptimizer` that are out of range."""
+    check_finite(momentum=momentum, beta2=beta2, least=0)
+    check_integers("Use 5.", steps=steps, least=1)
+    if momentum >= 1 or beta2 >= 1:
+        raise ValueError(f"`momentum` and `beta2` must be below 1, got {momentum!r} and {beta2!r}. Use 0.95.")
+    if scale not in SCALES:
+        raise ValueError(f"`scale` must be one of {', '.join(map(repr, SCALES))}, got {scale!r}.")
+    _polynomials(coefficients, steps)
+
+
+def _matrices(weight: Tensor, group: dict[str, Any]) -> list[Tensor]:
+    """Return the matrices of a weight, shape (outputs, inputs)."""
+    matrix = weight.mT if group["transposed"] else weight.flatten(1)
+    if group["blocks"] is not None:
+        return list(torch.split(matrix, list(group["blocks"])))
+    return list(matrix.chunk(group["groups"])) if group["groups"] > 1 else [matrix]
+
+
+def _joined(parts: Iterable[Tensor], parameter: Tensor, group: dict[str, Any]) -> Tensor:
+    """Undo `_matrices`."""
+    matrix = torch.cat(list(parts))
+    return matrix.mT if group["transposed"] else matrix.reshape(parameter.shape)
+
+
+def _orthogonalized(matrices: list[Tensor], steps: int, coefficients: str | Coefficients) -> Any:
+    """Yield the orthogonalized matrices in order; those of one shape, up to transposition, are computed together."""
+    results: list[Tensor] = list(matrices)
+    by_shape: dict[Any, list[int]] = {}
+    for index, matrix in enumerate(matrices):
+        shape = tuple(sorted(matrix.shape))
+        by_shape.setdefault((shape, matrix.dtype, matrix.device), []).append(index)
+    for ((rows, _), _, _), indices in by_shape.items():
+        wide = [matrices[i] if matrices[i].shape[0] == rows else matrices[i].mT for i in indices]
+        for index, result in zip(indices, orthogonalize_matrix(torch.stack(wide), steps, coefficients), strict=True):
+            results[index] = result if matrices[index].shape[0] == rows else result.mT
+    return iter(results)
+
+
+def _sharded_like(parameter: Any, whole: Tensor) -> Tensor:
+    """Return this rank's shard of a tensor that every rank has, as a `DTensor`; nothing is communicated."""
+    from torch.distributed.tensor import DTensor, Replicate
+
+    mesh = parameter.device_mesh
+    replicated = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    return replicated.redistribute(mesh, parameter.placements)

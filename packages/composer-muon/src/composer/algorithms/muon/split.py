@@ -1,0 +1,201 @@
+"""The division of a model's parameters between Muon and another optimizer."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
+
+from composer.utils.module_surgery import find_adapter_layers
+
+__all__ = ["MuonMatrix", "MuonSplit", "split_muon_parameters"]
+
+_CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+# Names of layers that compute several matrices at once, and the number of these.
+_FUSED = {"c_attn": 3, "in_proj": 3, "in_proj_weight": 3, "qkv": 3, "qkv_proj": 3, "Wqkv": 3, "gate_up_proj": 2}
+
+
+@dataclass(frozen=True)
+class MuonMatrix:
+    """A weight for Muon, and how its matrices are stored; see `MuonOptimizer`.
+
+    Attributes:
+        parameter: The weight.
+        blocks: Outputs of each of several matrices; None: one.
+        transposed: The weight has the shape (inputs, outputs).
+        groups: Groups of a convolution.
+    """
+
+    parameter: nn.Parameter
+    blocks: tuple[int, ...] | None = None
+    transposed: bool = False
+    groups: int = 1
+
+
+@dataclass(frozen=True)
+class MuonSplit:
+    """The parameters of a model by optimizer. Prints as a table.
+
+    Attributes:
+        matrices: The weights for Muon, by name.
+        others: The trainable parameters for the other optimizer, by name.
+        reasons: Why a parameter of `others` is not for Muon, by name.
+    """
+
+    matrices: dict[str, MuonMatrix] = field(default_factory=dict)
+    others: dict[str, nn.Parameter] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        rows = [(name, "Muon", _described(matrix)) for name, matrix in self.matrices.items()]
+        rows += [(name, "other", self.reasons[name]) for name in self.others]
+        width = max((len(name) for name, _, _ in rows), default=0)
+        return "\n".join(f"{name:{width}}  {owner:5}  {text}" for name, owner, text in rows)
+
+
+def split_muon_parameters(model: nn.Module, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> MuonSplit:
+    """Divide the trainable parameters of a model between Muon and another optimizer.
+
+    Muon gets the weights of hidden linear layers and convolutions. The other optimizer gets embeddings, the first and
+    the last layer with weights, output embeddings, weights that are tied to another module, low-rank adapters,
+    depthwise convolutions, matrices with a side below 4 or more than 128 times longer than wide, and all biases, norms
+    and other parameters. Query, key and value that are one weight are divided, if its layer has one of the usual names.
+
+    Args:
+        model: The model, after all changes of its layers.
+        include: Regular expressions; parameters whose name contains one are for Muon, if they have two or more
+            dimensions.
+        exclude: Regular expressions; parameters whose name contains one are for the other optimizer.
+
+    Raises:
+        ValueError: A regular expression is invalid or matches no trainable parameter, or `include` matches a parameter
+            with fewer than two dimensions.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
+        >>> print(split_muon_parameters(model))
+        2.weight  Muon   16 x 16
+        0.weight  other  first layer
+        0.bias    other  not a matrix
+        2.bias    other  not a matrix
+        4.weight  other  last layer
+        4.bias    other  not a matrix
+    """
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    included, excluded = (
+        _matching(names, patterns, argument) for patterns, argument in ((include, "include"), (exclude, "exclude"))
+    )
+    split = MuonSplit()
+    found = {id(parameter): (matrix, reason) for parameter, matrix, reason in _layers(model)}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        matrix, reason = found.get(id(parameter), (None, "not the weight of a layer"))
+        if parameter.dim() < 2:
+            reason = "not a matrix"
+            if name in included:
+                raise ValueError(f"`include` must match matrices, but {name!r} has the shape {tuple(parameter.shape)}.")
+        elif name in included:
+            matrix, reason = matrix or MuonMatrix(parameter), ""
+        if name in excluded:
+            reason = "excluded"
+        if reason or matrix is None:
+            split.others[name], split.reasons[name] = parameter, reason
+        else:
+            split.matrices[name] = matrix
+    return split
+
+
+def _matching(names: list[str], patterns: Sequence[str], argument: str) -> set[str]:
+    if isinstance(patterns, str):
+        raise TypeError(f"`{argument}` must be a sequence of regular expressions, got the string {patterns!r}.")
+    matching: set[str] = set()
+    for pattern in patterns:
+        try:
+            found = {name for name in names if re.search(pattern, name)}
+        except re.error as error:
+            raise ValueError(f"`{argument}` must hold regular expressions, got {pattern!r}: {error}.") from None
+        if not found:
+            raise ValueError(f"`{argument}` must match trainable parameters, but none contains {pattern!r}.")
+        matching |= found
+    return matching
+
+
+def _layers(model: nn.Module) -> Iterator[tuple[nn.Parameter, MuonMatrix | None, str]]:
+    """Yield the weights of layers, how Muon updates them, and the reason if it should not."""
+    adapters = find_adapter_layers(model)
+    named = [(name, module) for name, module in model.named_modules() if _weights_of(module)]
+    ends = {id(named[0][1]): "first layer", id(named[-1][1]): "last layer"} if named else {}
+    for module in model.modules():
+        outputs = getattr(module, "get_output_embeddings", None)
+        if callable(outputs) and isinstance(head := outputs(), nn.Module):
+            ends[id(head)] = "output embeddings"
+    owners = Counter(id(parameter) for module in model.modules() for parameter in module._parameters.values())
+    for name, module in named:
+        for suffix, weight in _weights_of(module).items():
+            matrix, reason = _matrix(module, weight, name if suffix == "weight" else suffix)
+            if owners[id(weight)] > 1:
+                reason = "tied"
+            elif id(module) in ends:
+                reason = reason or ends[id(module)]
+            elif module in adapters and any(parameter.requires_grad for parameter in module.parameters()):
+                reason = reason or "low-rank adapter"
+            yield weight, matrix, reason
+
+
+def _weights_of(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the weights of a linear layer, convolution or embedding by attribute; of other modules none."""
+    if isinstance(module, nn.MultiheadAttention):
+        names: tuple[str, ...] = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
+    elif isinstance(module, (nn.Linear, nn.Embedding, nn.EmbeddingBag, *_CONVS)) or _is_conv1d(module):
+        names = ("weight",)
+    else:
+        return {}
+    if is_parametrized(module):  # the weight is computed from another one, such as a standardized weight
+        lists: Any = module.parametrizations
+        found = {name: getattr(steps, "original", None) for name, steps in lists.items()}
+    else:
+        found = dict(module._parameters)
+    return {name: weight for name in names if isinstance(weight := found.get(name), nn.Parameter)}
+
+
+def _is_conv1d(module: nn.Module) -> bool:
+    # The linear layer of transformers with a weight of shape (inputs, outputs), for GPT-2.
+    return type(module).__name__ == "Conv1D" and isinstance(getattr(module, "nf", None), int)
+
+
+def _matrix(module: nn.Module, weight: nn.Parameter, name: str) -> tuple[MuonMatrix | None, str]:
+    """Return how Muon updates the weight of a layer, and the reason if it should not."""
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+        return None, "embedding"
+    groups, transposed = getattr(module, "groups", 1), _is_conv1d(module)
+    rows, columns = weight.shape[0] // groups, weight[0].numel()
+    if transposed:
+        rows, columns = columns, rows
+    if groups > 1 and (rows == 1 or weight.shape[1] == 1):
+        return None, "depthwise"
+    parts = _FUSED.get(name.rpartition(".")[2], 1)
+    outputs = weight.shape[1] if transposed else weight.shape[0]
+    inputs = weight.shape[0] if transposed else columns
+    is_fused = parts > 1 and outputs % parts == 0 and (parts == 2 or outputs == parts * inputs)
+    blocks = (outputs // parts,) * parts if is_fused else None
+    short, long = sorted((rows if blocks is None else blocks[0], columns))
+    if short < 4:
+        return None, "a side below 4"
+    if long > 128 * short:
+        return None, "long and narrow"
+    return MuonMatrix(weight, blocks, transposed, groups), ""
+
+
+def _described(matrix: MuonMatrix) -> str:
+    shape = matrix.parameter.shape
+    rows, columns = shape[0], shape[1:].numel()
+    if matrix.transposed:
+        rows, columns = columns, rows
+    count = len(matrix.blocks) if matrix.blocks is not None else matrix.groups
+    return f"{count} of {rows // count} x {columns}" if count > 1 else f"{rows} x {columns}"

@@ -1,0 +1,199 @@
+"""`Muon` at its events, with other optimizers, and on several ranks."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from composer import functional as cf
+from composer.algorithms.muon import Muon, MuonOptimizer, build_muon
+from composer.algorithms.warnings import NoEffectWarning
+from composer.core import Engine, Event, State
+from composer.testing import run_on_ranks
+
+
+def make_model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3))
+
+
+def make_state(optimizers: Any, model: nn.Module, algorithm: Muon) -> State:
+    return State(model=model, max_duration="1ep", dataloader=[0], optimizers=optimizers, algorithms=algorithm)
+
+
+def started(optimizers: Any, model: nn.Module, algorithm: Muon) -> State:
+    state = make_state(optimizers, model, algorithm)
+    Engine(state).run_event(Event.INIT)
+    return state
+
+
+def names_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> set[str]:
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]}
+
+
+def test_hidden_matrices_leave_the_optimizer_with_its_settings() -> None:
+    model = make_model()
+    adamw = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.2)
+    algorithm = Muon(cautious=True)
+    muon, other = started(adamw, model, algorithm).optimizers
+
+    assert isinstance(muon, MuonOptimizer)
+    assert other is adamw
+    assert {"2.weight"} == names_of(model, muon)
+    assert {"0.weight", "0.bias", "2.bias", "4.weight", "4.bias"} == names_of(model, adamw)
+    assert (3e-3, 0.2, True) == tuple(muon.param_groups[0][key] for key in ("lr", "weight_decay", "cautious"))
+    assert algorithm.split is not None
+    assert "2.weight  Muon   16 x 16" in str(algorithm.split)
+
+
+def test_groups_keep_their_rates_and_arguments_win() -> None:
+    model = make_model()
+    groups = [
+        {"params": model[2].parameters(), "lr": 0.5},
+        {"params": [*model[0].parameters(), *model[4].parameters()]},
+    ]
+    (muon, _) = started(torch.optim.AdamW(groups, lr=0.1), model, Muon()).optimizers
+    assert 0.5 == muon.param_groups[0]["lr"]
+
+    model = make_model()
+    muon = started(torch.optim.AdamW(model.parameters()), model, Muon(lr=0.02, weight_decay=0.0)).optimizers[0]
+    assert (0.02, 0.0) == (muon.param_groups[0]["lr"], muon.param_groups[0]["weight_decay"])
+
+
+def test_an_optimizer_that_loses_all_parameters_is_dropped() -> None:
+    model = make_model()
+    rest = [*model[0].parameters(), model[2].bias, *model[4].parameters()]
+    optimizers = [torch.optim.SGD([model[2].weight], lr=0.1), torch.optim.Adam(rest)]
+    state = started(optimizers, model, Muon(lr=0.1))
+
+    assert [MuonOptimizer, torch.optim.Adam] == [type(optimizer) for optimizer in state.optimizers]
+
+
+def test_optimizers_of_build_muon_are_left() -> None:
+    model = make_model()
+    pair = list(build_muon(model, lr=1e-3))
+
+    assert pair == started(pair, model, Muon()).optimizers
+
+
+def test_a_model_without_hidden_matrices_gets_a_warning() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))
+    adamw = torch.optim.AdamW(model.parameters())
+
+    with pytest.warns(NoEffectWarning, match=r"the optimizers have no hidden matrix of the model(.|\n)*first layer"):
+        state = started(adamw, model, Muon())
+    assert [adamw] == state.optimizers
+
+
+def test_a_scheduler_of_the_other_parameters_alone_is_refused() -> None:
+    model = make_model()
+    adamw = torch.optim.AdamW(model.parameters())
+    state = make_state(adamw, model, Muon())
+    engine = Engine(state)
+    engine.run_event(Event.INIT)
+    state.schedulers = LambdaLR(adamw, lambda step: 1.0)
+
+    with pytest.raises(ValueError, match="must change the learning rate of `Muon` too, but they belong to AdamW"):
+        engine.run_event(Event.FIT_START)
+    state.schedulers = [LambdaLR(optimizer, lambda step: 1.0) for optimizer in state.optimizers]
+    engine.run_event(Event.FIT_START)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"lr": -1.0}, "`lr` must not be negative"),
+        ({"scale": "original"}, "`lr` must be given with `scale='original'`"),
+        ({"steps": 0}, "`steps` must be at least 1"),
+        ({"weight_decay": float("inf")}, "`weight_decay` must be finite"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Muon(**arguments)
+
+
+# ---- the builder
+
+
+def test_the_builder_decays_matrices_only() -> None:
+    model = make_model()
+    muon, adamw = cf.build_muon(model, lr=0.1, weight_decay=0.3)
+
+    assert [0.3] == [group["weight_decay"] for group in muon.param_groups]
+    assert [(0.3, {2}), (0.0, {1})] == [
+        (group["weight_decay"], {parameter.dim() for parameter in group["params"]}) for group in adamw.param_groups
+    ]
+
+
+def test_the_builder_needs_both_kinds_of_parameters() -> None:
+    with pytest.raises(ValueError, match=r"must have hidden matrices and other parameters, got\n(.|\n)*first layer"):
+        build_muon(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)))
+
+
+# ---- training
+
+
+def train(model: nn.Module, optimizers: Any, steps: int, rows: slice = slice(None)) -> float:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(64, 4, generator=generator, dtype=torch.float64)
+    y = (x.sum(1) > 0).long() + (x[:, 0] > 1).long()
+    loss = torch.zeros(())
+    for _ in range(steps):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x[rows]), y[rows])
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    return loss.item()
+
+
+def test_it_learns() -> None:
+    model = make_model().double()
+    optimizers = build_muon(model, lr=0.02, weight_decay=0.01)
+
+    assert train(model, optimizers, 60) < train(make_model().double(), [], 1) / 4
+
+
+def train_on_rank(kind: str) -> list[torch.Tensor]:
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    model: Any = make_model().double()
+    rows = slice(dist.get_rank(), None, dist.get_world_size())
+    if kind == "fsdp":
+        from torch.distributed.fsdp import fully_shard
+
+        model = fully_shard(model)
+    optimizers = build_muon(model, lr=0.01, normalize=True, cautious=True)
+    if kind == "ddp":
+        model = DistributedDataParallel(model)
+    train(model, optimizers, 5, rows)
+    return [p.full_tensor() if kind == "fsdp" else p.detach() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_two_ranks_equal_one_process(kind: str) -> None:
+    if kind == "fsdp" and not hasattr(torch.cpu.Stream, "record_event"):
+        pytest.skip("`fully_shard` of this torch needs a GPU")
+    model = make_model().double()
+    train(model, build_muon(model, lr=0.01, normalize=True, cautious=True), 5)
+
+    for result in run_on_ranks(train_on_rank, 2, kind):
+        for expected, actual in zip(model.parameters(), result, strict=True):
+            torch.testing.assert_close(actual, expected.detach(), rtol=1e-9, atol=1e-9)
+
+
+def test_a_copy_of_the_run_is_independent() -> None:
+    model = make_model()
+    state = started(torch.optim.AdamW(model.parameters()), model, Muon())
+    copied = copy.deepcopy(state.optimizers[0])
+
+    assert copied.param_groups[0]["lr"] == state.optimizers[0].param_groups[0]["lr"]

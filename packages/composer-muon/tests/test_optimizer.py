@@ -1,0 +1,281 @@
+"""`MuonOptimizer` and `orthogonalize_matrix` against singular value decompositions and plain loops."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from composer import functional as cf
+from composer.algorithms.muon import MuonOptimizer, orthogonalize_matrix
+from composer.algorithms.muon.optimizer import COEFFICIENTS, SCALES
+from composer.testing import deep_compare
+
+
+def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def polynomial_of_singular_values(matrix: torch.Tensor, name: str, steps: int, margin: float) -> torch.Tensor:
+    """U p(p(...(S / norm))) V^T."""
+    u, s, vh = torch.linalg.svd(matrix, full_matrices=False)
+    s = s / (torch.linalg.vector_norm(matrix) * margin + 1e-7)
+    for i in range(steps):
+        a, b, c = COEFFICIENTS[name][min(i, len(COEFFICIENTS[name]) - 1)]
+        s = a * s + b * s**3 + c * s**5
+    return u @ torch.diag(s) @ vh
+
+
+# ---- the function
+
+
+def test_the_lazy_name_is_the_function() -> None:
+    assert cf.orthogonalize_matrix is orthogonalize_matrix
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 7), st.sampled_from(["quintic", "polar_express"]))
+def test_it_is_a_polynomial_of_the_singular_values(rows: int, columns: int, steps: int, name: str) -> None:
+    matrix = randn(rows, columns)
+    expected = polynomial_of_singular_values(matrix, name, steps, 1.02 if name == "polar_express" else 1.0)
+
+    torch.testing.assert_close(orthogonalize_matrix(matrix, steps, name), expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(("name", "least", "most"), [("quintic", 0.68, 1.14), ("polar_express", 0.85, 1.15)])
+def test_singular_values_are_moved_towards_1(name: str, least: float, most: float) -> None:
+    u, v = (torch.linalg.qr(randn(32, 32, seed=seed)).Q for seed in (1, 2))
+    matrix = u @ torch.diag(torch.logspace(-1, 0, 32, dtype=torch.float64)) @ v
+    singular = torch.linalg.svdvals(orthogonalize_matrix(matrix, 5, name))
+
+    assert least < singular.min()
+    assert singular.max() < most
+
+
+def test_a_batch_is_orthogonalized_matrix_by_matrix() -> None:
+    batch = randn(2, 3, 6, 4)
+
+    expected = torch.stack([torch.stack([orthogonalize_matrix(each) for each in row]) for row in batch])
+    torch.testing.assert_close(orthogonalize_matrix(batch), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_dtype_stays_and_the_matrix_is_not_changed(dtype: torch.dtype) -> None:
+    matrix = randn(5, 3, dtype=dtype)
+    before = matrix.clone()
+
+    assert orthogonalize_matrix(matrix).dtype is dtype
+    assert torch.equal(before, matrix)
+
+
+def test_a_matrix_of_zeros_stays_zero() -> None:
+    assert not orthogonalize_matrix(torch.zeros(4, 3)).any()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"steps": 0}, "`steps` must be at least 1, got 0"),
+        ({"coefficients": "cubic"}, "`coefficients` must be one of 'quintic', 'polar_express', or triples"),
+        ({"coefficients": []}, "`coefficients` must be one of"),
+        ({"coefficients": [(1.0, 2.0)]}, "`coefficients` must be one of"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        orthogonalize_matrix(torch.ones(2, 2), **arguments)
+    with pytest.raises(ValueError, match=message):
+        MuonOptimizer([torch.nn.Parameter(torch.ones(2, 2))], **arguments)
+
+
+def test_a_vector_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"must have at least two dimensions, got the shape \(3,\)"):
+        orthogonalize_matrix(torch.ones(3))
+
+
+# ---- the optimizer
+
+
+def slow(weight: torch.Tensor, grads: list[torch.Tensor], **options: Any) -> torch.Tensor:
+    """The formulas of the class and of the papers, for one matrix."""
+    lr, decay, momentum = options["lr"], options["weight_decay"], 0.95
+    buffer, squares = torch.zeros_like(weight), torch.zeros(len(weight), dtype=weight.dtype)
+    for grad in grads:
+        buffer = momentum * buffer + (1 - momentum) * grad
+        direction = (1 - momentum) * grad + momentum * buffer if options["nesterov"] else buffer
+        update = polynomial_of_singular_values(direction, "quintic", 5, 1.0)
+        if options["normalize"]:
+            squares = 0.95 * squares + 0.05 * update.square().mean(1)
+            rows = update / (squares.sqrt()[:, None] + 1e-8)
+            update = rows * (update.norm() / (rows.norm() + 1e-8))
+        update = update * SCALES[options["scale"]](*update.shape)
+        mask = (update * weight >= 0).to(weight.dtype) if options["cautious"] else 1.0
+        weight = weight - lr * update - lr * decay * mask * weight
+    return weight
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (4, 6)])
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("flags", [{}, {"nesterov": False}, {"cautious": True}, {"normalize": True}])
+def test_steps_follow_the_formula(shape: tuple[int, int], scale: str, flags: dict[str, bool]) -> None:
+    weight = torch.nn.Parameter(randn(*shape))
+    options: dict[str, Any] = {"nesterov": True, "cautious": False, "normalize": False, **flags}
+    options |= {"lr": 0.1, "weight_decay": 0.5, "scale": scale}
+    grads = [randn(*shape, seed=1 + step) for step in range(4)]
+    expected = slow(weight.detach().clone(), grads, **options)
+
+    optimizer = MuonOptimizer([weight], **options)
+    for grad in grads:
+        weight.grad = grad
+        optimizer.step()
+
+    torch.testing.assert_close(weight.detach(), expected, rtol=1e-9, atol=1e-12)
+
+
+def stepped(params: list[dict[str, Any]], **options: Any) -> list[torch.Tensor]:
+    optimizer = MuonOptimizer(params, lr=0.1, **options)
+    for step in range(3):
+        for group in optimizer.param_groups:
+            for i, parameter in enumerate(group["params"]):
+                parameter.grad = randn(*parameter.shape, seed=100 * step + i, dtype=parameter.dtype)
+        optimizer.step()
+    return [p.detach() for group in optimizer.param_groups for p in group["params"]]
+
+
+def parameter(*shape: int) -> torch.nn.Parameter:
+    return torch.nn.Parameter(randn(*shape, seed=7))
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_blocks_of_a_weight_are_matrices_of_their_own(normalize: bool) -> None:
+    options: dict[str, Any] = {"normalize": normalize, "cautious": normalize}
+    whole = parameter(6, 5)
+    (fused,) = stepped([{"params": [whole], "blocks": (2, 4)}], **options)
+    grads = [randn(6, 5, seed=100 * step) for step in range(3)]
+    for rows in (slice(0, 2), slice(2, 6)):
+        alone = torch.nn.Parameter(parameter(6, 5).detach()[rows].clone())
+        optimizer = MuonOptimizer([alone], lr=0.1, **options)
+        for grad in grads:
+            alone.grad = grad[rows].clone()
+            optimizer.step()
+        torch.testing.assert_close(fused[rows], alone.detach())
+
+
+def test_a_transposed_weight_is_updated_like_the_weight() -> None:
+    (transposed,) = stepped([{"params": [torch.nn.Parameter(parameter(6, 4).detach().T.clone())], "transposed": True}])
+    optimizer = MuonOptimizer([plain := parameter(6, 4)], lr=0.1)
+    for step in range(3):
+        plain.grad = randn(4, 6, seed=100 * step).T
+        optimizer.step()
+
+    torch.testing.assert_close(transposed.T, plain.detach())
+
+
+def test_a_convolution_is_the_matrix_of_its_filters() -> None:
+    (conv,) = stepped([{"params": [parameter(4, 3, 2, 2)]}])
+    (matrix,) = stepped([{"params": [torch.nn.Parameter(parameter(4, 3, 2, 2).detach().flatten(1))]}])
+    # The gradients are the same numbers in both shapes.
+    torch.testing.assert_close(conv.flatten(1), matrix)
+
+
+def test_matrices_of_one_shape_are_computed_together_but_not_mixed() -> None:
+    together = stepped([{"params": [parameter(4, 6), parameter(6, 4), parameter(4, 6)]}])
+    for i, shape in enumerate([(4, 6), (6, 4), (4, 6)]):
+        alone = parameter(*shape)
+        optimizer = MuonOptimizer([alone], lr=0.1)
+        for step in range(3):
+            alone.grad = randn(*shape, seed=100 * step + i)
+            optimizer.step()
+        torch.testing.assert_close(together[i], alone.detach())
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_bfloat16_weights_keep_their_momentum(nesterov: bool) -> None:
+    weight = torch.nn.Parameter(randn(8, 8, dtype=torch.bfloat16))
+    optimizer = MuonOptimizer([weight], lr=0.1, nesterov=nesterov)
+    weight.grad = randn(8, 8, seed=1, dtype=torch.bfloat16)
+    optimizer.step()
+
+    torch.testing.assert_close(optimizer.state[weight]["momentum_buffer"], weight.grad * 0.05, rtol=0.02, atol=0.01)
+
+
+def test_a_tensor_learning_rate_is_not_read() -> None:
+    (expected,) = stepped([{"params": [parameter(4, 4)]}])
+    weight = parameter(4, 4)
+    optimizer = MuonOptimizer([weight], lr=torch.tensor(0.1, dtype=torch.float64))
+    for step in range(3):
+        weight.grad = randn(4, 4, seed=100 * step)
+        optimizer.step()
+
+    torch.testing.assert_close(weight.detach(), expected)
+
+
+def test_a_resumed_optimizer_continues_identically() -> None:
+    def run(steps: range, weight: torch.nn.Parameter, optimizer: MuonOptimizer) -> None:
+        for step in steps:
+            weight.grad = randn(4, 6, seed=step)
+            optimizer.step()
+
+    weight = parameter(4, 6)
+    optimizer = MuonOptimizer([weight], lr=0.1, normalize=True)
+    run(range(3), weight, optimizer)
+    saved = copy.deepcopy(optimizer.state_dict())
+    resumed = torch.nn.Parameter(weight.detach().clone())
+    other = MuonOptimizer([resumed], lr=0.5, normalize=True)
+    other.load_state_dict(saved)
+    run(range(3, 6), weight, optimizer)
+    run(range(3, 6), resumed, other)
+
+    deep_compare(weight.detach(), resumed.detach())
+
+
+def test_parameters_without_a_gradient_stay() -> None:
+    a, b = parameter(4, 4), parameter(4, 4)
+    optimizer = MuonOptimizer([a, b], lr=0.1)
+    a.grad = randn(4, 4)
+    optimizer.step()
+
+    assert torch.equal(b, parameter(4, 4))
+    assert b not in optimizer.state
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: MuonOptimizer([parameter(4)]), r"must be real matrices .*, got the shape \(4,\)"),
+        (lambda: MuonOptimizer([torch.nn.Parameter(torch.ones(2, 2).to(torch.complex64))]), "complex64"),
+        (lambda: MuonOptimizer([{"params": [parameter(4, 4)], "blocks": (1, 2)}]), "must divide the 4 outputs"),
+        (lambda: MuonOptimizer([{"params": [parameter(4, 4)], "groups": 3}]), "must divide the 4 outputs"),
+        (lambda: MuonOptimizer([parameter(4, 4)], lr=-1.0), "`lr` must not be negative"),
+        (lambda: MuonOptimizer([parameter(4, 4)], momentum=1.0), "`momentum` and `beta2` must be below 1"),
+        (lambda: MuonOptimizer([parameter(4, 4)], scale="huge"), "`scale` must be one of 'match_rms_adamw', "),
+        (lambda: MuonOptimizer([parameter(4, 4)], lr=float("nan")), "`lr` must be finite"),
+    ],
+)
+def test_wrong_groups_are_refused(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_a_sparse_gradient_is_refused() -> None:
+    weight = parameter(4, 4)
+    optimizer = MuonOptimizer([weight])
+    weight.grad = torch.sparse_coo_tensor([[0], [0]], [1.0], (4, 4), dtype=torch.float64)
+
+    with pytest.raises(RuntimeError, match="Gradients must be dense"):
+        optimizer.step()
+
+
+def test_the_update_of_a_random_gradient_is_as_large_as_that_of_adamw() -> None:
+    weight = torch.nn.Parameter(torch.zeros(256, 512))
+    optimizer = MuonOptimizer([weight], lr=1.0, weight_decay=0.0)
+    weight.grad = randn(256, 512, dtype=torch.float32)
+    optimizer.step()
+
+    # AdamW's updates have a root mean square of 0.2 to 0.4 (arXiv:2502.16982, section 2.2).
+    assert 0.15 < weight.detach().square().mean().sqrt() < 0.25
