@@ -13,9 +13,7 @@ import torch
 
 from composer.core import State
 from composer.loggers import Logger
-from composer.utils import plain_int
-
-__all__ = ["check_absent", "check_gpu", "check_max_entries", "record", "stop", "take_snapshot", "upload", "write"]
+from composer.utils import int_at_least
 
 
 def check_gpu(state: State, name: str) -> bool:
@@ -35,10 +33,7 @@ def check_max_entries(max_entries: SupportsIndex) -> int:
     Raises:
         ValueError: It is not an integer of at least 1.
     """
-    number = plain_int(max_entries)
-    if number is None or number < 1:
-        raise ValueError(f"`max_entries` must be at least 1 event, got {max_entries!r}. Use 100000.")
-    return number
+    return int_at_least("max_entries", max_entries, 1, "event", "Use 100000.")
 
 
 def check_absent(path: Path, name: str) -> None:

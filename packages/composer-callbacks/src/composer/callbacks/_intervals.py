@@ -6,8 +6,6 @@ from typing import Any, SupportsIndex
 
 from composer.core import State, Time, TimeUnit, ensure_time
 
-__all__ = ["FirstOfInterval", "in_batches_or_epochs"]
-
 
 def in_batches_or_epochs(interval: SupportsIndex | str | Time[Any], int_unit: TimeUnit = TimeUnit.BATCH) -> Time[Any]:
     """Convert an interval in batches or epochs to a `Time`.

@@ -10,8 +10,6 @@ import torch
 
 from composer.core import State
 
-__all__ = ["Comparison", "comparison", "metric_value", "warn_of_unknown_label"]
-
 Comparison = Callable[[Any, Any], Any]
 
 _BY_NAME: dict[str, Comparison] = {

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeAlias
 
-__all__ = ["Declared", "seconds_in"]
-
 Declared: TypeAlias = Mapping[str, tuple[str, str]]
 """The metrics of a callback: `{key: (unit, meaning)}`; `<...>` in a key is a placeholder."""
 

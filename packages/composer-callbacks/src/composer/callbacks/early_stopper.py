@@ -58,9 +58,7 @@ class EarlyStopper(Callback):
         min_delta: float = 0.0,
         patience: SupportsIndex | str | Time[Any] = 1,
     ) -> None:
-        check_finite(min_delta=min_delta)
-        if not min_delta >= 0:
-            raise ValueError(f"`min_delta` must not be negative, got {min_delta!r}. Choose the direction with `comp`.")
+        check_finite("Choose the direction with `comp`.", min_delta=min_delta, least=0)
         self.monitor, self.dataloader_label = monitor, dataloader_label
         self.comp = comparison(comp, monitor)
         self.min_delta = plain_number(min_delta)
@@ -94,8 +92,7 @@ class EarlyStopper(Callback):
     def eval_end(self, state: State, logger: Logger) -> None:
         self._check(state)
 
-    def epoch_end(self, state: State, logger: Logger) -> None:
-        self._check(state)
+    epoch_end = eval_end
 
     def batch_end(self, state: State, logger: Logger) -> None:
         if self.patience.unit is TimeUnit.BATCH:

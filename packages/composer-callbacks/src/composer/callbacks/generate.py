@@ -10,7 +10,7 @@ import torch
 
 from composer.core import Callback, Event, State, Time, get_precision_context
 from composer.loggers import Logger
-from composer.utils import create_interval_scheduler, dist, model_eval_mode, plain_int, unwrapped_model
+from composer.utils import create_interval_scheduler, dist, int_at_least, model_eval_mode, unwrapped_model
 
 __all__ = ["Generate"]
 
@@ -49,10 +49,9 @@ class Generate(Callback):
     ) -> None:
         if isinstance(prompts, str) or not prompts or not all(isinstance(prompt, str) for prompt in prompts):
             raise ValueError(f"`prompts` must be a list of at least one text, got {prompts!r}. Use ['Once upon a'].")
-        number = plain_int(batch_size)
-        if batch_size is not None and (number is None or number < 1):
-            raise ValueError(f"`batch_size` must be at least 1 prompt, got {batch_size!r}. Use None for all at once.")
-        self.prompts, self.batch_size, self.generate_kwargs = list(prompts), number, kwargs
+        if batch_size is not None:
+            batch_size = int_at_least("batch_size", batch_size, 1, "prompt", "Use None for all at once.")
+        self.prompts, self.batch_size, self.generate_kwargs = list(prompts), batch_size, kwargs
         self.check_interval = create_interval_scheduler(interval)
         self.last_generate_batch: Time[int] | None = None
 

@@ -9,7 +9,7 @@ import torch
 from composer.callbacks._intervals import FirstOfInterval, in_batches_or_epochs
 from composer.core import Callback, State, Time
 from composer.loggers import Logger
-from composer.utils import plain_int
+from composer.utils import int_at_least
 
 __all__ = ["ImageVisualizer"]
 
@@ -50,9 +50,7 @@ class ImageVisualizer(Callback):
     ) -> None:
         if str(mode).lower() not in _MODES:
             raise ValueError(f"`mode` must be 'input' or 'segmentation', got {mode!r}. Use 'input'.")
-        number = plain_int(num_images)
-        if number is None or number < 1:
-            raise ValueError(f"`num_images` must be at least 1, got {num_images!r}. Use 8.")
+        number = int_at_least("num_images", num_images, 1, hint="Use 8.")
         self.interval = in_batches_or_epochs(interval)
         self.mode, self.num_images, self.channels_last = mode.lower(), number, channels_last
         self.input_key, self.target_key = input_key, target_key

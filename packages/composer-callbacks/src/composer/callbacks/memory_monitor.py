@@ -11,7 +11,7 @@ from composer.callbacks._cuda_memory import check_gpu
 from composer.callbacks._units import Declared
 from composer.core import Callback, State
 from composer.loggers import DeferredValue, Logger
-from composer.utils import dist, plain_int
+from composer.utils import dist, int_at_least
 
 __all__ = ["MemoryMonitor"]
 
@@ -62,13 +62,10 @@ class MemoryMonitor(Callback):
         self, memory_keys: Mapping[str, str] | None = None, dist_aggregate_batch_interval: SupportsIndex | None = None
     ) -> None:
         interval = dist_aggregate_batch_interval
-        number = plain_int(interval)
-        if interval is not None and (number is None or number < 1):
-            raise ValueError(
-                f"`dist_aggregate_batch_interval` must be at least 1 batch, got {interval!r}. Use None for never."
-            )
+        if interval is not None:
+            interval = int_at_least("dist_aggregate_batch_interval", interval, 1, "batch", "Use None for never.")
         self.memory_keys = None if memory_keys is None else dict(memory_keys)
-        self.dist_aggregate_batch_interval = number
+        self.dist_aggregate_batch_interval = interval
 
     def init(self, state: State, logger: Logger) -> None:
         check_gpu(state, "MemoryMonitor")

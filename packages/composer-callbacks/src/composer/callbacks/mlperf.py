@@ -106,7 +106,9 @@ class MLPerfCallback(Callback):
         check_finite(target=target)
         if host_processors_per_node is not None:
             check_finite(host_processors_per_node=host_processors_per_node)
-        number = _number_of_run(index)
+        number = plain_int(index)
+        if number is None or number < 0:
+            raise ValueError(f"`index` must be the number of the run, from 0, got {index!r}.")
         _check_arguments(benchmark, division, status, submitter, system_name)
         try:
             self._mllog: Any = import_module("mlperf_logging.mllog.mllog")
@@ -255,13 +257,6 @@ class MLPerfCallback(Callback):
     def _event(self, key: str, value: Any = None, kind: str = "event", metadata: dict[str, Any] | None = None) -> None:
         if self._writer is not None:
             getattr(self._writer, kind)(key=key, value=value, metadata=metadata)
-
-
-def _number_of_run(index: SupportsIndex) -> int:
-    number = plain_int(index)
-    if number is None or number < 0:
-        raise ValueError(f"`index` must be the number of the run, from 0, got {index!r}.")
-    return number
 
 
 def _check_arguments(benchmark: str, division: str, status: str, submitter: str, system_name: str | None) -> None:

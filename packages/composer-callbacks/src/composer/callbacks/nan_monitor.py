@@ -69,11 +69,7 @@ class NaNMonitor(Callback):
     def eval_start(self, state: State, logger: Logger) -> None:
         self._check(wait=True)
 
-    def epoch_end(self, state: State, logger: Logger) -> None:
-        self._check(wait=True)
-
-    def fit_end(self, state: State, logger: Logger) -> None:
-        self._check(wait=True)
+    epoch_end = fit_end = eval_start
 
     def state_dict(self) -> dict[str, Any]:
         """Return an empty dict, after checking pending losses so that no checkpoint is written after a NaN.

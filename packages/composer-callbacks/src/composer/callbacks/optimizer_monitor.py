@@ -10,7 +10,7 @@ import torch
 from composer.callbacks._units import Declared
 from composer.core import Callback, State
 from composer.loggers import DeferredValue, Logger
-from composer.utils import dist, local_part, plain_int, unwrapped_model
+from composer.utils import dist, int_at_least, local_part, unwrapped_model
 
 __all__ = ["OptimizerMonitor"]
 
@@ -63,9 +63,7 @@ class OptimizerMonitor(Callback):
     }
 
     def __init__(self, log_optimizer_metrics: bool = True, batch_log_interval: SupportsIndex = 10) -> None:
-        number = plain_int(batch_log_interval)
-        if number is None or number < 1:
-            raise ValueError(f"`batch_log_interval` must be at least 1 batch, got {batch_log_interval!r}. Use 10.")
+        number = int_at_least("batch_log_interval", batch_log_interval, 1, "batch", "Use 10.")
         self.log_optimizer_metrics = log_optimizer_metrics
         self.batch_log_interval = number
 

@@ -12,7 +12,7 @@ import torch
 from composer.callbacks._units import Declared, seconds_in
 from composer.core import Callback, Precision, State
 from composer.loggers import DeferredValue, Logger
-from composer.utils import check_finite, dist, plain_int, unwrapped_model
+from composer.utils import check_finite, dist, int_at_least, unwrapped_model
 
 __all__ = ["GPU_AVAILABLE_FLOPS", "SpeedMonitor"]
 
@@ -97,15 +97,9 @@ class SpeedMonitor(Callback):
     def __init__(
         self, window_size: SupportsIndex = 100, gpu_flops_available: float | None = None, time_unit: str = "hours"
     ) -> None:
-        number = plain_int(window_size)
-        if number is None or number < 1:
-            raise ValueError(f"`window_size` must be at least 1 batch, got {window_size!r}. Use 100.")
+        number = int_at_least("window_size", window_size, 1, "batch", "Use 100.")
         if gpu_flops_available is not None:
-            check_finite(gpu_flops_available=gpu_flops_available)
-        if gpu_flops_available is not None and not gpu_flops_available > 0:
-            raise ValueError(
-                f"`gpu_flops_available` must be positive, got {gpu_flops_available!r}. Leave it out to look it up."
-            )
+            check_finite("Leave it out to look it up.", gpu_flops_available=gpu_flops_available, above=0)
         self.window_size = number
         self.gpu_flops_available: float | None = gpu_flops_available
         self._given_flops = gpu_flops_available

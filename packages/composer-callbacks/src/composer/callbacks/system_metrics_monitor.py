@@ -83,8 +83,7 @@ class SystemMetricsMonitor(Callback):
     def eval_batch_start(self, state: State, logger: Logger) -> None:
         self._log(logger)
 
-    def predict_batch_start(self, state: State, logger: Logger) -> None:
-        self._log(logger)
+    predict_batch_start = eval_batch_start
 
     def eval_end(self, state: State, logger: Logger) -> None:
         self._gather(state, logger)
@@ -92,8 +91,7 @@ class SystemMetricsMonitor(Callback):
     def fit_end(self, state: State, logger: Logger) -> None:
         self._log_pending(logger)
 
-    def eval_standalone_end(self, state: State, logger: Logger) -> None:
-        self._log_pending(logger)
+    eval_standalone_end = fit_end
 
     def predict_end(self, state: State, logger: Logger) -> None:
         self._gather(state, logger)

@@ -59,8 +59,7 @@ class ThresholdStopper(Callback):
     def eval_end(self, state: State, logger: Logger) -> None:
         self._check(state)
 
-    def epoch_end(self, state: State, logger: Logger) -> None:
-        self._check(state)
+    epoch_end = eval_end
 
     def batch_end(self, state: State, logger: Logger) -> None:
         if self.stop_on_batch:

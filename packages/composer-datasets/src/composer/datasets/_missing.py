@@ -7,8 +7,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-__all__ = ["missing_files", "require"]
-
 
 def missing_files(name: str, looked_for: Sequence[Path | str], command: str) -> FileNotFoundError:
     """Return the error for a data set whose files do not exist.

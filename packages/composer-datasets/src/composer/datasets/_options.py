@@ -13,8 +13,6 @@ from composer.datasets.device_loader import AnyDevice, DeviceLoader, DeviceTrans
 from composer.datasets.loader import ResumableDataLoader
 from composer.utils import dist
 
-__all__ = ["Options", "batch_size_per_rank"]
-
 
 def batch_size_per_rank(global_batch_size: int) -> int:
     """Return the batch size of each rank.

@@ -20,8 +20,6 @@ from composer.datasets.synthetic import synthetic_images
 from composer.datasets.utils import NormalizationFn, pil_image_collate
 from composer.utils import dist
 
-__all__ = ["LabelledImages", "SmallImageSet", "find_files"]
-
 
 def find_files(
     name: str, torchvision_name: str, datadir: Path | str, layout: str, names: Sequence[str], *, gzipped: bool = False

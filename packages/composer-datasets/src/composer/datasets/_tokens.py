@@ -14,8 +14,6 @@ import numpy as np
 
 from composer.utils import dist
 
-__all__ = ["TextTokenizer", "encode", "vocab_size_of"]
-
 _DOCUMENTS_PER_CALL = 256
 
 

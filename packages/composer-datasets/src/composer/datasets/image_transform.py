@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from composer.datasets.utils import NormalizationFn
+from composer.utils import check_finite
 
 __all__ = ["ImageTransform", "crop_and_flip", "cut_out"]
 
@@ -121,9 +122,7 @@ class ImageTransform:
         memory_format: torch.memory_format = torch.contiguous_format,
         ignore_index: int = -100,
     ) -> None:
-        for name, value in (("padding", padding), ("cutout", cutout)):
-            if value < 0:
-                raise ValueError(f"`{name}` must not be negative, got {value!r}. Use 0 to switch it off.")
+        check_finite("Use 0 to switch it off.", padding=padding, cutout=cutout, least=0)
         if padding_mode not in _MODES:
             raise ValueError(f"`padding_mode` must be one of {', '.join(_MODES)}, got {padding_mode!r}.")
         if (mean is None) != (std is None):

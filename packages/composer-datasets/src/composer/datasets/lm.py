@@ -18,6 +18,7 @@ from composer.datasets._tokens import TextTokenizer
 from composer.datasets.device_loader import AnyDevice
 from composer.datasets.masking import TokenTransform
 from composer.datasets.synthetic import synthetic_text
+from composer.utils import check_finite
 
 __all__ = ["PackedTokens", "build_synthetic_text_dataloader", "build_text_dataloader"]
 
@@ -47,8 +48,7 @@ class PackedTokens(Dataset[Tensor]):
     """
 
     def __init__(self, tokens: np.ndarray, max_seq_len: int, part: tuple[float, float] = (0.0, 1.0)) -> None:
-        if max_seq_len < 1:
-            raise ValueError(f"`max_seq_len` must be positive, got {max_seq_len!r}.")
+        check_finite(max_seq_len=max_seq_len, above=0)
         if not 0 <= part[0] < part[1] <= 1:
             raise ValueError(f"`part` must be a range within 0.0 and 1.0, got {part!r}.")
         first, last = (round(fraction * len(tokens)) for fraction in part)

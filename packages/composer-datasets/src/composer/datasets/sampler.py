@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data.distributed import DistributedSampler
 
-from composer.utils import dist
+from composer.utils import check_finite, dist
 
 __all__ = ["ShardSampler", "derived_seed"]
 
@@ -62,8 +62,7 @@ class ShardSampler(DistributedSampler[Any]):
     ) -> None:
         if num_samples < 1:
             raise ValueError(f"A data set must have at least one sample, got {num_samples!r}.")
-        if seed < 0:
-            raise ValueError(f"`seed` must not be negative, got {seed!r}.")
+        check_finite(seed=seed, least=0)
         super().__init__(
             range(num_samples),  # type: ignore[arg-type]  # only its length is used
             num_replicas=dist.get_world_size() if world_size is None else world_size,
@@ -138,8 +137,7 @@ class ShardSampler(DistributedSampler[Any]):
         Raises:
             ValueError: It is below 1, or above this rank's share while `drop_last` is set.
         """
-        if batch_size < 1:
-            raise ValueError(f"`batch_size` must be at least 1, got {batch_size!r}.")
+        check_finite(batch_size=batch_size, least=1)
         if self.drop_last and batch_size > self.num_samples:
             raise ValueError(
                 f"`batch_size` must be at most {self.num_samples}, the samples of each rank ({self.whole} over "

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from composer.datasets.sampler import derived_seed
+from composer.utils import check_finite
 
 __all__ = [
     "SyntheticImageDataset",
@@ -49,7 +50,7 @@ def synthetic_images(
         >>> images.shape, images.dtype, labels
         (torch.Size([4, 3, 8, 8]), torch.uint8, tensor([0, 1, 2, 0]))
     """
-    _check(num_samples=num_samples, num_classes=num_classes, size=min(shape))
+    check_finite(num_samples=num_samples, num_classes=num_classes, size=min(shape), above=0)
     patterns = torch.randint(64, 192, (num_classes, *shape), generator=_generator(seed, _PATTERN), dtype=torch.uint8)
     labels = torch.arange(num_samples) % num_classes
     noise = torch.randint(
@@ -73,7 +74,7 @@ def synthetic_text(num_tokens: int, vocab_size: int, *, is_train: bool = True, s
     Raises:
         ValueError: `num_tokens` or `vocab_size` is not positive.
     """
-    _check(num_tokens=num_tokens, vocab_size=vocab_size)
+    check_finite(num_tokens=num_tokens, vocab_size=vocab_size, above=0)
     generator = _generator(seed, _NOISE, int(is_train))
     jumps = torch.randint(vocab_size, (num_tokens,), generator=generator)
     steps = torch.where(torch.rand(num_tokens, generator=generator) < 0.9, 1, jumps)
@@ -169,7 +170,7 @@ class SyntheticSegmentationDataset(Dataset[tuple[Any, Any]]):
     ) -> None:
         self._size, self.transforms, self._as_pil = size, transforms, as_pil
         unique, (channels, height, width) = _num_unique(size, num_unique), shape
-        _check(num_classes=num_classes, size=min(shape))
+        check_finite(num_classes=num_classes, size=min(shape), above=0)
         colours = torch.randint(64, 192, (num_classes, channels), generator=_generator(seed, _PATTERN))
         generator = _generator(seed, _NOISE, int(is_train))
         self._masks = torch.zeros(unique, height, width, dtype=torch.uint8)
@@ -226,7 +227,7 @@ class SyntheticVolumeDataset(Dataset[tuple[Tensor, Tensor]]):
     ) -> None:
         self._size = size
         unique = _num_unique(size, num_unique, most=8)
-        _check(num_classes=num_classes, size=min(shape))
+        check_finite(num_classes=num_classes, size=min(shape), above=0)
         generator = _generator(seed, _NOISE, int(is_train))
         grid = torch.stack(torch.meshgrid(*(torch.linspace(-1, 1, n) for n in shape[1:]), indexing="ij"))
         centres = torch.rand(unique, 3, 1, 1, 1, generator=generator) - 0.5
@@ -268,7 +269,7 @@ class SyntheticTextDataset(Dataset[Tensor]):
     def __init__(
         self, size: int, max_seq_len: int = 128, vocab_size: int = 64, *, is_train: bool = True, seed: int = 0
     ) -> None:
-        _check(size=size, max_seq_len=max_seq_len)
+        check_finite(size=size, max_seq_len=max_seq_len, above=0)
         self.max_seq_len = max_seq_len
         self.tokens = synthetic_text(size * max_seq_len, vocab_size, is_train=is_train, seed=seed).view(size, -1)
 
@@ -284,17 +285,11 @@ def _generator(*parts: int) -> torch.Generator:
 
 
 def _num_unique(size: int, num_unique: int | None, most: int = 1000) -> int:
-    _check(size=size)
+    check_finite(size=size, above=0)
     if num_unique is None:
         return min(size, most)
-    _check(num_unique=num_unique)
+    check_finite(num_unique=num_unique, above=0)
     return min(size, num_unique)
-
-
-def _check(**numbers: int) -> None:
-    for name, number in numbers.items():
-        if number < 1:
-            raise ValueError(f"`{name}` must be positive, got {number!r}.")
 
 
 def _check_index(index: int, size: int) -> None:

@@ -20,8 +20,6 @@ from composer.cli._output import Outputs, print_message
 from composer.cli._plan import Plan
 from composer.cli._signals import Signals
 
-__all__ = ["ExitedRank", "Job", "describe", "exit_status", "root_cause"]
-
 _POLL_SECONDS = 0.1
 _CAUSE_SECONDS = 1.5  # how long to wait for the failure that caused the first one
 _GRACE_SECONDS = 3.0  # short: a rank that lost another one cannot finish its batch

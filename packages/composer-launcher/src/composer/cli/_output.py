@@ -17,8 +17,6 @@ import time
 
 from composer.cli._plan import Plan
 
-__all__ = ["Outputs", "print_message"]
-
 _TAIL_BYTES = 64 * 1024
 _TAIL_LINES = 20
 _POLL_SECONDS = 0.1

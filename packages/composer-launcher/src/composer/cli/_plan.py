@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 
-__all__ = ["Plan", "parse_plan"]
-
 _LOOPBACK = "127.0.0.1"
 _PLACEHOLDERS = ("rank", "local_rank", "world_size", "node_rank", "local_world_size")
 

@@ -8,8 +8,6 @@ from collections import deque
 from types import FrameType, TracebackType
 from typing import Any
 
-__all__ = ["Signals"]
-
 # The signal that the ranks get. SIGHUP, when a terminal is closed, means: save and exit.
 _FORWARDED = {"SIGTERM": signal.SIGTERM, "SIGINT": signal.SIGINT, "SIGHUP": signal.SIGTERM}
 _TORCH_HANDLED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")  # torch installs handlers for these in `start_processes`

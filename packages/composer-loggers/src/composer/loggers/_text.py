@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["config_block", "table_json", "to_yaml"]
-
 _STARS = "*" * 30
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./+-]*(?: [A-Za-z0-9_./+-]+)*")
 _RESERVED = frozenset("true false null yes no on off y n".split())

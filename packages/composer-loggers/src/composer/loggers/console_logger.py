@@ -101,8 +101,7 @@ class ConsoleLogger(LoggerDestination):
     def fit_start(self, state: State, logger: Logger) -> None:
         self._print_config()
 
-    def predict_start(self, state: State, logger: Logger) -> None:
-        self._print_config()
+    predict_start = fit_start
 
     def batch_end(self, state: State, logger: Logger) -> None:
         batch = state.timestamp._batch

@@ -17,7 +17,7 @@ import torch
 
 from composer.loggers import DeferredValue, LoggerDestination, format_log_data_value
 from composer.loggers._text import table_json
-from composer.utils import format_name_with_dist
+from composer.utils import check_finite, format_name_with_dist
 
 if TYPE_CHECKING:
     from composer.core import State
@@ -108,8 +108,7 @@ class FileLogger(LoggerDestination):
     ) -> None:
         if buffer_size == 0:
             raise ValueError("`buffer_size` must not be 0, which text files do not support. Use 1 for line by line.")
-        if flush_interval < 1:
-            raise ValueError(f"`flush_interval` must be at least 1, got {flush_interval!r}.")
+        check_finite(flush_interval=flush_interval, least=1)
         if overwrite and append:
             raise ValueError("`overwrite` and `append` exclude each other: replace an existing file, or append to it.")
         filename = os.path.expanduser(filename)
@@ -239,15 +238,11 @@ class FileLogger(LoggerDestination):
     def epoch_start(self, state: State, logger: Logger) -> None:
         self._flush(logger)
 
+    eval_start = fit_end = epoch_start
+
     def epoch_end(self, state: State, logger: Logger) -> None:
         if state.timestamp.epoch.value % self.flush_interval == 0:
             self._flush(logger)
-
-    def eval_start(self, state: State, logger: Logger) -> None:
-        self._flush(logger)
-
-    def fit_end(self, state: State, logger: Logger) -> None:
-        self._flush(logger)
 
     def close(self, state: State, logger: Logger) -> None:
         self._stop_capture()

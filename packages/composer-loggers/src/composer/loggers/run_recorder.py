@@ -24,7 +24,7 @@ import torch
 from composer.core import Callback, Plan, State
 from composer.loggers import LoggerDestination, format_log_data_value
 from composer.loggers.spi import Logged, Sender, check_delivery_options, hold_metrics, report_failure
-from composer.utils import dist, format_name_with_dist, is_uri
+from composer.utils import check_finite, dist, format_name_with_dist, is_uri
 
 if TYPE_CHECKING:
     from composer.loggers import Logger
@@ -108,8 +108,7 @@ class RunRecorder(LoggerDestination):
         on_error: str = "warn",
         timeout: float = 60.0,
     ) -> None:
-        if timeout <= 0:
-            raise ValueError(f"`timeout` must be positive, got {timeout!r}.")
+        check_finite(timeout=timeout, above=0)
         check_delivery_options(on_error)
         self.folder = os.path.expanduser(os.fspath(folder))
         self.group = group
@@ -265,8 +264,7 @@ class RunRecorder(LoggerDestination):
     def epoch_start(self, state: State, logger: Logger) -> None:
         self._put_epoch(state)
 
-    def epoch_end(self, state: State, logger: Logger) -> None:
-        self._put_epoch(state)
+    epoch_end = epoch_start
 
     def _put_epoch(self, state: State) -> None:
         now = state.timestamp
@@ -280,11 +278,7 @@ class RunRecorder(LoggerDestination):
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
         self._note_checkpoints()
 
-    def epoch_checkpoint(self, state: State, logger: Logger) -> None:
-        self._note_checkpoints()
-
-    def iteration_checkpoint(self, state: State, logger: Logger) -> None:
-        self._note_checkpoints()
+    epoch_checkpoint = iteration_checkpoint = batch_checkpoint
 
     def eval_start(self, state: State, logger: Logger) -> None:
         self._evaluation_began = time.perf_counter()

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["check_class_scores", "confusion_matrix", "full_precision", "logits_of"]
-
 
 def check_class_scores(scores: Tensor, targets: Tensor, *, dim: int, num_classes: int | None = None) -> None:
     """Check that `targets` holds one class index for every set of class scores.

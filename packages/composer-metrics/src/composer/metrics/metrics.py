@@ -11,6 +11,7 @@ from torchmetrics import Metric
 
 from composer.loss import soft_cross_entropy
 from composer.metrics._functional import check_class_scores, confusion_matrix, full_precision
+from composer.utils import check_finite
 
 __all__ = ["CrossEntropy", "Dice", "LossMetric", "MIoU"]
 
@@ -146,7 +147,7 @@ class MIoU(Metric):
 
     def __init__(self, num_classes: int, ignore_index: int = -1) -> None:
         super().__init__()
-        _check_num_classes(num_classes)
+        check_finite(num_classes=num_classes, least=1)
         self.num_classes = num_classes
         self.ignore_index = ignore_index
         zeros = torch.zeros(num_classes, dtype=torch.float64)
@@ -207,7 +208,7 @@ class Dice(Metric):
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
-        _check_num_classes(num_classes)
+        check_finite(num_classes=num_classes, least=1)
         self.num_classes = num_classes
         zeros = torch.zeros(num_classes + 1, dtype=torch.int64)
         self.add_state("intersection", default=zeros, dist_reduce_fx="sum")
@@ -237,8 +238,3 @@ class Dice(Metric):
     def compute(self) -> Tensor:
         dice = 2 * self.intersection[1:].double() / self.area[1:]
         return torch.round(100 * dice.nanmean(), decimals=2)
-
-
-def _check_num_classes(num_classes: int) -> None:
-    if num_classes < 1:
-        raise ValueError(f"`num_classes` must be at least 1, got {num_classes!r}.")

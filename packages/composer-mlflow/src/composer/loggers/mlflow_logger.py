@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import posixpath
 import re
@@ -34,7 +33,7 @@ from composer.loggers.spi import (
     report_failure,
     table_cell,
 )
-from composer.utils import dist
+from composer.utils import check_finite, dist
 from composer.utils.retrying import DeliveryDeadline
 
 if TYPE_CHECKING:
@@ -120,13 +119,12 @@ class MLFlowLogger(LoggerDestination):
     ) -> None:
         check_delivery_options(on_error, delivery_timeout)
         interval = max(flush_interval, logging_buffer_seconds or 0.0)
-        for argument, value in (
-            ("flush_interval", flush_interval),
-            ("logging_buffer_seconds", logging_buffer_seconds or interval),
-            ("log_duplicated_metric_every_n_steps", log_duplicated_metric_every_n_steps),
-        ):
-            if not 0 < value < math.inf:
-                raise ValueError(f"`{argument}` must be positive, got {value!r}.")
+        check_finite(
+            flush_interval=flush_interval,
+            logging_buffer_seconds=logging_buffer_seconds or interval,
+            log_duplicated_metric_every_n_steps=log_duplicated_metric_every_n_steps,
+            above=0,
+        )
         _check_registry(model_registry_uri, model_registry_prefix)
         self.experiment_name, self.run_name = experiment_name, run_name
         self.tags = dict(tags or {})

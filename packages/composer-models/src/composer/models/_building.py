@@ -10,21 +10,7 @@ from torchvision.models import WeightsEnum, get_model_weights
 
 from composer.models.initializers import Initializer
 
-__all__ = ["Initializers", "as_initializers", "check_count", "check_rate", "initialize", "load_all_but", "pretrained"]
-
 Initializers = Sequence[Initializer | str] | Initializer | str | None
-
-
-def check_count(name: str, value: int) -> None:
-    """Raise a ValueError for a number below 1."""
-    if value < 1:
-        raise ValueError(f"`{name}` must be at least 1, got {value!r}.")
-
-
-def check_rate(name: str, value: float) -> None:
-    """Raise a ValueError for a probability outside [0, 1]."""
-    if not 0 <= value <= 1:
-        raise ValueError(f"`{name}` must be in [0, 1], got {value!r}. Use 0 to switch it off.")
 
 
 def as_initializers(initializers: Initializers) -> tuple[Initializer, ...]:

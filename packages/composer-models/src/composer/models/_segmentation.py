@@ -7,8 +7,7 @@ from torch import Tensor
 
 from composer.loss import DiceLoss, soft_cross_entropy
 from composer.models.tasks._targets import check_shapes, check_tensors
-
-__all__ = ["SegmentationLoss"]
+from composer.utils import check_finite
 
 _DICE = DiceLoss(softmax=True, reduction="none")
 
@@ -40,9 +39,8 @@ class SegmentationLoss:
         ignore_index: int = -100,
         dice_of_background: bool = True,
     ) -> None:
-        for name, value in (("cross_entropy_weight", cross_entropy_weight), ("dice_weight", dice_weight)):
-            if value < 0:
-                raise ValueError(f"`{name}` must not be negative, got {value!r}. Use 0 to disable that loss.")
+        weights = {"cross_entropy_weight": cross_entropy_weight, "dice_weight": dice_weight}
+        check_finite("Use 0 to disable that loss.", **weights, least=0)
         if cross_entropy_weight == dice_weight == 0:
             raise ValueError("`cross_entropy_weight` or `dice_weight` must be positive, got 0 for both.")
         self.cross_entropy_weight = cross_entropy_weight

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from composer.models._building import Initializers, check_count, initialize
+from composer.models._building import Initializers, initialize
 from composer.models.tasks import ComposerClassifier
+from composer.utils import check_finite
 
 __all__ = ["MNISTNet", "mnist_model"]
 
@@ -55,8 +56,7 @@ class MNISTNet(nn.Module):
 
     def __init__(self, num_classes: int = 10, *, in_channels: int = 1) -> None:
         super().__init__()
-        check_count("num_classes", num_classes)
-        check_count("in_channels", in_channels)
+        check_finite(num_classes=num_classes, in_channels=in_channels, least=1)
         self.num_classes = num_classes
         self.features = nn.Sequential(
             *_conv(in_channels, 16),

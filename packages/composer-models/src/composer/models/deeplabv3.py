@@ -12,11 +12,11 @@ from torchvision.models import WeightsEnum
 from torchvision.models.resnet import BasicBlock
 from torchvision.models.segmentation.deeplabv3 import ASPP, DeepLabHead
 
-from composer.models._building import Initializers, check_count, initialize, pretrained
+from composer.models._building import Initializers, initialize, pretrained
 from composer.models._segmentation import SegmentationLoss
 from composer.models.resnet import RESNETS
 from composer.models.tasks import ComposerClassifier
-from composer.utils import dist
+from composer.utils import check_finite, dist
 
 __all__ = ["DeepLabV3", "composer_deeplabv3"]
 
@@ -67,7 +67,7 @@ def composer_deeplabv3(
 
     from composer.metrics import CrossEntropy, MIoU
 
-    check_count("num_classes", num_classes)
+    check_finite(num_classes=num_classes, least=1)
     loss = SegmentationLoss(cross_entropy_weight, dice_weight, ignore_index)
     network = DeepLabV3(num_classes, backbone_arch, use_plus=use_plus)
     initialize(network, initializers)
@@ -109,7 +109,7 @@ class DeepLabV3(nn.Module):
 
     def __init__(self, num_classes: int, backbone_arch: str = "resnet101", *, use_plus: bool = True) -> None:
         super().__init__()
-        check_count("num_classes", num_classes)
+        check_finite(num_classes=num_classes, least=1)
         self.num_classes = num_classes
         self.use_plus = use_plus
         self.backbone = _Backbone(backbone_arch)
@@ -196,7 +196,6 @@ def _synchronize(network: nn.Module) -> None:
         warnings.warn(
             "`sync_bn=True` is skipped: torch synchronizes batch normalization only on GPUs, and there is none. "
             "Every process normalizes its own batch.",
-            UserWarning,
             stacklevel=3,
         )
         return

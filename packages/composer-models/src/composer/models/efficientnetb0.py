@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from torchvision.models import WeightsEnum, efficientnet_b0
 
-from composer.models._building import check_count, check_rate, load_all_but, pretrained
+from composer.models._building import load_all_but, pretrained
 from composer.models.tasks import ComposerClassifier
+from composer.utils import check_finite
 
 __all__ = ["composer_efficientnetb0"]
 
@@ -37,8 +38,8 @@ def composer_efficientnetb0(
     Source: Tan, Le, "EfficientNet", arXiv:1905.11946, table 1.
     Differs: batch normalization has momentum 0.1 and epsilon 1e-5, torch's defaults.
     """
-    check_count("num_classes", num_classes)
-    check_rate("drop_connect_rate", drop_connect_rate)
+    check_finite(num_classes=num_classes, least=1)
+    check_finite("Use 0 to switch it off.", drop_connect_rate=drop_connect_rate, least=0, most=1)
     network = efficientnet_b0(num_classes=num_classes, stochastic_depth_prob=drop_connect_rate)
     if weights is not None:
         load_all_but(network, pretrained("efficientnet_b0", weights), head="classifier.1")

@@ -11,13 +11,13 @@ from composer.loss import loss_registry
 from composer.models._building import (
     Initializers,
     as_initializers,
-    check_count,
     initialize,
     load_all_but,
     pretrained,
 )
 from composer.models.initializers import Initializer
 from composer.models.tasks import ComposerClassifier
+from composer.utils import check_finite
 
 __all__ = ["composer_resnet"]
 
@@ -69,7 +69,7 @@ def composer_resnet(
     """
     if model_name not in RESNETS:
         raise ValueError(f"`model_name` must be one of {list(RESNETS)}, got {model_name!r}.")
-    check_count("num_classes", num_classes)
+    check_finite(num_classes=num_classes, least=1)
     if loss_name not in loss_registry:
         raise ValueError(f"`loss_name` must be one of {sorted(loss_registry)}, got {loss_name!r}.")
     if weights is not None and (groups, width_per_group) != (1, 64):

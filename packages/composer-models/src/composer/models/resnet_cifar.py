@@ -6,8 +6,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock
 
-from composer.models._building import Initializers, check_count, initialize
+from composer.models._building import Initializers, initialize
 from composer.models.tasks import ComposerClassifier
+from composer.utils import check_finite
 
 __all__ = ["ResNet9", "ResNetCIFAR", "composer_resnet_cifar"]
 
@@ -76,8 +77,7 @@ class ResNetCIFAR(nn.Module):
         super().__init__()
         if depth < 8 or depth % 6 != 2:
             raise ValueError(f"`depth` must be 6n + 2 for n of at least 1, got {depth!r}. Use 20 or 56.")
-        check_count("num_classes", num_classes)
-        check_count("in_channels", in_channels)
+        check_finite(num_classes=num_classes, in_channels=in_channels, least=1)
         self.num_classes = num_classes
         self.conv1 = nn.Conv2d(in_channels, 16, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(16)
@@ -125,8 +125,7 @@ class ResNet9(nn.Module):
 
     def __init__(self, num_classes: int = 10, *, in_channels: int = 3, scale: float = 0.125) -> None:
         super().__init__()
-        check_count("num_classes", num_classes)
-        check_count("in_channels", in_channels)
+        check_finite(num_classes=num_classes, in_channels=in_channels, least=1)
         self.num_classes = num_classes
         self.scale = scale
         self.prep = _conv(in_channels, 64)

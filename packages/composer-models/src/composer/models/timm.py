@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import nn
 
-from composer.models._building import check_count
 from composer.models.tasks import ComposerClassifier
+from composer.utils import check_finite
 
 __all__ = ["composer_timm"]
 
@@ -54,7 +54,7 @@ def composer_timm(
     Differs: `bn_momentum` and `bn_eps` work for every network with batch normalization, not only for those whose
     constructors take them.
     """
-    check_count("num_classes", num_classes)
+    check_finite(num_classes=num_classes, least=1)
     try:
         import timm
     except ModuleNotFoundError as error:

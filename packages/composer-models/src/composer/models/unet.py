@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from composer.models._building import check_count
 from composer.models._segmentation import SegmentationLoss
 from composer.models.tasks import ComposerClassifier
+from composer.utils import check_finite
 
 if TYPE_CHECKING:
     from torchmetrics import MetricCollection  # slow to import, so at run time only when there are metrics
@@ -80,7 +80,7 @@ class UNet(ComposerClassifier):
         levels: int = 5,
         norm: str = "instance",
     ) -> None:
-        check_count("num_classes", num_classes)
+        check_finite(num_classes=num_classes, least=1)
         module = UNetModule(2, in_channels, num_classes + 1, width, levels, norm)
         super().__init__(module, num_classes + 1, *_metrics(num_classes), loss_fn=_loss())
 
@@ -133,7 +133,7 @@ class UNet3D(ComposerClassifier):
         levels: int = 4,
         norm: str = "instance",
     ) -> None:
-        check_count("num_classes", num_classes)
+        check_finite(num_classes=num_classes, least=1)
         module = UNetModule(3, in_channels, num_classes + 1, width, levels, norm)
         super().__init__(module, num_classes + 1, *_metrics(num_classes), loss_fn=_loss())
 
@@ -162,13 +162,7 @@ class UNetModule(nn.Module):
         super().__init__()
         if dims not in _CONVS:
             raise ValueError(f"`dims` must be 2 or 3, got {dims!r}.")
-        for name, value in (
-            ("in_channels", in_channels),
-            ("num_classes", num_classes),
-            ("width", width),
-            ("levels", levels),
-        ):
-            check_count(name, value)
+        check_finite(in_channels=in_channels, num_classes=num_classes, width=width, levels=levels, least=1)
         if norm not in _NORMS:
             raise ValueError(f"`norm` must be one of {sorted(_NORMS)}, got {norm!r}.")
         self.dims = dims

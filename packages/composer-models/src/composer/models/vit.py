@@ -7,8 +7,8 @@ import math
 from torch import nn
 from torchvision.models import VisionTransformer
 
-from composer.models._building import check_count, check_rate
 from composer.models.tasks import ComposerClassifier
+from composer.utils import check_finite
 
 __all__ = ["vit_small_patch16"]
 
@@ -52,10 +52,8 @@ def vit_small_patch16(
     Dosovitskiy et al., "An Image is Worth 16x16 Words", arXiv:2010.11929, section 3.1.
     Differs: the last layer is initialized to 0, so only it has a gradient in the first step.
     """
-    for name, value in (("num_classes", num_classes), ("channels", channels), ("num_layers", num_layers)):
-        check_count(name, value)
-    check_rate("dropout", dropout)
-    check_rate("embedding_dropout", embedding_dropout)
+    check_finite(num_classes=num_classes, channels=channels, num_layers=num_layers, least=1)
+    check_finite("Use 0 to switch it off.", dropout=dropout, embedding_dropout=embedding_dropout, least=0, most=1)
     if image_size < _PATCH or image_size % _PATCH:
         raise ValueError(f"`image_size` must be a multiple of {_PATCH}, got {image_size!r}. Resize the images.")
     network = VisionTransformer(

@@ -14,8 +14,6 @@ from composer.utils import format_name_with_dist, format_name_with_dist_and_time
 if TYPE_CHECKING:
     from composer.profiler.profiler import Profiler
 
-__all__ = ["number_to_keep", "numbered", "numbered_name", "path_of", "profiler_of", "remove_old", "upload"]
-
 
 def profiler_of(state: State, who: str) -> Profiler:
     """Return the profiler of a run.

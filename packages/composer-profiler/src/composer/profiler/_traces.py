@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["TraceEvent", "merge_traces", "parse_trace", "read_trace", "write_trace"]
-
 TraceEvent = dict[str, Any]
 
 # Our metadata events, which viewers ignore.

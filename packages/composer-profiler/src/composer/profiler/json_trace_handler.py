@@ -145,8 +145,7 @@ class JSONTraceHandler(TraceHandler):
     def eval_standalone_start(self, state: State, logger: Logger) -> None:
         self._wake()
 
-    def predict_start(self, state: State, logger: Logger) -> None:
-        self._wake()
+    predict_start = eval_standalone_start
 
     def batch_start(self, state: State, logger: Logger) -> None:
         # At BATCH_END the schedule already describes the next batch.

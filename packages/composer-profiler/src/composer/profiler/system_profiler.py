@@ -14,6 +14,7 @@ from composer.core import Callback, State
 from composer.loggers import Logger
 from composer.profiler._bound import profiler_of
 from composer.profiler.profiler_action import ProfilerAction
+from composer.utils import check_finite
 
 __all__ = ["SystemProfiler"]
 
@@ -60,10 +61,7 @@ class SystemProfiler(Callback):
         profile_net: bool = False,
         stats_thread_interval_seconds: float = 0.5,
     ) -> None:
-        if not stats_thread_interval_seconds > 0:
-            raise ValueError(
-                f"`stats_thread_interval_seconds` must be positive, got {stats_thread_interval_seconds!r}. Use 0.5."
-            )
+        check_finite("Use 0.5.", stats_thread_interval_seconds=stats_thread_interval_seconds, above=0)
         self.profile_cpu, self.profile_memory = profile_cpu, profile_memory
         self.profile_disk, self.profile_net = profile_disk, profile_net
         self.stats_thread_interval_seconds = stats_thread_interval_seconds

@@ -116,8 +116,7 @@ class TorchProfiler(Callback):
     def after_load(self, state: State, logger: Logger) -> None:
         self._check_folder(state)
 
-    def fit_start(self, state: State, logger: Logger) -> None:
-        self._check_folder(state)
+    fit_start = after_load
 
     def epoch_start(self, state: State, logger: Logger) -> None:
         self._start(state, logger)
@@ -143,8 +142,7 @@ class TorchProfiler(Callback):
     def epoch_end(self, state: State, logger: Logger) -> None:
         self._finish(state)
 
-    def fit_end(self, state: State, logger: Logger) -> None:
-        self._finish(state)
+    fit_end = epoch_end
 
     def close(self, state: State, logger: Logger) -> None:
         self._finish(state)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from composer.utils import check_finite
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -52,8 +54,7 @@ def export_memory_timeline_html(
         ValueError: `prof` has not recorded the memory of that device, or `yxis_step_size` is not positive.
         ModuleNotFoundError: matplotlib is not installed.
     """
-    if not yxis_step_size > 0:
-        raise ValueError(f"`yxis_step_size` must be positive, got {yxis_step_size!r}. Use 1.0 GiB.")
+    check_finite("Use 1.0 GiB.", yxis_step_size=yxis_step_size, above=0)
     try:
         from matplotlib.figure import Figure  # not from pyplot, which would hold a reference and may need a display
     except ModuleNotFoundError:

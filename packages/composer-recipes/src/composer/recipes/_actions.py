@@ -12,8 +12,6 @@ from composer.core import Algorithm, Event, State
 from composer.loggers import InMemoryLogger
 from composer.recipes._monitors import RunMonitor
 
-__all__ = ["SENTENCES", "FinishedRun", "describe_actions"]
-
 
 @dataclass(frozen=True)
 class FinishedRun:

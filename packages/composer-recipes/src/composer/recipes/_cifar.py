@@ -12,8 +12,6 @@ from composer.recipes._images import CLASSIFICATION, ImageSet
 from composer.recipes._task import Task
 from composer.recipes._vision import ALGORITHMS, Cifar10
 
-__all__ = ["Network", "make_task"]
-
 
 @dataclass(frozen=True)
 class Network:

@@ -14,8 +14,6 @@ from composer.optim import ComposerScheduler
 from composer.recipes._parts import DataSource, Metric, NetworkPlan, TrainingPlan
 from composer.utils.reproducibility import MAX_SEED
 
-__all__ = ["SGD", "AdamW", "Recipe", "Runs", "check_at_least"]
-
 
 @dataclass(frozen=True)
 class SGD:

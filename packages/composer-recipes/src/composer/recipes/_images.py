@@ -15,17 +15,6 @@ from composer.recipes._hparams import check_at_least
 from composer.recipes._parts import Metric
 from composer.utils import dist
 
-__all__ = [
-    "CLASSIFICATION",
-    "Augmentation",
-    "ImageSet",
-    "check_samples",
-    "first",
-    "hold_out",
-    "per_process",
-    "standardization",
-]
-
 CLASSIFICATION = (
     Metric("MulticlassAccuracy", "accuracy", scale=100, unit="%", digits=2),
     Metric("CrossEntropy", "cross entropy", higher_is_better=False),

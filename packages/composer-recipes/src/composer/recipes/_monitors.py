@@ -11,8 +11,6 @@ import torch
 from composer.core import Callback, Event, State
 from composer.loggers import Logger, LoggerDestination, ProgressBarLogger
 
-__all__ = ["RunMonitor", "RunProgressBar", "StopAfter"]
-
 
 class StopAfter(Callback):
     """Callback that ends a run after `num_batches` batches."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-__all__ = ["ConvNet", "ResNet"]
+from composer.utils import check_finite
 
 
 class ResNet(nn.Module):
@@ -36,7 +36,7 @@ class ResNet(nn.Module):
 
     def __init__(self, num_classes: int, in_channels: int, *, width: int = 16, blocks: int = 1) -> None:
         super().__init__()
-        _check_counts(num_classes=num_classes, in_channels=in_channels, width=width, blocks=blocks)
+        check_finite(num_classes=num_classes, in_channels=in_channels, width=width, blocks=blocks, least=1)
         self.num_classes = num_classes
         self.stem = nn.Sequential(*_conv(in_channels, width, 3), nn.ReLU())
         stages = []
@@ -80,7 +80,7 @@ class ConvNet(nn.Module):
 
     def __init__(self, num_classes: int, in_channels: int, *, width: int = 16, grid: int = 3) -> None:
         super().__init__()
-        _check_counts(num_classes=num_classes, in_channels=in_channels, width=width, grid=grid)
+        check_finite(num_classes=num_classes, in_channels=in_channels, width=width, grid=grid, least=1)
         self.num_classes, self.grid = num_classes, grid
         wide, widest = 2 * width, 4 * width
         self.features = nn.Sequential(
@@ -129,9 +129,3 @@ def _pool_windows(x: Tensor, grid: int) -> Tensor:
     stride = height // grid, width // grid
     window = height - (grid - 1) * stride[0], width - (grid - 1) * stride[1]
     return nn.functional.avg_pool2d(x, window, stride)
-
-
-def _check_counts(**counts: int) -> None:
-    for name, value in counts.items():
-        if value < 1:
-            raise ValueError(f"`{name}` must be at least 1, got {value!r}.")

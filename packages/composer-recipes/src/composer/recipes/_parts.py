@@ -13,8 +13,6 @@ from composer.devices import Device
 from composer.models import ComposerModel
 from composer.optim import ComposerScheduler
 
-__all__ = ["DataSource", "Dataset", "Metric", "NetworkPlan", "TrainingPlan", "find_data"]
-
 
 class Dataset(Protocol):
     """Loaded data, ready for training.

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from composer.recipes._hparams import Recipe
 from composer.recipes._parts import Metric
 
-__all__ = ["Result", "Run", "TimeToQuality", "noise_of_time_to_quality", "time_to_quality"]
-
 
 @dataclass(frozen=True)
 class Run:

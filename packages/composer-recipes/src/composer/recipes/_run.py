@@ -29,8 +29,6 @@ from composer.utils.reproducibility import seed_context
 if TYPE_CHECKING:
     from composer.trainer import Trainer
 
-__all__ = ["PROFILED", "Comparison", "compare", "run"]
-
 _EVAL_LABEL = "test"
 _WARMUP_BATCHES = 2
 _PROFILE_WARMUP, _PROFILE_ACTIVE = 2, 4

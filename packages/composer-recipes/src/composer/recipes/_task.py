@@ -10,8 +10,6 @@ from composer.core import Algorithm
 from composer.recipes._hparams import Recipe, Runs
 from composer.recipes._parts import DataSource, Metric, NetworkPlan, TrainingPlan
 
-__all__ = ["Task"]
-
 
 @dataclass(frozen=True)
 class Task:

@@ -29,8 +29,6 @@ from composer.recipes._hparams import check_at_least
 from composer.recipes._images import Augmentation, ImageSet, check_samples, first, hold_out
 from composer.recipes._parts import find_data
 
-__all__ = ["ALGORITHMS", "Cifar10", "FashionMNIST"]
-
 ALGORITHMS: Mapping[str, type[Algorithm]] = {
     "blurpool": BlurPool,
     "channels_last": ChannelsLast,

@@ -14,8 +14,6 @@ from composer.report._groups import Group
 from composer.report._html import Html, broken, el, number
 from composer.report._model import Run, Series
 
-__all__ = ["SLOTS", "Chart", "Charts", "Curve", "Line", "curve_of", "epochs_at", "mean_line", "packed", "smoothed"]
-
 SLOTS = 8  # colours
 _BUDGET = 120_000  # points on a page
 _MOST_POINTS, _FEWEST_POINTS = 700, 80

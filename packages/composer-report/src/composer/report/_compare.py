@@ -14,15 +14,6 @@ from composer.report._model import Run
 from composer.report._sections import actions, environment_rows, flattened, search, section, show, status_badge, table
 from composer.report._select import Family
 
-__all__ = [
-    "algorithms_comparison",
-    "comparison_figures",
-    "environment_comparison",
-    "hyperparameters_comparison",
-    "results_comparison",
-    "runs_table",
-]
-
 
 def runs_table(groups: Sequence[Group]) -> Html:
     """Return a table with a row for each run."""

@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["RunNotFoundError", "find_runs", "log_of", "record_of", "run_not_found"]
-
 _RECORD = re.compile(r"run-rank(\d+)\.jsonl")
 _DEPTH = 3  # levels of folders below the given one
 _MOST_FOLDERS = 2000

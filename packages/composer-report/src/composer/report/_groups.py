@@ -13,8 +13,6 @@ import numpy as np
 from composer.report._html import number
 from composer.report._model import Run, Series
 
-__all__ = ["Group", "Result", "group_runs", "less_is_better", "results", "show_group"]
-
 _LESS = re.compile(r"loss|error|entropy|perplexity|mse|mae\b|nll|fid\b|wer\b", re.IGNORECASE)
 
 

@@ -8,8 +8,6 @@ import json
 import math
 from typing import Any
 
-__all__ = ["Html", "broken", "count", "duration", "el", "json_script", "number", "size", "text", "utc"]
-
 _VOID = {"input", "meta", "br", "col"}
 
 

@@ -9,19 +9,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = [
-    "Act",
-    "AlgorithmActions",
-    "Checkpoint",
-    "Evaluation",
-    "ModuleChange",
-    "PlanEntry",
-    "Resume",
-    "Run",
-    "Series",
-    "Table",
-]
-
 
 @dataclass(frozen=True, eq=False)
 class Series:

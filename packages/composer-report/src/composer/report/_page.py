@@ -32,8 +32,6 @@ from composer.report._model import Run, Series
 from composer.report._read import read_run
 from composer.report._select import Family, families
 
-__all__ = ["render", "write_report"]
-
 _RATE = "recorded batches per second"
 _RATE_POINTS = 60
 

@@ -26,8 +26,6 @@ from composer.report._model import (
 from composer.report._model import Series as Series
 from composer.report._textlog import read_log
 
-__all__ = ["read_run"]
-
 
 def read_run(folder: str | os.PathLike[str]) -> Run:
     """Read a run recorded by `RunRecorder`, or otherwise the log of a `FileLogger`.

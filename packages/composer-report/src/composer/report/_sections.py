@@ -14,24 +14,6 @@ from composer.report._html import Html, broken, count, duration, el, number, siz
 from composer.report._model import AlgorithmActions, Run
 from composer.report._select import Family
 
-__all__ = [
-    "STATUS",
-    "actions",
-    "algorithms_section",
-    "checkpoints_section",
-    "environment_rows",
-    "facts",
-    "family_figure",
-    "flattened",
-    "hyperparameters_section",
-    "plan_table",
-    "results_table",
-    "section",
-    "status_badge",
-    "table",
-    "tables_section",
-]
-
 STATUS = {
     "finished": "finished",
     "stopped": "stopped before its end",

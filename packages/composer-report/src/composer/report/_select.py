@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["Family", "families"]
-
 _COUNTERS = re.compile(r"time/(epoch|batch|sample|token|iteration)(_in_(epoch|iteration))?|trainer/.*microbatch_size")
 _MACHINE = re.compile(r"(memory|cpu_|disk_|network_|(min_|max_)?(gpu|memory_percentage))")
 _TITLES = {

@@ -12,8 +12,6 @@ import numpy as np
 
 from composer.report._model import Act, AlgorithmActions, Run, Series, Table
 
-__all__ = ["read_log"]
-
 _LINE = re.compile(r"\[(metric\]\[batch=(?P<step>\d+)|hyperparameter|trace|table|stderr)\]: (?P<rest>.*)")
 _ERROR = re.compile(r"(?P<error>[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b.*)")
 

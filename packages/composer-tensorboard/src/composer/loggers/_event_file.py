@@ -28,8 +28,6 @@ from torch.utils.tensorboard.writer import FileWriter
 
 from composer.loggers.spi import ImageCopy, Logged, read_numbers
 
-__all__ = ["EventFile", "EventWriter"]
-
 _MASK = 0xFFFFFFFF
 _FLOAT, _DOUBLE = struct.Struct("<f"), struct.Struct("<d")
 _numbers = itertools.count()  # two files created in the same second need different names

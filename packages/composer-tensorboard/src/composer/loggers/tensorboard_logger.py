@@ -20,7 +20,7 @@ from composer.loggers.spi import (
     read_numbers,
     report_failure,
 )
-from composer.utils import dist
+from composer.utils import check_finite, dist
 
 if TYPE_CHECKING:
     from composer.core import State
@@ -73,8 +73,7 @@ class TensorboardLogger(LoggerDestination):
         on_error: str = "warn",
         delivery_timeout: float | None = None,
     ) -> None:
-        if flush_interval < 1:
-            raise ValueError(f"`flush_interval` must be at least 1, got {flush_interval!r}.")
+        check_finite(flush_interval=flush_interval, least=1)
         check_delivery_options(on_error, delivery_timeout)
         self.log_dir = None if log_dir is None else os.path.expanduser(log_dir)
         self.flush_interval = flush_interval

@@ -96,7 +96,6 @@ class WandBLogger(LoggerDestination):
             warnings.warn(
                 "With `log_artifacts=True`, only the files of rank 0 are stored. To store those of all ranks, "
                 "`rank_zero_only` should be set to False.",
-                UserWarning,
                 stacklevel=2,
             )
         given = {"project": project, "group": group, "name": name, "entity": entity, "tags": tags}
@@ -187,7 +186,6 @@ class WandBLogger(LoggerDestination):
             warnings.warn(
                 f"W&B permits only letters, digits, '.', '-' and '_' in the names of artifacts, so "
                 f"{remote_file_name!r} is stored as {name!r}.",
-                UserWarning,
                 stacklevel=3,
             )
         now = state.timestamp

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import warnings
 from collections.abc import Mapping, MutableMapping, Sequence
 from importlib import import_module
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from composer.algorithms.warnings import NoEffectWarning
+from composer.algorithms.warnings import warn_no_effect
 from composer.core import REPLACES_ATTENTION, RESHAPES_SEQUENCES, TRANSFORMS_BATCH, Algorithm, Event, Placement, State
 from composer.loggers import Logger
 from composer.utils import MissingConditionalImportError, check_finite, check_integers, module_surgery, plain_number
@@ -59,7 +58,7 @@ def apply_alibi(
         arXiv:2108.12409, section 3.
     Differs: bidirectional models, such as BERT, are biased by the distance in both directions.
     """
-    _check_length(max_sequence_length)
+    check_integers("It is a number of tokens.", max_sequence_length=max_sequence_length, least=1)
     surgery = _import_surgery()
     surgery.check_attention(model, surgery.policy_registry)
     policies = {
@@ -70,20 +69,10 @@ def apply_alibi(
     surgery.share_biases(model)
     _log.log(logging.INFO if changed else logging.WARNING, "ALiBi changed %d modules.", changed)
     if not changed:
-        warnings.warn(
+        warn_no_effect(
             f"`apply_alibi` changed nothing: the model has no module of a registered class, which are "
             f"{', '.join(f'`{kind.__name__}`' for kind in policies)}. Register others in "
-            f"`attention_surgery_functions.policy_registry`.",
-            NoEffectWarning,
-            stacklevel=2,
-        )
-
-
-def _check_length(max_sequence_length: int) -> None:
-    check_integers(max_sequence_length=max_sequence_length)
-    if max_sequence_length < 1:
-        raise ValueError(
-            f"`max_sequence_length` must be at least 1, got {max_sequence_length!r}. It is a number of tokens."
+            f"`attention_surgery_functions.policy_registry`."
         )
 
 
@@ -154,7 +143,7 @@ class Alibi(Algorithm):
     placement = Placement(provides={REPLACES_ATTENTION, RESHAPES_SEQUENCES, TRANSFORMS_BATCH})
 
     def __init__(self, max_sequence_length: int, train_sequence_length_scaling: float = 0.25) -> None:
-        _check_length(max_sequence_length)
+        check_integers("It is a number of tokens.", max_sequence_length=max_sequence_length, least=1)
         check_finite(train_sequence_length_scaling=train_sequence_length_scaling)
         if not 0 < train_sequence_length_scaling <= 1:
             raise ValueError(

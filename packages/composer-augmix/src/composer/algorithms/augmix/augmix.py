@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -197,13 +196,11 @@ class AugMix(Algorithm):
 
 
 def _check(severity: float, depth: int, width: int, alpha: float) -> None:
-    check_finite(severity=severity, alpha=alpha)
-    check_integers(depth=depth, width=width)
-    if not 0 <= severity <= 10:
-        raise ValueError(f"`severity` must be in [0, 10], got {severity!r}. 10 is the strongest.")
-    if width < 1:
-        raise ValueError(f"`width` must be at least 1, got {width!r}. The paper uses 3 chains.")
-    if not 0 < alpha < math.inf:
+    check_finite("10 is the strongest.", severity=severity, least=0, most=10)
+    check_finite(alpha=alpha)
+    check_integers(depth=depth)
+    check_integers("The paper uses 3 chains.", width=width, least=1)
+    if alpha <= 0:
         raise ValueError(f"`alpha` must be positive and finite, got {alpha!r}. The paper uses 1.")
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 import torch
 from torch import nn
 
 from composer.algorithms.blurpool.blurpool_layers import BlurConv2d, BlurMaxPool2d
-from composer.algorithms.warnings import NoEffectWarning
+from composer.algorithms.warnings import warn_no_effect
 from composer.core import REPLACES_BLOCKS, REPLACES_CONVS, WRAPS_CONVS, Algorithm, Event, Placement, State
 from composer.loggers import Logger
 from composer.utils import check_flags, check_integers, module_surgery, plain_number
@@ -92,11 +91,9 @@ def apply_blurpool(
     module_surgery.replace_module_classes(model, policies, optimizers=optimizers)
     module_surgery.warn_about_kept_modules("apply_blurpool", model, skipped)
     if not module_surgery.count_module_instances(model, (BlurConv2d, BlurMaxPool2d)):
-        warnings.warn(
+        warn_no_effect(
             f"`apply_blurpool` changed nothing: the model has no replaceable `MaxPool2d`, and no replaceable `Conv2d` "
-            f"with a stride above 1 and at least {min_channels} input channels.",
-            NoEffectWarning,
-            stacklevel=2,
+            f"with a stride above 1 and at least {min_channels} input channels."
         )
 
 
@@ -141,13 +138,11 @@ class BlurPool(Algorithm):
         min_channels: int = 16,
     ) -> None:
         check_flags(replace_convs=replace_convs, replace_maxpools=replace_maxpools, blur_first=blur_first)
-        check_integers(min_channels=min_channels)
+        check_integers("Use 0 for every convolution.", min_channels=min_channels, least=0)
         if not (replace_convs or replace_maxpools):
             raise ValueError(
                 "`replace_convs` or `replace_maxpools` must be True, got False for both. Leave `BlurPool` out instead."
             )
-        if min_channels < 0:
-            raise ValueError(f"`min_channels` must not be negative, got {min_channels!r}. Use 0 for every convolution.")
         self.replace_convs, self.replace_maxpools = replace_convs, replace_maxpools
         self.blur_first = blur_first
         self.min_channels = plain_number(min_channels)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
-from composer.algorithms.warnings import NoEffectWarning
+from composer.algorithms.warnings import warn_no_effect
 from composer.core import CHANGES_LAYERS, CHANGES_MEMORY_FORMAT, REPLACES_MODEL, Algorithm, Event, Placement, State
 from composer.loggers import Logger
 from composer.utils import module_surgery
@@ -47,11 +45,9 @@ def apply_channels_last(model: torch.nn.Module) -> None:
     model._apply(_channels_last)  # type: ignore[no-untyped-call]
     tensors = (tensor for tensor in (*model.parameters(), *model.buffers()) if not is_lazy(tensor))
     if not any(tensor.dim() in _FORMATS for tensor in tensors):
-        warnings.warn(
+        warn_no_effect(
             "`apply_channels_last` changed nothing: the model has no parameter or buffer with four or five dimensions, "
-            "such as the weight of a `Conv2d` or `Conv3d`.",
-            NoEffectWarning,
-            stacklevel=2,
+            "such as the weight of a `Conv2d` or `Conv3d`."
         )
 
 

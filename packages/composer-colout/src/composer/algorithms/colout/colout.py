@@ -224,10 +224,7 @@ class ColOut(Algorithm):
 
 
 def _check(p_row: float, p_col: float, resize_target: bool | str) -> None:
-    for name, fraction in (("p_row", p_row), ("p_col", p_col)):
-        check_finite(**{name: fraction})
-        if not 0 <= fraction <= 1:
-            raise ValueError(f"`{name}` must be in [0, 1], got {fraction!r}. It is the fraction to drop.")
+    check_finite("It is the fraction to drop.", p_row=p_row, p_col=p_col, least=0, most=1)
     if not isinstance(resize_target, bool) and resize_target != "auto":
         raise ValueError(
             f"`resize_target` must be True, False or 'auto', got {resize_target!r}. 'auto' resizes images only."

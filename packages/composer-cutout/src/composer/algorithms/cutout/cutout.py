@@ -145,12 +145,8 @@ class CutOut(Algorithm):
 
 
 def _check_arguments(num_holes: int, length: float) -> None:
-    check_integers(num_holes=num_holes)
-    check_finite(length=length)
-    if num_holes < 0:
-        raise ValueError(f"`num_holes` must not be negative, got {num_holes!r}. Use 0 for no holes.")
-    if not 0 <= length <= 1:
-        raise ValueError(f"`length` must be in [0, 1], got {length!r}. It is a fraction of the image's shorter side.")
+    check_integers("Use 0 for no holes.", num_holes=num_holes, least=0)
+    check_finite("It is a fraction of the image's shorter side.", length=length, least=0, most=1)
 
 
 def _is_pil(image: Any) -> bool:

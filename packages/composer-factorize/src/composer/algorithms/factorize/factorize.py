@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Sequence
 
@@ -15,7 +14,7 @@ from composer.algorithms.factorize.factorize_modules import (
     _FactorizedModule,
     factorizing_could_speedup,
 )
-from composer.algorithms.warnings import NoEffectWarning
+from composer.algorithms.warnings import warn_no_effect
 from composer.core import (
     FACTORIZES_WEIGHTS,
     REPLACES_ATTENTION,
@@ -37,6 +36,8 @@ __all__ = [
     "Factorize",
     "apply_factorization",
 ]
+
+_FRACTION_HINT = "A value below 1, such as 0.25, is a fraction of the smaller size."
 
 LOG_NUM_CONV2D_REPLACEMENTS_KEY = "factorize/num_conv2d_replacements"
 LOG_NUM_LINEAR_REPLACEMENTS_KEY = "factorize/num_linear_replacements"
@@ -86,8 +87,7 @@ def apply_factorization(
         arXiv:1505.06798, section 3.1: the shape of the layers.
     Differs: the paper approximates a trained model; here the factors are trained from their initialization.
     """
-    _check_latent("latent_channels", latent_channels)
-    _check_latent("latent_features", latent_features)
+    check_finite(_FRACTION_HINT, latent_channels=latent_channels, latent_features=latent_features, above=0)
     products = [module for module in model.modules() if isinstance(module, _FactorizedModule)]
     factors = {factor for product in products for factor in product.children()}
     adapters = module_surgery.find_adapter_layers(model)
@@ -132,11 +132,9 @@ def apply_factorization(
     module_surgery.replace_module_classes(model, policies, optimizers=optimizers)
     module_surgery.warn_about_kept_modules("apply_factorization", model, skipped)
     if policies and not module_surgery.count_module_instances(model, _FactorizedModule):
-        warnings.warn(
+        warn_no_effect(
             f"`apply_factorization` changed nothing: the model has no replaceable `Conv2d` with at least "
-            f"{min_channels} channels and no replaceable `Linear` with at least {min_features} features.",
-            NoEffectWarning,
-            stacklevel=2,
+            f"{min_channels} channels and no replaceable `Linear` with at least {min_features} features."
         )
 
 
@@ -195,12 +193,8 @@ class Factorize(Algorithm):
                 "`factorize_convs` or `factorize_linears` must be True, got False for both. Leave `Factorize` out "
                 "instead."
             )
-        check_integers(min_channels=min_channels, min_features=min_features)
-        for name, least in (("min_channels", min_channels), ("min_features", min_features)):
-            if least < 0:
-                raise ValueError(f"`{name}` must not be negative, got {least!r}. Use 0 for every layer.")
-        _check_latent("latent_channels", latent_channels)
-        _check_latent("latent_features", latent_features)
+        check_integers("Use 0 for every layer.", min_channels=min_channels, min_features=min_features, least=0)
+        check_finite(_FRACTION_HINT, latent_channels=latent_channels, latent_features=latent_features, above=0)
         self.factorize_convs, self.factorize_linears = factorize_convs, factorize_linears
         self.min_channels, self.latent_channels = plain_number(min_channels), plain_number(latent_channels)
         self.min_features, self.latent_features = plain_number(min_features), plain_number(latent_features)
@@ -247,12 +241,3 @@ def _reason_to_skip(layer: nn.Module, base: type[nn.Module], holders: Counter[nn
     if any(holders[p] > 1 for p in parameters):
         return "another layer has the same parameter"
     return None
-
-
-def _check_latent(name: str, latent_size: int | float) -> None:
-    check_finite(**{name: latent_size})
-    if latent_size <= 0:
-        raise ValueError(
-            f"`{name}` must be positive, got {latent_size!r}. A value below 1, such as 0.25, is a fraction of the "
-            f"smaller size."
-        )

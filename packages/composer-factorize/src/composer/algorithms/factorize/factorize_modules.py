@@ -166,22 +166,13 @@ class FactorizedConv2d(_FactorizedModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(in_channels, out_channels, latent_channels)
+        self.in_channels, self.out_channels = in_channels, out_channels
         if kwargs.get("groups", 1) > 1:
             raise NotImplementedError(f"`groups` must be 1, got {kwargs['groups']!r}. Do not factorize such a layer.")
         self._check_latent_size(self.max_allowed_latent_features(in_channels, out_channels, kernel_size))
         place = {name: kwargs[name] for name in ("device", "dtype") if name in kwargs}
         self.module0 = nn.Conv2d(in_channels, self.latent_size, kernel_size, bias=False, **kwargs)
         self.module1 = nn.Conv2d(self.latent_size, out_channels, kernel_size=1, bias=True, **place)
-
-    @property
-    def in_channels(self) -> int:
-        """Channels of the input."""
-        return self.in_size
-
-    @property
-    def out_channels(self) -> int:
-        """Channels of the output."""
-        return self.out_size
 
     @property
     def latent_channels(self) -> int:
@@ -270,19 +261,10 @@ class FactorizedLinear(_FactorizedModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(in_features, out_features, latent_features)
+        self.in_features, self.out_features = in_features, out_features
         self._check_latent_size(self.max_allowed_latent_channels(in_features, out_features))
         self.module0 = nn.Linear(in_features, self.latent_size, bias=False, **kwargs)
         self.module1 = nn.Linear(self.latent_size, out_features, bias=bias, **kwargs)
-
-    @property
-    def in_features(self) -> int:
-        """Features of the input."""
-        return self.in_size
-
-    @property
-    def out_features(self) -> int:
-        """Features of the output."""
-        return self.out_size
 
     @property
     def latent_features(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from torch import nn
 
 from composer.algorithms.gated_linear_units.gated_linear_unit_layers import BERTGatedFFOutput
-from composer.algorithms.warnings import NoEffectWarning
+from composer.algorithms.warnings import warn_no_effect
 from composer.core import ADDS_NORMS, REPLACES_FEEDFORWARD, Algorithm, Event, Placement, State
 from composer.loggers import Logger
 from composer.utils import MissingConditionalImportError, check_flags, module_surgery
@@ -129,11 +128,7 @@ def apply_gated_linear_units(
         module_surgery.replace_module_classes(model, policies, optimizers=optimizers)
     module_surgery.warn_about_kept_modules("apply_gated_linear_units", model, skipped)
     if not module_surgery.count_module_instances(model, BERTGatedFFOutput):
-        warnings.warn(
-            "`apply_gated_linear_units` changed nothing: the model has no replaceable feed-forward layer.",
-            NoEffectWarning,
-            stacklevel=2,
-        )
+        warn_no_effect("`apply_gated_linear_units` changed nothing: the model has no replaceable feed-forward layer.")
 
 
 def _import_bert() -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 import torch
@@ -13,7 +12,7 @@ from composer.algorithms.ghost_batchnorm.ghost_batchnorm_layers import GhostBatc
 from composer.algorithms.ghost_batchnorm.ghost_batchnorm_layers import GhostBatchNorm3d as GhostBatchNorm3d
 from composer.algorithms.ghost_batchnorm.ghost_batchnorm_layers import _GhostBatchNorm as _GhostBatchNorm
 from composer.algorithms.ghost_batchnorm.ghost_batchnorm_layers import check_ghost_batch_size
-from composer.algorithms.warnings import NoEffectWarning
+from composer.algorithms.warnings import warn_no_effect
 from composer.core import ADDS_NORMS, REPLACES_BLOCKS, REPLACES_NORMS, Algorithm, Event, Placement, State
 from composer.loggers import Logger
 from composer.utils import module_surgery, plain_number
@@ -69,11 +68,9 @@ def apply_ghost_batchnorm(
     module_surgery.replace_module_classes(model, dict.fromkeys(kinds, ghost), optimizers=optimizers)
     module_surgery.warn_about_kept_modules("apply_ghost_batchnorm", model, skipped)
     if not module_surgery.count_module_instances(model, _GhostBatchNorm):
-        warnings.warn(
+        warn_no_effect(
             "`apply_ghost_batchnorm` changed nothing: the model has no `BatchNorm1d`, `BatchNorm2d` or `BatchNorm3d` "
-            "that can be wrapped.",
-            NoEffectWarning,
-            stacklevel=2,
+            "that can be wrapped."
         )
 
 

@@ -114,6 +114,4 @@ _GHOSTS: dict[type[_BatchNorm], type[_GhostBatchNorm]] = {
 
 
 def check_ghost_batch_size(ghost_batch_size: int) -> None:
-    check_integers(ghost_batch_size=ghost_batch_size)
-    if ghost_batch_size < 1:
-        raise ValueError(f"`ghost_batch_size` must be at least 1, got {ghost_batch_size!r}. 32 is the default.")
+    check_integers("32 is the default.", ghost_batch_size=ghost_batch_size, least=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from operator import ge
 from typing import Any, cast
@@ -10,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from composer.algorithms.warnings import NoEffectWarning
+from composer.algorithms.warnings import warn_no_effect
 from composer.core import REPLACES_DROPOUT, Algorithm, Event, Placement, State, TimeUnit
 from composer.loggers import Logger
 from composer.utils import check_finite, check_integers, module_surgery, plain_number
@@ -276,11 +275,7 @@ def apply_gyro_dropout(
     if seed is None:
         seed = int(torch.randint(2**31, (), device="cpu"))
     if not _replace(model, (iters_per_epoch, max_epoch, p, sigma, tau, seed)):
-        warnings.warn(
-            "`apply_gyro_dropout` changed nothing: the model has no `torch.nn.Dropout` with `p > 0`.",
-            NoEffectWarning,
-            stacklevel=2,
-        )
+        warn_no_effect("`apply_gyro_dropout` changed nothing: the model has no `torch.nn.Dropout` with `p > 0`.")
 
 
 def _replace(model: nn.Module, options: tuple[Any, ...]) -> list[GyroDropoutLayer]:
@@ -363,11 +358,7 @@ class GyroDropout(Algorithm):
         model: Any = state.model.module if state.is_model_ddp else state.model
         self._layers = _replace(model, (1, 1, self.p, self.sigma, self.tau, self._seed))
         if not self._layers:
-            warnings.warn(
-                "`GyroDropout` changed nothing: the model has no `torch.nn.Dropout` with `p > 0`.",
-                NoEffectWarning,
-                stacklevel=2,
-            )
+            warn_no_effect("`GyroDropout` changed nothing: the model has no `torch.nn.Dropout` with `p > 0`.")
         for layer in self._layers:
             layer.driven = True
         for layer, shape in zip(self._layers, self._shapes, strict=False):
@@ -397,9 +388,7 @@ def _steps(state: State) -> float | None:
 
 def _check(p: float, sigma: int, tau: int) -> None:
     """Raise ValueError unless `p` is a probability and 1 <= tau <= sigma."""
-    check_finite(p=p)
-    if not 0 <= p <= 1:
-        raise ValueError(f"`p` must be in [0, 1], got {p!r}. It is the probability to drop an element.")
+    check_finite("It is the probability to drop an element.", p=p, least=0, most=1)
     check_integers(sigma=sigma, tau=tau)
     if not 1 <= tau <= sigma:
         raise ValueError(

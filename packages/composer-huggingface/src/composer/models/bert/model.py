@@ -12,6 +12,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from composer.metrics import BinaryF1Score, LanguageCrossEntropy, MaskedAccuracy
 from composer.models.huggingface import HuggingFaceModel
 from composer.models.huggingface._factories import Plan, build
+from composer.utils import check_finite
 
 __all__ = ["create_bert_classification", "create_bert_mlm"]
 
@@ -101,8 +102,7 @@ def create_bert_classification(
     Source: Devlin et al., "BERT: Pre-training of Deep Bidirectional Transformers for Language Understanding",
         arXiv:1810.04805, section 4.1.
     """
-    if num_labels < 1:
-        raise ValueError(f"`num_labels` must be at least 1, got {num_labels!r}. Use 1 to predict a number.")
+    check_finite("Use 1 to predict a number.", num_labels=num_labels, least=1)
     config = {"num_labels": num_labels, **(model_config or {})}
     if config["num_labels"] != num_labels:
         raise ValueError(

@@ -21,8 +21,6 @@ from composer.models.huggingface._peft import filter_state_dict_peft, names_of_a
 from composer.utils import dist
 from composer.utils.import_helpers import import_from_distribution
 
-__all__ = ["load_weights", "read", "weights_of", "write_huggingface_pretrained_from_composer_checkpoint"]
-
 log = logging.getLogger(__name__)
 
 _NEEDED = ("model", "integrations", "algorithms", "metadata", "is_model_ddp", "_is_model_ddp_wrapped")

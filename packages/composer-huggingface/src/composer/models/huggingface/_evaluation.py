@@ -9,17 +9,6 @@ from typing import Any
 import torch
 import transformers
 
-__all__ = [
-    "are_replaced",
-    "labels_of",
-    "logits_of",
-    "loss_of_labels",
-    "named",
-    "next_tokens",
-    "resolve_shift_labels",
-    "without_labels",
-]
-
 log = logging.getLogger(__name__)
 
 _IGNORE_INDEX = -100

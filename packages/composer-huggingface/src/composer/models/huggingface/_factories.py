@@ -8,8 +8,6 @@ from typing import Any
 
 import transformers
 
-__all__ = ["Plan", "build", "recompute_activations"]
-
 
 @dataclass
 class Plan:

@@ -13,8 +13,6 @@ from typing import Any
 
 import transformers
 
-__all__ = ["read_tokenizer", "tokenizer_of", "write_files"]
-
 _TEXT = {".txt", ".py", ".jinja"}
 _KNOWN = {".json", ".model", *_TEXT}
 _PART = re.compile(r"[A-Za-z0-9_\-][A-Za-z0-9_.\-]*")

@@ -23,18 +23,6 @@ from composer.models.huggingface._files import read_tokenizer
 from composer.models.huggingface._peft import check_lora, import_peft, is_adapted, maybe_get_underlying_model
 from composer.utils import import_object
 
-__all__ = [
-    "class_of",
-    "config_of",
-    "describe",
-    "get_hf_config_from_composer_state_dict",
-    "get_peft_config_from_composer_state_dict",
-    "hf_state_of",
-    "instantiate",
-    "peft_config_of",
-    "saved_class",
-]
-
 _ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention", "paged_attention")
 
 

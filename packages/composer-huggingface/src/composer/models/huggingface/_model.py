@@ -19,8 +19,6 @@ from composer.models.huggingface import _checkpoint, _evaluation, _metadata, _pe
 from composer.models.huggingface._files import tokenizer_of
 from composer.utils import dist, is_model_fsdp2
 
-__all__ = ["HuggingFaceModel"]
-
 log = logging.getLogger(__name__)
 
 Path_ = str | os.PathLike[str]

@@ -21,20 +21,6 @@ import torch
 
 from composer.utils import MissingConditionalImportError
 
-__all__ = [
-    "adapted",
-    "check_adapters",
-    "check_lora",
-    "filter_state_dict_peft",
-    "import_peft",
-    "is_adapted",
-    "maybe_get_underlying_model",
-    "names_of_adapters",
-    "peft_filter_state_dict_trainable",
-    "peft_installed",
-    "save_adapters_only",
-]
-
 peft_installed = find_spec("peft") is not None
 """True if the library `peft` is installed."""
 

@@ -87,11 +87,7 @@ def _check_classes(logits: torch.Tensor) -> None:
 
 
 def _check_smoothing(smoothing: float) -> None:
-    check_finite(smoothing=smoothing)
-    if not 0 <= smoothing <= 1:
-        raise ValueError(
-            f"`smoothing` must be in [0, 1], got {smoothing!r}. 0 does not change the targets, 1 makes them uniform."
-        )
+    check_finite("0 does not change the targets, 1 makes them uniform.", smoothing=smoothing, least=0, most=1)
 
 
 def _check_labels(logits: torch.Tensor, labels: torch.Tensor) -> None:

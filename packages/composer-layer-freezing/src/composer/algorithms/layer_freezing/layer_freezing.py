@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn.utils.parametrize import is_parametrized
 
-from composer.algorithms.warnings import NoEffectWarning
+from composer.algorithms.warnings import warn_no_effect
 from composer.core import FREEZES_WEIGHTS, Algorithm, Event, Placement, State
 from composer.loggers import Logger
 from composer.utils import check_finite, plain_number
@@ -63,8 +62,7 @@ def freeze_layers(
         arXiv:1706.05806, on freeze training.
     Differs: layers are frozen in one step, without a learning rate per layer that decays to zero.
     """
-    _check("freeze_start", freeze_start)
-    _check("freeze_level", freeze_level)
+    check_finite("It is a fraction.", freeze_start=freeze_start, freeze_level=freeze_level, least=0, most=1)
     layers = _layers(model)
     fraction = 0.0
     if current_duration > freeze_start:
@@ -111,8 +109,7 @@ class LayerFreezing(Algorithm):
     placement = Placement(provides={FREEZES_WEIGHTS})
 
     def __init__(self, freeze_start: float = 0.5, freeze_level: float = 1.0) -> None:
-        _check("freeze_start", freeze_start)
-        _check("freeze_level", freeze_level)
+        check_finite("It is a fraction.", freeze_start=freeze_start, freeze_level=freeze_level, least=0, most=1)
         self.freeze_start, self.freeze_level = plain_number(freeze_start), plain_number(freeze_level)
         self.layers_frozen = 0
         self._state: Callable[[], State | None] = _nothing
@@ -128,11 +125,9 @@ class LayerFreezing(Algorithm):
             self._state = weakref.ref(state)
             layers = _layers(state.model)
             if len(layers) < 2:
-                warnings.warn(
+                warn_no_effect(
                     f"`LayerFreezing` will have no effect: the model has {len(layers)} layer with parameters, and the "
-                    f"last one is never frozen.",
-                    NoEffectWarning,
-                    stacklevel=2,
+                    f"last one is never frozen."
                 )
             _freeze(layers, self.layers_frozen, state.optimizers)
             return
@@ -163,12 +158,6 @@ class LayerFreezing(Algorithm):
 
 def _nothing() -> None:
     return None
-
-
-def _check(name: str, value: float) -> None:
-    check_finite(**{name: value})
-    if not 0 <= value <= 1:
-        raise ValueError(f"`{name}` must be in [0, 1], got {value!r}. It is a fraction.")
 
 
 def _layers(model: torch.nn.Module) -> list[torch.nn.Module]:

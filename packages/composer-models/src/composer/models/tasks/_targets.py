@@ -11,8 +11,6 @@ from torch import Tensor
 if TYPE_CHECKING:
     from torchmetrics import Metric  # slow to import, so at run time only when there are metrics
 
-__all__ = ["check_shapes", "check_tensors", "index_targets", "takes_indices"]
-
 
 def takes_indices(metric: Metric) -> bool:
     """Return True if a metric supports only class indices, not probabilities."""

@@ -162,7 +162,6 @@ def _resolve_num_classes(module: torch.nn.Module, num_classes: Any) -> int | Non
     if given is not None and own is not None and given != own:
         warnings.warn(
             f"`num_classes={given}` was given, but `module.num_classes` is {own}. Using {own}.",
-            UserWarning,
             stacklevel=3,
         )
     return given if own is None else own

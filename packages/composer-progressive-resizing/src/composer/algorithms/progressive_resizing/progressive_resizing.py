@@ -190,18 +190,15 @@ class ProgressiveResizing(Algorithm):
         target_key: Any = 1,
     ) -> None:
         _check_mode(mode)
-        _check_fraction("initial_scale", initial_scale)
-        _check_fraction("finetune_fraction", finetune_fraction)
-        _check_fraction("delay_fraction", delay_fraction)
+        fractions = {"finetune_fraction": finetune_fraction, "delay_fraction": delay_fraction}
+        check_finite("It is a fraction.", initial_scale=initial_scale, **fractions, least=0, most=1)
         if delay_fraction + finetune_fraction > 1:
             raise ValueError(
                 f"`delay_fraction` and `finetune_fraction` must not add up to more than 1, got {delay_fraction!r} and "
                 f"{finetune_fraction!r}. Images grow in the time between them."
             )
-        check_integers(size_increment=size_increment)
+        check_integers("Use 1 for every width.", size_increment=size_increment, least=1)
         check_flags(resize_targets=resize_targets)
-        if size_increment < 1:
-            raise ValueError(f"`size_increment` must be at least 1, got {size_increment!r}. Use 1 for every width.")
         self.mode = mode
         self.initial_scale = plain_number(initial_scale)
         self.finetune_fraction, self.delay_fraction = plain_number(finetune_fraction), plain_number(delay_fraction)
@@ -250,9 +247,3 @@ class ProgressiveResizing(Algorithm):
         # The quotient may be rounded down, and `int(quotient * width)` would then be one pixel short.
         quotient = rounded / width
         return quotient if int(quotient * width) == rounded else math.nextafter(quotient, 1)
-
-
-def _check_fraction(name: str, value: float) -> None:
-    check_finite(**{name: value})
-    if not 0 <= value <= 1:
-        raise ValueError(f"`{name}` must be in [0, 1], got {value!r}. It is a fraction.")

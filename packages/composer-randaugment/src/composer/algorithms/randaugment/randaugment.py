@@ -176,9 +176,5 @@ class RandAugment(Algorithm):
 
 
 def _check(severity: float, depth: int) -> None:
-    check_finite(severity=severity)
-    check_integers(depth=depth)
-    if not 0 <= severity <= 10:
-        raise ValueError(f"`severity` must be in [0, 10], got {severity!r}. 10 is the strongest.")
-    if depth < 0:
-        raise ValueError(f"`depth` must not be negative, got {depth!r}. Use 0 for no augmentation.")
+    check_finite("10 is the strongest.", severity=severity, least=0, most=10)
+    check_integers("Use 0 for no augmentation.", depth=depth, least=0)

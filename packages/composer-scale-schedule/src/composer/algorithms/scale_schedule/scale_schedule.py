@@ -157,9 +157,7 @@ def _nothing() -> None:
 
 
 def _check_ratio(name: str, ratio: float) -> None:
-    check_finite(**{name: ratio})
-    if not ratio > 0:
-        raise ValueError(f"`{name}` must be positive, got {ratio!r}. Use 0.5 for half the time.")
+    check_finite("Use 0.5 for half the time.", **{name: ratio}, above=0)
 
 
 def _scaled(name: str, length: int, ssr: float, warmup: int = 0) -> int:

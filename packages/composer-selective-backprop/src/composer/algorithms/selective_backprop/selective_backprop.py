@@ -176,14 +176,11 @@ class SelectiveBackprop(Algorithm):
         input_key: Any = 0,
         target_key: Any = 1,
     ) -> None:
-        check_finite(start=start, end=end)
-        check_integers(interrupt=interrupt)
-        if not 0 <= start <= 1:
-            raise ValueError(f"`start` must be in [0, 1], got {start!r}. It is a fraction of the run.")
+        check_finite("It is a fraction of the run.", start=start, least=0, most=1)
+        check_finite(end=end)
         if end < start:
             raise ValueError(f"`end` must not be less than `start`, got {end!r} and {start!r}. Use for example 0.9.")
-        if interrupt < 0:
-            raise ValueError(f"`interrupt` must not be negative, got {interrupt!r}. Use 0 to prune every batch.")
+        check_integers("Use 0 to prune every batch.", interrupt=interrupt, least=0)
         _check_fractions(keep, scale_factor)
         self.start, self.end = plain_number(start), plain_number(end)
         self.keep, self.scale_factor = plain_number(keep), plain_number(scale_factor)
@@ -247,17 +244,8 @@ def _check_model(model: Any) -> None:
 
 
 def _check_fractions(keep: float, scale_factor: float) -> None:
-    check_finite(keep=keep, scale_factor=scale_factor)
-    if not 0 < keep <= 1:
-        raise ValueError(
-            f"`keep` must be in (0, 1], got {keep!r}. It is the fraction of a batch that is trained on, at least one "
-            f"example."
-        )
-    if not 0 < scale_factor <= 1:
-        raise ValueError(
-            f"`scale_factor` must be in (0, 1], got {scale_factor!r}. With less than 1, losses are computed on smaller "
-            f"inputs."
-        )
+    check_finite("It is the fraction of a batch that is trained on, at least one example.", keep=keep, above=0, most=1)
+    check_finite("With less than 1, losses are computed on smaller inputs.", scale_factor=scale_factor, above=0, most=1)
 
 
 def _check_loss(loss_fun: Any) -> None:

@@ -214,19 +214,15 @@ class SeqLengthWarmup(Algorithm):
         truncate: bool = True,
         preserve_end_of_sequence: bool = False,
     ) -> None:
-        check_finite(duration=duration)
-        if not 0 <= duration <= 1:
-            raise ValueError(f"`duration` must be in [0, 1], got {duration!r}. It is a fraction of the run.")
+        check_finite("It is a fraction of the run.", duration=duration, least=0, most=1)
         check_flags(truncate=truncate, preserve_end_of_sequence=preserve_end_of_sequence)
-        check_integers(min_seq_length=min_seq_length, max_seq_length=max_seq_length, step_size=step_size)
+        check_integers(min_seq_length=min_seq_length, step_size=step_size, least=1)
+        check_integers(max_seq_length=max_seq_length)
         if max_seq_length < min_seq_length:
             raise ValueError(
                 f"`max_seq_length` must not be less than `min_seq_length`, got {max_seq_length!r} and "
                 f"{min_seq_length!r}."
             )
-        for name, value in (("min_seq_length", min_seq_length), ("step_size", step_size)):
-            if value < 1:
-                raise ValueError(f"`{name}` must be at least 1, got {value!r}.")
         self.duration = plain_number(duration)
         self.min_seq_length, self.max_seq_length = plain_number(min_seq_length), plain_number(max_seq_length)
         self.step_size = plain_number(step_size)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 import torch
@@ -11,7 +10,7 @@ from torch import nn
 from composer.algorithms.squeeze_excite.squeeze_excite_layers import SqueezeExcite2d as SqueezeExcite2d
 from composer.algorithms.squeeze_excite.squeeze_excite_layers import SqueezeExciteConv2d as SqueezeExciteConv2d
 from composer.algorithms.squeeze_excite.squeeze_excite_layers import check_latent_channels
-from composer.algorithms.warnings import NoEffectWarning
+from composer.algorithms.warnings import warn_no_effect
 from composer.core import REPLACES_BLOCKS, REPLACES_FEEDFORWARD, WRAPS_CONVS, Algorithm, Event, Placement, State
 from composer.loggers import Logger
 from composer.utils import check_integers, module_surgery, plain_number
@@ -82,11 +81,9 @@ def apply_squeeze_excite(
     module_surgery.replace_module_classes(model, {nn.Conv2d: wrap}, optimizers=optimizers)
     module_surgery.warn_about_kept_modules("apply_squeeze_excite", model, skipped)
     if not module_surgery.count_module_instances(model, SqueezeExciteConv2d):
-        warnings.warn(
+        warn_no_effect(
             f"`apply_squeeze_excite` had no effect: the model has no `Conv2d` with at least {min_channels} input and "
-            f"output channels that can be wrapped.",
-            NoEffectWarning,
-            stacklevel=2,
+            f"output channels that can be wrapped."
         )
 
 
@@ -132,9 +129,7 @@ class SqueezeExcite(Algorithm):
 
     def __init__(self, latent_channels: float = 64, min_channels: int = 128) -> None:
         check_latent_channels(latent_channels)
-        check_integers(min_channels=min_channels)
-        if min_channels < 0:
-            raise ValueError(f"`min_channels` must not be negative, got {min_channels!r}. Use 0 for every convolution.")
+        check_integers("Use 0 for every convolution.", min_channels=min_channels, least=0)
         self.latent_channels = plain_number(latent_channels)
         self.min_channels = plain_number(min_channels)
 

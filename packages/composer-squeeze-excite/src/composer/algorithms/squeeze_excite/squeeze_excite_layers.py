@@ -107,9 +107,5 @@ class SqueezeExciteConv2d(nn.Module):
 
 
 def check_latent_channels(latent_channels: float) -> None:
-    check_finite(latent_channels=latent_channels)
-    if latent_channels <= 0:
-        raise ValueError(
-            f"`latent_channels` must be positive, got {latent_channels!r}. Use for example 64, or 0.125 for an eighth "
-            f"of the channels."
-        )
+    hint = "Use for example 64, or 0.125 for an eighth of the channels."
+    check_finite(hint, latent_channels=latent_channels, above=0)

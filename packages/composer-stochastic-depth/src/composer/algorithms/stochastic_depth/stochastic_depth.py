@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +16,7 @@ from composer.algorithms.stochastic_depth.stochastic_layers import (
     make_resnet_bottleneck_stochastic,
     rate_of,
 )
-from composer.algorithms.warnings import NoEffectWarning
+from composer.algorithms.warnings import warn_no_effect
 from composer.core import REPLACES_BLOCKS, Algorithm, Event, Placement, State, Time, TimeUnit
 from composer.loggers import Logger
 from composer.utils import check_finite, module_surgery, plain_number
@@ -72,11 +71,7 @@ def apply_stochastic_depth(
     """
     _validate(target_layer_name, stochastic_method, drop_rate, drop_distribution)
     if not _make_stochastic(model, target_layer_name, stochastic_method, drop_rate, drop_distribution):
-        warnings.warn(
-            f"`apply_stochastic_depth` had no effect: the model has no {_name_of(target_layer_name)}.",
-            NoEffectWarning,
-            stacklevel=2,
-        )
+        warn_no_effect(f"`apply_stochastic_depth` had no effect: the model has no {_name_of(target_layer_name)}.")
 
 
 def _make_stochastic(
@@ -204,11 +199,7 @@ class StochasticDepth(Algorithm):
             self._blocks, self._rate = _make_stochastic(state.model, *arguments), self.drop_rate
             self.num_stochastic_layers = len(self._blocks)
             if not self._blocks:
-                warnings.warn(
-                    f"`StochasticDepth` had no effect: the model has no {_name_of(self.target_layer_name)}.",
-                    NoEffectWarning,
-                    stacklevel=2,
-                )
+                warn_no_effect(f"`StochasticDepth` had no effect: the model has no {_name_of(self.target_layer_name)}.")
             logger.log_metrics({"stochastic_depth/num_stochastic_layers": self.num_stochastic_layers})
             return
         self._set_rates(min(_warmup_fraction(self.drop_warmup, state), 1.0) * self.drop_rate)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import warnings
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +11,7 @@ from torch import fx, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
-from composer.algorithms.warnings import NoEffectWarning
+from composer.algorithms.warnings import warn_no_effect
 from composer.core import (
     FACTORIZES_WEIGHTS,
     REPLACES_BLOCKS,
@@ -96,24 +95,20 @@ def apply_weight_standardization(module: nn.Module, n_last_layers_ignore: int = 
         arXiv:1903.10520, the definition of weight standardization.
     Differs: the constant in the denominator is 1e-10, inside the square root.
     """
-    _check_number(n_last_layers_ignore)
+    check_integers("Use 0 for none.", n_last_layers_ignore=n_last_layers_ignore, least=0)
     convs = [m for m in module.modules() if isinstance(m, _CONVS)]
     unsupported = _find_unsupported(module, convs)
     module_surgery.warn_about_kept_modules("apply_weight_standardization", module, unsupported)
     convs = [m for m in convs if m not in unsupported and _filter_size(m) > 1]  # a single element would become 0
     if not convs:
-        warnings.warn(
+        warn_no_effect(
             "`apply_weight_standardization` had no effect: the model has no `Conv1d`, `Conv2d` or `Conv3d` with "
-            "filters of more than one element that can be standardized.",
-            NoEffectWarning,
-            stacklevel=2,
+            "filters of more than one element that can be standardized."
         )
     elif n_last_layers_ignore >= len(convs):
-        warnings.warn(
+        warn_no_effect(
             f"`apply_weight_standardization` had no effect: `n_last_layers_ignore={n_last_layers_ignore}` leaves out "
-            f"all {len(convs)} convolutions of the model.",
-            NoEffectWarning,
-            stacklevel=2,
+            f"all {len(convs)} convolutions of the model."
         )
         return 0
     if n_last_layers_ignore > 0:
@@ -156,7 +151,7 @@ class WeightStandardization(Algorithm):
     )
 
     def __init__(self, n_last_layers_ignore: int = 0) -> None:
-        _check_number(n_last_layers_ignore)
+        check_integers("Use 0 for none.", n_last_layers_ignore=n_last_layers_ignore, least=0)
         self.n_last_layers_ignore = plain_number(n_last_layers_ignore)
 
     @staticmethod
@@ -168,12 +163,6 @@ class WeightStandardization(Algorithm):
         """Standardize the weights and log their number."""
         count = apply_weight_standardization(state.model, self.n_last_layers_ignore)
         logger.log_hyperparameters({"WeightStandardization/num_weights_standardized": count})
-
-
-def _check_number(n_last_layers_ignore: int) -> None:
-    check_integers(n_last_layers_ignore=n_last_layers_ignore)
-    if n_last_layers_ignore < 0:
-        raise ValueError(f"`n_last_layers_ignore` must not be negative, got {n_last_layers_ignore!r}. Use 0 for none.")
 
 
 def _find_unsupported(module: nn.Module, convs: list[Conv]) -> dict[nn.Module, str]:
