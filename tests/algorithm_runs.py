@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,16 +22,31 @@ from composer.models import ComposerModel
 from tools.pairs import classes, judge
 
 CLASSES = {cls.__name__: cls for cls in classes()}
+
+
+def teacher() -> torch.nn.Module:
+    """Return a classifier of images of any size, with the same weights each time."""
+    linear = torch.nn.Linear(3, 4)
+    with torch.no_grad():
+        linear.weight.copy_(torch.arange(12.0).view(4, 3).sin())
+        linear.bias.zero_()
+    return torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), linear)
+
+
 # Small enough for the models here, and acting within three epochs of one batch.
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "Alibi": {"max_sequence_length": 32},
     "BlurPool": {"min_channels": 0},
+    "Distillation": {"teacher": teacher()},
     "EMA": {"half_life": "2ba"},
-    "Factorize": {"min_channels": 4, "min_features": 4, "latent_channels": 2, "latent_features": 2},
+    "Factorize": {"min_channels": 4, "min_features": 4, "latent_channels": 4, "latent_features": 4},
     "GhostBatchNorm": {"ghost_batch_size": 4},
     "GradientClipping": {"clipping_type": "norm", "clipping_threshold": 0.1},
     "LayerFreezing": {"freeze_start": 0.0, "freeze_level": 0.5},
+    "LogitSoftcap": {"final": 5.0, "attention": 5.0, "head_name": "head"},
+    "Muon": {"lr": 0.02},
     "ProgressiveResizing": {"delay_fraction": 0.3, "finetune_fraction": 0.3},
+    "QKNorm": {"query_name": "query", "key_name": "key", "head_dim": 8},
     "SAM": {"rho": 0.05, "interval": 2},
     "SWA": {"swa_start": "1ep", "swa_end": "2ep", "update_interval": "1ep"},
     "ScaleSchedule": {"ratio": 2.0},
@@ -38,6 +54,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "SeqLengthWarmup": {"duration": 0.5, "min_seq_length": 8, "max_seq_length": 16},
     "SqueezeExcite": {"min_channels": 4},
     "StochasticDepth": {"target_layer_name": "ResNetBottleneck", "drop_rate": 0.5},
+    "ZLoss": {"coefficient": 0.1},
 }
 # What differs from the arguments of a run of three batches, so that an algorithm acts before, at and after each death.
 LONGER: dict[str, dict[str, Any]] = {
@@ -56,7 +73,7 @@ LONGER: dict[str, dict[str, Any]] = {
     "SeqLengthWarmup": {"duration": 0.9, "min_seq_length": 4, "max_seq_length": 16, "step_size": 3},
     "StochasticDepth": {"target_layer_name": "ResNetBottleneck", "drop_rate": 0.9, "drop_warmup": "9ba"},
 }
-LANGUAGE = {"Alibi", "GatedLinearUnits", "SeqLengthWarmup"}
+LANGUAGE = {"Alibi", "GatedLinearUnits", "LogitSoftcap", "QKNorm", "SeqLengthWarmup"}
 Norm = Callable[[int], torch.nn.Module]
 LOWER_PRECISION = {"FusedLayerNorm", "LowPrecisionGroupNorm", "LowPrecisionLayerNorm"}
 
@@ -190,7 +207,8 @@ def arguments_of(name: str) -> dict[str, Any]:
 
 def make(name: str, keys: dict[str, str], arguments: dict[str, Any] | None = None) -> Algorithm:
     """An algorithm that finds images and labels under keys; `arguments` go before those of the table."""
-    algorithm = CLASSES[name](**(ARGUMENTS.get(name, {}) if arguments is None else arguments))
+    # A copy: an algorithm may move what it is given to the device of its run.
+    algorithm = CLASSES[name](**copy.deepcopy(ARGUMENTS.get(name, {}) if arguments is None else arguments))
     for key, value in keys.items():
         if hasattr(algorithm, key):
             setattr(algorithm, key, value)

@@ -36,9 +36,9 @@ BLOCKS = ARGUMENTS["StochasticDepth"]
 CROPS = {**ARGUMENTS["ProgressiveResizing"], "mode": "crop"}
 # Without random numbers, and each example on its own: the same result, in whatever parts.
 EXACT = listed(
-    "Alibi BlurPool ChannelsLast EMA Factorize FusedLayerNorm GatedLinearUnits GradientClipping LabelSmoothing "
-    "LayerFreezing LowPrecisionGroupNorm LowPrecisionLayerNorm NoOpModel ProgressiveResizing SWA ScaleSchedule "
-    "SeqLengthWarmup SqueezeExcite WeightStandardization"
+    "Alibi BlurPool ChannelsLast Distillation EMA Factorize FusedLayerNorm GatedLinearUnits GradientClipping "
+    "LabelSmoothing LayerFreezing LogitSoftcap LowPrecisionGroupNorm LowPrecisionLayerNorm Muon NoOpModel "
+    "ProgressiveResizing QKNorm SWA ScaleSchedule SeqLengthWarmup SqueezeExcite WeightStandardization ZLoss"
 )
 EXACT |= {
     "EMA by epochs": Case("EMA", {"smoothing": 0.5, "half_life": None, "update_interval": "1ep"}),

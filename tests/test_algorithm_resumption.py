@@ -101,7 +101,9 @@ CASES |= {
     for name in ("EMA", "GyroDropout", "StochasticDepth")
 }
 CASES |= {
-    "all of vision": together(sorted(CLASSES.keys() - LANGUAGE - {"NoOpModel"})),
+    # `SWA` with a schedule needs one optimizer, and `Muon` makes two.
+    "all of vision": together(sorted(CLASSES.keys() - LANGUAGE - {"NoOpModel", "Muon"})),
+    "all of vision but SWA": together(sorted(CLASSES.keys() - LANGUAGE - {"NoOpModel", "SWA"})),
     "all that remember": together(STATEFUL),
     "microbatches": together(STATEFUL, device_train_microbatch_size=3),
 }

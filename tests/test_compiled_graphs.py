@@ -27,6 +27,7 @@ from composer import Trainer
 from composer.algorithms.stochastic_depth import apply_stochastic_depth
 from composer.core import Callback, State
 from composer.loggers import Logger
+from composer.optim import CosineAnnealingScheduler, DecoupledAdamW, DecoupledSGDW
 
 # Dynamo looks at the attribute of whatever is passed to a graph.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
@@ -65,7 +66,7 @@ def fresh() -> None:
     torch.compiler.reset()
 
 
-def graphs_of(name: str | None) -> list[int]:
+def graphs_of(name: str | None, optimizer: Any = torch.optim.SGD, **options: Any) -> list[int]:
     graphs = Graphs()
     lower = name in LOWER_PRECISION
     norm = partial(torch.nn.GroupNorm, 4) if lower else torch.nn.BatchNorm2d
@@ -74,7 +75,7 @@ def graphs_of(name: str | None) -> list[int]:
     trainer = Trainer(
         model=model,
         train_dataloader=DataLoader(noise(8 * STEPS), batch_size=8, collate_fn=captioned if name in LANGUAGE else None),
-        optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+        optimizers=optimizer(model.parameters(), lr=0.1),
         algorithms=None if name is None else make(name, keys, arguments_of(name)),
         callbacks=graphs,
         compile_config={"backend": graphs.compile},
@@ -83,6 +84,7 @@ def graphs_of(name: str | None) -> list[int]:
         precision="amp_bf16" if lower else "fp32",
         progress_bar=False,
         seed=0,
+        **options,
     )
     trainer.fit()
     trainer.close()
@@ -91,6 +93,46 @@ def graphs_of(name: str | None) -> list[int]:
 
 def test_a_model_is_one_graph() -> None:
     assert [1] * STEPS == graphs_of(None)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW, DecoupledSGDW, DecoupledAdamW])
+def test_a_compiled_step_is_two_graphs_at_any_learning_rate(optimizer: Any) -> None:
+    after = graphs_of(None, optimizer, compile_step=True, schedulers=CosineAnnealingScheduler())
+
+    # Forward pass and loss; the optimizer, again once it has a state, and again with a learning rate that varies.
+    assert 2 == after[0]
+    assert after[2] <= 4
+    assert after[2] == after[-1]
+
+
+def test_what_acts_between_forward_and_loss_keeps_the_loss_out_of_the_graph() -> None:
+    assert [2] * STEPS == graphs_of("LabelSmoothing", compile_step=True)  # the forward pass; the optimizer
+    # An optimizer that runs the passes itself is not compiled.
+    assert [1] * STEPS == graphs_of("SAM", compile_step=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"precision": "amp_bf16"}, {"device_train_microbatch_size": 4}])
+def test_a_compiled_step_trains_as_an_eager_one_does(options: dict[str, Any]) -> None:
+    weights = []
+    for compiled in ({}, {"compile_config": {"backend": "aot_eager"}, "compile_step": True}):
+        torch.manual_seed(0)
+        model = Classifier()
+        trainer = Trainer(
+            model=model,
+            train_dataloader=DataLoader(noise(8 * STEPS), batch_size=8),
+            optimizers=DecoupledSGDW(model.parameters(), lr=0.1, momentum=0.9),
+            max_duration=f"{STEPS}ba",
+            device="cpu",
+            progress_bar=False,
+            seed=0,
+            **{**options, **compiled},
+        )
+        trainer.fit()
+        trainer.close()
+        weights.append([parameter.detach().clone() for parameter in model.parameters()])
+
+    for eager, graph in zip(*weights, strict=True):
+        torch.testing.assert_close(eager, graph)
 
 
 @pytest.mark.parametrize("name", sorted(CLASSES))

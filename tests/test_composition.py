@@ -87,6 +87,7 @@ def test_all_vision_algorithms_run_together_for_an_epoch_of_the_digits() -> None
     pixels = images.expand(-1, 3, -1, -1).permute(0, 2, 3, 1).numpy()
     loader = torch.utils.data.DataLoader(Images(pixels, labels), batch_size=64)
     model = Classifier(digits.num_classes)
+    differing = {"Distillation": {"teacher": Classifier(digits.num_classes, seed=2)}}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NotIntendedUseWarning)
         trainer = Trainer(
@@ -94,7 +95,7 @@ def test_all_vision_algorithms_run_together_for_an_epoch_of_the_digits() -> None
             train_dataloader=loader,
             max_duration="1ep",
             optimizers=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
-            algorithms=[make(name, {}) for name in chosen],
+            algorithms=[make(name, {}, differing.get(name)) for name in chosen],
             precision=Precision.AMP_BF16,
             progress_bar=False,
             device="cpu",

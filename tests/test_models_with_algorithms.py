@@ -160,15 +160,16 @@ def test_an_algorithm_trains_a_model_or_says_why_not(kind: str, name: str) -> No
     torch.manual_seed(0)
     facts = KINDS[kind]
     model, data = facts.model(), facts.data()
+    arguments = {"Distillation": {"teacher": facts.model()}} | facts.arguments
     if name in facts.refused:
         error, message = facts.refused[name]
         with pytest.raises(error, match=message):
-            train(trainer_of(model, data, name, **facts.arguments))
+            train(trainer_of(model, data, name, **arguments))
     elif name in facts.idle:
         with pytest.warns(NoEffectWarning):
-            train(trainer_of(model, data, name, **facts.arguments), duration="1ba")
+            train(trainer_of(model, data, name, **arguments), duration="1ba")
     else:
-        train(trainer_of(model, data, name, **facts.arguments))
+        train(trainer_of(model, data, name, **arguments))
 
 
 def test_the_published_recipe_trains_a_resnet() -> None:

@@ -22,6 +22,7 @@ NAN, INF = float("nan"), float("inf")
 
 REQUIRED: dict[str, Any] = {
     "Alibi": {"max_sequence_length": 8},
+    "Distillation": {"teacher": torch.nn.Identity()},
     "GradientClipping": {"clipping_type": "norm", "clipping_threshold": 1.0},
     "SqueezeExcite2d": {"num_features": 8},
     "SqueezeExciteConv2d": {"in_channels": 8, "out_channels": 8, "kernel_size": 3},
@@ -40,6 +41,7 @@ REQUIRED: dict[str, Any] = {
     "PolynomialScheduler": {"power": 2.0},
     "PolynomialWithWarmupScheduler": {"t_warmup": "1ba"},
     "StepScheduler": {"step_size": "1ba"},
+    "WarmupStableDecayScheduler": {"t_warmup": "1ba"},
     "DecoupledSGDW": {"lr": 0.1},
 }
 # (class, argument): values that mean what they say.

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from algorithm_runs import CLASSES, LANGUAGE, Classifier, noise
+from algorithm_runs import CLASSES, LANGUAGE, Classifier, noise, teacher
 from torch.utils.data import DataLoader, default_collate
 from torchmetrics.classification import MulticlassAccuracy
 from transformers import BertConfig, BertModel
@@ -17,7 +17,7 @@ from transformers import BertConfig, BertModel
 from composer import Trainer
 from composer.algorithms import EMA, SAM, GatedLinearUnits, NoOpModel
 from composer.algorithms.warnings import NoEffectWarning
-from composer.core import Algorithm, Callback, Engine, Event, State
+from composer.core import REPLACES_OPTIMIZER, Algorithm, Callback, Engine, Event, State
 from composer.core.saving.rebuild import rebuild
 from composer.loggers import ConsoleLogger, FileLogger, InMemoryLogger, Logger, ProgressBarLogger
 from composer.loss import soft_cross_entropy
@@ -29,6 +29,7 @@ REQUIRED = sorted(name for name, cls in CLASSES.items() if cls.required_on_load(
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "Alibi": {"max_sequence_length": 32, "train_sequence_length_scaling": 1.0},
     "BlurPool": {"min_channels": 0, "blur_first": False},
+    "Distillation": {"teacher": teacher(), "weight": 0.2},
     "EMA": {"half_life": "2ba"},
     "Factorize": {"min_channels": 4, "min_features": 4, "latent_channels": 2, "latent_features": 0.5},
     "GatedLinearUnits": {"gated_layer_bias": True},
@@ -38,6 +39,8 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "LayerFreezing": {"freeze_start": 0.0, "freeze_level": 0.5},
     "LowPrecisionGroupNorm": {"apply_at": Event.INIT},
     "LowPrecisionLayerNorm": {"apply_at": Event.INIT},
+    "LogitSoftcap": {"final": 2.0, "attention": 2.0, "head_name": "head"},
+    "QKNorm": {"norm": "layer", "query_name": "query", "key_name": "key", "head_dim": 8},
     "SAM": {"interval": 2},
     "SWA": {
         "swa_start": "0.1dur",
@@ -99,9 +102,15 @@ def make_state(name: str, *algorithms: Algorithm, seed: int = 0) -> State:
     )
 
 
+def schedulers_of(state: State) -> list[torch.optim.lr_scheduler.LRScheduler]:
+    """Return a scheduler, unless an algorithm makes other optimizers, for which it would be too early."""
+    replaced = any(REPLACES_OPTIMIZER in algorithm.placement.provides for algorithm in state.algorithms)
+    return [] if replaced else [torch.optim.lr_scheduler.StepLR(state.optimizers[0], 1)]
+
+
 def trained(name: str, *algorithms: Algorithm) -> State:
     state = make_state(name, *algorithms)
-    state.schedulers = torch.optim.lr_scheduler.StepLR(state.optimizers[0], 1)
+    state.schedulers = schedulers_of(state)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NoEffectWarning)
         train_by_hand(state, [batch_of(name)] * 2)
@@ -207,7 +216,7 @@ def test_a_required_algorithm_comes_back_with_the_checkpoint(name: str) -> None:
     expected = trained(name, make(name))
     saved = through_a_file(expected.state_dict())
     state = make_state(name, seed=1)
-    state.schedulers = torch.optim.lr_scheduler.StepLR(state.optimizers[0], 1)
+    state.schedulers = schedulers_of(state)
     with pytest.warns(UserWarning, match=f"^Automatically adding required_on_load algorithm `{name}"):
         state.load_state_dict(saved, strict=True)
 
@@ -268,7 +277,7 @@ def test_what_should_have_come_before_a_listed_algorithm_is_applied_before_it(mi
     """The changes of the listed ones are undone, and all are made in the declared order."""
     expected = trained(missing, make(missing), *map(make, listed))
     state = make_state(missing, *map(make, listed), seed=1)
-    state.schedulers = torch.optim.lr_scheduler.StepLR(state.optimizers[0], 1)
+    state.schedulers = schedulers_of(state)
     engine = Engine(state)
     engine.run_event("init")
     engine.run_event("before_load")

@@ -15,6 +15,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from composer import algorithms
 from composer.algorithms.warnings import NotIntendedUseWarning
 from composer.core import Algorithm, ConflictError
@@ -24,6 +26,7 @@ from tools.workspace import ROOT
 # For algorithms with required arguments.
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "Alibi": {"max_sequence_length": 256},
+    "Distillation": {"teacher": torch.nn.Identity()},
     "GradientClipping": {"clipping_type": "norm", "clipping_threshold": 1.0},
     "StochasticDepth": {"target_layer_name": "ResNetBottleneck"},
 }

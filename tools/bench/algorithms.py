@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -22,10 +22,11 @@ from composer.algorithms.augmix import AugmentAndMixTransform
 from composer.algorithms.blurpool import BlurMaxPool2d
 from composer.algorithms.ema import EMA
 from composer.algorithms.randaugment import RandAugmentTransform
+from composer.algorithms.sam import SAMOptimizer
 from composer.core import Engine, State
 from composer.loss import soft_cross_entropy
 from composer.optim import DecoupledAdamW, DecoupledSGDW
-from tools.bench._measure import interleaved, machine, timed
+from tools.bench._measure import interleaved, keep_memory, machine, spread, timed
 
 Run = Callable[[], object]
 
@@ -158,6 +159,39 @@ def _weights() -> Iterator[Match]:
     )
 
 
+def _clipping() -> Iterator[Match]:
+    model = torchvision.models.resnet50()
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    parameters = list(model.parameters())
+    for kind, theirs in (("norm", torch.nn.utils.clip_grad_norm_), ("value", torch.nn.utils.clip_grad_value_)):
+        ours = partial(cf.apply_gradient_clipping, parameters, kind, 1e-3)
+        yield Match(f"clipping of ResNet-50, {kind}", ours, partial(theirs, parameters, 1e-3), theirs.__name__, 1.1)
+
+
+def _sam() -> Iterator[Match]:
+    """A step of SAM against two steps without it; a network with many weights and little to compute, so the worst."""
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(8)))
+    inputs = torch.randn(256, 1024)
+
+    def closure() -> torch.Tensor:
+        network.zero_grad()
+        loss = network(inputs).square().mean()
+        loss.backward()
+        return cast("torch.Tensor", loss.detach())
+
+    plain = torch.optim.SGD(network.parameters(), lr=1e-3, momentum=0.9, fused=True)
+    sam = SAMOptimizer(torch.optim.SGD(network.parameters(), lr=1e-3, momentum=0.9, fused=True))
+
+    def twice() -> None:
+        closure()
+        closure()
+        plain.step()
+
+    yield Match("SAM, 8 layers of 1024x1024", partial(sam.step, closure), twice, "two passes", 1.05)
+
+
 def _optimizers() -> Iterator[Match]:
     def made(cls: Any, **arguments: Any) -> Run:
         model = torchvision.models.resnet50()
@@ -206,14 +240,19 @@ def main(arguments: list[str]) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     print(f"{machine()}; {options.rounds} interleaved rounds, medians")
-    print(f"{'':44}{'rival':32}{'ours us':>10}{'theirs us':>10}{'ratio':>7}{'at most':>9}")
-    for group in (_mixes, _smoothing, _blur, _weights, _optimizers, _images):
+    keep_memory()
+    print(f"{'':44}{'rival':32}{'ours us':>10}{'theirs us':>10}{'ratio':>7}{'min-max':>12}{'at most':>9}")
+    for group in (_mixes, _smoothing, _blur, _weights, _clipping, _sam, _optimizers, _images):
         for match in group():
             if options.only.lower() not in match.name.lower():
                 continue
             contestants = {"ours": _repeated(match.ours), "theirs": _repeated(match.theirs)}
             results = interleaved(contestants, options.rounds)
             ours, theirs = (1e6 * statistics.median(values) for values in results.values())
-            ratio = statistics.median(a / b for a, b in zip(results["ours"], results["theirs"], strict=True))
+            ratios = [a / b for a, b in zip(results["ours"], results["theirs"], strict=True)]
+            ratio = statistics.median(ratios)
             verdict = "" if ratio <= match.bar else "  missed"
-            print(f"{match.name:44}{match.rival:32}{ours:10.1f}{theirs:10.1f}{ratio:7.2f}{match.bar:9.2f}{verdict}")
+            print(
+                f"{match.name:44}{match.rival:32}{ours:10.1f}{theirs:10.1f}{ratio:7.2f}{spread(ratios, 2):>12}"
+                f"{match.bar:9.2f}{verdict}"
+            )
