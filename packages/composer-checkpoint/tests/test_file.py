@@ -13,6 +13,8 @@ import random
 import resource
 import shutil
 import signal
+import subprocess
+import sys
 import tarfile
 import tempfile
 import threading
@@ -152,6 +154,24 @@ def test_files_of_the_first_format_are_read_and_checked(tmp_path: Path) -> None:
         path.write_bytes(changed)
         with pytest.raises(CorruptCheckpointError, match=r"a\.pt"):
             read_file(path)
+
+
+def test_checksums_are_the_same_without_the_fast_library(tmp_path: Path) -> None:
+    """A file that one machine wrote is checked on another one, for which there is no wheel of isal."""
+    write_file(content(), tmp_path / "a.pt")
+    program = """
+import sys
+sys.modules["isal"] = None
+from composer.checkpoint import checksum, check_file
+import zlib
+assert checksum.crc32 is zlib.crc32
+print(check_file(sys.argv[1]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, tmp_path / "a.pt"], capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout == "a.pt\n"
 
 
 def test_without_the_checksums_of_torch_all_bytes_are_covered(tmp_path: Path) -> None:

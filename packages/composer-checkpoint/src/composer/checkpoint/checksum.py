@@ -26,13 +26,17 @@ import json
 import os
 import struct
 import zipfile
-import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, NamedTuple
+
+try:
+    from isal.isal_zlib import crc32  # as fast as memory, several times as fast as zlib's
+except ImportError:  # there are no wheels for every platform
+    from zlib import crc32
 
 __all__ = [
     "CheckedFile",
@@ -200,7 +204,7 @@ def _check_parts(file: io.FileIO, path: Path, parts: deque[tuple[str, Part]]) ->
             return
         crc, done = 0, 0
         while done < part.size and (count := _read_at(file, path, part.start + done, block[: part.size - done])):
-            crc = zlib.crc32(block[:count], crc)
+            crc = crc32(block[:count], crc)
             done += count
         if done < part.size or crc != part.crc:
             raise CorruptCheckpointError(path, f"its checksum does not match its content, in its part {name!r}")
