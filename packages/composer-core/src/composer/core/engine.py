@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from composer.core._observed import ObservedList
 from composer.core.algorithm import always_matches, declared_events
@@ -362,6 +362,20 @@ class _Applied(Protocol):
     def apply(self, event: Event, state: State, logger: Logger) -> int | None: ...
 
 
+class _Calls(NamedTuple):
+    """The calls of algorithms in an order.
+
+    Attributes:
+        order: The indices of the algorithms.
+        calls: The calls, each with the key and the trace of a call that returns None.
+        logged: What is logged of them.
+    """
+
+    order: tuple[int, ...]
+    calls: list[tuple[_Apply, str, Trace]]
+    logged: dict[str, int]
+
+
 class AlgorithmPlan:
     """Runs the algorithms of one event in their order.
 
@@ -389,16 +403,20 @@ class AlgorithmPlan:
         algorithms = ordering.algorithms
         self._applied: Sequence[_Applied] = algorithms if applied is None else applied
         self.candidates = tuple(i for i in ordering.forward if _may_act(algorithms[i], event))
-        self._ascending = tuple(sorted(self.candidates))
         # Which algorithms acted at the first event of a pair matters only if there are declared orders.
         self._remember = ordering.declared and event.is_before_event
         self._reorder = ordering.declared and event.is_after_event
         self._always = all(always_matches(algorithms[i]) for i in self.candidates)
         self._matches = [(i, algorithms[i].match) for i in self.candidates]
-        self._calls: dict[tuple[int, ...], tuple[list[tuple[_Apply, str, Trace]], dict[str, int]]] = {}
+        self._calls: dict[tuple[int, ...], _Calls] = {}  # by order
+        # By the algorithms that match, and those that acted at the first event of the pair.
+        self._matched: dict[tuple[tuple[int, ...], tuple[int, ...]], _Calls] = {}
         self._keys = _trace_keys(algorithms, self.candidates, event)
         self._names = {i: type(algorithms[i]).__name__ for i in self.candidates}
         self._index = {id(algorithm): i for i, algorithm in enumerate(algorithms)}
+        self._fixed: _Calls | None = None  # the same each time
+        if self._always and not (self._passes or self._reorder):
+            self._fixed = self._calls_in(self._order(self.candidates, ()))
 
     def expected(self) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
         """Return the order if every candidate acts, and the assumed actors at the first event (None: no reversal)."""
@@ -410,31 +428,35 @@ class AlgorithmPlan:
             for i in self.ordering.forward
             if i in self.candidates and opener in (declared_events(algorithms[i]) or ())
         )
-        return self.ordering.backward(self._ascending, acted), acted
+        return self.ordering.backward(tuple(sorted(self.candidates)), acted), acted
 
     def run(self, state: State, logger: Logger) -> Traces:
         """Apply every matching algorithm; return the traces by `"{algorithm}/{event}"`."""
-        event = self.event
-        if self._always:
-            order, ascending = self.candidates, self._ascending
-        else:
-            matching = []
-            for i, match in self._matches:
+        if self._fixed is not None:
+            return self._apply(self._fixed, state, logger)
+        event, matching = self.event, self.candidates
+        if not self._always:
+            found = []
+            for i, match in self._matches:  # a comprehension would be another call
                 if match(event, state):
-                    matching.append(i)
-            if not matching and not self._passes:
+                    found.append(i)
+            if not found and not self._passes:
                 if self._remember:
                     self._acted[event] = ()
                 return {}
-            order, ascending = tuple(matching), tuple(sorted(matching))
-        if event.is_after_event and not self._replace:
-            acted = self._acted.get(self._opener, ()) if self._reorder and self._opener else ()
-            order = self.ordering.backward(ascending, acted)
+            matching = tuple(found)
+        acted = self._acted.get(self._opener, ()) if self._reorder and self._opener else ()
         if self._passes:
-            return self._apply_passed(order if not self._replace else ascending, state, logger)
-        if self._remember:
-            self._acted[event] = order
-        return self._apply(order, state, logger)
+            return self._apply_passed(self._order(matching, acted), state, logger)
+        if (matching, acted) not in self._matched:
+            self._matched[matching, acted] = self._calls_in(self._order(matching, acted))
+        return self._apply(self._matched[matching, acted], state, logger)
+
+    def _order(self, matching: tuple[int, ...], acted: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the order of matching algorithms, of which `acted` acted at the first event of the pair."""
+        if self._replace:
+            return tuple(sorted(matching))
+        return self.ordering.backward(tuple(sorted(matching)), acted) if self.event.is_after_event else matching
 
     def _apply_passed(self, order: Sequence[int], state: State, logger: Logger) -> Traces:
         """Apply the result of the passes, which may contain algorithms that do not act here or are not in the run."""
@@ -451,7 +473,7 @@ class AlgorithmPlan:
         if self._remember:
             self._acted[event] = tuple(i for i in indices if i is not None)
         if all(i in self._keys for i in indices):
-            return self._apply(tuple(i for i in indices if i is not None), state, logger)
+            return self._apply(self._calls_in(tuple(i for i in indices if i is not None)), state, logger)
         traces: Traces = {}
         for position, (i, algorithm) in enumerate(zip(indices, algorithms, strict=True)):
             applied = algorithm if i is None else self._applied[i]
@@ -462,26 +484,26 @@ class AlgorithmPlan:
             logger.log_traces({f"algorithm_traces/{trace.name}/{event}": 1 for trace in traces.values()})
         return traces
 
-    def _apply(self, order: tuple[int, ...], state: State, logger: Logger) -> Traces:
-        if order not in self._calls:
-            self._calls[order] = self._calls_in(order)
-        calls, logged = self._calls[order]
+    def _apply(self, calls: _Calls, state: State, logger: Logger) -> Traces:
         event, traces = self.event, {}
-        for apply, key, trace in calls:
+        if self._remember:
+            self._acted[event] = calls.order
+        for apply, key, trace in calls.calls:
             exit_code = apply(event, state, logger)
             traces[key] = trace if exit_code is None else replace(trace, exit_code=exit_code)
         if logger.destinations:
-            logger.log_traces(logged)
+            logger.log_traces(calls.logged)
         return traces
 
-    def _calls_in(self, order: tuple[int, ...]) -> tuple[list[tuple[_Apply, str, Trace]], dict[str, int]]:
-        """Return the calls of an order, each with the key and trace of a call that returns None, and what is logged."""
-        event, names = self.event, self._names
-        calls: list[tuple[_Apply, str, Trace]] = [
-            (self._applied[i].apply, self._keys[i], Trace(names[i], event, None, position, True))
-            for position, i in enumerate(order)
-        ]
-        return calls, {f"algorithm_traces/{names[i]}/{event}": 1 for i in order}
+    def _calls_in(self, order: tuple[int, ...]) -> _Calls:
+        if order not in self._calls:
+            event, names = self.event, self._names
+            calls = [
+                (self._applied[i].apply, self._keys[i], Trace(names[i], event, None, position, True))
+                for position, i in enumerate(order)
+            ]
+            self._calls[order] = _Calls(order, calls, {f"algorithm_traces/{names[i]}/{event}": 1 for i in order})
+        return self._calls[order]
 
 
 def _trace_keys(algorithms: Sequence[Algorithm], indices: Sequence[int], event: Event) -> dict[int, str]:
