@@ -498,7 +498,7 @@ class AlgorithmPlan:
     def _calls_in(self, order: tuple[int, ...]) -> _Calls:
         if order not in self._calls:
             event, names = self.event, self._names
-            calls = [
+            calls: list[tuple[_Apply, str, Trace]] = [
                 (self._applied[i].apply, self._keys[i], Trace(names[i], event, None, position, True))
                 for position, i in enumerate(order)
             ]
