@@ -36,6 +36,7 @@ def teacher() -> torch.nn.Module:
 # Small enough for the models here, and acting within three epochs of one batch.
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "Alibi": {"max_sequence_length": 32},
+    "BatchSizeWarmup": {"initial_batch_size": 2, "duration": "12sp"},
     "BlurPool": {"min_channels": 0},
     "Distillation": {"teacher": teacher()},
     "EMA": {"half_life": "2ba"},

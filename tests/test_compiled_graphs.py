@@ -34,6 +34,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor 
 STEPS = 8
 # Algorithms whose card does not say "static": graphs in the first batch, and later.
 CHANGING = {
+    "BatchSizeWarmup": (1, 1),  # sizes, the second of them as a variable
     "GyroDropout": (1, 1),  # once the masks are there
     "ProgressiveResizing": (1, 2),  # sizes, the second of them as a variable
     "SelectiveBackprop": (2, 0),  # a pass to choose, without gradients, and one to train

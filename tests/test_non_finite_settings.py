@@ -22,6 +22,7 @@ NAN, INF = float("nan"), float("inf")
 
 REQUIRED: dict[str, Any] = {
     "Alibi": {"max_sequence_length": 8},
+    "BatchSizeWarmup": {"initial_batch_size": 2},
     "Distillation": {"teacher": torch.nn.Identity()},
     "GradientClipping": {"clipping_type": "norm", "clipping_threshold": 1.0},
     "SqueezeExcite2d": {"num_features": 8},

@@ -28,6 +28,7 @@ REQUIRED = sorted(name for name, cls in CLASSES.items() if cls.required_on_load(
 # Small enough for the models here, acting within three batches, and other than the defaults.
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "Alibi": {"max_sequence_length": 32, "train_sequence_length_scaling": 1.0},
+    "BatchSizeWarmup": {"initial_batch_size": 2, "duration": "12sp"},
     "BlurPool": {"min_channels": 0, "blur_first": False},
     "Distillation": {"teacher": teacher(), "weight": 0.2},
     "EMA": {"half_life": "2ba"},

@@ -26,6 +26,7 @@ from tools.workspace import ROOT
 # For algorithms with required arguments.
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "Alibi": {"max_sequence_length": 256},
+    "BatchSizeWarmup": {"initial_batch_size": 32},
     "Distillation": {"teacher": torch.nn.Identity()},
     "GradientClipping": {"clipping_type": "norm", "clipping_threshold": 1.0},
     "StochasticDepth": {"target_layer_name": "ResNetBottleneck"},

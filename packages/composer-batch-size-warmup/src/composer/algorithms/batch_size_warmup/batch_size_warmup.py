@@ -1,0 +1,349 @@
+"""The functions, the batch sampler, then the class. Sizes and numbers of samples are those of one rank."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sized
+from typing import Any, cast
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
+
+from composer.algorithms.warnings import warn_no_effect
+from composer.core import CHANGES_BATCH_SIZE, Algorithm, Event, Placement, State, Time, TimeUnit
+from composer.loggers import Logger
+from composer.utils import check_integers, dist, plain_number
+
+__all__ = ["BatchSizeWarmup", "WarmupBatchSampler", "compute_batch_size", "estimate_noise_scale"]
+
+_SHAPES = ("linear", "doubling")
+
+
+def compute_batch_size(
+    samples: int, duration: int, initial: int, final: int, shape: str = "linear", multiple_of: int = 1
+) -> int:
+    """Compute the size of a batch from the number of samples that were drawn before it.
+
+    With n samples drawn and a warmup of D samples, the size is b for n = 0 and B for n >= D. Between them it is
+
+    - "linear": `b + (B - b) * n / D`, rounded down to a multiple of `multiple_of`;
+    - "doubling": `b * 2**floor(K * n / D)`, with `K = ceil(log2(B / b))`: K doublings, evenly spread over the samples.
+
+    Args:
+        samples: The number n of samples drawn before the batch.
+        duration: The number D of samples in the warmup. 0: the size is always B.
+        initial: The size b at the start.
+        final: The size B after the warmup.
+        shape: How the size grows: "linear" or "doubling".
+        multiple_of: Sizes between b and B are multiples of this, but not less than b.
+
+    Returns:
+        The size of the batch, at least b and at most B.
+
+    Example:
+        >>> [compute_batch_size(n, 400, 8, 64) for n in (0, 100, 200, 300, 400)]
+        [8, 22, 36, 50, 64]
+        >>> [compute_batch_size(n, 400, 8, 64, "doubling") for n in (0, 100, 200, 300, 400)]
+        [8, 8, 16, 32, 64]
+    """
+    if samples >= duration:
+        return final
+    if shape == "linear":
+        size = initial + (final - initial) * samples // duration
+    else:
+        doublings = (-(-final // initial) - 1).bit_length()
+        size = initial * 2 ** (doublings * samples // duration)
+    return min(max(size - size % multiple_of, initial), final)
+
+
+def estimate_noise_scale(
+    small: torch.Tensor, large: torch.Tensor, small_batch_size: int, large_batch_size: int
+) -> torch.Tensor:
+    """Estimate the simple noise scale from the norms of gradients of small and large batches.
+
+    The noise scale `tr(S) / |G|^2`, with the covariance S of the gradients of single examples and their mean G, is
+    about the batch size up to which twice the examples save nearly half of the steps. With the squared norms of the
+    mean gradients of b and of B examples,
+
+        tr(S) = (|g_b|^2 - |g_B|^2) / (1/b - 1/B)        |G|^2 = (B |g_B|^2 - b |g_b|^2) / (B - b)
+
+    are estimated without bias. Both are noisy, so they are averaged over all measurements before they are divided.
+
+    Args:
+        small: Squared norms of gradients of small batches, of any shape; for example, of each microbatch.
+        large: Squared norms of gradients of large batches, of any shape.
+        small_batch_size: The number b of examples in a small batch.
+        large_batch_size: The number B of examples in a large batch.
+
+    Returns:
+        The noise scale in examples, a scalar on the device of `small`. It is negative or infinite if the measurements
+        are too few to tell `|G|^2` from 0.
+
+    Raises:
+        ValueError: The sizes are not positive, or `large_batch_size` is not larger than `small_batch_size`.
+
+    Example:
+        >>> estimate_noise_scale(torch.tensor([5.0, 3.0]), torch.tensor([1.5]), 4, 32)
+        tensor(10.)
+
+    Source: McCandlish, Kaplan, Amodei and the OpenAI Dota Team, "An Empirical Model of Large-Batch Training",
+        arXiv:1812.06162, appendix A.1.
+    Differs: none.
+    """
+    check_integers(small_batch_size=small_batch_size, large_batch_size=large_batch_size, least=1)
+    if large_batch_size <= small_batch_size:
+        raise ValueError(
+            f"`large_batch_size` must be larger than `small_batch_size`, got {large_batch_size} and {small_batch_size}."
+        )
+    b, B = small_batch_size, large_batch_size
+    norm_b, norm_B = small.double().mean(), large.double().mean()
+    trace = (norm_b - norm_B) / (1 / b - 1 / B)
+    squared_norm = (B * norm_B - b * norm_b) / (B - b)
+    return (trace / squared_norm).to(small.dtype)
+
+
+class WarmupBatchSampler(Sampler[list[int]]):
+    """Makes batches of a growing size from the indices of another sampler; see `compute_batch_size`.
+
+    The sizes depend only on the number of samples drawn, so the order of the samples is that of batches of fixed size,
+    and workers may load batches in advance.
+
+    Args:
+        sampler: Draws the indices of an epoch, in their order.
+        duration: The number of samples in the warmup.
+        initial: The batch size at the start.
+        final: The batch size after the warmup.
+        shape: How the size grows: "linear" or "doubling".
+        multiple_of: Sizes during the warmup are multiples of this.
+        drop_last: Leave out the last batch of an epoch if the samples left do not fill it.
+
+    Attributes:
+        samples_before: The samples drawn in all epochs before the next one to be iterated. Set it before each epoch.
+
+    Example:
+        >>> list(WarmupBatchSampler(range(9), duration=4, initial=1, final=4, shape="doubling"))
+        [[0], [1], [2, 3], [4, 5, 6, 7], [8]]
+    """
+
+    def __init__(
+        self,
+        sampler: Iterable[int],
+        duration: int,
+        initial: int,
+        final: int,
+        shape: str = "linear",
+        multiple_of: int = 1,
+        drop_last: bool = False,
+    ) -> None:
+        self.sampler, self.drop_last = sampler, drop_last
+        self.plan = {
+            "duration": duration,
+            "initial": initial,
+            "final": final,
+            "shape": shape,
+            "multiple_of": multiple_of,
+        }
+        self.samples_before = 0
+
+    def __iter__(self) -> Iterator[list[int]]:
+        indices, drawn = iter(self.sampler), self.samples_before
+        while batch := list(itertools.islice(indices, size := compute_batch_size(drawn, **self.plan))):
+            if self.drop_last and len(batch) < size:
+                return
+            yield batch
+            drawn += len(batch)
+
+    def __len__(self) -> int:
+        """Return the number of batches of the next epoch."""
+        left, drawn, batches = len(cast("Sized", self.sampler)), self.samples_before, 0
+        while left > 0:
+            size = compute_batch_size(drawn, **self.plan)
+            if self.drop_last and left < size:
+                break
+            left, drawn, batches = left - size, drawn + size, batches + 1
+        return batches
+
+
+class BatchSizeWarmup(Algorithm):
+    """Trains with small batches first, which grow to the batch size of the loader.
+
+    At FIT_START the batch sampler of the training loader is replaced by a `WarmupBatchSampler`. The size of a batch
+    follows from the number of samples drawn before it; see `compute_batch_size`. The order of the samples is unchanged,
+    and so are batches after the warmup, but for where they begin. An epoch has more batches than without the warmup.
+
+    Batches are split into microbatches as always: `device_train_microbatch_size` limits the memory, and a larger batch
+    is accumulated from more of them. Several microbatches equal one batch.
+
+    Schedules in samples or tokens ("sp", "tok", and "dur" of a `max_duration` in these) mean the same as without the
+    warmup. Those in batches end after fewer samples.
+
+    The loader must be a `torch.utils.data.DataLoader` over a data set with indices, with `batch_size`. Resumption is
+    exact on the same number of ranks. The plan, of b, B and D, is saved: another `max_duration` does not change it.
+
+    **Events** FIT_START; EPOCH_START; BATCH_START, where the size is logged. **Reads** the timestamp, the length of the
+    run. **Writes** the batch sampler of `state.dataloader`, and `state.dataloader_len`. **Cost** none. **Compilation**
+    each size may recompile a compiled model: choose "doubling" and sizes of which few occur, or microbatches.
+
+    **Logs** `batch_size_warmup/batch_size`, of one rank.
+
+    **When not to use it** steps per second are limited by something that does not depend on the batch, such as
+    communication; the loader's batch size is below the noise scale from the start.
+
+    Args:
+        initial_batch_size: The size b at the start, of one rank like the loader's `batch_size`, the size B at the end.
+        duration: The length of the warmup: samples of all ranks ("100000sp"), epochs ("2ep"), or a fraction of a run
+            that is measured in one of these ("0.3dur").
+        shape: How the size grows: "linear", or "doubling" at equal distances.
+        multiple_of: Sizes between b and B are multiples of this. None: of `device_train_microbatch_size`, so that all
+            microbatches are full.
+
+    Raises:
+        ValueError: An argument is out of range; at FIT_START, if the loader is of another kind, its batches are smaller
+            than `initial_batch_size`, or the warmup cannot be counted in samples.
+        TypeError: `duration` is not a time.
+
+    Example:
+        >>> BatchSizeWarmup(initial_batch_size=32, duration="0.25dur").shape
+        'doubling'
+
+    Source: Smith, Kindermans, Ying and Le, "Don't Decay the Learning Rate, Increase the Batch Size", arXiv:1711.00489;
+        Merrill et al., "Critical Batch Size Revisited", arXiv:2505.23971.
+    Differs: the learning rate is left to its schedule.
+    """
+
+    events = frozenset({Event.FIT_START, Event.EPOCH_START, Event.BATCH_START})
+    placement = Placement(provides={CHANGES_BATCH_SIZE}, excludes={CHANGES_BATCH_SIZE})
+
+    def __init__(
+        self,
+        initial_batch_size: int,
+        duration: str | Time[Any] = "0.3dur",
+        shape: str = "doubling",
+        multiple_of: int | None = None,
+    ) -> None:
+        check_integers(initial_batch_size=initial_batch_size, least=1)
+        if multiple_of is not None:
+            check_integers(multiple_of=multiple_of, least=1)
+        if shape not in _SHAPES:
+            raise ValueError(f"`shape` must be one of {', '.join(map(repr, _SHAPES))}, got {shape!r}.")
+        self.initial_batch_size = plain_number(initial_batch_size)
+        self.duration, self.shape = _parse_duration(duration), shape
+        self.multiple_of = None if multiple_of is None else plain_number(multiple_of)
+        self._plan: dict[str, Any] | None = None  # the arguments of `compute_batch_size`, for one rank
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Replace the batch sampler, set the number of samples before the epoch, or log the size."""
+        if event is Event.BATCH_START:
+            if logger.destinations and self._plan is not None:
+                size = compute_batch_size(state.timestamp._sample // _num_shards(state), **self._plan)
+                logger.log_metrics({"batch_size_warmup/batch_size": size})
+            return
+        loader: Any = state.dataloader
+        if event is Event.FIT_START:
+            _check_loader(loader)
+        uses_all = state.dataloader_len is None or state.dataloader_len.value == len(loader)  # not only a subset
+        if event is Event.FIT_START:
+            self._plan = self._plan or self._make_plan(state)
+            _install(loader, self._plan)
+        now = state.timestamp
+        loader.batch_sampler.samples_before = (now._sample - now._sample_in_epoch) // _num_shards(state)
+        if uses_all:
+            state.dataloader_len = -1  # the number of batches has changed
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the plan of the warmup; None before FIT_START."""
+        return {**super().state_dict(), "plan": self._plan}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned, before FIT_START."""
+        self._plan = state.get("plan")
+
+    def _make_plan(self, state: State) -> dict[str, Any]:
+        loader = state.dataloader
+        final, initial = _check_loader(loader), self.initial_batch_size
+        if initial > final:
+            raise ValueError(
+                f"`initial_batch_size` must not be larger than the batch size of the loader, {final}, got {initial}."
+            )
+        if initial == final:
+            warn_no_effect(f"`BatchSizeWarmup` changed nothing: the batch size of the loader is {final}, too.")
+        microbatch = state.device_train_microbatch_size
+        multiple_of = self.multiple_of
+        if multiple_of is None:
+            multiple_of = int(microbatch) if microbatch is not None and microbatch < final else 1
+        return {
+            "duration": self._num_samples(state),
+            "initial": initial,
+            "final": final,
+            "shape": self.shape,
+            "multiple_of": multiple_of,
+        }
+
+    def _num_samples(self, state: State) -> int:
+        """Return the length of the warmup in samples of one rank."""
+        value, unit, limit = self.duration.value, self.duration.unit, state.max_duration
+        if unit is TimeUnit.DURATION:
+            if limit is None or limit.unit not in (TimeUnit.SAMPLE, TimeUnit.EPOCH):
+                raise ValueError(
+                    f"`duration` must be in 'sp' or 'ep' for a run of {'unknown length' if limit is None else limit}, "
+                    f"got '{self.duration}': how many samples that is depends on the batch sizes."
+                )
+            value, unit = value * limit.value, limit.unit
+        if unit is TimeUnit.EPOCH:
+            return int(value * len(cast("DataLoader[Any]", state.dataloader).sampler))  # type: ignore[arg-type]
+        return int(value / _num_shards(state))
+
+
+def _parse_duration(value: Any) -> Time[Any]:
+    if not isinstance(value, (str, Time)):
+        raise TypeError(f"`duration` must be a time string or a `Time`, got {value!r}. Use for example '0.3dur'.")
+    duration = value if isinstance(value, Time) else Time.from_timestring(value)
+    if duration.unit not in (TimeUnit.SAMPLE, TimeUnit.EPOCH, TimeUnit.DURATION) or duration.value < 0:
+        raise ValueError(
+            f"`duration` must be a time in 'sp', 'ep' or 'dur', at least 0, got '{duration}': the batch size must "
+            f"follow from the number of samples. Use '0.3dur' for 30 % of the run."
+        )
+    if duration.unit is TimeUnit.DURATION and duration.value > 1:
+        raise ValueError(f"`duration` must not be longer than the run, got '{duration}'. Use at most '1dur'.")
+    return duration
+
+
+def _check_loader(loader: Any) -> int:
+    """Return the batch size of a loader, and check that its batch sampler can be replaced."""
+    sampler = getattr(loader, "batch_sampler", None)
+    size = getattr(sampler, "batch_size", None)
+    if isinstance(sampler, WarmupBatchSampler):
+        size = sampler.plan["final"]
+    known = (
+        isinstance(loader, DataLoader)
+        and not isinstance(loader.dataset, IterableDataset)
+        and type(sampler) in (BatchSampler, WarmupBatchSampler)
+    )
+    if not known or not isinstance(size, int):
+        kind = type(loader).__name__ if sampler is None else f"{type(loader).__name__} with a {type(sampler).__name__}"
+        raise ValueError(
+            f"`train_dataloader` must be a `torch.utils.data.DataLoader` over a data set with indices, made with "
+            f"`batch_size`, for `BatchSizeWarmup`, got a {kind}, whose batches cannot be made anew."
+        )
+    if getattr(loader, "_iterator", None) is not None and not isinstance(sampler, WarmupBatchSampler):
+        raise ValueError(
+            "`train_dataloader` must not have been iterated before training for `BatchSizeWarmup`: its persistent "
+            "workers keep the batch sampler. Make a new `DataLoader`, or use `persistent_workers=False`."
+        )
+    return size
+
+
+def _install(loader: Any, plan: dict[str, Any]) -> None:
+    """Give the loader a batch sampler that follows the plan."""
+    replaced = loader.batch_sampler
+    if isinstance(replaced, WarmupBatchSampler):
+        replaced.plan = plan
+        return
+    sampler = WarmupBatchSampler(replaced.sampler, **plan, drop_last=replaced.drop_last)
+    # The loader refuses assignment, since a running iterator keeps the old one; `_check_loader` excludes that.
+    object.__setattr__(loader, "batch_sampler", sampler)
+
+
+def _num_shards(state: State) -> int:
+    """Return into how many parts the samples are split: one per rank, or per group of tensor-parallel ranks."""
+    return dist.get_world_size() // (1 if state.tp_config is None else int(state.tp_config.tensor_parallel_degree))
