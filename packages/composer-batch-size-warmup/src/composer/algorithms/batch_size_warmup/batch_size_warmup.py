@@ -136,7 +136,7 @@ class WarmupBatchSampler(Sampler[list[int]]):
         drop_last: bool = False,
     ) -> None:
         self.sampler, self.drop_last = sampler, drop_last
-        self.plan = {
+        self.plan: dict[str, Any] = {
             "duration": duration,
             "initial": initial,
             "final": final,
