@@ -5,7 +5,18 @@ from __future__ import annotations
 import importlib
 import sys
 
-_BENCHMARKS = ("overhead", "growth", "observers", "events", "imports", "algorithms", "checkpoints", "loaders", "gpu")
+_BENCHMARKS = (
+    "overhead",
+    "growth",
+    "observers",
+    "events",
+    "imports",
+    "algorithms",
+    "checkpoints",
+    "loaders",
+    "characters",
+    "gpu",
+)
 
 
 def main(arguments: list[str]) -> int:

@@ -77,6 +77,16 @@ def test_the_length_of_each_epoch_is_known_when_it_begins() -> None:
     assert lengths[0] > lengths[2] == 3
 
 
+def test_after_the_run_the_loader_makes_batches_of_full_size() -> None:
+    loader = loader_of()
+    engine = start(BatchSizeWarmup(2, duration="1dur"), loader)
+    epoch(engine)
+    engine.run_event(Event.FIT_END)
+
+    assert [len(batch) for (batch,) in loader] == [16, 16, 8]
+    assert engine.state.dataloader_len == 3
+
+
 def test_a_subset_of_the_batches_stays_one() -> None:
     state = State(model=SimpleConvModel(), max_duration="4ep", algorithms=BatchSizeWarmup(2, duration="60sp"))
     state.set_dataloader(loader_of(), "train", 2)

@@ -180,9 +180,10 @@ class BatchSizeWarmup(Algorithm):
     The loader must be a `torch.utils.data.DataLoader` over a data set with indices, with `batch_size`. Resumption is
     exact on the same number of ranks. The plan, of b, B and D, is saved: another `max_duration` does not change it.
 
-    **Events** FIT_START; EPOCH_START; BATCH_START, where the size is logged. **Reads** the timestamp, the length of the
-    run. **Writes** the batch sampler of `state.dataloader`, and `state.dataloader_len`. **Cost** none. **Compilation**
-    each size may recompile a compiled model: choose "doubling" and sizes of which few occur, or microbatches.
+    **Events** FIT_START; EPOCH_START; BATCH_START, where the size is logged; FIT_END, from where on the loader makes
+    batches of full size. **Reads** the timestamp, the length of the run. **Writes** the batch sampler of
+    `state.dataloader`, and `state.dataloader_len`. **Cost** none. **Compilation** each size may recompile a compiled
+    model: choose "doubling" and sizes of which few occur, or microbatches.
 
     **Logs** `batch_size_warmup/batch_size`, of one rank.
 
@@ -211,7 +212,7 @@ class BatchSizeWarmup(Algorithm):
     Differs: the learning rate is left to its schedule.
     """
 
-    events = frozenset({Event.FIT_START, Event.EPOCH_START, Event.BATCH_START})
+    events = frozenset({Event.FIT_START, Event.EPOCH_START, Event.BATCH_START, Event.FIT_END})
     placement = Placement(provides={CHANGES_BATCH_SIZE}, excludes={CHANGES_BATCH_SIZE})
 
     def __init__(
@@ -230,6 +231,7 @@ class BatchSizeWarmup(Algorithm):
         self.duration, self.shape = _parse_duration(duration), shape
         self.multiple_of = None if multiple_of is None else plain_number(multiple_of)
         self._plan: dict[str, Any] | None = None  # the arguments of `compute_batch_size`, for one rank
+        self._uses_all = True  # all batches of the loader, not only the first of an epoch
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Replace the batch sampler, set the number of samples before the epoch, or log the size."""
@@ -238,16 +240,14 @@ class BatchSizeWarmup(Algorithm):
                 size = compute_batch_size(state.timestamp._sample // _num_shards(state), **self._plan)
                 logger.log_metrics({"batch_size_warmup/batch_size": size})
             return
-        loader: Any = state.dataloader
         if event is Event.FIT_START:
-            _check_loader(loader)
-        uses_all = state.dataloader_len is None or state.dataloader_len.value == len(loader)  # not only a subset
-        if event is Event.FIT_START:
-            self._plan = self._plan or self._make_plan(state)
-            _install(loader, self._plan)
-        now = state.timestamp
-        loader.batch_sampler.samples_before = (now._sample - now._sample_in_epoch) // _num_shards(state)
-        if uses_all:
+            self._install(state)
+        sampler, now = _sampler_of(state.dataloader), state.timestamp
+        if event is Event.FIT_END:
+            sampler.samples_before = sampler.plan["duration"]  # whoever uses the loader next gets batches of full size
+        else:
+            sampler.samples_before = (now._sample - now._sample_in_epoch) // _num_shards(state)
+        if self._uses_all:
             state.dataloader_len = -1  # the number of batches has changed
 
     def state_dict(self) -> dict[str, Any]:
@@ -257,6 +257,20 @@ class BatchSizeWarmup(Algorithm):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned, before FIT_START."""
         self._plan = state.get("plan")
+
+    def _install(self, state: State) -> None:
+        """Give the training loader a batch sampler that follows the plan."""
+        loader: Any = state.dataloader
+        _check_loader(loader)
+        self._plan = self._plan or self._make_plan(state)
+        self._uses_all = state.dataloader_len is None or state.dataloader_len.value == len(loader)
+        replaced = _sampler_of(loader)
+        if isinstance(replaced, WarmupBatchSampler):
+            replaced.plan = self._plan
+            return
+        sampler = WarmupBatchSampler(replaced.sampler, **self._plan, drop_last=replaced.drop_last)
+        # The loader refuses assignment, since a running iterator keeps the old one; `_check_loader` excludes that.
+        object.__setattr__(loader, "batch_sampler", sampler)
 
     def _make_plan(self, state: State) -> dict[str, Any]:
         loader = state.dataloader
@@ -333,15 +347,8 @@ def _check_loader(loader: Any) -> int:
     return size
 
 
-def _install(loader: Any, plan: dict[str, Any]) -> None:
-    """Give the loader a batch sampler that follows the plan."""
-    replaced = loader.batch_sampler
-    if isinstance(replaced, WarmupBatchSampler):
-        replaced.plan = plan
-        return
-    sampler = WarmupBatchSampler(replaced.sampler, **plan, drop_last=replaced.drop_last)
-    # The loader refuses assignment, since a running iterator keeps the old one; `_check_loader` excludes that.
-    object.__setattr__(loader, "batch_sampler", sampler)
+def _sampler_of(loader: Any) -> Any:
+    return loader.batch_sampler
 
 
 def _num_shards(state: State) -> int:

@@ -1,0 +1,203 @@
+"""Muon next to a tuned AdamW on the characters of a text: fewer steps to the same loss, and the cost of a step.
+
+The text is split into parts to train (90 %), to choose learning rates (5 %) and to report (5 %). Both optimizers choose
+among the same learning rates, with the same two seeds; a choice at the edge of the grid extends it. AdamW then trains
+`--steps` steps with each of `--seeds` fresh seeds, and Muon `--steps` / `--ratio` steps with its own schedule,
+from the same initial weights and with the same data order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from composer import Trainer
+from composer.algorithms import Muon
+from composer.models import ComposerModel
+from composer.optim import CosineAnnealingWithWarmupScheduler
+from tools.bench._measure import interleaved, machine, spread, timed
+
+__all__ = ["main"]
+
+_LENGTH, _BATCH = 64, 32
+_GRID = (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2)
+_TUNING_SEEDS = (1000, 1001)
+_T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}  # 97.5 %, by n
+
+
+class Block(torch.nn.Module):
+    """A block of a decoder, with normalization before each part."""
+
+    def __init__(self, width: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.norm1, self.norm2 = torch.nn.LayerNorm(width), torch.nn.LayerNorm(width)
+        self.query, self.key, self.value, self.out = (torch.nn.Linear(width, width, bias=False) for _ in range(4))
+        self.up, self.down = torch.nn.Linear(width, 4 * width), torch.nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        normed = self.norm1(x)
+        q, k, v = (
+            layer(normed).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        down: torch.Tensor = self.down(F.gelu(self.up(self.norm2(x))))
+        return x + down
+
+
+class Decoder(ComposerModel):
+    """A small GPT with learned positions."""
+
+    def __init__(self, vocabulary: int, width: int, depth: int, num_heads: int, length: int) -> None:
+        super().__init__()
+        self.tokens, self.positions = torch.nn.Embedding(vocabulary, width), torch.nn.Embedding(length, width)
+        self.blocks = torch.nn.Sequential(*(Block(width, num_heads) for _ in range(depth)))
+        self.norm, self.head = torch.nn.LayerNorm(width), torch.nn.Linear(width, vocabulary, bias=False)
+        for module in self.modules():
+            if isinstance(module, (torch.nn.Linear, torch.nn.Embedding)):
+                torch.nn.init.normal_(module.weight, std=0.02)
+        for block in self.blocks:
+            for layer in (block.out, block.down):
+                torch.nn.init.normal_(layer.weight, std=0.02 / math.sqrt(2 * depth))
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(batch[:, :-1]) + self.positions.weight[: batch.shape[1] - 1]
+        logits: torch.Tensor = self.head(self.norm(self.blocks(x)))
+        return logits
+
+    def loss(self, outputs: Any, batch: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return F.cross_entropy(outputs.flatten(0, 1), batch[:, 1:].flatten())
+
+
+@cache
+def _parts(path: Path) -> tuple[list[torch.Tensor], int]:
+    """Return the codes of the characters to train, to choose and to report, and the number of different ones."""
+    text = path.read_text(encoding="utf-8")
+    codes = {character: code for code, character in enumerate(sorted(set(text)))}
+    data = torch.tensor([codes[character] for character in text])
+    return list(
+        data.split([len(data) * 9 // 10, len(data) // 20, len(data) - len(data) * 9 // 10 - len(data) // 20])
+    ), len(codes)
+
+
+def _train(path: Path, lr: float, steps: int, seed: int, algorithms: Callable[[], list[Any]], part: int) -> float:
+    """Train, and return the mean loss of all whole windows of a part."""
+    parts, vocabulary = _parts(path)
+    torch.manual_seed(seed)
+    model = Decoder(vocabulary, width=96, depth=3, num_heads=4, length=_LENGTH)
+    starts = torch.randint(len(parts[0]) - _LENGTH - 1, (steps, _BATCH))
+    windows = parts[0].unfold(0, _LENGTH + 1, 1)
+    decay = [p for p in model.parameters() if p.dim() > 1]
+    no_decay = [p for p in model.parameters() if p.dim() <= 1]
+    groups = [{"params": decay, "weight_decay": 0.1}, {"params": no_decay, "weight_decay": 0.0}]
+    trainer = Trainer(
+        model=model,
+        optimizers=torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), fused=True),
+        schedulers=CosineAnnealingWithWarmupScheduler(t_warmup="0.1dur"),
+        train_dataloader=[windows[row] for row in starts],
+        max_duration="1ep",
+        algorithms=algorithms(),
+        progress_bar=False,
+        device="cpu",
+        seed=seed,
+    )
+    trainer.fit()
+    trainer.close()
+    model.eval()
+    with torch.no_grad():
+        held = parts[part].unfold(0, _LENGTH + 1, _LENGTH)
+        losses = [(model.loss(model(batch), batch), len(batch)) for batch in held.split(256)]
+    return sum(float(loss) * count for loss, count in losses) / len(held)
+
+
+def _tune(path: Path, steps: int, algorithms: Callable[[], list[Any]]) -> float:
+    """Return the learning rate with the best loss on the second part; none at the edge of the grid."""
+    means: dict[float, float] = {}
+    wanted = list(_GRID)
+    while wanted:
+        for lr in wanted:
+            found = [_train(path, lr, steps, seed, algorithms, part=1) for seed in _TUNING_SEEDS]
+            means[lr] = statistics.mean(found) if all(map(math.isfinite, found)) else math.inf
+            print(f"  {lr:<8g} {means[lr]:.4f}", flush=True)
+        best = min(means, key=lambda lr: means[lr])
+        wanted = [best / 2] if best == min(means) else [best * 2] if best == max(means) else []
+    return best
+
+
+def _compare(path: Path, steps: int, seeds: int, ratio: float) -> None:
+    shorter = int(steps / ratio)
+    contestants: dict[str, tuple[int, Callable[[], list[Any]]]] = {
+        "AdamW": (steps, list),
+        "AdamW, as short": (shorter, list),
+        "Muon": (shorter, lambda: [Muon()]),
+    }
+    losses: dict[str, list[float]] = {}
+    for name, (length, algorithms) in contestants.items():
+        print(f"{name}, {length} steps: learning rates, losses of 2 seeds to choose", flush=True)
+        lr = _tune(path, length, algorithms)
+        losses[name] = [_train(path, lr, length, seed, algorithms, part=2) for seed in range(seeds)]
+        mean, deviation = statistics.mean(losses[name]), statistics.stdev(losses[name])
+        print(
+            f"{name}, {length} steps, lr {lr:g}: {mean:.4f}, standard deviation {deviation:.4f}, n = {seeds}\n",
+            flush=True,
+        )
+    for name in ("AdamW, as short", "Muon"):
+        difference = [a - b for a, b in zip(losses[name], losses["AdamW"], strict=True)]
+        half = _T[seeds] * statistics.stdev(difference) / math.sqrt(seeds)
+        print(
+            f"{name} ({shorter} steps) minus AdamW ({steps} steps): {statistics.mean(difference):+.4f} +- {half:.4f} "
+            f"nats per character (95 %, {seeds} pairs)"
+        )
+
+
+def _cost(rounds: int) -> None:
+    """Measure a step of a model of 10.7 million parameters, with batches of 64 times 256 characters."""
+    batch = torch.randint(65, (64, 257), generator=torch.Generator().manual_seed(0))
+    runs = {}
+    for name, algorithms in (("AdamW", []), ("Muon", [Muon()])):
+        torch.manual_seed(0)
+        model = Decoder(65, width=384, depth=6, num_heads=6, length=256)
+        trainer = Trainer(
+            model=model,
+            optimizers=torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True),
+            train_dataloader=[batch],
+            max_duration="1000ep",
+            algorithms=algorithms,
+            device_train_microbatch_size=8,
+            progress_bar=False,
+            device="cpu",
+        )
+        runs[name] = lambda trainer=trainer: timed(lambda: trainer.fit(duration="1ep"))
+    results = interleaved(runs, rounds)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    ratios = [a / b for a, b in zip(results["Muon"], results["AdamW"], strict=True)]
+    print(
+        f"\na step of {count / 1e6:.1f} million parameters, 64 x 256 characters: AdamW "
+        f"{statistics.median(results['AdamW']):.2f} s; Muon {statistics.median(ratios):.3f} times ({spread(ratios, 3)})"
+    )
+
+
+def main(arguments: list[str]) -> None:
+    """Print the losses, their differences, and the ratio of step times."""
+    parser = argparse.ArgumentParser(prog="nox -s bench -- characters", description=__doc__)
+    parser.add_argument("--text", type=Path, help="a text file; without it only steps are measured")
+    parser.add_argument("--steps", type=int, default=420, help="steps of AdamW (default: %(default)s)")
+    parser.add_argument("--seeds", type=int, default=10, choices=sorted(_T), help="pairs (default: %(default)s)")
+    parser.add_argument("--ratio", type=float, default=1.4, help="how many times fewer steps Muon has")
+    parser.add_argument("--rounds", type=int, default=5, help="steps that are timed; 0: none")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    print(machine(), flush=True)
+    if options.text is not None:
+        _compare(options.text, options.steps, options.seeds, options.ratio)
+    if options.rounds:
+        _cost(options.rounds)
