@@ -43,9 +43,11 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "Factorize": {"min_channels": 4, "min_features": 4, "latent_channels": 4, "latent_features": 4},
     "GhostBatchNorm": {"ghost_batch_size": 4},
     "GradientClipping": {"clipping_type": "norm", "clipping_threshold": 0.1},
+    "LAWA": {"num_snapshots": 2, "interval": "1ba"},
     "LayerFreezing": {"freeze_start": 0.0, "freeze_level": 0.5},
     "LogitSoftcap": {"final": 5.0, "attention": 5.0, "head_name": "head"},
     "Muon": {"lr": 0.02},
+    "PostHocEMA": {"snapshot_interval": "1ba"},
     "ProgressiveResizing": {"delay_fraction": 0.3, "finetune_fraction": 0.3},
     "QKNorm": {"query_name": "query", "key_name": "key", "head_dim": 8},
     "SAM": {"rho": 0.05, "interval": 2},
@@ -61,7 +63,9 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 LONGER: dict[str, dict[str, Any]] = {
     "EMA": {"half_life": "4ba", "ema_start": "2ba"},
     "GyroDropout": {"p": 0.25, "sigma": 16, "tau": 4},  # other masks every three batches
+    "LAWA": {"num_snapshots": 3, "interval": "2ba"},
     "LayerFreezing": {"freeze_start": 0.0, "freeze_level": 1.0},
+    "PostHocEMA": {"update_interval": "2ba", "snapshot_interval": "1ep"},
     "ProgressiveResizing": {"mode": "crop", "delay_fraction": 0.1, "finetune_fraction": 0.1, "size_increment": 2},
     "SWA": {
         "swa_start": "0.1dur",

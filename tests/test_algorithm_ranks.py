@@ -36,8 +36,8 @@ BLOCKS = ARGUMENTS["StochasticDepth"]
 CROPS = {**ARGUMENTS["ProgressiveResizing"], "mode": "crop"}
 # Without random numbers, and each example on its own: the same result, in whatever parts.
 EXACT = listed(
-    "Alibi BlurPool ChannelsLast EMA Factorize FusedLayerNorm GatedLinearUnits GradientClipping "
-    "LabelSmoothing LayerFreezing LogitSoftcap LowPrecisionGroupNorm LowPrecisionLayerNorm Muon NoOpModel "
+    "Alibi BlurPool ChannelsLast EMA Factorize FusedLayerNorm GatedLinearUnits GradientClipping LAWA LabelSmoothing "
+    "LayerFreezing LogitSoftcap LowPrecisionGroupNorm LowPrecisionLayerNorm Muon NoOpModel PostHocEMA "
     "ProgressiveResizing QKNorm SWA ScaleSchedule SeqLengthWarmup SqueezeExcite WeightStandardization ZLoss"
 )
 EXACT |= {
@@ -119,7 +119,7 @@ SHARP = {"SAM": Case("SAM", {"rho": 0.5, "interval": 2})}
 GROUPS = {"exact": EXACT, "own": ON_ITS_PART, "together": AS_IF_TOGETHER, "sharp": SHARP}
 LABELS = [(group, label) for group, cases in GROUPS.items() for label in cases]
 # They compute what the layers did that they replace, reorder memory, average besides training, or do nothing.
-WITHOUT_TRACE = [("exact", name) for name in ("ChannelsLast", "EMA", "EMA by epochs", *LOWER_PRECISION)]
+WITHOUT_TRACE = [("exact", name) for name in ("ChannelsLast", "EMA", "EMA by epochs", "PostHocEMA", *LOWER_PRECISION)]
 WITHOUT_TRACE += [("own", "EMA of batch normalization"), ("together", "AugMix")]
 
 

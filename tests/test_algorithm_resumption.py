@@ -223,7 +223,8 @@ def last_of(folder: Path) -> Any:
 
 
 BY_EPOCHS = {"EMA by epochs", "LayerFreezing"}  # they act after the first death
-WITHOUT_TRACE = {"ChannelsLast", "FusedLayerNorm", "SWA by epochs"}  # in the weights; the last one until it ends
+# In the weights; the last one until it ends.
+WITHOUT_TRACE = {"ChannelsLast", "FusedLayerNorm", "PostHocEMA", "SWA by epochs"}
 # What grows from the first to the second death, and on.
 RAMPS = {
     "LayerFreezing": "layer_freezing/layers_frozen",

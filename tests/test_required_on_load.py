@@ -37,10 +37,12 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "GhostBatchNorm": {"ghost_batch_size": 4},
     "GradientClipping": {"clipping_type": "norm", "clipping_threshold": 0.1},
     "GyroDropout": {"p": 0.25, "sigma": 8, "tau": 4},
+    "LAWA": {"num_snapshots": 2, "interval": "1ba"},
     "LayerFreezing": {"freeze_start": 0.0, "freeze_level": 0.5},
     "LowPrecisionGroupNorm": {"apply_at": Event.INIT},
     "LowPrecisionLayerNorm": {"apply_at": Event.INIT},
     "LogitSoftcap": {"final": 2.0, "attention": 2.0, "head_name": "head"},
+    "PostHocEMA": {"sigma_rels": (0.05, 0.2), "snapshot_interval": "1ba"},
     "QKNorm": {"norm": "layer", "query_name": "query", "key_name": "key", "head_dim": 8},
     "SAM": {"interval": 2},
     "SWA": {

@@ -13,6 +13,7 @@ import torch
 from composer import Trainer
 from composer.algorithms import (
     EMA,
+    LAWA,
     SAM,
     SWA,
     BlurPool,
@@ -52,6 +53,7 @@ def _averages() -> list[Algorithm]:
 CASES: dict[str, Algorithms] = {
     "EMA": lambda: [EMA(half_life=None, smoothing=0.9, update_interval="1ba")],
     "SWA": lambda: [SWA(swa_start="0.2dur", swa_end="0.8dur", update_interval="1ba", schedule_swa_lr=False)],
+    "LAWA": lambda: [LAWA(num_snapshots=3, interval="1ba")],
     "SAM": lambda: [SAM(rho=0.05, sync_ascent=True)],
     "MixUp": lambda: [MixUp(alpha=0.2)],
     "clipping by norm": lambda: [GradientClipping(clipping_type="norm", clipping_threshold=0.05)],
@@ -144,7 +146,8 @@ def on_two(folder: str) -> dict[str, Any]:
             found[name] = gap(run(algorithms(), FSDP), run(algorithms(), None))
         except Exception:  # noqa: BLE001  # the test of this case raises it
             found[name] = AssertionError(traceback.format_exc())
-    for name, applied in {"all of them": _averages, "surgery": list, "SWA": CASES["SWA"]}.items():
+    resumed = {"all of them": _averages, "surgery": list, "SWA": CASES["SWA"], "LAWA": CASES["LAWA"]}
+    for name, applied in resumed.items():
         options: dict[str, Any] = {"save_interval": "5ba", "save_filename": f"{name}{{batch}}.pt"}
         whole = run(CASES[name](), FSDP, save_folder=folder, **options)
         path = os.path.join(folder, f"{name}5.pt")
@@ -166,7 +169,7 @@ def test_an_algorithm_acts_on_shards_as_on_whole_weights(two: list[dict[str, Any
         assert found[case] < TOLERANCE
 
 
-@pytest.mark.parametrize("case", ["all of them", "surgery", "SWA"])
+@pytest.mark.parametrize("case", ["all of them", "surgery", "SWA", "LAWA"])
 def test_a_run_with_algorithms_resumes(two: list[dict[str, Any]], case: str) -> None:
     for found in two:
         (losses, final), (rest, resumed) = found[f"{case} resumed"]

@@ -217,5 +217,5 @@ def test_averages_in_the_model_are_not_updated() -> None:
     model = torch.nn.Linear(1, 1)
     averages = EMAParameters(model)
     averages.swap_params(model)
-    with pytest.raises(RuntimeError, match=r"The averages are in the model and cannot follow it\. Call `swap_params`"):
+    with pytest.raises(RuntimeError, match=r"The averages are in the model and cannot follow it\. Swap them out"):
         compute_ema(model, averages)

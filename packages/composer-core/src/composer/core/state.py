@@ -29,6 +29,7 @@ from composer.utils.numbers import plain_number
 if TYPE_CHECKING:
     from composer.core.algorithm import Algorithm
     from composer.core.callback import Callback
+    from composer.core.data_spec import DataSpec
     from composer.core.evaluator import Evaluator
     from composer.core.logging import Logger
     from composer.core.profiling import RunProfiler
@@ -89,6 +90,8 @@ class State(Serializable):
         metric_outputs: The values that `model.update_metric` returned last.
         eval_metrics: Evaluation metrics by evaluator label and name.
         load_path: The checkpoint that the Trainer loaded; None if it loaded none.
+        train_data_spec: How the Trainer splits, counts and transforms the batches of `train_dataloader`; None in a loop
+            of one's own, where they are used as they are.
         profiler: Records when events, algorithms and callbacks start and end, such as a `composer.profiler.Profiler`;
             None records nothing, at no cost.
         fsdp_enabled: True if the model is sharded over ranks. `fsdp_config`, `tp_config` and `device_mesh` then hold
@@ -105,6 +108,7 @@ class State(Serializable):
     loss: Any
 
     load_path: str | None = None
+    train_data_spec: DataSpec | None = None
     # Set by the code that shards the model.
     data_rank: int | None = None
     fsdp_enabled: bool = False

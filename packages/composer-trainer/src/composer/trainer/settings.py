@@ -72,7 +72,7 @@ class RunSettings:
         if self.train_spec is not None:
             self.parallel.check_loader(self.train_spec.dataloader, "train_dataloader")
             _check_trainable(self.model)
-            state.train_dataloader = self.train_spec.dataloader
+            state.train_dataloader, state.train_data_spec = self.train_spec.dataloader, self.train_spec
             subset = check_subset("train_subset_num_batches", subset)
             self._activate(self.train_spec.dataloader, subset)
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import torch
 
-from composer.algorithms.ema.parameters import EMAParameters as EMAParameters
-from composer.algorithms.ema.parameters import Pairs
+from composer.algorithms.utils.stored_weights import Pairs, StoredWeights
+from composer.algorithms.utils.weight_swaps import (
+    CHECKPOINT_EVENTS,
+    RESTORE_EVENTS,
+    SwapTimes,
+    has_passed,
+    parse_time,
+    warn_of_changes,
+)
 from composer.core import (
     AVERAGES_WEIGHTS,
     CHANGES_LAYERS,
@@ -26,16 +32,6 @@ from composer.loggers import Logger
 from composer.utils import check_finite, plain_number, unwrapped_model
 
 __all__ = ["EMA", "EMAParameters", "compute_ema"]
-
-_log = logging.getLogger(__name__)
-
-# Training continues at these events, so the model must hold the training weights afterwards.
-_RESTORE_EVENTS = frozenset(
-    {
-        *(Event.FIT_START, Event.ITERATION_START, Event.EPOCH_START, Event.BEFORE_DATALOADER, Event.BATCH_START),
-        *(Event.EPOCH_END, Event.ITERATION_END),
-    }
-)
 
 
 @torch.no_grad()
@@ -76,6 +72,38 @@ def compute_ema(model: torch.nn.Module, ema_model: torch.nn.Module | EMAParamete
             f"Start with `EMAParameters(model)`."
         )
     Pairs.of(unwrapped_model(model), unwrapped_model(ema_model)).update(smoothing)
+
+
+class EMAParameters(StoredWeights):
+    """The averages of a model's trainable parameters and of its buffers; see `StoredWeights`.
+
+    Args:
+        model: The model that has the initial values. None: nothing is stored yet.
+    """
+
+    def swap_params(self, model: torch.nn.Module) -> None:
+        """Exchange the stored tensors with the model's, in place. A second call undoes the first, bit for bit.
+
+        Args:
+            model: The model; its tensors stay the same objects at the same addresses.
+        """
+        self.swap(model)
+
+    def transfer_ema_params(self, model: torch.nn.Module) -> None:
+        """Copy the stored tensors into a model.
+
+        Args:
+            model: The model.
+        """
+        self.copy_to(model)
+
+    def move_params_to_device(self, destination_model: torch.nn.Module) -> None:
+        """Move the stored tensors to the devices of a model's tensors.
+
+        Args:
+            destination_model: The model.
+        """
+        self.move_to(destination_model)
 
 
 class EMA(Algorithm):
@@ -148,20 +176,11 @@ class EMA(Algorithm):
         self.ema_model: EMAParameters | None = None
         self.ema_started = False
         self.serialized_attributes = ["ema_model", "ema_weights_active", "ema_started"]
-        self.checkpoint_events = [Event.BATCH_CHECKPOINT, Event.EPOCH_CHECKPOINT, Event.ITERATION_CHECKPOINT]
+        self.checkpoint_events = [*CHECKPOINT_EVENTS]
         self.move_device_events = [Event.FIT_START, Event.EVAL_START, Event.PREDICT_START]
-        self.move_param_events = [Event.EVAL_START, Event.EVAL_END, Event.FIT_END, *_RESTORE_EVENTS]
-        self.events = frozenset(
-            {
-                Event.INIT,
-                Event.AFTER_LOAD,
-                self.update_event,
-                *self.checkpoint_events,
-                *self.move_device_events,
-                *self.move_param_events,
-            }
-        )
-        self._swapped_for_evaluation = False
+        self.move_param_events = [Event.EVAL_START, Event.EVAL_END, Event.FIT_END, *RESTORE_EVENTS]
+        self._swaps = SwapTimes(predictions=False)
+        self.events = self._swaps.events | {Event.INIT, self.update_event, *self.move_device_events}
 
     @property
     def ema_weights_active(self) -> bool:
@@ -177,17 +196,13 @@ class EMA(Algorithm):
         if event is Event.INIT:
             return True
         if event is self.update_event:
-            if not self.ema_started and _has_passed(self.ema_start, state):
+            if not self.ema_started and has_passed(self.ema_start, state):
                 self.ema_model, self.ema_started = EMAParameters(state.model), True
             if self.ema_started and _is_due(self.update_interval, state):
                 return True
-        if event is Event.EVAL_END:
-            return self._swapped_for_evaluation
-        if event in self.checkpoint_events:
-            return self.ema_started and _is_saving(event, state)
-        if event in self.move_device_events or event is Event.FIT_END:
+        if event in self.move_device_events:
             return self.ema_started
-        return (event is Event.AFTER_LOAD or event in _RESTORE_EVENTS) and self.ema_weights_active
+        return self._swaps.match(event, state, ready=self.ema_started, swapped=self.ema_weights_active)
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Store, update or swap the averages."""
@@ -195,18 +210,12 @@ class EMA(Algorithm):
             self.ema_model, self.ema_started = EMAParameters(state.model), False
             return
         assert self.ema_model is not None, "INIT comes first"
-        if event in _RESTORE_EVENTS and self.ema_weights_active:
-            _warn_of_changes(self.ema_model.adopt_changes(state.model))
+        if event in RESTORE_EVENTS and self.ema_weights_active:
+            warn_of_changes(self.ema_model.adopt_changes(state.model))
         if event in self.move_device_events:
-            self.ema_model.move_params_to_device(state.model)
-        if event is Event.EVAL_END or (event in _RESTORE_EVENTS and self.ema_weights_active):
-            self.ema_model.swap_params(state.model)
-            self._swapped_for_evaluation = False
-        swaps_in = event in (Event.EVAL_START, Event.FIT_END) or event in self.checkpoint_events
-        if swaps_in and not self.ema_weights_active:
-            self.ema_model.swap_params(state.model)
-            # After `fit`, an evaluation finds the averages in the model and leaves them there.
-            self._swapped_for_evaluation = event is Event.EVAL_START
+            self.ema_model.move_to(state.model)
+        if self._swaps.is_due(event, swapped=self.ema_weights_active):
+            self.ema_model.swap(state.model)
         if event is self.update_event and _is_due(self.update_interval, state):
             compute_ema(state.model, self.ema_model, self.smoothing)
         if event in (Event.FIT_END, Event.AFTER_LOAD) and self.ema_weights_active:
@@ -242,7 +251,7 @@ class EMA(Algorithm):
     def _write_into(self, model: torch.nn.Module) -> torch.nn.Module:
         if self.ema_model is None or not self.ema_started:
             raise RuntimeError(f"There are no averages yet. Train beyond `ema_start`, which is '{self.ema_start}'.")
-        self.ema_model.transfer_ema_params(model)
+        self.ema_model.copy_to(model)
         return model
 
     def state_dict(self) -> dict[str, Any]:
@@ -269,23 +278,6 @@ class EMA(Algorithm):
         self.ema_model.swapped = active
 
 
-def _is_saving(event: Event, state: State) -> bool:
-    """Return True if a callback saves a checkpoint at this event, according to its `save_interval(state, event)`."""
-    intervals = (getattr(callback, "save_interval", None) for callback in state.callbacks)
-    return any(interval(state, event) for interval in intervals if callable(interval))
-
-
-def _warn_of_changes(changed: list[str]) -> None:
-    if changed:
-        names = ", ".join(changed[:3]) + (", ..." if len(changed) > 3 else "")
-        _log.warning(
-            "%d parameters (%s) were changed while the averages were in the model: training and averages continue from "
-            "their present values.",
-            len(changed),
-            names,
-        )
-
-
 def _parse_arguments(
     half_life: Any, smoothing: Any, ema_start: Any, update_interval: Any
 ) -> tuple[float, Time[Any], Time[Any]]:
@@ -303,9 +295,9 @@ def _parse_arguments(
         raise ValueError(
             f"`update_interval` must be a time string, a `Time` or None, got {update_interval!r}. Use '1ba'."
         )
-    decay = None if half_life is None else _parse_time("half_life", half_life, least=1)
+    decay = None if half_life is None else parse_time("half_life", half_life, least=1)
     unit = TimeUnit.BATCH if decay is None else decay.unit
-    interval = Time(1, unit) if update_interval is None else _parse_time("update_interval", update_interval, least=1)
+    interval = Time(1, unit) if update_interval is None else parse_time("update_interval", update_interval, least=1)
     if interval.unit not in (TimeUnit.BATCH, TimeUnit.EPOCH):
         raise ValueError(
             f"`half_life` and `update_interval` must be in 'ba' or 'ep', got '{interval}'. The average is updated "
@@ -319,7 +311,7 @@ def _parse_arguments(
             )
         smoothing = 2 ** (-interval.value / decay.value) if decay.value else 0.0
     _check_smoothing(smoothing)
-    return float(smoothing), interval, _parse_time("ema_start", ema_start, least=0)
+    return float(smoothing), interval, parse_time("ema_start", ema_start, least=0)
 
 
 def _check_smoothing(smoothing: float) -> None:
@@ -329,24 +321,7 @@ def _check_smoothing(smoothing: float) -> None:
         raise ValueError(f"`smoothing` must be in [0, 1], got {smoothing!r}. It is the weight of the old average.")
 
 
-def _has_passed(time: Time[Any], state: State) -> bool:
-    """Return True if the run has reached a time."""
-    if time.unit is TimeUnit.DURATION:
-        elapsed = state.get_elapsed_duration()
-        return elapsed is not None and elapsed >= time
-    return state.timestamp >= time
-
-
 def _is_due(interval: Time[Any], state: State) -> bool:
     """Return True if a whole number of intervals has passed."""
     count, every = state.timestamp.get(interval.unit).value, int(interval)
     return count % every == 0
-
-
-def _parse_time(argument: str, given: Any, least: int) -> Time[Any]:
-    if not isinstance(given, (str, Time)):
-        raise TypeError(f"`{argument}` must be a time string or a `Time`, got {given!r}. Write for example '100ba'.")
-    time = Time.from_input(given)
-    if time.value < least:
-        raise ValueError(f"`{argument}` must be at least {least}, got {str(given)!r}.")
-    return time

@@ -1,4 +1,4 @@
-"""The averages of a model's weights, and the fused operations between them and the model."""
+"""A second set of a model's weights, such as averages, and the fused operations between it and the model."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import torch
 from composer.utils import dist, local_part
 from composer.utils.misc import is_model_fsdp2, unwrapped_model
 
-__all__ = ["EMAParameters", "Pairs"]
+__all__ = ["Pairs", "StoredWeights", "average_dtype", "checksum_of", "reshard"]
 
 _CHUNK = 2**22  # elements per step of a checksum: bounds its memory
 _SLICE = 32  # tensors exchanged at once: fused, without a second copy of the whole model
 
 
-class EMAParameters:
-    """The averages of a model's trainable parameters and of its buffers.
+class StoredWeights:
+    """A second set of a model's trainable parameters and of its buffers: their averages, until these are swapped in.
 
     Each average is a separate tensor, in float32 if the dtype of the model has less precision: with a smoothing close
     to 1, the updates of an average in bfloat16 or float16 would round to nothing. Averages follow the device and the
-    memory format of the model.
+    memory format of the model, and are sharded like it.
 
     Args:
         model: The model that has the initial values. None: nothing is stored yet.
@@ -49,10 +49,10 @@ class EMAParameters:
                 if parameter.requires_grad:
                     self._add(name, parameter)
             for name, buffer in model.named_buffers():
-                self.named_buffers_dict[name] = _fitted(buffer, buffer, _average_dtype(buffer.dtype))
+                self.named_buffers_dict[name] = _fitted(buffer, buffer, average_dtype(buffer.dtype))
 
     def _add(self, name: str, parameter: torch.Tensor) -> None:
-        self.named_parameters_dict[name] = _fitted(parameter, parameter, _average_dtype(parameter.dtype))
+        self.named_parameters_dict[name] = _fitted(parameter, parameter, average_dtype(parameter.dtype))
 
     def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Return pairs of name and stored tensor of the parameters."""
@@ -78,8 +78,8 @@ class EMAParameters:
         """
         if self.swapped:
             raise RuntimeError(
-                "The averages are in the model and cannot follow it. Call `swap_params` first; in a loop of your own "
-                "with `EMA`, announce BATCH_START before each batch."
+                "The averages are in the model and cannot follow it. Swap them out first; in a loop of your own, "
+                "announce BATCH_START before each batch."
             )
         links = self._link(model)
         if any(parameter.requires_grad for parameter in links.frozen.values()):
@@ -92,7 +92,7 @@ class EMAParameters:
         links.rounded.update(smoothing)
 
     @torch.no_grad()
-    def swap_params(self, model: torch.nn.Module) -> None:
+    def swap(self, model: torch.nn.Module) -> None:
         """Exchange the stored tensors with the model's, in place. A second call undoes the first, bit for bit.
 
         Args:
@@ -117,7 +117,7 @@ class EMAParameters:
         Args:
             model: The model, which holds the averages.
         """
-        self._left = {name: _checksum(tensor) for _, name, tensor in self._stored_of(model)}
+        self._left = {name: checksum_of(tensor) for _, name, tensor in self._stored_of(model)}
 
     @torch.no_grad()
     def adopt_changes(self, model: torch.nn.Module) -> list[str]:
@@ -135,7 +135,7 @@ class EMAParameters:
         if left is None or not self.swapped:
             return []
         tensors = [(store, name, tensor) for store, name, tensor in self._stored_of(model) if name in left]
-        changed = {name for _, name, tensor in tensors if left[name] != _checksum(tensor)}
+        changed = {name for _, name, tensor in tensors if left[name] != checksum_of(tensor)}
         if any(local_part(tensor) is not tensor for _, _, tensor in tensors):  # each rank sees only its shard
             changed = set().union(*dist.all_gather_object(changed))
         parameters = [name for name in self.named_parameters_dict if name in changed]
@@ -149,7 +149,7 @@ class EMAParameters:
         return parameters
 
     @torch.no_grad()
-    def transfer_ema_params(self, model: torch.nn.Module) -> None:
+    def copy_to(self, model: torch.nn.Module) -> None:
         """Copy the stored tensors into a model.
 
         Args:
@@ -161,14 +161,14 @@ class EMAParameters:
                     tensor.copy_(store[name])
 
     @torch.no_grad()
-    def move_params_to_device(self, destination_model: torch.nn.Module) -> None:
+    def move_to(self, model: torch.nn.Module) -> None:
         """Move the stored tensors to the devices of a model's tensors.
 
         Args:
-            destination_model: The model.
+            model: The model.
         """
         self._links = None
-        self._link(destination_model)
+        self._link(model)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the stored tensors by name."""
@@ -199,7 +199,7 @@ class EMAParameters:
         if not isinstance(state, Mapping) or not all(isinstance(value, torch.Tensor) for value in state.values()):
             raise ValueError(
                 "The saved averages must be a dictionary of tensors by name. Load the checkpoint without the state of "
-                "`EMA`; averaging then starts again from the current weights."
+                "the algorithm; averaging then starts again from the current weights."
             )
         # The names stored now, which come from the model, distinguish parameters from buffers.
         return {
@@ -218,13 +218,13 @@ class EMAParameters:
 
     def _stored_of(self, model: torch.nn.Module) -> Iterator[tuple[dict[str, torch.Tensor], str, torch.Tensor]]:
         model = unwrapped_model(model)
-        _reshard(model)
+        reshard(model)
         for store, named in self._walk(model):
             yield from ((store, name, tensor) for name, tensor in named if name in store)
 
     def _link(self, model: torch.nn.Module) -> _Links:
         model = unwrapped_model(model)
-        _reshard(model)
+        reshard(model)
         links = self._links
         if links is None or not links.are_current(model):
             self._links, links = None, _Links(model)
@@ -243,10 +243,10 @@ class EMAParameters:
             if store is self.named_parameters_dict:
                 raise RuntimeError(
                     f"The average of {name!r} has the shape {tuple(stored.shape)}, but the model's parameter has "
-                    f"{tuple(tensor.shape)}. Change the model before averaging starts, or make new `EMAParameters`."
+                    f"{tuple(tensor.shape)}. Change the model before averaging starts, or store its weights anew."
                 )
             stored = tensor  # a buffer that has grown, such as a cache, starts again
-        exact = _average_dtype(tensor.dtype)
+        exact = average_dtype(tensor.dtype)
         if exact is tensor.dtype:
             store[name] = _fitted(stored, tensor, exact)
             links.exact.add(store[name], tensor)
@@ -346,7 +346,8 @@ class _Links:
             return False
 
 
-def _average_dtype(dtype: torch.dtype) -> torch.dtype:
+def average_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype for averages of tensors of a dtype: float32 if that has less precision."""
     return torch.float32 if dtype.is_floating_point and dtype.itemsize < torch.float32.itemsize else dtype
 
 
@@ -357,7 +358,7 @@ def _fitted(stored: torch.Tensor, like: torch.Tensor, dtype: torch.dtype) -> tor
     return torch.empty_like(like.detach(), dtype=dtype).copy_(stored.detach())
 
 
-def _checksum(tensor: torch.Tensor) -> tuple[torch.dtype, int]:
+def checksum_of(tensor: torch.Tensor) -> tuple[torch.dtype, int]:
     """Return a hash of the bits of a tensor, or of this rank's part of it, and the dtype; strides do not matter."""
     flat = local_part(tensor.detach()).reshape(-1).contiguous()
     bits = flat.view({1: torch.int8, 2: torch.int16, 4: torch.int32}.get(flat.dtype.itemsize, torch.int64))
@@ -376,10 +377,14 @@ def _copies(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
-def _reshard(model: torch.nn.Module) -> None:
-    # After a forward pass without a backward pass, `fully_shard` leaves whole parameters in place of the shards.
+def reshard(model: torch.nn.Module) -> None:
+    """Put the shards of a model back, for which `fully_shard` leaves whole parameters after a pass without gradients.
+
+    Args:
+        model: The model, sharded or not.
+    """
     if is_model_fsdp2(model):
         for module in model.modules():
-            reshard = getattr(module, "reshard", None)
-            if reshard is not None:
-                reshard()
+            put_back = getattr(module, "reshard", None)
+            if put_back is not None:
+                put_back()

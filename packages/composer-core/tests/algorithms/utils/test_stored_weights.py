@@ -1,4 +1,4 @@
-"""`EMAParameters`: two swaps restore all tensors, bit for bit."""
+"""`StoredWeights`: two swaps restore all tensors, bit for bit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from composer.algorithms.ema import EMAParameters, compute_ema
+from composer.algorithms.utils.stored_weights import StoredWeights
 from composer.testing import deep_compare
 
 
@@ -18,13 +18,13 @@ def make_model(dtype: torch.dtype = torch.float32) -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3), torch.nn.BatchNorm2d(3)).to(dtype)
 
 
-def averaged(model: torch.nn.Module) -> EMAParameters:
+def averaged(model: torch.nn.Module) -> StoredWeights:
     """Averages that differ from the model."""
-    averages = EMAParameters(model)
+    averages = StoredWeights(model)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += torch.randn_like(parameter)
-    compute_ema(model, averages, smoothing=0.7)
+    averages.update(model, 0.7)
     return averages
 
 
@@ -39,7 +39,7 @@ def test_two_swaps_restore_both_sides(dtype: torch.dtype) -> None:
     weights, stored = copied(model), copied(averages)
     addresses = [tensor.data_ptr() for tensor in model.state_dict().values()]
 
-    averages.swap_params(model)
+    averages.swap(model)
     assert averages.swapped
     for name, tensor in model.state_dict().items():
         assert torch.equal(
@@ -47,7 +47,7 @@ def test_two_swaps_restore_both_sides(dtype: torch.dtype) -> None:
         )
     for name, tensor in averages.named_parameters():
         assert torch.equal(weights[name], tensor)
-    averages.swap_params(model)
+    averages.swap(model)
 
     assert not averages.swapped
     deep_compare(weights, model.state_dict())
@@ -57,11 +57,11 @@ def test_two_swaps_restore_both_sides(dtype: torch.dtype) -> None:
 
 def test_more_tensors_than_are_swapped_at_once() -> None:
     model = torch.nn.ParameterList(torch.full((1,), float(i)) for i in range(100))
-    averages = EMAParameters(model)
+    averages = StoredWeights(model)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.neg_()
-    averages.swap_params(model)
+    averages.swap(model)
 
     assert [float(i) for i in range(100)] == [parameter.item() for parameter in model.parameters()]
     assert [-float(i) for i in range(100)] == [tensor.item() for _, tensor in averages.named_parameters()]
@@ -69,12 +69,12 @@ def test_more_tensors_than_are_swapped_at_once() -> None:
 
 def test_weights_that_are_not_finite_come_back_too() -> None:
     model = torch.nn.Linear(3, 1, bias=False)
-    averages = EMAParameters(model)
+    averages = StoredWeights(model)
     with torch.no_grad():
         model.weight.copy_(torch.tensor([float("nan"), float("-inf"), -0.0]))
     bits = model.weight.detach().view(torch.int32).clone()
-    averages.swap_params(model)
-    averages.swap_params(model)
+    averages.swap(model)
+    averages.swap(model)
 
     assert torch.equal(bits, model.weight.detach().view(torch.int32))
 
@@ -84,13 +84,13 @@ def test_saved_while_swapped_and_loaded_the_swap_is_undone(dtype: torch.dtype) -
     model = make_model(dtype)
     averages = averaged(model)
     weights, stored = copied(model), copied(averages)
-    averages.swap_params(model)
+    averages.swap(model)
 
-    other, loaded = make_model(dtype), EMAParameters(None)
+    other, loaded = make_model(dtype), StoredWeights(None)
     other.load_state_dict(copied(model))
     loaded.load_state_dict(copied(averages))
     loaded.swapped = True
-    loaded.swap_params(other)
+    loaded.swap(other)
 
     deep_compare(weights, other.state_dict())
     deep_compare(stored, loaded.state_dict())
@@ -100,20 +100,20 @@ def test_without_the_exact_averages_those_of_the_model_are_taken() -> None:
     """As in checkpoints of other programs, which store averages in the dtype of the model."""
     model = make_model(torch.bfloat16)
     averages = averaged(model)
-    averages.swap_params(model)
+    averages.swap(model)
     saved = {key: value for key, value in copied(averages).items() if key != "averages"}
     rounded = model[0].weight.detach().clone()  # type: ignore[union-attr]
-    loaded = EMAParameters(None)
+    loaded = StoredWeights(None)
     loaded.load_state_dict(saved)
     loaded.swapped = True
-    loaded.swap_params(model)
+    loaded.swap(model)
 
     assert torch.equal(rounded.float(), loaded.named_parameters_dict["0.weight"])
 
 
 def test_loaded_tensors_are_copied() -> None:
-    saved = copied(EMAParameters(make_model()))
-    averages = EMAParameters(None)
+    saved = copied(StoredWeights(make_model()))
+    averages = StoredWeights(None)
     averages.load_state_dict(saved)
     saved["named_parameters_dict"]["0.weight"].zero_()
 
@@ -124,7 +124,7 @@ def test_transferred_averages_leave_the_store_as_it_is() -> None:
     model, other = make_model(), make_model()
     averages = averaged(model)
     stored = copied(averages)
-    averages.transfer_ema_params(other)
+    averages.copy_to(other)
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.zero_()
@@ -138,12 +138,12 @@ def test_averages_take_the_memory_format_and_dtype_of_the_model() -> None:
     model = torch.nn.Conv2d(2, 3, 3)
     averages = averaged(model)
     model.to(memory_format=torch.channels_last).bfloat16()  # type: ignore[call-overload]
-    averages.move_params_to_device(model)
+    averages.move_to(model)
 
     weight = averages.named_parameters_dict["weight"]
     assert weight.is_contiguous(memory_format=torch.channels_last)
     assert weight.dtype is torch.float32
-    compute_ema(model, averages, smoothing=0)
+    averages.update(model, 0)
     assert torch.equal(model.weight.float(), weight)
 
 
@@ -152,7 +152,7 @@ def test_a_copy_has_its_own_averages_and_not_the_model(copied_by: Any) -> None:
     model = make_model()
     averages = averaged(model)
     other = copied_by(averages)
-    compute_ema(model, averages, smoothing=0)
+    averages.update(model, 0)
 
     assert len(pickle.dumps(other)) < 2 * len(pickle.dumps(averages.state_dict()))
     assert not torch.equal(averages.named_parameters_dict["0.weight"], other.named_parameters_dict["0.weight"])
@@ -160,7 +160,7 @@ def test_a_copy_has_its_own_averages_and_not_the_model(copied_by: Any) -> None:
 
 def test_averages_that_cannot_be_read_are_refused() -> None:
     with pytest.raises(ValueError, match="The saved averages must be a dictionary of tensors by name"):
-        EMAParameters(None).load_state_dict({"parameters": [torch.zeros(1)]})
+        StoredWeights(None).load_state_dict({"parameters": [torch.zeros(1)]})
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
@@ -168,7 +168,7 @@ def test_changes_while_swapped_apply_to_both_weight_and_average(dtype: torch.dty
     model = make_model(dtype)
     averages = averaged(model)
     weights, stored = copied(model), copied(averages)
-    averages.swap_params(model)
+    averages.swap(model)
     averages.leave_in(model)
     with torch.no_grad():
         model[0].weight.neg_()  # type: ignore[operator,union-attr]
@@ -176,7 +176,7 @@ def test_changes_while_swapped_apply_to_both_weight_and_average(dtype: torch.dty
 
     assert ["0.weight"] == averages.adopt_changes(model)
     assert [] == averages.adopt_changes(model)
-    averages.swap_params(model)
+    averages.swap(model)
     deep_compare({**weights, "0.weight": current}, model.state_dict())
     stored["named_parameters_dict"]["0.weight"] = current.to(averages.named_parameters_dict["0.weight"].dtype)
     deep_compare(stored, averages.state_dict())
@@ -188,8 +188,8 @@ def test_the_smallest_change_of_a_large_tensor_is_detected(dtype: torch.dtype, p
     model = torch.nn.ParameterList([torch.ones(3, 2**21 - 1, dtype=dtype), torch.zeros((), dtype=dtype)])
     with torch.no_grad():
         model[0][0, 0] = 2
-    averages = EMAParameters(model)
-    averages.swap_params(model)
+    averages = StoredWeights(model)
+    averages.swap(model)
     averages.leave_in(model)
     with torch.no_grad():
         if permute:
@@ -204,15 +204,15 @@ def test_the_smallest_change_of_a_large_tensor_is_detected(dtype: torch.dtype, p
 def test_a_parameter_is_averaged_once_it_becomes_trainable(dtype: torch.dtype) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)).to(dtype)
     model[0].requires_grad_(False)
-    averages = EMAParameters(model)
-    compute_ema(model, averages, smoothing=0.5)
+    averages = StoredWeights(model)
+    averages.update(model, 0.5)
     assert {"1.weight", "1.bias"} == set(averages.named_parameters_dict)
 
     model[0].requires_grad_(True)
     first = model[0].weight.detach().float().clone()  # type: ignore[operator,union-attr]
-    compute_ema(model, averages, smoothing=0.5)
+    averages.update(model, 0.5)
     assert torch.equal(first, averages.named_parameters_dict["0.weight"])
     with torch.no_grad():
         model[0].weight.zero_()  # type: ignore[operator,union-attr]
-    compute_ema(model, averages, smoothing=0.5)
+    averages.update(model, 0.5)
     assert torch.equal(first / 2, averages.named_parameters_dict["0.weight"])
