@@ -38,7 +38,8 @@ CROPS = {**ARGUMENTS["ProgressiveResizing"], "mode": "crop"}
 EXACT = listed(
     "Alibi BlurPool ChannelsLast EMA Factorize FusedLayerNorm GatedLinearUnits GradientClipping LAWA LabelSmoothing "
     "LayerFreezing LogitSoftcap LowPrecisionGroupNorm LowPrecisionLayerNorm Muon NoOpModel PostHocEMA "
-    "ProgressiveResizing QKNorm SWA ScaleSchedule SeqLengthWarmup SqueezeExcite WeightStandardization ZLoss"
+    "ProgressiveResizing QKNorm SWA ScaleSchedule SeqLengthWarmup SqueezeExcite TestTimeAugmentation "
+    "WeightStandardization ZLoss"
 )
 EXACT |= {
     # Products of float32 are not the same in parts of another size.
@@ -118,8 +119,12 @@ AS_IF_TOGETHER |= {
 SHARP = {"SAM": Case("SAM", {"rho": 0.5, "interval": 2})}
 GROUPS = {"exact": EXACT, "own": ON_ITS_PART, "together": AS_IF_TOGETHER, "sharp": SHARP}
 LABELS = [(group, label) for group, cases in GROUPS.items() for label in cases]
-# They compute what the layers did that they replace, reorder memory, average besides training, or do nothing.
-WITHOUT_TRACE = [("exact", name) for name in ("ChannelsLast", "EMA", "EMA by epochs", "PostHocEMA", *LOWER_PRECISION)]
+# They compute what the layers did that they replace, reorder memory, average besides training, act in evaluation only,
+# or do nothing.
+WITHOUT_TRACE = [
+    ("exact", name)
+    for name in ("ChannelsLast", "EMA", "EMA by epochs", "PostHocEMA", "TestTimeAugmentation", *LOWER_PRECISION)
+]
 WITHOUT_TRACE += [("own", "EMA of batch normalization"), ("together", "AugMix")]
 
 

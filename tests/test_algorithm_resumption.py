@@ -223,8 +223,8 @@ def last_of(folder: Path) -> Any:
 
 
 BY_EPOCHS = {"EMA by epochs", "LayerFreezing"}  # they act after the first death
-# In the weights; the last one until it ends.
-WITHOUT_TRACE = {"ChannelsLast", "FusedLayerNorm", "PostHocEMA", "SWA by epochs"}
+# In the weights; SWA until it ends.
+WITHOUT_TRACE = {"ChannelsLast", "FusedLayerNorm", "PostHocEMA", "SWA by epochs", "TestTimeAugmentation"}
 # What grows from the first to the second death, and on.
 RAMPS = {
     "LayerFreezing": "layer_freezing/layers_frozen",
