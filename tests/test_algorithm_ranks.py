@@ -36,8 +36,8 @@ BLOCKS = ARGUMENTS["StochasticDepth"]
 CROPS = {**ARGUMENTS["ProgressiveResizing"], "mode": "crop"}
 # Without random numbers, and each example on its own: the same result, in whatever parts.
 EXACT = listed(
-    "Alibi BlurPool ChannelsLast EMA Factorize FusedLayerNorm GatedLinearUnits GradientClipping LAWA LabelSmoothing "
-    "LayerFreezing LogitSoftcap LowPrecisionGroupNorm LowPrecisionLayerNorm Muon NoOpModel PostHocEMA "
+    "Alibi AlternatingFlip BlurPool ChannelsLast EMA Factorize FusedLayerNorm GatedLinearUnits GradientClipping LAWA "
+    "LabelSmoothing LayerFreezing LogitSoftcap LowPrecisionGroupNorm LowPrecisionLayerNorm Muon NoOpModel PostHocEMA "
     "ProgressiveResizing QKNorm SWA ScaleSchedule SeqLengthWarmup SqueezeExcite TestTimeAugmentation "
     "WeightStandardization ZLoss"
 )

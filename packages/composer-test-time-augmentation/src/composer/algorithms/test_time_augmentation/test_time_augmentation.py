@@ -194,7 +194,7 @@ def _mean_outputs(outputs: Any, rows: int, level: int) -> Any:
     logits = logits_of(outputs, "TestTimeAugmentation")
     weights = _WEIGHTS[level]
     _check_logits(logits, rows * len(weights), "TestTimeAugmentation")
-    total = logits.to(torch.promote_types(logits.dtype, torch.float32)).view(len(weights), rows, -1)
+    total = logits.to(torch.promote_types(logits.dtype, torch.float32)).reshape(len(weights), rows, -1)
     parts = [weight * part for weight, part in zip(weights, total, strict=True)]
     mean = sum(parts[1:], parts[0]).to(logits.dtype)
 
