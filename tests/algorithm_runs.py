@@ -57,6 +57,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "SeqLengthWarmup": {"duration": 0.5, "min_seq_length": 8, "max_seq_length": 16},
     "SqueezeExcite": {"min_channels": 4},
     "StochasticDepth": {"target_layer_name": "ResNetBottleneck", "drop_rate": 0.5},
+    "Whitening": {"num_images": 8, "bias_duration": "1ep"},
     "ZLoss": {"coefficient": 0.1},
 }
 # What differs from the arguments of a run of three batches, so that an algorithm acts before, at and after each death.
@@ -77,6 +78,7 @@ LONGER: dict[str, dict[str, Any]] = {
     "SelectiveBackprop": {"start": 0.0, "end": 0.9, "interrupt": 3},
     "SeqLengthWarmup": {"duration": 0.9, "min_seq_length": 4, "max_seq_length": 16, "step_size": 3},
     "StochasticDepth": {"target_layer_name": "ResNetBottleneck", "drop_rate": 0.9, "drop_warmup": "9ba"},
+    "Whitening": {"num_images": 8, "bias_duration": "4ba"},
 }
 LANGUAGE = {"Alibi", "GatedLinearUnits", "LogitSoftcap", "QKNorm", "SeqLengthWarmup"}
 Norm = Callable[[int], torch.nn.Module]
@@ -116,10 +118,11 @@ class Vision(torch.nn.Sequential):
 
     def __init__(self, num_classes: int, norm: Norm = torch.nn.BatchNorm2d, dropout: float = 0.5) -> None:
         super().__init__(
-            torch.nn.Conv2d(3, 16, 3, stride=2, padding=1),
-            norm(16),
+            torch.nn.Conv2d(3, 24, 2, stride=2),
+            norm(24),
             torch.nn.ReLU(),
             torch.nn.MaxPool2d(2),
+            torch.nn.Conv2d(24, 16, 1),
             Bottleneck(16, 4, norm_layer=norm),
             torch.nn.Conv2d(16, 16, 3, padding=1),
             torch.nn.GroupNorm(4, 16),

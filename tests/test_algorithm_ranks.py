@@ -39,7 +39,7 @@ EXACT = listed(
     "Alibi AlternatingFlip BlurPool ChannelsLast EMA Factorize FusedLayerNorm GatedLinearUnits GradientClipping LAWA "
     "LabelSmoothing LayerFreezing LogitSoftcap LowPrecisionGroupNorm LowPrecisionLayerNorm Muon NoOpModel PostHocEMA "
     "ProgressiveResizing QKNorm SWA ScaleSchedule SeqLengthWarmup SqueezeExcite TestTimeAugmentation "
-    "WeightStandardization ZLoss"
+    "WeightStandardization Whitening ZLoss"
 )
 EXACT |= {
     # Products of float32 are not the same in parts of another size.
@@ -230,7 +230,7 @@ def test_unused_parameters_are_looked_for_where_there_are_some(label: str, ranks
     """If DDP does not look for unused parameters, training fails if there are any."""
     group = "exact" if label in EXACT else "own"
 
-    assert (label in {"LayerFreezing", "StochasticDepth"}) == ranks[0][group, label]["looks_for_unused"]
+    assert (label in {"LayerFreezing", "StochasticDepth", "Whitening"}) == ranks[0][group, label]["looks_for_unused"]
 
 
 def test_sequences_that_are_dealt_out_anew_equal_the_whole_if_each_part_fills_whole_ones() -> None:

@@ -57,6 +57,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "SeqLengthWarmup": {"duration": 0.5, "min_seq_length": 8, "max_seq_length": 16},
     "SqueezeExcite": {"min_channels": 4, "latent_channels": 2},
     "StochasticDepth": {"target_layer_name": "ResNetBottleneck", "drop_rate": 0.5, "drop_warmup": "2ba"},
+    "Whitening": {"num_images": 8, "bias_duration": "1ba"},
     "WeightStandardization": {"n_last_layers_ignore": 1},
 }
 

@@ -123,7 +123,7 @@ class FlippedDataset(Subset[Any]):
         super().__init__(dataset, range(count))
         self.seed, self.image_key = plain_number(seed), image_key
         self._parities = compute_flip_parities(count, seed)
-        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the epoch, from 0; before an iteration over the data begins."""
