@@ -62,6 +62,8 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 }
 # What differs from the arguments of a run of three batches, so that an algorithm acts before, at and after each death.
 LONGER: dict[str, dict[str, Any]] = {
+    # Normalization needs two examples, also after `SelectiveBackprop` has kept half of them.
+    "BatchSizeWarmup": {"initial_batch_size": 4, "duration": "12sp"},
     "EMA": {"half_life": "4ba", "ema_start": "2ba"},
     "GyroDropout": {"p": 0.25, "sigma": 16, "tau": 4},  # other masks every three batches
     "LAWA": {"num_snapshots": 3, "interval": "2ba"},
