@@ -185,7 +185,7 @@ def terminal() -> io.StringIO:
 
 @pytest.fixture
 def bars(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Replaces tqdm by mocks, and sorts the bars it made by their format."""
+    """Replaces tqdm by mocks, which are always due, and sorts the bars it made by their format."""
     made = SimpleNamespace(train=[], eval=[])
 
     def make(bar_format: str, *args: Any, **kwargs: Any) -> MagicMock:
@@ -199,6 +199,8 @@ def bars(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         return mock
 
     monkeypatch.setattr(tqdm.auto, "tqdm", make)
+    for interval in ("_LIVE_SECONDS", "_PLAIN_SECONDS"):
+        monkeypatch.setattr(f"composer.loggers.progress_bar_logger.{interval}", 0.0)
     return made
 
 

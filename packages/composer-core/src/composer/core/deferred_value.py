@@ -10,6 +10,7 @@ import torch
 __all__ = ["DeferredValue"]
 
 _UNSET: Any = object()
+_NEW = object.__new__
 
 
 class DeferredValue:
@@ -57,8 +58,9 @@ class DeferredValue:
             tensor: One element, any floating dtype; without a graph (`tensor.detach()`). It is stored, not copied, so
                 it must not be changed in place afterwards.
         """
-        self = cls(None)  # type: ignore[arg-type]
-        self._result = tensor
+        self = _NEW(cls)  # without `__init__`: called at every step
+        self._compute, self._result = None, tensor
+        self._number, self._copy = _UNSET, None
         return self
 
     @property

@@ -319,7 +319,7 @@ class Engine:
         appended = passes[: len(_DEFAULT_PASSES)] == _DEFAULT_PASSES
         chosen = passes[len(_DEFAULT_PASSES) :] if appended else passes
         applied = None if markers is None else markers.algorithms(self._ordering.algorithms, event)
-        return AlgorithmPlan(event, self._ordering, chosen, not appended, acted, applied)
+        return AlgorithmPlan(event, self._ordering, chosen, not appended, acted, self.state, self.logger, applied)
 
     def _callbacks_at(self, event: Event) -> list[Callback]:
         """Return the callbacks that override the method of an event, in the order in which they are called."""
@@ -367,13 +367,11 @@ class _Calls(NamedTuple):
 
     Attributes:
         order: The indices of the algorithms.
-        calls: The calls, each with the key and the trace of a call that returns None.
-        logged: What is logged of them.
+        run: Calls them.
     """
 
     order: tuple[int, ...]
-    calls: list[tuple[_Apply, str, Trace]]
-    logged: dict[str, int]
+    run: Callable[[], Traces]
 
 
 class AlgorithmPlan:
@@ -385,6 +383,8 @@ class AlgorithmPlan:
         passes: Custom passes that run after the default ones, or all passes (`replace`).
         replace: Whether `passes` replaces the default passes.
         acted: The indices of the algorithms that acted last at each event, in order; shared by all plans.
+        state: The state of the run.
+        logger: Passed to the algorithms.
         applied: Wrappers to apply instead of the algorithms, one for each; None for the algorithms themselves.
     """
 
@@ -395,9 +395,11 @@ class AlgorithmPlan:
         passes: Sequence[AlgorithmPass],
         replace: bool,
         acted: dict[Event, tuple[int, ...]],
+        state: State,
+        logger: Logger,
         applied: Sequence[_Applied] | None = None,
     ) -> None:
-        self.event, self.ordering = event, ordering
+        self.event, self.ordering, self._state, self._logger = event, ordering, state, logger
         self._passes, self._replace, self._acted = tuple(passes), replace, acted
         self._opener = opener_of(event)
         algorithms = ordering.algorithms
@@ -406,7 +408,6 @@ class AlgorithmPlan:
         # Which algorithms acted at the first event of a pair matters only if there are declared orders.
         self._remember = ordering.declared and event.is_before_event
         self._reorder = ordering.declared and event.is_after_event
-        self._always = all(always_matches(algorithms[i]) for i in self.candidates)
         self._matches = [(i, algorithms[i].match) for i in self.candidates]
         self._calls: dict[tuple[int, ...], _Calls] = {}  # by order
         # By the algorithms that match, and those that acted at the first event of the pair.
@@ -414,9 +415,6 @@ class AlgorithmPlan:
         self._keys = _trace_keys(algorithms, self.candidates, event)
         self._names = {i: type(algorithms[i]).__name__ for i in self.candidates}
         self._index = {id(algorithm): i for i, algorithm in enumerate(algorithms)}
-        self._fixed: _Calls | None = None  # the same each time
-        if self._always and not (self._passes or self._reorder):
-            self._fixed = self._calls_in(self._order(self.candidates, ()))
 
     def expected(self) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
         """Return the order if every candidate acts, and the assumed actors at the first event (None: no reversal)."""
@@ -430,27 +428,32 @@ class AlgorithmPlan:
         )
         return self.ordering.backward(tuple(sorted(self.candidates)), acted), acted
 
-    def run(self, state: State, logger: Logger) -> Traces:
-        """Apply every matching algorithm; return the traces by `"{algorithm}/{event}"`."""
-        if self._fixed is not None:
-            return self._apply(self._fixed, state, logger)
-        event, matching = self.event, self.candidates
-        if not self._always:
-            found = []
-            for i, match in self._matches:  # a comprehension would be another call
-                if match(event, state):
-                    found.append(i)
-            if not found and not self._passes:
-                if self._remember:
-                    self._acted[event] = ()
-                return {}
-            matching = tuple(found)
+    def compile(self) -> Callable[[], Traces]:
+        """Return a function that applies every matching algorithm and returns the traces by `"{algorithm}/{event}"`."""
+        if not all(always_matches(self.ordering.algorithms[i]) for i in self.candidates):
+            return self._apply_matching
+        if self._passes or self._reorder or self._remember:
+            return partial(self._apply_in_order, self.candidates)
+        return self._calls_in(self._order(self.candidates, ())).run
+
+    def _apply_matching(self) -> Traces:
+        event, state = self.event, self._state
+        matching: tuple[int, ...] = ()
+        for i, match in self._matches:  # a comprehension would be another call, and most match nothing
+            if match(event, state):
+                matching = (*matching, i)
+        return self._apply_in_order(matching) if matching or self._passes or self._remember else {}
+
+    def _apply_in_order(self, matching: tuple[int, ...]) -> Traces:
         acted = self._acted.get(self._opener, ()) if self._reorder and self._opener else ()
         if self._passes:
-            return self._apply_passed(self._order(matching, acted), state, logger)
+            return self._apply_passed(self._order(matching, acted))
         if (matching, acted) not in self._matched:
             self._matched[matching, acted] = self._calls_in(self._order(matching, acted))
-        return self._apply(self._matched[matching, acted], state, logger)
+        calls = self._matched[matching, acted]
+        if self._remember:
+            self._acted[self.event] = calls.order
+        return calls.run()
 
     def _order(self, matching: tuple[int, ...], acted: tuple[int, ...]) -> tuple[int, ...]:
         """Return the order of matching algorithms, of which `acted` acted at the first event of the pair."""
@@ -458,9 +461,9 @@ class AlgorithmPlan:
             return tuple(sorted(matching))
         return self.ordering.backward(tuple(sorted(matching)), acted) if self.event.is_after_event else matching
 
-    def _apply_passed(self, order: Sequence[int], state: State, logger: Logger) -> Traces:
+    def _apply_passed(self, order: Sequence[int]) -> Traces:
         """Apply the result of the passes, which may contain algorithms that do not act here or are not in the run."""
-        event = self.event
+        event, state, logger = self.event, self._state, self._logger
         algorithms: Sequence[Algorithm] = [self.ordering.algorithms[i] for i in order]
         for algorithm_pass in self._passes:
             algorithms = algorithm_pass(algorithms, event)
@@ -473,7 +476,7 @@ class AlgorithmPlan:
         if self._remember:
             self._acted[event] = tuple(i for i in indices if i is not None)
         if all(i in self._keys for i in indices):
-            return self._apply(self._calls_in(tuple(i for i in indices if i is not None)), state, logger)
+            return self._calls_in(tuple(i for i in indices if i is not None)).run()
         traces: Traces = {}
         for position, (i, algorithm) in enumerate(zip(indices, algorithms, strict=True)):
             applied = algorithm if i is None else self._applied[i]
@@ -484,26 +487,30 @@ class AlgorithmPlan:
             logger.log_traces({f"algorithm_traces/{trace.name}/{event}": 1 for trace in traces.values()})
         return traces
 
-    def _apply(self, calls: _Calls, state: State, logger: Logger) -> Traces:
-        event, traces = self.event, {}
-        if self._remember:
-            self._acted[event] = calls.order
-        for apply, key, trace in calls.calls:
-            exit_code = apply(event, state, logger)
-            traces[key] = trace if exit_code is None else replace(trace, exit_code=exit_code)
-        if logger.destinations:
-            logger.log_traces(calls.logged)
-        return traces
-
     def _calls_in(self, order: tuple[int, ...]) -> _Calls:
         if order not in self._calls:
-            event, names = self.event, self._names
-            calls: list[tuple[_Apply, str, Trace]] = [
-                (self._applied[i].apply, self._keys[i], Trace(names[i], event, None, position, True))
-                for position, i in enumerate(order)
-            ]
-            self._calls[order] = _Calls(order, calls, {f"algorithm_traces/{names[i]}/{event}": 1 for i in order})
+            self._calls[order] = _Calls(order, self._calls_of(order))
         return self._calls[order]
+
+    def _calls_of(self, order: tuple[int, ...]) -> Callable[[], Traces]:
+        """Return a function that calls the algorithms in an order."""
+        event, state, logger, names = self.event, self._state, self._logger, self._names
+        calls: list[tuple[_Apply, str, Trace]] = [
+            (self._applied[i].apply, self._keys[i], Trace(names[i], event, None, position, True))
+            for position, i in enumerate(order)
+        ]
+        logged = {f"algorithm_traces/{names[i]}/{event}": 1 for i in order}
+
+        def run() -> Traces:
+            traces = {}
+            for apply, key, trace in calls:
+                exit_code = apply(event, state, logger)
+                traces[key] = trace if exit_code is None else replace(trace, exit_code=exit_code)
+            if logger.destinations:
+                logger.log_traces(logged)
+            return traces
+
+        return run
 
 
 def _trace_keys(algorithms: Sequence[Algorithm], indices: Sequence[int], event: Event) -> dict[int, str]:
@@ -529,11 +536,12 @@ def _may_act(algorithm: Algorithm, event: Event) -> bool:
 def _runner(
     plan: AlgorithmPlan | None, hooks: Sequence[Callable[[State, Logger], Any]], state: State, logger: Logger
 ) -> Callable[[], Traces]:
-    if not hooks and plan is not None:
-        return partial(plan.run, state, logger)
+    apply = None if plan is None else plan.compile()
+    if apply is not None and not hooks:
+        return apply
 
     def run() -> Traces:
-        traces = {} if plan is None else plan.run(state, logger)
+        traces = {} if apply is None else apply()
         for hook in hooks:
             hook(state, logger)
         return traces
@@ -626,7 +634,7 @@ def _run_init(
     if algorithms is None:
         return {}
     state._structure_before_init = ModelSnapshot(state)
-    return algorithms.run(state, logger)
+    return algorithms.compile()()
 
 
 def _is_open(callback: Callback) -> bool:

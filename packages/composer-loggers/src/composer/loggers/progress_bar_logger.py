@@ -260,9 +260,10 @@ class Bar:
             self._count = attrgetter(f"_{timestamp_key}")  # the plain int, which is fast to read
         self.keys_to_log = list(keys_to_log)
         self.position = position
-        self.n = n
+        self._drawn = n  # the count that tqdm has
+        self._now: Timestamp | None = None  # the counter is read from it when the bar is redrawn
         self._values: dict[str, Any] = dict(metrics or {})
-        self._is_shown: dict[str, bool] = {}  # by name; read several times per step
+        self._shown: dict[tuple[str, ...], list[str]] = {}  # by the names that are logged together, at every step
         self._arriving: dict[str, Any] | None = None  # values that are being copied from the device
         self._bar: Any = None  # None until `show`, which only some ranks call
         self._shares_line = False  # with other output on its stream
@@ -288,7 +289,7 @@ class Bar:
             unit=_UNITS[self.timestamp_key.removesuffix("_in_epoch")],
             file=file if lines is None else lines,
             dynamic_ncols=live and self._shares_line,
-            mininterval=self._interval,
+            mininterval=0.9 * self._interval,  # `advance` asks when it is due, by a clock read a little earlier
             miniters=1,  # tqdm must not guess the number of steps between two redraws: their durations vary
         )
         if lines is not None:
@@ -301,12 +302,13 @@ class Bar:
         Args:
             metrics: Values by name.
         """
-        for key, value in metrics.items():
-            shown = self._is_shown.get(key)
-            if shown is None:
-                shown = self._is_shown[key] = any(part in key for part in self.keys_to_log)
-            if shown:
-                self._values[key] = _hold(value)
+        keys = tuple(metrics)
+        shown = self._shown.get(keys)
+        if shown is None:
+            shown = [key for key in keys if any(part in key for part in self.keys_to_log)]
+            self._shown[keys] = shown
+        for key in shown:
+            self._values[key] = _hold(metrics[key])
 
     def advance(self, timestamp: Timestamp) -> None:
         """Move the bar. Called once per batch.
@@ -314,18 +316,10 @@ class Bar:
         Args:
             timestamp: The current time.
         """
-        n = self._count(timestamp)
-        bar = self._bar
-        if bar is None:
-            self.n = n
-            return
+        self._now = timestamp
         now = time.perf_counter()
-        if now >= self._due:
-            self._update_text(now)
-        step, self.n = n - self.n, n
-        if self.total is not None and n > self.total:  # the last batch may reach past the end
-            self.total = bar.total = n
-        bar.update(step)
+        if now >= self._due and self._bar is not None:
+            self._redraw(now)
 
     def resume(self, paused_seconds: float) -> None:
         """Exclude a pause from the elapsed time and the rate.
@@ -353,6 +347,7 @@ class Bar:
         if read:
             DeferredValue.fetch(_deferred(self._values))
             self._set_text(self._values)
+        self._bar.n, self._bar.total = self.n, self._total_at(self.n)
         self._bar.close()
         self._bar = None
 
@@ -375,8 +370,13 @@ class Bar:
             "timestamp_key": self.timestamp_key,
         }
 
-    def _update_text(self, now: float) -> None:
-        """Start copying the values, or show them once they have arrived; until then check at every step."""
+    @property
+    def n(self) -> int:
+        """The current count."""
+        return self._drawn if self._now is None else self._count(self._now)
+
+    def _redraw(self, now: float) -> None:
+        """Move the bar; start to copy the values, or show them once they have arrived."""
         if self._arriving is None:
             self._arriving = dict(self._values)
             DeferredValue.fetch(_deferred(self._arriving))
@@ -386,6 +386,16 @@ class Bar:
             self._due = now + self._interval
         else:
             self._due = 0.0
+        n, bar = self.n, self._bar
+        bar.total = self._total_at(n)
+        step, self._drawn = n - self._drawn, n
+        bar.update(step)
+
+    def _total_at(self, n: int) -> int | None:
+        """Return the final count, which the last batch may pass."""
+        if self.total is not None and n > self.total:
+            self.total = n
+        return self.total
 
     def _set_text(self, values: dict[str, Any]) -> None:
         self._bar.set_postfix_str(", ".join(f"{k}={_short(v)}" for k, v in values.items()), refresh=False)

@@ -287,9 +287,10 @@ class FitLoop:
             losses = self.parallel.mean_losses(losses)
         self._losses.add(losses, state.timestamp._batch)
         state.total_loss_dict = losses
-        if self.metrics.enabled:
-            state.train_metric_values = self.metrics.values().copy() if logged else self.metrics.on_demand()
+        metrics = self.metrics if self.metrics.enabled else None
         if not logged:
+            if metrics is not None:
+                state.train_metric_values = metrics.on_demand()
             return
         now, size = state.timestamp, state.device_train_microbatch_size
         values: dict[str, Any] = {
@@ -303,9 +304,9 @@ class FitLoop:
             values["time/token"], values["time/token_in_epoch"] = now._token, now._token_in_epoch
         for key, loss in losses.items():
             values[key] = DeferredValue.of_tensor(loss)
-        if self.metrics.enabled:
-            for name, value in self.metrics.values().items():
-                values[f"metrics/train/{name}"] = value
+        if metrics is not None:
+            state.train_metric_values = metrics.values().copy()  # it replaces those that are read by their numbers
+            values |= metrics.logged()
         self.logger.log_metrics(values)
 
     def _evaluate(self, event: Event) -> None:
@@ -316,9 +317,8 @@ class FitLoop:
     def _end_epoch(self) -> None:
         state, run_event = self.state, self.engine.run_event
         if self.metrics.enabled:
-            values = self.metrics.values()
-            state.train_metric_values = dict(values)
-            self.logger.log_metrics({f"metrics/train/{name}": value for name, value in values.items()})
+            state.train_metric_values = self.metrics.values().copy()
+            self.logger.log_metrics(self.metrics.logged())
         if not self.step_every_batch:
             self._step_schedulers()
         state.previous_timestamp = state.timestamp

@@ -92,6 +92,10 @@ class TrainMetrics:
                     value.hold()
         return self._values
 
+    def logged(self) -> dict[str, DeferredValue]:
+        """Return the metrics of the batch under the names for loggers."""
+        return {f"metrics/train/{name}": value for name, value in self.values().items()}
+
     def on_demand(self) -> Mapping[str, DeferredValue]:
         """Return the metrics of the batch by name, for a run that logs nothing: they are made when one is read."""
         if self._values or not self._defer:

@@ -239,7 +239,9 @@ class BatchTrainer:
             dispatch.after_loss()
         if dispatch.before_backward:
             dispatch.before_backward()
-        total = _total(state.loss)
+        loss = state.loss
+        is_scalar = isinstance(loss, torch.Tensor) and loss.dim() == 0
+        total: torch.Tensor = loss if is_scalar else _total(loss)
         if weight == 0.0:
             # A mean over no tokens is NaN, and its gradients stay NaN when multiplied by 0. All ranks need the pass.
             for tensor in tensors_in(state.outputs):
@@ -247,7 +249,10 @@ class BatchTrainer:
                     tensor.register_hook(torch.zeros_like)  # type: ignore[no-untyped-call]
         if weight != 1.0:
             total = total * weight
-        _add_losses(self._pass_losses, state.loss, total, weight)
+        if is_scalar and weight == 1.0:  # the usual case, in every step
+            self._pass_losses["loss/train/total"] = total.detach()
+        else:
+            _add_losses(self._pass_losses, loss, total, weight)
         if self._scaling and state.scaler is not None:
             total = state.scaler.scale(total)
         total.backward(create_graph=self._create_graph)  # type: ignore[no-untyped-call]

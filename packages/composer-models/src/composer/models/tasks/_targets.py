@@ -45,6 +45,8 @@ def _index_metrics() -> tuple[type[Metric], ...]:
 
 def check_tensors(outputs: Any, targets: Any) -> None:
     """Raise a TypeError unless outputs and targets are tensors."""
+    if isinstance(outputs, Tensor) and isinstance(targets, Tensor):
+        return
     for name, value in (("outputs", outputs), ("targets", targets)):
         if not isinstance(value, Tensor):
             raise TypeError(
@@ -55,6 +57,8 @@ def check_tensors(outputs: Any, targets: Any) -> None:
 
 def check_shapes(outputs: Tensor, targets: Tensor, num_classes: int | None = None) -> None:
     """Raise a ValueError unless targets fit the outputs: wrong shapes may broadcast to plausible, wrong numbers."""
+    if num_classes is None and outputs.ndim == 2 and targets.shape == outputs.shape[:1]:
+        return  # the usual case, in every step
     shape = tuple(outputs.shape)
     if len(shape) < 2 or (num_classes is not None and shape[1] != num_classes):
         raise ValueError(f"The outputs must have shape (N, {num_classes or 'C'}, ...), got {shape}.")
