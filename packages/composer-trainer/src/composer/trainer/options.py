@@ -1,6 +1,8 @@
 """Groups of the Trainer's arguments, and the checks that need only an argument's value: its type and range.
 
 The fields have the names of the Trainer's arguments and are documented there. The defaults are in its signature only.
+`DataOptions`, `EvaluationOptions` and `ScheduleOptions` are also the arguments of `fit`, where None leaves a setting
+unchanged.
 """
 
 from __future__ import annotations
@@ -31,11 +33,14 @@ from composer.utils.interval_scheduler import check_interval_function
 from composer.utils.parallelism import ParallelismConfig
 
 __all__ = [
+    "DataOptions",
+    "EvaluationOptions",
     "Interval",
     "LoadOptions",
     "LogOptions",
     "RunOptions",
     "SaveOptions",
+    "ScheduleOptions",
     "TimeArgument",
     "check_arguments",
     "described",
@@ -59,6 +64,34 @@ class RunOptions:
     parallelism_config: dict[str, Any] | ParallelismConfig | None
     algorithms: Algorithm | Sequence[Algorithm] | None
     optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """The training data."""
+
+    train_dataloader: Any
+    train_dataloader_label: str | None
+    train_subset_num_batches: SupportsIndex | None
+    device_train_microbatch_size: SupportsIndex | float | str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationOptions:
+    """The evaluation data, and when it is used."""
+
+    eval_dataloader: Any
+    eval_interval: Interval | None
+    eval_subset_num_batches: SupportsIndex | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleOptions:
+    """The learning-rate schedulers, and the factor for them and for the length of the training."""
+
+    schedulers: Any
+    scale_schedule_ratio: float
+    step_schedulers_every_batch: bool | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,11 +42,14 @@ from composer.trainer.metrics import TrainMetrics
 from composer.trainer.microbatch import adjust_device_train_microbatch_size as _adjust_device_train_microbatch_size
 from composer.trainer.microbatch import is_cuda_oom as _is_cuda_oom
 from composer.trainer.options import (
+    DataOptions,
+    EvaluationOptions,
     Interval,
     LoadOptions,
     LogOptions,
     RunOptions,
     SaveOptions,
+    ScheduleOptions,
     TimeArgument,
     check_arguments,
 )
@@ -340,22 +343,31 @@ class Trainer(_RejectsRemovedArguments):
             save_monitor_mode=save_monitor_mode,
             save_async=save_async,
         )
+        data = DataOptions(
+            train_dataloader=train_dataloader,
+            train_dataloader_label=train_dataloader_label,
+            train_subset_num_batches=train_subset_num_batches,
+            device_train_microbatch_size=device_train_microbatch_size,
+        )
+        schedule = ScheduleOptions(
+            schedulers=schedulers,
+            scale_schedule_ratio=scale_schedule_ratio,
+            step_schedulers_every_batch=step_schedulers_every_batch,
+        )
+        evaluation = EvaluationOptions(
+            eval_dataloader=eval_dataloader,
+            eval_interval=eval_interval,
+            eval_subset_num_batches=eval_subset_num_batches,
+        )
         arguments = {
             "model": model,
             **vars(run),
-            "train_dataloader": train_dataloader,
-            "train_dataloader_label": train_dataloader_label,
-            "train_subset_num_batches": train_subset_num_batches,
-            "device_train_microbatch_size": device_train_microbatch_size,
+            **vars(data),
             "accumulate_train_batch_on_tokens": accumulate_train_batch_on_tokens,
             "spin_dataloaders": spin_dataloaders,
             "max_duration": max_duration,
-            "schedulers": schedulers,
-            "scale_schedule_ratio": scale_schedule_ratio,
-            "step_schedulers_every_batch": step_schedulers_every_batch,
-            "eval_dataloader": eval_dataloader,
-            "eval_interval": eval_interval,
-            "eval_subset_num_batches": eval_subset_num_batches,
+            **vars(schedule),
+            **vars(evaluation),
             "device": device,
             "precision": precision,
             "compile_config": compile_config,
@@ -395,13 +407,11 @@ class Trainer(_RejectsRemovedArguments):
         self._stream = open_stream(console_stream) if progress_bar or log_to_console else None
         self._start_engine(destinations, user_callbacks, algorithm_passes, delivery_timeout)
         settings = self._settings = RunSettings(self.state, self._model, self._parallel)
-        settings.set_train_data(
-            train_dataloader, train_dataloader_label, train_subset_num_batches, device_train_microbatch_size
-        )
-        settings.set_evaluators(eval_dataloader, eval_interval, eval_subset_num_batches)
-        settings.check_schedulers(schedulers, scale_schedule_ratio, step_schedulers_every_batch)
+        settings.set_train_data(data)
+        settings.set_evaluators(evaluation)
+        settings.check_schedulers(schedule)
         settings.set_max_duration(max_duration, scale_schedule_ratio)
-        settings.set_schedulers(schedulers, scale_schedule_ratio, step_schedulers_every_batch)
+        settings.set_schedulers(schedule)
         self.engine.run_event(Event.BEFORE_LOAD)
         settings.set_scaler()  # after INIT, where an algorithm may wrap the optimizer in one that needs closures
         position = LoaderPosition(self.state, self._metrics, spin_dataloaders, self._evaluation.accesses)
@@ -559,24 +569,33 @@ class Trainer(_RejectsRemovedArguments):
             KeyboardInterrupt: After SIGINT, when the batch is trained and saved.
         """
         state, settings, position = self.state, self._settings, self._progress.loader
-        check_arguments(
-            train_dataloader_label="train" if train_dataloader_label is None else train_dataloader_label,
-            reset_time=reset_time,
+        data = DataOptions(
+            train_dataloader=train_dataloader,
+            train_dataloader_label=train_dataloader_label,
+            train_subset_num_batches=train_subset_num_batches,
+            device_train_microbatch_size=device_train_microbatch_size,
+        )
+        schedule = ScheduleOptions(
+            schedulers=schedulers,
             scale_schedule_ratio=scale_schedule_ratio,
             step_schedulers_every_batch=step_schedulers_every_batch,
-            eval_interval=1 if eval_interval is None else eval_interval,
-            spin_dataloaders=spin_dataloaders is None or spin_dataloaders,
         )
+        evaluation = EvaluationOptions(
+            eval_dataloader=eval_dataloader,
+            eval_interval=eval_interval,
+            eval_subset_num_batches=eval_subset_num_batches,
+        )
+        unchanged_if_none = {**vars(data), **vars(evaluation), "spin_dataloaders": spin_dataloaders}
+        given = {name: value for name, value in unchanged_if_none.items() if value is not None}
+        check_arguments(reset_time=reset_time, **vars(schedule), **given)
         if not state.optimizers:
             raise ValueError(
                 "No optimizer was specified when constructing the Trainer, and the model had no parameters then. "
                 "Pass `optimizers` to the `Trainer`."
             )
-        settings.check_schedulers(schedulers, scale_schedule_ratio, step_schedulers_every_batch)
+        settings.check_schedulers(schedule)
         old_data, old_length = settings.train_spec, state.dataloader_len
-        settings.replace_train_data(
-            train_dataloader, train_dataloader_label, train_subset_num_batches, device_train_microbatch_size
-        )
+        settings.replace_train_data(data)
         begun, ended = self._progress.begin_fit(reset_time)
         if self._is_other_data(old_data, old_length, state.timestamp if begun is None else begun):
             position.replace_loader()
@@ -584,8 +603,8 @@ class Trainer(_RejectsRemovedArguments):
         if ended or self._progress.is_complete():
             self._announce(f"This part of the run {state.run_name!r} is complete; nothing is left to train.")
             return
-        settings.replace_evaluation(eval_dataloader, eval_interval, eval_subset_num_batches)
-        settings.set_schedulers(schedulers, scale_schedule_ratio, step_schedulers_every_batch)
+        settings.replace_evaluation(evaluation)
+        settings.set_schedulers(schedule)
         settings.compile_schedulers()
         if precision is not None:
             state.precision = resolve_precision(precision, state.device)
@@ -693,8 +712,12 @@ class Trainer(_RejectsRemovedArguments):
             ValueError: There is no evaluation data, or `subset_num_batches` is not a number of batches.
         """
         subset_num_batches = check_subset("subset_num_batches", subset_num_batches)
-        given = eval_dataloader is not None
-        extra = self._settings.evaluators_of(eval_dataloader, 0, subset_num_batches) if given else []
+        extra: list[Evaluator] = []
+        if eval_dataloader is not None:
+            options = EvaluationOptions(
+                eval_dataloader=eval_dataloader, eval_interval=0, eval_subset_num_batches=subset_num_batches
+            )
+            extra = self._settings.evaluators_of(options)
         self._evaluation.run_standalone(extra, subset_num_batches)
 
     def predict(
