@@ -43,6 +43,7 @@ __all__ = [
     "ScheduleOptions",
     "TimeArgument",
     "check_arguments",
+    "check_distinct",
     "described",
     "to_time",
 ]
@@ -193,6 +194,20 @@ def described(value: Any) -> str:
     if isinstance(value, type):
         return f"the class `{value.__name__}`; pass `{value.__name__}(...)`"
     return type(value).__name__
+
+
+def check_distinct(argument: str, items: Sequence[Any]) -> None:
+    """Check that no object is given twice: it would act twice. Two objects of one class are fine.
+
+    Raises:
+        ValueError: An object is given twice.
+    """
+    for index, item in enumerate(items):
+        if any(item is other for other in items[:index]):
+            raise ValueError(
+                f"`{argument}` must contain every object once, got the same `{type(item).__name__}` object twice: it "
+                f"would act twice at every event. Remove one, or create a second object."
+            )
 
 
 def _flag(name: str, value: Any) -> None:
@@ -355,6 +370,7 @@ _CHECKS: dict[str, Callable[[str, Any], None]] = {
     "seed": _optional(_seed),
     "scale_schedule_ratio": _positive,
     "delivery_timeout": _positive,
+    "dist_timeout": _positive,
     "load_ignore_keys": _optional(_keys),
     "save_ignore_keys": _optional(_keys),
     "load_exclude_algorithms": _optional(_class_names),

@@ -41,6 +41,7 @@ from composer.trainer.loop import FitLoop
 from composer.trainer.metrics import TrainMetrics
 from composer.trainer.microbatch import adjust_device_train_microbatch_size as _adjust_device_train_microbatch_size
 from composer.trainer.microbatch import is_cuda_oom as _is_cuda_oom
+from composer.trainer.optimizers import check_optimizers
 from composer.trainer.options import (
     DataOptions,
     EvaluationOptions,
@@ -54,7 +55,6 @@ from composer.trainer.options import (
     check_arguments,
 )
 from composer.trainer.precision import resolve_precision
-from composer.trainer.remote_files import remote_files
 from composer.trainer.resume.autoresume import load_run
 from composer.trainer.resume.loader import LoaderPosition
 from composer.trainer.resume.run import RunProgress
@@ -435,7 +435,7 @@ class Trainer(_RejectsRemovedArguments):
     ) -> None:
         """Create logger and engine, and run INIT, where algorithms change the model."""
         state = self.state
-        destinations = [*destinations, *remote_files(state.profiler, callbacks)]
+        destinations = [*destinations, *construction.build_uploaders(state.profiler, callbacks)]
         self.logger = Logger(state, destinations, delivery_timeout=delivery_timeout)
         state.callbacks = [*destinations, *callbacks, *state.callbacks]  # the profiler has added some
         self.engine = Engine(state, self.logger, passes)
@@ -444,7 +444,7 @@ class Trainer(_RejectsRemovedArguments):
         # An algorithm may have replaced the model.
         self._model, _ = construction.check_model(state.model)
         self._model.logger = self.logger
-        construction.check_optimizers(state.optimizers, self._model, changed_by="an algorithm")
+        check_optimizers(state.optimizers, self._model, changed_by="an algorithm")
         self._log_hparams()
         state.train_metrics = dict(copy.deepcopy(self._model.get_metrics(is_train=True)))
         self._parallel.prepare_metrics(state.train_metrics.values())
@@ -499,7 +499,7 @@ class Trainer(_RejectsRemovedArguments):
     def _wrap_model(self, compile_config: dict[str, Any] | None) -> None:
         """Wrap and compile the model, once all module surgery is done and everything is loaded."""
         if not self.state.fsdp_enabled:  # sharding replaces the parameters
-            construction.check_optimizers(self.state.optimizers, self.state.model, changed_by="an algorithm")
+            check_optimizers(self.state.optimizers, self.state.model, changed_by="an algorithm")
         self._evaluation.modes.check()
         # Surgery has drawn random numbers; training starts from the seed with any algorithms.
         reproducibility.seed_all(self.state.seed)
