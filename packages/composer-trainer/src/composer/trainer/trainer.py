@@ -14,7 +14,7 @@ import torch
 from tqdm import tqdm
 
 from composer.callbacks.checkpoint_saver import hold_leases
-from composer.checkpoint import IgnoreKeys, save_checkpoint
+from composer.checkpoint import IgnoreKeys, load_checkpoint, save_checkpoint
 from composer.checkpoint.names import check_path
 from composer.core import (
     Algorithm,
@@ -55,7 +55,7 @@ from composer.trainer.options import (
     check_arguments,
 )
 from composer.trainer.precision import resolve_precision
-from composer.trainer.resume.autoresume import load_run
+from composer.trainer.resume.autoresume import choose_checkpoint
 from composer.trainer.resume.loader import LoaderPosition
 from composer.trainer.resume.run import RunProgress
 from composer.trainer.settings import RunSettings, check_subset, data_spec_of
@@ -472,20 +472,21 @@ class Trainer(_RejectsRemovedArguments):
 
     def _load(self, options: LoadOptions, passes: PassInput) -> None:
         """Shard the model among ranks and load the requested checkpoint."""
-        state, parallel = self.state, self._parallel
+        state, parallel, saver = self.state, self._parallel, self._checkpoint_saver
         with parallel.report_lost_ranks(), ExitStack() as downloads:
-            resumed = load_run(
-                options,
-                state,
-                self.logger,
-                self._checkpoint_saver,
-                passes,
-                self._announce,
-                lambda: parallel.shard(state),
-                downloads,
-            )
-        if not resumed:
+            resumes = False
+            if options.load_path is not None or options.autoresume:
+                options, resumes = choose_checkpoint(options, state, self.logger.destinations, saver, downloads)
+            if options.autoresume and not resumes:
+                self._announce(f"No checkpoint of the run {state.run_name!r} was found; it starts from the beginning.")
+            if options.load_path is None:
+                parallel.shard(state)
+            else:
+                self._load_run(options, passes)
+        if not resumes:
             self._progress.forget_fits()
+        elif saver is not None:
+            saver.resumed_at = state.timestamp.batch
         model, _ = construction.check_model(state.model)
         if model is not self._model:  # an algorithm of the checkpoint has replaced it
             self._model = self._settings.model = self._evaluation.model = model
@@ -495,6 +496,27 @@ class Trainer(_RejectsRemovedArguments):
                 parallel.prepare_metrics(metrics.values())
             self._metrics.set_model(model)
         self.logger.log_hyperparameters({"rank_zero_seed": state.rank_zero_seed})  # loading may have changed it
+
+    def _load_run(self, options: LoadOptions, passes: PassInput) -> None:
+        """Load the checkpoint `options.load_path`, and shard the model among ranks when its structure is final."""
+        assert options.load_path is not None
+        state, parallel, run_name = self.state, self._parallel, self.state.run_name
+        load_checkpoint(
+            options.load_path,
+            state,
+            self.logger,
+            options.load_object_store,
+            options.load_weights_only,
+            options.load_strict_model_weights,
+            options.load_progress_bar,
+            options.load_ignore_keys,
+            options.load_exclude_algorithms,
+            passes,
+            divide=lambda: parallel.shard(state),
+        )
+        state.run_name, state.load_path, now = run_name, os.fspath(options.load_path), state.timestamp
+        run = f"The run, at epoch {now._epoch} and batch {now._batch},"
+        self._announce(f"{'Weights' if options.load_weights_only else run} loaded from {state.load_path}.")
 
     def _wrap_model(self, compile_config: dict[str, Any] | None) -> None:
         """Wrap and compile the model, once all module surgery is done and everything is loaded."""
