@@ -201,7 +201,7 @@ class EventWriter:
         """Flush the file.
 
         Args:
-            roll: Whether to complete the file and start a new one, if anything was written.
+            roll: Complete the file and start a new one, if anything was written.
         """
         if roll and self._written:
             self.finished.append(Path(self.writer._get_file_writer().event_writer.path))
