@@ -14,6 +14,7 @@ from tools import (
     link_sources,
     mutants,
     readme_blocks,
+    structure,
 )
 from tools.tiny_tree import Tree, run_tool
 from tools.workspace import Workspace
@@ -135,6 +136,21 @@ class TestMutants:
         assert "if not a < b:\n        g()" in changed["negate the condition"]
         assert "if a <= b:\n        g()" in changed["move the bound"]
         assert "if a < b:\n        pass" in changed["drop the statement"]
+
+
+class TestStructure:
+    def test_docstrings_comments_and_blank_lines_are_no_code(self) -> None:
+        source = '"""Module."""\n\n# why\ndef f():\n    """Doc.\n\n    More.\n    """\n    return """a\nb"""  # text\n'
+
+        assert structure.code_lines(source) == 3
+
+    def test_it_counts_files_and_functions_once(self) -> None:
+        from composer.utils import ensure_tuple, plain_int
+
+        entered = structure.Entered()
+        entered.during(lambda: [ensure_tuple(1), ensure_tuple(2), plain_int(3)])
+
+        assert [name for _, name in entered.functions] == ["ensure_tuple", "plain_int"]
 
 
 class TestReadmeBlocks:

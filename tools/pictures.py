@@ -146,6 +146,25 @@ def randaugment() -> Figure:
     return panels(images, ["image", *3 * ["randaugment_image"]])
 
 
+def alternating_flip() -> Figure:
+    """Show an image in consecutive epochs."""
+    epochs = range(4)
+    images = [cf.flip_batch(scenes()[:1], torch.tensor([1]), epoch)[0] for epoch in epochs]
+    return panels(images, [f"epoch {epoch}" for epoch in epochs])
+
+
+def test_time_augmentation() -> Figure:
+    """Show the views of an image at level 2."""
+    views: list[torch.Tensor] = []
+
+    def collect(images: torch.Tensor) -> torch.Tensor:
+        views.append(images[0])
+        return torch.zeros(1, 2)
+
+    cf.average_views(collect, scenes()[:1], level=2, shift=16)
+    return panels([*views[:2], *views[2::2]], [*2 * ["1/4"], *2 * ["1/8, and mirrored 1/8"]])
+
+
 def blurpool() -> Figure:
     """Show rings that get narrower, subsampled with and without a filter."""
     x = torch.linspace(0, 1, SIZE)
@@ -313,6 +332,32 @@ def seq_length_warmup() -> Figure:
     return figure
 
 
+def batch_size_warmup() -> Figure:
+    """Show the size of batches over the samples of a run."""
+    figure, axes = _plot("samples", "samples per batch")
+    for shape, color in (("doubling", BLUE), ("linear", ORANGE)):
+        drawn, sizes = [0], []
+        while drawn[-1] < 10_000:
+            sizes.append(cf.compute_batch_size(drawn[-1], duration=6_000, initial=16, final=256, shape=shape))
+            drawn.append(drawn[-1] + sizes[-1])
+        axes.plot(drawn[:-1], sizes, color=color, linewidth=2, drawstyle="steps-post", label=f'shape="{shape}"')
+    axes.set(ylim=(0, 275), yticks=[16, 64, 128, 256], xlim=(0, 10_000))
+    axes.legend(frameon=False, loc="lower right")
+    return figure
+
+
+def logit_softcap() -> Figure:
+    """Show capped logits as a function of the logits."""
+    figure, axes = _plot("logit", "capped logit")
+    logits = torch.linspace(-120, 120, 241)
+    axes.plot(logits, logits, color=GRAY, linewidth=1, label="not capped")
+    for cap, color in ((30.0, BLUE), (50.0, ORANGE)):
+        axes.plot(logits, cf.softcap_logits(logits, cap), color=color, linewidth=2, label=f"cap {cap:g}")
+    axes.set(ylim=(-62, 62), yticks=[-50, -30, 0, 30, 50])
+    axes.legend(frameon=False, loc="upper left")
+    return figure
+
+
 def stochastic_depth() -> Figure:
     """Show with which probability each block of a network is skipped."""
     figure, axes = _plot("block", "probability to skip it")
@@ -361,13 +406,16 @@ def _plot(xlabel: str, ylabel: str, height: float = 2.4) -> tuple[Figure, Any]:
 
 PICTURES = {
     "alibi": Picture("composer-alibi", "svg", alibi),
+    "alternating_flip": Picture("composer-alternating-flip", "png", alternating_flip),
     "augmix": Picture("composer-augmix", "png", augmix),
+    "batch_size_warmup": Picture("composer-batch-size-warmup", "svg", batch_size_warmup),
     "blurpool": Picture("composer-blurpool", "png", blurpool),
     "colout": Picture("composer-colout", "png", colout),
     "cutmix": Picture("composer-cutmix", "png", cutmix),
     "cutout": Picture("composer-cutout", "png", cutout),
     "ema": Picture("composer-ema", "svg", ema),
     "layer_freezing": Picture("composer-layer-freezing", "svg", layer_freezing),
+    "logit_softcap": Picture("composer-logit-softcap", "svg", logit_softcap),
     "mixup": Picture("composer-mixup", "png", mixup),
     "progressive_resizing": Picture("composer-progressive-resizing", "png", progressive_resizing),
     "randaugment": Picture("composer-randaugment", "png", randaugment),
@@ -375,6 +423,7 @@ PICTURES = {
     "seq_length_warmup": Picture("composer-seq-length-warmup", "svg", seq_length_warmup),
     "stochastic_depth": Picture("composer-stochastic-depth", "svg", stochastic_depth),
     "swa": Picture("composer-swa", "svg", swa),
+    "test_time_augmentation": Picture("composer-test-time-augmentation", "png", test_time_augmentation),
 }
 
 

@@ -27,9 +27,8 @@ from composer.checkpoint import UnsafeCheckpointError, read_checkpoint, safe_tor
 from composer.checkpoint.checksum import sha256_of
 from composer.checkpoint.file import write_file
 from composer.checkpoint.load import read_resumption
-from composer.checkpoint.shards import STATES, fill_shards, read_run, read_shards
+from composer.checkpoint.shards import STATES, fill_shards, identify_run, read_run, read_shards
 from composer.testing import deep_compare
-from composer.trainer.resume.autoresume import _identify
 
 REFUSED, DAMAGED = "UnsafeCheckpointError", "CorruptCheckpointError"
 
@@ -205,7 +204,7 @@ def read_shards_of(index: str) -> None:
 
 
 def read_start(path: str) -> None:
-    assert _identify(Path(path)) is None
+    assert identify_run(Path(path)) is None
 
 
 def test_looking_for_a_checkpoint_is_not_held_up(spare: ProcessPoolExecutor, tmp_path: Path) -> None:

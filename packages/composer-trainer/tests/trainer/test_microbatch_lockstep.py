@@ -19,6 +19,7 @@ from composer.models import ComposerModel
 from composer.testing import deep_compare, run_on_ranks
 from composer.trainer import Trainer, construction
 from composer.trainer.microbatch import LockStepSearch
+from composer.trainer.options import DataOptions
 from composer.trainer.ranks import DataParallel
 from composer.trainer.settings import RunSettings
 from composer.utils import dist
@@ -284,7 +285,13 @@ def failures() -> dict[str, str]:
         state = State(model=(model := Hungry()))
         state.fsdp_config = FSDP2Config()
         settings = RunSettings(state, model, DataParallel(None, TIMEOUT))
-        settings.set_train_data(batches_of(HALVES[0]), "train", -1, "auto")
+        options = DataOptions(
+            train_dataloader=batches_of(HALVES[0]),
+            train_dataloader_label="train",
+            train_subset_num_batches=-1,
+            device_train_microbatch_size="auto",
+        )
+        settings.set_train_data(options)
 
     return {
         "one sample": fit(),

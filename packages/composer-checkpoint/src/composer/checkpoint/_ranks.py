@@ -17,7 +17,7 @@ def on_first_rank(work: Callable[[], None], each_node: bool = False) -> None:
 
     Args:
         work: The function.
-        each_node: Whether the first rank of every node runs it.
+        each_node: True if the first rank of every node runs it.
 
     Raises:
         RuntimeError: It failed on another rank; on that one, its own error is raised.

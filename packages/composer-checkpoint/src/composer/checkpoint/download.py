@@ -42,8 +42,8 @@ def get_file(
         path: A local path, a URI of any store that fsspec knows, an HTTP address; or a name in `object_store`.
         destination: The local path to create, with its folder. A local file is not copied, but linked to.
         object_store: An object store, or a logger that stores files.
-        overwrite: Whether to replace `destination`.
-        progress_bar: Whether to show the progress of a download.
+        overwrite: Replace `destination`.
+        progress_bar: Show the progress of a download.
 
     Raises:
         FileExistsError: `destination` exists, and `overwrite` is False.
@@ -221,7 +221,7 @@ def download_monolithic_checkpoint(
     Args:
         source_uri: A URI, such as `s3://bucket/run/model.pt`, or a local path, which is linked to.
         destination_path: The file to create.
-        global_rank_zero_only: Whether only rank 0 downloads it; otherwise the first rank of every node does.
+        global_rank_zero_only: True if only rank 0 downloads it; otherwise the first rank of every node does.
 
     Raises:
         FileNotFoundError: There is no such checkpoint.

@@ -48,7 +48,7 @@ def export_safetensors(
         precision: What floating tensors are converted to; None leaves them as they are.
         include_keys: Patterns of the names to include; None: all.
         ignore_keys: Patterns of names to leave out.
-        overwrite: Whether an existing file is replaced.
+        overwrite: True if an existing file is replaced.
 
     Returns:
         `path`.
@@ -95,7 +95,7 @@ def load_safetensors(
     Args:
         module: The module, wrapped by DDP or not. Tensors are copied into its own, in their precision.
         path: The file, or its URI.
-        strict: Whether its names and the module's must be the same. Of tied weights one name is enough.
+        strict: True if its names and the module's must be the same. Of tied weights one name is enough.
 
     Returns:
         The names that are missing in the file, and those that are unknown to the module.

@@ -111,7 +111,7 @@ def read_outline(path: Path) -> Any:
         path: The file.
 
     Returns:
-        The content with placeholders for tensors and all that is no plain value; None of any other file.
+        The content with placeholders for tensors and other objects; None for any other file.
     """
     if not path.is_file():
         return None

@@ -70,7 +70,7 @@ class Lease:
         files: The pattern of the files that the run writes there.
 
     Attributes:
-        active: Whether its run is training. Within one process, only an active lease excludes another run: a notebook
+        active: True if its run is training. Within one process, only an active lease excludes another run: a notebook
             may create a new Trainer without closing the old one.
     """
 
@@ -187,7 +187,7 @@ class Lease:
         """Release the lease; it may be taken again later. Safe to call twice.
 
         Args:
-            wait: Whether to wait some seconds for a remote store. Pass False if it is known to be down.
+            wait: Wait some seconds for a remote store. Pass False if it is known to be down.
         """
         self._patience[0] = _PATIENCE_SECONDS if wait else 0.0
         release, self._finalizer = self._finalizer, None

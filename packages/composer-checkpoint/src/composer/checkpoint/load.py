@@ -42,17 +42,17 @@ class CheckpointLoadOptions:
     """Options for loading a checkpoint.
 
     Args:
-        load_model: Whether to load the model.
-        load_optimizer: Whether to load the optimizer.
-        load_resumption_state: Whether to load the rest of the run.
+        load_model: Load the model.
+        load_optimizer: Load the optimizer.
+        load_resumption_state: Load the rest of the run.
         include_keys: Patterns of the names of parameters and buffers to load; None: all.
         ignore_keys: Patterns of names not to load.
-        sharded_checkpoint: Whether the checkpoint is in shards. The model may be sharded by FSDP or not.
+        sharded_checkpoint: True if the checkpoint is in shards. The model may be sharded by FSDP or not.
         shard_as_needed_during_load: Must be False: shard the model before.
-        strict: Whether the file must have exactly the names that are to be loaded.
+        strict: True if the file must have exactly the names that are to be loaded.
         precision: What the file's floating tensors are converted to before they are copied into the model, whose own
             precision stays; None: they are copied as they are.
-        cpu_offload: Whether shards are gathered in host memory, where a single file is read anyway.
+        cpu_offload: True if shards are gathered in host memory, where a single file is read anyway.
         load_planner: A planner of `torch.distributed.checkpoint`; of checkpoints in shards only.
         fsdp_config: Must be None, as `shard_as_needed_during_load` is False.
         device_mesh: Must be None, likewise.
@@ -103,6 +103,8 @@ def load_checkpoint(
     resumption_filename: str = "resumption.pkl",
 ) -> None:
     """Load a checkpoint that `save_checkpoint_to_disk` wrote. To be called on every rank.
+
+    For the checkpoints of a Trainer, there is `composer.checkpoint.load_checkpoint`.
 
     Args:
         load_path: Its folder, or the URI of its folder.
@@ -386,8 +388,8 @@ def _set_optimizer(
         module: The model whose parameters the optimizer has.
         optim: The optimizer.
         saved: The state.
-        shards: Whether it was read from shards.
-        strict: Whether it must hold the same parameters.
+        shards: True if it was read from shards.
+        strict: True if it must hold the same parameters.
     """
     if not shards and not is_model_fsdp(module):
         state = State(model=module, optimizers=optim)
@@ -410,7 +412,7 @@ def _merged(
         own: The optimizer's present state.
         include_keys: Patterns of the only parameters requested.
         ignore_keys: Patterns of parameters not requested.
-        strict: Whether both must hold the same parameters of those that are requested.
+        strict: True if both must hold the same parameters of those that are requested.
 
     Raises:
         KeyError: `strict`, and they do not.

@@ -143,7 +143,7 @@ def check_pattern(argument: str, pattern: str, times: bool = True) -> None:
     Args:
         argument: The name of the argument, for the message.
         pattern: The format string.
-        times: Whether it may include the training time.
+        times: True if it may include the training time.
 
     Raises:
         ValueError: It holds a control character, an unknown or a positional field, or a format that does not suit one.
@@ -220,7 +220,7 @@ def check_relative(argument: str, name: str) -> None:
 
 
 def check_folder(folder: str) -> None:
-    """Create a folder to save to, and check that it is writable. A full disk is no error: space may be freed.
+    """Create a folder to save to, and check that it is writable. A full disk is not an error: space may be freed.
 
     Raises:
         ValueError: It is a file, or inside of one.
@@ -254,7 +254,7 @@ def check_folder(folder: str) -> None:
 
 
 def check_link(link: str, checkpoints: str) -> None:
-    """Check that a link to a checkpoint has a name that no checkpoint gets, and that is no folder.
+    """Check that a link to a checkpoint has a name that no checkpoint gets, and is not a folder.
 
     Args:
         link: The path of the link.

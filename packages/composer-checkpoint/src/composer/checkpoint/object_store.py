@@ -90,7 +90,7 @@ class ObjectStore:
         Args:
             object_name: The name of the object.
             filename: The path to write to; the file is complete or not there.
-            overwrite: Whether to replace an existing file.
+            overwrite: Replace an existing file.
             callback: Called with the bytes done and the bytes in all.
 
         Raises:

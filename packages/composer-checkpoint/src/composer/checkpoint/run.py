@@ -70,7 +70,7 @@ def save_checkpoint(
         filename: The path; a format string with the variables of
             `composer.utils.FORMAT_NAME_WITH_DIST_AND_TIME_TABLE`. Its extension is the format: see
             `composer.checkpoint.file.write_file`.
-        weights_only: Whether to save the model only, from which training cannot go on.
+        weights_only: Save the model only, from which training cannot go on.
         ignore_keys: The parts to leave out; see `glob_filter`.
 
     Returns:
@@ -127,7 +127,9 @@ def load_checkpoint(
     *,
     divide: Callable[[], None] | None = None,
 ) -> list[dict[str, Any]] | None:
-    """Load a run from a checkpoint. To be called on every rank.
+    """Load a run from a checkpoint that the Trainer or `save_checkpoint` wrote. To be called on every rank.
+
+    For the folders that `save_checkpoint_to_disk` writes, there is `composer.checkpoint.load.load_checkpoint`.
 
     The file is checked before anything of it is interpreted, and loading runs no code from it. Parts that it was saved
     without (`save_ignore_keys`) are unchanged in `state`, with a warning.
@@ -138,7 +140,7 @@ def load_checkpoint(
         logger: Passed to algorithms that have to be applied first.
         object_store: The object store, or the logger that stores files, that `path` is in.
         load_weights_only: Load the model only; time, optimizer and everything else stay.
-        strict_model_weights: Whether the model's keys must match those of the file exactly, except those that
+        strict_model_weights: True if the model's keys must match those of the file exactly, except those that
             `ignore_keys` leaves out.
         progress_bar: Show the progress of a download.
         ignore_keys: The parts not to load; see `glob_filter`.

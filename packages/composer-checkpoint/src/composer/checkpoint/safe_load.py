@@ -47,7 +47,7 @@ def safe_torch_load(
     Args:
         path: A file that `torch.save` wrote.
         map_location: The device of the tensors.
-        load_monolith_rank0_only: Whether only global rank 0 loads; the others return None.
+        load_monolith_rank0_only: True if only global rank 0 loads; the others return None.
 
     Raises:
         FileNotFoundError: There is no such file.

@@ -65,14 +65,14 @@ class CheckpointSaveOptions:
         save_frequency: How often; see `is_due`.
         dir_prefix: The name of a checkpoint's folder; a format string with the variables of
             `composer.utils.FORMAT_NAME_WITH_DIST_AND_TIME_TABLE`.
-        overwrite: Whether to replace an existing checkpoint of this name.
-        save_model: Whether to save the model.
-        save_optimizer: Whether to save the optimizer.
-        save_resumption_state: Whether to save the rest of the run, which is needed to resume exactly.
+        overwrite: Replace an existing checkpoint of this name.
+        save_model: Save the model.
+        save_optimizer: Save the optimizer.
+        save_resumption_state: Save the rest of the run, which is needed to resume exactly.
         num_checkpoints_to_keep: The number of newest complete checkpoints, by the counts in their names, to keep in
             the folder; -1 keeps all.
         save_format: `"pt"`, or `"safetensors"`, for the model only: an optimizer is always saved as `"pt"`.
-        sharded_checkpoint: Whether each rank writes its own shards of a model that is sharded by FSDP.
+        sharded_checkpoint: True if each rank writes its own shards of a model that is sharded by FSDP.
         precision: The precision of the model's floating tensors; None: their own. The optimizer's are not converted.
         include_keys: Patterns of the names of parameters and buffers to save; None: all.
         ignore_keys: Patterns of names not to save.
@@ -173,11 +173,11 @@ def save_model_to_disk(
     Args:
         model: The model, wrapped or not.
         destination_dir: The folder.
-        sharded_checkpoint: Whether each rank writes its own shards of a model that is sharded by FSDP.
+        sharded_checkpoint: True if each rank writes its own shards of a model that is sharded by FSDP.
         precision: The precision of floating tensors; None: their own.
         include_keys: Patterns of the names to save; None: all.
         ignore_keys: Patterns of names not to save.
-        overwrite: Whether to replace an existing one.
+        overwrite: Replace an existing one.
         save_format: `"pt"` or `"safetensors"`.
 
     Returns:
@@ -216,7 +216,7 @@ def save_optim_to_disk(
         precision: As for the model; step counts are not converted.
         include_keys: Patterns of the parameters to save the state of; None: all.
         ignore_keys: Patterns of parameters to leave out.
-        overwrite: Whether to replace an existing one.
+        overwrite: Replace an existing one.
     """
     _check_local(destination_dir)
     content = get_optim_state_dict(model, optimizer, sharded_checkpoint, precision, include_keys, ignore_keys)
@@ -273,7 +273,7 @@ def save_state_dict_to_disk(
         state_dict: The state. If it holds sharded tensors, each rank writes its shards. Otherwise that of rank 0 is
             written.
         destination_file_path: The file; of shards, the folder.
-        overwrite: Whether to replace an existing one.
+        overwrite: Replace an existing one.
         save_format: `"pt"`, or `"safetensors"` for a state of named tensors.
 
     Returns:

@@ -28,7 +28,7 @@ class CheckpointWriter:
     """Writes checkpoints one after the other: synchronously, or from a copy in a background thread.
 
     Args:
-        asynchronous: Whether `write` returns as soon as it has copied the tensors to host memory. The copy takes as
+        asynchronous: True if `write` returns as soon as it has copied the tensors to host memory. The copy takes as
             much memory as the checkpoint; it is reused for the next one.
     """
 

@@ -182,7 +182,7 @@ def check_complete(path: str, content: dict[str, Any], left_out: Iterable[str], 
         content: The checkpoint.
         left_out: The paths that it was saved without.
         state: The run, with the attributes it saves.
-        weights: Whether only the weights are loaded.
+        weights: True if only the weights are loaded.
 
     Raises:
         ValueError: A part is missing.

@@ -41,7 +41,7 @@ def parameter_of(path: Path, parameters: Mapping[str, torch.Tensor]) -> torch.Te
 
 
 def is_sharded(value: Any) -> bool:
-    """Return True for a tensor of which this process holds a part."""
+    """Return True for a tensor that this process holds a part of."""
     return isinstance(value, torch.Tensor) and hasattr(value, "to_local") and hasattr(value, "placements")
 
 

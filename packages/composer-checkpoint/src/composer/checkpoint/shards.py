@@ -22,7 +22,7 @@ import pickle
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
@@ -34,7 +34,7 @@ from composer.checkpoint._ranks import on_first_rank
 from composer.checkpoint.checksum import CorruptCheckpointError, sha256_of
 from composer.checkpoint.download import linked_uris
 from composer.checkpoint.durable import sync_folder, temporary_path
-from composer.checkpoint.file import STATES, check_file, read_file, write_file
+from composer.checkpoint.file import STATES, check_file, read_file, read_outline, write_file
 from composer.checkpoint.safe_load import load_plain
 from composer.checkpoint.sharded_tensors import is_sharded, map_nested, parameter_of
 from composer.checkpoint.storage import Storage, StorageError, storage_of
@@ -50,8 +50,10 @@ __all__ = [
     "fetch_run",
     "files_of_run",
     "fill_shards",
+    "identify_run",
     "is_shard_folder",
     "is_sharded_run",
+    "outline_of_run",
     "read_run",
     "read_shards",
     "remove_run",
@@ -92,7 +94,7 @@ def write_shards(
     Args:
         state_dict: This rank's part.
         folder: The folder to create.
-        overwrite: Whether to replace an existing one.
+        overwrite: Replace an existing one.
         finish: Called on rank 0 with the temporary folder when all ranks have written, to complete it.
 
     Raises:
@@ -229,7 +231,7 @@ class _Part(io.RawIOBase):
 
 
 def _planner() -> Any:
-    """Return a planner of torch that reads entries that are no tensors, pickles, without running code."""
+    """Return a planner of torch that reads entries other than tensors, which are pickles, without running code."""
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
     class Planner(DefaultLoadPlanner):
@@ -355,7 +357,7 @@ def write_run(content: dict[str, Any], folder: Path, overwrite: bool) -> None:
     Args:
         content: The content, on each rank with its parts of the divided tensors.
         folder: The folder to create, on a disk that all ranks share.
-        overwrite: Whether to replace an existing one.
+        overwrite: Replace an existing one.
 
     Raises:
         FileExistsError: The folder exists, and `overwrite` is False.
@@ -398,7 +400,7 @@ def amend_run(path: Path, change: Callable[[dict[str, Any]], None]) -> bool:
 
 
 def remove_run(path: Path) -> None:
-    """Remove a checkpoint, in one file or in shards. If interrupted, the rest is no valid checkpoint."""
+    """Remove a checkpoint, in one file or in shards. If interrupted, the rest is not a valid checkpoint."""
     if not path.is_dir():
         path.unlink(missing_ok=True)
         return
@@ -454,6 +456,27 @@ def run_name_of(folder: Path) -> str | None:
     """
     name: str | None = _states(folder)["content"].get("state", {}).get("run_name")
     return name
+
+
+def outline_of_run(path: Path) -> Any:
+    """Return the plain values of a checkpoint, in one file or in shards, without running code; None for any other file.
+
+    Only the beginning of the file is read, so the rest may be missing.
+    """
+    file = path / STATES if is_sharded_run(path) else path
+    content = read_outline(file)
+    return content.get("content") if file.name == STATES and isinstance(content, dict) else content
+
+
+def identify_run(path: Path) -> tuple[str, int] | None:
+    """Return the name of the run that saved a checkpoint, and the batch; None if they are not recorded.
+
+    Damaged files and files of other programs are not errors; see `outline_of_run`.
+    """
+    with suppress(LookupError, TypeError, ValueError, AttributeError, StopIteration):
+        state = outline_of_run(path)["state"]
+        return state["run_name"], int(next(iter(state["timestamp"].values()))["batch"])
+    return None
 
 
 def fill_shards(content: Any, parameters: Mapping[str, torch.Tensor]) -> Any:

@@ -44,7 +44,7 @@ def get_model_state_dict(
         precision: The precision to convert floating tensors to; None leaves them unchanged.
         include_keys: Patterns of the names to include; None: all.
         ignore_keys: Patterns of names to leave out.
-        cpu_offload: Whether to copy tensors to the CPU. None: only those of sharded models.
+        cpu_offload: Copy tensors to the CPU. None: only those of sharded models.
 
     Returns:
         The tensors by name.
@@ -138,7 +138,7 @@ def get_metadata_state_dict(
 
     Args:
         model: The model to save.
-        sharded_state_dict: Whether it is saved in shards.
+        sharded_state_dict: True if it is saved in shards.
         precision: The precision it is saved in.
         device: The device it was trained on. None: that of `model`.
         device_train_microbatch_size: Samples per forward pass.

@@ -230,7 +230,7 @@ class Storage:
             return None
 
     def delete(self, name: str) -> None:
-        """Remove a file. A missing one is no error: the reply to an earlier attempt may have been lost.
+        """Remove a file. A missing one is not an error: the reply to an earlier attempt may have been lost.
 
         Raises:
             StorageError: It cannot be removed.

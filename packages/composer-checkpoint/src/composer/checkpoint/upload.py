@@ -37,7 +37,7 @@ def upload_file(
     Args:
         source_path: The file.
         dest_dir: The folder: a URI, such as `s3://bucket/run`, or a local path.
-        overwrite: Whether to replace a file of this name.
+        overwrite: Replace a file of this name.
         symlink_name: The name of a text file beside it that links to the newest upload; it is written last, and
             readers such as `load_path` follow it. It must end in `.symlink`.
 
@@ -162,10 +162,10 @@ class Uploader:
         Args:
             source: The file, which may be deleted or replaced as soon as this returns.
             name: Its name in the store.
-            overwrite: Whether to replace what has this name there; else that is a FileExistsError, raised later by
+            overwrite: Replace what has this name there; else that is a FileExistsError, raised later by
                 `check`, `wait` or `close`.
             link: The name and the text of a small file that is written after the upload.
-            remove_source: Whether to delete `source` after the upload, if it still is this file.
+            remove_source: Delete `source` after the upload, if it still is this file.
             before: Files and their names to upload first; the file and its link follow when all of them are complete.
 
         Raises:

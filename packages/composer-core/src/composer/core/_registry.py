@@ -122,7 +122,7 @@ def _owner(point: Any) -> str:
 def _catalog() -> dict[str, dict[str, str]]:
     """Return `{group: {name: distribution}}` for the packages of this project.
 
-    The group `"required_on_load"` holds the algorithms of which `Algorithm.required_on_load` is True.
+    The group `"required_on_load"` holds the algorithms whose `Algorithm.required_on_load` is True.
 
     The file is generated when composer-core is built, and serves messages only: they name no distribution without it.
     """

@@ -37,7 +37,7 @@ class LoggerDestination(Callback, ABC):
     `composer.loggers.spi`, which sends from a background thread.
 
     Attributes:
-        accepts_deferred: Whether `log_metrics` accepts values that are still on the device, as
+        accepts_deferred: True if `log_metrics` accepts values that are still on the device, as
             `composer.loggers.DeferredValue`. With False it receives plain values, and each call waits for the device.
         on_error: What to do when one of its methods raises an exception during a run. "warn": the first one becomes a
             warning with the logger, method and error, and its traceback is logged; later ones are counted, and the
@@ -105,11 +105,11 @@ class LoggerDestination(Callback, ABC):
         Args:
             images: One image (H, W) or (C, H, W), several (N, C, H, W), or a sequence of images.
             name: The name of the images.
-            channels_last: Whether the channels come last instead.
+            channels_last: True if the channels come last instead.
             step: The number of trained batches.
             masks: Segmentation masks by name, like `images` but without channels.
             mask_class_labels: The name of each class in the masks.
-            use_table: Whether to show the images as a table, where the destination can.
+            use_table: Show the images as a table, where the destination can.
         """
 
     def upload_file(self, state: State, remote_file_name: str, file_path: Path, *, overwrite: bool) -> None:
@@ -119,7 +119,7 @@ class LoggerDestination(Callback, ABC):
             state: The state of the run.
             remote_file_name: The name to store it under.
             file_path: The local file. It may change or be deleted after the call returns.
-            overwrite: Whether to replace a file that is stored under that name.
+            overwrite: Replace a file that is stored under that name.
         """
 
     def can_upload_files(self) -> bool:
@@ -134,8 +134,8 @@ class LoggerDestination(Callback, ABC):
         Args:
             remote_file_name: The name it is stored under.
             destination: The path to write to.
-            overwrite: Whether to replace an existing file there.
-            progress_bar: Whether to show progress.
+            overwrite: Replace an existing file there.
+            progress_bar: Show progress.
 
         Raises:
             NotImplementedError: This destination stores no files.
@@ -203,34 +203,19 @@ class Logger:
         return None if self._explain is None else self._explain()
 
     def log_traces(self, traces: dict[str, Any]) -> None:
-        """Log which algorithms ran at which event.
-
-        Args:
-            traces: Values by name.
-        """
+        """Log which algorithms ran at which event; see `LoggerDestination`."""
         for destination in self.destinations:
             call_logger(destination, "log_traces", traces)
 
     def log_hyperparameters(self, parameters: dict[str, Any]) -> None:
-        """Log hyperparameters.
-
-        Args:
-            parameters: Values by name.
-        """
+        """Log hyperparameters, values by name."""
         for destination in self.destinations:
             call_logger(destination, "log_hyperparameters", parameters)
 
     def log_table(
         self, columns: list[str], rows: list[list[Any]], name: str = "Table", step: int | None = None
     ) -> None:
-        """Log a table.
-
-        Args:
-            columns: The names of the columns.
-            rows: One list per row, as long as `columns`.
-            name: The name of the table.
-            step: The number of trained batches; None is the current one.
-        """
+        """Log a table; see `LoggerDestination`. A `step` of None is the current number of trained batches."""
         step = self._step(step)
         for destination in self.destinations:
             call_logger(destination, "log_table", columns, rows, name, step)
@@ -274,17 +259,7 @@ class Logger:
         mask_class_labels: dict[int, str] | None = None,
         use_table: bool = True,
     ) -> None:
-        """Log images.
-
-        Args:
-            images: One image (H, W) or (C, H, W), several (N, C, H, W), or a sequence of images.
-            name: The name of the images.
-            channels_last: Whether the channels come last instead.
-            step: The number of trained batches; None is the current one.
-            masks: Segmentation masks by name, like `images` but without channels.
-            mask_class_labels: The name of each class in the masks.
-            use_table: Whether to show the images as a table, where the destination can.
-        """
+        """Log images; see `LoggerDestination`. A `step` of None is the current number of trained batches."""
         step = self._step(step)
         for destination in self.destinations:
             call_logger(
@@ -298,7 +273,7 @@ class Logger:
             remote_file_name: The name to store it under. May contain `{run_name}`, `{rank}`, `{local_rank}`,
                 `{world_size}`, `{local_world_size}` and `{node_rank}`.
             file_path: The local file; the same variables are filled in.
-            overwrite: Whether to replace a file that is stored under that name.
+            overwrite: Replace a file that is stored under that name.
         """
         run_name = self._state.run_name
         remote_file_name = format_name_with_dist(remote_file_name, run_name)

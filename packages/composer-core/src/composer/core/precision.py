@@ -52,7 +52,7 @@ def get_precision_context(
         precision: A `Precision` or its name.
         precision_config: Arguments of TransformerEngine's `DelayedScaling` recipe, for AMP_FP8; None is the hybrid
             format with an amax history of 16 steps.
-        fp8_autocast_enabled: Whether TransformerEngine modules compute in FP8; False in evaluation. AMP_FP8 only.
+        fp8_autocast_enabled: True if TransformerEngine modules compute in FP8; False in evaluation. AMP_FP8 only.
         device_type: The torch device type whose operations are affected; None is "cuda" if CUDA is available, else
             "cpu".
 

@@ -45,8 +45,8 @@ class RunProfiler(Protocol):
         Args:
             name: The name of the recorded span.
             actions: The profiler actions during which it is recorded: "skip", "warmup", "active", "active_and_save".
-            record_instant_on_start: Whether to record an instant event at the start, too.
-            record_instant_on_finish: Whether to record an instant event at the end, too.
+            record_instant_on_start: Record an instant event at the start, too.
+            record_instant_on_finish: Record an instant event at the end, too.
             categories: Categories to filter by.
         """
 

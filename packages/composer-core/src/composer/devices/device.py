@@ -100,7 +100,7 @@ class DeviceGPU(Device):
 
     Args:
         device_id: The index of the GPU; None is the local rank of this process.
-        allow_tf32: Whether float32 matrix products and convolutions may round their inputs to TF32 (10 bits of
+        allow_tf32: True if float32 matrix products and convolutions may round their inputs to TF32 (10 bits of
             mantissa), which is several times faster from Ampere on.
 
     Raises:

@@ -236,8 +236,8 @@ class Sender:
         Args:
             call: The function to call in the thread.
             size: The memory it refers to, in KiB.
-            may_drop: Whether it may be dropped when the queue is full.
-            check: Whether to report an earlier failure, as `check` does, once this call is queued.
+            may_drop: True if it may be dropped when the queue is full.
+            check: Report an earlier failure, as `check` does, once this call is queued.
 
         Raises:
             RuntimeError: An earlier call failed and `on_error` is "raise"; or the sender is closed, or belongs to the
@@ -274,7 +274,7 @@ class Sender:
         """Wait until everything has been sent, or has failed.
 
         Args:
-            check: Whether to report a failure, as `check` does.
+            check: Report a failure, as `check` does.
 
         Returns:
             True if that was within the timeout.
@@ -337,7 +337,7 @@ class Sender:
                 self.num_dropped += 1
             else:
                 if not self.pending:
-                    self._deadline.progressed()  # the service had nothing to do, which is no failure
+                    self._deadline.progressed()  # the service had nothing to do: not a failure
                 self._queue.append(record)
                 self.num_queued += 1
                 self._size = size

@@ -153,7 +153,7 @@ def binary_cross_entropy_with_logits(
         weight: Weight of each element; must broadcast to `input`.
         reduction: "sum", "mean" or "none".
         pos_weight: Weight of the positive term; must broadcast to `input`.
-        scale_by_batch_size: Whether to divide the result by N.
+        scale_by_batch_size: Divide the result by N.
 
     Returns:
         A scalar, or shape (N, C, ...) with `reduction="none"`.
@@ -180,12 +180,12 @@ class DiceLoss(torch.nn.Module):
     targets are all zero (negative indices) are masked in the predictions p.
 
     Args:
-        sigmoid: Whether p is the sigmoid of the input.
-        softmax: Whether p is the softmax of the input over classes.
-        squared_pred: Whether the denominator sums squares.
-        jaccard: Whether the denominator is twice the union, `2 * (sum(p) + sum(t) - sum(p * t))`: the Jaccard index.
-        batch: Whether the sums also go over the batch, for one loss per class instead of one per example and class.
-        ignore_absent_classes: Whether to ignore classes without a target.
+        sigmoid: True if p is the sigmoid of the input.
+        softmax: True if p is the softmax of the input over classes.
+        squared_pred: True if the denominator sums squares.
+        jaccard: True if the denominator is twice the union, `2 * (sum(p) + sum(t) - sum(p * t))`: the Jaccard index.
+        batch: True if the sums also go over the batch, for one loss per class instead of one per example and class.
+        ignore_absent_classes: Ignore classes without a target.
         reduction: "mean", "sum" or "none".
 
     Raises:

@@ -52,7 +52,7 @@ class LoggedRun:
 
         Args:
             batches: The number of batches.
-            end: Whether to run EPOCH_END and FIT_END afterwards.
+            end: Run EPOCH_END and FIT_END afterwards.
         """
         self.engine.run_event("fit_start")
         for _ in range(batches):

@@ -281,8 +281,8 @@ def get_sampler(
 
     Args:
         dataset: The dataset; only its length is used.
-        drop_last: Whether to drop the tail instead of repeating samples, so that all shards have the same length.
-        shuffle: Whether to shuffle, in another order every epoch.
+        drop_last: Drop the tail instead of repeating samples, so that all shards have the same length.
+        shuffle: Shuffle, in another order every epoch.
         num_replicas: The number of shards; None is the world size.
         rank: The index of the shard; None is the global rank of this process.
         seed: The seed of the shuffling; must be the same in all processes.

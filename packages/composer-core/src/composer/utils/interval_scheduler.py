@@ -80,9 +80,9 @@ def create_interval_scheduler(
 
     Args:
         interval: A time string, a `Time`, or a number of epochs. If it is not positive, no interval ever passes.
-        include_end_of_training: Whether to return True at the end of the run as well, unless the function did so at an
+        include_end_of_training: Return True at the end of the run as well, unless the function did so at an
             earlier event of the same batch.
-        checkpoint_events: Whether to use BATCH_CHECKPOINT, EPOCH_CHECKPOINT and ITERATION_CHECKPOINT, which follow the
+        checkpoint_events: Use BATCH_CHECKPOINT, EPOCH_CHECKPOINT and ITERATION_CHECKPOINT, which follow the
             evaluation, instead of BATCH_END, EPOCH_END and ITERATION_END.
         final_events: The events at which the end of the run is detected; None is BATCH_CHECKPOINT and EPOCH_CHECKPOINT.
 

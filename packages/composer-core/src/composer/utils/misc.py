@@ -195,7 +195,7 @@ def add_vision_dataset_transform(
     Args:
         dataset: A `torchvision.datasets.VisionDataset`.
         transform: The transform to add.
-        is_tensor_transform: Whether `transform` takes tensors instead of PIL images.
+        is_tensor_transform: True if `transform` takes tensors instead of PIL images.
 
     Differs: an existing `Compose` is replaced, not changed, because other datasets may share it.
     """

@@ -57,7 +57,7 @@ def replace_module_classes(
             policy. It returns the replacement, the same module (changed in place), or None.
         optimizers: The optimizers of `module`, in which the parameters of replaced modules are replaced. Required
             unless they are created afterwards.
-        recurse_on_replacements: Whether to visit the replacements and their new descendants as well. The policies must
+        recurse_on_replacements: Visit the replacements and their new descendants as well. The policies must
             then return None at some point.
         indices: The first index for each policy; updated in place. None starts at 0.
 

@@ -26,7 +26,7 @@ def to_yaml(data: Any) -> str:
 
     Args:
         data: Mappings and sequences of None, bools, numbers and strings; anything else is written as its `str`. YAML
-            limits keys to 1024 characters, of which a character beyond ASCII takes up to ten.
+            limits keys to 1024 characters; one beyond ASCII counts as up to ten.
 
     Example:
         >>> print(to_yaml({"optimizer": {"lr": 0.1, "betas": [0.9, 0.95]}, "seed": 3}), end="")

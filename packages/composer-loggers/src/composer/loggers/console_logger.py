@@ -35,7 +35,7 @@ class ConsoleLogger(LoggerDestination):
         log_interval: A number of epochs, or a time string or `Time` in 'ep' or 'ba'.
         stream: A text stream, "stdout" or "stderr" (in a notebook, which shows standard error as an error, also
             stdout). A name is resolved when the logger is constructed.
-        log_traces: Whether to print which algorithms ran at which event.
+        log_traces: Print which algorithms ran at which event.
 
     Attributes:
         logged_metrics: The values of the next block, by name.
@@ -149,7 +149,7 @@ class ConsoleLogger(LoggerDestination):
             data: Values by name.
             state: The state of the run.
             prefix: A prefix of each name.
-            is_train: Whether the block starts with the progress of the training; otherwise of the evaluation.
+            is_train: True if the block starts with the progress of the training; otherwise of the evaluation.
         """
         hold_metrics(data)  # on every rank: computing a metric may be a collective
         if dist.get_local_rank() != 0:

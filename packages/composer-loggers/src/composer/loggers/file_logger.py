@@ -75,13 +75,13 @@ class FileLogger(LoggerDestination):
         filename: The path of the file. May contain `{run_name}`, `{rank}`, `{local_rank}`, `{world_size}`,
             `{local_world_size}` and `{node_rank}`.
         remote_file_name: The name to store the file under, with the same variables; None is `filename`.
-        capture_stdout: Whether to capture standard output.
-        capture_stderr: Whether to capture standard error.
+        capture_stdout: Capture standard output.
+        capture_stderr: Capture standard error.
         buffer_size: Passed to `open` as `buffering`; 1 writes line by line.
-        log_traces: Whether to write which algorithms ran at which event.
+        log_traces: Write which algorithms ran at which event.
         flush_interval: The number of batches, and of epochs, between two flushes.
-        overwrite: Whether to replace an existing file.
-        append: Whether to append to an existing file. A Trainer with `autoresume` turns it on, so that a relaunched
+        overwrite: Replace an existing file.
+        append: Append to an existing file. A Trainer with `autoresume` turns it on, so that a relaunched
             run continues its log.
 
     Raises:
@@ -281,7 +281,7 @@ class FileLogger(LoggerDestination):
         """Write the queue to the file.
 
         Args:
-            wait: Whether to wait for values on the device; otherwise the queue is written up to the first such value.
+            wait: Wait for values on the device; otherwise the queue is written up to the first such value.
 
         Returns:
             The error of a value that could not be read; the line of that value says so. None without an error.

@@ -47,7 +47,7 @@ class ProgressBarLogger(LoggerDestination):
     Args:
         stream: A text stream, "stdout" or "stderr" (in a notebook, which shows standard error as an error, also
             stdout). A name is resolved when the logger is constructed.
-        log_traces: Whether to print which algorithms ran at which event.
+        log_traces: Print which algorithms ran at which event.
 
     Attributes:
         hparams: The hyperparameters.
@@ -340,7 +340,7 @@ class Bar:
         """Draw the bar for the last time, and leave it on the screen.
 
         Args:
-            read: Whether to wait for the last values. After an error the device may not respond.
+            read: Wait for the last values. After an error the device may not respond.
         """
         if self._bar is None:
             return

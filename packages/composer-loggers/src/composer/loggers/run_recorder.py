@@ -71,7 +71,7 @@ class RunRecorder(LoggerDestination):
         folder: The folder of the run. May contain `{run_name}`, `{rank}` and the like.
         group: The name of a group of runs, for example of one recipe with several seeds: a report shows them as one,
             with mean and spread. None: the run has no group.
-        rank_zero_only: Whether only rank 0 records. Otherwise every rank writes a file.
+        rank_zero_only: True if only rank 0 records. Otherwise every rank writes a file.
         on_error: What to do if writing fails: "warn" (once; the run continues) or "raise".
         timeout: How many seconds checkpoints, `close` and the end of the process wait for the thread.
 

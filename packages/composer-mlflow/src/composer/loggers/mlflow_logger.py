@@ -64,21 +64,21 @@ class MLFlowLogger(LoggerDestination):
         run_name: The name of the MLflow run; None is the run name.
         tags: Tags of the run.
         tracking_uri: The server or store; None is MLflow's setting.
-        rank_zero_only: Whether only rank 0 logs; else all ranks log to one MLflow run.
+        rank_zero_only: True if only rank 0 logs; else all ranks log to one MLflow run.
         flush_interval: The minimum number of seconds between two requests with metrics.
         model_registry_prefix: A prefix of the names of registered models, separated by a dot.
         model_registry_uri: The registry; None is MLflow's setting.
-        synchronous: Whether each call of `log_metrics` waits until its values are sent. Slows down training.
-        log_system_metrics: Whether MLflow logs the use of CPU, memory, disk and network every 10 seconds.
+        synchronous: True if each call of `log_metrics` waits until its values are sent. Slows down training.
+        log_system_metrics: True if MLflow logs the use of CPU, memory, disk and network every 10 seconds.
         rename_metrics: New names by old ones.
         ignore_metrics: Metrics to leave out: patterns as for file names, such as "time/*".
         ignore_hyperparameters: Hyperparameters to leave out: patterns, as above.
         run_group: The tag "run_group".
-        resume: Whether to continue the run of this experiment with the same tag `run_name`, if there is one.
+        resume: Continue the run of this experiment with the same tag `run_name`, if there is one.
         logging_buffer_seconds: How long metrics are collected before they are sent.
         log_duplicated_metric_every_n_steps: After how many steps an unchanged value is sent again.
         on_error: What to do if logging fails: "warn" (once; the run continues) or "raise".
-        log_artifacts: Whether to store files, such as checkpoints, as artifacts.
+        log_artifacts: Store files, such as checkpoints, as artifacts.
         delivery_timeout: How many seconds in total the end of the run waits for queued data once the service fails or
             hangs, counted from the first failure, or from the last delivery if it hangs. A service that still accepts
             data, however slowly, is waited for. None: the Trainer's timeout, which its services share (60 by default).
@@ -562,7 +562,7 @@ def _start_monitor(run_id: str, uri: str | None, *, resume: bool) -> Any:
     Args:
         run_id: The id of the run.
         uri: The tracking URI.
-        resume: Whether the run already has system metrics, which this one continues.
+        resume: True if the run already has system metrics, which this one continues.
     """
     from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
@@ -634,7 +634,7 @@ def _final_status(*, training: bool) -> str:
     """Return the final status of a run that is closed now: FINISHED, FAILED or KILLED.
 
     Args:
-        training: Whether training has started and not finished.
+        training: True if training has started and not finished.
     """
     error = sys.exc_info()[1] or (getattr(sys, "last_value", None) if training else None)  # `last_value`: at exit
     if isinstance(error, KeyboardInterrupt | SystemExit):

@@ -64,7 +64,7 @@ class _Source:
         reference: The rank whose clock gave the times.
         syncs: Pairs of the number of a barrier (-1 if unknown) and the time of that clock at the barrier.
         base_us: The origin of the times, in microseconds since 1970.
-        own_rows: Whether the threads need separate rows: those of torch's profiler.
+        own_rows: True if the threads need separate rows: those of torch's profiler.
         shifts: In a merged file, the shift that was applied to the times of each rank.
     """
 

@@ -47,7 +47,7 @@ class JSONTraceHandler(TraceHandler):
             ranks: if nodes share a file system, put `{node_rank}` into the name.
         merged_trace_remote_file_name: The name of the merged file for loggers that store files, or a URI; None: it is
             not uploaded.
-        overwrite: Whether files in the folder may be replaced; otherwise it must be empty, or hold nothing newer than
+        overwrite: True if files in the folder may be replaced; otherwise it must be empty, or hold nothing newer than
             the moment from which a run is resumed.
         num_traces_to_keep: The number of newest cycles whose files are kept; -1 keeps all. The merged file holds all.
 

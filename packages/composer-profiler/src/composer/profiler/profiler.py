@@ -84,8 +84,8 @@ class Profiler(Callback):
         torch_prof_memory_filename: The name of a page that shows the memory over time; None: it is not written.
         torch_prof_memory_remote_file_name: The name of that page for loggers that store files; None: it is not
             uploaded.
-        torch_prof_overwrite: Whether files that are newer than the run may be replaced.
-        torch_prof_use_gzip: Whether traces are compressed.
+        torch_prof_overwrite: True if files that are newer than the run may be replaced.
+        torch_prof_use_gzip: True if traces are compressed.
         torch_prof_record_shapes: Record the shapes of tensors.
         torch_prof_profile_memory: Record allocations.
         torch_prof_with_stack: Record the source location of each operation.
@@ -220,8 +220,8 @@ class Profiler(Callback):
         Args:
             name: The name of the spans.
             actions: The actions of the schedule during which it is recorded.
-            record_instant_on_start: Whether to record an instant event at the start too.
-            record_instant_on_finish: Whether to record an instant event at the end too.
+            record_instant_on_start: Record an instant event at the start too.
+            record_instant_on_finish: Record an instant event at the end too.
             categories: Categories that viewers can filter by.
 
         Raises:

@@ -50,8 +50,8 @@ class TorchProfiler(Callback):
             written.
         memory_remote_file_name: The name of that page for loggers that store files, or a URI; None: it is not
             uploaded.
-        overwrite: Whether files that are newer than the run may be replaced.
-        use_gzip: Whether traces are compressed.
+        overwrite: True if files that are newer than the run may be replaced.
+        use_gzip: True if traces are compressed.
         record_shapes: Record the shapes of tensors.
         profile_memory: Record allocations.
         with_stack: Record the source location of each operation.

@@ -29,7 +29,7 @@ class TraceHandler(Callback):
         Args:
             name: The name of the event.
             categories: Categories that viewers can filter by.
-            is_start: Whether it is the start; otherwise the end.
+            is_start: True if it is the start; otherwise the end.
             timestamp: The training time.
             wall_clock_time_ns: The time in nanoseconds since 1970.
         """

@@ -45,7 +45,7 @@ def export_memory_timeline_html(
         figsize: Width and height in inches, at 80 dots per inch.
         title: A title for the figure.
         yxis_step_size: GiB between two ticks of the memory axis. If there are more than 50, fewer are drawn.
-        return_fig: Whether to return the figure.
+        return_fig: Return the figure.
 
     Returns:
         The figure, with `return_fig`.

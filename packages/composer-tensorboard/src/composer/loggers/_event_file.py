@@ -1,14 +1,12 @@
 """Event files of TensorBoard. Imports tensorboard, which takes seconds, so `TensorboardLogger` imports it at INIT.
 
-`EventFile` replaces tensorboard's own `RecordWriter`, because the thread that writes shares the interpreter with the
-training. An event of 5 scalars takes a tenth of the time: tensorboard computes checksums in Python and creates a
-protobuf object for each scalar.
+`EventFile` replaces tensorboard's own `RecordWriter`, which computes checksums in Python: the thread that writes shares
+the interpreter with the training.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import socket
 import struct
@@ -29,7 +27,6 @@ from torch.utils.tensorboard.writer import FileWriter
 from composer.loggers.spi import ImageCopy, Logged, read_numbers
 
 _MASK = 0xFFFFFFFF
-_FLOAT, _DOUBLE = struct.Struct("<f"), struct.Struct("<d")
 _numbers = itertools.count()  # two files created in the same second need different names
 
 
@@ -52,7 +49,6 @@ class EventFile:
         self.path = os.path.join(folder, name)
         self._folder = folder
         self._lock = threading.Lock()
-        self._prefixes: dict[str, bytes] = {}  # by tag
         self._file = open(self.path, "xb", buffering=1 << 18)  # noqa: SIM115 - closed by `close`
         self.add_event(Event(wall_time=time.time(), file_version="brain.Event:2"))
         self.flush()
@@ -73,20 +69,11 @@ class EventFile:
             step: The step of the event.
             seconds: The time of the event, in seconds since 1970.
         """
-        parts: list[bytes] = []
+        event = Event(wall_time=seconds, step=step)
+        add = event.summary.value.add
         for tag, number in scalars:
-            parts += (self._prefixes.get(tag) or self._make_prefix(tag), _float(number))
-        summary = b"".join(parts)
-        # Fields 1, 2 and 5 of `Event`: the time, the step, the summary.
-        head = (b"\x09", _DOUBLE.pack(seconds), b"\x10", _varint(step), b"\x2a", _varint(len(summary)))
-        self._write(b"".join((*head, summary)))
-
-    def _make_prefix(self, tag: str) -> bytes:
-        """Encode what precedes the number of a scalar: field 1 of `Summary`, which is a `Value` with fields 1 and 2."""
-        name = tag.encode()
-        value = b"".join((b"\x0a", _varint(len(name)), name, b"\x15"))
-        prefix = self._prefixes[tag] = b"".join((b"\x0a", _varint(len(value) + _FLOAT.size), value))
-        return prefix
+            add(tag=tag, simple_value=number)
+        self.add_event(event)
 
     def _write(self, data: bytes) -> None:
         length = struct.pack("<Q", len(data))
@@ -201,7 +188,7 @@ class EventWriter:
         """Flush the file.
 
         Args:
-            roll: Whether to complete the file and start a new one, if anything was written.
+            roll: Complete the file and start a new one, if anything was written.
         """
         if roll and self._written:
             self.finished.append(Path(self.writer._get_file_writer().event_writer.path))
@@ -213,24 +200,6 @@ class EventWriter:
     def close(self) -> None:
         """Flush and close the file."""
         self.writer.close()
-
-
-def _float(number: float) -> bytes:
-    try:
-        return _FLOAT.pack(number)
-    except OverflowError:  # as protobuf does
-        return _FLOAT.pack(math.copysign(math.inf, number))
-
-
-def _varint(number: int) -> bytes:
-    """Encode an integer for protobuf: seven bits per byte, the lowest first; negative ones in 64 bits."""
-    number &= (1 << 64) - 1
-    parts = bytearray()
-    while number > 0x7F:
-        parts.append(number & 0x7F | 0x80)
-        number >>= 7
-    parts.append(number)
-    return bytes(parts)
 
 
 def _checksum(data: bytes) -> bytes:

@@ -48,7 +48,7 @@ class TensorboardLogger(LoggerDestination):
     Args:
         log_dir: The parent folder of the run; None is "tensorboard_logs".
         flush_interval: The number of batches between two flushes. The end of an epoch, evaluation or `fit` flushes too.
-        rank_zero_only: Whether only rank 0 writes; else every rank is a separate run in TensorBoard.
+        rank_zero_only: True if only rank 0 writes; else every rank is a separate run in TensorBoard.
         on_error: What to do if writing fails: "warn" (once; the run continues) or "raise".
         delivery_timeout: How many seconds in total the end of the run waits for queued data once the disk fails or
             hangs, counted from the first failure, or from the last write if it hangs. None: the Trainer's timeout,

@@ -34,6 +34,8 @@ from composer.checkpoint.shards import (
     STATES,
     amend_run,
     files_of_run,
+    identify_run,
+    outline_of_run,
     remove_run,
     write_run,
 )
@@ -60,6 +62,8 @@ from composer.utils.interval_scheduler import check_interval_function
 __all__ = ["CheckpointSaver"]
 
 log = logging.getLogger(__name__)
+
+NO_RUN = "is not a checkpoint that a run can resume from: it holds only weights, or another program's data"
 
 Interval = SupportsIndex | str | Time[Any] | Callable[[State, Event], bool]
 
@@ -96,9 +100,9 @@ class CheckpointSaver(Callback):
         latest_remote_file_name: The name of a text file with the name of the latest checkpoint, for remote stores,
             which have no links; `.symlink` is appended.
         save_interval: How often to save: a time, or a function of state and event.
-        overwrite: Whether to replace newer files of another run instead of raising an error.
+        overwrite: Replace newer files of another run instead of raising an error.
         num_checkpoints_to_keep: Newest checkpoints to keep in the local folder; -1 keeps all.
-        weights_only: Whether to save the model only.
+        weights_only: Save the model only.
         ignore_keys: The parts to leave out; see `composer.checkpoint.glob_filter`.
         num_concurrent_uploads: The number of simultaneous uploads.
         upload_timeout_in_seconds: The limit for waiting at the end of training for uploads that make progress; None: no
@@ -114,7 +118,7 @@ class CheckpointSaver(Callback):
         monitor: The metric to keep the best by: `"eval/MulticlassAccuracy"` is that metric of the evaluator `eval`;
             `"train/..."` is one of training, and `"loss/train/total"` a loss.
         monitor_mode: `"max"` if more is better, `"min"` if less is.
-        asynchronous: Whether to write in the background from a copy in host memory, so that training goes on.
+        asynchronous: Write in the background from a copy in host memory, so that training goes on.
 
     Attributes:
         saved_checkpoints: The paths of the checkpoints that exist, oldest first.
@@ -343,8 +347,32 @@ class CheckpointSaver(Callback):
         )
 
     def after_load(self, state: State, logger: Logger) -> None:
+        self._check_fixed_name(state)
         if self.best.evaluator in state.eval_metrics:  # other evaluators may be added by `fit`
             self.best.check(state)
+
+    def _check_fixed_name(self, state: State) -> None:
+        """Check that a file that every save replaces, as its name has no counts, belongs to this run.
+
+        A collective operation.
+
+        Raises:
+            FileExistsError: It does not, and may not be replaced.
+        """
+        if self.overwrite or self.continues:
+            return
+        problem: list[str | None] = [None]
+        name = partial_format(self.filename.filename, run_name=state.run_name, rank=0)
+        if dist.get_global_rank() == 0 and "{" not in name:
+            path = Path(format_name_with_dist(self.folder, state.run_name)) / name
+            if path.exists():
+                identity = identify_run(path)
+                other = None if identity is None else identity[0]
+                if other != state.run_name and (identity is not None or not _holds_model(path)):
+                    problem = [refusal_of_name(state.run_name, str(path), other)]
+        dist.broadcast_object_list(problem, src=0)
+        if problem[0] is not None:
+            raise FileExistsError(problem[0])
 
     @property
     def remote_root(self) -> str | None:
@@ -681,7 +709,7 @@ def check_saves_shards(asynchronous: bool, uri: str | None) -> None:
     """Check that a run can save in shards.
 
     Args:
-        asynchronous: Whether it saves in the background.
+        asynchronous: True if it saves in the background.
         uri: The remote folder it saves to; None for a local folder.
 
     Raises:
@@ -712,6 +740,27 @@ def proof_of_run(state: State, files: PartialFilePath) -> str:
     """Return the name pattern of the file that is written last, with which a checkpoint is complete."""
     pattern = pattern_of_run(state, files)
     return pattern.filename if pattern is files else f"{pattern.filename}/{STATES}"
+
+
+def refusal_of_name(run_name: str, path: str, other: str | None) -> str:
+    """Return the message for a file of the run `other` (None: of no run) that a run would replace."""
+    if other is None:
+        return (
+            f"`save_folder` must not hold other files under a name that the run {run_name!r} uses, got "
+            f"{path!r}, which {NO_RUN}. The run would replace it. Use another `save_filename` or `save_folder`, or "
+            f"pass `save_overwrite=True` if it may be replaced."
+        )
+    return (
+        f"`save_folder` must not hold a newer checkpoint of another run under a name that the run {run_name!r} uses, "
+        f"got {path!r}, saved by the run {other!r}. Give each run its own `save_folder`, put `{{run_name}}` into "
+        f"`save_filename`, or pass `save_overwrite=True` to replace such files."
+    )
+
+
+def _holds_model(path: Path) -> bool:
+    """Return True for a checkpoint of the Trainer, possibly of weights only, and for an empty file."""
+    content = outline_of_run(path)
+    return (isinstance(content, dict) and isinstance(content.get("state"), dict)) or path.stat().st_size == 0
 
 
 def _check_interval(interval: Interval) -> None:

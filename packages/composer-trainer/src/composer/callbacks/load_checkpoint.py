@@ -25,7 +25,7 @@ class LoadCheckpoint(Callback):
     Args:
         load_path: The checkpoint: a local path or a URI; a format string with `{run_name}`.
         load_weights_only: Load the model only.
-        strict_model_weights: Whether the model's keys must match those of the file exactly.
+        strict_model_weights: True if the model's keys must match those of the file exactly.
         ignore_keys: The parts not to load; see `composer.checkpoint.glob_filter`.
         event: The event, or its name.
 

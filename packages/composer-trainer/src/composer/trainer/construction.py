@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import atexit
 import logging
-import math
 import operator
 import os
 import random
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from numbers import Real
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, SupportsIndex
 
 import torch
@@ -29,11 +27,11 @@ from composer.loggers import LoggerDestination
 from composer.loggers.console_logger import ConsoleLogger
 from composer.loggers.progress_bar_logger import ProgressBarLogger
 from composer.models import ComposerModel
-from composer.optim import DecoupledSGDW
 from composer.trainer.microbatch import check_not_profiled
-from composer.trainer.optimizers import needs_closure
-from composer.trainer.options import LogOptions, RunOptions, SaveOptions, described
+from composer.trainer.optimizers import build_optimizers
+from composer.trainer.options import LogOptions, RunOptions, SaveOptions, check_distinct, described
 from composer.trainer.ranks import DataParallel, SingleProcess
+from composer.trainer.remote_files import RemoteFiles
 from composer.utils import dist, ensure_tuple, is_uri, parse_uri, reproducibility
 from composer.utils.parallelism import ParallelismConfig
 from composer.utils.terminal import open_stream
@@ -44,9 +42,9 @@ __all__ = [
     "build_loggers",
     "build_saver",
     "build_state",
+    "build_uploaders",
     "check_autoresume",
     "check_model",
-    "check_optimizers",
     "connect_ranks",
     "generate_run_name",
     "set_python_log_level",
@@ -107,7 +105,7 @@ def connect_ranks(device: Device, options: RunOptions) -> SingleProcess:
         RuntimeError: Environment variables to reach the other ranks are missing, the device has no backend, or the
             process group exists with another backend.
     """
-    strategy, seconds = _check_strategy(options.ddp_sync_strategy), _check_timeout(options.dist_timeout)
+    strategy, seconds = _check_strategy(options.ddp_sync_strategy), float(options.dist_timeout)
     config = ParallelismConfig.of(options.parallelism_config)
     if dist.get_world_size() == 1 and config is None:
         return SingleProcess()
@@ -144,17 +142,6 @@ def _check_strategy(strategy: Any) -> DDPSyncStrategy | None:
     return DDPSyncStrategy(strategy)
 
 
-def _check_timeout(seconds: Any) -> float:
-    """Convert the argument `dist_timeout`.
-
-    Raises:
-        ValueError: It is not a positive number.
-    """
-    if isinstance(seconds, bool) or not isinstance(seconds, Real) or not 0 < float(seconds) < float("inf"):
-        raise ValueError(f"`dist_timeout` must be a positive number of seconds, got {seconds!r}. Use for example 300.")
-    return float(seconds)
-
-
 def _destroy_group(group: Any) -> None:
     """Destroy the process group that a Trainer initialized when the process ends: other Trainers may use it before.
 
@@ -188,7 +175,7 @@ def build_state(
         TypeError: An algorithm is not an `Algorithm`, or `optimizers` is not an optimizer.
         ValueError: An algorithm is given twice, or the seed or the optimizers cannot be used.
     """
-    optimizers = _build_optimizers(model, options.optimizers)
+    optimizers = build_optimizers(model, options.optimizers)
     run_name = parallel.broadcast(generate_run_name() if options.run_name is None else options.run_name)
     seed = _seed_run(options.seed, options.deterministic_mode, parallel)
     placed = parallel.to_device(model, device)
@@ -199,7 +186,7 @@ def build_state(
     for algorithm in algorithms:
         if not isinstance(algorithm, Algorithm):
             raise TypeError(f"`algorithms` must be `Algorithm` objects, got {described(algorithm)}.")
-    _check_distinct("algorithms", algorithms)
+    check_distinct("algorithms", algorithms)
     state = State(
         model=placed,
         rank_zero_seed=seed,
@@ -247,143 +234,6 @@ def _seed_run(seed: SupportsIndex | None, deterministic_mode: bool, parallel: Si
         raise ValueError(f"`seed` must be from 0 to {largest}, so that every rank gets one, got {chosen!r}.")
     reproducibility.seed_all(chosen)
     return chosen
-
-
-def _build_optimizers(model: ComposerModel, optimizers: Any) -> list[torch.optim.Optimizer]:
-    """Return the run's optimizers; if none is given, `DecoupledSGDW(lr=0.1)` with a warning.
-
-    Raises:
-        TypeError: An object is not an optimizer.
-        ValueError: The list is empty, or an optimizer has no parameter of the model, one of another optimizer, or a
-            setting that is not finite; or several optimizers run the passes themselves.
-    """
-    given = list(ensure_tuple(optimizers))
-    if optimizers is not None and not given:
-        raise ValueError(
-            f"`optimizers` must be one or several `torch.optim.Optimizer`, got {optimizers!r}. Leave it out for "
-            f"`DecoupledSGDW(lr=0.1)`."
-        )
-    if given:
-        for optimizer in given:
-            if not isinstance(optimizer, torch.optim.Optimizer):
-                raise TypeError(
-                    f"`optimizers` must be a `torch.optim.Optimizer`, got {_described_optimizer(optimizer)}."
-                )
-            _check_settings(optimizer)
-        _check_distinct("optimizers", given)
-        _check_passes(given)
-        check_optimizers(given, model)
-        return given
-    parameters = list(model.parameters())
-    if not parameters:
-        warnings.warn(
-            "No optimizer was specified, and the model does not have parameters. None is made; `fit` will need one.",
-            stacklevel=4,
-        )
-        return []
-    warnings.warn("No optimizer was specified. `DecoupledSGDW(lr=0.1)` is used.", stacklevel=4)
-    return [DecoupledSGDW(parameters, lr=0.1)]
-
-
-def _check_passes(optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Raise ValueError if several optimizers run the forward and backward pass themselves."""
-    kinds = [type(optimizer).__name__ for optimizer in optimizers if needs_closure(optimizer)]
-    if len(kinds) > 1:
-        raise ValueError(
-            f"`optimizers` may have one optimizer that runs the forward and backward pass itself, got "
-            f"{', '.join(kinds)}. The others step with the gradients of its last pass, so they cannot have their own."
-        )
-
-
-def _described_optimizer(value: Any) -> str:
-    if isinstance(value, type) and issubclass(value, torch.optim.Optimizer):
-        return f"the class `{value.__name__}`; pass `{value.__name__}(model.parameters(), lr=...)`"
-    return described(value)
-
-
-_FINITE = ("lr", "initial_lr", "weight_decay", "momentum", "dampening", "betas", "eps", "alpha", "rho")
-
-
-def _check_settings(optimizer: torch.optim.Optimizer) -> None:
-    """Raise ValueError if a setting would make all weights NaN in the first step."""
-    for group in optimizer.param_groups:
-        for key, value in group.items():
-            if key == "params":  # parameters of lazy modules have no shape yet
-                continue
-            for number in value if isinstance(value, (tuple, list)) else (value,):
-                if not (isinstance(number, float) or (isinstance(number, torch.Tensor) and number.numel() == 1)):
-                    continue
-                number = float(number)
-                # Other settings may be infinite, for example Prodigy's default growth rate.
-                if math.isnan(number) or (math.isinf(number) and key in _FINITE):
-                    raise ValueError(
-                        f"`optimizers` must have finite settings, got {key}={value!r} in {type(optimizer).__name__}. "
-                        f"Every weight would be NaN after the first step; give a finite `{key}`."
-                    )
-                if key == "lr" and number < 0:
-                    raise ValueError(
-                        f"`optimizers` must have learning rates that are not negative, got lr={value!r} in "
-                        f"{type(optimizer).__name__}. Use `maximize=True` to maximize."
-                    )
-
-
-def check_optimizers(optimizers: Iterable[torch.optim.Optimizer], model: torch.nn.Module, changed_by: str = "") -> None:
-    """Check that optimizers train parameters of the model, each its own.
-
-    Args:
-        optimizers: The run's optimizers.
-        model: The model that is trained.
-        changed_by: What may have changed the model since it was given, for the message; "": nothing.
-
-    Raises:
-        ValueError: An optimizer has no parameter of the model, or one of another optimizer.
-    """
-    optimizers = list(optimizers)
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    optimized: set[int] = set()
-    foreign = 0
-    for optimizer in optimizers:
-        own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        kind, what = type(optimizer).__name__, type(model).__name__
-        if own and own.isdisjoint(names):
-            by = f"{changed_by} replaced them all" if changed_by else "it was created for another model, or for a copy"
-            raise ValueError(
-                f"`optimizers` must hold parameters of `model`, got {kind} with {len(own)} parameters, none of which "
-                f"belongs to {what}: {by}. Nothing would be trained. Create it last: "
-                f"`{kind}(model.parameters(), ...)`, with the model that is passed to the `Trainer`."
-            )
-        shared = [names.get(id(p), "?") for g in optimizer.param_groups for p in g["params"] if id(p) in optimized]
-        if shared:
-            raise ValueError(
-                f"`optimizers` must hold different parameters, but {kind} shares {len(shared)} with an optimizer "
-                f"before it: {_some(shared)}. Each parameter is trained by one optimizer."
-            )
-        optimized |= own
-        foreign += len(own - names.keys())
-    if changed_by:
-        return
-    missing = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in optimized]
-    untrained = ""
-    if missing:
-        untrained = (
-            f"No optimizer has {len(missing)} parameters of the model, so these are not trained: {_some(missing)}."
-        )
-    if foreign:
-        warnings.warn(
-            f"`optimizers` hold {foreign} parameters that do not belong to `model`: they are neither moved to the "
-            f"device nor saved. {untrained} Create the optimizer after the model is complete, and make a loss with "
-            f"parameters an attribute of the model.".replace("  ", " "),
-            stacklevel=5,
-        )
-    elif missing and len(optimizers) > 1:
-        warnings.warn(
-            f"{untrained} Add them to one of the `optimizers`, or freeze them with `requires_grad_(False)`.",
-            stacklevel=5,
-        )
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names[:3])) + (", ..." if len(names) > 3 else "")
 
 
 class RunsProfiler(Protocol):
@@ -434,9 +284,9 @@ def build_loggers(
         for item in items:
             if not isinstance(item, kind):
                 raise TypeError(f"`{argument}` must hold `{kind.__name__}` objects, got {described(item)}.")
-    _check_distinct("loggers", destinations)
-    _check_distinct("callbacks", others)
-    _check_distinct("callbacks` and `loggers", [*destinations, *others])
+    check_distinct("loggers", destinations)
+    check_distinct("callbacks", others)
+    check_distinct("callbacks` and `loggers", [*destinations, *others])
     if options.progress_bar and options.log_to_console:
         warnings.warn(
             "`progress_bar` and `log_to_console` are both on and write over each other. Set one of them to False.",
@@ -458,18 +308,14 @@ def build_loggers(
     return destinations, others
 
 
-def _check_distinct(argument: str, items: Sequence[Any]) -> None:
-    """Check that no object is given twice: it would act twice. Two objects of one class are fine.
-
-    Raises:
-        ValueError: An object is given twice.
-    """
-    for index, item in enumerate(items):
-        if any(item is other for other in items[:index]):
-            raise ValueError(
-                f"`{argument}` must contain every object once, got the same `{type(item).__name__}` object twice: it "
-                f"would act twice at every event. Remove one, or create a second object."
-            )
+def build_uploaders(profiler: Any, callbacks: Sequence[Callback]) -> list[LoggerDestination]:
+    """Return a logger that uploads the files that a profiler and callbacks name by URIs; an empty list if none do."""
+    names = [] if profiler is None else list(profiler.remote_filenames)
+    # A logger learns its file name when the run begins.
+    watchers = [callback for callback in callbacks if not isinstance(callback, LoggerDestination)]
+    names += [getattr(watcher, "remote_file_name", None) for watcher in watchers]
+    uris = [name for name in names if isinstance(name, str) and is_uri(name)]
+    return [RemoteFiles(uris)] if uris else []
 
 
 def build_saver(

@@ -21,7 +21,7 @@ from composer.trainer.microbatch import adjust_device_eval_microbatch_size, eval
 from composer.trainer.optimizers import OptimizerModes
 from composer.trainer.precision import autocast
 from composer.trainer.ranks import SingleProcess, set_epoch
-from composer.trainer.resume.first_access import FirstAccesses
+from composer.trainer.resume.generators import FirstAccesses
 from composer.utils import dist, model_eval_mode
 
 

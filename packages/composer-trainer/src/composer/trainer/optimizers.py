@@ -1,17 +1,160 @@
-"""Closures and train or eval modes of optimizers, and optimizers inside others."""
+"""The optimizers of a run: their checks, closures, train and eval modes, and optimizers inside others."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+import math
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from composer.core import AVERAGES_WEIGHTS, State
+from composer.models import ComposerModel
+from composer.optim import DecoupledSGDW
+from composer.trainer.options import check_distinct, described
+from composer.utils import ensure_tuple
 
-__all__ = ["OptimizerModes", "needs_closure", "wrapped_optimizers"]
+__all__ = ["OptimizerModes", "build_optimizers", "check_optimizers", "needs_closure", "wrapped_optimizers"]
+
+
+def build_optimizers(model: ComposerModel, optimizers: Any) -> list[torch.optim.Optimizer]:
+    """Return the run's optimizers; if none is given, `DecoupledSGDW(lr=0.1)` with a warning.
+
+    Raises:
+        TypeError: An object is not an optimizer.
+        ValueError: The list is empty, or an optimizer has no parameter of the model, one of another optimizer, or a
+            setting that is not finite; or several optimizers run the passes themselves.
+    """
+    given = list(ensure_tuple(optimizers))
+    if optimizers is not None and not given:
+        raise ValueError(
+            f"`optimizers` must be one or several `torch.optim.Optimizer`, got {optimizers!r}. Leave it out for "
+            f"`DecoupledSGDW(lr=0.1)`."
+        )
+    if given:
+        for optimizer in given:
+            if not isinstance(optimizer, torch.optim.Optimizer):
+                raise TypeError(
+                    f"`optimizers` must be a `torch.optim.Optimizer`, got {_described_optimizer(optimizer)}."
+                )
+            _check_settings(optimizer)
+        check_distinct("optimizers", given)
+        _check_passes(given)
+        check_optimizers(given, model)
+        return given
+    parameters = list(model.parameters())
+    if not parameters:
+        warnings.warn(
+            "No optimizer was specified, and the model does not have parameters. None is made; `fit` will need one.",
+            stacklevel=4,
+        )
+        return []
+    warnings.warn("No optimizer was specified. `DecoupledSGDW(lr=0.1)` is used.", stacklevel=4)
+    return [DecoupledSGDW(parameters, lr=0.1)]
+
+
+def _check_passes(optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Raise ValueError if several optimizers run the forward and backward pass themselves."""
+    kinds = [type(optimizer).__name__ for optimizer in optimizers if needs_closure(optimizer)]
+    if len(kinds) > 1:
+        raise ValueError(
+            f"`optimizers` may have one optimizer that runs the forward and backward pass itself, got "
+            f"{', '.join(kinds)}. The others step with the gradients of its last pass, so they cannot have their own."
+        )
+
+
+def _described_optimizer(value: Any) -> str:
+    if isinstance(value, type) and issubclass(value, torch.optim.Optimizer):
+        return f"the class `{value.__name__}`; pass `{value.__name__}(model.parameters(), lr=...)`"
+    return described(value)
+
+
+_FINITE = ("lr", "initial_lr", "weight_decay", "momentum", "dampening", "betas", "eps", "alpha", "rho")
+
+
+def _check_settings(optimizer: torch.optim.Optimizer) -> None:
+    """Raise ValueError if a setting would make all weights NaN in the first step."""
+    for group in optimizer.param_groups:
+        for key, value in group.items():
+            if key == "params":  # parameters of lazy modules have no shape yet
+                continue
+            for number in value if isinstance(value, (tuple, list)) else (value,):
+                if not (isinstance(number, float) or (isinstance(number, torch.Tensor) and number.numel() == 1)):
+                    continue
+                number = float(number)
+                # Other settings may be infinite, for example Prodigy's default growth rate.
+                if math.isnan(number) or (math.isinf(number) and key in _FINITE):
+                    raise ValueError(
+                        f"`optimizers` must have finite settings, got {key}={value!r} in {type(optimizer).__name__}. "
+                        f"Every weight would be NaN after the first step; give a finite `{key}`."
+                    )
+                if key == "lr" and number < 0:
+                    raise ValueError(
+                        f"`optimizers` must have learning rates that are not negative, got lr={value!r} in "
+                        f"{type(optimizer).__name__}. Use `maximize=True` to maximize."
+                    )
+
+
+def check_optimizers(optimizers: Iterable[torch.optim.Optimizer], model: torch.nn.Module, changed_by: str = "") -> None:
+    """Check that optimizers train parameters of the model, each its own.
+
+    Args:
+        optimizers: The run's optimizers.
+        model: The model that is trained.
+        changed_by: What may have changed the model since it was given, for the message; "": nothing.
+
+    Raises:
+        ValueError: An optimizer has no parameter of the model, or one of another optimizer.
+    """
+    optimizers = list(optimizers)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    optimized: set[int] = set()
+    foreign = 0
+    for optimizer in optimizers:
+        own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        kind, what = type(optimizer).__name__, type(model).__name__
+        if own and own.isdisjoint(names):
+            by = f"{changed_by} replaced them all" if changed_by else "it was created for another model, or for a copy"
+            raise ValueError(
+                f"`optimizers` must hold parameters of `model`, got {kind} with {len(own)} parameters, none of which "
+                f"belongs to {what}: {by}. Nothing would be trained. Create it last: "
+                f"`{kind}(model.parameters(), ...)`, with the model that is passed to the `Trainer`."
+            )
+        shared = [names.get(id(p), "?") for g in optimizer.param_groups for p in g["params"] if id(p) in optimized]
+        if shared:
+            raise ValueError(
+                f"`optimizers` must hold different parameters, but {kind} shares {len(shared)} with an optimizer "
+                f"before it: {_some(shared)}. Each parameter is trained by one optimizer."
+            )
+        optimized |= own
+        foreign += len(own - names.keys())
+    if changed_by:
+        return
+    missing = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in optimized]
+    untrained = ""
+    if missing:
+        untrained = (
+            f"No optimizer has {len(missing)} parameters of the model, so these are not trained: {_some(missing)}."
+        )
+    if foreign:
+        warnings.warn(
+            f"`optimizers` hold {foreign} parameters that do not belong to `model`: they are neither moved to the "
+            f"device nor saved. {untrained} Create the optimizer after the model is complete, and make a loss with "
+            f"parameters an attribute of the model.".replace("  ", " "),
+            stacklevel=5,
+        )
+    elif missing and len(optimizers) > 1:
+        warnings.warn(
+            f"{untrained} Add them to one of the `optimizers`, or freeze them with `requires_grad_(False)`.",
+            stacklevel=5,
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:3])) + (", ..." if len(names) > 3 else "")
 
 
 def needs_closure(optimizer: torch.optim.Optimizer) -> bool:

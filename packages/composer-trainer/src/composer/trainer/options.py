@@ -1,6 +1,8 @@
 """Groups of the Trainer's arguments, and the checks that need only an argument's value: its type and range.
 
 The fields have the names of the Trainer's arguments and are documented there. The defaults are in its signature only.
+`DataOptions`, `EvaluationOptions` and `ScheduleOptions` are also the arguments of `fit`, where None leaves a setting
+unchanged.
 """
 
 from __future__ import annotations
@@ -31,13 +33,17 @@ from composer.utils.interval_scheduler import check_interval_function
 from composer.utils.parallelism import ParallelismConfig
 
 __all__ = [
+    "DataOptions",
+    "EvaluationOptions",
     "Interval",
     "LoadOptions",
     "LogOptions",
     "RunOptions",
     "SaveOptions",
+    "ScheduleOptions",
     "TimeArgument",
     "check_arguments",
+    "check_distinct",
     "described",
     "to_time",
 ]
@@ -59,6 +65,34 @@ class RunOptions:
     parallelism_config: dict[str, Any] | ParallelismConfig | None
     algorithms: Algorithm | Sequence[Algorithm] | None
     optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """The training data."""
+
+    train_dataloader: Any
+    train_dataloader_label: str | None
+    train_subset_num_batches: SupportsIndex | None
+    device_train_microbatch_size: SupportsIndex | float | str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationOptions:
+    """The evaluation data, and when it is used."""
+
+    eval_dataloader: Any
+    eval_interval: Interval | None
+    eval_subset_num_batches: SupportsIndex | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleOptions:
+    """The learning-rate schedulers, and the factor for them and for the length of the training."""
+
+    schedulers: Any
+    scale_schedule_ratio: float
+    step_schedulers_every_batch: bool | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +194,20 @@ def described(value: Any) -> str:
     if isinstance(value, type):
         return f"the class `{value.__name__}`; pass `{value.__name__}(...)`"
     return type(value).__name__
+
+
+def check_distinct(argument: str, items: Sequence[Any]) -> None:
+    """Check that no object is given twice: it would act twice. Two objects of one class are fine.
+
+    Raises:
+        ValueError: An object is given twice.
+    """
+    for index, item in enumerate(items):
+        if any(item is other for other in items[:index]):
+            raise ValueError(
+                f"`{argument}` must contain every object once, got the same `{type(item).__name__}` object twice: it "
+                f"would act twice at every event. Remove one, or create a second object."
+            )
 
 
 def _flag(name: str, value: Any) -> None:
@@ -322,6 +370,7 @@ _CHECKS: dict[str, Callable[[str, Any], None]] = {
     "seed": _optional(_seed),
     "scale_schedule_ratio": _positive,
     "delivery_timeout": _positive,
+    "dist_timeout": _positive,
     "load_ignore_keys": _optional(_keys),
     "save_ignore_keys": _optional(_keys),
     "load_exclude_algorithms": _optional(_class_names),

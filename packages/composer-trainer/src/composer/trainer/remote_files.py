@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from composer.checkpoint.storage import storage_of
 from composer.checkpoint.upload import Uploader
-from composer.core import Callback, State
+from composer.core import State
 from composer.loggers import Logger, LoggerDestination
 from composer.utils import dist, format_name_with_dist, is_uri, parse_uri
 from composer.utils.retrying import DeliveryDeadline
 
-__all__ = ["RemoteFiles", "remote_files"]
-
-
-def remote_files(profiler: Any, callbacks: Iterable[Callback]) -> list[LoggerDestination]:
-    """Return a logger that uploads the files that a profiler and callbacks name by URIs; an empty list if none do."""
-    names = [] if profiler is None else list(profiler.remote_filenames)
-    # A logger learns its file name when the run begins.
-    watchers = [callback for callback in callbacks if not isinstance(callback, LoggerDestination)]
-    names += [getattr(watcher, "remote_file_name", None) for watcher in watchers]
-    uris = [name for name in names if isinstance(name, str) and is_uri(name)]
-    return [RemoteFiles(uris)] if uris else []
+__all__ = ["RemoteFiles"]
 
 
 class RemoteFiles(LoggerDestination):

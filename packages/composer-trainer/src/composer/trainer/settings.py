@@ -27,7 +27,7 @@ from composer.models import ComposerModel
 from composer.optim import compile_composer_scheduler, scale_pytorch_scheduler
 from composer.trainer.microbatch import check_not_profiled, check_not_sharded
 from composer.trainer.optimizers import needs_closure, wrapped_optimizers
-from composer.trainer.options import described, to_time
+from composer.trainer.options import DataOptions, EvaluationOptions, ScheduleOptions, described, to_time
 from composer.trainer.precision import ClosureGradScaler
 from composer.trainer.ranks import SingleProcess
 from composer.utils import ensure_tuple, plain_int, plain_number
@@ -63,42 +63,37 @@ class RunSettings:
         """True if the training data is given and all schedulers are built."""
         return self._unbuilt is None and self.train_spec is not None
 
-    def set_train_data(self, dataloader: Any, label: str, subset: Any, microbatch_size: Any) -> None:
-        """Set the training data; None: it is given later."""
-        state = self.state
-        self.train_spec = None if dataloader is None else data_spec_of(dataloader, "train_dataloader")
-        self.train_label = label
-        self._set_microbatch_size(microbatch_size)
-        if self.train_spec is not None:
-            self.parallel.check_loader(self.train_spec.dataloader, "train_dataloader")
+    def set_train_data(self, options: DataOptions) -> None:
+        """Set the training data; without a loader, it is given later."""
+        state, loader, label = self.state, options.train_dataloader, options.train_dataloader_label
+        spec = self.train_spec = None if loader is None else data_spec_of(loader, "train_dataloader")
+        self.train_label = "train" if label is None else label
+        self._set_microbatch_size(options.device_train_microbatch_size)
+        if spec is not None:
+            self.parallel.check_loader(spec.dataloader, "train_dataloader")
             _check_trainable(self.model)
-            state.train_dataloader, state.train_data_spec = self.train_spec.dataloader, self.train_spec
-            subset = check_subset("train_subset_num_batches", subset)
-            self._activate(self.train_spec.dataloader, subset)
+            state.train_dataloader, state.train_data_spec = spec.dataloader, spec
+            self._activate(spec.dataloader, _train_subset(options, -1))
 
-    def replace_train_data(self, dataloader: Any, label: str | None, subset: Any, microbatch_size: Any) -> None:
+    def replace_train_data(self, options: DataOptions) -> None:
         """Apply the arguments of `fit` about training data; None leaves a setting unchanged.
 
         Raises:
             ValueError: There is no training data.
         """
-        if dataloader is not None:
-            self.set_train_data(
-                dataloader, "train" if label is None else label, -1 if subset is None else subset, microbatch_size
-            )
-        elif self.train_spec is None:
+        if options.train_dataloader is not None:
+            self.set_train_data(options)
+            return
+        if self.train_spec is None:
             raise ValueError("No `train_dataloader` was given. Pass it to the `Trainer` or to `fit`.")
-        else:
-            if microbatch_size is not None:
-                self._set_microbatch_size(microbatch_size)
-            if subset is not None:
-                subset = check_subset("train_subset_num_batches", subset)
-            if label is not None:
-                self.train_label = label
-            if subset is not None or label is not None:
-                length = self.state._train_dataloader_len
-                current = -1 if length is None else length
-                self._activate(self.train_spec.dataloader, current if subset is None else subset)
+        if options.device_train_microbatch_size is not None:
+            self._set_microbatch_size(options.device_train_microbatch_size)
+        length = self.state._train_dataloader_len
+        subset = _train_subset(options, -1 if length is None else length)
+        if options.train_dataloader_label is not None:
+            self.train_label = options.train_dataloader_label
+        if options.train_dataloader_label is not None or options.train_subset_num_batches is not None:
+            self._activate(self.train_spec.dataloader, subset)
 
     def _set_microbatch_size(self, requested: Any) -> None:
         state = self.state
@@ -117,9 +112,9 @@ class RunSettings:
         if length is not None and length != local:
             state.dataloader_len = length
 
-    def set_evaluators(self, eval_dataloader: Any, interval: Any, subset: Any) -> None:
-        """Set the evaluators."""
-        evaluators = self.evaluators_of(eval_dataloader, interval, subset)
+    def set_evaluators(self, options: EvaluationOptions) -> None:
+        """Set the evaluators; None is the default of an interval or number of batches."""
+        evaluators = self.evaluators_of(options)
         for evaluator in evaluators:
             loader = evaluator.dataloader.dataloader
             if _is_iterator(loader):
@@ -130,15 +125,16 @@ class RunSettings:
                 )
         self.state.evaluators = evaluators
 
-    def replace_evaluation(self, eval_dataloader: Any, interval: Any, subset: Any) -> None:
+    def replace_evaluation(self, options: EvaluationOptions) -> None:
         """Apply the arguments of `fit` about evaluation; None leaves a setting, or is the default for a new loader.
 
         Raises:
             ValueError: An interval or number of batches is given, but there are no evaluators.
         """
-        if eval_dataloader is not None:
-            self.set_evaluators(eval_dataloader, 1 if interval is None else interval, -1 if subset is None else subset)
+        if options.eval_dataloader is not None:
+            self.set_evaluators(options)
             return
+        interval, subset = options.eval_interval, options.eval_subset_num_batches
         given = {"eval_interval": interval, "eval_subset_num_batches": subset}
         names = [f"`{name}`" for name, value in given.items() if value is not None]
         if names and not self.state.evaluators:
@@ -152,9 +148,9 @@ class RunSettings:
         for evaluator in self.state.evaluators:
             evaluator._inherit(**{name: value for name, value in values.items() if value is not None})
 
-    def evaluators_of(self, eval_dataloader: Any, interval: Any, subset: Any) -> list[Evaluator]:
+    def evaluators_of(self, options: EvaluationOptions) -> list[Evaluator]:
         """Build evaluators, and add their metrics to the state."""
-        evaluators = _build_evaluators(eval_dataloader, interval, subset)
+        evaluators = _build_evaluators(options)
         for evaluator in evaluators:
             self.parallel.check_loader(evaluator.dataloader.dataloader, "eval_dataloader")
         self._add_metrics(evaluators)
@@ -217,34 +213,35 @@ class RunSettings:
                 state.max_duration = begin + _scaled(limit - begin, ratio, "max_duration")
         self._check_epochs()
 
-    def check_schedulers(self, schedulers: Any, ratio: float, every_batch: bool | None) -> None:
-        """Check the arguments of `set_schedulers`.
+    def check_schedulers(self, options: ScheduleOptions) -> None:
+        """Check the argument of `set_schedulers`.
 
         Raises:
             TypeError: An object is not a scheduler.
             ValueError: A scheduler belongs to another optimizer, or an argument has no effect without schedulers.
         """
+        schedulers, ratio = options.schedulers, options.scale_schedule_ratio
         if isinstance(schedulers, Mapping) and not schedulers:
             raise TypeError("`schedulers` must be a scheduler, several, or schedulers by optimizer, got an empty dict.")
         given = _with_optimizers(schedulers)
         if not given:
             if ratio != 1.0:
                 raise ValueError(f"`scale_schedule_ratio` must be 1.0 without `schedulers`, got {ratio!r}.")
-            if every_batch is not None:
+            if options.step_schedulers_every_batch is not None:
                 raise ValueError("`step_schedulers_every_batch` has no effect without `schedulers`. Leave it out.")
             return
         _check_schedulers(given, self.state.optimizers)
 
-    def set_schedulers(self, schedulers: Any, ratio: float, every_batch: bool | None) -> None:
-        """Set the schedulers, scaled by `ratio`; None leaves them unchanged."""
-        state, given = self.state, _with_optimizers(schedulers)
+    def set_schedulers(self, options: ScheduleOptions) -> None:
+        """Set the schedulers, scaled by the ratio; None leaves them unchanged."""
+        given, every_batch = _with_optimizers(options.schedulers), options.step_schedulers_every_batch
         if not given:
             return
         self.given_schedulers = [scheduler for scheduler, _ in given]
         torch_schedulers = any(isinstance(scheduler, LRScheduler) for scheduler in self.given_schedulers)
         self.step_every_batch = not torch_schedulers if every_batch is None else every_batch
-        self._unbuilt = (given, ratio)
-        if state.max_duration is not None and self.train_spec is not None:
+        self._unbuilt = (given, options.scale_schedule_ratio)
+        if self.state.max_duration is not None and self.train_spec is not None:
             self.compile_schedulers()
 
     def compile_schedulers(self) -> None:
@@ -369,7 +366,7 @@ def _is_iterator(dataloader: Any) -> bool:
     return isinstance(dataloader, Iterator) and type(dataloader).__module__ in ("builtins", "itertools")
 
 
-def _build_evaluators(eval_dataloader: Any, eval_interval: Any, eval_subset_num_batches: Any) -> list[Evaluator]:
+def _build_evaluators(options: EvaluationOptions) -> list[Evaluator]:
     """Return the evaluators of `eval_dataloader`, each with an interval.
 
     Several loaders are labelled "eval", "eval_1", "eval_2" and so on, with a warning.
@@ -377,7 +374,9 @@ def _build_evaluators(eval_dataloader: Any, eval_interval: Any, eval_subset_num_
     Raises:
         ValueError: Evaluators are mixed with loaders, two have the same label, or a loader is empty.
     """
-    given = [] if eval_dataloader is None else _as_sequence(eval_dataloader)
+    given = [] if options.eval_dataloader is None else _as_sequence(options.eval_dataloader)
+    interval = 1 if options.eval_interval is None else options.eval_interval
+    subset = -1 if options.eval_subset_num_batches is None else options.eval_subset_num_batches
     kinds = {isinstance(item, Evaluator) for item in given}
     if kinds == {True, False}:
         raise ValueError(
@@ -385,9 +384,9 @@ def _build_evaluators(eval_dataloader: Any, eval_interval: Any, eval_subset_num_
             "`Evaluator(label=..., dataloader=...)`."
         )
     if not given:
-        if eval_interval not in (0, 1):
+        if interval not in (0, 1):
             warnings.warn("`eval_interval` has no effect without `eval_dataloader`.", stacklevel=5)
-        if eval_subset_num_batches != -1:
+        if subset != -1:
             warnings.warn("`eval_subset_num_batches` has no effect without `eval_dataloader`.", stacklevel=5)
     labels = ["eval" if i == 0 else f"eval_{i}" for i in range(len(given))]
     if len(given) > 1 and kinds == {False}:
@@ -409,10 +408,7 @@ def _build_evaluators(eval_dataloader: Any, eval_interval: Any, eval_subset_num_
                 f"The labels of evaluators must differ, got {label!r} twice. Give each `Evaluator` another label."
             )
     for evaluator in evaluators:
-        evaluator._inherit(
-            eval_interval=eval_interval,
-            subset_num_batches=check_subset("eval_subset_num_batches", eval_subset_num_batches),
-        )
+        evaluator._inherit(eval_interval=interval, subset_num_batches=check_subset("eval_subset_num_batches", subset))
         data_spec_of(evaluator.dataloader, "eval_dataloader")
     return evaluators
 
@@ -560,6 +556,11 @@ def _build_schedulers(schedulers: _Schedulers, state: State, ssr: float) -> list
             for optimizer in state.optimizers if owner is None else [owner]:
                 built.append(compile_composer_scheduler(scheduler, state, ssr, optimizer))
     return built
+
+
+def _train_subset(options: DataOptions, default: int) -> int:
+    subset = options.train_subset_num_batches
+    return check_subset("train_subset_num_batches", default if subset is None else subset)
 
 
 def check_subset(argument: str, subset: Any) -> int:

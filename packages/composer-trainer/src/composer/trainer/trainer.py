@@ -14,7 +14,7 @@ import torch
 from tqdm import tqdm
 
 from composer.callbacks.checkpoint_saver import hold_leases
-from composer.checkpoint import IgnoreKeys, save_checkpoint
+from composer.checkpoint import IgnoreKeys, load_checkpoint, save_checkpoint
 from composer.checkpoint.names import check_path
 from composer.core import (
     Algorithm,
@@ -41,18 +41,21 @@ from composer.trainer.loop import FitLoop
 from composer.trainer.metrics import TrainMetrics
 from composer.trainer.microbatch import adjust_device_train_microbatch_size as _adjust_device_train_microbatch_size
 from composer.trainer.microbatch import is_cuda_oom as _is_cuda_oom
+from composer.trainer.optimizers import check_optimizers
 from composer.trainer.options import (
+    DataOptions,
+    EvaluationOptions,
     Interval,
     LoadOptions,
     LogOptions,
     RunOptions,
     SaveOptions,
+    ScheduleOptions,
     TimeArgument,
     check_arguments,
 )
 from composer.trainer.precision import resolve_precision
-from composer.trainer.remote_files import remote_files
-from composer.trainer.resume.autoresume import load_run
+from composer.trainer.resume.autoresume import choose_checkpoint
 from composer.trainer.resume.loader import LoaderPosition
 from composer.trainer.resume.run import RunProgress
 from composer.trainer.settings import RunSettings, check_subset, data_spec_of
@@ -340,22 +343,31 @@ class Trainer(_RejectsRemovedArguments):
             save_monitor_mode=save_monitor_mode,
             save_async=save_async,
         )
+        data = DataOptions(
+            train_dataloader=train_dataloader,
+            train_dataloader_label=train_dataloader_label,
+            train_subset_num_batches=train_subset_num_batches,
+            device_train_microbatch_size=device_train_microbatch_size,
+        )
+        schedule = ScheduleOptions(
+            schedulers=schedulers,
+            scale_schedule_ratio=scale_schedule_ratio,
+            step_schedulers_every_batch=step_schedulers_every_batch,
+        )
+        evaluation = EvaluationOptions(
+            eval_dataloader=eval_dataloader,
+            eval_interval=eval_interval,
+            eval_subset_num_batches=eval_subset_num_batches,
+        )
         arguments = {
             "model": model,
             **vars(run),
-            "train_dataloader": train_dataloader,
-            "train_dataloader_label": train_dataloader_label,
-            "train_subset_num_batches": train_subset_num_batches,
-            "device_train_microbatch_size": device_train_microbatch_size,
+            **vars(data),
             "accumulate_train_batch_on_tokens": accumulate_train_batch_on_tokens,
             "spin_dataloaders": spin_dataloaders,
             "max_duration": max_duration,
-            "schedulers": schedulers,
-            "scale_schedule_ratio": scale_schedule_ratio,
-            "step_schedulers_every_batch": step_schedulers_every_batch,
-            "eval_dataloader": eval_dataloader,
-            "eval_interval": eval_interval,
-            "eval_subset_num_batches": eval_subset_num_batches,
+            **vars(schedule),
+            **vars(evaluation),
             "device": device,
             "precision": precision,
             "compile_config": compile_config,
@@ -395,13 +407,11 @@ class Trainer(_RejectsRemovedArguments):
         self._stream = open_stream(console_stream) if progress_bar or log_to_console else None
         self._start_engine(destinations, user_callbacks, algorithm_passes, delivery_timeout)
         settings = self._settings = RunSettings(self.state, self._model, self._parallel)
-        settings.set_train_data(
-            train_dataloader, train_dataloader_label, train_subset_num_batches, device_train_microbatch_size
-        )
-        settings.set_evaluators(eval_dataloader, eval_interval, eval_subset_num_batches)
-        settings.check_schedulers(schedulers, scale_schedule_ratio, step_schedulers_every_batch)
+        settings.set_train_data(data)
+        settings.set_evaluators(evaluation)
+        settings.check_schedulers(schedule)
         settings.set_max_duration(max_duration, scale_schedule_ratio)
-        settings.set_schedulers(schedulers, scale_schedule_ratio, step_schedulers_every_batch)
+        settings.set_schedulers(schedule)
         self.engine.run_event(Event.BEFORE_LOAD)
         settings.set_scaler()  # after INIT, where an algorithm may wrap the optimizer in one that needs closures
         position = LoaderPosition(self.state, self._metrics, spin_dataloaders, self._evaluation.accesses)
@@ -425,7 +435,7 @@ class Trainer(_RejectsRemovedArguments):
     ) -> None:
         """Create logger and engine, and run INIT, where algorithms change the model."""
         state = self.state
-        destinations = [*destinations, *remote_files(state.profiler, callbacks)]
+        destinations = [*destinations, *construction.build_uploaders(state.profiler, callbacks)]
         self.logger = Logger(state, destinations, delivery_timeout=delivery_timeout)
         state.callbacks = [*destinations, *callbacks, *state.callbacks]  # the profiler has added some
         self.engine = Engine(state, self.logger, passes)
@@ -434,7 +444,7 @@ class Trainer(_RejectsRemovedArguments):
         # An algorithm may have replaced the model.
         self._model, _ = construction.check_model(state.model)
         self._model.logger = self.logger
-        construction.check_optimizers(state.optimizers, self._model, changed_by="an algorithm")
+        check_optimizers(state.optimizers, self._model, changed_by="an algorithm")
         self._log_hparams()
         state.train_metrics = dict(copy.deepcopy(self._model.get_metrics(is_train=True)))
         self._parallel.prepare_metrics(state.train_metrics.values())
@@ -462,20 +472,21 @@ class Trainer(_RejectsRemovedArguments):
 
     def _load(self, options: LoadOptions, passes: PassInput) -> None:
         """Shard the model among ranks and load the requested checkpoint."""
-        state, parallel = self.state, self._parallel
+        state, parallel, saver = self.state, self._parallel, self._checkpoint_saver
         with parallel.report_lost_ranks(), ExitStack() as downloads:
-            resumed = load_run(
-                options,
-                state,
-                self.logger,
-                self._checkpoint_saver,
-                passes,
-                self._announce,
-                lambda: parallel.shard(state),
-                downloads,
-            )
-        if not resumed:
+            resumes = False
+            if options.load_path is not None or options.autoresume:
+                options, resumes = choose_checkpoint(options, state, self.logger.destinations, saver, downloads)
+            if options.autoresume and not resumes:
+                self._announce(f"No checkpoint of the run {state.run_name!r} was found; it starts from the beginning.")
+            if options.load_path is None:
+                parallel.shard(state)
+            else:
+                self._load_run(options, passes)
+        if not resumes:
             self._progress.forget_fits()
+        elif saver is not None:
+            saver.resumed_at = state.timestamp.batch
         model, _ = construction.check_model(state.model)
         if model is not self._model:  # an algorithm of the checkpoint has replaced it
             self._model = self._settings.model = self._evaluation.model = model
@@ -486,10 +497,31 @@ class Trainer(_RejectsRemovedArguments):
             self._metrics.set_model(model)
         self.logger.log_hyperparameters({"rank_zero_seed": state.rank_zero_seed})  # loading may have changed it
 
+    def _load_run(self, options: LoadOptions, passes: PassInput) -> None:
+        """Load the checkpoint `options.load_path`, and shard the model among ranks when its structure is final."""
+        assert options.load_path is not None
+        state, parallel, run_name = self.state, self._parallel, self.state.run_name
+        load_checkpoint(
+            options.load_path,
+            state,
+            self.logger,
+            options.load_object_store,
+            options.load_weights_only,
+            options.load_strict_model_weights,
+            options.load_progress_bar,
+            options.load_ignore_keys,
+            options.load_exclude_algorithms,
+            passes,
+            divide=lambda: parallel.shard(state),
+        )
+        state.run_name, state.load_path, now = run_name, os.fspath(options.load_path), state.timestamp
+        run = f"The run, at epoch {now._epoch} and batch {now._batch},"
+        self._announce(f"{'Weights' if options.load_weights_only else run} loaded from {state.load_path}.")
+
     def _wrap_model(self, compile_config: dict[str, Any] | None) -> None:
         """Wrap and compile the model, once all module surgery is done and everything is loaded."""
         if not self.state.fsdp_enabled:  # sharding replaces the parameters
-            construction.check_optimizers(self.state.optimizers, self.state.model, changed_by="an algorithm")
+            check_optimizers(self.state.optimizers, self.state.model, changed_by="an algorithm")
         self._evaluation.modes.check()
         # Surgery has drawn random numbers; training starts from the seed with any algorithms.
         reproducibility.seed_all(self.state.seed)
@@ -559,24 +591,33 @@ class Trainer(_RejectsRemovedArguments):
             KeyboardInterrupt: After SIGINT, when the batch is trained and saved.
         """
         state, settings, position = self.state, self._settings, self._progress.loader
-        check_arguments(
-            train_dataloader_label="train" if train_dataloader_label is None else train_dataloader_label,
-            reset_time=reset_time,
+        data = DataOptions(
+            train_dataloader=train_dataloader,
+            train_dataloader_label=train_dataloader_label,
+            train_subset_num_batches=train_subset_num_batches,
+            device_train_microbatch_size=device_train_microbatch_size,
+        )
+        schedule = ScheduleOptions(
+            schedulers=schedulers,
             scale_schedule_ratio=scale_schedule_ratio,
             step_schedulers_every_batch=step_schedulers_every_batch,
-            eval_interval=1 if eval_interval is None else eval_interval,
-            spin_dataloaders=spin_dataloaders is None or spin_dataloaders,
         )
+        evaluation = EvaluationOptions(
+            eval_dataloader=eval_dataloader,
+            eval_interval=eval_interval,
+            eval_subset_num_batches=eval_subset_num_batches,
+        )
+        unchanged_if_none = {**vars(data), **vars(evaluation), "spin_dataloaders": spin_dataloaders}
+        given = {name: value for name, value in unchanged_if_none.items() if value is not None}
+        check_arguments(reset_time=reset_time, **vars(schedule), **given)
         if not state.optimizers:
             raise ValueError(
                 "No optimizer was specified when constructing the Trainer, and the model had no parameters then. "
                 "Pass `optimizers` to the `Trainer`."
             )
-        settings.check_schedulers(schedulers, scale_schedule_ratio, step_schedulers_every_batch)
+        settings.check_schedulers(schedule)
         old_data, old_length = settings.train_spec, state.dataloader_len
-        settings.replace_train_data(
-            train_dataloader, train_dataloader_label, train_subset_num_batches, device_train_microbatch_size
-        )
+        settings.replace_train_data(data)
         begun, ended = self._progress.begin_fit(reset_time)
         if self._is_other_data(old_data, old_length, state.timestamp if begun is None else begun):
             position.replace_loader()
@@ -584,8 +625,8 @@ class Trainer(_RejectsRemovedArguments):
         if ended or self._progress.is_complete():
             self._announce(f"This part of the run {state.run_name!r} is complete; nothing is left to train.")
             return
-        settings.replace_evaluation(eval_dataloader, eval_interval, eval_subset_num_batches)
-        settings.set_schedulers(schedulers, scale_schedule_ratio, step_schedulers_every_batch)
+        settings.replace_evaluation(evaluation)
+        settings.set_schedulers(schedule)
         settings.compile_schedulers()
         if precision is not None:
             state.precision = resolve_precision(precision, state.device)
@@ -693,8 +734,12 @@ class Trainer(_RejectsRemovedArguments):
             ValueError: There is no evaluation data, or `subset_num_batches` is not a number of batches.
         """
         subset_num_batches = check_subset("subset_num_batches", subset_num_batches)
-        given = eval_dataloader is not None
-        extra = self._settings.evaluators_of(eval_dataloader, 0, subset_num_batches) if given else []
+        extra: list[Evaluator] = []
+        if eval_dataloader is not None:
+            options = EvaluationOptions(
+                eval_dataloader=eval_dataloader, eval_interval=0, eval_subset_num_batches=subset_num_batches
+            )
+            extra = self._settings.evaluators_of(options)
         self._evaluation.run_standalone(extra, subset_num_batches)
 
     def predict(

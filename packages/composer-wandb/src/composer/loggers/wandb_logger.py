@@ -58,8 +58,8 @@ class WandBLogger(LoggerDestination):
         name: The name of the W&B run; None is the run name. If every rank has a W&B run, "-rank<rank>" is appended.
         entity: The user or team.
         tags: Tags of the W&B run.
-        log_artifacts: Whether to store files, such as checkpoints, as artifacts.
-        rank_zero_only: Whether only rank 0 logs; else every rank has a W&B run.
+        log_artifacts: Store files, such as checkpoints, as artifacts.
+        rank_zero_only: True if only rank 0 logs; else every rank has a W&B run.
         init_kwargs: More arguments of `wandb.init`; they override those above.
         on_error: What to do if logging fails: "warn" (once; the run continues) or "raise".
         delivery_timeout: How many seconds in total the end of the run waits for queued data once the service fails or

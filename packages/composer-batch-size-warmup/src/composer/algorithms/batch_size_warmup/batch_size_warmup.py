@@ -183,7 +183,7 @@ class BatchSizeWarmup(Algorithm):
     **Events** FIT_START; EPOCH_START; BATCH_START, where the size is logged; FIT_END, from where on the loader makes
     batches of full size. **Reads** the timestamp, the length of the run. **Writes** the batch sampler of
     `state.dataloader`, and `state.dataloader_len`. **Cost** none. **Compilation** each size may recompile a compiled
-    model: choose "doubling" and sizes of which few occur, or microbatches.
+    model: choose "doubling", so that few sizes occur, or microbatches.
 
     **Logs** `batch_size_warmup/batch_size`, of one rank.
 

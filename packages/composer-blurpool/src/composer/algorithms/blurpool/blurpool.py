@@ -31,9 +31,9 @@ def apply_blurpool(
 
     Args:
         model: The model. A convolution that is the model itself is not replaced.
-        replace_convs: Whether to replace each `torch.nn.Conv2d` with a stride above 1 by a `BlurConv2d`.
-        replace_maxpools: Whether to replace each `torch.nn.MaxPool2d` by a `BlurMaxPool2d`, unless it returns indices.
-        blur_first: Whether convolutions blur their input instead of their output.
+        replace_convs: Replace each `torch.nn.Conv2d` with a stride above 1 by a `BlurConv2d`.
+        replace_maxpools: Replace each `torch.nn.MaxPool2d` by a `BlurMaxPool2d`, unless it returns indices.
+        blur_first: True if convolutions blur their input instead of their output.
         min_channels: Convolutions with fewer input channels are not replaced. Blurring the image itself would lose
             detail.
         optimizers: The optimizer of the model, if there is one. It keeps all parameters and their state.
@@ -111,9 +111,9 @@ class BlurPool(Algorithm):
     **Logs** the hyperparameters `blurpool/num_blurpool_layers` and `blurpool/num_blurconv_layers`, once.
 
     Args:
-        replace_convs: Whether to replace strided convolutions.
-        replace_maxpools: Whether to replace max pooling.
-        blur_first: Whether convolutions blur their input instead of their output.
+        replace_convs: Replace strided convolutions.
+        replace_maxpools: Replace max pooling.
+        blur_first: True if convolutions blur their input instead of their output.
         min_channels: Convolutions with fewer input channels are not replaced.
 
     Raises:

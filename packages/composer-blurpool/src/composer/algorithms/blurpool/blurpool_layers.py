@@ -80,7 +80,7 @@ def blurmax_pool2d(
         stride: Distance between the positions that remain after blurring.
         padding: Padding of the pooling, with minus infinity.
         dilation: Dilation of the pooling windows.
-        ceil_mode: Whether the last window may extend beyond the image.
+        ceil_mode: True if the last window may extend beyond the image.
         filter: See `blur_2d`.
 
     Returns:
@@ -113,7 +113,7 @@ class BlurMaxPool2d(nn.Module):
         stride: Distance between the positions that remain. None: `kernel_size`.
         padding: Padding of the pooling.
         dilation: Dilation of the pooling windows.
-        ceil_mode: Whether the last window may extend beyond the image.
+        ceil_mode: True if the last window may extend beyond the image.
 
     Attributes:
         filt2d: The filter, shape (1, 1, 3, 3); a buffer.
@@ -185,7 +185,7 @@ class BlurConv2d(nn.Module):
         dilation: See `torch.nn.Conv2d`.
         groups: See `torch.nn.Conv2d`.
         bias: See `torch.nn.Conv2d`.
-        blur_first: Whether to blur the input instead of the output.
+        blur_first: Blur the input instead of the output.
         padding_mode: See `torch.nn.Conv2d`.
 
     Attributes:
@@ -262,7 +262,7 @@ class BlurConv2d(nn.Module):
         Args:
             module: The convolution. Its stride becomes 1 where the blur subsamples instead.
             module_index: Its index among the replaced layers; unused.
-            blur_first: Whether to blur the input instead of the output.
+            blur_first: Blur the input instead of the output.
 
         Raises:
             ValueError: `blur_first` is False and the class of `module` overrides `forward`, which may use the stride in

@@ -48,7 +48,7 @@ def colout_batch(
             input; not modified.
         p_row: The fraction of the rows to drop, in [0, 1].
         p_col: The fraction of the columns to drop.
-        resize_target: Whether to drop the same rows and columns of the target. "auto": if the target is an image of the
+        resize_target: Drop the same rows and columns of the target. "auto": if the target is an image of the
             size of the input, that is a Pillow image, or a tensor with more than two dimensions.
         generator: Draws the rows and columns; on the device of the input (Pillow images: "cpu"). None: the default
             generator of that device.
@@ -104,7 +104,7 @@ class ColOutTransform:
     Args:
         p_row: The fraction of the rows to drop, in [0, 1].
         p_col: The fraction of the columns to drop.
-        resize_target: Whether to drop the same ones of the target of a pair (image, target); see `colout_batch`.
+        resize_target: Drop the same ones of the target of a pair (image, target); see `colout_batch`.
 
     Raises:
         ValueError: A fraction is outside [0, 1], or `resize_target` is none of True, False and "auto".
@@ -152,8 +152,8 @@ class ColOut(Algorithm):
     Args:
         p_row: The fraction of the rows to drop, in [0, 1].
         p_col: The fraction of the columns to drop.
-        batch: Whether to drop the same ones of all images of a batch.
-        resize_target: Whether to drop the same ones of the targets. "auto": if they are images as large as the inputs.
+        batch: Drop the same ones of all images of a batch.
+        resize_target: Drop the same ones of the targets. "auto": if they are images as large as the inputs.
         input_key: Where the inputs are in the batch; see `State.batch_get_item`. Used with `batch=True` only.
         target_key: Where the targets are. Not used with `resize_target=False`.
 

@@ -291,7 +291,7 @@ def _forward_batches(state: State, data: Any, number: int) -> Iterator[Any]:
     own, loader = state.train_data_spec, data.dataloader if isinstance(data, DataSpec) else data
     if isinstance(data, DataSpec):
         spec = data
-    else:  # its loader may be iterated already, which is no matter here
+    else:  # its loader may be iterated already, which does not matter here
         spec = own if own is not None and own.dataloader is data else DataSpec([])
     takes_batches = isinstance(unwrapped_model(state.model), ComposerModel)
     size = state.device_train_microbatch_size

@@ -56,7 +56,7 @@ def cutmix_batch(
         alpha: At least 0; 0 means l = 0, the largest box. Ignored if `length` or `bbox` is given.
         bbox: The box (x1, y1, x2, y2) in pixels, inside the image. None: drawn.
         indices: The permutation p, shape (N,), int64; drawn if None.
-        uniform_sampling: Whether every pixel is equally likely to be in a box of a given size. Otherwise the center of
+        uniform_sampling: True if every pixel is equally likely to be in a box of a given size. Otherwise the center of
             the box is uniform over the pixels, so the middle of the image is in the box more often than the edges.
         generator: Draws the permutation; on the device of `input`. None: the device's default generator. The box is
             always drawn on the host.
@@ -123,7 +123,7 @@ class CutMix(Algorithm):
     Args:
         alpha: At least 0; the parameter of the Beta distribution. 0 always draws the largest box.
         interpolate_loss: Combine losses instead of targets.
-        uniform_sampling: Whether every pixel is equally likely to be in a box of a given size.
+        uniform_sampling: True if every pixel is equally likely to be in a box of a given size.
         input_key: Where the inputs are in the batch; see `State.batch_get_item`.
         target_key: Where the targets are.
 

@@ -42,7 +42,7 @@ def cutout_batch(
         input: A tensor of shape (N, C, H, W), (C, H, W) or (H, W), any dtype and device, or a PIL image; not modified.
         num_holes: The number of holes, which may overlap.
         length: Sides of a hole as a fraction of the shorter side of the image, in [0, 1].
-        uniform_sampling: Whether every pixel is equally likely to be in a hole. Otherwise the center of the hole is
+        uniform_sampling: True if every pixel is equally likely to be in a hole. Otherwise the center of the hole is
             uniform over the pixels, so the middle of the image is in it more often than the edges.
         generator: Draws the holes, on the host. None: torch's default CPU generator.
 
@@ -100,7 +100,7 @@ class CutOut(Algorithm):
     Args:
         num_holes: The number of holes, which may overlap.
         length: Sides of a hole as a fraction of the shorter side of the image, in [0, 1].
-        uniform_sampling: Whether every pixel is equally likely to be in a hole.
+        uniform_sampling: True if every pixel is equally likely to be in a hole.
         input_key: Where the inputs are in the batch; see `State.batch_get_item`.
 
     Raises:

@@ -94,7 +94,7 @@ class Distillation(Algorithm):
 
         (1 - a) * loss + a * compute_distillation_loss(logits, logits of the teacher)
 
-    The teacher runs in evaluation mode without gradients, once per microbatch, in the precision of the run. It is no
+    The teacher runs in evaluation mode without gradients, once per microbatch, in the precision of the run. It is not
     part of `state.model`: it is neither trained nor saved.
 
     The term is a mean over the positions of the microbatch that have a label, like the loss itself. Where their number
@@ -112,9 +112,9 @@ class Distillation(Algorithm):
             inputs. It is moved to the device of the run.
         weight: The weight a of the teacher, in [0, 1]. 1 ignores the labels.
         temperature: T, above 0.
-        input_key: Position of the inputs in the batch, for a teacher that is no `ComposerModel`; see
+        input_key: Position of the inputs in the batch, for a teacher that is not a `ComposerModel`; see
             `State.batch_get_item`.
-        target_key: Position of the labels, of which -100 does not count. None: "labels" of a mapping, and 1 of anything
+        target_key: Position of the labels; -100 does not count. None: "labels" of a mapping, and 1 of anything
             else.
         shift_labels: Compare logits with the labels of the next tokens. None: as `shift_labels` of the model, which
             `HuggingFaceModel` has, and False for other models.

@@ -135,7 +135,7 @@ class EMA(Algorithm):
     Attributes:
         smoothing: As given, or 2 ** (-update_interval / half_life).
         ema_model: The `EMAParameters`; None before INIT.
-        ema_started: Whether averaging has started.
+        ema_started: True if averaging has started.
 
     Raises:
         ValueError: Not exactly one of `half_life` and `smoothing` is given, a time has another unit or is out of range,

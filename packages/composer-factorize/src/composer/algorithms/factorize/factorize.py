@@ -57,8 +57,8 @@ def apply_factorization(
 
     Args:
         model: The model. A layer that is the model itself is not replaced.
-        factorize_convs: Whether to replace each `torch.nn.Conv2d` by a `FactorizedConv2d`.
-        factorize_linears: Whether to replace each `torch.nn.Linear` by a `FactorizedLinear`. The output projection of
+        factorize_convs: Replace each `torch.nn.Conv2d` by a `FactorizedConv2d`.
+        factorize_linears: Replace each `torch.nn.Linear` by a `FactorizedLinear`. The output projection of
             `torch.nn.MultiheadAttention` is not replaced, because its weight is read without calling the layer.
         min_channels: Convolutions with fewer input or output channels are not replaced.
         latent_channels: Channels between the two convolutions; below 1, a fraction of the smaller of the numbers of
@@ -152,8 +152,8 @@ class Factorize(Algorithm):
     the enabled types.
 
     Args:
-        factorize_convs: Whether to replace convolutions.
-        factorize_linears: Whether to replace linear layers.
+        factorize_convs: Replace convolutions.
+        factorize_linears: Replace linear layers.
         min_channels: Convolutions with fewer input or output channels are not replaced.
         latent_channels: Channels between the two convolutions; below 1, a fraction of the smaller of the numbers of
             input and output channels.

@@ -232,7 +232,7 @@ class FactorizedLinear(_FactorizedModule):
     Args:
         in_features: See `torch.nn.Linear`.
         out_features: See `torch.nn.Linear`.
-        bias: Whether the second layer has a bias.
+        bias: True if the second layer has a bias.
         latent_features: Features between the two; below 1, a fraction of the smaller of the other two numbers.
         **kwargs: `device` and `dtype`.
 

@@ -21,8 +21,8 @@ class BERTGatedFFOutput(nn.Module):
         dropout_rate: Probability of zeroing a gated value.
         act_fn: The activation of the gate.
         layernorm_eps: Epsilon of the norm.
-        gated_layer_bias: Whether the gate has a bias.
-        non_gated_layer_bias: Whether the linear layer of the gated values has a bias.
+        gated_layer_bias: True if the gate has a bias.
+        non_gated_layer_bias: True if the linear layer of the gated values has a bias.
 
     Attributes:
         gated_layer: The gate, a `torch.nn.Linear`.

@@ -34,8 +34,8 @@ def from_BertOutput(
         layer: The layer to replace.
         module_index: Its index among the replaced layers; unused.
         act_fn: The activation of the gate; a module is copied, so that layers do not share weights.
-        gated_layer_bias: Whether the gate has a bias.
-        non_gated_layer_bias: Whether the linear layer of the gated values has a bias.
+        gated_layer_bias: True if the gate has a bias.
+        non_gated_layer_bias: True if the linear layer of the gated values has a bias.
     """
     old: Any = layer
     new = BERTGatedFFOutput(
@@ -77,8 +77,8 @@ def apply_gated_linear_units(
         optimizers: The optimizer of the model, in which the new parameters replace the old ones. None if it is created
             afterwards.
         act_fn: The activation of the gate. None: the activation of the model.
-        gated_layer_bias: Whether the gate has a bias.
-        non_gated_layer_bias: Whether the linear layer of the gated values has a bias.
+        gated_layer_bias: True if the gate has a bias.
+        non_gated_layer_bias: True if the linear layer of the gated values has a bias.
 
     Raises:
         MissingConditionalImportError: `transformers` is not installed.
@@ -192,8 +192,8 @@ class GatedLinearUnits(Algorithm):
     Args:
         act_fn: The activation of the gate. None: the activation of the model. A custom one is not saved: such a
             checkpoint can only be loaded if `algorithms` contains this algorithm with the activation.
-        gated_layer_bias: Whether the gate has a bias.
-        non_gated_layer_bias: Whether the linear layer of the gated values has a bias.
+        gated_layer_bias: True if the gate has a bias.
+        non_gated_layer_bias: True if the linear layer of the gated values has a bias.
 
     Raises:
         MissingConditionalImportError: `transformers` is not installed.

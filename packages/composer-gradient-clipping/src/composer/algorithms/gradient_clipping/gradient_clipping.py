@@ -39,7 +39,7 @@ def apply_gradient_clipping(
         model: The model after its backward pass, or its parameters. Parameters without a gradient are skipped.
         clipping_type: "norm", "value" or "adaptive".
         clipping_threshold: Positive. For "adaptive" a fraction of the norm of the weights.
-        fsdp_enabled: Whether the model is wrapped in `FullyShardedDataParallel`, which computes the norm over all
+        fsdp_enabled: True if the model is wrapped in `FullyShardedDataParallel`, which computes the norm over all
             ranks. "value" then limits the largest element by scaling. Not needed for `fully_shard`.
         eps: Lower bound of the norm of the weights of a unit, for "adaptive". With 0, weights that are zero stay zero.
 

@@ -155,7 +155,7 @@ def _named(weights: torch.nn.Module | Mapping[str, torch.Tensor]) -> dict[str, t
     named: Any = unwrapped_model(weights).state_dict() if isinstance(weights, torch.nn.Module) else weights
     if not isinstance(named, Mapping):
         raise TypeError(f"`weights` must be modules or dictionaries of tensors, got {type(weights).__name__}.")
-    # What is no tensor is extra state of a module, of which there is no average.
+    # Other values are extra state of modules, which cannot be averaged.
     return {name: value for name, value in named.items() if isinstance(value, torch.Tensor)}
 
 

@@ -464,7 +464,7 @@ def _on_host(average: StoredWeights, dtype: torch.dtype, keep: bool) -> Layout:
     Args:
         average: The average.
         dtype: The largest floating dtype of the copies, except that float32 leaves float64 as it is.
-        keep: Whether this rank needs the result.
+        keep: True if this rank needs the result.
     """
     copies: Layout = {}
     for kind, named in average.state_dict().items():

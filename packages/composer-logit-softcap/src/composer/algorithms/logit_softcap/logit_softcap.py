@@ -114,7 +114,7 @@ def apply_logit_softcap(
             output embeddings of the model of `transformers`, `get_output_embeddings()`.
 
     Warns:
-        NoEffectWarning: The model has no head, or no attention layer, of which a cap is requested; it is not capped.
+        NoEffectWarning: A cap is requested for the head or for attention, but the model has none; it is not capped.
 
     Raises:
         ValueError: A cap is not above 0, both are None, or the model caps the same logits already, as Gemma 2 does; or

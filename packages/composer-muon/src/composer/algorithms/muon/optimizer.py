@@ -196,7 +196,7 @@ class MuonOptimizer(torch.optim.Optimizer):
             param_group: `{"params": ...}` and the settings that differ from the arguments.
 
         Raises:
-            ValueError: A parameter is no matrix, or `blocks` or `groups` do not divide it.
+            ValueError: A parameter is not a matrix, or `blocks` or `groups` do not divide it.
         """
         super().add_param_group(param_group)
         group = self.param_groups[-1]

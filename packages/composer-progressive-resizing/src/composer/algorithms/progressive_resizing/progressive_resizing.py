@@ -128,7 +128,7 @@ def _crop(image: torch.Tensor, size: _Pair, corner: _Pair, free: _Pair) -> torch
 def resize_inputs(
     X: torch.Tensor, y: T, scale_factor: float, mode: str = "resize", resize_targets: bool = False
 ) -> tuple[torch.Tensor, T]:
-    """Call `resize_batch`, of which this is the earlier name."""
+    """Call `resize_batch`; an earlier name of it."""
     return resize_batch(X, y, scale_factor, mode, resize_targets)
 
 

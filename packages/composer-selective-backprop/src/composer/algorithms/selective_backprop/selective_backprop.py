@@ -59,7 +59,7 @@ def should_selective_backprop(
 
 
 def do_selective_backprop(epoch: float, batch_idx: int, start: float, end: float, interrupt: int) -> bool:
-    """Call `should_selective_backprop`, of which this is the earlier name, with all times in epochs."""
+    """Call `should_selective_backprop` with all times in epochs; an earlier name of it."""
     return should_selective_backprop(epoch, batch_idx, start, end, interrupt)
 
 
@@ -123,7 +123,7 @@ def selective_backprop(
     keep: float,
     scale_factor: float = 1,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Call `select_using_loss`, of which this is the earlier name."""
+    """Call `select_using_loss`; an earlier name of it."""
     return select_using_loss(X, y, model, loss_fun, keep, scale_factor)
 
 

@@ -149,12 +149,12 @@ def _reshape(tensors: dict[str, torch.Tensor], length: int) -> dict[str, torch.T
 
 
 def apply_seq_length_warmup(batch: M, curr_seq_len: int, truncate: bool = True) -> M:
-    """Call `set_batch_sequence_length`, of which this is an earlier name."""
+    """Call `set_batch_sequence_length`; an earlier name of it."""
     return set_batch_sequence_length(batch, curr_seq_len, truncate)
 
 
 def apply_curriculum(batch: M, curr_seq_len: int, truncate: bool) -> M:
-    """Call `set_batch_sequence_length`, of which this is the first name."""
+    """Call `set_batch_sequence_length`; its first name."""
     return set_batch_sequence_length(batch, curr_seq_len, truncate)
 
 

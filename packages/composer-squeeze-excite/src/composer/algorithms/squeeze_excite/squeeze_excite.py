@@ -93,7 +93,7 @@ def apply_se(
     min_channels: int = 128,
     optimizers: Optimizers | None = None,
 ) -> None:
-    """Call `apply_squeeze_excite`, of which this is the earlier name."""
+    """Call `apply_squeeze_excite`; an earlier name of it."""
     apply_squeeze_excite(model, latent_channels, min_channels, optimizers)
 
 

@@ -7,22 +7,29 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
-from composer.callbacks.checkpoint_saver import CheckpointSaver
+from composer.callbacks.checkpoint_saver import NO_RUN, CheckpointSaver, refusal_of_name
 from composer.checkpoint.checksum import CorruptCheckpointError
 from composer.checkpoint.durable import scratch_folder
-from composer.checkpoint.file import check_file, read_outline
+from composer.checkpoint.file import check_file
 from composer.checkpoint.names import check_pattern, counts_of_name, was_swapped
-from composer.checkpoint.run import load_checkpoint
-from composer.checkpoint.shards import STATES, check_run, download_run, fetch_run, is_sharded_run, run_name_of
+from composer.checkpoint.shards import (
+    STATES,
+    check_run,
+    download_run,
+    fetch_run,
+    identify_run,
+    is_sharded_run,
+    run_name_of,
+)
 from composer.checkpoint.storage import Storage, UnreachableError, storage_of
 from composer.core import State
-from composer.loggers import Logger, LoggerDestination
+from composer.loggers import LoggerDestination
 from composer.trainer.options import LoadOptions
 from composer.utils import (
     dist,
@@ -34,7 +41,7 @@ from composer.utils import (
     partial_format,
 )
 
-__all__ = ["load_run"]
+__all__ = ["choose_checkpoint", "find_checkpoint"]
 
 log = logging.getLogger(__name__)
 
@@ -42,73 +49,47 @@ _DOWNLOADS = 3  # of a file that arrives damaged
 # Bytes fetched, one size after the other, to identify the run of a remote checkpoint.
 _PEEKS = (1 << 20, 1 << 26, 1 << 62)
 _ARCHIVE = b"PK\x03\x04"  # how a checkpoint begins
-_NO_RUN = "is not a checkpoint that a run can resume from: it holds only weights, or another program's data"
 _FOLDERS = "ep{epoch}-ba{batch}"  # folders of shards, if the present run has no FSDP configuration
 
 
-def load_run(
+def choose_checkpoint(
     options: LoadOptions,
     state: State,
-    logger: Logger,
+    destinations: Iterable[LoggerDestination],
     saver: CheckpointSaver | None,
-    passes: Any,
-    announce: Callable[[str], None],
-    shard: Callable[[], None],
     downloads: ExitStack,
-) -> bool:
-    """Load the run's own newest checkpoint with `autoresume`, otherwise `load_path`.
+) -> tuple[LoadOptions, bool]:
+    """Return what to load: with `autoresume` the run's own newest checkpoint, otherwise, or without one, `load_path`.
 
     Args:
         options: The Trainer's arguments.
         state: The run.
-        logger: The run's logger; its destinations may store files.
+        destinations: Loggers, which may store files remotely.
         saver: The run's saver.
-        passes: The user's algorithm passes.
-        announce: Shows a message to the user.
-        shard: Shards the model, once algorithms that the checkpoint needs have changed it.
         downloads: Removes downloaded files when it is closed.
 
     Returns:
-        True if the run continues from a checkpoint of its own.
+        The options to load with, and True if the checkpoint is the run's own, which is loaded whole.
     """
-    path = None if options.load_path is None else os.path.expanduser(os.fspath(options.load_path))
-    resumes, weights_only = False, options.load_weights_only
     if options.autoresume:
         assert saver is not None, "`check_autoresume` has checked it"
-        newest = find_checkpoint(saver, state, logger.destinations, options.load_progress_bar, downloads)
+        newest = find_checkpoint(saver, state, destinations, options.load_progress_bar, downloads)
         saver.continues = True  # files of other runs have been rejected
-        if newest is None:
-            announce(f"No checkpoint of the run {state.run_name!r} was found; it starts from the beginning.")
-        else:
-            path, resumes, weights_only = newest, True, False
-    elif saver is not None:
-        check_fixed_name(saver, state)
-    if path is None:
-        shard()
-        return False
-    if not resumes and options.load_object_store is None:
-        _check_load_path(path, state.run_name)
-    run_name = state.run_name
-    load_checkpoint(
-        path,
-        state,
-        logger,
-        object_store=None if resumes else options.load_object_store,
-        load_weights_only=weights_only,
-        strict_model_weights=options.load_strict_model_weights,
-        progress_bar=options.load_progress_bar,
-        ignore_keys=None if resumes else options.load_ignore_keys,
-        exclude_algorithms=None if resumes else options.load_exclude_algorithms,
-        algorithm_passes=passes,
-        divide=shard,
-    )
-    state.run_name, state.load_path = run_name, path
-    if resumes and saver is not None:
-        saver.resumed_at = state.timestamp.batch
-    now = state.timestamp
-    loaded = "Weights" if weights_only else f"The run, at epoch {now._epoch} and batch {now._batch},"
-    announce(f"{loaded} loaded from {path}.")
-    return resumes
+        if newest is not None:
+            return replace(
+                options,
+                load_path=newest,
+                load_object_store=None,
+                load_weights_only=False,
+                load_ignore_keys=None,
+                load_exclude_algorithms=None,
+            ), True
+    if options.load_path is not None:
+        path = os.path.expanduser(os.fspath(options.load_path))
+        options = replace(options, load_path=path)
+        if options.load_object_store is None:
+            _check_load_path(path, state.run_name)
+    return options, False
 
 
 def _check_load_path(path: str, run_name: str) -> None:
@@ -228,48 +209,10 @@ def _find(
     foreign.update({name: None for name, other in in_loggers.items() if other is None})
     for name, other in foreign.items():
         if not saver.overwrite and (other is not None or found is None):
-            raise FileExistsError(_refusal(run, name, other))
+            raise FileExistsError(refusal_of_name(run, name, other))
         if other is None:
-            warnings.warn(f"{name!r} {_NO_RUN}. It may be replaced.", stacklevel=2)
+            warnings.warn(f"{name!r} {NO_RUN}. It may be replaced.", stacklevel=2)
     return found
-
-
-def _refusal(run_name: str, path: str, other: str | None) -> str:
-    """Return the message for a file of the run `other` (None: of no run) that a run would replace."""
-    if other is None:
-        return (
-            f"`save_folder` must not hold other files under a name that the run {run_name!r} uses, got "
-            f"{path!r}, which {_NO_RUN}. The run would replace it. Use another `save_filename` or `save_folder`, or "
-            f"pass `save_overwrite=True` if it may be replaced."
-        )
-    return (
-        f"`save_folder` must not hold a newer checkpoint of another run under a name that the run {run_name!r} uses, "
-        f"got {path!r}, saved by the run {other!r}. Give each run its own `save_folder`, put `{{run_name}}` into "
-        f"`save_filename`, or pass `save_overwrite=True` to replace such files."
-    )
-
-
-def check_fixed_name(saver: CheckpointSaver, state: State) -> None:
-    """Check that a file that every save replaces, as its name has no counts, belongs to this run.
-
-    A collective operation.
-
-    Raises:
-        FileExistsError: It does not, and `save_overwrite` is False.
-    """
-    problem: list[str | None] = [None]
-    if dist.get_global_rank() == 0 and not saver.overwrite:
-        folder = Path(format_name_with_dist(saver.folder, state.run_name))
-        name = partial_format(saver.filename.filename, run_name=state.run_name, rank=0)
-        path = folder / name
-        if "{" not in name and path.exists():
-            identity = _identify(_file_of(path))
-            other = None if identity is None else identity[0]
-            if other != state.run_name and (identity is not None or not _holds_model(_file_of(path))):
-                problem = [_refusal(state.run_name, str(path), other)]
-    dist.broadcast_object_list(problem, src=0)
-    if problem[0] is not None:
-        raise FileExistsError(problem[0])
 
 
 Candidate = tuple[str, Callable[[], Path | None]]
@@ -333,7 +276,7 @@ def _checked(
             if path is None:
                 return None
             in_shards = is_sharded_run(path)
-            identity = _identify(path / STATES if in_shards else path)
+            identity = identify_run(path)
             if identity is not None and identity[0] != run_name:
                 log.warning(
                     "%s was saved by the run %r, so %r does not resume from it. Give each run its own `save_folder` or "
@@ -370,7 +313,7 @@ def _local_candidates(saver: CheckpointSaver, state: State) -> Iterable[Candidat
         for name in names
         if not (folder / name).is_symlink() and os.path.realpath(folder / name.removesuffix(f"/{STATES}")) not in known
     ]
-    for name in _with_other_names(others, named, lambda name: _identify(_file_of(folder / name)), state.run_name):
+    for name in _with_other_names(others, named, lambda name: identify_run(folder / name), state.run_name):
         yield str(folder / name), lambda name=name: folder / name  # type: ignore[misc]
     if saver.latest_filename is not None:  # on a disk without links it is a separate file
         latest = Path(saver.latest_filename.format(state))
@@ -378,11 +321,6 @@ def _local_candidates(saver: CheckpointSaver, state: State) -> Iterable[Candidat
             yield str(latest), lambda: latest
         elif is_sharded_run(latest):  # its target may have another name now
             yield str(latest), lambda: latest.resolve() if run_name_of(latest) == state.run_name else None
-
-
-def _file_of(path: Path) -> Path:
-    """Return the file that records the run of a checkpoint."""
-    return path / STATES if is_sharded_run(path) else path
 
 
 def _with_other_names(
@@ -413,30 +351,6 @@ def _with_other_names(
         identity = identify(name)
         batches[name] = sys.maxsize if identity is None else identity[1]
     return sorted([*named, *others], key=lambda name: -batches[name])
-
-
-def _identify(file: Path) -> tuple[str, int] | None:
-    """Return the run and the batch of a checkpoint; None if they are not recorded.
-
-    Only the beginning of the file is read, so the rest may be missing. No code of it is run.
-    """
-    identity: tuple[str, int] | None = None
-    with suppress(LookupError, TypeError, ValueError, AttributeError, StopIteration):  # another program's file
-        state = _outline(file)["state"]
-        identity = state["run_name"], int(next(iter(state["timestamp"].values()))["batch"])
-    return identity
-
-
-def _holds_model(file: Path) -> bool:
-    """Return True for a checkpoint of the Trainer, possibly of weights only, and for an empty file."""
-    content = _outline(file)
-    return (isinstance(content, dict) and isinstance(content.get("state"), dict)) or file.stat().st_size == 0
-
-
-def _outline(file: Path) -> Any:
-    """Return the plain values of a checkpoint; None of any other file."""
-    content = read_outline(file)
-    return content.get("content") if file.name == STATES and isinstance(content, dict) else content
 
 
 def _remote_candidates(
@@ -493,7 +407,7 @@ def _identify_remote(inside: Storage, name: str, run_name: str) -> tuple[str, in
                     raise
                 return run_name, -1
             file.write_bytes(data)
-            identity = _identify(file)
+            identity = identify_run(file)
             packed = is_tar(name) or is_compressed_pt(name)
             if identity is not None or len(data) < count or not (packed or data.startswith(_ARCHIVE)):
                 return identity

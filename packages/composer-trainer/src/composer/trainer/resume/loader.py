@@ -7,7 +7,7 @@ advanced, and all generators get the states that they had at the position. Nothi
 `LoaderPosition` does this for the loop, step by step:
 
 1. `state_dict` saves the position; `load_state_dict` only stores a saved one.
-2. `begin`, at the start of `fit`, restores it: first accesses of data sets are repeated (see `first_access`), then the
+2. `begin`, at the start of `fit`, restores it: first accesses of data sets are repeated (see `FirstAccesses`), then the
    generators are set. What can only be restored by iterating the loader waits in `_Pending`.
 3. For an epoch that is in progress, `resume` advances the loader to the position, or goes on with the iterator of the
    previous `fit` if it is still there. For any other epoch, `start` begins to iterate the loader.
@@ -32,8 +32,14 @@ from composer.core import State, Timestamp
 from composer.trainer.metrics import TrainMetrics
 from composer.trainer.ranks import num_data_shards, set_epoch
 from composer.trainer.resume import skip
-from composer.trainer.resume.first_access import FirstAccesses
-from composer.trainer.resume.generators import generators_of, global_states, set_global_states, set_states, states_of
+from composer.trainer.resume.generators import (
+    FirstAccesses,
+    generators_of,
+    global_states,
+    set_global_states,
+    set_states,
+    states_of,
+)
 from composer.utils import dist, reproducibility
 
 __all__ = ["LoaderPosition", "Position"]

@@ -173,7 +173,7 @@ def apply_whitening(
     Raises:
         ValueError: The convolution has another number of outputs or groups, there is no layer of that name, the images
             have another number of channels, or an argument is invalid.
-        TypeError: The images are not floating, or the layer is no plain `Conv2d`.
+        TypeError: The images are not floating, or the layer is not a plain `Conv2d`.
 
     Warns:
         NoEffectWarning: The model has no `Conv2d`.

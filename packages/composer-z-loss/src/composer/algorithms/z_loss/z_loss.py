@@ -41,9 +41,9 @@ def compute_z_loss(
 
     Args:
         logits: Floating; the classes are in dimension `dim`, the other dimensions are positions. Not modified.
-        labels: Class indices, one per position, of which `ignore_index` does not count; or floating, one value per
-            class in the shape of `logits`, of which rows of zeros do not count. None: all positions count. The labels
-            of a language model must be shifted before.
+        labels: Class indices, one per position; `ignore_index` does not count. Or floating, one value per class in the
+            shape of `logits`; rows of zeros do not count. None: all positions count. The labels of a language model
+            must be shifted before.
         coefficient: The weight c of the term, at least 0.
         mask: One value per position; zeros (False) do not count. None: all positions count.
         ignore_index: The label of positions that do not count.
@@ -123,7 +123,7 @@ class ZLoss(Algorithm):
     **Logs** the metrics `z_loss/loss`, the term, and `z_loss/mean_squared_log_z`, both over the whole batch of this
     rank. `loss/train/total` includes the term.
 
-    **When not to use it** the loss is no softmax cross-entropy, such as binary cross-entropy of several labels.
+    **When not to use it** the loss is not a softmax cross-entropy: for example, binary cross-entropy of several labels.
 
     Args:
         coefficient: The weight c of the term, at least 0. 0 changes nothing, but logs.

@@ -237,7 +237,7 @@ class LinearBias:
             query: Shape (B, H, q, d). If q < n, the keys before the last q come from a cache.
             n: The number of keys.
             mask: Shape (B or 1, H or 1, q, n): boolean, False for hidden keys, or additive; or None.
-            causal: Whether a `mask` of None means a causal mask rather than no mask.
+            causal: True if a `mask` of None means a causal mask rather than no mask.
 
         Returns:
             Shape (B or 1, H, q, n), in the dtype of `query`; must not be modified. Always finite, also for queries

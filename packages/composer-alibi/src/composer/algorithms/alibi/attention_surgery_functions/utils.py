@@ -129,7 +129,7 @@ def register_alibi(module: nn.Module, n_heads: int, max_token_length: int, causa
         module: The module, changed in place.
         n_heads: H.
         max_token_length: L, the length of the longest sequence.
-        causal: Whether a causal mask is used, so that the smaller form is sufficient.
+        causal: True if a causal mask is used, so that the smaller form is sufficient.
 
     Returns:
         The module. Its `alibi`, or `composer_alibi`, has shape (1, H, L, L), or (H, 1, L) if `causal`, on the module's
