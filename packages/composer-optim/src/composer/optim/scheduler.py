@@ -834,8 +834,8 @@ def compile_composer_scheduler(
 ) -> LambdaLR:
     """Create a torch scheduler that follows a schedule; call its `step` whenever the learning rate should change.
 
-    The schedule is evaluated immediately, so a schedule that does not fit the run raises its error here. The arguments of
-    a schedule of `composer.optim` are read here, and again only when the length of the run or of its epochs changes.
+    The schedule is evaluated immediately, so a schedule that does not fit the run raises its error here. The arguments
+    of a schedule of `composer.optim` are read now, and again only when the length of the run or of its epochs changes.
 
     Args:
         scheduler: A schedule, or any function `f(state, ssr)` or `f(state)` that returns a factor.
