@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from typing import Any, ClassVar, NamedTuple, SupportsIndex
+from typing import Any, ClassVar, SupportsIndex
 
 from composer.callbacks._units import Declared, seconds_in
 from composer.core import Callback, State, Time, Timestamp, TimeUnit
@@ -14,31 +14,19 @@ from composer.utils import plain_int
 __all__ = ["RuntimeEstimator"]
 
 
-class _Moment(NamedTuple):
-    clock: float
-    timestamp: Timestamp
-
-
-class _Scale(NamedTuple):
+class _Scale:
     """The unit in which progress is measured. Epochs of known length are counted in batches."""
 
-    limit: Time[Any]
-    length: int | None  # batches per epoch
-
-    @property
-    def unit(self) -> TimeUnit:
-        unit = self.limit.unit
-        return TimeUnit.BATCH if unit is TimeUnit.EPOCH and self.length is not None else unit
-
-    @property
-    def total(self) -> float:
-        total: float = self.limit.value
-        return total * self.length if self.limit.unit is TimeUnit.EPOCH and self.length is not None else total
+    def __init__(self, limit: Time[Any], length: int | None) -> None:
+        self.limit, self.length = limit, length  # batches per epoch
+        self.per_epoch = length if limit.unit is TimeUnit.EPOCH else None
+        self.unit = limit.unit if self.per_epoch is None else TimeUnit.BATCH
+        self.total: float = limit.value if self.per_epoch is None else limit.value * self.per_epoch
 
     def done(self, now: Timestamp) -> float:
-        if self.limit.unit is TimeUnit.EPOCH and self.length is not None:
-            return now._epoch * self.length + now._batch_in_epoch
-        return now._total_wct if self.limit.unit is TimeUnit.SECOND else now._count(self.limit.unit)
+        if self.per_epoch is not None:
+            return now._epoch * self.per_epoch + now._batch_in_epoch
+        return now._total_wct if self.unit is TimeUnit.SECOND else now._count(self.unit)
 
 
 class RuntimeEstimator(Callback):
@@ -84,8 +72,8 @@ class RuntimeEstimator(Callback):
         self._unit: TimeUnit | None = None  # unit of the measured progress
         self._seconds = self._done = 0.0  # measured time and progress
         self._batches = 0
-        self._start: _Moment | None = None  # of the last measurement
-        self._latest: _Moment | None = None  # the end of the last batch, which is not measured yet
+        self._start: tuple[float, float, int] | None = None  # clock, progress and batch of the last measurement
+        self._latest: tuple[float, Timestamp] | None = None  # clock and time of the last batch, if not measured yet
         self._scale: _Scale | None = None
         self._first_batch: int | None = None
         self._evals: dict[str, tuple[int, float]] = {}  # number and seconds by label
@@ -141,15 +129,15 @@ class RuntimeEstimator(Callback):
         elif self._start is None or scale is None or limit is not scale.limit or state._dataloader_len != scale.length:
             self._begin(state)
         else:
-            self._latest = _Moment(time.perf_counter(), state.timestamp)
+            self._latest = (time.perf_counter(), state.timestamp)
             if logger.destinations:
-                self._log(scale, state.timestamp, logger)
+                self._measure()
+                self._log(scale.total - self._start[1], logger)
 
-    def _log(self, scale: _Scale, now: Timestamp, logger: Logger) -> None:
-        self._measure()
+    def _log(self, left: float, logger: Logger) -> None:
         if self._done <= 0:
             return
-        left = max(0.0, scale.total - scale.done(now))
+        left = max(0.0, left)
         seconds = self._seconds / self._done * left
         batches_left = self._batches / self._done * left
         for label, (count, spent) in self._evals.items():
@@ -167,7 +155,8 @@ class RuntimeEstimator(Callback):
         spent = time.perf_counter() - start
         self._measure()
         if self._start is not None:  # evaluation is not training time
-            self._start = self._start._replace(clock=self._start.clock + spent)
+            clock, done, batch = self._start
+            self._start = (clock + spent, done, batch)
         count, seconds = self._evals.get(label, (0, 0.0))
         self._evals[label] = (count + 1, seconds + spent)
         batches = state.timestamp._batch - self._first_batch
@@ -189,7 +178,7 @@ class RuntimeEstimator(Callback):
         scale = self._scale = _Scale(state.max_duration, state._dataloader_len)
         if scale.unit is not self._unit:  # `max_duration` was changed to another unit
             self._unit, self._seconds, self._done, self._batches = scale.unit, 0.0, 0.0, 0
-        self._start = _Moment(time.perf_counter(), state.timestamp)
+        self._start = (time.perf_counter(), scale.done(state.timestamp), state.timestamp._batch)
 
     def _pause(self) -> None:
         self._measure()
@@ -197,13 +186,13 @@ class RuntimeEstimator(Callback):
 
     def _measure(self) -> None:
         """Add what was trained since the last measurement."""
-        start, latest = self._start, self._latest
-        if start is None or latest is None or self._scale is None:
+        if self._start is None or self._latest is None or self._scale is None:
             return
-        self._seconds += latest.clock - start.clock
-        self._done += self._scale.done(latest.timestamp) - self._scale.done(start.timestamp)
-        self._batches += latest.timestamp._batch - start.timestamp._batch
-        self._start, self._latest = latest, None
+        (clock, done, batch), (now, timestamp) = self._start, self._latest
+        self._start, self._latest = (now, self._scale.done(timestamp), timestamp._batch), None
+        self._seconds += now - clock
+        self._done += self._start[1] - done
+        self._batches += timestamp._batch - batch
 
     def _warn_of_endless_run(self) -> None:
         if not self._warned:
