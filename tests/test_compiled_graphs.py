@@ -28,6 +28,7 @@ from composer.algorithms.stochastic_depth import apply_stochastic_depth
 from composer.core import Callback, State
 from composer.loggers import Logger
 from composer.optim import CosineAnnealingScheduler, DecoupledAdamW, DecoupledSGDW
+from tools.workspace import ROOT
 
 # Dynamo looks at the attribute of whatever is passed to a graph.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
@@ -68,7 +69,9 @@ def fresh() -> None:
     torch.compiler.reset()
 
 
-def graphs_of(name: str | None, optimizer: Any = torch.optim.SGD, **options: Any) -> list[int]:
+def graphs_of(
+    name: str | None, optimizer: Any = torch.optim.SGD, lr: float | torch.Tensor = 0.1, **options: Any
+) -> list[int]:
     graphs = Graphs()
     lower = name in LOWER_PRECISION
     norm = partial(torch.nn.GroupNorm, 4) if lower else torch.nn.BatchNorm2d
@@ -77,7 +80,7 @@ def graphs_of(name: str | None, optimizer: Any = torch.optim.SGD, **options: Any
     trainer = Trainer(
         model=model,
         train_dataloader=DataLoader(noise(8 * STEPS), batch_size=8, collate_fn=captioned if name in LANGUAGE else None),
-        optimizers=optimizer(model.parameters(), lr=0.1),
+        optimizers=optimizer(model.parameters(), lr=lr),
         algorithms=None if name is None else make(name, keys, arguments_of(name)),
         callbacks=graphs,
         compile_config={"backend": graphs.compile},
@@ -95,6 +98,15 @@ def graphs_of(name: str | None, optimizer: Any = torch.optim.SGD, **options: Any
 
 def test_a_model_is_one_graph() -> None:
     assert [1] * STEPS == graphs_of(None)
+
+
+@pytest.mark.parametrize("optimizer", [DecoupledSGDW, DecoupledAdamW])
+def test_a_learning_rate_in_a_tensor_is_no_constant_of_the_compiled_step(optimizer: Any) -> None:
+    """One graph without and one with optimizer state, for all learning rates; a float takes another one."""
+    make = partial(optimizer, weight_decay=1e-4)
+    after = graphs_of(None, make, lr=torch.tensor(0.1), compile_step=True, schedulers=CosineAnnealingScheduler())
+
+    assert [2, *[3] * (STEPS - 1)] == after
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW, DecoupledSGDW, DecoupledAdamW])
@@ -142,10 +154,13 @@ def test_the_graphs_are_those_of_the_card(name: str) -> None:
     after = graphs_of(name)
     first, later = after[0], after[-1] - after[0]
 
-    card = re.search(r"\*\*Compilation\*\*\s+(.*?)\.(?:\s|$)", CLASSES[name].__doc__ or "", re.DOTALL)
-    assert card is not None, "the card of an algorithm has an entry Compilation"
-    says_static = card.group(1).startswith("static")
-    assert says_static == (name not in CHANGING.keys() | SPLIT | LATER), card.group(1)
+    distribution = CLASSES[name].__module__.split(".")[2].replace("_", "-")
+    readme = (ROOT / "packages" / f"composer-{distribution}" / "README.md").read_text(encoding="utf-8")
+    for text in (CLASSES[name].__doc__ or "", readme):
+        card = re.search(r"\*\*Compilation\*\*\s+(.*?)\.(?:\s|$)", text, re.DOTALL)
+        assert card is not None, "the card of an algorithm and its README have an entry Compilation"
+        says_static = card.group(1).startswith("static")
+        assert says_static == (name not in CHANGING.keys() | SPLIT | LATER), card.group(1)
     if name not in SPLIT:
         assert CHANGING.get(name, (1, 0)) == (first, later)
 

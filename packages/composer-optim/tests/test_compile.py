@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from composer.core import State
+from composer.core import State, Time
 from composer.optim import DecoupledAdamW, LinearScheduler, LinearWithWarmupScheduler, compile_composer_scheduler
 
 StateOf = Callable[..., State]
@@ -213,3 +213,56 @@ def test_a_ratio_that_cannot_be_used_is_refused_and_changes_nothing(state: State
     scheduler.scale_schedule(1.0)  # type: ignore[attr-defined]
 
     assert scheduler.get_last_lr() == [0.25]
+
+
+def test_a_step_converts_no_time(state: State, move: Move, monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = compile_composer_scheduler(LinearWithWarmupScheduler("10ba"), state)
+    move(state, "55ba")
+    state.optimizers[0].step()
+    for name in ("from_input", "from_timestring", "__init__"):
+        monkeypatch.setattr(Time, name, None)
+    scheduler.step()
+
+    assert scheduler.get_last_lr() == pytest.approx([0.25])
+
+
+def test_the_times_are_converted_again_when_the_run_or_its_epochs_change(state_of: StateOf, move: Move) -> None:
+    state = state_of("4ep")
+    state.optimizers = torch.optim.SGD(state.model.parameters(), lr=1.0)
+    state.set_dataloader([0] * 100, "train")
+    move(state, "100ba")
+    scheduler = compile_composer_scheduler(LinearScheduler(), state)
+    rates = scheduler.get_last_lr()
+    state.max_duration = "2ep"
+    scheduler.step()
+    rates += scheduler.get_last_lr()
+    state.set_dataloader([0] * 1000, "train")
+    scheduler.step()
+    rates += scheduler.get_last_lr()
+
+    assert pytest.approx(rates) == [0.75, 0.5, 0.95]
+
+
+def test_a_schedule_that_extends_another_one_is_called(state: State, move: Move) -> None:
+    class Halved(LinearScheduler):
+        def __call__(self, state: State, ssr: float = 1.0) -> float:
+            return 0.5 * super().__call__(state, ssr)
+
+    move(state, "20ba")
+
+    assert compile_composer_scheduler(Halved(), state).get_last_lr() == pytest.approx([0.2])
+
+
+def test_the_step_of_the_optimizer_is_left_alone(state: State) -> None:
+    """Torch counts the calls of `step` to warn of schedulers that step first; a schedule of time misses nothing."""
+    optimizer = state.optimizers[0]
+    scheduler = compile_composer_scheduler(LinearScheduler(), state)
+    assert "step" not in vars(optimizer)
+    scheduler.step()  # before the optimizer, without a warning
+    plain = LambdaLR(optimizer, lambda step: 1.0)
+    counting = vars(optimizer)["step"]
+    compile_composer_scheduler(LinearScheduler(), state)
+    optimizer.step()
+    plain.step()
+
+    assert vars(optimizer)["step"] is counting, "that of another scheduler stays"

@@ -28,6 +28,7 @@ from composer.optim import (
     StepScheduler,
     WarmupStableDecayScheduler,
 )
+from composer.optim.scheduler import Schedule
 
 StateOf = Callable[..., State]
 Move = Callable[[State, str], None]
@@ -149,6 +150,22 @@ def test_the_factor_is_that_of_the_formula(
         actual[time] = scheduler(state, ssr)
 
     assert factors == pytest.approx(actual, abs=1e-9)
+
+
+@pytest.mark.parametrize(("scheduler", "ssr", "factors"), TABLE, ids=lambda value: str(value)[:80])
+def test_a_bound_schedule_follows_the_time(
+    scheduler: Schedule, ssr: float, factors: Mapping[str, float], state_of: StateOf, move: Move
+) -> None:
+    state = state_of(f"{int(1000 * ssr)}ep")
+    factor = scheduler.bind(state, ssr)
+    bound, called = [], []
+    for time in factors:
+        move(state, time)
+        bound.append(factor())
+        called.append(scheduler(state, ssr))
+
+    assert called == bound
+    assert {float} == {type(value) for value in bound}
 
 
 @pytest.mark.parametrize("make", FLATTENING)

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import time
 import warnings
-from typing import Any, ClassVar, NamedTuple, SupportsIndex
+from typing import Any, ClassVar, SupportsIndex
 
 from composer.callbacks._units import Declared, seconds_in
-from composer.core import Callback, State, TimeUnit
+from composer.core import Callback, State, Time, Timestamp, TimeUnit
 from composer.loggers import Logger
 from composer.utils import plain_int
 
 __all__ = ["RuntimeEstimator"]
 
 
-class _Progress(NamedTuple):
-    unit: TimeUnit
-    done: float
-    total: float
+class _Scale:
+    """The unit in which progress is measured. Epochs of known length are counted in batches."""
+
+    def __init__(self, limit: Time[Any], length: int | None) -> None:
+        self.limit, self.length = limit, length  # batches per epoch
+        self.per_epoch = length if limit.unit is TimeUnit.EPOCH else None
+        self.unit = limit.unit if self.per_epoch is None else TimeUnit.BATCH
+        self.total: float = limit.value if self.per_epoch is None else limit.value * self.per_epoch
+
+    def done(self, now: Timestamp) -> float:
+        if self.per_epoch is not None:
+            return now._epoch * self.per_epoch + now._batch_in_epoch
+        return now._total_wct if self.unit is TimeUnit.SECOND else now._count(self.unit)
 
 
 class RuntimeEstimator(Callback):
@@ -64,6 +73,8 @@ class RuntimeEstimator(Callback):
         self._seconds = self._done = 0.0  # measured time and progress
         self._batches = 0
         self._start: tuple[float, float, int] | None = None  # clock, progress and batch of the last measurement
+        self._latest: tuple[float, Timestamp] | None = None  # clock and time of the last batch, if not measured yet
+        self._scale: _Scale | None = None
         self._first_batch: int | None = None
         self._evals: dict[str, tuple[int, float]] = {}  # number and seconds by label
         self._eval_start: float | None = None
@@ -73,6 +84,7 @@ class RuntimeEstimator(Callback):
     # ---- saving ----
 
     def state_dict(self) -> dict[str, Any]:
+        self._measure()
         return {
             "unit": None if self._unit is None else self._unit.value,
             "seconds": self._seconds,
@@ -98,7 +110,8 @@ class RuntimeEstimator(Callback):
         logger.log_hyperparameters({"time/remaining_estimate_unit": self.time_unit})
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        self._start, self._is_training = None, True
+        self._pause()
+        self._is_training = True
 
     def batch_start(self, state: State, logger: Logger) -> None:
         if self._first_batch is None:
@@ -110,17 +123,21 @@ class RuntimeEstimator(Callback):
         if self._left_to_skip > 0:
             self._left_to_skip -= 1
             return
-        progress = _progress(state)
-        if progress is None:
+        limit, scale = state.max_duration, self._scale
+        if limit is None:
             self._warn_of_endless_run()
-            return
-        if self._start is None or progress.unit is not self._unit:
+        elif self._start is None or scale is None or limit is not scale.limit or state._dataloader_len != scale.length:
             self._begin(state)
+        else:
+            self._latest = (time.perf_counter(), state.timestamp)
+            if logger.destinations:
+                self._measure()
+                self._log(scale.total - self._start[1], logger)
+
+    def _log(self, left: float, logger: Logger) -> None:
+        if self._done <= 0:
             return
-        self._measure(progress, state.timestamp._batch)
-        if self._done <= 0 or not logger.destinations:
-            return
-        left = max(0.0, progress.total - progress.done)
+        left = max(0.0, left)
         seconds = self._seconds / self._done * left
         batches_left = self._batches / self._done * left
         for label, (count, spent) in self._evals.items():
@@ -136,6 +153,7 @@ class RuntimeEstimator(Callback):
         if start is None or label is None or self._first_batch is None or not self._is_training:
             return
         spent = time.perf_counter() - start
+        self._measure()
         if self._start is not None:  # evaluation is not training time
             clock, done, batch = self._start
             self._start = (clock + spent, done, batch)
@@ -145,7 +163,8 @@ class RuntimeEstimator(Callback):
         self.eval_frequency_per_label[label] = min(1.0, (count + 1) / batches) if batches > 0 else 0.0
 
     def eval_standalone_start(self, state: State, logger: Logger) -> None:
-        self._start, self._is_training = None, False
+        self._pause()
+        self._is_training = False
 
     def eval_standalone_end(self, state: State, logger: Logger) -> None:
         self._is_training = True
@@ -153,21 +172,27 @@ class RuntimeEstimator(Callback):
     # ---- measuring ----
 
     def _begin(self, state: State) -> None:
-        progress = _progress(state)
-        if progress is None:
+        self._measure()
+        if state.max_duration is None:
             return
-        if progress.unit is not self._unit:  # `max_duration` was changed to another unit
-            self._unit, self._seconds, self._done, self._batches = progress.unit, 0.0, 0.0, 0
-        self._start = (time.perf_counter(), progress.done, state.timestamp._batch)
+        scale = self._scale = _Scale(state.max_duration, state._dataloader_len)
+        if scale.unit is not self._unit:  # `max_duration` was changed to another unit
+            self._unit, self._seconds, self._done, self._batches = scale.unit, 0.0, 0.0, 0
+        self._start = (time.perf_counter(), scale.done(state.timestamp), state.timestamp._batch)
 
-    def _measure(self, progress: _Progress, batch: int) -> None:
-        assert self._start is not None
-        now = time.perf_counter()
-        clock, done, first = self._start
+    def _pause(self) -> None:
+        self._measure()
+        self._start = None
+
+    def _measure(self) -> None:
+        """Add what was trained since the last measurement."""
+        if self._start is None or self._latest is None or self._scale is None:
+            return
+        (clock, done, batch), (now, timestamp) = self._start, self._latest
+        self._start, self._latest = (now, self._scale.done(timestamp), timestamp._batch), None
         self._seconds += now - clock
-        self._done += progress.done - done
-        self._batches += batch - first
-        self._start = (now, progress.done, batch)
+        self._done += self._start[1] - done
+        self._batches += timestamp._batch - batch
 
     def _warn_of_endless_run(self) -> None:
         if not self._warned:
@@ -176,18 +201,3 @@ class RuntimeEstimator(Callback):
                 "`RuntimeEstimator` cannot estimate the end of the run, because `max_duration` is not set. Set it.",
                 stacklevel=2,
             )
-
-
-def _progress(state: State) -> _Progress | None:
-    """Return the progress of the run; None if it has no length. Epochs of known length are counted in batches."""
-    limit = state.max_duration
-    if limit is None:
-        return None
-    unit, total = limit.unit, limit.value
-    length = state._dataloader_len  # the plain int
-    if unit is TimeUnit.EPOCH and length is not None:
-        now = state.timestamp
-        return _Progress(TimeUnit.BATCH, now._epoch * length + now._batch_in_epoch, total * length)
-    if unit is TimeUnit.SECOND:
-        return _Progress(unit, state.timestamp._total_wct, total)
-    return _Progress(unit, state.timestamp._count(unit), total)

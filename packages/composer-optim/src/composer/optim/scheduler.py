@@ -10,8 +10,10 @@ import inspect
 import logging
 import math
 import warnings
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from inspect import Parameter
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Protocol
@@ -84,8 +86,23 @@ class ComposerScheduler(Protocol):
         ...
 
 
-class Schedule(ComposerScheduler):
+class Schedule(ComposerScheduler, ABC):
     """Base class of the schedules in this module. Their attributes are the arguments."""
+
+    def __call__(self, state: State, ssr: float = 1.0) -> float:
+        return self.bind(state, ssr)()
+
+    @abstractmethod
+    def bind(self, state: State, ssr: float = 1.0) -> Callable[[], float]:
+        """Return a function that computes the factor at the current time of `state`, for use at every step.
+
+        All times of the schedule are converted and checked here, once. The function holds as long as
+        `state.max_duration` and `state.dataloader_len` stay the same.
+
+        Args:
+            state: The training state.
+            ssr: Scale schedule ratio, as in a call of the schedule.
+        """
 
     def __repr__(self) -> str:
         values = vars(self)
@@ -115,10 +132,11 @@ class StepScheduler(Schedule):
         self.step_size = _parse(step_size, "step_size")
         self.gamma = _factor(gamma, "gamma")
 
-    def __call__(self, state: State, ssr: float = 1.0) -> float:
+    def bind(self, state: State, ssr: float = 1.0) -> Callable[[], float]:
         step_size = _convert_time(self.step_size, state, ssr)
-        steps = _elapsed(state, step_size.unit) // _positive(step_size, "step_size", self.step_size)
-        return float(self.gamma**steps)
+        length, gamma = _positive(step_size, "step_size", self.step_size), self.gamma
+        now = _clock(state, step_size.unit)
+        return lambda: float(gamma ** (now() // length))
 
 
 class MultiStepScheduler(Schedule):
@@ -133,7 +151,7 @@ class MultiStepScheduler(Schedule):
         self.milestones = _parse_milestones(milestones)
         self.gamma = _factor(gamma, "gamma")
 
-    def __call__(self, state: State, ssr: float = 1.0) -> float:
+    def bind(self, state: State, ssr: float = 1.0) -> Callable[[], float]:
         return _steps_down(self.milestones, self.gamma, state, ssr)
 
 
@@ -149,9 +167,10 @@ class ConstantScheduler(Schedule):
         self.alpha = _factor(alpha, "alpha")
         self.t_max = _parse(t_max, "t_max")
 
-    def __call__(self, state: State, ssr: float = 1.0) -> float:
-        t_max = _convert_time(self.t_max, state, ssr)
-        return self.alpha if _elapsed(state, t_max.unit) < t_max.value else 1.0
+    def bind(self, state: State, ssr: float = 1.0) -> Callable[[], float]:
+        end, unit = _converted(self.t_max, state, ssr)
+        now, alpha = _clock(state, unit), float(self.alpha)
+        return lambda: alpha if now() < end else 1.0
 
 
 class LinearScheduler(Schedule):
@@ -168,8 +187,9 @@ class LinearScheduler(Schedule):
         self.alpha_f = _factor(alpha_f, "alpha_f")
         self.t_max = _parse(t_max, "t_max")
 
-    def __call__(self, state: State, ssr: float = 1.0) -> float:
-        return self.alpha_i + _done(self.t_max, state, ssr) * (self.alpha_f - self.alpha_i)
+    def bind(self, state: State, ssr: float = 1.0) -> Callable[[], float]:
+        done, alpha_i, change = _done(self.t_max, state, ssr), self.alpha_i, self.alpha_f - self.alpha_i
+        return lambda: alpha_i + done() * change
 
 
 class ExponentialScheduler(Schedule):
@@ -187,9 +207,11 @@ class ExponentialScheduler(Schedule):
         self.gamma = _factor(gamma, "gamma")
         self.decay_period = _parse(decay_period, "decay_period")
 
-    def __call__(self, state: State, ssr: float = 1.0) -> float:
+    def bind(self, state: State, ssr: float = 1.0) -> Callable[[], float]:
         period = _convert_time(self.decay_period, state, ssr)
-        return math.pow(self.gamma, _elapsed(state, period.unit) / _positive(period, "decay_period", self.decay_period))
+        length, gamma = _positive(period, "decay_period", self.decay_period), self.gamma
+        now = _clock(state, period.unit)
+        return lambda: math.pow(gamma, now() / length)
 
 
 class CosineAnnealingScheduler(Schedule):
@@ -207,8 +229,9 @@ class CosineAnnealingScheduler(Schedule):
         self.t_max = _parse(t_max, "t_max")
         self.alpha_f = _factor(alpha_f, "alpha_f")
 
-    def __call__(self, state: State, ssr: float = 1.0) -> float:
-        return _cosine(_done(self.t_max, state, ssr), self.alpha_f)
+    def bind(self, state: State, ssr: float = 1.0) -> Callable[[], float]:
+        done, alpha_f = _done(self.t_max, state, ssr), self.alpha_f
+        return lambda: _cosine(done(), alpha_f)
 
 
 class CosineAnnealingWarmRestartsScheduler(Schedule):
@@ -235,20 +258,24 @@ class CosineAnnealingWarmRestartsScheduler(Schedule):
         self.t_mult = t_mult
         self.alpha_f = _factor(alpha_f, "alpha_f")
 
-    def __call__(self, state: State, ssr: float = 1.0) -> float:
+    def bind(self, state: State, ssr: float = 1.0) -> Callable[[], float]:
         t_0 = _convert_time(self.t_0, state, ssr)
-        length = _positive(t_0, "t_0", self.t_0)
-        into_cycle = _elapsed(state, t_0.unit)
-        while into_cycle >= length:
-            next_length = self.t_mult * length
-            if t_0.unit is not TimeUnit.DURATION:
-                next_length = int(next_length)
-            if next_length == length:  # all further cycles have this length, and there may be very many of them
-                into_cycle %= length
-                break
-            into_cycle -= length
-            length = _positive(Time(next_length, t_0.unit), "t_mult * length", self.t_0)
-        return _cosine(into_cycle / length, self.alpha_f)
+        first, now = _positive(t_0, "t_0", self.t_0), _clock(state, t_0.unit)
+
+        def factor() -> float:
+            length, into_cycle = first, now()
+            while into_cycle >= length:
+                next_length = self.t_mult * length
+                if t_0.unit is not TimeUnit.DURATION:
+                    next_length = int(next_length)
+                if next_length == length:  # all further cycles have this length, and there may be very many of them
+                    into_cycle %= length
+                    break
+                into_cycle -= length
+                length = _positive(Time(next_length, t_0.unit), "t_mult * length", self.t_0)
+            return _cosine(into_cycle / length, self.alpha_f)
+
+        return factor
 
 
 class PolynomialScheduler(Schedule):
@@ -265,8 +292,9 @@ class PolynomialScheduler(Schedule):
         self.t_max = _parse(t_max, "t_max")
         self.alpha_f = _factor(alpha_f, "alpha_f")
 
-    def __call__(self, state: State, ssr: float = 1.0) -> float:
-        return _polynomial(_done(self.t_max, state, ssr), self.power, self.alpha_f)
+    def bind(self, state: State, ssr: float = 1.0) -> Callable[[], float]:
+        done, power, alpha_f = _done(self.t_max, state, ssr), self.power, self.alpha_f
+        return lambda: _polynomial(done(), power, alpha_f)
 
 
 # ---- schedules with a linear warmup ----
@@ -276,8 +304,10 @@ class PolynomialScheduler(Schedule):
 # too: with a ratio of 0.5 it reaches its top at half of `t_warmup` and stays there until `t_warmup`.
 
 
-def _ramp(t_warmup: Time[Any], scale_warmup: bool, state: State, ssr: float, stacklevel: int = 3) -> float | None:
-    """Return the height of the warmup ramp, in [0, 1]; None after the warmup."""
+def _ramp(
+    t_warmup: Time[Any], scale_warmup: bool, state: State, ssr: float, stacklevel: int
+) -> Callable[[], float | None]:
+    """Return a function that returns the height of the warmup ramp, in [0, 1]; None after the warmup."""
     end = _convert_time(t_warmup, state)
     if end.value == 0 and t_warmup.value != 0:
         warnings.warn(
@@ -285,10 +315,14 @@ def _ramp(t_warmup: Time[Any], scale_warmup: bool, state: State, ssr: float, sta
             f"or a schedule without warmup.",
             stacklevel=stacklevel,
         )
-    now = _elapsed(state, end.unit)
-    if now >= end.value:
-        return None
-    return _fraction(now, _convert_time(t_warmup, state, ssr).value if scale_warmup else end.value)
+    top, last = _convert_time(t_warmup, state, ssr).value if scale_warmup else end.value, end.value
+    now = _clock(state, end.unit)
+
+    def height() -> float | None:
+        elapsed = now()
+        return None if elapsed >= last else _fraction(elapsed, top)
+
+    return height
 
 
 class _WithWarmup(Schedule):
@@ -300,8 +334,11 @@ class _WithWarmup(Schedule):
         check_flags(scale_warmup=scale_warmup)
         self.scale_warmup = scale_warmup
 
-    def _progress(self, state: State, ssr: float) -> tuple[float, float]:
-        """Return the height of the ramp and the completed fraction x of the schedule after it, both in [0, 1]."""
+    def _progress(self, state: State, ssr: float) -> Callable[[], tuple[float, float]]:
+        """Return a function that returns the height of the ramp and the completed fraction x of the schedule after it.
+
+        Both are in [0, 1].
+        """
         begin, end = _convert_time(self.t_warmup, state), _convert_time(self.t_max, state, ssr)
         if begin.unit is not end.unit:
             raise ValueError(
@@ -311,11 +348,16 @@ class _WithWarmup(Schedule):
             )
         _check_covers_run(end, state)
         _check_warmup(_convert_time(self.t_warmup, state, ssr) if self.scale_warmup else begin, end, state)
-        height = _ramp(self.t_warmup, self.scale_warmup, state, ssr, stacklevel=4)
-        if height is not None:
-            return height, 0.0
-        length = end.value - begin.value
-        return 1.0, _fraction(_elapsed(state, end.unit) - begin.value, length) if length > 0 else 0.0
+        ramp = _ramp(self.t_warmup, self.scale_warmup, state, ssr, stacklevel=5)
+        start, length, now = begin.value, end.value - begin.value, _clock(state, end.unit)
+
+        def progress() -> tuple[float, float]:
+            height = ramp()
+            if height is not None:
+                return height, 0.0
+            return 1.0, _fraction(now() - start, length) if length > 0 else 0.0
+
+        return progress
 
 
 class MultiStepWithWarmupScheduler(Schedule):
@@ -344,10 +386,16 @@ class MultiStepWithWarmupScheduler(Schedule):
         check_flags(scale_warmup=scale_warmup)
         self.scale_warmup = scale_warmup
 
-    def __call__(self, state: State, ssr: float = 1.0) -> float:
+    def bind(self, state: State, ssr: float = 1.0) -> Callable[[], float]:
         _check_warmup(_convert_time(self.t_warmup, state, ssr if self.scale_warmup else 1.0), None, state)
-        height = _ramp(self.t_warmup, self.scale_warmup, state, ssr)
-        return _steps_down(self.milestones, self.gamma, state, ssr) if height is None else height
+        ramp = _ramp(self.t_warmup, self.scale_warmup, state, ssr, stacklevel=4)
+        steps = _steps_down(self.milestones, self.gamma, state, ssr)
+
+        def factor() -> float:
+            height = ramp()
+            return steps() if height is None else height
+
+        return factor
 
 
 class LinearWithWarmupScheduler(_WithWarmup):
@@ -379,9 +427,14 @@ class LinearWithWarmupScheduler(_WithWarmup):
         self.alpha_i = _factor(alpha_i, "alpha_i")
         self.alpha_f = _factor(alpha_f, "alpha_f")
 
-    def __call__(self, state: State, ssr: float = 1.0) -> float:
-        height, x = self._progress(state, ssr)
-        return height * (self.alpha_i + x * (self.alpha_f - self.alpha_i))
+    def bind(self, state: State, ssr: float = 1.0) -> Callable[[], float]:
+        progress, alpha_i, change = self._progress(state, ssr), self.alpha_i, self.alpha_f - self.alpha_i
+
+        def factor() -> float:
+            height, x = progress()
+            return height * (alpha_i + x * change)
+
+        return factor
 
 
 class ConstantWithWarmupScheduler(_WithWarmup):
@@ -410,8 +463,9 @@ class ConstantWithWarmupScheduler(_WithWarmup):
         super().__init__(t_warmup, t_max, scale_warmup)
         self.alpha = _factor(alpha, "alpha")
 
-    def __call__(self, state: State, ssr: float = 1.0) -> float:
-        return self._progress(state, ssr)[0] * self.alpha
+    def bind(self, state: State, ssr: float = 1.0) -> Callable[[], float]:
+        progress, alpha = self._progress(state, ssr), self.alpha
+        return lambda: progress()[0] * alpha
 
 
 class CosineAnnealingWithWarmupScheduler(_WithWarmup):
@@ -440,9 +494,14 @@ class CosineAnnealingWithWarmupScheduler(_WithWarmup):
         super().__init__(t_warmup, t_max, scale_warmup)
         self.alpha_f = _factor(alpha_f, "alpha_f")
 
-    def __call__(self, state: State, ssr: float = 1.0) -> float:
-        height, x = self._progress(state, ssr)
-        return height * _cosine(x, self.alpha_f)
+    def bind(self, state: State, ssr: float = 1.0) -> Callable[[], float]:
+        progress, alpha_f = self._progress(state, ssr), self.alpha_f
+
+        def factor() -> float:
+            height, x = progress()
+            return height * _cosine(x, alpha_f)
+
+        return factor
 
 
 class PolynomialWithWarmupScheduler(_WithWarmup):
@@ -474,9 +533,14 @@ class PolynomialWithWarmupScheduler(_WithWarmup):
         self.power = _exponent(power)
         self.alpha_f = _factor(alpha_f, "alpha_f")
 
-    def __call__(self, state: State, ssr: float = 1.0) -> float:
-        height, x = self._progress(state, ssr)
-        return height * _polynomial(x, self.power, self.alpha_f)
+    def bind(self, state: State, ssr: float = 1.0) -> Callable[[], float]:
+        progress, power, alpha_f = self._progress(state, ssr), self.power, self.alpha_f
+
+        def factor() -> float:
+            height, x = progress()
+            return height * _polynomial(x, power, alpha_f)
+
+        return factor
 
 
 _COOLDOWNS: dict[str, Callable[[float], float]] = {
@@ -543,8 +607,8 @@ class WarmupStableDecayScheduler(_WithWarmup):
         self.decay = decay
         self.alpha_f = _factor(alpha_f, "alpha_f")
 
-    def __call__(self, state: State, ssr: float = 1.0) -> float:
-        height, _ = self._progress(state, ssr)
+    def bind(self, state: State, ssr: float = 1.0) -> Callable[[], float]:
+        progress = self._progress(state, ssr)
         end, length = _convert_time(self.t_max, state, ssr), _convert_time(self.t_decay, state, ssr)
         begin = _convert_time(self.t_warmup, state, ssr if self.scale_warmup else 1.0)
         if length.unit is not end.unit:
@@ -557,9 +621,15 @@ class WarmupStableDecayScheduler(_WithWarmup):
                 f"`t_warmup` and `t_decay` must not be longer than `t_max` together, got {str(begin)!r} and "
                 f"{str(length)!r} for {str(end)!r}. Use shorter ones."
             )
-        done = _elapsed(state, end.unit) - (end.value - length.value)
-        x = _fraction(done, length.value) if done > 0 else 0.0
-        return height * (self.alpha_f + (1 - self.alpha_f) * _COOLDOWNS[self.decay](x))
+        decay_from, decay_for, now = end.value - length.value, length.value, _clock(state, end.unit)
+        alpha_f, cooldown = self.alpha_f, _COOLDOWNS[self.decay]
+
+        def factor() -> float:
+            done = now() - decay_from
+            x = _fraction(done, decay_for) if done > 0 else 0.0
+            return progress()[0] * (alpha_f + (1 - alpha_f) * cooldown(x))
+
+        return factor
 
 
 # ---- formulas and arguments that schedules share ----
@@ -585,16 +655,17 @@ def _parse_milestones(milestones: Sequence[str | Time[Any]]) -> list[Time[Any]]:
     return [_parse(milestone, "milestones", zero=True) for milestone in milestones]
 
 
-def _steps_down(milestones: Sequence[Time[Any]], gamma: float, state: State, ssr: float) -> float:
-    """Return `gamma` to the power of the number of reached milestones."""
-    times = [_convert_time(milestone, state, ssr) for milestone in milestones]
-    return float(gamma ** sum(time.value <= _elapsed(state, time.unit) for time in times))
+def _steps_down(milestones: Sequence[Time[Any]], gamma: float, state: State, ssr: float) -> Callable[[], float]:
+    """Return a function that returns `gamma` to the power of the number of reached milestones."""
+    times = [(value, _clock(state, unit)) for value, unit in (_converted(time, state, ssr) for time in milestones)]
+    return lambda: float(gamma ** sum(value <= now() for value, now in times))
 
 
-def _done(t_max: Time[Any], state: State, ssr: float) -> float:
-    """Return the completed fraction of a schedule of length `t_max`, in [0, 1]; 1 after its end."""
+def _done(t_max: Time[Any], state: State, ssr: float) -> Callable[[], float]:
+    """Return a function that returns the completed fraction of a schedule of length `t_max`; 1 after its end."""
     end, unit = _converted(t_max, state, ssr)
-    return _fraction(_elapsed(state, unit), end)
+    now = _clock(state, unit)
+    return lambda: _fraction(now(), end)
 
 
 def _factor(number: float, name: str) -> float:
@@ -678,6 +749,13 @@ def _batches_per_epoch(time: Time[Any], state: State) -> int:
     return length
 
 
+def _clock(state: State, unit: TimeUnit) -> Callable[[], float]:
+    """Return a function that returns the trained time in a unit, as `_elapsed` does."""
+    if unit is TimeUnit.BATCH:  # the usual unit, without any call
+        return lambda: state.timestamp._batch
+    return partial(_elapsed, state, unit)
+
+
 def _elapsed(state: State, unit: TimeUnit) -> float:
     """Return the trained time in a unit: an integer, except for durations."""
     if unit is TimeUnit.TOKEN:
@@ -756,7 +834,8 @@ def compile_composer_scheduler(
 ) -> LambdaLR:
     """Create a torch scheduler that follows a schedule; call its `step` whenever the learning rate should change.
 
-    The schedule is evaluated immediately, so a schedule that does not fit the run raises its error here.
+    The schedule is evaluated immediately, so a schedule that does not fit the run raises its error here. The arguments
+    of a schedule of `composer.optim` are read now, and again only when the length of the run or of its epochs changes.
 
     Args:
         scheduler: A schedule, or any function `f(state, ssr)` or `f(state)` that returns a factor.
@@ -804,26 +883,54 @@ class _CompiledSchedule(LambdaLR):
 
     def __init__(self, scheduler: Callable[..., float], state: State, ssr: float, optimizer: Optimizer) -> None:
         self._schedule, self._state, self._ssr = scheduler, state, ssr
-        self._factor = _checked(_bind(scheduler, state, ssr), scheduler, state)
+        self._bind()
+        own_step = vars(optimizer).get("step")
         super().__init__(optimizer, lambda step: self._factor())
+        if own_step is None:
+            # Torch replaced it by one that notes each call, to warn if a scheduler steps first and so misses its first
+            # value. This one takes the time from the training state and misses none.
+            vars(optimizer).pop("step", None)
 
     def step(self, epoch: int | None = None) -> None:
         """Set the learning rates for the current time, as `LambdaLR.step` does, at a fraction of its cost."""
-        if epoch is not None or self._step_count < 2:  # torch warns at the first step if the optimizer has not stepped
+        if epoch is not None or self._step_count == 0:  # deprecated by torch; the step of its constructor
             super().step(epoch)
             return
         self._step_count += 1
         self.last_epoch += 1
         self._set_rates(self._factor())
 
+    def _bind(self) -> None:
+        """Convert the times of the schedule, for the present length of the run and of its epochs."""
+        self._end, self._length = self._state.max_duration, self._state._dataloader_len
+        self._evaluate = _bind(self._schedule, self._state, self._ssr)
+
+    def _factor(self) -> Any:
+        """Evaluate the schedule.
+
+        Raises:
+            ValueError: The factor is NaN, infinite or negative.
+            TypeError: The factor is not a number.
+        """
+        state = self._state
+        if state.max_duration is not self._end or state._dataloader_len != self._length:
+            self._bind()
+        factor = self._evaluate()
+        if type(factor) is float and 0.0 <= factor < math.inf:  # at once: the usual case, in every step
+            return factor
+        _check_factor(factor, self._schedule, state)
+        return factor
+
     def _set_rates(self, factor: Any) -> None:
-        groups = self.optimizer.param_groups
-        for group, initial in zip(groups, self.base_lrs, strict=True):
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(initial * factor)
+        rates: list[Any] = []
+        for group, initial in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
+            rate = group["lr"]
+            if isinstance(rate, Tensor):  # in place: compiled and captured steps read this tensor
+                rates.append(rate.fill_(initial * factor).clone())
             else:
-                group["lr"] = initial * factor
-        self._last_lr = [g["lr"].clone() if isinstance(g["lr"], Tensor) else g["lr"] for g in groups]
+                group["lr"] = rate = initial * factor
+                rates.append(rate)
+        self._last_lr = rates
 
     def scale_schedule(self, ssr: float) -> None:
         """Multiply the scale schedule ratio and update the learning rates.
@@ -836,8 +943,12 @@ class _CompiledSchedule(LambdaLR):
         """
         if ssr <= 0:
             raise ValueError(f"`ssr` must be positive, got {ssr!r}.")
-        self._factor = _checked(_bind(self._schedule, self._state, self._ssr * ssr), self._schedule, self._state)
-        self._ssr *= ssr
+        before, self._ssr = self._ssr, self._ssr * ssr
+        try:
+            self._bind()
+        except Exception:
+            self._ssr = before
+            raise
         self._set_rates(self._factor())
 
     def state_dict(self) -> dict[str, Any]:
@@ -845,11 +956,13 @@ class _CompiledSchedule(LambdaLR):
         return {key: value for key, value in super().state_dict().items() if key not in _UNSAVED}
 
 
-_UNSAVED = {"_schedule", "_state", "_ssr", "_factor"}
+_UNSAVED = {"_schedule", "_state", "_ssr", "_end", "_length", "_evaluate"}
 
 
 def _bind(scheduler: Callable[..., float], state: State, ssr: float) -> Callable[[], float]:
     """Bind the arguments of a schedule, according to its signature."""
+    if isinstance(scheduler, Schedule) and type(scheduler).__call__ is Schedule.__call__:
+        return scheduler.bind(state, ssr)
     try:
         parameters = dict(inspect.signature(scheduler).parameters)
     except ValueError:  # some builtins have no signature
@@ -871,30 +984,23 @@ def _bind(scheduler: Callable[..., float], state: State, ssr: float) -> Callable
     return lambda: scheduler(state)
 
 
-def _checked(evaluate: Callable[[], Any], scheduler: Callable[..., Any], state: State) -> Callable[[], Any]:
-    """Wrap a bound schedule so that it raises an error for factors that are not finite and non-negative."""
-
-    def evaluate_and_check() -> Any:
-        factor = evaluate()
-        if type(factor) is float and 0.0 <= factor < math.inf:  # at once: the usual case, in every step
-            return factor
-        if isinstance(factor, Tensor):  # reading it from a device would synchronize
-            number: Any = factor.item() if factor.device.type == "cpu" and factor.numel() == 1 else 1.0
-        else:
-            number = factor
-        kind: type[Exception] = ValueError
-        if isinstance(number, bool) or not isinstance(number, Real):
-            kind = TypeError
-        elif math.isfinite(number) and float(number) >= -1e-12:  # tolerate rounding errors
-            return factor
-        now = state.timestamp
-        raise kind(
-            f"The schedule {scheduler!r} must return a factor of the learning rate, a finite number that is not "
-            f"negative, got {factor!r} at epoch {now.epoch.value} and batch {now.batch.value}. Check its formula for "
-            f"that time; `max(0.0, ...)` prevents negative factors."
-        )
-
-    return evaluate_and_check
+def _check_factor(factor: Any, scheduler: Callable[..., Any], state: State) -> None:
+    """Raise an error unless a factor is finite and not negative."""
+    if isinstance(factor, Tensor):  # reading it from a device would synchronize
+        number: Any = factor.item() if factor.device.type == "cpu" and factor.numel() == 1 else 1.0
+    else:
+        number = factor
+    kind: type[Exception] = ValueError
+    if isinstance(number, bool) or not isinstance(number, Real):
+        kind = TypeError
+    elif math.isfinite(number) and float(number) >= -1e-12:  # tolerate rounding errors
+        return
+    now = state.timestamp
+    raise kind(
+        f"The schedule {scheduler!r} must return a factor of the learning rate, a finite number that is not "
+        f"negative, got {factor!r} at epoch {now.epoch.value} and batch {now.batch.value}. Check its formula for "
+        f"that time; `max(0.0, ...)` prevents negative factors."
+    )
 
 
 def scale_pytorch_scheduler(scheduler: LRScheduler, ssr: float) -> None:

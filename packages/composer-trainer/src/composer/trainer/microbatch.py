@@ -173,7 +173,9 @@ class ThrashingDetector:
 
     def check(self) -> bool:
         """Return True if that has just happened; call it after every pass."""
-        retries = torch.cuda.memory_stats().get("num_alloc_retries", 0) if torch.cuda.is_available() else 0
+        # The nested statistics are what the allocator returns; the flat ones are sorted anew by each call.
+        stats = torch.cuda.memory_stats_as_nested_dict() if torch.cuda.is_available() else {}
+        retries = stats.get("num_alloc_retries", 0)
         self._batches = self._batches + 1 if retries > self._retries else 0
         self._retries = retries
         if self._batches < 2:
