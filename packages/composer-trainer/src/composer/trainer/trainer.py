@@ -130,7 +130,8 @@ class Trainer(_RejectsRemovedArguments):
             `t_max="1dur"` are then fractions of this time, so two runs are not bit-identical.
         algorithms: The methods to compose, in this order where their placements allow it.
         algorithm_passes: Passes that reorder algorithms; see `Engine`.
-        optimizers: One optimizer, or several with different parameters, which step one after another. None is
+        optimizers: One optimizer, or several with different parameters, which step one after another: after one pass,
+            or each after its own if the model has a method `begin_turn`; see `ComposerModel`. None is
             `DecoupledSGDW(lr=0.1)`, with a warning.
         schedulers: Learning-rate schedulers, of `composer.optim` or of torch. With several optimizers, a schedule of
             `composer.optim` applies to all; `{optimizer: scheduler}` gives each its own.
@@ -164,7 +165,7 @@ class Trainer(_RejectsRemovedArguments):
         dist_timeout: Seconds that a rank waits for other ranks before it fails.
         ddp_sync_strategy: When ranks synchronize gradients: `"single_auto_sync"` once per batch, `"multi_auto_sync"`
             with every microbatch, `"forced_sync"` after the last one. None: with every microbatch if an algorithm
-            leaves parameters unused, else once per batch.
+            leaves parameters unused, after the last one if optimizers take turns, else once per batch.
         parallelism_config: Shard the model among ranks: `{"fsdp": {...}, "tp": {...}}` with arguments of `FSDPConfig`
             and `TPConfig`, or a `ParallelismConfig`; None: every rank has a full copy.
         profiler: A `composer.profiler.Profiler`. It slows down the batches that it profiles, and cannot be used with
@@ -412,6 +413,7 @@ class Trainer(_RejectsRemovedArguments):
         if (compiled or compile_step) and compile_config is None:
             compile_config = {}
         self._compile_step_config = compile_config if compile_step else None
+        construction.check_turns(self._model, optimizers, self.state.optimizers)
         self._wrap_model(compile_config)
 
     # ---- construction, step by step ----
