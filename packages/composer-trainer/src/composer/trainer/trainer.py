@@ -55,7 +55,7 @@ from composer.trainer.remote_files import remote_files
 from composer.trainer.resume.autoresume import load_run
 from composer.trainer.resume.loader import LoaderPosition
 from composer.trainer.resume.run import RunProgress
-from composer.trainer.settings import RunSettings, check_subset, data_spec_of
+from composer.trainer.settings import RunSettings, check_duration, check_subset, data_spec_of
 from composer.trainer.signals import Interruption
 from composer.trainer.step import BatchTrainer
 from composer.utils import dist, extract_hparams, get_device, reproducibility
@@ -183,6 +183,11 @@ class Trainer(_RejectsRemovedArguments):
         load_ignore_keys: What not to load: patterns of paths such as `"state/optimizers/*"`, or a function that removes
             keys.
         load_exclude_algorithms: Class names of algorithms of the checkpoint's run that are not applied.
+        branch_duration: How long to train from the checkpoint `load_path` on, instead of until `max_duration`. The run
+            branches off the one that saved it, for example with the decay of its schedule (see
+            `WarmupStableDecayScheduler`), and continues its weights, optimizers, data and random numbers. It needs a
+            `run_name` of its own, and a warning tells if its schedule does not continue the learning rate. With
+            `autoresume`, it continues from its own checkpoints and ends at the same time.
         save_folder: The folder for checkpoints: a path or URI (`s3://...`); None: save none. This and the next two
             arguments are format strings; see `CheckpointSaver`.
         save_filename: The file name of a checkpoint.
@@ -279,6 +284,7 @@ class Trainer(_RejectsRemovedArguments):
         load_progress_bar: bool = True,
         load_ignore_keys: IgnoreKeys | None = None,
         load_exclude_algorithms: Sequence[str] | None = None,
+        branch_duration: TimeArgument | None = None,
         save_folder: str | os.PathLike[str] | None = None,
         save_filename: str = "ep{epoch}-ba{batch}-rank{rank}.pt",
         save_latest_filename: str | None = "latest-rank{rank}.pt",
@@ -325,6 +331,7 @@ class Trainer(_RejectsRemovedArguments):
             load_ignore_keys=load_ignore_keys,
             load_exclude_algorithms=load_exclude_algorithms,
             autoresume=autoresume,
+            branch_duration=branch_duration,
         )
         save = SaveOptions(
             save_folder=save_folder,
@@ -373,6 +380,12 @@ class Trainer(_RejectsRemovedArguments):
         check_arguments(**arguments)
         defaults = Trainer.__init__.__kwdefaults__ or {}
         load.check_used(defaults)
+        if branch_duration is not None and max_duration is not None:
+            raise ValueError(
+                f"`max_duration` must not be given with `branch_duration`, got {max_duration!r} and "
+                f"{branch_duration!r}: a branch ends that long after its checkpoint. Leave one out."
+            )
+        self._branch_duration = None if branch_duration is None else check_duration(branch_duration, "branch_duration")
         construction.set_python_log_level(python_log_level)
         self.auto_log_hparams, self.python_log_level = auto_log_hparams, python_log_level
         self.accumulate_train_batch_on_tokens = accumulate_train_batch_on_tokens
@@ -406,7 +419,7 @@ class Trainer(_RejectsRemovedArguments):
         self.engine.run_event(Event.BEFORE_LOAD)
         settings.set_scaler()  # after INIT, where an algorithm may wrap the optimizer in one that needs closures
         position = LoaderPosition(self.state, self._metrics, spin_dataloaders, self._evaluation.accesses)
-        self._progress = RunProgress(self.state, settings, position, self._announce)
+        self._progress = RunProgress(self.state, settings, position, self._announce, branch_duration)
         self.state.resumption = self._progress
         self._load(load, algorithm_passes)
         self.engine.run_event(Event.AFTER_LOAD)
@@ -476,7 +489,9 @@ class Trainer(_RejectsRemovedArguments):
                 lambda: parallel.shard(state),
                 downloads,
             )
-        if not resumed:
+        if resumed:
+            self._progress.check_branch()
+        else:
             self._progress.forget_fits()
         model, _ = construction.check_model(state.model)
         if model is not self._model:  # an algorithm of the checkpoint has replaced it
@@ -574,6 +589,15 @@ class Trainer(_RejectsRemovedArguments):
                 "No optimizer was specified when constructing the Trainer, and the model had no parameters then. "
                 "Pass `optimizers` to the `Trainer`."
             )
+        branches = self._branch_duration is not None and self._progress.is_first_fit
+        if branches:
+            if duration is not None:
+                raise ValueError(
+                    f"`duration` must not be given to the first `fit` with `branch_duration`, got {duration!r} and "
+                    f"{self._branch_duration!r}. Leave one out."
+                )
+            self._progress.check_start(self._branch_duration)
+            duration = self._branch_duration
         settings.check_schedulers(schedulers, scale_schedule_ratio, step_schedulers_every_batch)
         old_data, old_length = settings.train_spec, state.dataloader_len
         settings.replace_train_data(

@@ -102,6 +102,11 @@ def load_run(
         algorithm_passes=passes,
         divide=shard,
     )
+    if options.branch_duration is not None and not resumes and state.run_name == run_name:
+        raise ValueError(
+            f"`run_name` must be a name of its own for a branch, got {run_name!r}, the name of the run that saved "
+            f"`load_path`: its checkpoints could replace each other's. Use for example '{run_name}-branch'."
+        )
     state.run_name, state.load_path = run_name, path
     if resumes and saver is not None:
         saver.resumed_at = state.timestamp.batch
