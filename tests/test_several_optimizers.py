@@ -12,7 +12,16 @@ import torch
 from algorithm_runs import CLASSES, LANGUAGE, LOWER_PRECISION, Captioned, Classifier, captioned, make, noise
 
 from composer import Trainer
-from composer.algorithms import EMA, SAM, BlurPool, GradientClipping, LayerFreezing
+from composer.algorithms import (
+    EMA,
+    SAM,
+    BlurPool,
+    Factorize,
+    GradientClipping,
+    LayerFreezing,
+    Muon,
+    SqueezeExcite,
+)
 from composer.callbacks import LRMonitor, OptimizerMonitor
 from composer.core import Precision
 from composer.loggers import InMemoryLogger
@@ -73,8 +82,8 @@ def run(count: int, names: Sequence[str] = (), kind: Any = torch.optim.AdamW, **
     }
 
 
-# New layers of language models, such as a gate, go where one group has parameters of their shape: the halves are matrices
-# and vectors. Whoever replaces every layer leaves nothing to compare.
+# New layers of language models, such as a gate, go where one group has parameters of their shape: the halves are
+# matrices and vectors. Whoever replaces every layer leaves nothing to compare.
 @pytest.mark.parametrize("name", sorted(CLASSES.keys() - {"NoOpModel"}))
 def test_with_every_algorithm_two_optimizers_equal_one(name: str, tmp_path: Path) -> None:
     one = run(1, [name])
@@ -108,6 +117,23 @@ def test_a_stack_of_methods_sees_both_optimizers(precision: str, tmp_path: Path)
 
     deep_compare(one, two)
     deep_compare(two, resumed)
+
+
+@pytest.mark.parametrize("precision", ["amp_bf16", "amp_fp16"])
+def test_muon_after_surgery_in_lower_precision(precision: str, tmp_path: Path) -> None:
+    def methods() -> list[Any]:
+        factorize = Factorize(min_channels=4, min_features=4, latent_channels=4, latent_features=4)
+        return [Muon(cautious=True, normalize=True), factorize, SqueezeExcite(4, 4), GradientClipping("norm", 1.0)]
+
+    save: dict[str, Any] = {"save_folder": str(tmp_path), "save_interval": "3ba", "save_filename": "ba{batch}.pt"}
+    whole = run(2, algorithms=methods(), precision=precision, schedulers=None, **save)
+    resumed = run(2, algorithms=methods(), precision=precision, schedulers=None, load_path=str(tmp_path / "ba3.pt"))
+
+    deep_compare(whole, resumed)
+    assert whole["moments"].keys() <= whole["weights"].keys()
+    moved = [name for name, moments in whole["moments"].items() if "momentum_buffer" in moments]
+    assert len(moved) > 3
+    assert all(weight.isfinite().all() for weight in whole["weights"].values())
 
 
 def test_monitors_report_both_optimizers() -> None:

@@ -309,7 +309,10 @@ def check_turns(model: torch.nn.Module, given: Any, optimizers: Sequence[torch.o
     """
     if not hasattr(model, "begin_turn"):
         return
-    expected, what = max(len(ensure_tuple(given)), 1), f"of {type(model).__name__}, whose `begin_turn` is called for each"
+    expected, what = (
+        max(len(ensure_tuple(given)), 1),
+        f"of {type(model).__name__}, whose `begin_turn` is called for each",
+    )
     if len(optimizers) != expected:
         raise ValueError(
             f"`algorithms` must leave the {expected} optimizers {what}, but they made {len(optimizers)}: "

@@ -140,9 +140,7 @@ class BatchTrainer:
             else:
                 optimizer.step()
 
-    def _take_turns(
-        self, closure: Callable[[], Any], scaler: torch.amp.GradScaler | None
-    ) -> dict[str, torch.Tensor]:
+    def _take_turns(self, closure: Callable[[], Any], scaler: torch.amp.GradScaler | None) -> dict[str, torch.Tensor]:
         """Step each optimizer after forward and backward passes of its own; return the losses summed over turns."""
         assert self._begin_turn is not None, "`train` has checked it"
         losses: dict[str, torch.Tensor] = {}

@@ -76,6 +76,11 @@ def orthogonalize_matrix(
     polynomials = _polynomials(coefficients, steps)
     # The singular values of the "polar_express" polynomials must stay below 1, also after rounding.
     margin = 1.02 if coefficients == "polar_express" else 1.0
+    with torch.autocast(matrix.device.type, enabled=False):  # it would round every product
+        return _orthogonalize(matrix, polynomials, margin, eps)
+
+
+def _orthogonalize(matrix: Tensor, polynomials: Coefficients, margin: float, eps: float) -> Tensor:
     exact = torch.promote_types(matrix.dtype, torch.float32)
     x = matrix.to(torch.bfloat16 if matrix.is_cuda and exact is torch.float32 else exact)
     is_tall = x.size(-2) > x.size(-1)

@@ -231,8 +231,8 @@ class RunProgress:
         start = self._loaded.fits[0] if self._loaded.fits else self.state.timestamp
         if duration.unit is TimeUnit.EPOCH and start._batch_in_epoch:
             raise ValueError(
-                f"`branch_duration` must be in batches, samples or tokens, got {str(duration)!r}: the checkpoint is from "
-                f"batch {start._batch_in_epoch} of epoch {start._epoch}, before its end. Use for example '500ba'."
+                f"`branch_duration` must be in batches, samples or tokens, got {str(duration)!r}: the checkpoint is "
+                f"from batch {start._batch_in_epoch} of epoch {start._epoch}, before its end. Use for example '500ba'."
             )
 
     def check_branch(self) -> None:
