@@ -10,7 +10,7 @@ import torch
 
 from composer.core import Callback, State, Time
 from composer.loggers import Logger
-from composer.optim import WarmupStableDecayScheduler
+from composer.optim import ExponentialScheduler, WarmupStableDecayScheduler
 from composer.testing import SimpleModelWithDropout, deep_compare
 from composer.trainer import Trainer
 
@@ -77,6 +77,7 @@ class Run:
         model = SimpleModelWithDropout(num_features=4)
         self.rates = Rates()
         defaults: dict[str, Any] = {
+            "schedulers": WarmupStableDecayScheduler("2ba", t_decay=t_decay, decay=decay),
             "callbacks": [self.rates, *kwargs.pop("callbacks", ())],
             "optimizers": [
                 torch.optim.AdamW(model.fc1.parameters(), lr=0.1),
@@ -89,7 +90,6 @@ class Run:
         self.trainer = Trainer(
             model=model,
             train_dataloader=torch.utils.data.DataLoader(data, batch_size=4, shuffle=True),
-            schedulers=WarmupStableDecayScheduler("2ba", t_decay=t_decay, decay=decay),
             progress_bar=False,
             device="cpu",
             seed=1,
@@ -178,6 +178,15 @@ def test_the_schedule_of_the_branch_replaces_the_restored_rate(tmp_path: Path) -
     late = Run(load_path=str(tmp_path / "trunk-ba18.pt"), branch_duration="8ba")
     with pytest.warns(UserWarning, match=r"begins at 0.1, but it was 0.05 when its checkpoint was saved"):
         late.fit()
+
+
+def test_a_schedule_that_does_not_depend_on_the_length_continues(tmp_path: Path) -> None:
+    """Its rate of the first batch was set by the last step of the trunk."""
+    options: dict[str, Any] = {"schedulers": ExponentialScheduler(0.9, "2ba")}
+    Run(tmp_path, run_name="trunk", max_duration="20ba", **options).fit()
+    branch = Run(load_path=str(tmp_path / "trunk-ba10.pt"), branch_duration="4ba", **options)
+
+    deep_compare(Run(max_duration="14ba", **options).fit(), branch.fit())
 
 
 def test_a_second_fit_is_no_branch(tmp_path: Path) -> None:

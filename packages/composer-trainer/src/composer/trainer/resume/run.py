@@ -172,16 +172,12 @@ class RunProgress:
             return
         if not saved or saved["schedulers"] == self._arguments["schedulers"]:
             self._restore_schedulers()
-            # The saved rates are those of a run of another length, unless a later call of `fit` extends this run.
-            own = bool(self._loaded.fits) and saved.get("max_duration") == self._arguments["max_duration"]
-            if saved and not own and self._loaded.limit != str(self.state.max_duration):
-                self._update_schedules()
         else:
             now = self.state.timestamp
             _restart_schedulers(self.state, (now.batch if self.settings.step_every_batch else now.epoch).value)
         changes = _apply_changes(self.state, self._arguments, saved) if saved else []
         if "branch_duration" in self._arguments and not self._loaded.fits:
-            self._check_rates()
+            self._begin_branch(bool(saved) and saved["schedulers"] == self._arguments["schedulers"])
         if changes:
             self.announce(f"These arguments differ from the checkpoint and replace it: {'; '.join(changes)}.")
 
@@ -209,9 +205,22 @@ class RunProgress:
             if rescale is not None:
                 rescale(1.0)
 
-    def _check_rates(self) -> None:
-        """Warn if the schedule of a branch does not continue the learning rates of its checkpoint."""
-        for group, saved in zip(_param_groups(self.state), self._loaded.options, strict=False):
+    def _begin_branch(self, same_schedules: bool) -> None:
+        """Replace the restored learning rates where the schedule of the branch has others now, with a warning."""
+        state, branch, trunk = self.state, self.state.max_duration, self._loaded.limit
+        groups = _param_groups(state)
+        current = [_plain(group["lr"]) for group in groups]
+        if same_schedules and trunk is not None:
+            # The restored rates are those of the last step. They stay if the length of the run does not matter yet.
+            state.max_duration = trunk
+            self._update_schedules()
+            expected = [_plain(group["lr"]) for group in groups]
+            state.max_duration = branch
+            self._update_schedules()
+            if expected == [_plain(group["lr"]) for group in groups]:
+                for group, rate in zip(groups, current, strict=True):
+                    _set_option(group, "lr", rate)
+        for group, saved in zip(groups, self._loaded.options, strict=False):
             before, now = (_plain((each or {}).get("lr")) for each in (saved, group))
             if before is not None and abs(now - before) > 1e-6 * max(abs(now), abs(before)):
                 warnings.warn(
