@@ -15,6 +15,7 @@ _BENCHMARKS = (
     "checkpoints",
     "loaders",
     "characters",
+    "cooldown",
     "gpu",
 )
 

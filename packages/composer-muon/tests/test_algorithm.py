@@ -52,6 +52,18 @@ def test_hidden_matrices_leave_the_optimizer_with_its_settings() -> None:
     assert "2.weight  Muon   16 x 16" in str(algorithm.split)
 
 
+def test_explain_says_which_parameter_went_where() -> None:
+    model = make_model()
+    state = make_state(torch.optim.AdamW(model.parameters()), model, Muon())
+    engine = Engine(state)
+    assert "Muon:" not in str(engine.explain())
+    engine.run_event(Event.INIT)
+
+    text = str(engine.explain())
+    assert "Muon:\n2.weight  Muon   16 x 16\n0.weight  other  first layer\n" in text
+    assert all(name in text for name, _ in model.named_parameters())
+
+
 def test_groups_keep_their_rates_and_arguments_win() -> None:
     model = make_model()
     groups = [
@@ -189,6 +201,25 @@ def test_two_ranks_equal_one_process(kind: str) -> None:
     for result in run_on_ranks(train_on_rank, 2, kind):
         for expected, actual in zip(model.parameters(), result, strict=True):
             torch.testing.assert_close(actual, expected.detach(), rtol=1e-9, atol=1e-9)
+
+
+def collectives_of_rank() -> dict[str, int]:
+    """The collective operations of a step of a sharded model with one matrix for Muon."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    model: Any = fully_shard(make_model().double())
+    muon, _ = build_muon(model, lr=0.01, normalize=True, cautious=True)
+    model(torch.ones(2, 4, dtype=torch.float64)).sum().backward()
+    with CommDebugMode() as mode:
+        muon.step()
+    return {str(name).rpartition(".")[2]: count for name, count in mode.get_comm_counts().items() if count}
+
+
+@pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reason="`fully_shard` of this torch needs a GPU")
+def test_a_sharded_matrix_is_gathered_once_per_step() -> None:
+    for counts in run_on_ranks(collectives_of_rank, 2):
+        assert {"all_gather_into_tensor": 1} == counts
 
 
 def test_a_copy_of_the_run_is_independent() -> None:

@@ -56,6 +56,31 @@ def test_singular_values_are_moved_towards_1(name: str, least: float, most: floa
     assert singular.max() < most
 
 
+@pytest.mark.parametrize("name", ["quintic", "polar_express"])
+@pytest.mark.parametrize("shape", [(12, 24), (48, 12)])
+def test_long_matrices_with_small_singular_values_are_exact_enough_in_float32(
+    name: str, shape: tuple[int, int]
+) -> None:
+    """Gram matrices square the singular values: those below 1e-4 of the norm are lost in rounding."""
+    u, _, vh = torch.linalg.svd(randn(*shape), full_matrices=False)
+    matrix = u @ torch.diag(torch.logspace(-6, 0, 12, dtype=torch.float64)) @ vh
+    expected = polynomial_of_singular_values(matrix, name, 5, 1.02 if name == "polar_express" else 1.0)
+
+    # The squares are rounded by 6e-8, where their image may change by the square of its slope at 0 (990, or 484) per
+    # unit: at most 6e-2 for a single direction, a part of the entries of 12 x 24. One bfloat16 rounding is 4e-3.
+    actual = orthogonalize_matrix(matrix.float(), 5, name).double()
+    assert (actual - expected).abs().max() < 1e-2
+    torch.testing.assert_close(orthogonalize_matrix(matrix, 5, name), expected, rtol=1e-8, atol=1e-11)
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (8, 24)])
+def test_autocast_around_the_step_rounds_nothing(shape: tuple[int, int]) -> None:
+    matrix = randn(*shape, dtype=torch.float32)
+    expected = orthogonalize_matrix(matrix)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(expected, orthogonalize_matrix(matrix))
+
+
 def test_a_batch_is_orthogonalized_matrix_by_matrix() -> None:
     batch = randn(2, 3, 6, 4)
 

@@ -71,8 +71,13 @@ def weights_of(trainer: Any) -> dict[str, torch.Tensor]:
         {"precision": "amp_bf16"},
         {"precision": "amp_fp16"},
         {"precision": "amp_fp16", "algorithms": lambda: ClipsAll(overflows=True)},
+        {
+            "precision": "amp_fp16",
+            "algorithms": lambda: ClipsAll(overflows=True),
+            "device_train_microbatch_size": 2,
+        },
     ],
-    ids=["plain", "microbatches", "clipped", "bf16", "fp16", "overflow"],
+    ids=["plain", "microbatches", "clipped", "bf16", "fp16", "overflow", "all"],
 )
 def test_several_optimizers_equal_one_with_groups(make_trainer: MakeTrainer, options: dict[str, Any]) -> None:
     def arguments() -> dict[str, Any]:
@@ -83,26 +88,53 @@ def test_several_optimizers_equal_one_with_groups(make_trainer: MakeTrainer, opt
     deep_compare(weights_of(one), weights_of(two))
     if options.get("precision") == "amp_fp16":
         assert one.state.scaler.get_scale() == two.state.scaler.get_scale()
-    overflows = len(options) == 2
+    overflows = len(options) >= 2
     steps = {int(state["step"]) for optimizer in two.state.optimizers for state in optimizer.state.values()}
     assert steps == {19 if overflows else 20}, "an overflow in one skips the steps of all"
 
 
+@pytest.mark.parametrize("precision", ["fp32", "amp_fp16"])
 @pytest.mark.parametrize("interval", ["3ba", "1ep"])
-def test_a_resumed_run_continues_identically(make_trainer: MakeTrainer, tmp_path: Path, interval: str) -> None:
-    options: dict[str, Any] = {"algorithms": ClipsAll(), "save_folder": str(tmp_path), "save_interval": interval}
-    expected = run(make_trainer, several, save_filename="ba{batch}.pt", **options)
-    options["algorithms"] = ClipsAll()
-    resumed = run(
-        make_trainer,
-        several,
-        load_path=str(tmp_path / "ba12.pt"),
-        **{**options, "save_folder": None, "save_interval": "1ep"},
-    )
+def test_a_resumed_run_continues_identically(
+    make_trainer: MakeTrainer, tmp_path: Path, interval: str, precision: str
+) -> None:
+    """After an overflow in fp16, whose scale is in the checkpoint."""
+    save: dict[str, Any] = {"save_folder": str(tmp_path), "save_interval": interval, "save_filename": "ba{batch}.pt"}
+
+    def options() -> dict[str, Any]:
+        clips = ClipsAll(overflows=precision == "amp_fp16")
+        return {"algorithms": clips, "precision": precision, "device_train_microbatch_size": 2}
+
+    expected = run(make_trainer, several, **options(), **save)
+    resumed = run(make_trainer, several, **options(), load_path=str(tmp_path / "ba12.pt"))
 
     deep_compare(weights_of(expected), weights_of(resumed))
     deep_compare(expected.state.get_optim_state_dict(), resumed.state.get_optim_state_dict())
     assert {"AdamW", "AdamW#2"} == expected.state.get_optim_state_dict().keys()
+
+
+class Ordered(torch.optim.SGD):
+    """Notes when it steps."""
+
+    def __init__(self, notes: list[str], name: str, params: Any) -> None:
+        super().__init__(params, lr=0.1)
+        self.notes, self.name = notes, name
+
+    def step(self, closure: Any = None) -> Any:
+        self.notes.append(self.name)
+        return super().step()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "amp_fp16"])
+def test_optimizers_step_in_the_order_of_the_list(make_trainer: MakeTrainer, precision: str) -> None:
+    model, notes = make_trainer.model(), []  # type: ignore[var-annotated]
+    last, first = layers(model)
+    optimizers = [Ordered(notes, "first", first), Ordered(notes, "last", last)]
+    trainer = make_trainer(model=model, optimizers=optimizers, precision=precision, max_duration="2ba")
+    trainer.fit()
+
+    assert optimizers == trainer.state.optimizers
+    assert ["first", "last"] * 2 == notes
 
 
 def test_a_closure_computes_the_gradients_of_all(make_trainer: MakeTrainer) -> None:

@@ -80,6 +80,10 @@ class Algorithm(Serializable, ABC):
             An optional exit code, stored in the `Trace` of the event.
         """
 
+    def explain(self) -> str:
+        """Return what the algorithm has decided in this run, for `engine.explain()`; "" if there is nothing to say."""
+        return ""
+
     def __repr__(self) -> str:
         """Return the constructor call, such as `MixUp(alpha=0.2)`; each argument is read from its attribute."""
         names = [name for name, p in inspect.signature(type(self)).parameters.items() if p.kind not in _VARIADIC]

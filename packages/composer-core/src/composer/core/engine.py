@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -90,14 +90,15 @@ class PlanRow:
 
 
 class Plan(Sequence[PlanRow]):
-    """The plan of an engine, as returned by `engine.explain()`. Printed, it is a table.
+    """The plan of an engine, as returned by `engine.explain()`. Printed, it is a table, followed by the notes.
 
     Args:
         rows: The rows, sorted by event and then by position.
+        notes: What algorithms have decided, by class name; see `Algorithm.explain`.
     """
 
-    def __init__(self, rows: Sequence[PlanRow]) -> None:
-        self.rows = tuple(rows)
+    def __init__(self, rows: Sequence[PlanRow], notes: Mapping[str, str] | None = None) -> None:
+        self.rows, self.notes = tuple(rows), dict(notes or {})
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -126,6 +127,7 @@ class Plan(Sequence[PlanRow]):
         widths = [max(len(line[column]) for line in table) for column in range(len(header))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in table]
         lines.insert(1, "  ".join("-" * width for width in widths))
+        lines += [line for name, note in self.notes.items() for line in ("", f"{name}:", *note.splitlines())]
         return "\n".join(line.rstrip() for line in lines)
 
     __repr__ = __str__
@@ -256,6 +258,8 @@ class Engine:
     def explain(self) -> Plan:
         """Return the compiled plan: for each event the algorithms and callbacks, their order and the reasons for it.
 
+        What algorithms have decided, such as which parameters they train, is in its `notes`.
+
         An algorithm that declares no `events` is listed at every event, because its `match` is called there.
         """
         rows: list[PlanRow] = []
@@ -276,7 +280,8 @@ class Engine:
             ]
             actors = callbacks + actors if event is Event.INIT else actors + callbacks
             rows.extend(PlanRow(event, n, *row) for n, row in enumerate(actors, start=1))
-        return Plan(rows)
+        notes = {type(algorithm).__name__: algorithm.explain() for algorithm in self.state.algorithms}
+        return Plan(rows, {name: note for name, note in notes.items() if note})
 
     def close(self) -> None:
         """Close all callbacks and loggers. Safe to call twice; called when the engine is garbage-collected, too."""

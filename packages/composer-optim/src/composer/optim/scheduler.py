@@ -555,8 +555,8 @@ class WarmupStableDecayScheduler(_WithWarmup):
 
     x is the completed fraction of the decay, and c(x) is `1 - sqrt(x)`, `1 - x` or half a cosine. Until the decay, the
     schedule does not depend on the length of the run. So a run can be continued from any checkpoint before, and a decay
-    can be branched off any checkpoint: load it in a Trainer with a `max_duration` of its time plus `t_decay`. For that,
-    `t_decay` must be an absolute time, such as "500ba".
+    can be branched off any checkpoint: `Trainer(load_path=..., branch_duration="500ba")`. For that, `t_decay` must be
+    an absolute time, such as "500ba".
 
     Args:
         t_warmup: Length of the warmup.

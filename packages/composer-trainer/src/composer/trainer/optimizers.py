@@ -17,7 +17,14 @@ from composer.optim import DecoupledSGDW
 from composer.trainer.options import check_distinct, described
 from composer.utils import ensure_tuple
 
-__all__ = ["OptimizerModes", "build_optimizers", "check_optimizers", "needs_closure", "wrapped_optimizers"]
+__all__ = [
+    "OptimizerModes",
+    "build_optimizers",
+    "check_optimizers",
+    "check_turns",
+    "needs_closure",
+    "wrapped_optimizers",
+]
 
 
 def build_optimizers(model: ComposerModel, optimizers: Any) -> list[torch.optim.Optimizer]:
@@ -63,6 +70,35 @@ def _check_passes(optimizers: Sequence[torch.optim.Optimizer]) -> None:
         raise ValueError(
             f"`optimizers` may have one optimizer that runs the forward and backward pass itself, got "
             f"{', '.join(kinds)}. The others step with the gradients of its last pass, so they cannot have their own."
+        )
+
+
+def check_turns(model: torch.nn.Module, given: Any, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Check that the optimizers of a model that trains in turns are those that it expects.
+
+    Args:
+        model: The model; with a method `begin_turn`, its optimizers take turns.
+        given: The argument `optimizers`.
+        optimizers: The run's optimizers, after algorithms may have changed them.
+
+    Raises:
+        ValueError: An algorithm has changed their number, or one runs the forward and backward pass itself.
+    """
+    if not hasattr(model, "begin_turn"):
+        return
+    expected = max(len(ensure_tuple(given)), 1)
+    what = f"of {type(model).__name__}, whose `begin_turn` is called for each"
+    if len(optimizers) != expected:
+        raise ValueError(
+            f"`algorithms` must leave the {expected} optimizers {what}, but they made {len(optimizers)}: "
+            f"{', '.join(type(optimizer).__name__ for optimizer in optimizers)}. Leave that algorithm out, or make its "
+            f"optimizers yourself and pass them as `optimizers`."
+        )
+    kinds = [type(optimizer).__name__ for optimizer in optimizers if needs_closure(optimizer)]
+    if kinds:
+        raise ValueError(
+            f"`optimizers` must step without a closure, as those {what}, got {', '.join(kinds)}, which runs the "
+            f"forward and backward pass itself. Use other optimizers, and no `SAM`."
         )
 
 

@@ -124,6 +124,7 @@ class LoadOptions:
     load_ignore_keys: IgnoreKeys | None
     load_exclude_algorithms: Sequence[str] | None
     autoresume: bool
+    branch_duration: TimeArgument | None
 
     def check_used(self, defaults: Mapping[str, Any]) -> None:
         """Check that no option is without effect.
@@ -132,8 +133,16 @@ class LoadOptions:
             defaults: The defaults of the Trainer's arguments.
 
         Raises:
-            ValueError: An option differs from its default, but there is nothing to load.
+            ValueError: An option differs from its default, but there is nothing to load; or a run branches off weights
+                alone.
         """
+        if self.branch_duration is not None and self.load_path is None:
+            raise ValueError("`branch_duration` needs `load_path`, the checkpoint that the run branches off.")
+        if self.branch_duration is not None and self.load_weights_only:
+            raise ValueError(
+                "`load_weights_only` must be False with `branch_duration`, got True: a branch continues the optimizers "
+                "and the data. Leave it out, or give `max_duration` to a new run."
+            )
         if self.load_path is None and not self.autoresume:
             for name in _changed(self, defaults):
                 if name != "load_progress_bar":
@@ -316,6 +325,10 @@ def to_time(name: str, value: Any) -> Time[Any]:
     return ensure_time(plain, TimeUnit.EPOCH, argument=name)
 
 
+def _time(name: str, value: Any) -> None:
+    to_time(name, value)
+
+
 def _keys(name: str, value: Any) -> None:
     if callable(value) and not isinstance(value, type):
         return
@@ -369,6 +382,7 @@ _CHECKS: dict[str, Callable[[str, Any], None]] = {
     "compile_step": _flag,
     "seed": _optional(_seed),
     "scale_schedule_ratio": _positive,
+    "branch_duration": _optional(_time),
     "delivery_timeout": _positive,
     "dist_timeout": _positive,
     "load_ignore_keys": _optional(_keys),

@@ -172,7 +172,7 @@ class DataParallel(SingleProcess):
 
     Args:
         strategy: When gradients are synchronized; None: with every microbatch if an algorithm leaves parameters unused,
-            otherwise once per batch.
+            after the last one if optimizers take turns, otherwise once per batch.
         timeout: Seconds until an exchange of host values fails because another rank does not answer.
     """
 
@@ -243,7 +243,9 @@ class DataParallel(SingleProcess):
     def wrap(self, model: torch.nn.Module, algorithms: Iterable[Algorithm]) -> torch.nn.Module:
         """Wrap the model in `DistributedDataParallel` if it has trainable parameters."""
         unused = any(algorithm.find_unused_parameters for algorithm in algorithms)
-        if self._strategy is None:
+        if self._strategy is None and hasattr(model, "begin_turn"):
+            self._strategy = DDPSyncStrategy.FORCED_SYNC  # a turn may use parameters in the loss alone, or not at all
+        elif self._strategy is None:
             self._strategy = DDPSyncStrategy.MULTI_AUTO_SYNC if unused else DDPSyncStrategy.SINGLE_AUTO_SYNC
         wrapped = prepare_ddp_module(model, unused)
         self._model = wrapped if isinstance(wrapped, DistributedDataParallel) else None

@@ -32,7 +32,7 @@ from composer.trainer.precision import ClosureGradScaler
 from composer.trainer.ranks import SingleProcess
 from composer.utils import ensure_tuple, plain_int, plain_number
 
-__all__ = ["RunSettings", "check_subset", "data_spec_of", "with_members"]
+__all__ = ["RunSettings", "check_duration", "check_subset", "data_spec_of", "with_members"]
 
 
 class RunSettings:
@@ -169,7 +169,7 @@ class RunSettings:
             ValueError: The duration is invalid, or `ratio` makes it zero.
         """
         if max_duration is not None:
-            parsed = _check_duration(max_duration, "max_duration")
+            parsed = check_duration(max_duration, "max_duration")
             self._check_iterations(parsed, "max_duration")
             self.state.max_duration = _scaled(parsed, ratio, "max_duration")
             self._check_epochs()
@@ -196,7 +196,7 @@ class RunSettings:
         state = self.state
         start = state.timestamp if begun is None else begun
         if duration is not None:
-            more = _check_duration(duration, "duration")
+            more = check_duration(duration, "duration")
             self._check_iterations(more, "duration")
             state.max_duration = start.get(more.unit) + _scaled(more, ratio, "duration")
         limit = state.max_duration
@@ -451,7 +451,7 @@ def _check_auto(size: str, spec: DataSpec | None, device: Device) -> None:
     )
 
 
-def _check_duration(duration: Any, argument: str) -> Time[Any]:
+def check_duration(duration: Any, argument: str) -> Time[Any]:
     """Convert a duration to a `Time`.
 
     Raises:

@@ -61,6 +61,8 @@ class BatchTrainer:
         self._microbatches: Sequence[Any] = ()
         self._scaling = False
         self._runs_passes: int | None = None
+        self._begin_turn: Callable[[int], object] | None = None
+        self._stepping: Sequence[torch.optim.Optimizer] = ()  # those that step with the gradients of the current pass
         self._mean_count: float | None = None  # the batch size averaged over ranks, once exchanged
         self._warned_of_empty = False
         self._search, self._lock_step = MicrobatchSearch(state), LockStepSearch(state, parallel)
@@ -85,6 +87,7 @@ class BatchTrainer:
         self._scaling = state.precision is Precision.AMP_FP16
         # The optimizer that runs the passes itself; the others step with the gradients of its last pass.
         self._runs_passes = next((i for i, each in enumerate(state.optimizers) if needs_closure(each)), None)
+        self._begin_turn, self._stepping = getattr(self.model, "begin_turn", None), state.optimizers
         if self._runs_passes is not None and self._scaling and not isinstance(state.scaler, ClosureGradScaler):
             state.scaler = ClosureGradScaler(device_type(state))
         if state.auto_microbatching:
@@ -111,7 +114,10 @@ class BatchTrainer:
         scaler = state.scaler if self._scaling else None
         others: list[torch.optim.Optimizer] = self._optimizers
         closure = self._searching_closure if state.auto_microbatching else self._closure
-        if self._runs_passes is None:
+        if self._begin_turn is not None:
+            self.losses = self._take_turns(closure, scaler)
+            others = []
+        elif self._runs_passes is None:
             closure()
         else:
             others = [*self._optimizers]
@@ -120,16 +126,33 @@ class BatchTrainer:
                 scaler.step(optimizer, closure=closure, others=others)
             else:
                 optimizer.step(closure=closure)  # type: ignore[arg-type]
-        for optimizer in others:
+        self._step(others, scaler)
+        if scaler is not None:
+            scaler.update()
+        return self.losses
+
+    def _step(self, optimizers: Iterable[torch.optim.Optimizer], scaler: torch.amp.GradScaler | None) -> None:
+        for optimizer in optimizers:
             if scaler is not None:
                 step_scaled(scaler, optimizer)
             elif self._step_optimizer is not None:
                 self._step_optimizer(optimizer)
             else:
                 optimizer.step()
-        if scaler is not None:
-            scaler.update()
-        return self.losses
+
+    def _take_turns(self, closure: Callable[[], Any], scaler: torch.amp.GradScaler | None) -> dict[str, torch.Tensor]:
+        """Step each optimizer after forward and backward passes of its own; return the losses summed over turns."""
+        assert self._begin_turn is not None, "`train` has checked it"
+        losses: dict[str, torch.Tensor] = {}
+        for turn, optimizer in enumerate(self._optimizers):
+            self._begin_turn(turn)
+            self._stepping, self.losses = (optimizer,), {}
+            closure()
+            self._step(self._stepping, scaler)
+            for key, loss in self.losses.items():
+                _add(losses, key, loss)
+        self._stepping = self._optimizers
+        return losses
 
     def _searching_closure(self, ddp_sync: bool = True, loss_dict: dict[str, torch.Tensor] | None = None) -> Any:
         """Run `_closure` with the largest microbatches that fit the memory of all ranks."""
@@ -189,8 +212,12 @@ class BatchTrainer:
     def _finish(self) -> torch.Tensor:
         """Process the gradients before the optimizer steps; return the total loss."""
         state = self.state
+        if self._begin_turn is not None:  # the loss of a turn has gradients for the other networks, too
+            for optimizer in self._optimizers:
+                if optimizer is not self._stepping[0]:
+                    _zero_grad(optimizer)
         if self._scaling and state.scaler is not None:
-            unscale(state.scaler, state.optimizers)
+            unscale(state.scaler, self._stepping)
         if self._dispatch.after_train_batch:
             self._dispatch.after_train_batch()
         return self._pass_losses["loss/train/total"]

@@ -41,7 +41,7 @@ from composer.trainer.loop import FitLoop
 from composer.trainer.metrics import TrainMetrics
 from composer.trainer.microbatch import adjust_device_train_microbatch_size as _adjust_device_train_microbatch_size
 from composer.trainer.microbatch import is_cuda_oom as _is_cuda_oom
-from composer.trainer.optimizers import check_optimizers
+from composer.trainer.optimizers import check_optimizers, check_turns
 from composer.trainer.options import (
     DataOptions,
     EvaluationOptions,
@@ -58,7 +58,7 @@ from composer.trainer.precision import resolve_precision
 from composer.trainer.resume.autoresume import choose_checkpoint
 from composer.trainer.resume.loader import LoaderPosition
 from composer.trainer.resume.run import RunProgress
-from composer.trainer.settings import RunSettings, check_subset, data_spec_of
+from composer.trainer.settings import RunSettings, check_duration, check_subset, data_spec_of
 from composer.trainer.signals import Interruption
 from composer.trainer.step import BatchTrainer
 from composer.utils import dist, extract_hparams, get_device, reproducibility
@@ -133,7 +133,8 @@ class Trainer(_RejectsRemovedArguments):
             `t_max="1dur"` are then fractions of this time, so two runs are not bit-identical.
         algorithms: The methods to compose, in this order where their placements allow it.
         algorithm_passes: Passes that reorder algorithms; see `Engine`.
-        optimizers: One optimizer, or several with different parameters, which step one after another. None is
+        optimizers: One optimizer, or several with different parameters, which step one after another: after one pass,
+            or each after its own if the model has a method `begin_turn`; see `ComposerModel`. None is
             `DecoupledSGDW(lr=0.1)`, with a warning.
         schedulers: Learning-rate schedulers, of `composer.optim` or of torch. With several optimizers, a schedule of
             `composer.optim` applies to all; `{optimizer: scheduler}` gives each its own.
@@ -167,7 +168,7 @@ class Trainer(_RejectsRemovedArguments):
         dist_timeout: Seconds that a rank waits for other ranks before it fails.
         ddp_sync_strategy: When ranks synchronize gradients: `"single_auto_sync"` once per batch, `"multi_auto_sync"`
             with every microbatch, `"forced_sync"` after the last one. None: with every microbatch if an algorithm
-            leaves parameters unused, else once per batch.
+            leaves parameters unused, after the last one if optimizers take turns, else once per batch.
         parallelism_config: Shard the model among ranks: `{"fsdp": {...}, "tp": {...}}` with arguments of `FSDPConfig`
             and `TPConfig`, or a `ParallelismConfig`; None: every rank has a full copy.
         profiler: A `composer.profiler.Profiler`. It slows down the batches that it profiles, and cannot be used with
@@ -185,6 +186,11 @@ class Trainer(_RejectsRemovedArguments):
         load_ignore_keys: What not to load: patterns of paths such as `"state/optimizers/*"`, or a function that removes
             keys.
         load_exclude_algorithms: Class names of algorithms of the checkpoint's run that are not applied.
+        branch_duration: How long to train from the checkpoint `load_path` on, instead of until `max_duration`. The run
+            branches off the one that saved it, for example with the decay of its schedule (see
+            `WarmupStableDecayScheduler`), and continues its weights, optimizers, data and random numbers. It needs a
+            `run_name` of its own, and a warning tells if its schedule does not continue the learning rate. With
+            `autoresume`, it continues from its own checkpoints and ends at the same time.
         save_folder: The folder for checkpoints: a path or URI (`s3://...`); None: save none. This and the next two
             arguments are format strings; see `CheckpointSaver`.
         save_filename: The file name of a checkpoint.
@@ -281,6 +287,7 @@ class Trainer(_RejectsRemovedArguments):
         load_progress_bar: bool = True,
         load_ignore_keys: IgnoreKeys | None = None,
         load_exclude_algorithms: Sequence[str] | None = None,
+        branch_duration: TimeArgument | None = None,
         save_folder: str | os.PathLike[str] | None = None,
         save_filename: str = "ep{epoch}-ba{batch}-rank{rank}.pt",
         save_latest_filename: str | None = "latest-rank{rank}.pt",
@@ -327,6 +334,7 @@ class Trainer(_RejectsRemovedArguments):
             load_ignore_keys=load_ignore_keys,
             load_exclude_algorithms=load_exclude_algorithms,
             autoresume=autoresume,
+            branch_duration=branch_duration,
         )
         save = SaveOptions(
             save_folder=save_folder,
@@ -384,6 +392,12 @@ class Trainer(_RejectsRemovedArguments):
         check_arguments(**arguments)
         defaults = Trainer.__init__.__kwdefaults__ or {}
         load.check_used(defaults)
+        if branch_duration is not None and max_duration is not None:
+            raise ValueError(
+                f"`max_duration` must not be given with `branch_duration`, got {max_duration!r} and "
+                f"{branch_duration!r}: a branch ends that long after its checkpoint. Leave one out."
+            )
+        self._branch_duration = None if branch_duration is None else check_duration(branch_duration, "branch_duration")
         construction.set_python_log_level(python_log_level)
         self.auto_log_hparams, self.python_log_level = auto_log_hparams, python_log_level
         self.accumulate_train_batch_on_tokens = accumulate_train_batch_on_tokens
@@ -415,13 +429,14 @@ class Trainer(_RejectsRemovedArguments):
         self.engine.run_event(Event.BEFORE_LOAD)
         settings.set_scaler()  # after INIT, where an algorithm may wrap the optimizer in one that needs closures
         position = LoaderPosition(self.state, self._metrics, spin_dataloaders, self._evaluation.accesses)
-        self._progress = RunProgress(self.state, settings, position, self._announce)
+        self._progress = RunProgress(self.state, settings, position, self._announce, branch_duration)
         self.state.resumption = self._progress
         self._load(load, algorithm_passes)
         self.engine.run_event(Event.AFTER_LOAD)
         if (compiled or compile_step) and compile_config is None:
             compile_config = {}
         self._compile_step_config = compile_config if compile_step else None
+        check_turns(self._model, optimizers, self.state.optimizers)
         self._wrap_model(compile_config)
 
     # ---- construction, step by step ----
@@ -483,10 +498,12 @@ class Trainer(_RejectsRemovedArguments):
                 parallel.shard(state)
             else:
                 self._load_run(options, passes)
-        if not resumes:
+        if resumes:
+            self._progress.check_branch()
+            if saver is not None:
+                saver.resumed_at = state.timestamp.batch
+        else:
             self._progress.forget_fits()
-        elif saver is not None:
-            saver.resumed_at = state.timestamp.batch
         model, _ = construction.check_model(state.model)
         if model is not self._model:  # an algorithm of the checkpoint has replaced it
             self._model = self._settings.model = self._evaluation.model = model
@@ -514,6 +531,11 @@ class Trainer(_RejectsRemovedArguments):
             passes,
             divide=lambda: parallel.shard(state),
         )
+        if options.branch_duration is not None and state.run_name == run_name:
+            raise ValueError(
+                f"`run_name` must be a name of its own for a branch, got {run_name!r}, the name of the run that saved "
+                f"`load_path`: its checkpoints could replace each other's. Use for example '{run_name}-branch'."
+            )
         state.run_name, state.load_path, now = run_name, os.fspath(options.load_path), state.timestamp
         run = f"The run, at epoch {now._epoch} and batch {now._batch},"
         self._announce(f"{'Weights' if options.load_weights_only else run} loaded from {state.load_path}.")
@@ -615,6 +637,14 @@ class Trainer(_RejectsRemovedArguments):
                 "No optimizer was specified when constructing the Trainer, and the model had no parameters then. "
                 "Pass `optimizers` to the `Trainer`."
             )
+        if self._branch_duration is not None and self._progress.is_first_fit:
+            if duration is not None:
+                raise ValueError(
+                    f"`duration` must not be given to the first `fit` with `branch_duration`, got {duration!r} and "
+                    f"{self._branch_duration!r}. Leave one out."
+                )
+            self._progress.check_start(self._branch_duration)
+            duration = self._branch_duration
         settings.check_schedulers(schedule)
         old_data, old_length = settings.train_spec, state.dataloader_len
         settings.replace_train_data(data)

@@ -80,7 +80,7 @@ class Muon(Algorithm):
     """Muon: orthogonal updates for hidden matrices, at the learning rate of AdamW.
 
     At INIT the hidden matrices leave the optimizers of the run, and a `MuonOptimizer` before these gets them, with the
-    learning rate and the weight decay of their groups. The other parameters stay. `split` of the algorithm prints which
+    learning rate and the weight decay of their groups. The other parameters stay. `engine.explain()` prints which
     parameter went where, and why.
 
     **Events** INIT, FIT_START. **Reads** `state.model`. **Writes** `state.optimizers`. **Cost** a few matrix products
@@ -204,6 +204,10 @@ class Muon(Algorithm):
         rest = [o for o in state.optimizers if any(group["params"] for group in o.param_groups)]
         state.optimizers = [muon, *rest]
         logger.log_hyperparameters({"muon/num_matrices": sum(len(group["params"]) for group in groups)})
+
+    def explain(self) -> str:
+        """Return which parameter went where, and why; "" before INIT."""
+        return "" if self.split is None else str(self.split)
 
 
 def _muon_groups(split: MuonSplit, names: Iterable[str], options: dict[str, Any]) -> list[dict[str, Any]]:

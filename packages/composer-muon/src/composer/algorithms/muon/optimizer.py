@@ -76,6 +76,11 @@ def orthogonalize_matrix(
     polynomials = _polynomials(coefficients, steps)
     # The singular values of the "polar_express" polynomials must stay below 1, also after rounding.
     margin = 1.02 if coefficients == "polar_express" else 1.0
+    with torch.autocast(matrix.device.type, enabled=False):  # it would round every product
+        return _orthogonalize(matrix, polynomials, margin, eps)
+
+
+def _orthogonalize(matrix: Tensor, polynomials: Coefficients, margin: float, eps: float) -> Tensor:
     exact = torch.promote_types(matrix.dtype, torch.float32)
     x = matrix.to(torch.bfloat16 if matrix.is_cuda and exact is torch.float32 else exact)
     is_tall = x.size(-2) > x.size(-1)
@@ -83,11 +88,31 @@ def orthogonalize_matrix(
         x = x.mT
     x = x / (torch.linalg.matrix_norm(x, keepdim=True) * margin + eps)
     batch, shape = x.reshape(-1, *x.shape[-2:]), x.shape
-    for a, b, c in polynomials:
-        gram = batch @ batch.mT
-        batch = torch.baddbmm(batch, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), batch, beta=a)
+    if x.dtype is not torch.bfloat16 and x.size(-1) >= 2 * x.size(-2):
+        batch = _iterate_gram(batch, polynomials)
+    else:
+        for a, b, c in polynomials:
+            gram = batch @ batch.mT
+            batch = torch.baddbmm(batch, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), batch, beta=a)
     result: Tensor = batch.reshape(shape).to(matrix.dtype)
     return result.mT if is_tall else result
+
+
+def _iterate_gram(x: Tensor, polynomials: Coefficients) -> Tensor:
+    """Return P_k ... P_1 X, where P_i = a + b G + c G^2 and G = X X^T of step i.
+
+    All P_i and G commute, so that G of the next step is P G P: only the first and the last product have the long side
+    of X. Rounding is that of G, whose small singular values are squares: too coarse in bfloat16.
+    """
+    gram, product = x @ x.mT, None
+    for i, (a, b, c) in enumerate(polynomials):
+        factor = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        factor.diagonal(dim1=-2, dim2=-1).add_(a)
+        product = factor if product is None else factor @ product
+        if i + 1 < len(polynomials):
+            gram = factor @ (factor @ gram)
+    assert product is not None, "there is at least one step"
+    return product @ x
 
 
 def _polynomials(coefficients: str | Coefficients, steps: int) -> Coefficients:

@@ -83,6 +83,7 @@ def choose_checkpoint(
                 load_weights_only=False,
                 load_ignore_keys=None,
                 load_exclude_algorithms=None,
+                branch_duration=None,
             ), True
     if options.load_path is not None:
         path = os.path.expanduser(os.fspath(options.load_path))

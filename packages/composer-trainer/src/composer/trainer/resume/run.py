@@ -22,7 +22,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from composer.callbacks.checkpoint_saver import CheckpointSaver
-from composer.core import State, Timestamp
+from composer.core import State, Time, Timestamp, TimeUnit
 from composer.loggers import Logger
 from composer.trainer.resume.loader import LoaderPosition
 from composer.trainer.settings import RunSettings, with_members
@@ -49,6 +49,7 @@ class _Loaded:
         complete: The end of the last call of `fit`, if it had ended.
         limit: The `max_duration` of the last call of `fit`, as requested.
         over_at: The `max_duration` at which that call was over; None: it was not over.
+        is_branch: The saved run branched off another one; None: unknown.
     """
 
     schedulers: dict[str, Any] | None = field(default_factory=dict)
@@ -61,6 +62,7 @@ class _Loaded:
     complete: dict[str, Any] | None = None
     limit: str | None = None
     over_at: str | None = None
+    is_branch: bool | None = None
 
 
 class RunProgress:
@@ -71,6 +73,7 @@ class RunProgress:
         settings: The data, evaluators and schedules of the run.
         loader: The position in the training data.
         announce: Shows a message to the user.
+        branch_duration: How long the run trains from the checkpoint that it branches off; None: it is no branch.
 
     Attributes:
         over_at: The `max_duration` at which the repeated call of `fit` was over when the checkpoint was saved. It is
@@ -78,11 +81,18 @@ class RunProgress:
     """
 
     def __init__(
-        self, state: State, settings: RunSettings, loader: LoaderPosition, announce: Callable[[str], None]
+        self,
+        state: State,
+        settings: RunSettings,
+        loader: LoaderPosition,
+        announce: Callable[[str], None],
+        branch_duration: Any = None,
     ) -> None:
         self.state, self.settings, self.loader, self.announce = state, settings, loader, announce
         # Taken here, before a checkpoint or training changes any of it.
         self._arguments = _describe_arguments(state, settings.given_schedulers)
+        if branch_duration is not None:
+            self._arguments["branch_duration"] = str(branch_duration)
         self._loaded = _Loaded()
         self._fits: list[Timestamp] = []
         self._calls = 0
@@ -148,6 +158,7 @@ class RunProgress:
         loaded.complete = resumption.get("complete")
         loaded.limit, loaded.over_at = resumption.get("limit"), resumption.get("over_at")
         loaded.arguments = resumption.get("asked", {})
+        loaded.is_branch = "branch_duration" in loaded.arguments if loaded.arguments else None
         had_schedulers = loaded.arguments.get("schedulers")
         if self.settings.is_complete and (self.settings.given_schedulers or not had_schedulers):
             self.apply()  # otherwise `fit` may bring schedulers
@@ -165,6 +176,8 @@ class RunProgress:
             now = self.state.timestamp
             _restart_schedulers(self.state, (now.batch if self.settings.step_every_batch else now.epoch).value)
         changes = _apply_changes(self.state, self._arguments, saved) if saved else []
+        if "branch_duration" in self._arguments and not self._loaded.fits:
+            self._begin_branch(bool(saved) and saved["schedulers"] == self._arguments["schedulers"])
         if changes:
             self.announce(f"These arguments differ from the checkpoint and replace it: {'; '.join(changes)}.")
 
@@ -183,12 +196,74 @@ class RunProgress:
             for key, value in (saved or {}).items():  # building a scheduler has changed rates, momenta and more
                 _set_option(group, key, value)
         if not loaded.has_time:
-            for scheduler in self.state.schedulers:
-                rescale = getattr(scheduler, "scale_schedule", None)
-                if rescale is not None:  # a schedule of composer.optim follows the time, which was not loaded
-                    rescale(1.0)
+            self._update_schedules()
+
+    def _update_schedules(self) -> None:
+        """Evaluate the schedules of composer.optim for the time and the length of the run."""
+        for scheduler in self.state.schedulers:
+            rescale = getattr(scheduler, "scale_schedule", None)
+            if rescale is not None:
+                rescale(1.0)
+
+    def _begin_branch(self, same_schedules: bool) -> None:
+        """Replace the restored learning rates where the schedule of the branch has others now, with a warning."""
+        state, branch, trunk = self.state, self.state.max_duration, self._loaded.limit
+        groups = _param_groups(state)
+        current = [_plain(group["lr"]) for group in groups]
+        if same_schedules and trunk is not None:
+            # The restored rates are those of the last step. They stay if the length of the run does not matter yet.
+            state.max_duration = trunk
+            self._update_schedules()
+            expected = [_plain(group["lr"]) for group in groups]
+            state.max_duration = branch
+            self._update_schedules()
+            if expected == [_plain(group["lr"]) for group in groups]:
+                for group, rate in zip(groups, current, strict=True):
+                    _set_option(group, "lr", rate)
+        for group, saved in zip(groups, self._loaded.options, strict=False):
+            before, now = (_plain((each or {}).get("lr")) for each in (saved, group))
+            if before is not None and abs(now - before) > 1e-6 * max(abs(now), abs(before)):
+                warnings.warn(
+                    f"The learning rate of the branch begins at {now:g}, but it was {before:g} when its checkpoint was "
+                    f"saved. Branch off a checkpoint from before the decay of its run, with the same peak and a "
+                    f"decay, such as `t_decay`, that is an absolute time of at most `branch_duration`.",
+                    stacklevel=4,
+                )
+                return
+
+    def check_start(self, duration: Time[Any]) -> None:
+        """Check that a branch of this length has a defined end.
+
+        Raises:
+            ValueError: The length is in epochs, but the branch begins inside one.
+        """
+        start = self._loaded.fits[0] if self._loaded.fits else self.state.timestamp
+        if duration.unit is TimeUnit.EPOCH and start._batch_in_epoch:
+            raise ValueError(
+                f"`branch_duration` must be in batches, samples or tokens, got {str(duration)!r}: the checkpoint is "
+                f"from batch {start._batch_in_epoch} of epoch {start._epoch}, before its end. Use for example '500ba'."
+            )
+
+    def check_branch(self) -> None:
+        """Check that the run's newest checkpoint was not saved by the run that it branches off, or by a branch of it.
+
+        Raises:
+            ValueError: It was: both have the same `run_name` and `save_folder`.
+        """
+        saved = self._loaded.is_branch
+        if saved is not None and saved != ("branch_duration" in self._arguments):
+            other = "a branch of this run" if saved else "the run that this one branches off"
+            raise ValueError(
+                f"`run_name` must not be that of {other}, got {self.state.run_name!r}: `autoresume` would continue "
+                f"from its checkpoints in `save_folder`. Give the branch a name of its own."
+            )
 
     # ---- the calls of `fit` ----
+
+    @property
+    def is_first_fit(self) -> bool:
+        """True until the first call of `fit` is counted."""
+        return self._calls == 0
 
     def begin_fit(self, reset_time: bool) -> tuple[Timestamp | None, bool]:
         """Count a call of `fit`; all evaluators are known by now.
@@ -396,7 +471,7 @@ def _apply_changes(state: State, current: dict[str, Any], saved: dict[str, Any])
                     place = f" of parameter group {index}" if len(groups) > 1 else ""
                     changes.append(f"{key}{place}: {old[key]} -> {new[key]}")
     for key, name in (("max_duration", "max_duration"), ("batch_size", "batch size"), ("schedulers", "schedulers")):
-        if current[key] != saved[key]:
+        if current[key] != saved[key] and not (key == "max_duration" and "branch_duration" in current):
             changes.append(f"{name}: {saved[key]} -> {current[key]}")
     return changes
 
