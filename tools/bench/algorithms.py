@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, cast
 
 import numpy as np
@@ -120,13 +121,17 @@ def _blur() -> Iterator[Match]:
 
 def _weights() -> Iterator[Match]:
     model = torchvision.models.resnet50()
-    average = torchvision.models.resnet50()
-    to, by = list(average.parameters()), [p.detach() for p in model.parameters()]
-    buffers = (
-        [b for b in average.buffers() if b.is_floating_point()],
-        [b for b in model.buffers() if b.is_floating_point()],
-    )
-    weights = [t.detach() for t in to] + buffers[0], by + buffers[1]
+    ema = EMA(half_life="100ba")
+    state = State(model=model, max_duration="1ep", dataloader=[0], algorithms=ema)
+    engine = Engine(state)
+    for event in ("init", "fit_start"):
+        engine.run_event(event)
+    state.timestamp = state.timestamp.to_next_batch(1)
+    engine.run_event("batch_end")  # averaging starts
+    assert ema.ema_model is not None
+    averages = dict(chain(ema.ema_model.named_parameters(), ema.ema_model.named_buffers()))
+    values = {name: value.detach() for name, value in model.state_dict().items() if value.is_floating_point()}
+    weights = [averages[name] for name in values], [*values.values()]  # the same memory as ours
 
     @torch.no_grad()
     def cached() -> None:
@@ -136,12 +141,6 @@ def _weights() -> Iterator[Match]:
     def looped() -> None:
         for a, b in zip(*weights, strict=True):
             a.copy_(a * 0.99 + b * 0.01)
-
-    state = State(model=model, max_duration="1ep", dataloader=[0], algorithms=EMA(half_life="100ba"))
-    engine = Engine(state)
-    for event in ("init", "fit_start"):
-        engine.run_event(event)
-    state.timestamp = state.timestamp.to_next_batch(1)
 
     def ours() -> None:
         engine.run_event("batch_end")
