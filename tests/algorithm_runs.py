@@ -53,6 +53,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "SAM": {"rho": 0.05, "interval": 2},
     "SWA": {"swa_start": "1ep", "swa_end": "2ep", "update_interval": "1ep"},
     "ScaleSchedule": {"ratio": 2.0},
+    "ScheduleFree": {"warmup": "2ba"},
     "SelectiveBackprop": {"start": 0.0, "end": 1.0, "interrupt": 0},
     "SeqLengthWarmup": {"duration": 0.5, "min_seq_length": 8, "max_seq_length": 16},
     "SqueezeExcite": {"min_channels": 4},

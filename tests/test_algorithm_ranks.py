@@ -38,7 +38,7 @@ CROPS = {**ARGUMENTS["ProgressiveResizing"], "mode": "crop"}
 EXACT = listed(
     "Alibi AlternatingFlip BlurPool ChannelsLast EMA Factorize FusedLayerNorm GatedLinearUnits GradientClipping LAWA "
     "LabelSmoothing LayerFreezing LogitSoftcap LowPrecisionGroupNorm LowPrecisionLayerNorm Muon NoOpModel PostHocEMA "
-    "ProgressiveResizing QKNorm SWA ScaleSchedule SeqLengthWarmup SqueezeExcite TestTimeAugmentation "
+    "ProgressiveResizing QKNorm SWA ScaleSchedule ScheduleFree SeqLengthWarmup SqueezeExcite TestTimeAugmentation "
     "WeightStandardization Whitening ZLoss"
 )
 EXACT |= {

@@ -37,7 +37,7 @@ from composer.algorithms.warnings import NoEffectWarning, NotIntendedUseWarning
 from composer.checkpoint.file import read_file
 from composer.core import Callback, Precision, State
 from composer.loggers import Logger, LoggerDestination
-from composer.optim import LinearWithWarmupScheduler
+from composer.optim import ConstantWithWarmupScheduler, LinearWithWarmupScheduler
 from composer.testing import deep_compare, run_on_ranks
 from composer.utils import dist, reproducibility
 
@@ -144,6 +144,8 @@ def train(case: Case, folder: Path, logged: dict[Any, Any], death: int | None, n
     training, measuring = noise(8 * LENGTH, augmented), noise(8)
     world = dist.get_world_size()
     order: dict[str, Any] = {"sampler": dist.get_sampler(training, shuffle=True)} if world > 1 else {"shuffle": True}
+    # `ScheduleFree` refuses a schedule that falls.
+    schedule = ConstantWithWarmupScheduler if "ScheduleFree" in case.names else LinearWithWarmupScheduler
     batches: dict[str, Any] = {"batch_size": 8 // world, "collate_fn": captioned if has_text else None}
     trainer = Trainer(
         model=model,
@@ -152,7 +154,7 @@ def train(case: Case, folder: Path, logged: dict[Any, Any], death: int | None, n
         eval_interval="3ba",
         max_duration=f"{BATCHES}ba",
         optimizers=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
-        schedulers=LinearWithWarmupScheduler("5ba", scale_warmup=True),
+        schedulers=schedule("5ba", scale_warmup=True),
         algorithms=[make(name, keys, arguments) for name, arguments in case.algorithms],
         callbacks=Death(death),
         loggers=Journal(logged),

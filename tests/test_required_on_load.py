@@ -53,6 +53,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         "swa_lr": 0.01,
     },
     "ScaleSchedule": {"ratio": 2.0},
+    "ScheduleFree": {"warmup": "2ba", "lr": 0.5, "momentum": 0.8, "r": 1.0},
     "SelectiveBackprop": {"start": 0.0, "end": 1.0, "interrupt": 0},
     "SeqLengthWarmup": {"duration": 0.5, "min_seq_length": 8, "max_seq_length": 16},
     "SqueezeExcite": {"min_channels": 4, "latent_channels": 2},

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from composer.core import AVERAGES_WEIGHTS, State
+from composer.core import AVERAGES_WEIGHTS, REPLACES_OPTIMIZER, State
 from composer.models import ComposerModel
 from composer.optim import DecoupledSGDW
 from composer.trainer.options import check_distinct, described
@@ -252,10 +252,13 @@ class OptimizerModes:
     def check(self) -> None:
         """Check that no algorithm loads averages into the model that the optimizer would treat as its own.
 
+        An algorithm that replaces the optimizer may average through it: these averages are the optimizer's own.
+
         Raises:
             ValueError: The run has such an algorithm and an optimizer with modes.
         """
-        averaging = [each for each in self._state.algorithms if AVERAGES_WEIGHTS in each.placement.provides]
+        placements = [(each, each.placement.provides) for each in self._state.algorithms]
+        averaging = [each for each, p in placements if AVERAGES_WEIGHTS in p and REPLACES_OPTIMIZER not in p]
         for optimizer in self._with_modes():
             for algorithm in averaging:
                 optimizer_name, name = type(optimizer).__name__, type(algorithm).__name__
