@@ -56,6 +56,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "ScheduleFree": {"warmup": "2ba"},
     "SelectiveBackprop": {"start": 0.0, "end": 1.0, "interrupt": 0},
     "SeqLengthWarmup": {"duration": 0.5, "min_seq_length": 8, "max_seq_length": 16},
+    "SequencePacking": {"length": 16},  # a row for each text, with its image
     "SqueezeExcite": {"min_channels": 4},
     "StochasticDepth": {"target_layer_name": "ResNetBottleneck", "drop_rate": 0.5},
     "Whitening": {"num_images": 8, "bias_duration": "1ep"},
@@ -83,7 +84,7 @@ LONGER: dict[str, dict[str, Any]] = {
     "StochasticDepth": {"target_layer_name": "ResNetBottleneck", "drop_rate": 0.9, "drop_warmup": "9ba"},
     "Whitening": {"num_images": 8, "bias_duration": "4ba"},
 }
-LANGUAGE = {"Alibi", "GatedLinearUnits", "LogitSoftcap", "QKNorm", "SeqLengthWarmup"}
+LANGUAGE = {"Alibi", "GatedLinearUnits", "LogitSoftcap", "QKNorm", "SeqLengthWarmup", "SequencePacking"}
 Norm = Callable[[int], torch.nn.Module]
 LOWER_PRECISION = {"FusedLayerNorm", "LowPrecisionGroupNorm", "LowPrecisionLayerNorm"}
 

@@ -38,8 +38,8 @@ CROPS = {**ARGUMENTS["ProgressiveResizing"], "mode": "crop"}
 EXACT = listed(
     "Alibi AlternatingFlip BlurPool ChannelsLast EMA Factorize FusedLayerNorm GatedLinearUnits GradientClipping LAWA "
     "LabelSmoothing LayerFreezing LogitSoftcap LowPrecisionGroupNorm LowPrecisionLayerNorm Muon NoOpModel PostHocEMA "
-    "ProgressiveResizing QKNorm SWA ScaleSchedule ScheduleFree SeqLengthWarmup SqueezeExcite TestTimeAugmentation "
-    "WeightStandardization Whitening ZLoss"
+    "ProgressiveResizing QKNorm SWA ScaleSchedule ScheduleFree SeqLengthWarmup SequencePacking SqueezeExcite "
+    "TestTimeAugmentation WeightStandardization Whitening ZLoss"
 )
 EXACT |= {
     # Products of float32 are not the same in parts of another size.

@@ -225,8 +225,15 @@ def last_of(folder: Path) -> Any:
 
 
 BY_EPOCHS = {"EMA by epochs", "LayerFreezing"}  # they act after the first death
-# In the weights; SWA until it ends.
-WITHOUT_TRACE = {"ChannelsLast", "FusedLayerNorm", "PostHocEMA", "SWA by epochs", "TestTimeAugmentation"}
+# In the weights; SWA until it ends. The texts fill rows, so that none are packed.
+WITHOUT_TRACE = {
+    "ChannelsLast",
+    "FusedLayerNorm",
+    "PostHocEMA",
+    "SWA by epochs",
+    "SequencePacking",
+    "TestTimeAugmentation",
+}
 # What grows from the first to the second death, and on.
 RAMPS = {
     "LayerFreezing": "layer_freezing/layers_frozen",

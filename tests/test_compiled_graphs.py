@@ -40,6 +40,7 @@ CHANGING = {
     "ProgressiveResizing": (1, 2),  # sizes, the second of them as a variable
     "SelectiveBackprop": (2, 0),  # a pass to choose, without gradients, and one to train
     "SeqLengthWarmup": (1, 1),
+    "SequencePacking": (1, 0),  # numbers of rows, which is one number here
     "Whitening": (1, 1),  # once the bias is frozen
 }
 # No graph of the whole model, because the host decides in each step.

@@ -21,6 +21,7 @@ from composer.algorithms import (
     GradientClipping,
     LowPrecisionLayerNorm,
     SeqLengthWarmup,
+    SequencePacking,
 )
 from composer.algorithms.gated_linear_units.gated_linear_unit_layers import BERTGatedFFOutput
 from composer.callbacks import Generate
@@ -52,6 +53,7 @@ ALGORITHMS: dict[str, Any] = {
     "Alibi": lambda: [Alibi(max_sequence_length=2 * LENGTH, train_sequence_length_scaling=0.5)],
     "GatedLinearUnits": lambda: [GatedLinearUnits()],
     "SeqLengthWarmup": lambda: [SeqLengthWarmup(duration=0.5, min_seq_length=4, max_seq_length=LENGTH, step_size=4)],
+    "SequencePacking": lambda: [SequencePacking(2 * LENGTH)],
     "LowPrecisionLayerNorm": lambda: [LowPrecisionLayerNorm()],
     "EMA and SAM": lambda: [EMA(half_life="2ba"), SAM(rho=0.05), GradientClipping("norm", 1.0)],
 }
@@ -157,7 +159,8 @@ class Death(Callback):
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [("bert", "all of language"), ("gpt2", "Alibi"), ("gpt2", "SeqLengthWarmup")]
+    ("kind", "name"),
+    [("bert", "all of language"), ("gpt2", "Alibi"), ("gpt2", "SeqLengthWarmup"), ("gpt2", "SequencePacking")],
 )
 def test_a_run_that_stops_goes_on_bit_for_bit(kind: str, name: str, tokenizer_folder: str, tmp_path: Path) -> None:
     whole = trainer_of(kind, make(kind, tokenizer_folder), ALGORITHMS[name]())

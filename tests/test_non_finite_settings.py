@@ -25,6 +25,7 @@ REQUIRED: dict[str, Any] = {
     "BatchSizeWarmup": {"initial_batch_size": 2},
     "Distillation": {"teacher": torch.nn.Identity()},
     "GradientClipping": {"clipping_type": "norm", "clipping_threshold": 1.0},
+    "SequencePacking": {"length": 16},
     "SqueezeExcite2d": {"num_features": 8},
     "SqueezeExciteConv2d": {"in_channels": 8, "out_channels": 8, "kernel_size": 3},
     "StochasticDepth": {"target_layer_name": "ResNetBottleneck"},

@@ -56,6 +56,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "ScheduleFree": {"warmup": "2ba", "lr": 0.5, "momentum": 0.8, "r": 1.0},
     "SelectiveBackprop": {"start": 0.0, "end": 1.0, "interrupt": 0},
     "SeqLengthWarmup": {"duration": 0.5, "min_seq_length": 8, "max_seq_length": 16},
+    "SequencePacking": {"length": 16},
     "SqueezeExcite": {"min_channels": 4, "latent_channels": 2},
     "StochasticDepth": {"target_layer_name": "ResNetBottleneck", "drop_rate": 0.5, "drop_warmup": "2ba"},
     "Whitening": {"num_images": 8, "bias_duration": "1ba"},

@@ -29,6 +29,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "BatchSizeWarmup": {"initial_batch_size": 32},
     "Distillation": {"teacher": torch.nn.Identity()},
     "GradientClipping": {"clipping_type": "norm", "clipping_threshold": 1.0},
+    "SequencePacking": {"length": 256},
     "StochasticDepth": {"target_layer_name": "ResNetBottleneck"},
 }
 _HEAD = """# Which algorithms compose

@@ -16,6 +16,7 @@ _BENCHMARKS = (
     "loaders",
     "characters",
     "cooldown",
+    "packing",
     "gpu",
 )
 
