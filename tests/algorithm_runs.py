@@ -38,6 +38,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "Alibi": {"max_sequence_length": 32},
     "BatchSizeWarmup": {"initial_batch_size": 2, "duration": "12sp"},
     "BlurPool": {"min_channels": 0},
+    "ChunkedCrossEntropy": {"head_name": "last", "target_key": "index"},
     "Distillation": {"teacher": teacher()},
     "EMA": {"half_life": "2ba"},
     "Factorize": {"min_channels": 4, "min_features": 4, "latent_channels": 4, "latent_features": 4},
@@ -84,8 +85,17 @@ LONGER: dict[str, dict[str, Any]] = {
     "StochasticDepth": {"target_layer_name": "ResNetBottleneck", "drop_rate": 0.9, "drop_warmup": "9ba"},
     "Whitening": {"num_images": 8, "bias_duration": "4ba"},
 }
-LANGUAGE = {"Alibi", "GatedLinearUnits", "LogitSoftcap", "QKNorm", "SeqLengthWarmup", "SequencePacking"}
+LANGUAGE = {
+    "Alibi",
+    "ChunkedCrossEntropy",
+    "GatedLinearUnits",
+    "LogitSoftcap",
+    "QKNorm",
+    "SeqLengthWarmup",
+    "SequencePacking",
+}
 Norm = Callable[[int], torch.nn.Module]
+WITHOUT_LOGITS = {"ChunkedCrossEntropy"}  # in training, so that there are no training metrics
 LOWER_PRECISION = {"FusedLayerNorm", "LowPrecisionGroupNorm", "LowPrecisionLayerNorm"}
 
 
@@ -176,10 +186,11 @@ class Captioned(Classifier):
             add_pooling_layer=False,
         )
         self.head = torch.nn.Linear(16, 4)
+        self.last = torch.nn.Linear(4, 4)
 
     def forward(self, batch: Any) -> torch.Tensor:
         hidden = self.text(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).last_hidden_state
-        outputs: torch.Tensor = self.vision(batch["image"]) + self.head(hidden.mean(1))
+        outputs: torch.Tensor = self.last(self.vision(batch["image"]) + self.head(hidden.mean(1)))
         return outputs
 
     def loss(self, outputs: torch.Tensor, batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -204,12 +215,25 @@ class MeasuredCaptioned(Measured, Captioned):
     """Both."""
 
 
+class EvaluatedCaptioned(MeasuredCaptioned):
+    """With metrics in evaluation only."""
+
+    def get_metrics(self, is_train: bool) -> dict[str, Any]:
+        return {} if is_train else super().get_metrics(is_train)
+
+
 def captioned(examples: list[tuple[torch.Tensor, int]]) -> dict[str, torch.Tensor]:
     images, labels = torch.utils.data.default_collate(examples)
     text = torch.arange(16).repeat(len(labels), 1).add(labels[:, None]).remainder(32)
     dense = torch.nn.functional.one_hot(labels, 4).float()
     # The text is first: its length is that of the batch.
-    return {"input_ids": text, "attention_mask": torch.ones_like(text), "image": images, "label": dense}
+    return {
+        "input_ids": text,
+        "attention_mask": torch.ones_like(text),
+        "image": images,
+        "label": dense,
+        "index": labels,
+    }
 
 
 def arguments_of(name: str) -> dict[str, Any]:
@@ -220,9 +244,10 @@ def arguments_of(name: str) -> dict[str, Any]:
 def make(name: str, keys: dict[str, str], arguments: dict[str, Any] | None = None) -> Algorithm:
     """An algorithm that finds images and labels under keys; `arguments` go before those of the table."""
     # A copy: an algorithm may move what it is given to the device of its run.
-    algorithm = CLASSES[name](**copy.deepcopy(ARGUMENTS.get(name, {}) if arguments is None else arguments))
+    given = ARGUMENTS.get(name, {}) if arguments is None else arguments
+    algorithm = CLASSES[name](**copy.deepcopy(given))
     for key, value in keys.items():
-        if hasattr(algorithm, key):
+        if hasattr(algorithm, key) and key not in given:
             setattr(algorithm, key, value)
     return algorithm
 

@@ -24,6 +24,8 @@ from algorithm_runs import (
     CLASSES,
     LANGUAGE,
     LOWER_PRECISION,
+    WITHOUT_LOGITS,
+    EvaluatedCaptioned,
     Measured,
     MeasuredCaptioned,
     arguments_of,
@@ -67,7 +69,8 @@ class Run:
         keys = {"input_key": "image", "target_key": "label"} if has_text else {}
         collate: Any = captioned if has_text else None
         training = noise(8 * LENGTH, Compose([RandomHorizontalFlip(), ToTensor()]))
-        model = MeasuredCaptioned() if has_text else Measured()
+        without = WITHOUT_LOGITS & set(self.names)
+        model = EvaluatedCaptioned() if without else MeasuredCaptioned() if has_text else Measured()
         return Trainer(
             model=model,
             train_dataloader=DataLoader(training, batch_size=8, shuffle=True, collate_fn=collate),

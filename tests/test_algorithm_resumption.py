@@ -21,6 +21,8 @@ from algorithm_runs import (
     CLASSES,
     LANGUAGE,
     LOWER_PRECISION,
+    WITHOUT_LOGITS,
+    EvaluatedCaptioned,
     Measured,
     MeasuredCaptioned,
     arguments_of,
@@ -138,7 +140,8 @@ class Journal(LoggerDestination):
 def train(case: Case, folder: Path, logged: dict[Any, Any], death: int | None, number: int) -> Trainer:
     """Run the program of a run, until it dies or ends."""
     has_text = case.has_text
-    model = MeasuredCaptioned(seed=number) if has_text else Measured(seed=number)
+    kind = EvaluatedCaptioned if case.names & WITHOUT_LOGITS else MeasuredCaptioned if has_text else Measured
+    model = kind(seed=number)
     keys = {"input_key": "image", "target_key": "label"} if has_text else {}
     augmented = Compose([RandomHorizontalFlip(), RandomCrop(16, padding=2), ToTensor()])
     training, measuring = noise(8 * LENGTH, augmented), noise(8)

@@ -17,6 +17,7 @@ from algorithm_runs import (
     CLASSES,
     LANGUAGE,
     LOWER_PRECISION,
+    WITHOUT_LOGITS,
     Captioned,
     Classifier,
     captioned,
@@ -74,7 +75,14 @@ class Measured(Classifier):
 
 
 class MeasuredCaptioned(Measured, Captioned):
-    """Both."""
+    """Both, with the metric in evaluation only if there are no logits in training."""
+
+    def __init__(self, has_logits: bool) -> None:
+        super().__init__()
+        self.has_logits = has_logits
+
+    def get_metrics(self, is_train: bool) -> dict[str, Any]:
+        return super().get_metrics(is_train) if self.has_logits or not is_train else {}
 
 
 def launch(
@@ -92,7 +100,7 @@ def launch(
     """
     name, arguments, duration = CASES[case]
     has_text = name in LANGUAGE
-    model = MeasuredCaptioned() if has_text else Measured()
+    model = MeasuredCaptioned(name not in WITHOUT_LOGITS) if has_text else Measured()
     keys = {"input_key": "image", "target_key": "label"} if has_text else {}
     collate = captioned if has_text else None
     training, measuring = (noise(2 * LENGTH, ToTensor()) for _ in range(2))

@@ -15,7 +15,16 @@ from typing import Any
 
 import pytest
 import torch
-from algorithm_runs import CLASSES, LOWER_PRECISION, MeasuredCaptioned, arguments_of, captioned, make, noise
+from algorithm_runs import (
+    CLASSES,
+    LOWER_PRECISION,
+    WITHOUT_LOGITS,
+    MeasuredCaptioned,
+    arguments_of,
+    captioned,
+    make,
+    noise,
+)
 from observers import KEEPERS, WATCHERS
 from torch.utils.data import DataLoader
 from torchmetrics.classification import MulticlassAccuracy
@@ -69,7 +78,7 @@ class Unmasked(MeasuredCaptioned):
 
     def forward(self, batch: Any) -> torch.Tensor:
         hidden = self.text(input_ids=batch["input_ids"]).last_hidden_state
-        outputs: torch.Tensor = self.vision(batch["image"]) + self.head(hidden.mean(1))
+        outputs: torch.Tensor = self.last(self.vision(batch["image"]) + self.head(hidden.mean(1)))
         return outputs
 
 
@@ -86,7 +95,7 @@ class End(Callback):
 
 
 class WithoutMetrics(Unmasked):
-    """A model whose outputs may be freed after the step."""
+    """A model whose outputs may be freed after the step, or are no logits."""
 
     def get_metrics(self, is_train: bool) -> dict[str, Any]:
         return {}
@@ -162,7 +171,8 @@ def test_microbatches_wait_for_nothing(size: int) -> None:
 @pytest.mark.parametrize("name", sorted(CLASSES))
 def test_an_algorithm_waits_for_nothing(name: str) -> None:
     keys = {"input_key": "image", "target_key": "label"}
-    fit(algorithms=make(name, keys, arguments_of(name)), lower=name in LOWER_PRECISION)
+    kind = WithoutMetrics if name in WITHOUT_LOGITS else Unmasked
+    fit(algorithms=make(name, keys, arguments_of(name)), lower=name in LOWER_PRECISION, kind=kind)
 
 
 # They act at most at an interval of their own, which their cards say, and there they need numbers.

@@ -30,6 +30,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "Alibi": {"max_sequence_length": 32, "train_sequence_length_scaling": 1.0},
     "BatchSizeWarmup": {"initial_batch_size": 2, "duration": "12sp"},
     "BlurPool": {"min_channels": 0, "blur_first": False},
+    "ChunkedCrossEntropy": {"head_name": "head", "target_key": "index"},
     "Distillation": {"teacher": teacher(), "weight": 0.2},
     "EMA": {"half_life": "2ba"},
     "Factorize": {"min_channels": 4, "min_features": 4, "latent_channels": 2, "latent_features": 0.5},
@@ -91,7 +92,11 @@ class Language(ComposerModel):
 
 def batch_of(name: str) -> Any:
     if name in LANGUAGE:
-        return {"input_ids": torch.arange(64).reshape(4, 16).remainder(31), "labels": torch.eye(4)}
+        return {
+            "input_ids": torch.arange(64).reshape(4, 16).remainder(31),
+            "labels": torch.eye(4),
+            "index": torch.arange(4),
+        }
     return default_collate(list(noise()))  # type: ignore[arg-type]
 
 

@@ -17,6 +17,7 @@ _BENCHMARKS = (
     "characters",
     "cooldown",
     "packing",
+    "cross_entropy",
     "gpu",
 )
 
@@ -26,7 +27,7 @@ def main(arguments: list[str]) -> int:
     if arguments and arguments[0] in ("-h", "--help"):
         print(f"usage: nox -s bench [-- {{{','.join(_BENCHMARKS)}}} [options]]")
         for name in _BENCHMARKS:
-            print(f"  {name:11} {importlib.import_module(f'tools.bench.{name}').__doc__}")
+            print(f"  {name:13} {importlib.import_module(f'tools.bench.{name}').__doc__}")
         return 0
     if arguments and arguments[0] not in _BENCHMARKS:
         print(f"The benchmark must be one of {', '.join(_BENCHMARKS)}, got {arguments[0]!r}.", file=sys.stderr)
