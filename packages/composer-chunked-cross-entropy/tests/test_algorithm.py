@@ -41,7 +41,7 @@ from composer.core import (
 )
 from composer.loggers import Logger
 from composer.models import ComposerModel
-from composer.testing import SimpleModel, SimpleTransformerModel, train_by_hand
+from composer.testing import SimpleModel, SimpleTransformerModel, run_on_ranks, train_by_hand
 
 VOCABULARY = 40
 SMALL = {
@@ -297,6 +297,8 @@ def test_wrong_arguments_are_refused_at_construction() -> None:
         ChunkedCrossEntropy(shift_labels="no")  # type: ignore[arg-type]
 
 
+# `peft` asks `transformers` by a name that it is about to lose.
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_a_head_with_lora_is_refused_and_others_are_not() -> None:
     peft = pytest.importorskip("peft", reason="peft is not installed")
     adapted = peft.get_peft_model(MODELS["llama"](), peft.LoraConfig(target_modules=["q_proj"]))
@@ -306,3 +308,48 @@ def test_a_head_with_lora_is_refused_and_others_are_not() -> None:
     head = peft.get_peft_model(MODELS["llama"](), peft.LoraConfig(target_modules=["lm_head"]))
     with pytest.raises(TypeError, match=r"needs a head that is a `torch\.nn\.Linear`"):
         engine_of(wrapped(head), ChunkedCrossEntropy())
+
+
+# ---- ranks ----
+
+
+def _train_sharded(shards_head: bool) -> dict[str, torch.Tensor]:
+    """Train on two ranks with half of every batch each; return the full weights."""
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+
+    model = OfTransformers("llama").double()
+    algorithm = ChunkedCrossEntropy(chunk_size=8)
+    state = State(model=model, max_duration="3ba", dataloader=[0], algorithms=algorithm)
+    engine = Engine(state, Logger(state))
+    engine.run_event(Event.INIT)
+    if shards_head:
+        fully_shard(model.model.lm_head)  # type: ignore[arg-type]
+    fully_shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in batches():
+        optimizer.zero_grad()
+        rank = dist.get_rank()
+        half = {key: value[2 * rank : 2 * rank + 2] for key, value in batch.items()}
+        run_pass(state, engine, half)
+        counts = [(batch["labels"][rows, 1:] >= 0).sum() for rows in (slice(0, 2), slice(2, 4))]
+        (state.loss * counts[rank] * 2 / sum(counts)).backward()
+        optimizer.step()
+    return {name: p.full_tensor().detach() for name, p in model.named_parameters()}  # type: ignore[attr-defined]
+
+
+@pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reason="`fully_shard` needs a GPU")
+@pytest.mark.parametrize("shards_head", [False, True])
+def test_a_sharded_model_trains_as_one_process_does(shards_head: bool) -> None:
+    model = OfTransformers("llama").double()
+    state, engine = engine_of(model, ChunkedCrossEntropy(chunk_size=8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in batches():
+        optimizer.zero_grad()
+        run_pass(state, engine, batch)
+        state.loss.backward()
+        optimizer.step()
+    expected = {name: weight.detach() for name, weight in model.named_parameters()}
+
+    for rank in run_on_ranks(_train_sharded, 2, shards_head):
+        torch.testing.assert_close(rank, expected, rtol=1e-10, atol=1e-10)

@@ -101,7 +101,7 @@ def compute_chunked_cross_entropy(
     if _uses_liger(kernel, rows, dtype, reduction, chunk_size):
         losses = _sum_with_liger(rows, weight, labels, bias, dtype, *options)
     else:
-        size = _default_chunk_size(*rows.shape, weight.shape[0]) if chunk_size is None else chunk_size
+        size = _default_chunk_size(rows.shape[0], rows.shape[1], weight.shape[0]) if chunk_size is None else chunk_size
         chunks = (size, dtype, reduction == "none", torch.is_grad_enabled())
         losses = _ChunkedLoss.apply(rows, weight, bias, labels, *options, *chunks)
     if reduction == "none":

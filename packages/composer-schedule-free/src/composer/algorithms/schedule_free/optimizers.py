@@ -111,8 +111,14 @@ class ScheduleFreeAdamW(ExactModes, schedulefree.AdamWScheduleFree):  # type: ig
         check_finite(eps=eps, least=0)
         if betas[1] >= 1:
             raise ValueError(f"`betas[1]` must be below 1, got {betas[1]!r}. Use 0.999.")
-        options = {"warmup_steps": warmup_steps, "r": r, "weight_lr_power": weight_lr_power, "foreach": foreach}
-        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, **options)
+        options: dict[str, Any] = {
+            "warmup_steps": warmup_steps,
+            "r": r,
+            "weight_lr_power": weight_lr_power,
+            "foreach": foreach,
+        }
+        options |= {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, **options)
         self.train()
 
 
@@ -166,8 +172,14 @@ class ScheduleFreeSGD(ExactModes, schedulefree.SGDScheduleFree):  # type: ignore
         foreach: bool = True,
     ) -> None:
         _check_settings(lr, weight_decay, momentum, warmup_steps, r, weight_lr_power)
-        options = {"warmup_steps": warmup_steps, "r": r, "weight_lr_power": weight_lr_power, "foreach": foreach}
-        super().__init__(params, lr=lr, momentum=momentum, weight_decay=weight_decay, **options)
+        options: dict[str, Any] = {
+            "warmup_steps": warmup_steps,
+            "r": r,
+            "weight_lr_power": weight_lr_power,
+            "foreach": foreach,
+        }
+        options |= {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+        super().__init__(params, **options)
         self.train()
 
 

@@ -493,9 +493,8 @@ def _is_causal(model: torch.nn.Module) -> bool:
 
 def _first_position(model: torch.nn.Module) -> int:
     for name, module in model.named_modules():
-        is_table = isinstance(module, torch.nn.Embedding) and "position" in name.rpartition(".")[2]
-        if is_table and module.padding_idx is not None:  # type: ignore[union-attr]
-            return int(module.padding_idx) + 1  # type: ignore[arg-type]
+        if isinstance(module, torch.nn.Embedding) and "position" in name.rpartition(".")[2]:
+            return 0 if module.padding_idx is None else module.padding_idx + 1
     return 0
 
 
