@@ -247,12 +247,18 @@ class Death(pl.Callback):
             raise Died
 
 
-@pytest.mark.parametrize("label", ["all", "LayerFreezing", "SAM"])
-@pytest.mark.parametrize("step", [5, 7])
-def test_a_killed_run_resumes_exactly(label: str, step: int, tmp_path: Path) -> None:
-    """At an epoch's end and inside the second epoch."""
-    saver: Any = ModelCheckpoint(tmp_path, save_last=True, save_top_k=-1, every_n_train_steps=1)
-    trainer = trainer_of(callback_of(label), saver, Death(step))
+# After the last step of an epoch, before its end is announced, and after that.
+SAVES: dict[str, dict[str, Any]] = {
+    "step": {"every_n_train_steps": LENGTH},
+    "epoch": {"every_n_epochs": 1, "save_on_train_epoch_end": True},
+}
+
+
+@pytest.mark.parametrize("when", SAVES)
+@pytest.mark.parametrize("label", ["all", "LayerFreezing"])
+def test_a_killed_run_resumes_exactly(label: str, when: str, tmp_path: Path) -> None:
+    saver: Any = ModelCheckpoint(tmp_path, save_last=True, **SAVES[when])
+    trainer = trainer_of(callback_of(label), saver, Death(LENGTH + 2))
     with pytest.raises(Died):
         trainer.fit(SplitNet(), data())
 
@@ -313,9 +319,9 @@ def test_what_lightning_cannot_do_is_refused_before_training() -> None:
         refused(ComposeCallback(LayerFreezing()), Freezing())
 
 
-def test_averages_of_lightning_are_discouraged_together_with_ours() -> None:
-    with pytest.warns(match="averages weights"):
-        refused(ComposeCallback(EMA()), StochasticWeightAveraging(swa_lrs=0.1), module=Net())
+def test_averages_of_lightning_are_refused() -> None:
+    with pytest.raises(ValueError, match="`StochasticWeightAveraging` must not be used with `ComposeCallback`"):
+        refused(ComposeCallback([]), StochasticWeightAveraging(swa_lrs=0.1), module=Net())
 
 
 def test_manual_optimization_and_endless_runs_are_refused() -> None:

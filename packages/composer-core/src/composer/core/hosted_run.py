@@ -296,6 +296,11 @@ class HostedRun:
         """Return True if the run has reached `max_duration`."""
         return self.state.is_over()
 
+    @property
+    def in_epoch(self) -> bool:
+        """True from `begin_epoch` to `end_epoch`."""
+        return self._phase in (_EPOCH, _BATCH, _PASS, _LOSS, _GRADIENTS)
+
     # ---- epochs and batches ----
 
     def epoch(self) -> Iterator[Any]:

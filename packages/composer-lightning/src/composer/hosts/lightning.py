@@ -91,7 +91,7 @@ class ComposeCallback(pl.Callback):
 
     With the same seed and the same batches the weights equal those of composer's own `Trainer`, bit for bit.
     Checkpoints of Lightning contain the state of the algorithms, and the weights that algorithms want to have saved,
-    such as averages; `trainer.fit(ckpt_path=...)` resumes both.
+    such as averages; `trainer.fit(ckpt_path=...)` resumes both, exactly from the end of an epoch.
 
     With gradient accumulation, events of the loader occur for each of its batches, and optimizers that need several
     gradients per step (`SAM`) get those of all batches of the step.
@@ -110,7 +110,8 @@ class ComposeCallback(pl.Callback):
 
     Raises:
         ConflictError: In `setup`, if Lightning or one of its features does not support an algorithm.
-        ValueError: In `setup`, if the optimization is manual, the strategy shards the model, or the run has no length.
+        ValueError: In `setup`, if the optimization is manual, the strategy shards the model, the run has no length, or
+            `StochasticWeightAveraging` is used.
 
     Example:
         >>> callback = ComposeCallback([])
@@ -212,6 +213,12 @@ class ComposeCallback(pl.Callback):
                 f"parameters itself. Use the `Trainer` of composer for sharded models."
             )
 
+        callbacks: list[Any] = list(getattr(trainer, "callbacks", []))
+        if any(isinstance(callback, StochasticWeightAveraging) for callback in callbacks):
+            raise ValueError(
+                "`StochasticWeightAveraging` must not be used with `ComposeCallback`: it runs `training_step` without "
+                "steps of the optimizer. Use `ComposeCallback([SWA()])` of composer-swa."
+            )
         for algorithm in ensure_tuple(self._algorithms):
             of_data = DROPS_PIXELS in algorithm.placement.provides and Event.FIT_START in (algorithm.events or ())
             if of_data:
@@ -251,8 +258,6 @@ class ComposeCallback(pl.Callback):
         run.begin_fit()
         run.catch_up(trainer.current_epoch)
         self._counted = trainer.global_step
-        if run.state.timestamp.batch_in_epoch.value:  # resumed there: Lightning announces no start of the epoch
-            run.begin_epoch()
 
     # ---- epochs and batches ----
 
@@ -265,7 +270,10 @@ class ComposeCallback(pl.Callback):
         trainer = self._trainer
         if trainer is None or not trainer.training:
             return batch
-        return self._run().after_dataloader(batch)
+        run = self._run()
+        if not run.in_epoch:  # resumed: Lightning does not announce the start of the first epoch
+            run.begin_epoch()
+        return run.after_dataloader(batch)
 
     def _training_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         run = self._run()
@@ -332,6 +340,8 @@ class ComposeCallback(pl.Callback):
         """Announce EPOCH_END."""
         run = self._run()
         length = run.state.dataloader_len
+        if not run.in_epoch:  # resumed: it has ended before
+            return
         if length is None or run.state.timestamp.batch_in_epoch >= length:  # not where `max_steps` ends the run
             run.end_epoch()
 
@@ -413,9 +423,7 @@ def _features_of(trainer: pl.Trainer) -> set[str]:
     effects: set[str] = set()
     callbacks: list[Any] = list(getattr(trainer, "callbacks", []))
     for callback in callbacks:
-        if isinstance(callback, StochasticWeightAveraging):
-            effects |= {AVERAGES_WEIGHTS}
-        elif "WeightAveraging" in {kind.__name__ for kind in type(callback).__mro__}:  # Lightning 2.6
+        if "WeightAveraging" in {kind.__name__ for kind in type(callback).__mro__}:  # Lightning 2.6
             effects |= {AVERAGES_WEIGHTS, SWAPS_WEIGHTS}
     return effects
 
