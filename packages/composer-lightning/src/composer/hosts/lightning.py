@@ -339,10 +339,11 @@ class ComposeCallback(pl.Callback):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Announce EPOCH_END."""
         run = self._run()
-        length = run.state.dataloader_len
-        if not run.in_epoch:  # resumed: it has ended before
-            return
-        if length is None or run.state.timestamp.batch_in_epoch >= length:  # not where `max_steps` ends the run
+        now, length = run.state.timestamp, run.state.dataloader_len
+        if not run.in_epoch:  # resumed after the last step of an epoch
+            if now.batch_in_epoch.value:
+                run.catch_up(now.epoch.value + 1)
+        elif length is None or now.batch_in_epoch >= length:  # not where `max_steps` ends the run
             run.end_epoch()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
