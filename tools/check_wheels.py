@@ -20,7 +20,7 @@ CORE = "composer-core"
 # Directories that several distributions fill; core alone owns their `__init__.py`.
 SHARED = {
     PurePosixPath("composer", *parts)
-    for parts in ((), ("algorithms",), ("callbacks",), ("datasets",), ("loggers",), ("models",), ("utils",))
+    for parts in ((), ("algorithms",), ("callbacks",), ("datasets",), ("hosts",), ("loggers",), ("models",), ("utils",))
 }
 
 

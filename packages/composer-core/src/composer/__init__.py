@@ -42,7 +42,7 @@ _ELSEWHERE = {
 }
 _PARTS = {
     **dict.fromkeys(
-        "algorithms callbacks core datasets devices functional loggers loss models testing utils".split(), _CORE
+        "algorithms callbacks core datasets devices functional hosts loggers loss models testing utils".split(), _CORE
     ),
     "cli": "composer-launcher",
     "inference": "composer-export",

@@ -16,6 +16,7 @@ from composer.core.engine import Traces as Traces
 from composer.core.evaluator import Evaluator as Evaluator
 from composer.core.evaluator import ensure_evaluator as ensure_evaluator
 from composer.core.event import Event as Event
+from composer.core.hosted_run import HostedRun as HostedRun
 from composer.core.ordering import ComposerError as ComposerError
 from composer.core.ordering import ConflictError as ConflictError
 from composer.core.ordering import OrderingError as OrderingError
@@ -50,6 +51,7 @@ if not TYPE_CHECKING:  # type checkers see the re-exports above; they cannot fol
         "Engine",
         "Evaluator",
         "Event",
+        "HostedRun",
         "MemoryFormat",
         "OrderingError",
         "Plan",

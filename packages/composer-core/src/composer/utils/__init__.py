@@ -77,6 +77,7 @@ from composer.utils.misc import is_model_fsdp2 as is_model_fsdp2
 from composer.utils.misc import is_notebook as is_notebook
 from composer.utils.misc import local_part as local_part
 from composer.utils.misc import model_eval_mode as model_eval_mode
+from composer.utils.misc import needs_closure as needs_closure
 from composer.utils.misc import partial_format as partial_format
 from composer.utils.misc import plain_int as plain_int
 from composer.utils.misc import plain_number as plain_number
@@ -137,6 +138,7 @@ __all__ = [
     "local_part",
     "map_collection",
     "model_eval_mode",
+    "needs_closure",
     "parse_uri",
     "partial_format",
     "plain_int",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import inspect
 import logging
 import re
 import socket
@@ -41,6 +42,7 @@ __all__ = [
     "is_notebook",
     "local_part",
     "model_eval_mode",
+    "needs_closure",
     "partial_format",
     "plain_int",
     "plain_number",
@@ -225,3 +227,23 @@ def _update_joint_transform(dataset: Any) -> None:
     elif joint is None and hasattr(dataset, "transforms"):
         standard = import_module("torchvision.datasets.vision").StandardTransform
         dataset.transforms = standard(dataset.transform, dataset.target_transform)
+
+
+def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """Return True if an optimizer must run the forward and backward pass itself.
+
+    It must if its `step` requires a closure (LBFGS), or if it declares `needs_closure = True` or
+    `_step_supports_amp_closure = True`; the latter also promises to skip the step if the closure returns None. A `step`
+    with an optional closure calls it first and once, which is the same as stepping after the pass, except that it does
+    not handle None, the sign of an overflow in fp16. So it gets no closure.
+
+    Args:
+        optimizer: The optimizer as it is stepped, with all wrappers.
+    """
+    for declared in ("_step_supports_amp_closure", "needs_closure"):
+        if getattr(optimizer, declared, False):
+            return True
+    if getattr(optimizer, "single_pass", False):
+        return False
+    closure = inspect.signature(inspect.unwrap(type(optimizer).step)).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty

@@ -15,7 +15,7 @@ from composer.core import AVERAGES_WEIGHTS, REPLACES_OPTIMIZER, State
 from composer.models import ComposerModel
 from composer.optim import DecoupledSGDW
 from composer.trainer.options import check_distinct, described
-from composer.utils import ensure_tuple
+from composer.utils import ensure_tuple, needs_closure
 
 __all__ = [
     "OptimizerModes",
@@ -191,26 +191,6 @@ def check_optimizers(optimizers: Iterable[torch.optim.Optimizer], model: torch.n
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names[:3])) + (", ..." if len(names) > 3 else "")
-
-
-def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
-    """Return True if an optimizer must run the forward and backward pass itself.
-
-    It must if its `step` requires a closure (LBFGS), or if it declares `needs_closure = True` or
-    `_step_supports_amp_closure = True`; the latter also promises to skip the step if the closure returns None. A `step`
-    with an optional closure calls it first and once, which is the same as stepping after the pass, except that it does
-    not handle None, the sign of an overflow in fp16. So it gets no closure.
-
-    Args:
-        optimizer: The optimizer as it is stepped, with all wrappers.
-    """
-    for declared in ("_step_supports_amp_closure", "needs_closure"):
-        if getattr(optimizer, declared, False):
-            return True
-    if getattr(optimizer, "single_pass", False):
-        return False
-    closure = inspect.signature(inspect.unwrap(type(optimizer).step)).parameters.get("closure")
-    return closure is not None and closure.default is inspect.Parameter.empty
 
 
 class OptimizerModes:

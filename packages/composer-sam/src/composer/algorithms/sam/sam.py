@@ -74,6 +74,7 @@ class SAMOptimizer(torch.optim.Optimizer):
     Differs: `interval`. See `SAM` for the rest.
     """
 
+    needs_closure = True
     _step_supports_amp_closure = True
 
     def __init__(

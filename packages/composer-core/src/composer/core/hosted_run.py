@@ -1,0 +1,1118 @@
+"""A run inside a training loop that belongs to somebody else: written by hand, or that of another library."""
+
+from __future__ import annotations
+
+import copy
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from itertools import islice
+from typing import Any, SupportsIndex
+
+import torch
+
+from composer.core.algorithm import Algorithm, declared_events, declared_placement
+from composer.core.callback import Callback
+from composer.core.data_spec import DataSpec
+from composer.core.deferred_value import DeferredValue
+from composer.core.effects import CHANGES_BATCH_SIZE, PHRASES, Placement
+from composer.core.engine import Engine, Plan
+from composer.core.event import Event
+from composer.core.logging import Logger, LoggerDestination
+from composer.core.ordering import ConflictError
+from composer.core.precision import Precision, get_precision_context
+from composer.core.saving.optimizers import named
+from composer.core.state import State
+from composer.core.time import TimeInput, Timestamp
+from composer.models.base import ComposerModel
+from composer.utils import dist
+from composer.utils.iter_helpers import ensure_tuple
+from composer.utils.misc import model_eval_mode, needs_closure
+from composer.utils.reproducibility import seed_context
+
+__all__ = ["HostedRun", "total_loss"]
+
+# What a run may do next, and how a message names it.
+_CREATED, _READY, _FIT, _EPOCH = (
+    "before `init`",
+    "outside `begin_fit` and `end_fit`",
+    "between two epochs",
+    "in an epoch",
+)
+_BATCH, _PASS, _LOSS = "before a forward pass", "in a forward pass", "after the loss"
+_GRADIENTS, _EVALUATION = "after a backward pass", "in an evaluation"
+
+
+class HostedRun:
+    """A run inside a training loop that belongs to somebody else: written by hand, or that of another library.
+
+    It owns `State` and `Engine`, and announces the events of a run. A loop written by hand stays as short as it was::
+
+        run = HostedRun(
+            net, [MixUp(), EMA()], loss=loss, optimizers=optimizer, dataloader=loader, max_duration="2ep"
+        )
+        run.begin_fit()
+        while not run.is_over():
+            for batch in run.epoch():
+                loss = run.loss(batch)
+                run.backward(loss)
+                run.step()
+        run.end_fit()
+
+    `loss`, `step` and `epoch` are made of smaller methods, with which the adapters in `composer.hosts` announce the
+    events from the hooks of another library. In the order of a run: `init`, `take_optimizers`, `begin_fit`,
+    `begin_epoch`; for each batch of the loader `after_dataloader`, `before_forward`, `after_forward`, `before_loss`,
+    `after_loss`, `after_backward`; for each step of the optimizers `after_gradients` and `end_batch`; `end_epoch`,
+    `end_fit`. For the same seed and order of batches the weights equal those that a `Trainer` computes.
+
+    Training draws its random numbers from a state of its own, which starts with `seed`, is saved, and is exchanged with
+    the global one from the first batch of an epoch to the end of the epoch, except for evaluations. So neither what the
+    host draws in between nor an evaluation changes a run.
+
+    Several batches of the loader may make one step (`accumulate`). Events of the loader (BEFORE_DATALOADER,
+    AFTER_DATALOADER) then occur for each of them, those of a batch once per step. An algorithm that draws or chooses
+    once per batch, as `SelectiveBackprop` does, thus does it for each batch of the loader. A batch is trained as a
+    whole, also if an algorithm has cut it into more rows; the `Trainer` splits such batches.
+
+    An optimizer that computes several gradients in a step (`SAM`, LBFGS) gets them by replay: `step` repeats the passes
+    of the step with the stored batches and random states.
+
+    Args:
+        model: A `ComposerModel`, which has a loss. Or any module, with `forward` and `loss`; without these, the host
+            computes the loss, and calls the smaller methods.
+        algorithms: The algorithms.
+        max_duration: The length of the run: a time string, a `Time` or a number of epochs.
+        optimizers: One or several with different parameters; here, or later with `take_optimizers`.
+        schedulers: Learning-rate schedulers, stepped by `step` after every step of the optimizers.
+        dataloader: The training data, iterated by `epoch`: an iterable of batches, or a `DataSpec`, whose functions
+            transform and count them.
+        forward: `forward(module, batch) -> outputs`. None: `module(inputs)`, the first part of the batch.
+        loss: `loss(outputs, batch) -> loss`; with an argument `reduction` if an algorithm needs the loss per example.
+        accumulate: Batches of the loader per step of the optimizers.
+        seed: The seed of the first rank; rank r uses `seed + r`.
+        precision: A `Precision` or its name. `loss` computes outputs and loss in it.
+        callbacks: Callbacks.
+        loggers: Loggers.
+        unavailable: Events that the host cannot announce and effects of algorithms that it does not support, with the
+            reason or the way out, as a sentence. Algorithms that declare one are refused.
+        host_provides: Effects of features of the host, such as CLIPS_GRADIENTS, which algorithms may exclude.
+        hooks: Where the host announces events, for `explain`.
+
+    Attributes:
+        state: The state.
+        engine: The engine.
+        replays: True in training if an optimizer needs the gradients of a step several times; see `closure`.
+        replay_index: While a pass is repeated, its index in the step; otherwise None.
+
+    Raises:
+        TypeError: `model` is not a module, or `forward` or `loss` is not callable.
+        ValueError: `accumulate` is below 1, `forward` is given without `loss`, or an optimizer shares parameters with
+            another.
+        ConflictError: The host does not support an algorithm, or two algorithms exclude each other.
+
+    Example:
+        >>> net = torch.nn.Linear(3, 2)
+        >>> data = [(torch.zeros(4, 3), torch.zeros(4, dtype=torch.long))]
+        >>> run = HostedRun(
+        ...     net,
+        ...     loss=lambda outputs, batch: torch.nn.functional.cross_entropy(outputs, batch[1]),
+        ...     optimizers=torch.optim.SGD(net.parameters(), lr=0.1),
+        ...     dataloader=data,
+        ...     max_duration="2ep",
+        ... )
+        >>> run.begin_fit()
+        >>> while not run.is_over():
+        ...     for batch in run.epoch():
+        ...         run.backward(run.loss(batch))
+        ...         stepped = run.step()
+        >>> run.end_fit()
+        >>> run.state.timestamp.sample
+        Time(8, TimeUnit.SAMPLE)
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        algorithms: Algorithm | Sequence[Algorithm] = (),
+        *,
+        max_duration: TimeInput,
+        optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+        schedulers: Any = None,
+        dataloader: Iterable[Any] | DataSpec | None = None,
+        forward: Callable[[Any, Any], Any] | None = None,
+        loss: Callable[..., Any] | None = None,
+        accumulate: int = 1,
+        seed: SupportsIndex = 0,
+        precision: str | Precision = Precision.FP32,
+        callbacks: Callback | Sequence[Callback] = (),
+        loggers: LoggerDestination | Sequence[LoggerDestination] = (),
+        unavailable: Mapping[Event | str, str] | None = None,
+        host_provides: Iterable[str] = (),
+        hooks: Mapping[Event, str] | None = None,
+    ) -> None:
+        if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
+            raise ValueError(f"`accumulate` must be an integer of at least 1, got {accumulate!r}. Use 1 for no more.")
+        algorithms = ensure_tuple(algorithms)
+        unavailable = dict(unavailable or {})
+        if accumulate > 1:
+            unavailable[CHANGES_BATCH_SIZE] = "Use `accumulate=1`, since the batches of the loader change."
+        _check_supported(algorithms, unavailable)
+        self.accumulate, self._hooks = accumulate, dict(hooks or {})
+        self._saver = _Saver()
+        self.state = state = State(
+            model=_with_loss(model, forward, loss),
+            rank_zero_seed=seed,
+            max_duration=max_duration,
+            precision=precision,
+            optimizers=optimizers,
+            schedulers=schedulers,
+            algorithms=[*algorithms, *([_HostFeatures(host_provides)] if host_provides else [])],
+            callbacks=[*ensure_tuple(loggers), *ensure_tuple(callbacks), self._saver],
+        )
+        self._check_optimizers()
+        self._spec = dataloader if isinstance(dataloader, DataSpec) else DataSpec([])  # counts and transforms batches
+        self._set_loader(dataloader)
+        destinations = [each for each in state.callbacks if isinstance(each, LoggerDestination)]
+        self.engine = Engine(state, Logger(state, destinations))
+        self._wrapped: Callable[[Any], Any] | None = None
+        self._phase, self._before_evaluation = _CREATED, _CREATED
+        self._random = _RandomStream(state)
+        self._precision = _autocast_of(state)
+        self._is_taken = self.replays = self._is_announced = False
+        self._loaded: dict[str, Any] | None = None
+        self._backward: Callable[[torch.Tensor], object] | None = None
+        self._outer: tuple[Any, ...] = ()  # the loader and the batch to restore after an evaluation
+        self._lap_start = time.perf_counter()
+        self._clear()
+
+    def _clear(self) -> None:
+        """Forget the batches of the last step."""
+        self._samples: float = 0
+        self._tokens = 0
+        self._weights: list[float] = []  # of the batches of the step; empty in the loop of a host, which weighs itself
+        self._next = 0  # the index of the next of them
+        self._passes: list[tuple[Any, float, dict[str, torch.Tensor]]] = []  # batch, weight and random state
+        self._weight = 1.0
+        self._is_first = True
+        self.replay_index: int | None = None
+        self._sum: torch.Tensor | None = None  # the loss of the passes so far
+        self._total: torch.Tensor | None = None  # the loss of the step, in its first passes
+
+    # ---- before training ----
+
+    @property
+    def model(self) -> Any:
+        """The user's module, as algorithms have changed it."""
+        model = self.state.model
+        return model.network if isinstance(model, _WithLoss) else model
+
+    @property
+    def find_unused_parameters(self) -> bool:
+        """True if parameters may get no gradient, which `DistributedDataParallel` must be told."""
+        return any(algorithm.find_unused_parameters for algorithm in self.state.algorithms)
+
+    def init(self) -> None:
+        """Announce INIT, where algorithms change the model, with random numbers that follow from the seed.
+
+        `take_optimizers`, `load_state_dict` and `begin_fit` do it if it is not done yet. Call it before the optimizers
+        are created, if they are not given to the constructor.
+
+        Raises:
+            RuntimeError: It is done already.
+        """
+        self._require("init", _CREATED, hint="Create a new `HostedRun` for another run.")
+        self._phase = _READY
+        with seed_context(self.state.rank_zero_seed):
+            self.engine.run_event(Event.INIT)
+
+    def take_optimizers(
+        self, optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None
+    ) -> list[torch.optim.Optimizer]:
+        """Announce BEFORE_LOAD, where algorithms wrap optimizers, and return those to step from now on.
+
+        Args:
+            optimizers: The optimizers; None: those of the constructor.
+
+        Raises:
+            RuntimeError: Training has begun.
+            ValueError: They share parameters, or train none of the model.
+        """
+        self._require("take_optimizers", _CREATED, _READY, hint="Call it before `begin_fit`.")
+        if self._phase is _CREATED:
+            self.init()
+        state = self.state
+        if optimizers is not None:
+            state.optimizers = optimizers
+        self._check_optimizers()
+        self.engine.run_event(Event.BEFORE_LOAD)
+        if self._loaded is not None and optimizers is not None:  # an algorithm may leave out what it has frozen
+            self._load_algorithms(self._loaded)
+        self._is_taken = True
+        return list(state.optimizers)
+
+    def use_model(self, wrapped: Callable[..., Any]) -> None:
+        """Run the forward passes of training with a wrapped form of the model.
+
+        Args:
+            wrapped: What the host has made of `model`, such as a `DistributedDataParallel`.
+        """
+        model = self.state.model
+        self._wrapped = (lambda batch: model.call(wrapped, batch)) if isinstance(model, _WithLoss) else wrapped
+
+    def begin_fit(self, dataloader: Iterable[Any] | None = None) -> None:
+        """Announce AFTER_LOAD and FIT_START.
+
+        Args:
+            dataloader: The training data, if the constructor did not get it.
+
+        Raises:
+            RuntimeError: Training has begun already.
+            ValueError: There is no training data.
+        """
+        self._require("begin_fit", _CREATED, _READY, hint="Call `end_fit` first.")
+        if dataloader is not None:
+            self._set_loader(dataloader)
+        if self.state.dataloader is None:
+            raise ValueError(
+                "`dataloader` must be given before training, got None. Pass it to `HostedRun` or `begin_fit`."
+            )
+        if not self._is_taken:
+            self.take_optimizers()
+        self.replays = any(needs_closure(optimizer) for optimizer in self.state.optimizers)
+        with self._random:
+            self.engine.run_event(Event.AFTER_LOAD)
+            self.engine.run_event(Event.FIT_START)
+        if self._loaded is not None:
+            # What FIT_START drew was drawn before the run was saved, too.
+            self._random.load(self._loaded["random"], self._loaded["rank"] == dist.get_global_rank())
+            self._loaded = None
+        self.replays = any(needs_closure(optimizer) for optimizer in self.state.optimizers)
+        self._phase = _FIT
+        self._clear()
+
+    def is_over(self) -> bool:
+        """Return True if the run has reached `max_duration`."""
+        return self.state.is_over()
+
+    @property
+    def in_epoch(self) -> bool:
+        """True from `begin_epoch` to `end_epoch`."""
+        return self._phase in (_EPOCH, _BATCH, _PASS, _LOSS, _GRADIENTS)
+
+    # ---- epochs and batches ----
+
+    def epoch(self) -> Iterator[Any]:
+        """Iterate over the batches of an epoch, on the model's device, with the events of the epoch and of loading.
+
+        Inside an epoch, because the run was loaded there, the batches that were trained are drawn and left out. The
+        iteration ends with the loader, or when the run is over.
+        """
+        state, spec = self.state, self._spec
+        self.begin_epoch()
+        self._random.enter()
+        set_epoch = getattr(getattr(state.dataloader, "sampler", None), "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(state.timestamp._epoch)
+        iterator: Iterator[Any] | None = None
+        length = state.dataloader_len
+        while not state.is_over() and (length is None or state.timestamp._batch_in_epoch < length.value):
+            self._random.enter()
+            group: list[Any] = []
+            for _ in range(self.accumulate):
+                self._before_dataloader()
+                if iterator is None:
+                    iterator = self._iterate(state.timestamp._batch_in_epoch * self.accumulate)
+                for batch in islice(iterator, 1):
+                    group.append(self.after_dataloader(spec.batch_transforms(batch)))
+            if not group:
+                self.end_epoch()
+                return
+            counts = [spec.get_num_samples_in_batch(batch) for batch in group]
+            self._weights = [count / sum(counts) for count in counts]
+            for batch in group:
+                yield spec.microbatch_transforms(state.device.batch_to_device(batch))
+            self._require("the iteration of `epoch`", _EPOCH, hint="Call `loss`, `backward` and `step` for each batch.")
+        if length is not None and state.timestamp._batch_in_epoch >= length.value:
+            self.end_epoch()
+
+    def _iterate(self, done: int) -> Iterator[Any]:
+        """Start the loader, without the batches that are done, for which no random numbers of training are drawn."""
+        if not done:
+            return iter(self.state.dataloader)
+        self._random.leave()
+        iterator = iter(self.state.dataloader)
+        next(islice(iterator, done, done), None)
+        self._random.enter()
+        return iterator
+
+    def _before_dataloader(self) -> None:
+        self._is_announced = True
+        if self.engine.dispatch.before_dataloader:
+            self.engine.dispatch.before_dataloader()
+
+    def begin_epoch(self) -> None:
+        """Announce EPOCH_START, unless the run was loaded inside an epoch.
+
+        Raises:
+            RuntimeError: Training has not begun, or the last epoch has not ended.
+        """
+        if self._phase is not _EPOCH or not self.state.timestamp._batch_in_epoch:  # left in mid-epoch: go on there
+            self._require("begin_epoch", _FIT, hint="Call `begin_fit` before the first, `end_epoch` after each epoch.")
+        now = self.state.timestamp
+        self._phase = _EPOCH
+        if not now._batch_in_epoch:
+            with self._random:
+                if not now._epoch_in_iteration:
+                    self.engine.run_event(Event.ITERATION_START)
+                self.engine.run_event(Event.EPOCH_START)
+        self._lap_start = time.perf_counter()
+
+    def after_dataloader(self, batch: Any) -> Any:
+        """Announce AFTER_DATALOADER and, for the first batch of a step, BATCH_START.
+
+        BEFORE_DATALOADER is announced here as well, unless `epoch` draws the batches.
+
+        Args:
+            batch: A batch of the loader, on any device.
+
+        Returns:
+            The batch as algorithms have changed it.
+
+        Raises:
+            RuntimeError: It is called outside an epoch.
+        """
+        self._require("after_dataloader", _EPOCH, _BATCH, _GRADIENTS, hint="Call `begin_epoch` first.")
+        state, dispatch, spec = self.state, self.engine.dispatch, self._spec
+        self._random.enter()
+        if not self._is_announced:
+            self._before_dataloader()
+        self._is_announced = False
+        self._tokens += spec.get_num_tokens_in_batch(batch)
+        is_first, count = not self._samples, spec.get_num_samples_in_batch(batch)
+        self._samples += count
+        state.batch = _copied(batch)
+        if dispatch.after_dataloader:
+            dispatch.after_dataloader()
+        if is_first and dispatch.batch_start:
+            dispatch.batch_start()
+        self._phase = _BATCH
+        return state.batch
+
+    # ---- one forward and backward pass ----
+
+    def loss(self, batch: Any) -> Any:
+        """Compute the loss of a batch, with all events from BEFORE_FORWARD to BEFORE_BACKWARD.
+
+        Args:
+            batch: A batch on the model's device; it is not changed.
+
+        Returns:
+            The loss, in the form in which the model returns it.
+
+        Raises:
+            RuntimeError: There is no function that computes the loss, or the last batch is not finished.
+        """
+        state = self.state
+        if not isinstance(state.model, ComposerModel):
+            raise RuntimeError(
+                f"`loss` must be known to compute it, but {type(state.model).__name__} is no `ComposerModel`. Pass "
+                f"`HostedRun(..., loss=...)`."
+            )
+        batch = self.before_forward(batch)
+        with self._precision:
+            outputs = state.model(batch) if self._wrapped is None else self._wrapped(batch)
+        outputs = self.after_forward(outputs)
+        batch = self.before_loss()
+        with self._precision:
+            loss = state.model.loss(outputs, batch)
+        return self.after_loss(loss)
+
+    def before_forward(self, batch: Any) -> Any:
+        """Announce BEFORE_FORWARD and, in the first pass of a step, BEFORE_TRAIN_BATCH.
+
+        Args:
+            batch: A batch on the model's device; algorithms change a copy.
+
+        Returns:
+            The batch for the model.
+
+        Raises:
+            RuntimeError: It is called before `after_dataloader`, or the last pass is not finished.
+        """
+        hint = "Get the batch from `epoch` or `after_dataloader`, then call `backward` and `step`."
+        self._require("before_forward", _BATCH, *(() if self._weights else (_GRADIENTS,)), hint=hint)
+        state, dispatch = self.state, self.engine.dispatch
+        self._random.enter()
+        if self._weights and self.replay_index is None:
+            self._weight = self._weights[self._next]
+        if self.replays and self.replay_index is None:
+            self._passes.append((batch, self._weight, self._random.current()))
+        if self._is_first:
+            self._is_first = False
+            if dispatch.before_train_batch:
+                dispatch.before_train_batch()
+        state.batch = _copied(batch)
+        self._phase = _PASS
+        if dispatch.before_forward:
+            dispatch.before_forward()
+        return state.batch
+
+    def after_forward(self, outputs: Any) -> Any:
+        """Announce AFTER_FORWARD.
+
+        Args:
+            outputs: The outputs of the model.
+
+        Returns:
+            The outputs for the loss.
+        """
+        self._require("after_forward", _PASS, hint="Call `before_forward` first.")
+        self.state.outputs = outputs
+        if self.engine.dispatch.after_forward:
+            self.engine.dispatch.after_forward()
+        return self.state.outputs
+
+    def before_loss(self) -> Any:
+        """Announce BEFORE_LOSS.
+
+        Returns:
+            The batch for the loss.
+        """
+        self._require("before_loss", _PASS, hint="Call `before_forward` first.")
+        if self.engine.dispatch.before_loss:
+            self.engine.dispatch.before_loss()
+        return self.state.batch
+
+    def after_loss(self, loss: Any) -> Any:
+        """Announce AFTER_LOSS and BEFORE_BACKWARD.
+
+        Args:
+            loss: The loss.
+
+        Returns:
+            The loss to differentiate, in the same form.
+        """
+        self._require("after_loss", _PASS, hint="Call `before_forward` first.")
+        state, dispatch = self.state, self.engine.dispatch
+        state.loss = loss
+        if dispatch.after_loss:
+            dispatch.after_loss()
+        if dispatch.before_backward:
+            dispatch.before_backward()
+        self._phase = _LOSS
+        return state.loss
+
+    def backward(self, loss: Any, backward: Callable[[torch.Tensor], object] | None = None) -> None:
+        """Compute the gradients of a loss, weighed by the part of the batch in its step, and announce AFTER_BACKWARD.
+
+        Args:
+            loss: The result of `loss`.
+            backward: Computes the gradients of a tensor, such as the method of a host; it must not divide by the number
+                of batches per step. None: `tensor.backward()`.
+
+        Raises:
+            RuntimeError: There is no loss, or `precision` is fp16, whose gradients vanish without a scaler.
+        """
+        self._require("backward", _LOSS, hint="Call `loss` first.")
+        if backward is None and self.state.precision is Precision.AMP_FP16:
+            raise RuntimeError(
+                "`precision` must not be 'amp_fp16' without a `backward` that scales the loss. Use 'amp_bf16', or pass "
+                "`backward=lambda loss: scaler.scale(loss).backward()` and step with the scaler."
+            )
+        total = total_loss(loss)
+        if self._weight != 1.0:
+            total = total * self._weight
+        self._sum = total.detach() if self._sum is None else self._sum + total.detach()
+        self._backward = backward
+        if backward is not None:
+            backward(total)
+        else:
+            create_graph = any(algorithm.backwards_create_graph for algorithm in self.state.algorithms)
+            total.backward(create_graph=create_graph)  # type: ignore[no-untyped-call]
+        self.after_backward()
+
+    def after_backward(self) -> None:
+        """Announce AFTER_BACKWARD.
+
+        Raises:
+            RuntimeError: There is no loss.
+        """
+        self._require("after_backward", _LOSS, hint="Call it after `after_loss`.")
+        self._phase = _GRADIENTS
+        if self.engine.dispatch.after_backward:
+            self.engine.dispatch.after_backward()
+
+    # ---- one step ----
+
+    def step(self) -> bool:
+        """Step optimizers and schedulers and clear the gradients, if this was the last batch of the step.
+
+        Returns:
+            True if the optimizers stepped.
+
+        Raises:
+            RuntimeError: `backward` was not called, or there is no optimizer.
+        """
+        self._require("step", _GRADIENTS, hint="Call `loss` and `backward` first.")
+        self._next += 1
+        if self._next < len(self._weights):
+            self._phase = _BATCH
+            return False
+        state = self.state
+        if not state.optimizers:
+            raise RuntimeError("`optimizers` must be given before `step`. Pass them to `HostedRun`.")
+        self._total = self._sum
+        self.after_gradients()
+        others = list(state.optimizers)
+        runs_passes = next((i for i, each in enumerate(others) if needs_closure(each)), None)
+        if runs_passes is not None:
+            others.pop(runs_passes).step(self.closure())
+        for optimizer in others:
+            optimizer.step()
+        for optimizer in state.optimizers:
+            optimizer.zero_grad()
+        for scheduler in state.schedulers:
+            scheduler.step()
+        self.end_batch()
+        return True
+
+    def after_gradients(self) -> None:
+        """Announce AFTER_TRAIN_BATCH, where algorithms change the gradients of the whole step."""
+        if self.engine.dispatch.after_train_batch:
+            self.engine.dispatch.after_train_batch()
+
+    def closure(
+        self,
+        again: Callable[[Any], object] | None = None,
+        first: Callable[[], Any] | None = None,
+        then: Callable[[], object] | None = None,
+    ) -> Callable[[], torch.Tensor]:
+        """Return the closure for an optimizer that computes the gradients of a step several times.
+
+        Its first call is for the passes that the host runs. Each later call clears the gradients and repeats all
+        passes of the step, with the random numbers that they had drawn.
+
+        Args:
+            again: Computes the gradients of a stored batch. None: `backward(loss(batch))`.
+            first: Runs the passes of the host. None: the host has run them.
+            then: Called after the passes are repeated. None: `after_gradients`.
+        """
+        calls = 0
+
+        def run() -> torch.Tensor:
+            nonlocal calls
+            calls += 1
+            if calls == 1:
+                if first is not None:
+                    first()
+            else:
+                self._replay(self._again if again is None else again)
+                (self.after_gradients if then is None else then)()
+            return total_loss(self.state.loss).detach() if self._sum is None else self._sum
+
+        return run
+
+    def _again(self, batch: Any) -> None:
+        self.backward(self.loss(batch), self._backward)
+
+    def _replay(self, again: Callable[[Any], object]) -> None:
+        for optimizer in self.state.optimizers:
+            optimizer.zero_grad()
+        self._is_first, self._sum = True, None
+        try:
+            for i, (batch, weight, random) in enumerate(self._passes):
+                self.replay_index, self._weight = i, weight
+                self._random.set_current(random)
+                self._phase = _BATCH
+                again(batch)
+        finally:
+            self.replay_index = None
+
+    def end_batch(self) -> None:
+        """Count the step and announce BATCH_END and BATCH_CHECKPOINT, after the optimizers have stepped.
+
+        Raises:
+            RuntimeError: No gradients were computed.
+        """
+        self._require("end_batch", _GRADIENTS, _LOSS, hint="Call it after the step of the optimizers.")
+        state, dispatch = self.state, self.engine.dispatch
+        now = time.perf_counter()
+        lap, self._lap_start = now - self._lap_start, now
+        samples, tokens = _sum_over_ranks(state, self._samples, self._tokens)
+        if self._total is not None:
+            state.total_loss_dict = {"loss/train/total": self._total}
+            if self.engine.logger.destinations:
+                self.engine.logger.log_metrics({"loss/train/total": DeferredValue.of_tensor(self._total)})
+        state.previous_timestamp = state.timestamp
+        state.timestamp = state.timestamp.to_next_batch(samples, tokens, lap)
+        self._phase = _EPOCH
+        self._clear()
+        if dispatch.batch_end:
+            dispatch.batch_end()
+        if dispatch.batch_checkpoint:
+            dispatch.batch_checkpoint()
+
+    def end_epoch(self) -> None:
+        """Count the epoch and announce EPOCH_END and EPOCH_CHECKPOINT.
+
+        Raises:
+            RuntimeError: No epoch has begun, or a step is not finished.
+        """
+        self._require("end_epoch", _EPOCH, hint="Call `begin_epoch` first, and finish each step.")
+        self._random.enter()
+        self._finish_epoch()
+        self._random.leave()
+        self._phase = _FIT
+
+    def _finish_epoch(self) -> None:
+        state = self.state
+        state.previous_timestamp = state.timestamp
+        state.timestamp = state.timestamp.to_next_epoch()
+        self.engine.run_event(Event.EPOCH_END)
+        self.engine.run_event(Event.EPOCH_CHECKPOINT)
+
+    def catch_up(self, epoch: int) -> None:
+        """Announce the ends of epochs that had ended when the host saved its checkpoint, but were not announced then.
+
+        Args:
+            epoch: The number of epochs that have ended.
+
+        Raises:
+            RuntimeError: It is called outside of `begin_fit` and the first epoch.
+        """
+        self._require("catch_up", _FIT, hint="Call it after `begin_fit`.")
+        with self._random:
+            while self.state.timestamp._epoch < epoch:
+                self._finish_epoch()
+
+    def end_fit(self) -> None:
+        """Announce FIT_END. Averages of the weights, if there are any, are in the model afterwards.
+
+        Raises:
+            RuntimeError: Training has not begun, or a step is not finished.
+        """
+        self._require("end_fit", _FIT, _EPOCH, hint="Call `begin_fit` first, and finish each step.")
+        self._random.enter()
+        self.engine.run_event(Event.FIT_END)
+        self._random.leave()
+        self._phase = _READY
+
+    def close(self) -> None:
+        """Close callbacks and loggers. Called when the run is garbage-collected, too."""
+        self.engine.close()
+
+    # ---- evaluation ----
+
+    @contextmanager
+    def evaluation(self, dataloader: Iterable[Any], label: str = "eval") -> Iterator[None]:
+        """Evaluate in the body: the model is in eval mode, without gradients, and may have other weights.
+
+        Compute outputs with `eval_forward`, or with the model, if no algorithm acts on evaluations.
+
+        Args:
+            dataloader: The data to evaluate on.
+            label: The name of the data.
+        """
+        with torch.no_grad(), model_eval_mode(self.state.model):
+            self.begin_evaluation(dataloader, label)
+            try:
+                yield
+            except BaseException:
+                self._leave_evaluation()
+                raise
+            self.end_evaluation()
+
+    def begin_evaluation(self, dataloader: Iterable[Any], label: str = "eval") -> None:
+        """Announce EVAL_START, after EVAL_BEFORE_ALL in training and EVAL_STANDALONE_START outside.
+
+        Args:
+            dataloader: The data to evaluate on.
+            label: The name of the data.
+
+        Raises:
+            RuntimeError: A forward or backward pass is not finished, or another evaluation runs.
+        """
+        hint = "Finish the pass, or call `init` first."
+        self._require("begin_evaluation", _READY, _FIT, _EPOCH, _GRADIENTS, hint=hint)
+        state = self.state
+        self._random.leave()
+        self._before_evaluation, self._phase = self._phase, _EVALUATION
+        length = -1 if state.dataloader_len is None else state.dataloader_len
+        self._outer = (state.dataloader, state.dataloader_label, length, state.batch, state.outputs)
+        state.set_dataloader(dataloader, label)
+        state.eval_timestamp = Timestamp()
+        is_standalone = self._before_evaluation is _READY
+        self.engine.run_event(Event.EVAL_STANDALONE_START if is_standalone else Event.EVAL_BEFORE_ALL)
+        self.engine.run_event(Event.EVAL_START)
+
+    def eval_forward(self, batch: Any) -> Any:
+        """Compute the outputs of a batch of an evaluation, with all events from EVAL_BATCH_START to EVAL_BATCH_END.
+
+        Args:
+            batch: A batch on the model's device; algorithms change a copy.
+
+        Raises:
+            RuntimeError: No evaluation runs.
+        """
+        self._require("eval_forward", _EVALUATION, hint="Call it in `with run.evaluation(dataloader):`.")
+        state, run_event, model = self.state, self.engine.run_event, self.state.model
+        state.batch = _copied(batch)
+        run_event(Event.EVAL_BATCH_START)
+        run_event(Event.EVAL_BEFORE_FORWARD)
+        with self._precision:
+            state.outputs = model.eval_forward(state.batch) if isinstance(model, ComposerModel) else model(state.batch)
+        run_event(Event.EVAL_AFTER_FORWARD)
+        samples, tokens = self._spec.get_num_samples_in_batch(batch), self._spec.get_num_tokens_in_batch(batch)
+        state.eval_timestamp = state.eval_timestamp.to_next_batch(samples, tokens)
+        run_event(Event.EVAL_BATCH_END)
+        return state.outputs
+
+    def end_evaluation(self) -> None:
+        """Announce EVAL_END, and EVAL_AFTER_ALL in training or EVAL_STANDALONE_END outside.
+
+        Raises:
+            RuntimeError: No evaluation runs.
+        """
+        self._require("end_evaluation", _EVALUATION, hint="Call `begin_evaluation` first.")
+        self.engine.run_event(Event.EVAL_END)
+        is_standalone = self._before_evaluation is _READY
+        self.engine.run_event(Event.EVAL_STANDALONE_END if is_standalone else Event.EVAL_AFTER_ALL)
+        self._leave_evaluation()
+
+    def _leave_evaluation(self) -> None:
+        *loader, self.state.batch, self.state.outputs = self._outer
+        self.state.set_dataloader(*loader)
+        self._outer, self._phase = (), self._before_evaluation
+
+    # ---- saving and loading ----
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Save the model in the body, with the weights that algorithms want to have saved, such as averages.
+
+        They stay in the model until training goes on. `state_dict` of the run must be taken in the same body.
+        """
+        self._require("saving", _READY, _FIT, _EPOCH, _GRADIENTS, hint="Finish the pass, or call `init` first.")
+        self._saver.is_saving = True
+        try:
+            if self._phase is not _READY:
+                self.engine.run_event(Event.BATCH_CHECKPOINT)
+            yield
+        finally:
+            self._saver.is_saving = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what resuming needs beside the model and the optimizers, which the host saves, in plain types.
+
+        Random numbers are those of this rank.
+        """
+        state = self.state
+        return {
+            "timestamp": state.timestamp.state_dict(),
+            "algorithms": [(name, algorithm.state_dict()) for name, algorithm in self._named_algorithms()],
+            "callbacks": {name: saved for name, each in named(state.callbacks) if (saved := each.state_dict())},
+            "schedulers": {name: scheduler.state_dict() for name, scheduler in named(state.schedulers)},
+            "random": self._random.state_dict(),
+            "rank": dist.get_global_rank(),
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned: after the weights of the model, and before the states of the optimizers.
+
+        Args:
+            saved: The result of `state_dict`, of a run with the same algorithms.
+
+        Raises:
+            RuntimeError: Training has begun.
+            ValueError: `saved` is something else.
+
+        Warns:
+            UserWarning: The saved run had other algorithms.
+        """
+        self._require("load_state_dict", _CREATED, _READY, hint="Call it before `begin_fit`.")
+        missing = {"timestamp", "algorithms", "callbacks", "schedulers", "random", "rank"} - set(saved)
+        if missing:
+            raise ValueError(
+                f"`saved` must be a result of `HostedRun.state_dict`, but lacks {', '.join(sorted(missing))}."
+            )
+        if self._phase is _CREATED:
+            self.init()
+        state = self.state
+        state.timestamp.load_state_dict(saved["timestamp"])
+        self._load_algorithms(saved)
+        for objects, key in ((state.callbacks, "callbacks"), (state.schedulers, "schedulers")):
+            for name, target in named(objects):
+                if name in saved[key]:
+                    target.load_state_dict(saved[key][name])
+        self._loaded = dict(saved)
+
+    def _named_algorithms(self) -> list[tuple[str, Algorithm]]:
+        return named(algorithm for algorithm in self.state.algorithms if not isinstance(algorithm, _HostFeatures))
+
+    def _load_algorithms(self, saved: Mapping[str, Any]) -> None:
+        states, own = dict(saved["algorithms"]), dict(self._named_algorithms())
+        different = sorted(states.keys() ^ own.keys())
+        if different:
+            warnings.warn(
+                f"The saved run and this one have different algorithms: {', '.join(different)}. Resumed training will "
+                f"differ from an uninterrupted run.",
+                stacklevel=3,
+            )
+        for name in states.keys() & own.keys():
+            own[name].load_state_dict(states[name])
+
+    def explain(self) -> Plan:
+        """Return the plan of the run: what acts at each event, in which order and why; see `Engine.explain`.
+
+        With the names of the hooks from which the host announces the events.
+        """
+        rows = [row for row in self.engine.explain() if row.name != _Saver.__name__]
+        hooks = self._hooks
+        return Plan([replace(r, reason=f"{r.reason}; from {hooks[r.event]}") if r.event in hooks else r for r in rows])
+
+    # ---- checks ----
+
+    def _require(self, action: str, *phases: str, hint: str) -> None:
+        if self._phase not in phases:
+            raise RuntimeError(
+                f"{action if ' ' in action else f'`{action}`'} must be called {' or '.join(phases)}, but the run is "
+                f"{self._phase}. {hint}"
+            )
+
+    def _set_loader(self, dataloader: Any) -> None:
+        state = self.state
+        if dataloader is None:
+            return
+        if isinstance(dataloader, DataSpec):
+            self._spec, dataloader = dataloader, dataloader.dataloader
+        state.train_dataloader = dataloader
+        state.set_dataloader(dataloader, "train")
+        if state.dataloader_len is not None:
+            state.dataloader_len = -(-state.dataloader_len.value // self.accumulate)
+
+    def _check_optimizers(self) -> None:
+        """Raise ValueError unless each parameter has one optimizer, and each optimizer one of the model's."""
+        names = {id(parameter): name for name, parameter in self.state.model.named_parameters()}
+        seen: set[int] = set()
+        for optimizer in self.state.optimizers:
+            own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+            kind = type(optimizer).__name__
+            if own and own.isdisjoint(names):
+                raise ValueError(
+                    f"`optimizers` must hold parameters of `model`, got {kind} with {len(own)} others. Create it with "
+                    f"`run.model.parameters()`, after `run.init()`."
+                )
+            if own & seen:
+                shared = ", ".join(sorted(names.get(each, "?") for each in own & seen)[:3])
+                raise ValueError(
+                    f"`optimizers` must hold different parameters, but {kind} shares {len(own & seen)} with one before "
+                    f"it: {shared}. Each parameter is trained by one optimizer."
+                )
+            seen |= own
+
+
+class _WithLoss(ComposerModel):
+    """A module with the functions that compute its outputs and its loss.
+
+    Args:
+        network: The module.
+        forward: `forward(module, batch) -> outputs`.
+        loss: `loss(outputs, batch) -> loss`.
+    """
+
+    def __init__(self, network: torch.nn.Module, forward: Callable[[Any, Any], Any], loss: Callable[..., Any]) -> None:
+        super().__init__()
+        self.network, self.call = network, forward
+        self.loss = loss  # type: ignore[method-assign]  # itself: algorithms read the signature
+
+    def forward(self, batch: Any) -> Any:
+        return self.call(self.network, batch)
+
+    def get_submodule(self, target: str) -> torch.nn.Module:
+        """Return a module by its name in the user's module, which is what arguments of algorithms refer to."""
+        first, _, _ = target.partition(".")
+        return super().get_submodule(f"network.{target}" if first and first != "network" else target)
+
+    def loss(self, outputs: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("each object has its own")
+
+
+def _with_loss(model: Any, forward: Any, loss: Any) -> Any:
+    """Return `model`, with a loss if one is given."""
+    for name, function in (("forward", forward), ("loss", loss)):
+        if function is not None and not callable(function):
+            raise TypeError(f"`{name}` must be a function, got {function!r}.")
+    if loss is None:
+        if forward is not None:
+            raise ValueError("`loss` must be given together with `forward`. Pass `loss=lambda outputs, batch: ...`.")
+        return model
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"`model` must be a `torch.nn.Module`, got {type(model).__name__}.")
+    return _WithLoss(model, _forward_inputs if forward is None else forward, loss)
+
+
+def _forward_inputs(module: Any, batch: Any) -> Any:
+    if not isinstance(batch, (tuple, list)):
+        raise TypeError(
+            f"`forward` must be given for batches that are no tuple or list, got a {type(batch).__name__}. Pass for "
+            f"example `forward=lambda module, batch: module(**batch)`."
+        )
+    return module(batch[0])
+
+
+class _HostFeatures(Algorithm):
+    """Has the effects of features of the host, so that algorithms may exclude them, and does nothing.
+
+    Args:
+        effects: The effects.
+    """
+
+    events: frozenset[Event] | None = frozenset()
+
+    def __init__(self, effects: Iterable[str]) -> None:
+        self.placement = Placement(provides=effects)
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Never called."""
+
+
+class _Saver(Callback):
+    """Says at checkpoint events that the model is saved, while `HostedRun.saving` runs."""
+
+    is_saving = False
+
+    def save_interval(self, state: State, event: Event) -> bool:
+        return self.is_saving
+
+
+class _RandomStream:
+    """The random state of training, which is exchanged with the global one.
+
+    Args:
+        state: The run's state, with the seed and the model, whose device has a generator too.
+    """
+
+    def __init__(self, state: State) -> None:
+        self._state, self._is_inside = state, False
+        self._own: dict[str, torch.Tensor] = {}
+        self._outer: dict[str, torch.Tensor] = {}
+        self._seed: int | None = None
+
+    def enter(self) -> None:
+        """Make the global generators continue with the numbers of training."""
+        if self._is_inside:
+            return
+        self._outer = self._read()
+        for kind in self._outer.keys() - self._own.keys():
+            seed = self._state.seed if self._seed is None else self._seed
+            self._own[kind] = torch.Generator(kind).manual_seed(seed).get_state()
+        self._write(self._own)
+        self._is_inside = True
+
+    def leave(self) -> None:
+        """Make the global generators continue with their own numbers."""
+        if self._is_inside:
+            self._own, self._is_inside = self._read(), False
+            self._write(self._outer)
+
+    def __enter__(self) -> None:
+        self.enter()
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+
+    def current(self) -> dict[str, torch.Tensor]:
+        """Return the random state of training."""
+        return self._read() if self._is_inside else self._own
+
+    def set_current(self, states: dict[str, torch.Tensor]) -> None:
+        """Set the random state of training, which the global generators have now."""
+        self._write(states)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Return the states of the generators by device type."""
+        return dict(self.current())
+
+    def load(self, saved: Mapping[str, torch.Tensor], is_own: bool) -> None:
+        """Restore what `state_dict` returned.
+
+        Args:
+            saved: The states.
+            is_own: They are of this rank; otherwise new numbers follow from the seed and the progress of the run.
+        """
+        self._own = {kind: state.cpu() for kind, state in saved.items()} if is_own else {}
+        self._seed = None if is_own else self._state.seed + self._state.timestamp._batch
+
+    def _read(self) -> dict[str, torch.Tensor]:
+        states = {"cpu": torch.get_rng_state()}
+        device = next((each.device for each in self._state.model.parameters()), None)
+        if device is not None and device.type not in ("cpu", "meta"):
+            states[device.type] = torch.get_device_module(device).get_rng_state()
+        return states
+
+    def _write(self, states: dict[str, torch.Tensor]) -> None:
+        for kind, state in states.items():
+            module: Any = torch if kind == "cpu" else torch.get_device_module(kind)
+            module.set_rng_state(state)
+
+
+def total_loss(loss: Any) -> torch.Tensor:
+    """Return the scalar to differentiate.
+
+    Args:
+        loss: A tensor, whose mean it is; a dict, of which the entry "total" is taken, or else the sum of all; or a
+            sequence, which is summed.
+
+    Raises:
+        TypeError: `loss` is something else.
+    """
+    if isinstance(loss, torch.Tensor):
+        return loss if loss.dim() == 0 else loss.mean()
+    if isinstance(loss, Mapping):
+        if "total" in loss:
+            return total_loss(loss["total"])
+        loss = tuple(loss.values())
+    if not isinstance(loss, Sequence) or isinstance(loss, str) or not loss:
+        raise TypeError(
+            f"`loss` must be a tensor, a sequence of tensors or a dict of tensors, got {type(loss).__name__}."
+        )
+    return sum((total_loss(part) for part in loss[1:]), start=total_loss(loss[0]))
+
+
+def _check_supported(algorithms: Sequence[Algorithm], unavailable: Mapping[Any, str]) -> None:
+    """Raise ConflictError if an algorithm needs an event or has an effect that the host does not support."""
+    for algorithm in algorithms:
+        name, events = type(algorithm).__name__, declared_events(algorithm)
+        effects = declared_placement(algorithm).provides
+        for feature, way_out in unavailable.items():
+            if isinstance(feature, Event) and (events is None or feature in events):
+                what = f"acts at {feature.name}" if events is not None else f"may act at {feature.name}, or any event"
+                raise ConflictError(f"`{name}` {what}, which this loop cannot announce. {way_out}")
+            if not isinstance(feature, Event) and feature in effects:
+                raise ConflictError(
+                    f"`{name}` {PHRASES.get(feature, feature)}, which this loop does not support. {way_out}"
+                )
+
+
+def _autocast_of(state: State) -> AbstractContextManager[None]:
+    if state.precision is Precision.FP32:
+        return nullcontext()
+    device_type = "cuda" if state.device.name == "gpu" else state.device.name
+    return get_precision_context(state.precision, state.precision_config, device_type=device_type)
+
+
+def _copied(batch: Any) -> Any:
+    """Return a batch that can be changed in place; its tensors are the same."""
+    return batch if isinstance(batch, (torch.Tensor, tuple)) else copy.copy(batch)
+
+
+def _sum_over_ranks(state: State, samples: float, tokens: int) -> tuple[float, int]:
+    if dist.get_world_size() == 1:
+        return samples, tokens
+    device = "cuda" if state.device.name == "gpu" else "cpu"
+    counts = torch.tensor([samples, tokens], dtype=torch.float64, device=device)
+    dist.all_reduce(counts)
+    total, all_tokens = counts.tolist()
+    return int(total) if total.is_integer() else total, int(all_tokens)

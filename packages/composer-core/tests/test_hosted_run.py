@@ -1,0 +1,484 @@
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from composer.core import (
+    AVERAGES_WEIGHTS,
+    Algorithm,
+    Callback,
+    ConflictError,
+    DataSpec,
+    Event,
+    HostedRun,
+    Placement,
+    State,
+)
+from composer.core.hosted_run import total_loss
+from composer.loggers import Logger, LoggerDestination
+from composer.testing import SimpleModel, deep_compare
+
+
+def batches(sizes: tuple[int, ...] = (4, 4, 4, 2)) -> list[Any]:
+    generator = torch.Generator().manual_seed(3)
+    return [(torch.randn(n, 5, generator=generator), torch.randint(2, (n,), generator=generator)) for n in sizes]
+
+
+def network(dropout: float = 0.0) -> torch.nn.Module:
+    torch.manual_seed(1)
+    return torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.Dropout(dropout), torch.nn.Linear(6, 2))
+
+
+def criterion(outputs: Any, batch: Any, reduction: str = "mean") -> torch.Tensor:
+    return cross_entropy(outputs, batch[1], reduction=reduction)
+
+
+def make(net: torch.nn.Module | None = None, algorithms: Any = (), **options: Any) -> HostedRun:
+    net = network() if net is None else net
+    defaults: dict[str, Any] = {"loss": criterion, "dataloader": batches(), "max_duration": "2ep"}
+    if "optimizers" not in options:
+        options["optimizers"] = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    return HostedRun(net, algorithms, **{**defaults, **options})
+
+
+def train(run: HostedRun, after_epoch: Callable[[], object] = lambda: None) -> dict[str, Any]:
+    run.begin_fit()
+    while not run.is_over():
+        for batch in run.epoch():
+            run.backward(run.loss(batch))
+            run.step()
+        after_epoch()
+    run.end_fit()
+    return copy.deepcopy(run.model.state_dict())
+
+
+class Recorder(Callback):
+    """Records the events."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def run_event(self, event: Event, state: State, logger: Logger) -> None:
+        self.events.append(event.value)
+
+
+class At(Algorithm):
+    """Does something at some events."""
+
+    def __init__(self, events: set[Event] | None, action: Callable[[State], object] = lambda state: None) -> None:
+        self.events = None if events is None else frozenset(events)
+        self.action = action
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        self.action(state)
+
+
+# ---- the loop ----
+
+
+def test_the_events_of_a_run_come_in_their_order() -> None:
+    recorder = Recorder()
+    run = make(callbacks=recorder, dataloader=batches((4,)), max_duration="1ep")
+    train(run, after_epoch=lambda: None)
+    with run.evaluation(batches((3,))):
+        run.eval_forward(batches((3,))[0])
+
+    expected = """init before_load after_load fit_start iteration_start epoch_start before_dataloader after_dataloader
+        batch_start before_train_batch before_forward after_forward before_loss after_loss before_backward
+        after_backward after_train_batch batch_end batch_checkpoint epoch_end epoch_checkpoint fit_end
+        eval_standalone_start eval_start eval_batch_start eval_before_forward eval_after_forward eval_batch_end
+        eval_end eval_standalone_end"""
+    assert expected.split() == recorder.events
+
+
+def test_it_trains_as_a_plain_loop_does() -> None:
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(2):
+        for x, y in batches():
+            optimizer.zero_grad()
+            cross_entropy(net(x), y).backward()
+            optimizer.step()
+
+    run = make()
+    deep_compare(net.state_dict(), train(run))
+    assert (run.state.timestamp.epoch, run.state.timestamp.batch, run.state.timestamp.sample) == (2, 8, 28)
+
+
+def test_a_model_with_a_loss_needs_no_functions() -> None:
+    model = SimpleModel()
+    run = make(model, loss=None, dataloader=[(torch.zeros(4, 1, 3, 3), torch.zeros(4, dtype=torch.long))])
+    train(run)
+
+    assert run.model is model
+
+
+@pytest.mark.parametrize("accumulate", [2, 3])
+def test_several_batches_make_one_step(accumulate: int) -> None:
+    """Examples have equal weights, also in the last and smaller group."""
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    data = batches()
+    for _ in range(2):
+        for start in range(0, 4, accumulate):
+            group = data[start : start + accumulate]
+            optimizer.zero_grad()
+            cross_entropy(net(torch.cat([x for x, _ in group])), torch.cat([y for _, y in group])).backward()
+            optimizer.step()
+
+    run = make(accumulate=accumulate)
+    torch.testing.assert_close(dict(net.state_dict()), dict(train(run)), atol=1e-6, rtol=0)  # sums in another order
+    assert (run.state.timestamp.batch, run.state.timestamp.sample) == (4, 28)
+    assert run.state.dataloader_len == 2
+
+
+def test_several_optimizers_and_schedulers_step() -> None:
+    net: Any = network()
+    optimizers = [torch.optim.SGD(net[0].parameters(), lr=0.1), torch.optim.Adam(net[2].parameters(), lr=0.01)]
+    schedulers = [torch.optim.lr_scheduler.ExponentialLR(each, gamma=0.5) for each in optimizers]
+    before = copy.deepcopy(net.state_dict())
+    after = train(make(net, optimizers=optimizers, schedulers=schedulers))
+
+    assert all(not torch.equal(before[name], after[name]) for name in before)
+    assert [each.param_groups[0]["lr"] for each in optimizers] == [0.1 / 2**8, 0.01 / 2**8]
+
+
+def test_an_optimizer_with_a_closure_gets_its_gradients_by_replay() -> None:
+    net = network()
+    reference = torch.optim.LBFGS(net.parameters(), lr=0.1, max_iter=3)
+    for x, y in batches():
+
+        def closure(x: Any = x, y: Any = y) -> torch.Tensor:
+            reference.zero_grad()
+            loss = cross_entropy(net(x), y)
+            loss.backward()
+            return loss
+
+        reference.step(closure)
+
+    other = network()
+    run = make(other, optimizers=torch.optim.LBFGS(other.parameters(), lr=0.1, max_iter=3), max_duration="1ep")
+    deep_compare(net.state_dict(), train(run))
+
+
+def test_a_replay_repeats_random_numbers_and_events() -> None:
+    seen: list[torch.Tensor] = []
+
+    def noise(state: State) -> None:
+        seen.append(torch.rand(2))
+
+    other = network(dropout=0.5)
+    optimizer = torch.optim.LBFGS(other.parameters(), lr=1e-9, max_iter=2, tolerance_grad=0.0, tolerance_change=0.0)
+    recorder = Recorder()
+    run = make(
+        other,
+        At({Event.BEFORE_FORWARD}, noise),
+        optimizers=optimizer,
+        callbacks=recorder,
+        accumulate=2,
+        max_duration="1ba",
+    )
+    train(run)
+
+    first, second, *repeated = seen
+    assert not torch.equal(first, second)
+    assert len(repeated) >= 2
+    deep_compare([first, second] * (len(repeated) // 2), repeated)
+    passes = len(seen) // 2
+    assert recorder.events.count("before_train_batch") == recorder.events.count("after_train_batch") == passes
+
+
+# ---- random numbers ----
+
+
+def test_neither_the_host_nor_an_evaluation_changes_the_random_numbers_of_training() -> None:
+    expected = train(make(network(0.5)))
+    run = make(network(0.5))
+
+    def between() -> None:
+        with run.evaluation(batches()):
+            torch.rand(5)
+        torch.manual_seed(77)
+
+    deep_compare(expected, train(run, after_epoch=between))
+    other = train(make(network(0.5), seed=1))
+    assert not torch.equal(expected["0.weight"], other["0.weight"])
+
+
+def test_the_global_generator_continues_with_its_own_numbers() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    net = network()
+    run = make(net)
+    torch.manual_seed(5)
+    train(run)
+
+    assert torch.equal(expected, torch.rand(3))
+
+
+# ---- saving ----
+
+
+def stepped(run: HostedRun, steps: int) -> None:
+    run.begin_fit()
+    count = 0
+    while count < steps:
+        for batch in run.epoch():
+            run.backward(run.loss(batch))
+            count += run.step()
+            if count == steps:
+                return
+
+
+@pytest.mark.parametrize("steps", [2, 4, 6])
+def test_a_resumed_run_ends_as_an_uninterrupted_one(steps: int) -> None:
+    expected = train(make(network(0.5)))
+    killed = make(network(0.5))
+    stepped(killed, steps)
+    file = io.BytesIO()
+    optimizer = killed.state.optimizers[0].state_dict()
+    torch.save({"net": killed.model.state_dict(), "run": killed.state_dict(), "optimizer": optimizer}, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+
+    torch.manual_seed(31)
+    run = make(network(0.5), seed=9)
+    run.model.load_state_dict(saved["net"])
+    run.load_state_dict(saved["run"])
+    run.state.optimizers[0].load_state_dict(saved["optimizer"])
+    deep_compare(expected, train(run))
+
+
+def test_the_state_of_another_run_is_reported() -> None:
+    saved = make().state_dict()
+    with pytest.warns(UserWarning, match="different algorithms: At"):
+        make(algorithms=At(set())).load_state_dict(saved)
+    with pytest.raises(ValueError, match=r"must be a result of `HostedRun\.state_dict`, but lacks algorithms"):
+        make().load_state_dict({"timestamp": {}})
+
+
+def test_missing_ends_of_epochs_are_announced() -> None:
+    recorder = Recorder()
+    run = make(callbacks=recorder)
+    run.begin_fit()
+    run.catch_up(2)
+    run.catch_up(2)
+
+    assert run.state.timestamp.epoch == 2
+    assert recorder.events.count("epoch_end") == 2
+
+
+def test_callbacks_are_told_that_the_model_is_saved() -> None:
+    saving: list[bool] = []
+
+    def note(state: State) -> None:
+        saving.append(any(each.save_interval(state, Event.BATCH_CHECKPOINT) for each in state.callbacks))  # type: ignore[attr-defined]
+
+    run = make(algorithms=At({Event.BATCH_CHECKPOINT}, note))
+    stepped(run, 1)
+    with run.saving():
+        pass
+
+    assert saving == [False, True]
+
+
+# ---- what the host says ----
+
+
+def test_what_the_host_lacks_is_refused_at_once() -> None:
+    unavailable = {Event.BEFORE_LOSS: "Split the step.", AVERAGES_WEIGHTS: "Leave it out."}
+    with pytest.raises(
+        ConflictError, match=r"`At` acts at BEFORE_LOSS, which this loop cannot announce\. Split the step"
+    ):
+        make(algorithms=At({Event.BEFORE_LOSS}), unavailable=unavailable)
+    with pytest.raises(ConflictError, match="`At` may act at BEFORE_LOSS, or any event"):
+        make(algorithms=At(None), unavailable=unavailable)
+    algorithm = At({Event.BATCH_END})
+    algorithm.placement = Placement(provides={AVERAGES_WEIGHTS})
+    with pytest.raises(ConflictError, match=r"`At` averages weights, which this loop does not support\. Leave it out"):
+        make(algorithms=algorithm, unavailable=unavailable)
+
+
+def test_features_of_the_host_may_exclude_an_algorithm() -> None:
+    algorithm = At({Event.BATCH_END})
+    algorithm.placement = Placement(excludes={AVERAGES_WEIGHTS})
+    make(algorithms=algorithm)
+    with pytest.raises(ConflictError, match="HostFeatures"):
+        make(algorithms=algorithm, host_provides={AVERAGES_WEIGHTS})
+
+
+def test_the_plan_names_the_hooks_of_the_host() -> None:
+    run = make(algorithms=At({Event.BATCH_END}), hooks={Event.BATCH_END: "on_train_batch_end"})
+    (row,) = run.explain()
+
+    assert (row.event, row.reason) == (Event.BATCH_END, "as listed; from on_train_batch_end")
+
+
+def test_the_forward_pass_may_use_a_wrapped_model() -> None:
+    calls: list[Any] = []
+    net = network()
+
+    class Wrapped(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            calls.append(x)
+            return net(x)
+
+    run = make(net)
+    run.use_model(Wrapped())
+    stepped(run, 2)
+    assert len(calls) == 2
+
+
+def test_a_data_spec_transforms_and_counts_batches() -> None:
+    spec = DataSpec(
+        batches(), batch_transforms=lambda batch: (batch[0] * 0, batch[1]), get_num_samples_in_batch=lambda b: 10
+    )
+    seen: list[float] = []
+    run = make(
+        algorithms=At({Event.AFTER_DATALOADER}, lambda state: seen.append(float(state.batch[0].sum()))),
+        dataloader=spec,
+        max_duration="1ep",
+    )
+    train(run)
+
+    assert run.state.timestamp.sample == 40
+    assert seen == [0.0] * 4
+
+
+def test_losses_are_logged() -> None:
+    class Journal(LoggerDestination):
+        def __init__(self) -> None:
+            self.names: list[str] = []
+
+        def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+            self.names += metrics
+
+    journal = Journal()
+    run = make(loggers=journal, max_duration="1ep")
+    train(run)
+
+    assert journal.names == ["loss/train/total"] * 4
+    assert run.state.total_loss_dict["loss/train/total"] > 0
+
+
+# ---- bad use ----
+
+
+def fitted() -> HostedRun:
+    run = make()
+    run.begin_fit()
+    return run
+
+
+def in_an_epoch() -> HostedRun:
+    run = fitted()
+    run.begin_epoch()
+    return run
+
+
+def after_a_loss() -> HostedRun:
+    run = in_an_epoch()
+    run.loss(run.after_dataloader(batches()[0]))
+    return run
+
+
+BATCH = batches()[0]
+WRONG: dict[str, tuple[Callable[[], HostedRun], Callable[[HostedRun], object], str]] = {
+    "init twice": (fitted, lambda run: run.init(), "`init` must be called before `init`, but the run is between two"),
+    "begin_fit twice": (fitted, lambda run: run.begin_fit(), r"`begin_fit` must be called .*Call `end_fit` first"),
+    "epoch before begin_fit": (make, lambda run: run.begin_epoch(), "Call `begin_fit` before the first"),
+    "epoch twice": (in_an_epoch, lambda run: run.begin_epoch(), "`end_epoch` after each epoch"),
+    "loss before a batch": (in_an_epoch, lambda run: run.loss(BATCH), "Get the batch from `epoch`"),
+    "loss before backward": (after_a_loss, lambda run: run.loss(BATCH), "Get the batch from `epoch`"),
+    "backward before loss": (in_an_epoch, lambda run: run.backward(torch.ones(())), "Call `loss` first"),
+    "step before backward": (after_a_loss, lambda run: run.step(), "Call `loss` and `backward` first"),
+    "after_forward first": (in_an_epoch, lambda run: run.after_forward(BATCH), "Call `before_forward` first"),
+    "before_loss first": (in_an_epoch, lambda run: run.before_loss(), "Call `before_forward` first"),
+    "after_loss first": (in_an_epoch, lambda run: run.after_loss(torch.ones(())), "Call `before_forward` first"),
+    "after_backward first": (in_an_epoch, lambda run: run.after_backward(), "Call it after `after_loss`"),
+    "a batch outside an epoch": (fitted, lambda run: run.after_dataloader(BATCH), "Call `begin_epoch` first"),
+    "end_batch first": (in_an_epoch, lambda run: run.end_batch(), "Call it after the step of the optimizers"),
+    "end_epoch first": (fitted, lambda run: run.end_epoch(), "Call `begin_epoch` first"),
+    "end_fit first": (make, lambda run: run.end_fit(), "Call `begin_fit` first"),
+    "end_fit in a step": (after_a_loss, lambda run: run.end_fit(), "finish each step"),
+    "evaluation in a pass": (after_a_loss, lambda run: run.begin_evaluation([]), "Finish the pass"),
+    "eval_forward": (fitted, lambda run: run.eval_forward(BATCH), "Call it in `with run.evaluation"),
+    "end_evaluation": (fitted, lambda run: run.end_evaluation(), "Call `begin_evaluation` first"),
+    "optimizers in training": (fitted, lambda run: run.take_optimizers(), "Call it before `begin_fit`"),
+    "loading in training": (fitted, lambda run: run.load_state_dict(run.state_dict()), "Call it before `begin_fit`"),
+    "catching up": (make, lambda run: run.catch_up(1), "Call it after `begin_fit`"),
+    "saving": (make, lambda run: run.saving().__enter__(), "or call `init` first"),
+}
+
+
+@pytest.mark.parametrize("label", WRONG)
+def test_calls_out_of_order_are_answered(label: str) -> None:
+    start, act, message = WRONG[label]
+    run = start()
+    with pytest.raises(RuntimeError, match=message):
+        act(run)
+
+
+def test_a_loop_that_does_not_train_its_batches_is_told() -> None:
+    run = fitted()
+    with pytest.raises(RuntimeError, match="Call `loss`, `backward` and `step` for each batch"):
+        for _ in run.epoch():
+            pass
+
+
+def test_bad_arguments_are_named() -> None:
+    net: Any = network()
+    other = torch.optim.SGD(network().parameters(), lr=0.1)
+    twice = [torch.optim.SGD(net.parameters(), lr=0.1), torch.optim.SGD(net[0].parameters(), lr=0.1)]
+    with pytest.raises(ValueError, match="`accumulate` must be an integer of at least 1, got 0"):
+        make(accumulate=0)
+    with pytest.raises(ValueError, match="`optimizers` must hold parameters of `model`, got SGD with 4 others"):
+        make(net, optimizers=other)
+    with pytest.raises(ValueError, match="SGD shares 2 with one before it"):
+        make(net, optimizers=twice)
+    with pytest.raises(ValueError, match="`loss` must be given together with `forward`"):
+        make(loss=None, forward=lambda module, batch: module(batch))
+    with pytest.raises(TypeError, match="`loss` must be a function, got 3"):
+        make(loss=3)
+    with pytest.raises(TypeError, match=r"`model` must be a `torch\.nn\.Module`, got int"):
+        HostedRun(3, loss=criterion, max_duration="1ep")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="`dataloader` must be given before training"):
+        make(dataloader=None).begin_fit()
+
+
+def test_what_is_missing_in_training_is_named() -> None:
+    run = make(loss=None)
+    run.begin_fit()
+    run.begin_epoch()
+    with pytest.raises(RuntimeError, match=r"Sequential is no `ComposerModel`\. Pass `HostedRun\(\.\.\., loss="):
+        run.loss(run.after_dataloader(BATCH))
+    run = make(dataloader=[{"x": torch.zeros(2, 5)}])
+    run.begin_fit()
+    with pytest.raises(TypeError, match="`forward` must be given for batches that are no tuple or list, got a dict"):
+        run.loss(next(iter(run.epoch())))
+    run = make(optimizers=None)
+    run.begin_fit()
+    run.backward(run.loss(next(iter(run.epoch()))))
+    with pytest.raises(RuntimeError, match="`optimizers` must be given before `step`"):
+        run.step()
+    run = after_a_loss()
+    run.state.precision = "amp_fp16"
+    with pytest.raises(RuntimeError, match="`precision` must not be 'amp_fp16' without a `backward`"):
+        run.backward(torch.ones(()))
+
+
+def test_losses_may_be_collections() -> None:
+    one, two = torch.ones(()), torch.full((2,), 2.0)
+
+    assert [3.0, 3.0, 1.0, 2.0] == [
+        float(total_loss(each)) for each in ((one, two), {"a": one, "b": two}, {"total": one, "b": two}, two)
+    ]
+    with pytest.raises(TypeError, match="`loss` must be a tensor, a sequence of tensors or a dict of tensors, got str"):
+        total_loss("a")

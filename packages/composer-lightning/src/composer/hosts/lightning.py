@@ -1,0 +1,433 @@
+"""`ComposeCallback`: our algorithms inside the `Trainer` of Lightning."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import BaseFinetuning, StochasticWeightAveraging
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+
+from composer.core import (
+    AUGMENTS_IMAGES,
+    AVERAGES_WEIGHTS,
+    CHANGES_BATCH_SIZE,
+    CLIPS_GRADIENTS,
+    DROPS_PIXELS,
+    FREEZES_WEIGHTS,
+    MIXES_AUGMENTATIONS,
+    REPLACES_MODEL,
+    REPLACES_OPTIMIZER,
+    SCALES_SCHEDULE,
+    SWAPS_WEIGHTS,
+    WRAPS_OPTIMIZER,
+    Algorithm,
+    Callback,
+    ConflictError,
+    Event,
+    HostedRun,
+    Plan,
+    Precision,
+)
+from composer.core.hosted_run import total_loss
+from composer.loggers import LoggerDestination
+from composer.utils import ensure_tuple
+
+__all__ = ["ComposeCallback"]
+
+_KEY = "composer"  # in Lightning's checkpoints
+_PRECISIONS = {"bf16-mixed": Precision.AMP_BF16, "16-mixed": Precision.AMP_FP16}
+_TRANSFORM = "Lightning loads a batch before training begins. Add the transform to the data set yourself."
+_FEATURES: dict[Event | str, str] = {
+    REPLACES_MODEL: "Pass the model that you want to train to Lightning.",
+    REPLACES_OPTIMIZER: "Create that optimizer in `configure_optimizers`.",
+    SCALES_SCHEDULE: "Set `max_epochs` and the schedules of Lightning.",
+    CHANGES_BATCH_SIZE: "Lightning counts the batches of an epoch before training. Use the `Trainer` of composer.",
+    AUGMENTS_IMAGES: _TRANSFORM,
+    MIXES_AUGMENTATIONS: _TRANSFORM,
+    Event.EVAL_BEFORE_FORWARD: "`validation_step` runs the model itself. Leave the algorithm out.",
+    Event.PREDICT_BEFORE_FORWARD: "`predict_step` runs the model itself. Leave the algorithm out.",
+}
+_OF_THE_LOSS = (Event.AFTER_FORWARD, Event.BEFORE_LOSS, Event.AFTER_LOSS, Event.BEFORE_BACKWARD)
+_SPLIT = (
+    "`training_step` computes outputs and loss in one. Pass `ComposeCallback(..., loss=lambda outputs, batch: ...)` "
+    "and return `self.composer.loss(batch)` from `training_step`."
+)
+_HOOKS = {
+    Event.INIT: "setup",
+    Event.BEFORE_LOAD: "on_fit_start",
+    **dict.fromkeys((Event.AFTER_LOAD, Event.FIT_START), "on_train_start"),
+    **dict.fromkeys((Event.ITERATION_START, Event.EPOCH_START), "on_train_epoch_start"),
+    **dict.fromkeys((Event.BEFORE_DATALOADER, Event.AFTER_DATALOADER, Event.BATCH_START), "on_after_batch_transfer"),
+    **dict.fromkeys((Event.BEFORE_TRAIN_BATCH, Event.BEFORE_FORWARD, *_OF_THE_LOSS), "training_step"),
+    Event.AFTER_BACKWARD: "on_after_backward",
+    Event.AFTER_TRAIN_BATCH: "on_before_optimizer_step",
+    **dict.fromkeys((Event.BATCH_END, Event.BATCH_CHECKPOINT), "on_train_batch_end"),
+    **dict.fromkeys((Event.EPOCH_END, Event.EPOCH_CHECKPOINT), "on_train_epoch_end"),
+    Event.FIT_END: "on_train_end",
+    **dict.fromkeys((Event.EVAL_BEFORE_ALL, Event.EVAL_STANDALONE_START, Event.EVAL_START), "on_validation_start"),
+    **dict.fromkeys((Event.EVAL_AFTER_ALL, Event.EVAL_STANDALONE_END, Event.EVAL_END), "on_validation_end"),
+}
+
+
+class ComposeCallback(pl.Callback):
+    """Runs algorithms inside the `Trainer` of Lightning: `Trainer(callbacks=[ComposeCallback([EMA()])])`.
+
+    Algorithms that change the model, the batch, gradients, weights or the optimizer need nothing else. Those that act
+    on outputs, targets or the loss need to see the forward pass and the loss apart, which takes two functions here and
+    one line in the module::
+
+        class Net(LightningModule):
+            def training_step(self, batch, batch_idx):
+                return self.composer.loss(batch)
+
+
+        loss = lambda outputs, batch: cross_entropy(outputs, batch[1])
+        Trainer(callbacks=[ComposeCallback([MixUp(), EMA()], loss=loss)])
+
+    With the same seed and the same batches the weights equal those of composer's own `Trainer`, bit for bit.
+    Checkpoints of Lightning contain the state of the algorithms, and the weights that algorithms want to have saved,
+    such as averages; `trainer.fit(ckpt_path=...)` resumes both, exactly from the end of an epoch.
+
+    With gradient accumulation, events of the loader occur for each of its batches, and optimizers that need several
+    gradients per step (`SAM`) get those of all batches of the step.
+
+    Args:
+        algorithms: The algorithms.
+        forward: `forward(module, batch) -> outputs`. None: `module(inputs)`, the first part of the batch.
+        loss: `loss(outputs, batch) -> loss`; with an argument `reduction` if an algorithm needs the loss per example.
+            None: `training_step` computes the loss.
+        callbacks: Callbacks of composer.
+        loggers: Loggers of composer.
+        seed: The seed of the random numbers of training.
+
+    Attributes:
+        run: The `HostedRun`; None before `setup`.
+
+    Raises:
+        ConflictError: In `setup`, if Lightning or one of its features does not support an algorithm.
+        ValueError: In `setup`, if the optimization is manual, the strategy shards the model, the run has no length, or
+            `StochasticWeightAveraging` is used.
+
+    Example:
+        >>> callback = ComposeCallback([])
+        >>> trainer = pl.Trainer(max_epochs=2, barebones=True, accelerator="cpu", callbacks=[callback])
+        >>> callback.run is None  # before `trainer.fit`
+        True
+    """
+
+    def __init__(
+        self,
+        algorithms: Algorithm | Sequence[Algorithm] = (),
+        *,
+        forward: Callable[[Any, Any], Any] | None = None,
+        loss: Callable[..., Any] | None = None,
+        callbacks: Callback | Sequence[Callback] = (),
+        loggers: LoggerDestination | Sequence[LoggerDestination] = (),
+        seed: int = 0,
+    ) -> None:
+        if forward is not None and loss is None:
+            raise ValueError("`loss` must be given together with `forward`. Pass `loss=lambda outputs, batch: ...`.")
+        self._algorithms, self._forward, self._loss = algorithms, forward, loss
+        self._callbacks, self._loggers, self._seed = callbacks, loggers, seed
+        self.run: HostedRun | None = None
+        self._trainer: pl.Trainer | None = None
+        self._steps: list[tuple[Any, ...]] = []  # the arguments of `training_step` after the batch, for a replay
+        self._counted = 0  # steps of the optimizer at the last BATCH_END
+        self._has_loss = False  # `loss` was called in this `training_step`
+
+    # ---- what the module calls ----
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        """Compute the loss of a batch: in `training_step` with all algorithms, elsewhere without.
+
+        Args:
+            batch: The batch.
+
+        Raises:
+            RuntimeError: `ComposeCallback` did not get a `loss`.
+        """
+        run = self._run()
+        if self._loss is None:
+            raise RuntimeError("`loss` must be given to compute it. Pass `ComposeCallback(..., loss=...)`.")
+        if self._trainer is None or not self._trainer.training:
+            return total_loss(self._loss(run.state.model(batch), batch))
+        self._has_loss = True
+        return total_loss(run.loss(batch))
+
+    def explain(self) -> Plan:
+        """Return what acts at each event, in which order and why, and the hook of Lightning that announces it."""
+        return self._run().explain()
+
+    # ---- before training ----
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Announce INIT, before optimizers are created and weights are loaded."""
+        self._trainer = trainer
+        if stage != "fit":
+            return
+        duration = _duration_of(trainer)
+        if self.run is not None and self.run.model is pl_module:
+            self.run.state.max_duration = duration  # type: ignore[assignment]  # the setter parses
+        else:
+            self._check(trainer, pl_module)
+            self.run = HostedRun(
+                pl_module,
+                self._algorithms,
+                max_duration=duration,
+                forward=self._forward,
+                loss=self._loss,
+                accumulate=trainer.accumulate_grad_batches,
+                seed=self._seed,
+                precision=_PRECISIONS.get(str(trainer.precision), Precision.FP32),
+                callbacks=self._callbacks,
+                loggers=self._loggers,
+                unavailable=self._unavailable(trainer),
+                host_provides=_features_of(trainer),
+                hooks=_HOOKS,
+            )
+            self.run.init()
+        pl_module.composer = self  # type: ignore[assignment]
+        for name, wrapper in (
+            ("on_after_batch_transfer", self._on_after_batch_transfer),
+            ("training_step", self._training_step),
+            ("optimizer_step", self._optimizer_step),
+        ):
+            original = getattr(pl_module, name)
+            # Lightning reads the signature of these methods.
+            setattr(pl_module, name, functools.wraps(original)(functools.partial(wrapper, original)))
+
+    def _check(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if not pl_module.automatic_optimization:
+            raise ValueError(
+                "`automatic_optimization` must be True: with manual optimization the loop is your own. Use "
+                "`composer.core.HostedRun` in it."
+            )
+        if type(trainer.strategy) is not SingleDeviceStrategy and not isinstance(trainer.strategy, DDPStrategy):
+            raise ValueError(
+                f"`strategy` must be a single device or DDP, got {type(trainer.strategy).__name__}, which changes "
+                f"parameters itself. Use the `Trainer` of composer for sharded models."
+            )
+
+        callbacks: list[Any] = list(getattr(trainer, "callbacks", []))
+        if any(isinstance(callback, StochasticWeightAveraging) for callback in callbacks):
+            raise ValueError(
+                "`StochasticWeightAveraging` must not be used with `ComposeCallback`: it runs `training_step` without "
+                "steps of the optimizer. Use `ComposeCallback([SWA()])` of composer-swa."
+            )
+        for algorithm in ensure_tuple(self._algorithms):
+            of_data = DROPS_PIXELS in algorithm.placement.provides and Event.FIT_START in (algorithm.events or ())
+            if of_data:
+                raise ConflictError(
+                    f"`{type(algorithm).__name__}` changes the transforms of the data set. {_TRANSFORM}"
+                )
+
+    def _unavailable(self, trainer: pl.Trainer) -> dict[Event | str, str]:
+        features = dict(_FEATURES)
+        if self._loss is None:
+            features |= dict.fromkeys(_OF_THE_LOSS, _SPLIT)
+        if trainer.gradient_clip_val is not None:
+            features[CLIPS_GRADIENTS] = "`gradient_clip_val` clips as well, after the algorithm. Remove one of the two."
+        if str(trainer.precision) == "16-mixed":
+            features[WRAPS_OPTIMIZER] = "The scaler of '16-mixed' steps without a closure. Use 'bf16-mixed'."
+        callbacks: list[Any] = list(getattr(trainer, "callbacks", []))
+        for callback in callbacks:
+            if isinstance(callback, BaseFinetuning):
+                features[FREEZES_WEIGHTS] = f"`{type(callback).__name__}` freezes and unfreezes, too. Remove one."
+        return features
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Announce BEFORE_LOAD and replace the optimizers by those that algorithms have wrapped."""
+        trainer.strategy.optimizers = self._run().take_optimizers(trainer.strategy.optimizers)
+
+    def _set_loader(self, trainer: pl.Trainer) -> None:
+        state, length = self._run().state, trainer.num_training_batches
+        state.train_dataloader = trainer.train_dataloader
+        state.set_dataloader(trainer.train_dataloader, "train")
+        if math.isfinite(length):
+            state.dataloader_len = -(-int(length) // trainer.accumulate_grad_batches)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Announce AFTER_LOAD, FIT_START and, when resuming, the ends of epochs that are missing."""
+        run = self._run()
+        self._set_loader(trainer)
+        run.begin_fit()
+        run.catch_up(trainer.current_epoch)
+        self._counted = trainer.global_step
+
+    # ---- epochs and batches ----
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Announce EPOCH_START."""
+        self._run().begin_epoch()
+
+    def _on_after_batch_transfer(self, original: Callable[..., Any], batch: Any, dataloader_idx: int) -> Any:
+        batch = original(batch, dataloader_idx)
+        trainer = self._trainer
+        if trainer is None or not trainer.training:
+            return batch
+        run = self._run()
+        if not run.in_epoch:  # resumed: Lightning does not announce the start of the first epoch
+            run.begin_epoch()
+        return run.after_dataloader(batch)
+
+    def _training_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        run = self._run()
+        batch, *others = args or (kwargs.pop("batch"),)
+        if run.replay_index is None:
+            self._steps.append((*others, kwargs))
+        if self._loss is not None:
+            self._has_loss = False
+            result = original(batch, *others, **kwargs)
+            if not self._has_loss:
+                raise RuntimeError(
+                    "`training_step` must return `self.composer.loss(batch)`, because `ComposeCallback` was given a "
+                    "`loss`. Call it, or leave out `loss` and the algorithms that need it."
+                )
+            return result
+        result = original(run.before_forward(batch), *others, **kwargs)
+        loss = result.get("loss") if isinstance(result, Mapping) else result
+        if not isinstance(loss, torch.Tensor):
+            raise RuntimeError(f"`training_step` must return a loss, got {type(result).__name__}. Do not skip steps.")
+        run.after_loss(loss)
+        return result
+
+    def on_after_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Announce AFTER_BACKWARD."""
+        self._run().after_backward()
+
+    def _optimizer_step(
+        self, original: Callable[..., Any], epoch: int, batch_idx: int, optimizer: Any, closure: Any = None
+    ) -> Any:
+        run = self._run()
+        if run.replays:
+            # Lightning itself calls `on_before_optimizer_step` after each call of the closure.
+            closure = run.closure(functools.partial(self._again, optimizer), first=closure, then=lambda: None)
+        return original(epoch, batch_idx, optimizer, closure)
+
+    def _again(self, optimizer: Any, batch: Any) -> None:
+        """Repeat a forward and backward pass of the step."""
+        trainer = self._trainer
+        assert trainer is not None
+        index = self._run().replay_index
+        assert index is not None, "it is called for a replay"
+        *others, keywords = self._steps[index]
+        result = trainer.strategy.training_step(batch, *others, **keywords)
+        loss = result["loss"] if isinstance(result, Mapping) else result
+        trainer.strategy.backward(loss / trainer.accumulate_grad_batches, getattr(optimizer, "optimizer", optimizer))
+
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Announce AFTER_TRAIN_BATCH; Lightning clips gradients afterwards."""
+        self._run().after_gradients()
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Announce BATCH_END, if the optimizer has stepped."""
+        if trainer.global_step == self._counted:
+            return
+        self._counted = trainer.global_step
+        self._steps.clear()
+        self._run().end_batch()
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Announce EPOCH_END."""
+        run = self._run()
+        now, length = run.state.timestamp, run.state.dataloader_len
+        if not run.in_epoch:  # resumed after the last step of an epoch
+            if now.batch_in_epoch.value:
+                run.catch_up(now.epoch.value + 1)
+        elif length is None or now.batch_in_epoch >= length:  # not where `max_steps` ends the run
+            run.end_epoch()
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Announce FIT_END."""
+        self._run().end_fit()
+
+    # ---- evaluation ----
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Announce EVAL_START."""
+        if self.run is not None and not trainer.sanity_checking:
+            self.run.begin_evaluation(_iterable(trainer.val_dataloaders))
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Announce EVAL_END."""
+        if self.run is not None and not trainer.sanity_checking:
+            self.run.end_evaluation()
+
+    def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Announce EVAL_START."""
+        if self.run is not None:
+            self.run.begin_evaluation(_iterable(trainer.test_dataloaders), "test")
+
+    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Announce EVAL_END."""
+        if self.run is not None:
+            self.run.end_evaluation()
+
+    # ---- checkpoints ----
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Add the state of the run, and the weights that algorithms want to have saved."""
+        run = self._run()
+        with run.saving():
+            # Lightning has taken the weights before; those that are in the model now are saved.
+            weights = trainer.strategy.lightning_module_state_dict()
+            checkpoint["state_dict"] = {name: value.detach().clone() for name, value in weights.items()}
+            checkpoint[_KEY] = run.state_dict()
+
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Restore the state of the run; a checkpoint of a run without this callback has none."""
+        if _KEY in checkpoint and self.run is not None and trainer.state.fn == "fit":
+            self.run.load_state_dict(checkpoint[_KEY])
+
+    # ---- the end ----
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Remove what `setup` has added to the module."""
+        for name in ("on_after_batch_transfer", "training_step", "optimizer_step", "composer"):
+            vars(pl_module).pop(name, None)
+        self._trainer = None
+        self._steps.clear()
+
+    def _run(self) -> HostedRun:
+        if self.run is None:
+            raise RuntimeError("`ComposeCallback` must be among the `callbacks` of a `Trainer` that fits the module.")
+        return self.run
+
+
+def _duration_of(trainer: pl.Trainer) -> str:
+    """Return the length of the run as a time string."""
+    if trainer.max_steps is not None and trainer.max_steps > 0:
+        return f"{trainer.max_steps}ba"
+    if trainer.max_epochs is not None and trainer.max_epochs > 0:
+        return f"{trainer.max_epochs}ep"
+    raise ValueError(
+        "`max_epochs` or `max_steps` must be set, since algorithms act at fractions of the run. Pass "
+        "`Trainer(max_epochs=...)`."
+    )
+
+
+def _features_of(trainer: pl.Trainer) -> set[str]:
+    """Return the effects of callbacks of Lightning."""
+    effects: set[str] = set()
+    callbacks: list[Any] = list(getattr(trainer, "callbacks", []))
+    for callback in callbacks:
+        if "WeightAveraging" in {kind.__name__ for kind in type(callback).__mro__}:  # Lightning 2.6
+            effects |= {AVERAGES_WEIGHTS, SWAPS_WEIGHTS}
+    return effects
+
+
+def _iterable(loaders: Any) -> Iterable[Any]:
+    return [] if loaders is None else loaders

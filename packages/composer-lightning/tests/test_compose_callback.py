@@ -1,0 +1,362 @@
+"""Training inside Lightning gives the weights of composer's own `Trainer`, bit for bit."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.callbacks import BackboneFinetuning, ModelCheckpoint, StochasticWeightAveraging
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
+
+from composer import Trainer
+from composer.algorithms.ema import EMA
+from composer.algorithms.gradient_clipping import GradientClipping
+from composer.algorithms.label_smoothing import LabelSmoothing
+from composer.algorithms.layer_freezing import LayerFreezing
+from composer.algorithms.mixup import MixUp
+from composer.algorithms.sam import SAM
+from composer.core import (
+    REPLACES_OPTIMIZER,
+    Algorithm,
+    Callback,
+    ConflictError,
+    Event,
+    Placement,
+    State,
+)
+from composer.hosts.lightning import ComposeCallback
+from composer.loggers import Logger
+from composer.models import ComposerModel
+from composer.testing import deep_compare
+
+LENGTH, BATCH, EPOCHS, SEED = 5, 8, 2, 3
+ALGORITHMS: dict[str, Any] = {
+    "nothing": list,
+    "SAM": lambda: [SAM(rho=0.05, interval=2)],
+    "EMA and GradientClipping": lambda: [EMA(half_life="2ba"), GradientClipping("norm", 0.1)],
+    "LayerFreezing": lambda: [LayerFreezing(freeze_start=0.0)],
+    "all": lambda: [MixUp(), LabelSmoothing(), SAM(), EMA(half_life="2ba"), GradientClipping("norm", 0.1)],
+}
+OF_THE_LOSS = {"all"}
+
+
+def layers() -> torch.nn.Sequential:
+    torch.manual_seed(1)
+    return torch.nn.Sequential(
+        torch.nn.Linear(6, 12), torch.nn.BatchNorm1d(12), torch.nn.Dropout(0.5), torch.nn.ReLU(), torch.nn.Linear(12, 4)
+    )
+
+
+def criterion(outputs: Any, batch: Any, reduction: str = "mean") -> torch.Tensor:
+    return cross_entropy(outputs, batch[1], reduction=reduction)
+
+
+class OurModel(ComposerModel):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = layers()
+
+    def forward(self, batch: Any) -> Any:
+        return self.layers(batch[0])
+
+    def loss(self, outputs: Any, batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return criterion(outputs, batch, **kwargs)
+
+
+class Net(pl.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = layers()
+        self.seen: list[torch.Tensor] = []
+
+    def forward(self, x: Any) -> Any:
+        return self.layers(x)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        return cross_entropy(self(x), y)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.seen.append(self.layers[0].weight.detach().clone())
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+
+class SplitNet(Net):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.composer.loss(batch)  # type: ignore[operator, union-attr]
+
+
+def data(batch_size: int = BATCH) -> Any:
+    """Batches in a fixed order, drawn with a generator of their own."""
+    generator = torch.Generator().manual_seed(7)
+    x, y = torch.randn(LENGTH * BATCH, 6, generator=generator), torch.randint(4, (LENGTH * BATCH,), generator=generator)
+    return DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=batch_size, generator=torch.Generator())
+
+
+def callback_of(label: str, split: bool = True) -> ComposeCallback:
+    return ComposeCallback(ALGORITHMS[label](), loss=criterion if split else None, seed=SEED)
+
+
+def trainer_of(callback: Any, *others: Any, **options: Any) -> pl.Trainer:
+    defaults: dict[str, Any] = {
+        "max_epochs": EPOCHS,
+        "enable_checkpointing": any(isinstance(each, ModelCheckpoint) for each in others),
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "accelerator": "cpu",
+    }
+    return pl.Trainer(callbacks=[callback, *others], **{**defaults, **options})
+
+
+def with_our_trainer(label: str, **options: Any) -> dict[str, Any]:
+    model = OurModel()
+    trainer = Trainer(
+        model=model,
+        train_dataloader=data(),
+        max_duration=f"{EPOCHS}ep",
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        algorithms=ALGORITHMS[label](),
+        seed=SEED,
+        progress_bar=False,
+        device="cpu",
+        **options,
+    )
+    trainer.fit()
+    return copy.deepcopy(model.layers.state_dict())
+
+
+def fit(label: str, split: bool = True, accumulate: int = 1, **options: Any) -> dict[str, Any]:
+    net = SplitNet() if split else Net()
+    trainer = trainer_of(callback_of(label, split), accumulate_grad_batches=accumulate, **options)
+    trainer.fit(net, data(BATCH // accumulate))
+    return copy.deepcopy(net.layers.state_dict())
+
+
+# ---- the weights ----
+
+
+@pytest.mark.parametrize("label", ALGORITHMS)
+def test_the_weights_equal_those_of_our_trainer(label: str) -> None:
+    deep_compare(with_our_trainer(label), fit(label))
+
+
+@pytest.mark.parametrize("label", ALGORITHMS.keys() - OF_THE_LOSS)
+def test_the_weights_are_equal_in_an_untouched_module(label: str) -> None:
+    deep_compare(with_our_trainer(label), fit(label, split=False))
+
+
+@pytest.mark.parametrize("split", [True, False])
+@pytest.mark.parametrize("label", ["SAM", "EMA and GradientClipping"])
+def test_two_batches_per_step_equal_microbatches(label: str, split: bool) -> None:
+    deep_compare(with_our_trainer(label, device_train_microbatch_size=BATCH // 2), fit(label, split, accumulate=2))
+
+
+@pytest.mark.parametrize("label", ["SAM", "all"])
+def test_bfloat16_equals_that_of_our_trainer(label: str) -> None:
+    deep_compare(with_our_trainer(label, precision="amp_bf16"), fit(label, precision="bf16-mixed"))
+
+
+def test_evaluations_and_checks_on_the_way_change_nothing() -> None:
+    net = SplitNet()
+    trainer = trainer_of(callback_of("all"), num_sanity_val_steps=2, val_check_interval=2)
+    trainer.fit(net, data(), DataLoader(data().dataset, batch_size=4, shuffle=True))
+
+    deep_compare(with_our_trainer("all"), copy.deepcopy(net.layers.state_dict()))
+
+
+def test_a_run_may_end_in_mid_epoch() -> None:
+    callback = callback_of("EMA and GradientClipping")
+    trainer_of(callback, max_steps=7).fit(SplitNet(), data())
+    run = callback.run
+
+    assert run is not None
+    assert (run.state.timestamp.batch, run.state.timestamp.epoch, run.is_over()) == (7, 1, True)
+
+
+# ---- events ----
+
+
+class Recorder(Callback):
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def run_event(self, event: Event, state: State, logger: Logger) -> None:
+        self.events.append(event.value)
+
+
+def test_the_events_come_in_the_order_of_our_trainer() -> None:
+    recorder, ours = Recorder(), Recorder()
+    with_our_trainer("nothing", callbacks=ours)
+    callback = ComposeCallback([], loss=criterion, callbacks=recorder, seed=SEED)
+    trainer_of(callback).fit(SplitNet(), data())
+
+    # Our own loop announces the end of the loader as well.
+    expected = [
+        a
+        for a, b in zip(ours.events, [*ours.events[1:], ""], strict=True)
+        if (a, b) != ("before_dataloader", "epoch_end")
+    ]
+    assert expected == recorder.events
+
+
+def test_averages_are_evaluated() -> None:
+    net, callback = SplitNet(), callback_of("EMA and GradientClipping")
+    weights: list[torch.Tensor] = []
+
+    class Training(pl.Callback):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            weights.append(net.layers[0].weight.detach().clone())
+
+    trainer_of(callback, Training(), num_sanity_val_steps=0).fit(net, data(), data())
+    ema: Any = callback.run.state.algorithms[0]  # type: ignore[union-attr]
+
+    assert len(net.seen) == EPOCHS * LENGTH
+    assert not torch.equal(net.seen[0], weights[0])
+    assert ema.ema_weights_active
+    assert torch.equal(net.seen[-1], net.layers[0].weight)
+
+
+def test_the_plan_names_hooks() -> None:
+    callback = callback_of("all")
+    trainer_of(callback).fit(SplitNet(), data())
+
+    assert "training_step" in str(callback.explain())
+
+
+# ---- checkpoints ----
+
+
+class Died(Exception):
+    """The process is lost."""
+
+
+class Death(pl.Callback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_step == self.step:
+            raise Died
+
+
+# After the last step of an epoch, before its end is announced, and after that.
+SAVES: dict[str, dict[str, Any]] = {
+    "step": {"every_n_train_steps": LENGTH},
+    "epoch": {"every_n_epochs": 1, "save_on_train_epoch_end": True},
+}
+
+
+@pytest.mark.parametrize("when", SAVES)
+@pytest.mark.parametrize("label", ["all", "LayerFreezing"])
+def test_a_killed_run_resumes_exactly(label: str, when: str, tmp_path: Path) -> None:
+    saver: Any = ModelCheckpoint(tmp_path, save_last=True, **SAVES[when])
+    trainer = trainer_of(callback_of(label), saver, Death(LENGTH + 2))
+    with pytest.raises(Died):
+        trainer.fit(SplitNet(), data())
+
+    net = SplitNet()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.zero_()
+    torch.manual_seed(55)
+    trainer_of(callback_of(label)).fit(net, data(), ckpt_path=tmp_path / "last.ckpt", weights_only=True)
+    deep_compare(with_our_trainer(label), copy.deepcopy(net.layers.state_dict()))
+
+
+def test_checkpoints_hold_the_averages(tmp_path: Path) -> None:
+    net, callback = SplitNet(), callback_of("EMA and GradientClipping")
+    saver: Any = ModelCheckpoint(tmp_path, save_last=True, every_n_train_steps=3)
+    trainer_of(callback, saver, max_steps=4).fit(net, data())
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
+
+    assert dict(saved["composer"]["algorithms"])["EMA"]["ema_weights_active"]
+    training = dict(saved["composer"]["algorithms"])["EMA"]["ema_model"]["named_parameters_dict"]
+    assert not torch.equal(training["network.layers.0.weight"], saved["state_dict"]["layers.0.weight"])
+
+
+# ---- what is refused ----
+
+
+class Replacing(Algorithm):
+    """Replaces the optimizer."""
+
+    events = frozenset({Event.INIT})
+    placement = Placement(provides={REPLACES_OPTIMIZER})
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None: ...
+
+
+class Freezing(BackboneFinetuning):
+    """Freezes nothing."""
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None: ...
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None: ...
+
+
+def refused(callback: ComposeCallback, *others: Any, module: Any = None, **options: Any) -> Any:
+    trainer = trainer_of(callback, *others, **options)
+    trainer.fit(SplitNet() if module is None else module, data())
+
+
+def test_what_lightning_cannot_do_is_refused_before_training() -> None:
+    with pytest.raises(ConflictError, match=r"`MixUp` acts at BEFORE_LOSS.*return `self\.composer\.loss\(batch\)`"):
+        refused(ComposeCallback(MixUp()), module=Net())
+    with pytest.raises(
+        ConflictError, match=r"`Replacing` replaces the optimizer.*Create that optimizer in `configure_opt"
+    ):
+        refused(ComposeCallback(Replacing()))
+    with pytest.raises(ConflictError, match=r"`GradientClipping` clips gradients.*`gradient_clip_val` clips as well"):
+        refused(ComposeCallback(GradientClipping("norm", 1.0)), gradient_clip_val=1.0)
+    with pytest.raises(ConflictError, match=r"`LayerFreezing` freezes weights.*`Freezing` freezes and unfreezes"):
+        refused(ComposeCallback(LayerFreezing()), Freezing())
+
+
+def test_averages_of_lightning_are_refused() -> None:
+    with pytest.raises(ValueError, match="`StochasticWeightAveraging` must not be used with `ComposeCallback`"):
+        refused(ComposeCallback([]), StochasticWeightAveraging(swa_lrs=0.1), module=Net())
+
+
+def test_manual_optimization_and_endless_runs_are_refused() -> None:
+    net = Net()
+    net.automatic_optimization = False
+    with pytest.raises(ValueError, match=r"`automatic_optimization` must be True.*composer\.core\.HostedRun"):
+        refused(ComposeCallback([]), module=net)
+    with pytest.raises(ValueError, match="`max_epochs` or `max_steps` must be set"):
+        refused(ComposeCallback([]), module=Net(), max_epochs=-1)
+    with pytest.raises(ValueError, match="`loss` must be given together with `forward`"):
+        ComposeCallback([], forward=lambda module, batch: module(batch))
+
+
+def test_a_training_step_that_computes_the_loss_itself_is_told() -> None:
+    with pytest.raises(RuntimeError, match=r"must return `self\.composer\.loss\(batch\)`"):
+        refused(ComposeCallback(MixUp(), loss=criterion), module=Net())
+    with pytest.raises(
+        RuntimeError, match=r"`loss` must be given to compute it\. Pass `ComposeCallback\(\.\.\., loss="
+    ):
+        refused(ComposeCallback([]))
+    with pytest.raises(RuntimeError, match="must be among the `callbacks` of a `Trainer`"):
+        ComposeCallback([]).explain()
+
+
+def test_steps_are_not_skipped() -> None:
+    class Skipping(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return None
+
+    with pytest.raises(RuntimeError, match="`training_step` must return a loss, got NoneType"):
+        refused(ComposeCallback([]), module=Skipping())
+
+
+def test_the_module_is_as_before_afterwards() -> None:
+    net = SplitNet()
+    trainer_of(callback_of("nothing")).fit(net, data())
+
+    assert not {"training_step", "optimizer_step", "on_after_batch_transfer", "composer"} & vars(net).keys()

@@ -1,0 +1,99 @@
+"""Every algorithm inside the loops of other libraries: the weights of our `Trainer`, or a refusal that says why."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+from algorithm_runs import Captioned, Classifier
+from test_hosted_run import BATCH, CASES, EPOCHS, SEED, algorithms_of, clone, loader_of, precision_of, sgd, with_trainer
+
+from composer.algorithms.warnings import NoEffectWarning, NotIntendedUseWarning
+from composer.core import ConflictError, Precision
+from composer.hosts.lightning import ComposeCallback
+from composer.testing import deep_compare
+
+REFUSED_BY_LIGHTNING = {
+    **dict.fromkeys(("AlternatingFlip", "AugMix", "RandAugment"), "Lightning loads a batch before training begins"),
+    "BatchSizeWarmup": "Lightning counts the batches of an epoch before training",
+    "Muon": "Create that optimizer in `configure_optimizers`",
+    "NoOpModel": "Pass the model that you want to train to Lightning",
+    "ScaleSchedule": "Set `max_epochs`",
+    "TestTimeAugmentation": "`validation_step` runs the model itself",
+}
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Any:
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        for category in (NoEffectWarning, NotIntendedUseWarning):
+            warnings.simplefilter("ignore", category)
+        warnings.filterwarnings("ignore", module="lightning")
+        warnings.filterwarnings("ignore", message=".*(does not have many workers|LeafSpec|batch_size).*")
+        yield
+
+
+class Hosted(pl.LightningModule):
+    """The methods that a model of ours lacks in Lightning."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.composer.loss(batch)  # type: ignore[operator, union-attr]
+
+    def configure_optimizers(self) -> Any:
+        return sgd(self)
+
+
+class HostedClassifier(Hosted, Classifier):
+    """Classifies images."""
+
+
+class HostedCaptioned(Hosted, Captioned):
+    """Classifies images with texts."""
+
+
+def with_lightning(names: Sequence[str], is_lower: bool = False, accumulate: int = 1) -> dict[str, Any]:
+    is_text = "input_ids" in next(iter(loader_of(names)))
+    model: Any = HostedCaptioned() if is_text else HostedClassifier()
+    callback = ComposeCallback(
+        algorithms_of(names), forward=lambda module, batch: module(batch), loss=model.loss, seed=SEED
+    )
+    precision = precision_of(names, is_lower)
+    trainer = pl.Trainer(
+        max_epochs=EPOCHS,
+        callbacks=[callback],
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        accumulate_grad_batches=accumulate,
+        precision="bf16-mixed" if precision is Precision.AMP_BF16 else "32-true",
+    )
+    trainer.fit(model, loader_of(names, BATCH // accumulate))
+    return clone(model.state_dict())
+
+
+@pytest.mark.parametrize("label", CASES)
+def test_lightning_gives_the_weights_of_our_trainer(label: str) -> None:
+    if label in REFUSED_BY_LIGHTNING:
+        with pytest.raises(ConflictError, match=REFUSED_BY_LIGHTNING[label]):
+            with_lightning(CASES[label])
+    else:
+        deep_compare(with_trainer(CASES[label]), with_lightning(CASES[label]))
+
+
+@pytest.mark.parametrize("label", ["EMA", "LayerFreezing", "Whitening", "MixUp, SAM and LabelSmoothing"])
+def test_lightning_with_two_batches_per_step(label: str) -> None:
+    names = CASES[label]
+    deep_compare(with_trainer(names, microbatch=BATCH // 2), with_lightning(names, accumulate=2))
+
+
+@pytest.mark.parametrize("label", ["SelectiveBackprop", "SeqLengthWarmup", "MixUp, SAM and LabelSmoothing"])
+def test_lightning_in_bfloat16(label: str) -> None:
+    names = CASES[label]
+    deep_compare(with_trainer(names, is_lower=True), with_lightning(names, is_lower=True))
