@@ -1,0 +1,1 @@
+"""Evidence: which training methods pay on a task."""
