@@ -138,13 +138,17 @@ class SideAverages(Callback):
 
     Args:
         averages: Label -> class name and arguments.
+
+    Attributes:
+        weights: Label -> the average as a `state_dict`, when the run has ended.
     """
 
-    _EVENTS = (Event.FIT_START, Event.BATCH_END, Event.EPOCH_END)
+    _EVENTS = (Event.FIT_START, Event.BATCH_END, Event.EPOCH_END, Event.FIT_END)
 
     def __init__(self, averages: Mapping[str, tuple[str, Mapping[str, Any]]]) -> None:
         self._algorithms = {label: make_algorithms([average])[0] for label, average in averages.items()}
         self._engines: dict[str, Engine] = {}
+        self.weights: dict[str, dict[str, torch.Tensor]] = {}
 
     def run_event(self, event: Event, state: State, logger: Logger) -> None:
         """Forward an event to the engine of each average."""
@@ -152,24 +156,36 @@ class SideAverages(Callback):
             return
         if not self._engines:
             for label, algorithm in self._algorithms.items():
-                side = State(model=state.model, max_duration=state.max_duration, device=state.device)
+                side = State(
+                    model=state.model,
+                    max_duration=state.max_duration,
+                    device=state.device,
+                    train_dataloader=state.train_dataloader,
+                )
                 side.set_dataloader(state.dataloader, "train")
                 self._engines[label] = Engine(side, Logger(side), algorithms=[algorithm])
-                self._follow(side, state)
                 self._engines[label].run_event(Event.INIT)
-        for engine in self._engines.values():
-            self._follow(engine.state, state)
-            engine.run_event(event)
+        assert state.max_duration is not None
+        is_over = state.timestamp >= state.max_duration
+        for label, engine in self._engines.items():
+            engine.state.timestamp, engine.state.max_duration = state.timestamp, state.max_duration
+            if is_over:
+                self._take(label, engine, event, state.model)
+            else:
+                engine.run_event(event)
 
-    def enter(self, label: str, state: State) -> None:
-        """Put an average into the model of the finished run; the caller restores the weights afterwards."""
-        engine = self._engines[label]
-        self._follow(engine.state, state)
-        engine.run_event(Event.FIT_END)
+    def _take(self, label: str, engine: Engine, event: Event, model: torch.nn.Module) -> None:
+        """Copy the average that an algorithm puts into the model at the end of the run, and undo that."""
+        before = _copy(model)
+        engine.run_event(event)
+        after = _copy(model)
+        if any(not torch.equal(after[key], value) for key, value in before.items()) or label not in self.weights:
+            self.weights[label] = after
+        model.load_state_dict(before)
 
-    @staticmethod
-    def _follow(side: State, state: State) -> None:
-        side.timestamp, side.max_duration = state.timestamp, state.max_duration
+
+def _copy(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {key: value.detach().clone() for key, value in model.state_dict().items()}
 
 
 def execute(task: Task, data: Any, spec: RunSpec, folder: Path | None = None) -> RunResult:
@@ -263,14 +279,13 @@ def _evaluate(
         values = {key: float(value.compute()) for key, value in trainer.state.eval_metrics[_LABEL].items()}
         return {key: value if math.isfinite(value) else None for key, value in values.items()}
 
-    if spec.averages:
-        weights = {key: value.clone() for key, value in trainer.state.model.state_dict().items()}
+    weights = _copy(trainer.state.model) if spec.averages else {}
     first = metrics()
     if task.metric.key not in first:
         raise ValueError(f"`metric.key` must be a metric of the model, {', '.join(first)}, got {task.metric.key!r}.")
     scores = {"": first[task.metric.key]}
     for label, (name, _) in spec.averages.items():
-        sides.enter(label, trainer.state)
+        trainer.state.model.load_state_dict(sides.weights[label])
         if name == "SWA":  # the others bring statistics of batch norm with them
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", NoEffectWarning)  # a model without batch norm

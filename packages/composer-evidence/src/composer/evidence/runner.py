@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import multiprocessing
 import os
 import tempfile
@@ -122,6 +123,30 @@ class Runner:
         """Return how many of some runs have no result yet."""
         return len({spec.id for spec in specs if self._find(spec.id) is None})
 
+    def elsewhere(self, folder: Path) -> Runner:
+        """Return a runner of the same task with another ledger, so that all its runs are trained again."""
+        return Runner(
+            self.reference,
+            folder,
+            data_folder=self.data_folder,
+            workers=self.workers,
+            device=self.device,
+            precision=self.precision,
+            say=self.say,
+        )
+
+    def call(self, target: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        """Call a function in a process of its own.
+
+        Raises:
+            RuntimeError: The process died.
+        """
+        process: Any = self._context.Process(target=target, args=arguments)
+        process.start()
+        process.join()
+        if process.exitcode:
+            raise RuntimeError(f"The process of `{target.__name__}` died with exit code {process.exitcode}.")
+
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Wait until no run of this user is going on on this machine, and keep others from starting."""
@@ -144,7 +169,7 @@ class Runner:
         self.ledger.add("run", result.as_json())
 
     def _train(self, specs: Sequence[RunSpec], title: str) -> None:
-        waiting, running, attempts = list(specs), dict[Any, tuple[Any, RunSpec, int]](), dict.fromkeys(specs_ids(specs), 0)
+        waiting, running, attempts = list(specs), dict[Any, tuple[Any, RunSpec, int]](), dict[str, int]()
         slots, begin, said, done = list(range(self.workers)), time.perf_counter(), 0.0, 0
         total = sum(spec.steps for spec in specs)
         with _machine(fcntl.LOCK_SH):
@@ -163,7 +188,7 @@ class Runner:
                             self._record(result)
                             done += spec.steps
                             continue
-                        attempts[spec.id] += 1
+                        attempts[spec.id] = attempts.get(spec.id, 0) + 1
                         if attempts[spec.id] == _ATTEMPTS:
                             raise RuntimeError(
                                 f"The process of run {spec.id} ({title}) died {_ATTEMPTS} times, the last time with exit "
@@ -189,17 +214,13 @@ class Runner:
         return process
 
 
-def specs_ids(specs: Sequence[RunSpec]) -> list[str]:
-    """Return the names of runs."""
-    return [spec.id for spec in specs]
-
-
 def _run(reference: str, folder: str | None, spec_text: str, file: str, slot: int) -> None:
     """Train one run and write its result; the target of a process."""
     spec = RunSpec.from_json(json.loads(spec_text))
     if spec.device == "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = str(slot)
     torch.set_num_threads(spec.threads)
+    logging.getLogger("composer").setLevel(logging.ERROR)  # the same advice in every run
     path = Path(file)
     try:
         task = load_task(reference)
