@@ -96,7 +96,9 @@ def scatter(dots: Sequence[Dot], unit: str) -> Html:
     for dot in dots:
         colour = _COLOURS.get(dot.word, "var(--soft)")
         title = el("title", f"{dot.name}: {dot.effect:+.4g} at {dot.cost:.3g} times the time of plain")
-        parts.append(el("circle", title, cx=_round(x.at(dot.cost)), cy=_round(y.at(dot.effect)), r=4.5, style=f"fill:{colour}"))
+        parts.append(
+            el("circle", title, cx=_round(x.at(dot.cost)), cy=_round(y.at(dot.effect)), r=4.5, style=f"fill:{colour}")
+        )
         if dot in front or dot.word in _COLOURS:
             parts.append(_text(_shorten(dot.name, 14), x.at(dot.cost) + 7, y.at(dot.effect) - 6, "start", 10.5))
     return _svg(parts, height, "Cost against gain")
@@ -125,7 +127,9 @@ def curves(lines: Mapping[str, Sequence[Sequence[tuple[int, float]]]], title: st
         parts.append(el("polygon", points=_points(band), style=f"fill:{colour};opacity:.15"))
         line = _points(list(zip(at, mean, strict=True)))
         parts.append(el("polyline", points=line, style=f"fill:none;stroke:{colour};stroke-width:2"))
-        parts.append(el("text", name, x=66 + 124 * (i % 3), y=height - 20 + 14 * (i // 3), style=f"fill:{colour};font-size:11px"))
+        parts.append(
+            el("text", name, x=66 + 124 * (i % 3), y=height - 20 + 14 * (i // 3), style=f"fill:{colour};font-size:11px")
+        )
     return _svg(parts, height + 14 * ((len(lines) - 1) // 3), "Learning curves")
 
 

@@ -213,7 +213,9 @@ def _searches(entries: Sequence[dict[str, Any]], metric: Metric) -> Html | None:
             edge = " (edge)" if entry["at_edge"] else ""
             best = f"{_settings(entry['best'])}{edge}"
             trials = f"{len(entry['trials'])} x {len(entry['seeds'])}"
-            rows.append((entry["method"], entry["variant"], str(entry["steps"]), trials, best, metric.show(entry["score"])))
+            rows.append(
+                (entry["method"], entry["variant"], str(entry["steps"]), trials, best, metric.show(entry["score"]))
+            )
     if not rows:
         return None
     head = ("method", "variant", "steps", "trials x seeds", "best", "validation")
@@ -227,9 +229,7 @@ def _download(task: str, entries: Sequence[dict[str, Any]]) -> Html:
     return el("p", "Download ", link, class_="small")
 
 
-def _curves(
-    ledgers: Sequence[Ledger], entries: Sequence[dict[str, Any]]
-) -> dict[str, list[list[tuple[int, float]]]]:
+def _curves(ledgers: Sequence[Ledger], entries: Sequence[dict[str, Any]]) -> dict[str, list[list[tuple[int, float]]]]:
     """Return the curves of the methods that have some, those with a verdict first, at most eight."""
     wanted = {run: entry["method"] for entry in entries for run in entry.get("curves", {}).get("method", ())}
     wanted |= {run: "plain" for entry in entries for run in entry.get("curves", {}).get("control", ())}
@@ -298,7 +298,9 @@ def _conditions(entries: Sequence[dict[str, Any]]) -> str:
 
 
 def _settings(values: dict[str, Any]) -> str:
-    return ", ".join(f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}" for key, value in values.items())
+    return ", ".join(
+        f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}" for key, value in values.items()
+    )
 
 
 def _order(entry: dict[str, Any]) -> tuple[int, float]:

@@ -20,7 +20,7 @@ import torch
 
 from composer.evidence.ledger import Ledger
 from composer.evidence.run import RunResult, RunSpec, execute, read_result, write_atomically
-from composer.evidence.task import Part, Task, load_task
+from composer.evidence.task import Part, Task, load_task, module_of
 
 __all__ = ["Incomplete", "Runner"]
 
@@ -87,7 +87,7 @@ class Runner:
             result = RunResult.from_json(line)
             self._known[result.spec.id] = result
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["composer.trainer", "composer.evidence.run"])
+        self._context.set_forkserver_preload(["composer.evidence._preload", module_of(reference)])
 
     def spec(self, part: Part, variant: str, steps: int, **others: Any) -> RunSpec:
         """Return the description of a run of this task; `others` are fields of `RunSpec`."""
@@ -196,7 +196,7 @@ class Runner:
                             )
                         waiting.append(spec)
                     elapsed = time.perf_counter() - begin
-                    if done and (elapsed - said > 10 or not running and not waiting):
+                    if done and (elapsed - said > 10 or (not running and not waiting)):
                         said = elapsed
                         left = elapsed / done * (total - done)
                         count = len(specs) - len(waiting) - len(running)

@@ -120,7 +120,9 @@ def compare(
     """
     for name, scores in {"the control": control, **methods}.items():
         if len(scores) < 2 or not all(map(math.isfinite, scores.values())):
-            raise ValueError(f"`methods` must have two or more finite scores each, got {list(scores.values())} of {name}.")
+            raise ValueError(
+                f"`methods` must have two or more finite scores each, got {list(scores.values())} of {name}."
+            )
     sign = 1.0 if higher_is_better else -1.0
     found = {}
     for name, scores in methods.items():

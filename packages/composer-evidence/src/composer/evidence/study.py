@@ -37,6 +37,7 @@ AA = "A/A"
 # First seeds: of controls and methods, of A/A, of confirmations, of tuning, of choosing a stack.
 _MEASURE, _AA, _CONFIRM, _TUNE, _STACK = 0, 10_000, 20_000, 30_000, 40_000
 _PROBE_STEPS = 4
+_NUM_POINTS = 10  # of a curve
 _LR_FACTORS = (0.5, 1.0, 2.0)
 
 
@@ -225,6 +226,7 @@ class Study:
             about = self._about(name, plain, candidate, controls, results, compared.get(name), list(scores))
             if candidate is not None:
                 about |= self._costs(candidate, controls, results, times[name], rungs)
+                about |= self._curves(candidate, plain)
             measured[name] = about
             entries.append(self._entry_of("measurement", about))
         if gains:
@@ -249,7 +251,7 @@ class Study:
             about = self._about(name, plain, candidate, controls, results, compared.get(name), list(scores))
             if name in compared:
                 about["verdict"] = asdict(judge(screening[name], compared[name], "{:.4g}"))
-            kept = ("step_time", "memory_ratio", "equal_time", "confirms")
+            kept = ("step_time", "memory_ratio", "equal_time", "curves")
             about |= {key: value for key, value in measured[name].items() if key in kept}
             about["confirms"] = self._find_entry("measurement", name)
             if about["verdict"]["word"] == "gain":
@@ -324,9 +326,7 @@ class Study:
         entry, found = self._search(title, grid, start, specs, about, base.num_trials)
         return self._candidate(name, variant, base, found.best.point, entry)
 
-    def _tuned_average(
-        self, name: str, plain: Plain, grid: Mapping[str, Grid], start: Mapping[str, Any]
-    ) -> _Candidate:
+    def _tuned_average(self, name: str, plain: Plain, grid: Mapping[str, Grid], start: Mapping[str, Any]) -> _Candidate:
         """Tune an average of the weights in runs of plain, which score all points together."""
         keys = list(grid)
         points = [dict(zip(keys, values, strict=True)) for values in product(*(grid[key].values for key in keys))]
@@ -489,6 +489,20 @@ class Study:
             effect, low, high, bound = at_equal_time(values, times["ratio"], rungs, higher_is_better=self._higher)
             costs["equal_time"] = {"effect": effect, "low": low, "high": high, "at_most": bound}
         return costs
+
+    def _curves(self, candidate: _Candidate, plain: Plain) -> dict[str, Any]:
+        """Train some runs that are evaluated on the validation part on the way, for the page, and return their ids."""
+        if self.plan.num_curves == 0:
+            return {}
+        seeds = _seeds(_TUNE, self.plan.num_curves)
+        specs = {
+            "control": [self._spec("validation", plain, seed, num_curve=_NUM_POINTS) for seed in seeds],
+            "method": [
+                self._spec_of("validation", candidate, plain.steps, seed, num_curve=_NUM_POINTS) for seed in seeds
+            ],
+        }
+        self.runner.results([s for group in specs.values() for s in group], f"{self.task.name}: curves")
+        return {"curves": {name: [spec.id for spec in group] for name, group in specs.items()}}
 
     def _time_to_target(
         self,
@@ -690,6 +704,7 @@ class Study:
             "device": self.runner.device,
             "precision": self.runner.precision,
             "threads": 1,
+            "reference": self.runner.reference,
             "metric": asdict(self.task.metric),
             "command": self.command,
             "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),

@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import torch
 
 from composer.devices import Device
+from composer.evidence.tasks import TASKS
 from composer.models import ComposerModel
 from composer.optim import ComposerScheduler
 from composer.recipes import Metric
@@ -99,7 +100,7 @@ class Grid:
         if not self.is_numeric or len(self.values) < 2:
             return None
         edge, inner = (self.values[-1], self.values[-2]) if upwards else (self.values[0], self.values[1])
-        if edge == 0 or inner == 0 and edge < 0:
+        if edge == 0 or (inner == 0 and edge < 0):
             return None
         ratio = edge / inner if inner else 2.0
         value = float(f"{edge * ratio:.3g}")
@@ -258,14 +259,9 @@ def load_task(reference: str) -> Task:
         ValueError: There is no such task.
         TypeError: The attribute is not a task.
     """
-    from composer.evidence.tasks import TASKS
-
-    module, _, attribute = reference.partition(":")
-    if not attribute:
-        if reference not in TASKS:
-            raise ValueError(f"`task` must be {', '.join(TASKS)} or `module:attribute`, got {reference!r}.")
-        module, attribute = TASKS[reference].split(":")
-    elif os.getcwd() not in sys.path:
+    module = module_of(reference)
+    attribute = TASKS.get(reference, reference).partition(":")[2]
+    if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
         found: Any = getattr(importlib.import_module(module), attribute)
@@ -275,3 +271,18 @@ def load_task(reference: str) -> Task:
     if not isinstance(task, Task):
         raise TypeError(f"`task` must be a `Task` or a function that returns one, got {task!r} for {reference!r}.")
     return task
+
+
+def module_of(reference: str) -> str:
+    """Return the module of a task.
+
+    Args:
+        reference: The name of a built-in task, or `module:attribute`.
+
+    Raises:
+        ValueError: There is no such built-in task.
+    """
+    module, _, attribute = TASKS.get(reference, reference).partition(":")
+    if not attribute:
+        raise ValueError(f"`task` must be {', '.join(TASKS)} or `module:attribute`, got {reference!r}.")
+    return module

@@ -8,11 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from composer.datasets import CharTokenizer, build_text_dataloader
 from composer.devices import Device
 from composer.evidence.task import Grid, Part, Task, Variant
-from composer.models import ComposerModel
+from composer.metrics import LanguageCrossEntropy
+from composer.models import ComposerModel, HuggingFaceModel, create_gpt2
 from composer.recipes import AdamW, Metric, tiny_lm
 
 __all__ = ["Text", "shakespeare"]
@@ -63,8 +65,6 @@ def load(batch_size: int, seq_length: int, folder: Path | None) -> Text:
 
 def learned_positions(width: int, layers: int, heads: int, text: Text) -> ComposerModel:
     """Return a GPT-2, whose positions are learned."""
-    from composer.models import create_gpt2  # imports transformers, which takes seconds
-
     model: Any = create_gpt2(
         model_config={
             "vocab_size": text.tokenizer.vocab_size,
@@ -82,11 +82,6 @@ def learned_positions(width: int, layers: int, heads: int, text: Text) -> Compos
 
 def rotary_positions(width: int, layers: int, heads: int, text: Text) -> ComposerModel:
     """Return a network like GPT-2 with rotary position embeddings (RoPE, arXiv:2104.09864): GPT-NeoX in sequence."""
-    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
-
-    from composer.metrics import LanguageCrossEntropy
-    from composer.models import HuggingFaceModel
-
     network = GPTNeoXForCausalLM(
         GPTNeoXConfig(
             vocab_size=text.tokenizer.vocab_size,
