@@ -105,7 +105,7 @@ class Ledger:
             task: Only entries of this task. None: of all tasks.
         """
         found = self.lines("entry")
-        return [e for e in found if about in (None, e["about"]) and task in (None, e["task"])]
+        return [e for e in found if about in (None, e.get("about")) and task in (None, e.get("task"))]
 
     def entry(self, name: str) -> dict[str, Any]:
         """Return an entry by its id, or by the beginning of it.

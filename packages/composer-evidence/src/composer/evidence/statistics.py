@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 __all__ = [
     "ALPHA",
@@ -150,11 +150,11 @@ def _compare_one(
         freedom = float((parts[0] + parts[1]) ** 2 / spread) if spread > 0 else float(len(a) + len(b) - 2)
     effect = float(a.mean() - b.mean())
     if error > 0:
-        p = float(2 * stats.t.sf(abs(effect) / error, freedom))
+        p = float(2 * special.stdtr(freedom, -abs(effect) / error))
     else:  # constant scores: equal, or different without doubt
         p = 1.0 if effect == 0 else 0.0
-    half = float(stats.t.ppf(1 - ALPHA / 2, freedom)) * error
-    visible = float(stats.t.ppf(1 - ALPHA / family / 2, freedom) + stats.t.ppf(POWER, freedom)) * error
+    half = float(special.stdtrit(freedom, 1 - ALPHA / 2)) * error
+    visible = _visible(freedom, family) * error
     deviations = (float(np.std(list(scores.values()), ddof=1)) for scores in (method, control))
     return Comparison(
         effect,
@@ -169,6 +169,11 @@ def _compare_one(
         "paired" if paired else "welch",
         correlation,
     )
+
+
+def _visible(freedom: float, family: int) -> float:
+    """Return the smallest visible effect in standard errors, where the correction for the family is strictest."""
+    return float(special.stdtrit(freedom, 1 - ALPHA / family / 2) + special.stdtrit(freedom, POWER))
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
@@ -225,7 +230,7 @@ def num_seeds(sd: float, effect: float, num_control: int, family: int = 1) -> in
     for n in range(2, 10_000):
         error = sd * math.sqrt(1 / n + 1 / num_control)
         freedom = n + num_control - 2
-        if (stats.t.ppf(1 - ALPHA / family / 2, freedom) + stats.t.ppf(POWER, freedom)) * error <= effect:
+        if _visible(freedom, family) * error <= effect:
             return n
     return 0
 
@@ -301,7 +306,7 @@ def at_equal_time(
         mean = (1 - part) * before.mean + part * after.mean
         error, bound = math.hypot((1 - part) * before.error, part * after.error), False
     effect = sign * (own.mean - mean)
-    half = float(stats.norm.ppf(1 - ALPHA / 2)) * math.hypot(own.error, error)
+    half = float(special.ndtri(1 - ALPHA / 2)) * math.hypot(own.error, error)
     return effect, effect - half, effect + half, bound
 
 
@@ -347,16 +352,11 @@ def time_to_target(
 
 def _cross(logs: np.ndarray, means: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """Return, for each row of means, the time from which on it stays at or above its target; infinity for never."""
-    above = means >= targets[:, None]
-    times = np.full(len(means), np.inf)
-    for row, reached in enumerate(above):
-        if not reached[-1]:
-            continue
-        below = np.flatnonzero(~reached)
-        if not below.size:
-            times[row] = math.exp(logs[0])
-            continue
-        i = below[-1]
-        part = (targets[row] - means[row, i]) / (means[row, i + 1] - means[row, i])
-        times[row] = math.exp(logs[i] + part * (logs[i + 1] - logs[i]))
-    return times
+    below = means < targets[:, None]
+    last = means.shape[1] - 1 - np.argmax(below[:, ::-1], axis=1)  # the last rung below the target
+    rows, after = np.arange(len(means)), np.minimum(last + 1, means.shape[1] - 1)
+    rise = means[rows, after] - means[rows, last]
+    part = (targets - means[rows, last]) / np.where(rise > 0, rise, 1.0)
+    times: np.ndarray = np.exp(logs[last] + part * (logs[after] - logs[last]))
+    times = np.where(below.any(axis=1), times, math.exp(logs[0]))
+    return np.where(below[:, -1], np.inf, times)

@@ -206,14 +206,11 @@ class Study:
         Returns:
             The entries about the measurements and confirmations.
         """
-        plain, entries = self.plain(), []
-        candidates: list[_Candidate] = []
-        for name in dict.fromkeys(methods):
-            against = self._reason_against(name, plain)
-            if against is None:
-                candidates.append(self._tuned(name, plain))
-            else:
-                entries.append(self.refuse(name, against))
+        plain = self.plain()
+        names = list(dict.fromkeys(methods))
+        against = self._reasons_against(names, plain)
+        entries = [self.refuse(name, against[name]) for name in names if name in against]
+        candidates = [self._tuned(name, plain) for name in names if name not in against]
         controls, scores = self._scores(plain, candidates, _MEASURE, self.plan.num_seeds, self.plan.num_controls)
         scores[AA] = self._results([self._spec("test", plain, s) for s in _seeds(_AA, self.plan.num_seeds)], AA)
         compared = self._compare(plain, controls, candidates, scores)
@@ -259,27 +256,32 @@ class Study:
             entries.append(self._entry_of("confirmation", about))
         return entries
 
-    def _reason_against(self, name: str, plain: Plain) -> Verdict | None:
-        """Return why a method is not measured; known without training, or from a run of a few steps."""
-        members = name.split("+")
-        against = reason_against(self.task, members)
-        if against is not None:
-            return Verdict(*against)  # type: ignore[arg-type]
-        bases = {self.task.base[member] for member in members if member in self.task.base}
-        if len(bases) > 1:
-            return Verdict("not applicable", f"its members need different variants: {', '.join(sorted(bases))}")
-        spec = self.runner.spec(
-            "validation",
-            self._variant_of(members, plain),
-            min(_PROBE_STEPS, self.task.steps),
-            stack=tuple((member, arguments_of(self.task, member)) for member in members),
-            eval_batches=1,
-            seed=_TUNE,
-        )
-        result = self.runner.results([spec], f"{self.task.name}: try {name}")[0]
-        if result.status == "failed" or result.message:
-            return Verdict("not applicable", result.message)
-        return None
+    def _reasons_against(self, names: Sequence[str], plain: Plain) -> dict[str, Verdict]:
+        """Return why methods are not measured; known without training, or from runs of a few steps."""
+        reasons, probes = {}, {}
+        for name in names:
+            members = name.split("+")
+            against = reason_against(self.task, members)
+            bases = {self.task.base[member] for member in members if member in self.task.base}
+            if against is not None:
+                reasons[name] = Verdict(*against)  # type: ignore[arg-type]
+            elif len(bases) > 1:
+                why = f"its members need different variants: {', '.join(sorted(bases))}"
+                reasons[name] = Verdict("not applicable", why)
+            else:
+                probes[name] = self.runner.spec(
+                    "validation",
+                    self._variant_of(members, plain),
+                    min(_PROBE_STEPS, self.task.steps),
+                    stack=tuple((member, arguments_of(self.task, member)) for member in members),
+                    eval_batches=1,
+                    seed=_TUNE,
+                )
+        results = self.runner.results(list(probes.values()), f"{self.task.name}: try methods")
+        for name, result in zip(probes, results, strict=True):
+            if result.status == "failed" or result.message:
+                reasons[name] = Verdict("not applicable", result.message)
+        return reasons
 
     def refuse(self, name: str, verdict: Verdict) -> dict[str, Any]:
         """Add an entry about a method that is not measured, and return it."""
@@ -566,7 +568,8 @@ class Study:
             methods = [e["method"] for e in self.verdicts().values() if e["verdict"]["word"] == "gain"]
             methods = [name for name in methods if "+" not in name]
         plain, sign = self.plain(), 1 if self._higher else -1
-        usable = [name for name in methods if self._reason_against(name, plain) is None]
+        against = self._reasons_against(methods, plain)
+        usable = [name for name in methods if name not in against]
         tuned = {name: self._tuned(name, plain) for name in usable}
         ratios = {name: (self._step_time(tuned[name], plain) or {"ratio": 1.0})["ratio"] for name in usable}
         seeds = _seeds(_STACK, self.plan.num_stack_seeds)
@@ -575,9 +578,10 @@ class Study:
         path: list[dict[str, Any]] = []
         while True:
             tried: dict[str, dict[int, float]] = {}
-            for name in [name for name in usable if name not in chosen]:
-                together = "+".join([*chosen, name])
-                if self._reason_against(together, plain) is not None:
+            stacks = {name: "+".join([*chosen, name]) for name in usable if name not in chosen}
+            conflicts = self._reasons_against(list(stacks.values()), plain)
+            for name, together in stacks.items():
+                if together in conflicts:
                     continue
                 cost = float(np.prod([max(1.0, ratios[member]) for member in [*chosen, name]]))
                 variant = self._variant_of([*chosen, name], plain)
