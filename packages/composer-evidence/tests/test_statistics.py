@@ -170,9 +170,7 @@ def test_scores_that_are_not_finite_or_too_few_are_refused() -> None:
 
 def test_the_number_of_seeds_finds_the_effect() -> None:
     rng, n = np.random.default_rng(5), num_seeds(sd=1.0, effect=1.0, num_control=20)
-    found = [
-        compare(draw(rng, 20), {"a": draw(rng, n, 1.0)}, higher_is_better=True)["a"].p < ALPHA for _ in range(500)
-    ]
+    found = [compare(draw(rng, 20), {"a": draw(rng, n, 1.0)}, higher_is_better=True)["a"].p < ALPHA for _ in range(500)]
 
     assert np.mean(found) == pytest.approx(0.8, abs=0.06)  # three standard errors of 500 draws are 0.054
     assert num_seeds(sd=1.0, effect=0.1, num_control=2) == 0

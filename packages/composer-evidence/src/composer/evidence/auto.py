@@ -91,7 +91,7 @@ def run_all(
 ) -> Path:
     """Find out which methods pay on a task, and write a page and recipes into the folder of the ledger.
 
-    The schedule is made in the first sitting and kept in the folder; whoever stops the command continues by repeating it.
+    The schedule is made in the first sitting and kept in the folder. After a stop, repeat the command to continue.
 
     Args:
         runner: Trains the runs.
@@ -114,7 +114,7 @@ def run_all(
     study = Study(runner, schedule.plan, command)
     runner.say(
         f"{runner.task.name}: {len(schedule.methods)} methods in about {schedule.hours:.2g} hours; {len(refused)} do not "
-        f"apply, and for {len(schedule.left_out)} there is no time. To go on after a stop, repeat the command."
+        f"apply, there is no time for {len(schedule.left_out)}. To go on after a stop, repeat the command."
     )
     study.tune()
     study.measure([*schedule.methods, *refused])

@@ -24,9 +24,9 @@ class LedgerError(ValueError):
 class Ledger:
     """The file `ledger.jsonl` in a folder.
 
-    Every line is a JSON object with a `kind` ("run" or "entry") and an `id`, which is a hash of the other values: a line
-    that was changed is refused. Lines are appended with one write, under a lock, and reach the disk before `add` returns;
-    the rest of a line that a kill cut off is ignored.
+    Every line is a JSON object with a `kind` ("run" or "entry") and an `id`, which is a hash of the other values: a
+    line that was changed is refused. Lines are appended with one write, under a lock, and are on the disk when `add`
+    returns; what a kill cut off is ignored.
 
     Args:
         folder: The folder; made when the first line is added.

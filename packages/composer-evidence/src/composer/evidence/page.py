@@ -61,8 +61,8 @@ def explain(ledger: Ledger, entry: dict[str, Any]) -> str:
     lines.append(f"  task: version {entry['task_version']}, hash {entry['task_hash']}")
     lines.append(f"  made: {entry['created']} by `{entry['command']}`")
     lines.append(
-        f"  on: {entry['hardware']}, {entry['threads']} thread, {entry['precision']}, torch {entry['versions']['torch']}, "
-        f"source {entry['source']}"
+        f"  on: {entry['hardware']}, {entry['threads']} thread, {entry['precision']}, "
+        f"torch {entry['versions']['torch']}, source {entry['source']}"
     )
     if "verdict" in entry:
         why = entry["verdict"]["why"]
@@ -71,12 +71,12 @@ def explain(ledger: Ledger, entry: dict[str, Any]) -> str:
     if comparison is not None:
         test = "paired test of the same runs" if comparison["test"] == "paired" else "Welch's test"
         lines += [
-            f"  effect: {comparison['effect']:+.5g}, 95 % interval {comparison['low']:+.5g} to {comparison['high']:+.5g} "
-            f"(positive is better; {entry['metric']['title']} on the {entry['part']} part)",
+            f"  effect: {comparison['effect']:+.5g}, 95 % interval {comparison['low']:+.5g} to "
+            f"{comparison['high']:+.5g} (positive is better; {entry['metric']['title']} on the {entry['part']} part)",
             f"  n: {comparison['n']} runs (sd {comparison['sd']:.3g}) against {comparison['n_control']} of plain "
             f"(sd {comparison['sd_control']:.3g})",
-            f"  p: {comparison['p']:.3g} by {test}, {comparison['p_corrected']:.3g} with Holm's correction for the family "
-            f"{', '.join(entry['family'])}",
+            f"  p: {comparison['p']:.3g} by {test}, {comparison['p_corrected']:.3g} with Holm's correction for the "
+            f"family {', '.join(entry['family'])}",
             f"  smallest visible effect: {comparison['smallest_visible']:.4g}, at a power of 0.8",
         ]
     if "plain" in entry:
@@ -109,8 +109,8 @@ def write_page(ledgers: Sequence[Ledger], output: Path) -> Path:
         el("h1", "Which methods pay"),
         el(
             "p",
-            "Every effect is the difference to the strongest plain training that a search found, on a test part that is "
-            "used once at the end of each run. A gain is confirmed with fresh seeds of method and plain; A/A compares "
+            "Every effect is the difference to the strongest plain training that a search found, on a test part that "
+            "is used once at the end of each run. A gain is confirmed with fresh seeds of method and plain; A/A compares "
             "plain with plain. No effect found says how large an effect would have been seen.",
         ),
         el("nav", el("span", links, class_="links")) if links else None,

@@ -191,8 +191,8 @@ class Runner:
                         attempts[spec.id] = attempts.get(spec.id, 0) + 1
                         if attempts[spec.id] == _ATTEMPTS:
                             raise RuntimeError(
-                                f"The process of run {spec.id} ({title}) died {_ATTEMPTS} times, the last time with exit "
-                                f"code {process.exitcode}. If it was killed for memory, use fewer `workers`."
+                                f"The process of run {spec.id} ({title}) died {_ATTEMPTS} times, the last time with "
+                                f"exit code {process.exitcode}. If it was killed for memory, use fewer `workers`."
                             )
                         waiting.append(spec)
                     elapsed = time.perf_counter() - begin

@@ -30,8 +30,8 @@ class Search:
     Attributes:
         best: The best trial.
         trials: All trials, in the order in which they were made.
-        at_edge: Settings whose best value is at the edge of its grid: the grid could not be extended any further, or the
-            trials ran out.
+        at_edge: Settings whose best value is at the edge of its grid: the grid could not be extended any further, or
+            the trials ran out.
         grid: The values that were tried, with extensions.
     """
 
@@ -51,10 +51,10 @@ def search(
 ) -> Search:
     """Search for the best point, one setting after the other, from a starting point.
 
-    All values of a setting are tried with the best values of the others so far, the next setting follows. While the best
-    value of a numeric grid with two or more values is at an edge, the grid is extended there, up to four times, except
-    beyond its bounds. Trials are runs that other steps can share, and who reads a ledger can follow the search; that is
-    why it is a grid.
+    All values of a setting are tried with the best values of the others so far, the next setting follows. While the
+    best value of a numeric grid with two or more values is at an edge, the grid is extended there, up to four times,
+    except beyond its bounds. It is a grid because trials are runs that other steps can share, and because a reader of
+    the ledger can follow it.
 
     Args:
         grid: The values by setting, in the order of the search.
