@@ -69,6 +69,8 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument(
                 "methods", metavar="METHOD", nargs="+", help="an algorithm, or a stack such as EMA+Muon"
             )
+        if name == "tune":
+            command.add_argument("methods", metavar="METHOD", nargs="*", help="methods and stacks to tune, too")
         if name == "stack":
             command.add_argument("methods", metavar="METHOD", nargs="*", help="candidates (default: confirmed gains)")
         if name == "run":
@@ -142,7 +144,7 @@ def _tasks(chosen: argparse.Namespace) -> None:
 
 def _tune(chosen: argparse.Namespace) -> None:
     study = _study(chosen, chosen.task)
-    for fraction, plain in study.tune().items():
+    for fraction, plain in study.tune(chosen.methods).items():
         score = study.task.metric.show(plain.score)
         print(f"{fraction:g} of the budget, {plain.steps} steps: {plain.variant}, {dict(plain.settings)}, {score}")
 

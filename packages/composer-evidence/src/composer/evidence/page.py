@@ -110,8 +110,8 @@ def write_page(ledgers: Sequence[Ledger], output: Path) -> Path:
         el(
             "p",
             "Every effect is the difference to the strongest plain training that a search found, on a test part that "
-            "is used once at the end of each run. A gain is confirmed with fresh seeds of method and plain; A/A compares "
-            "plain with plain. No effect found says how large an effect would have been seen.",
+            "is used once at the end of each run. A gain is confirmed with fresh seeds of method and plain; A/A "
+            "compares plain with plain. No effect found says how large an effect would have been seen.",
         ),
         el("nav", el("span", links, class_="links")) if links else None,
         el("main", [_task_section(ledgers, *key, entries) for key, entries in groups.items()]),

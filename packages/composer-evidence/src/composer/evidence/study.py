@@ -120,9 +120,18 @@ class Study:
 
     # Plain training
 
-    def tune(self) -> dict[float, Plain]:
-        """Tune all variants of plain training for all budgets on validation, and return plain by its budget."""
-        return {fraction: self.plain(fraction) for fraction in reversed(self.task.ladder)}
+    def tune(self, methods: Sequence[str] = ()) -> dict[float, Plain]:
+        """Tune all variants of plain training for all budgets on validation, and return plain by its budget.
+
+        Args:
+            methods: Methods and stacks to tune, too, as `measure` does.
+        """
+        found = {fraction: self.plain(fraction) for fraction in reversed(self.task.ladder)}
+        against = self._reasons_against(methods, found[1.0])
+        for name in methods:
+            if name not in against:
+                self._tuned(name, found[1.0])
+        return found
 
     def plain(self, fraction: float = 1.0) -> Plain:
         """Return the best variant at a budget; its search is done now if it is not in the ledger.
@@ -211,8 +220,11 @@ class Study:
         against = self._reasons_against(names, plain)
         entries = [self.refuse(name, against[name]) for name in names if name in against]
         candidates = [self._tuned(name, plain) for name in names if name not in against]
-        controls, scores = self._scores(plain, candidates, _MEASURE, self.plan.num_seeds, self.plan.num_controls)
-        scores[AA] = self._results([self._spec("test", plain, s) for s in _seeds(_AA, self.plan.num_seeds)], AA)
+        again = [self._spec("test", plain, seed) for seed in _seeds(_AA, self.plan.num_seeds)]
+        others = [*again, *(spec for _, specs in self._rungs(plain) for spec in specs)]
+        numbers = self.plan.num_seeds, self.plan.num_controls
+        controls, scores = self._scores(plain, candidates, _MEASURE, *numbers, others)
+        scores[AA] = self._results(again, AA)
         compared = self._compare(plain, controls, candidates, scores)
         gains = [c for c in candidates if c.name in compared and judge(compared[c.name]).word == "not judged"]
         times = {candidate.name: self._step_time(candidate, plain) for candidate in candidates}
@@ -391,9 +403,18 @@ class Study:
         return {result.spec.seed: (result, "") for result in results}
 
     def _scores(
-        self, plain: Plain, candidates: Sequence[_Candidate], first: int, num_seeds: int, num_controls: int
+        self,
+        plain: Plain,
+        candidates: Sequence[_Candidate],
+        first: int,
+        num_seeds: int,
+        num_controls: int,
+        others: Sequence[RunSpec] = (),
     ) -> tuple[dict[int, tuple[RunResult, str]], dict[str, dict[int, tuple[RunResult, str]]]]:
-        """Train controls and candidates on the test part; averages of plain's weights are scored in the controls."""
+        """Train controls, candidates and other runs together, and return the scores on the test part.
+
+        Averages of plain's weights are scored in the controls.
+        """
         shared = {c.name: c.stack[0] for c in candidates if c.averages}
         specs = {
             "plain": [self._spec("test", plain, seed, averages=shared) for seed in _seeds(first, num_controls)],
@@ -405,7 +426,7 @@ class Study:
                 if candidate.name not in shared
             },
         }
-        everything = [spec for group in specs.values() for spec in group]
+        everything = [*(spec for group in specs.values() for spec in group), *others]
         self.runner.results(everything, f"{self.task.name}: measure")
         results = {name: self._results(group, name) for name, group in specs.items()}
         controls = results.pop("plain")
@@ -431,17 +452,13 @@ class Study:
     def ladder(self, plain: Plain) -> list[Rung]:
         """Return plain's complete runs of all lengths on the test part, each tuned for its length; adds an entry."""
         rungs, runs, described = [], [], []
-        for fraction in self.task.ladder:
-            own = plain if fraction == 1 else self.plain(fraction)
-            seeds = _seeds(_AA, self.plan.num_seeds) if fraction == 1 else _seeds(_MEASURE, self.plan.num_ladder_seeds)
-            specs = [self._spec("test", own, seed) for seed in seeds]
+        for own, specs in self._rungs(plain):
             results = self._results(specs, f"plain, {own.steps} steps")
             values = _values(results)
             rungs.append(Rung(own.steps / plain.steps, values))
             runs += [spec.id for spec in specs]
             described.append(
                 {
-                    "fraction": fraction,
                     "steps": own.steps,
                     "variant": own.variant,
                     "settings": dict(own.settings),
@@ -449,6 +466,15 @@ class Study:
                 }
             )
         self._add("ladder", {"method": "plain", "part": "test", "rungs": described, "runs": {"rungs": runs}})
+        return rungs
+
+    def _rungs(self, plain: Plain) -> list[tuple[Plain, list[RunSpec]]]:
+        """Return plain and its runs for each budget; those of the full one are the runs of A/A."""
+        rungs = []
+        for fraction in self.task.ladder:
+            own = plain if fraction == 1 else self.plain(fraction)
+            seeds = _seeds(_AA, self.plan.num_seeds) if fraction == 1 else _seeds(_MEASURE, self.plan.num_ladder_seeds)
+            rungs.append((own, [self._spec("test", own, seed) for seed in seeds]))
         return rungs
 
     def _step_time(self, candidate: _Candidate, plain: Plain) -> dict[str, Any] | None:
