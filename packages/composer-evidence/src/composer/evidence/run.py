@@ -33,6 +33,7 @@ from composer.utils.reproducibility import seed_context
 __all__ = ["RunResult", "RunSpec", "SideAverages", "environment", "execute", "source_hash", "write_atomically"]
 
 _LABEL = "part"  # of the evaluator
+_WITHOUT_STATISTICS = ("LAWA", "SWA")  # averages that do not bring statistics of batch norm with them
 
 
 @dataclass(frozen=True)
@@ -286,7 +287,7 @@ def _evaluate(
     scores = {"": first[task.metric.key]}
     for label, (name, _) in spec.averages.items():
         trainer.state.model.load_state_dict(sides.weights[label])
-        if name == "SWA":  # the others bring statistics of batch norm with them
+        if name in _WITHOUT_STATISTICS:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", NoEffectWarning)  # a model without batch norm
                 recalibrate_batchnorm(trainer.state.model, train)
