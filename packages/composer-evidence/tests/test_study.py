@@ -209,7 +209,7 @@ def test_a_schedule_fits_in_the_hours_or_says_how_many_are_needed() -> None:
     little = make_schedule(task, methods, run_seconds=10, workers=2, hours=0.7)
 
     assert plenty.methods == methods
-    assert plenty.plan == Plan()
+    assert plenty.plan == Plan(num_curves=2)
     assert plenty.hours < 10
     assert 0 < len(little.methods) < 10
     assert [*little.methods, *little.left_out] == methods

@@ -24,7 +24,7 @@ from composer.recipes.cli import RECIPES
 __all__ = ["Schedule", "load_recipe", "make_schedule", "run_all", "write_recipe"]
 
 _RESERVE = 0.25  # of the time, for confirmations and the stack
-_PLANS = (Plan(), Plan(num_tuning_seeds=1, num_stack_seeds=3, num_ladder_seeds=5))
+_PLANS = (Plan(num_curves=2), Plan(num_tuning_seeds=1, num_stack_seeds=3, num_ladder_seeds=5, num_curves=1))
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def _costs(task: Task, plan: Plan, workers: int) -> tuple[float, float]:
     plain = trials * plan.num_tuning_seeds * lengths + plan.num_controls + plan.num_seeds
     plain += plan.num_ladder_seeds * (lengths - 1)
     tuning = trials / len(task.variants) * plan.num_tuning_seeds
-    return plain, tuning + plan.num_seeds + 2 * plan.repeats * workers
+    return plain, tuning + plan.num_seeds + plan.num_curves + 2 * plan.repeats * workers
 
 
 def run_all(
@@ -97,7 +97,7 @@ def run_all(
         runner: Trains the runs.
         hours: The time.
         methods: The methods to try. None: all declared ones that are installed.
-        plan: The numbers of runs. None: those that fit in the time.
+        plan: The numbers of runs, with which all methods are measured. None: those that fit in the time.
         command: The command, for the entries.
 
     Returns:

@@ -64,7 +64,11 @@ def _parser() -> argparse.ArgumentParser:
         ("run", _run, "Do everything that fits in some hours, and write a page and a recipe."),
     ):
         command = add(name, handler, text)
-        command.add_argument("task", metavar="TASK", help=f"{', '.join(TASKS)}, or module:attribute")
+        tasks = f"{', '.join(TASKS)}, or module:attribute"
+        if name == "run":
+            command.add_argument("tasks", metavar="TASK", nargs="+", help=tasks)
+        else:
+            command.add_argument("task", metavar="TASK", help=tasks)
         if name == "measure":
             command.add_argument(
                 "methods", metavar="METHOD", nargs="+", help="an algorithm, or a stack such as EMA+Muon"
@@ -74,7 +78,12 @@ def _parser() -> argparse.ArgumentParser:
         if name == "stack":
             command.add_argument("methods", metavar="METHOD", nargs="*", help="candidates (default: confirmed gains)")
         if name == "run":
-            command.add_argument("--hours", type=float, required=True, help="time of all sittings together")
+            command.add_argument(
+                "--hours",
+                type=float,
+                required=True,
+                help="time of all tasks and sittings together; no limit if numbers are given",
+            )
             command.add_argument("--methods", nargs="+", help="methods to try (default: all that apply)")
         _add_options(command)
     command = add("replay", _replay, "Train the runs of an entry again, and say whether the intervals overlap.")
@@ -163,12 +172,14 @@ def _stack(chosen: argparse.Namespace) -> None:
 
 
 def _run(chosen: argparse.Namespace) -> None:
-    study = _study(chosen, chosen.task)
     given = any(getattr(chosen, field.name) is not None for field in fields(Plan))
-    plan = study.plan if given else None
-    page = run_all(study.runner, hours=chosen.hours, methods=chosen.methods, plan=plan, command=chosen.line)
+    plan = _plan(chosen) if given else None
+    hours = chosen.hours / len(chosen.tasks)
+    for task in chosen.tasks:
+        runner = _study(chosen, task).runner
+        page = run_all(runner, hours=hours, methods=chosen.methods, plan=plan, command=chosen.line)
+        print(f"page: {page}")
     print(table([Ledger(chosen.out)]))
-    print(f"page: {page}")
 
 
 def _replay(chosen: argparse.Namespace) -> None:
