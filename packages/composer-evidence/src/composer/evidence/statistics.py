@@ -111,8 +111,8 @@ def compare(
         >>> plain = {seed: 0.5 + 0.01 * (seed % 3) for seed in range(20)}
         >>> better = {seed: 0.6 + 0.01 * (seed % 2) for seed in range(10)}
         >>> result = compare(plain, {"better": better}, higher_is_better=True)["better"]
-        >>> round(result.effect, 3), result.p_corrected < 0.05
-        (0.095, True)
+        >>> round(result.effect, 2), result.p_corrected < 0.05
+        (0.1, True)
 
     Source: Welch, "The generalization of 'Student's' problem when several different population variances are
         involved", 1947. Holm, "A simple sequentially rejective multiple test procedure", 1979.
@@ -225,7 +225,7 @@ def num_seeds(sd: float, effect: float, num_control: int, family: int = 1) -> in
 
     Example:
         >>> num_seeds(sd=1.0, effect=1.0, num_control=20)
-        14
+        15
     """
     for n in range(2, 10_000):
         error = sd * math.sqrt(1 / n + 1 / num_control)
