@@ -24,7 +24,7 @@ class Method:
     Attributes:
         name: The class in `composer.algorithms`.
         arguments: Arguments that differ from the defaults of the class.
-        grid: Arguments to tune.
+        grid: Arguments to tune. Where `arguments` does not have one, the last value is the default of the class.
         kind: Inputs it needs; "any" for all.
         regularizes: True if only training that fits its data can show its effect.
         averages: True if it does not change the training: its weights are scored in the runs of plain.
@@ -56,7 +56,12 @@ _ALL = (
     Method("SWA", {"swa_start": "0.75dur", "swa_end": "1dur", "update_interval": "10ba"}, averages=True),
     Method("LabelSmoothing", grid={"smoothing": Grid((0.05, 0.1), **_UNIT)}, kind="images"),
     Method("QKNorm", kind="tokens"),
-    Method("ProgressiveResizing", grid={"initial_scale": Grid((0.5, 0.75), **_UNIT)}, kind="images"),
+    Method(
+        "ProgressiveResizing",
+        {"initial_scale": 0.5},
+        {"initial_scale": Grid((0.5, 0.75), **_UNIT)},
+        kind="images",
+    ),
     Method("SeqLengthWarmup", grid={"duration": Grid((0.2, 0.3), **_UNIT)}, kind="tokens"),
     Method("Whitening", kind="images"),
     Method("AlternatingFlip", kind="images"),

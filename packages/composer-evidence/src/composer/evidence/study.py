@@ -310,14 +310,11 @@ class Study:
         base = plain if variant == plain.variant else self._tuned_variant(variant, 1.0)
         grid: dict[str, Grid] = {}
         start: dict[str, Any] = {}
-        for member in members:
-            arguments, single = arguments_of(self.task, member), self._tuned_arguments(member)
-            for key, values in grid_of(self.task, member).items():
-                if len(members) > 1:
-                    arguments = {**arguments, **single}
-                    continue
-                grid[f"{member}.{key}"] = values
-                start[f"{member}.{key}"] = arguments.get(key, values.values[-1])
+        if len(members) == 1:  # a stack takes the arguments that were tuned for its members alone
+            arguments = arguments_of(self.task, name)
+            for key, values in grid_of(self.task, name).items():
+                grid[f"{name}.{key}"] = values
+                start[f"{name}.{key}"] = arguments.get(key, values.values[-1])
         averages = len(members) == 1 and method_of(name).averages and variant == plain.variant
         if averages:
             return self._tuned_average(name, plain, grid, start)
