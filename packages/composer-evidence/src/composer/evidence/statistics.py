@@ -155,7 +155,7 @@ def _compare_one(
         p = 1.0 if effect == 0 else 0.0
     half = float(special.stdtrit(freedom, 1 - ALPHA / 2)) * error
     visible = _visible(freedom, family) * error
-    deviations = (float(np.std(list(scores.values()), ddof=1)) for scores in (method, control))
+    deviation, deviation_of_control = (float(np.std(list(s.values()), ddof=1)) for s in (method, control))
     return Comparison(
         effect,
         effect - half,
@@ -163,7 +163,8 @@ def _compare_one(
         p,
         p,
         visible,
-        *deviations,
+        deviation,
+        deviation_of_control,
         len(method),
         len(control),
         "paired" if paired else "welch",
