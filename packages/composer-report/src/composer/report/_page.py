@@ -110,7 +110,7 @@ def render(runs: Sequence[Run]) -> str:
     sections = [part for part in parts if part is not None]
     title = runs[0].name if single_run else " / ".join(group.name for group in groups[:4])
     header = _header(single_run, groups, title)
-    return _document(f"{title} - composer report", [header, _bar(sections, charts), el("main", sections)], charts)
+    return document(f"{title} - composer report", [header, _bar(sections, charts), el("main", sections)], charts)
 
 
 def _header(run: Run | None, groups: Sequence[Group], title: str) -> Html:
@@ -295,13 +295,14 @@ def _rate_family(runs: Sequence[Run]) -> list[Family]:
     return [Family("speed", "Batches per second", _RATE, {_RATE: "all devices"})]
 
 
-def _document(title: str, body: Sequence[Html], charts: Charts) -> str:
+def document(title: str, body: Sequence[Html], charts: Charts) -> str:
     """Return the page. Its policy allows its own scripts only, and no requests."""
     assets = files("composer.report") / "assets"
     template, style, code = ((assets / f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js"))
-    scripts, data = [], ""
+    scripts, data, noscript = [], "", Html("")
     if charts.drawn:
         scripts = [import_module("plotly.offline").get_plotlyjs().replace("\r\n", "\n"), code]
+        noscript = el("noscript", el("p", "The charts need JavaScript; the tables do not.", class_="note"))
         units = {"batch": "batch", "epoch": "epoch", "time": charts.time_unit[0]}
         data = json_script({"charts": charts.drawn, "units": units}, "data")
     hashes = " ".join(f"'sha256-{_digest(script)}'" for script in scripts) or "'none'"
@@ -309,6 +310,7 @@ def _document(title: str, body: Sequence[Html], charts: Charts) -> str:
         title=text(title),
         hashes=hashes,
         style=style,
+        noscript=noscript,
         body=text(list(body)),
         scripts=data + "".join(f"<script>{script}</script>" for script in scripts),
     )

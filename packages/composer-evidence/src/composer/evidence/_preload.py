@@ -1,0 +1,15 @@
+"""Imports that a run needs, for the process from which runs are forked: they take longer than a short run.
+
+Nothing is computed here: a process that has used autograd on a GPU cannot be forked.
+"""
+
+import torch._dynamo
+import torch._inductor
+import torchmetrics
+import torchvision
+
+from composer.evidence.run import environment
+
+__all__ = ["environment", "torch", "torchmetrics", "torchvision"]
+
+environment()  # cached, and the same in every run

@@ -1,0 +1,223 @@
+"""All steps on a task in a given time: tune, try what applies, confirm, stack, and write a page and a recipe."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from composer.core import Algorithm
+from composer.evidence.methods import METHODS, make_algorithms, reason_against
+from composer.evidence.page import write_page
+from composer.evidence.run import write_atomically
+from composer.evidence.runner import Runner
+from composer.evidence.statistics import Verdict
+from composer.evidence.study import Plan, Study
+from composer.evidence.task import Task, load_task
+from composer.recipes.cli import RECIPES
+
+__all__ = ["Schedule", "load_recipe", "make_schedule", "run_all", "write_recipe"]
+
+_RESERVE = 0.25  # of the time, for confirmations and the stack
+_PLANS = (Plan(num_curves=2), Plan(num_tuning_seeds=1, num_stack_seeds=3, num_ladder_seeds=5, num_curves=1))
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Numbers of runs and methods that fit in a time.
+
+    Attributes:
+        plan: The numbers of runs.
+        methods: The methods to measure.
+        left_out: The methods for which there is no time.
+        hours: The expected time.
+    """
+
+    plan: Plan
+    methods: Sequence[str]
+    left_out: Sequence[str]
+    hours: float
+
+
+def make_schedule(task: Task, methods: Sequence[str], run_seconds: float, workers: int, hours: float) -> Schedule:
+    """Return the largest plan, and as many methods, as fit in a time.
+
+    Args:
+        task: The task.
+        methods: The methods, those to try first at the beginning.
+        run_seconds: Time of a run of plain with the full budget.
+        workers: Runs at the same time.
+        hours: The time.
+
+    Raises:
+        ValueError: The time is too short for one method.
+    """
+    available = hours * 3600 * (1 - _RESERVE) * workers / run_seconds  # in runs with the full budget
+    needed = 0.0
+    for plan in _PLANS:
+        fixed, each = _costs(task, plan, workers)
+        count = int((available - fixed) / each)
+        if count >= min(len(methods), 1 if plan is _PLANS[-1] else len(methods)):
+            kept = list(methods[:count])
+            total = (fixed + each * len(kept)) * run_seconds / workers / (1 - _RESERVE)
+            return Schedule(plan, kept, list(methods[count:]), total / 3600)
+        needed = (fixed + each) * run_seconds / workers / (1 - _RESERVE) / 3600
+    raise ValueError(
+        f"`hours` must be at least {needed:.2g} for {task.name} with {workers} workers, where a run takes "
+        f"{run_seconds:.3g} s, got {hours!r}. Give more time, or a task with fewer steps."
+    )
+
+
+def _costs(task: Task, plan: Plan, workers: int) -> tuple[float, float]:
+    """Return the cost of plain and that of each method, in runs with the full budget."""
+    lengths = sum(task.ladder)
+    trials = sum(
+        2 + sum(len(grid.values) - 1 for grid in variant.grid.values()) + len(variant.grid)
+        for variant in task.variants.values()
+    )
+    plain = trials * plan.num_tuning_seeds * lengths + plan.num_controls + plan.num_seeds
+    plain += plan.num_ladder_seeds * (lengths - 1)
+    tuning = trials / len(task.variants) * plan.num_tuning_seeds
+    return plain, tuning + plan.num_seeds + plan.num_curves + 2 * plan.repeats * workers
+
+
+def run_all(
+    runner: Runner, *, hours: float, methods: Sequence[str] | None = None, plan: Plan | None = None, command: str = ""
+) -> Path:
+    """Find out which methods pay on a task, and write a page and recipes into the folder of the ledger.
+
+    The schedule is made in the first sitting and kept in the folder. After a stop, repeat the command to continue.
+
+    Args:
+        runner: Trains the runs.
+        hours: The time.
+        methods: The methods to try. None: all declared ones that are installed.
+        plan: The numbers of runs, with which all methods are measured. None: those that fit in the time.
+        command: The command, for the entries.
+
+    Returns:
+        The page.
+
+    Raises:
+        ValueError: The time is too short for one method.
+    """
+    study = Study(runner, plan, command)
+    names = list(METHODS if methods is None else methods)
+    refused = {name: reason for name in names if (reason := reason_against(runner.task, [name])) is not None}
+    usable = [name for name in names if name not in refused]
+    schedule = _schedule(study, usable, hours, plan)
+    study = Study(runner, schedule.plan, command)
+    runner.say(
+        f"{runner.task.name}: {len(schedule.methods)} methods in about {schedule.hours:.2g} hours; {len(refused)} do "
+        f"not apply, there is no time for {len(schedule.left_out)}. To go on after a stop, repeat the command."
+    )
+    study.tune()
+    study.measure([*schedule.methods, *refused])
+    for name in schedule.left_out:
+        study.refuse(name, Verdict("not judged", f"no time was left within {hours:g} hours"))
+    study.stack()
+    write_recipe(study, runner.folder)
+    return write_page([study.ledger], runner.folder / "evidence.html")
+
+
+def _schedule(study: Study, methods: Sequence[str], hours: float, plan: Plan | None) -> Schedule:
+    """Return the schedule of an earlier sitting, or make one from the time of the first run."""
+    runner = study.runner
+    path = runner.folder / f"schedule-{runner.task_hash}.json"
+    if path.exists():
+        values = json.loads(path.read_text(encoding="utf-8"))
+        return Schedule(**{**values, "plan": Plan(**values["plan"])})
+    if plan is not None:
+        schedule = Schedule(plan, list(methods), [], hours)
+    else:
+        seconds = study.first_run().seconds
+        schedule = make_schedule(runner.task, methods, seconds, runner.workers, hours)
+    write_atomically(path, json.dumps(asdict(schedule)))
+    return schedule
+
+
+def write_recipe(study: Study, folder: Path) -> list[Path]:
+    """Write the best confirmed gain as `recipe.yaml`, and for `composer-train` if that knows data and algorithms.
+
+    Args:
+        study: The study.
+        folder: The folder to write to.
+
+    Returns:
+        The files; none if nothing pays.
+    """
+    gains = [entry for entry in study.verdicts().values() if entry["verdict"]["word"] == "gain"]
+    paying = [entry for entry in gains if _value(entry) > 0]
+    if not paying:
+        return []
+    best = max(paying, key=_value)
+    recipe = {
+        "task": study.runner.reference,
+        "variant": best["variant"],
+        "steps": best["steps"],
+        "training": best["settings"],
+        "algorithms": [{name: arguments} for name, arguments in best["stack"]],
+        "entry": best["id"],
+    }
+    files = [folder / "recipe.yaml"]
+    write_atomically(files[0], f"# {_sentence(best)}\n{yaml.safe_dump(recipe, sort_keys=False)}")
+    options = _composer_train(study.task, best)
+    if options is not None:
+        files.append(folder / "composer-train.yaml")
+        name = study.task.recipe
+        text = yaml.safe_dump(options, sort_keys=False)
+        write_atomically(files[1], f"# composer-train {name} --config composer-train.yaml\n{text}")
+    return files
+
+
+def load_recipe(path: Path) -> tuple[Any, list[Algorithm]]:
+    """Return what `recipe.yaml` says: the optimization, and new algorithms for the Trainer.
+
+    Args:
+        path: The file.
+
+    Returns:
+        An object with `optimizer(model)` and `schedule()`, and the algorithms.
+    """
+    recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
+    training: Any = load_task(recipe["task"]).variants[recipe["variant"]].training
+    stack = [(name, arguments) for member in recipe["algorithms"] for name, arguments in member.items()]
+    return replace(training, **recipe["training"]), make_algorithms(stack)
+
+
+def _value(entry: dict[str, Any]) -> float:
+    """Return the effect at equal time if it is known, otherwise at equal steps."""
+    equal = entry.get("equal_time")
+    return float(equal["effect"] if equal is not None else entry["comparison"]["effect"])
+
+
+def _sentence(entry: dict[str, Any]) -> str:
+    comparison = entry["comparison"]
+    return (
+        f"{entry['method']} on {entry['task']}: {comparison['effect']:+.4g} in {entry['metric']['title']}, n = "
+        f"{comparison['n']} against {comparison['n_control']}, {entry['hardware']}"
+    )
+
+
+def _composer_train(task: Task, entry: dict[str, Any]) -> dict[str, Any] | None:
+    """Return options of `composer-train`; None if its recipe has another optimizer, or lacks an algorithm."""
+    if task.recipe not in RECIPES:
+        return None
+    recipe = import_module(f"composer.recipes.{task.recipe}").TASK
+    names = {algorithm.__name__: name for name, algorithm in recipe.algorithms.items()}
+    if type(recipe.training) is not type(task.variants[entry["variant"]].training):
+        return None
+    if any(name not in names for name, _ in entry["stack"]):
+        return None
+    options: dict[str, Any] = {**entry["settings"], "algorithms": [names[name] for name, _ in entry["stack"]]}
+    fitted = recipe.fitted(recipe.data)
+    for name, arguments in entry["stack"]:
+        own = {key: value for key, value in arguments.items() if key not in fitted.get(names[name], {})}
+        if own:
+            options[names[name]] = own
+    return options

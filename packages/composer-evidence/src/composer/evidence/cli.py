@@ -1,0 +1,213 @@
+"""The command `composer-evidence`."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from composer.evidence.auto import run_all, write_recipe
+from composer.evidence.ledger import Ledger, merge
+from composer.evidence.methods import METHODS, reason_against
+from composer.evidence.page import explain, table, write_page
+from composer.evidence.runner import Incomplete, Runner
+from composer.evidence.study import Plan, Study, replay
+from composer.evidence.task import load_task
+from composer.evidence.tasks import TASKS
+
+__all__ = ["main"]
+
+PROGRAM = "composer-evidence"
+_INCOMPLETE = 75  # EX_TEMPFAIL of sysexits.h: repeat the command later
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command.
+
+    Args:
+        arguments: The command line without the command's name. None: that of this process.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    chosen = _parser().parse_args(given)
+    chosen.line = shlex.join([PROGRAM, *given])
+    handler: Callable[[argparse.Namespace], None] = chosen.handler
+    try:
+        handler(chosen)
+    except Incomplete as error:
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        sys.exit(_INCOMPLETE)
+    except (OSError, RuntimeError, TypeError, ValueError) as error:
+        print(f"{PROGRAM}: error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(f"{PROGRAM}: interrupted; repeat the command to continue")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=PROGRAM, description="Measure which training methods pay on a task.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def add(name: str, handler: Callable[[argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=text, description=text)
+        command.set_defaults(handler=handler)
+        command.add_argument("--out", type=Path, default=Path("composer-evidence"), help="folder of the ledger")
+        return command
+
+    add("tasks", _tasks, "List the built-in tasks and the methods that apply to each.")
+    for name, handler, text in (
+        ("tune", _tune, "Tune plain training for all budgets on the validation part."),
+        ("measure", _measure, "Measure methods on the test part, beside plain and A/A, and confirm gains."),
+        ("stack", _stack, "Choose a stack on the validation part, measure it, and leave each member out once."),
+        ("run", _run, "Do everything that fits in some hours, and write a page and a recipe."),
+    ):
+        command = add(name, handler, text)
+        tasks = f"{', '.join(TASKS)}, or module:attribute"
+        if name == "run":
+            command.add_argument("tasks", metavar="TASK", nargs="+", help=tasks)
+        else:
+            command.add_argument("task", metavar="TASK", help=tasks)
+        if name == "measure":
+            command.add_argument(
+                "methods", metavar="METHOD", nargs="+", help="an algorithm, or a stack such as EMA+Muon"
+            )
+        if name == "tune":
+            command.add_argument("methods", metavar="METHOD", nargs="*", help="methods and stacks to tune, too")
+        if name == "stack":
+            command.add_argument("methods", metavar="METHOD", nargs="*", help="candidates (default: confirmed gains)")
+        if name == "run":
+            command.add_argument(
+                "--hours",
+                type=float,
+                required=True,
+                help="time of all tasks and sittings together; no limit if numbers are given",
+            )
+            command.add_argument("--methods", nargs="+", help="methods to try (default: all that apply)")
+        _add_options(command)
+    command = add("replay", _replay, "Train the runs of an entry again, and say whether the intervals overlap.")
+    command.add_argument("entry", metavar="ENTRY", help="the id of an entry, or the beginning of it")
+    _add_options(command)
+    command = add("explain", _explain, "Say how an entry was measured.")
+    command.add_argument("entry", metavar="ENTRY", help="the id of an entry, or the beginning of it")
+    command = add("table", _table, "Print the verdicts as tables in Markdown.")
+    command.add_argument("ledgers", type=Path, nargs="*", help="other folders of ledgers")
+    command = add("page", _page, "Write the page about all tasks of the ledger.")
+    command.add_argument("ledgers", type=Path, nargs="*", help="other folders of ledgers")
+    command = add("merge", _merge, "Add the lines of other ledgers, such as those of shards.")
+    command.add_argument("ledgers", type=Path, nargs="+", help="folders of the other ledgers")
+    return parser
+
+
+def _add_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--data", type=Path, help="folder of data sets (default: the variable COMPOSER_DATA)")
+    command.add_argument("--workers", type=int, help="runs at the same time (default: one per core, or per GPU)")
+    command.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
+    command.add_argument("--precision", choices=("fp32", "amp_fp16", "amp_bf16"), default="fp32")
+    command.add_argument("--shard", type=_shard, default=(1, 1), metavar="i/n", help="train only this part of the runs")
+    group = command.add_argument_group("numbers, fixed before the first run")
+    group.add_argument("--seeds", type=int, dest="num_seeds", help="runs of each method (default: 10)")
+    group.add_argument("--controls", type=int, dest="num_controls", help="runs of plain (default: 20)")
+    group.add_argument("--tuning-seeds", type=int, dest="num_tuning_seeds", help="runs of each trial (default: 2)")
+    group.add_argument("--stack-seeds", type=int, dest="num_stack_seeds", help="runs of each candidate (default: 4)")
+    group.add_argument("--ladder-seeds", type=int, dest="num_ladder_seeds", help="runs of each rung (default: 10)")
+    group.add_argument("--curves", type=int, dest="num_curves", help="runs with a learning curve (default: 0)")
+    group.add_argument("--repeats", type=int, help="pairs of runs for a ratio of step times (default: 3; 0: none)")
+
+
+def _shard(text: str) -> tuple[int, int]:
+    part, _, parts = text.partition("/")
+    try:
+        return int(part), int(parts)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"must be a part and a number of parts such as 1/4, got {text!r}") from error
+
+
+def _study(chosen: argparse.Namespace, reference: str) -> Study:
+    runner = Runner(
+        reference,
+        chosen.out,
+        data_folder=chosen.data,
+        workers=chosen.workers,
+        device=chosen.device,
+        precision=chosen.precision,
+        shard=chosen.shard,
+        say=lambda text: print(text, flush=True),
+    )
+    return Study(runner, _plan(chosen), chosen.line)
+
+
+def _plan(chosen: argparse.Namespace) -> Plan:
+    given = {field.name: getattr(chosen, field.name) for field in fields(Plan)}
+    return Plan(**{name: value for name, value in given.items() if value is not None})
+
+
+def _tasks(chosen: argparse.Namespace) -> None:
+    for name in TASKS:
+        task = load_task(name)
+        applicable = [method for method in METHODS if reason_against(task, [method]) is None]
+        print(f"{name}: {task.summary} {task.steps} steps, by {task.metric.title}.")
+        print(f"  methods: {' '.join(applicable)}")
+
+
+def _tune(chosen: argparse.Namespace) -> None:
+    study = _study(chosen, chosen.task)
+    for fraction, plain in study.tune(chosen.methods).items():
+        score = study.task.metric.show(plain.score)
+        print(f"{fraction:g} of the budget, {plain.steps} steps: {plain.variant}, {dict(plain.settings)}, {score}")
+
+
+def _measure(chosen: argparse.Namespace) -> None:
+    _study(chosen, chosen.task).measure(chosen.methods)
+    print(table([Ledger(chosen.out)]))
+
+
+def _stack(chosen: argparse.Namespace) -> None:
+    study = _study(chosen, chosen.task)
+    entries = study.stack(chosen.methods or None)
+    print(explain(study.ledger, entries[-1]))
+    for file in write_recipe(study, chosen.out):
+        print(f"recipe: {file}")
+
+
+def _run(chosen: argparse.Namespace) -> None:
+    given = any(getattr(chosen, field.name) is not None for field in fields(Plan))
+    plan = _plan(chosen) if given else None
+    hours = chosen.hours / len(chosen.tasks)
+    for task in chosen.tasks:
+        runner = _study(chosen, task).runner
+        page = run_all(runner, hours=hours, methods=chosen.methods, plan=plan, command=chosen.line)
+        print(f"page: {page}")
+    print(table([Ledger(chosen.out)]))
+
+
+def _replay(chosen: argparse.Namespace) -> None:
+    ledger = Ledger(chosen.out)
+    entry = ledger.entry(chosen.entry)
+    study = _study(chosen, entry["reference"])
+    replays = chosen.out / "replays"
+    folder = replays / f"{entry['id']}-{len(list(replays.glob(entry['id'] + '-*'))) + 1}"
+    found = replay(study, entry, folder)
+    print(explain(study.ledger, found))
+    same = "all scores are the same" if found["identical"] else "scores differ"
+    print(f"the intervals {'overlap' if found['overlaps'] else 'DO NOT overlap'}; {same}")
+    if not found["overlaps"]:
+        sys.exit(1)
+
+
+def _explain(chosen: argparse.Namespace) -> None:
+    ledger = Ledger(chosen.out)
+    print(explain(ledger, ledger.entry(chosen.entry)))
+
+
+def _table(chosen: argparse.Namespace) -> None:
+    print(table([Ledger(folder) for folder in [chosen.out, *chosen.ledgers]]))
+
+
+def _page(chosen: argparse.Namespace) -> None:
+    print(write_page([Ledger(folder) for folder in [chosen.out, *chosen.ledgers]], chosen.out / "evidence.html"))
+
+
+def _merge(chosen: argparse.Namespace) -> None:
+    print(f"{merge(Ledger(chosen.out), chosen.ledgers)} new lines in {chosen.out}")

@@ -1,0 +1,157 @@
+"""Methods: what can be added to plain training, with the arguments to tune; and why some do not apply."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import composer.algorithms
+from composer.core import Algorithm, ConflictError, OrderingError
+from composer.core.ordering import Ordering
+from composer.evidence.task import Grid, Task
+
+__all__ = ["METHODS", "Method", "Stack", "make_algorithms", "reason_against"]
+
+Stack = tuple[tuple[str, dict[str, Any]], ...]
+"""Algorithms by class name, with their arguments, in the order for the engine."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """One algorithm, as it is measured.
+
+    Attributes:
+        name: The class in `composer.algorithms`.
+        arguments: Arguments that differ from the defaults of the class.
+        grid: Arguments to tune. Where `arguments` does not have one, the last value is the default of the class.
+        kind: Inputs it needs; "any" for all.
+        regularizes: True if only training that fits its data can show its effect.
+        averages: True if it does not change the training: its weights are scored in the runs of plain.
+    """
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    grid: Mapping[str, Grid] = field(default_factory=dict)
+    kind: Literal["any", "images", "tokens"] = "any"
+    regularizes: bool = False
+    averages: bool = False
+
+
+_UNIT = {"high": 1.0}
+_ALL = (
+    Method("Muon", grid={"momentum": Grid((0.9, 0.95), high=0.999)}),
+    Method("Alibi", kind="tokens"),
+    Method("WeightStandardization", kind="images"),
+    Method(
+        "EMA",
+        {"half_life": "50ba", "update_interval": "5ba"},
+        {"half_life": Grid(("20ba", "50ba", "150ba"))},
+        averages=True,
+    ),
+    # The harness recalibrates batch norm: the loaders of tasks cannot be iterated a second time beside training.
+    Method(
+        "LAWA", {"interval": "20ba", "recalibration_batches": 0}, {"num_snapshots": Grid((3, 6), low=1)}, averages=True
+    ),
+    Method("SWA", {"swa_start": "0.75dur", "swa_end": "1dur", "update_interval": "10ba"}, averages=True),
+    Method("LabelSmoothing", grid={"smoothing": Grid((0.05, 0.1), **_UNIT)}, kind="images"),
+    Method("QKNorm", kind="tokens"),
+    Method(
+        "ProgressiveResizing",
+        {"initial_scale": 0.5},
+        {"initial_scale": Grid((0.5, 0.75), **_UNIT)},
+        kind="images",
+    ),
+    Method("SeqLengthWarmup", grid={"duration": Grid((0.2, 0.3), **_UNIT)}, kind="tokens"),
+    Method("Whitening", kind="images"),
+    Method("AlternatingFlip", kind="images"),
+    Method("TestTimeAugmentation", kind="images"),
+    Method("GradientClipping", {"clipping_type": "norm", "clipping_threshold": 1.0}),
+    Method("ChannelsLast", kind="images"),
+    Method("GhostBatchNorm", grid={"ghost_batch_size": Grid((16, 32), low=1)}, kind="images"),
+    Method("GatedLinearUnits", kind="tokens"),
+    Method("SAM", grid={"rho": Grid((0.02, 0.05))}),
+    Method("BlurPool", kind="images"),
+    Method("SqueezeExcite", {"min_channels": 32, "latent_channels": 0.25}, kind="images"),
+    Method("LogitSoftcap", kind="tokens"),
+    Method("ZLoss"),
+    Method("LayerFreezing"),
+    Method("SelectiveBackprop"),
+    Method("BatchSizeWarmup", {"initial_batch_size": 16}),
+    Method("MixUp", grid={"alpha": Grid((0.1, 0.2))}, kind="images", regularizes=True),
+    Method("CutMix", grid={"alpha": Grid((0.5, 1.0))}, kind="images", regularizes=True),
+    Method("CutOut", grid={"length": Grid((0.25, 0.5), **_UNIT)}, kind="images", regularizes=True),
+    Method("ColOut", grid={"p_row": Grid((0.05, 0.15), **_UNIT)}, kind="images", regularizes=True),
+    Method("StochasticDepth", regularizes=True),
+    Method("GyroDropout", regularizes=True),
+)
+METHODS: Mapping[str, Method] = {method.name: method for method in _ALL}
+"""The declared methods by name; those at the beginning are tried first if time is limited."""
+
+
+def method_of(name: str) -> Method:
+    """Return a declared method, or one with the defaults of any other installed algorithm."""
+    return METHODS.get(name, Method(name))
+
+
+def arguments_of(task: Task, name: str) -> dict[str, Any]:
+    """Return the arguments of a method on a task, before they are tuned."""
+    return {**method_of(name).arguments, **task.arguments.get(name, {})}
+
+
+def grid_of(task: Task, name: str) -> Mapping[str, Grid]:
+    """Return the arguments of a method to tune on a task."""
+    fixed = task.arguments.get(name, {})
+    grid = task.grids.get(name, method_of(name).grid)
+    return {key: values for key, values in grid.items() if key not in fixed or name in task.grids}
+
+
+def make_algorithms(stack: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Algorithm]:
+    """Construct the algorithms of a stack.
+
+    Args:
+        stack: Class names and arguments.
+
+    Raises:
+        ValueError: An algorithm is not installed (the message has the command), or an argument is invalid.
+    """
+    algorithms = []
+    for name, arguments in stack:
+        try:
+            make = getattr(composer.algorithms, name)
+        except AttributeError as error:
+            raise ValueError(f"`methods` must be installed algorithms, got {name!r}. {error}") from error
+        if not (isinstance(make, type) and issubclass(make, Algorithm)):
+            raise ValueError(f"`methods` must be algorithms, got {name!r}, which is not one.")
+        try:
+            algorithms.append(make(**arguments))
+        except TypeError as error:
+            raise ValueError(
+                f"`{name}` cannot be constructed: {error}. Give its arguments in `Task.arguments`."
+            ) from error
+    return algorithms
+
+
+def reason_against(task: Task, names: Sequence[str]) -> tuple[str, str] | None:
+    """Return why methods cannot be measured on a task, as far as that is known without training.
+
+    Args:
+        task: The task.
+        names: The methods of a stack.
+
+    Returns:
+        A verdict ("not applicable" or "not judged") and the reason; None if nothing is known against them.
+    """
+    for name in names:
+        method = method_of(name)
+        if name in task.not_judged:
+            return "not judged", task.not_judged[name]
+        if method.kind not in ("any", task.kind):
+            return "not applicable", f"{name} needs {method.kind}, and the inputs of {task.name} are {task.kind}"
+        if method.regularizes and not task.judges_regularizers:
+            return "not judged", f"{name} regularizes, and the budget of {task.name} is too short for that"
+    try:
+        Ordering(make_algorithms([(name, arguments_of(task, name)) for name in names]))
+    except (ConflictError, OrderingError, ValueError) as error:
+        return "not applicable", str(error)
+    return None

@@ -1,0 +1,309 @@
+"""Tables and the page, generated from entries of ledgers; and the explanation of one entry in words."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from composer.evidence.charts import Dot, Row, curves, forest, scatter
+from composer.evidence.ledger import Ledger
+from composer.evidence.run import RunResult
+from composer.recipes import Metric
+from composer.report.spi import Html, el, static_page
+
+__all__ = ["explain", "table", "verdicts", "write_page"]
+
+_HEAD = ("method", "verdict", "effect, 95 % interval", "at equal time", "step time", "memory", "n")
+
+
+def verdicts(ledgers: Iterable[Ledger]) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """Return the entries that are shown, by task and hash: the last one about each method, the best first.
+
+    A confirmation replaces its measurement.
+
+    Args:
+        ledgers: The ledgers.
+    """
+    found: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
+    for ledger in ledgers:
+        for entry in ledger.entries():
+            if entry["about"] in ("measurement", "confirmation"):
+                found.setdefault((entry["task"], entry["task_hash"]), {})[entry["method"]] = entry
+    return {key: sorted(rows.values(), key=_order) for key, rows in found.items()}
+
+
+def table(ledgers: Iterable[Ledger]) -> str:
+    """Return all verdicts as tables in Markdown, each with its hardware.
+
+    Args:
+        ledgers: The ledgers.
+    """
+    parts = []
+    for (task, hash_), entries in verdicts(ledgers).items():
+        rows = [_HEAD, *(_cells(entry) for entry in entries)]
+        lines = [f"| {' | '.join(row)} |" for row in rows]
+        lines.insert(1, "|" + "---|" * len(_HEAD))
+        parts.append(f"**{task}** ({hash_}). {_conditions(entries)}\n\n" + "\n".join(lines))
+    return "\n\n".join(parts) or "The ledger has no measurements."
+
+
+def explain(ledger: Ledger, entry: dict[str, Any]) -> str:
+    """Return how an entry was measured, in words.
+
+    Args:
+        ledger: Its ledger.
+        entry: The entry.
+    """
+    lines = [f"Entry {entry['id']} about {entry['about']} of {entry.get('method', 'plain')} on {entry['task']}"]
+    lines.append(f"  task: version {entry['task_version']}, hash {entry['task_hash']}")
+    lines.append(f"  made: {entry['created']} by `{entry['command']}`")
+    lines.append(
+        f"  on: {entry['hardware']}, {entry['threads']} thread, {entry['precision']}, "
+        f"torch {entry['versions']['torch']}, source {entry['source']}"
+    )
+    if "verdict" in entry:
+        why = entry["verdict"]["why"]
+        lines.append(f"  verdict: {entry['verdict']['word']}{f' ({why})' if why else ''}")
+    comparison = entry.get("comparison")
+    if comparison is not None:
+        test = "paired test of the same runs" if comparison["test"] == "paired" else "Welch's test"
+        lines += [
+            f"  effect: {comparison['effect']:+.5g}, 95 % interval {comparison['low']:+.5g} to "
+            f"{comparison['high']:+.5g} (positive is better; {entry['metric']['title']} on the {entry['part']} part)",
+            f"  n: {comparison['n']} runs (sd {comparison['sd']:.3g}) against {comparison['n_control']} of plain "
+            f"(sd {comparison['sd_control']:.3g})",
+            f"  p: {comparison['p']:.3g} by {test}, {comparison['p_corrected']:.3g} with Holm's correction for the "
+            f"family {', '.join(entry['family'])}",
+            f"  smallest visible effect: {comparison['smallest_visible']:.4g}, at a power of 0.8",
+        ]
+    if "plain" in entry:
+        plain = entry["plain"]
+        lines.append(f"  plain: {plain['variant']}, {plain['steps']} steps, {_settings(plain['settings'])}")
+        lines.append(f"  method: {entry['variant']}, {entry['steps']} steps, {_settings(entry['settings'])}")
+        lines += [f"    {name}({_settings(arguments)})" for name, arguments in entry["stack"]]
+    if "trials" in entry:
+        lines.append(f"  trials on {entry['part']}, {len(entry['seeds'])} seeds each:")
+        lines += [f"    {_settings(point)}: {score}" for point, score in entry["trials"]]
+    count = sum(map(len, entry.get("runs", {}).values()))
+    lines.append(f"  runs: {count}, each a line of {ledger.path}")
+    return "\n".join(lines)
+
+
+def write_page(ledgers: Sequence[Ledger], output: Path) -> Path:
+    """Write the page about all tasks of ledgers. It needs no network and has no scripts.
+
+    Args:
+        ledgers: The ledgers.
+        output: The file.
+
+    Returns:
+        Its path.
+    """
+    groups = verdicts(ledgers)
+    links = [el("a", task, href=f"#{task}-{hash_}") for task, hash_ in groups]
+    body = [
+        el("p", "composer evidence", class_="kind"),
+        el("h1", "Which methods pay"),
+        el(
+            "p",
+            "Every effect is the difference to the strongest plain training that a search found, on a test part that "
+            "is used once at the end of each run. A gain is confirmed with fresh seeds of method and plain; A/A "
+            "compares plain with plain. No effect found says how large an effect would have been seen.",
+        ),
+        el("nav", el("span", links, class_="links")) if links else None,
+        el("main", [_task_section(ledgers, *key, entries) for key, entries in groups.items()]),
+    ]
+    return static_page("Which methods pay - composer evidence", [part for part in body if part is not None], output)
+
+
+def _task_section(ledgers: Sequence[Ledger], task: str, hash_: str, entries: Sequence[dict[str, Any]]) -> Html:
+    everything = [e for ledger in ledgers for e in ledger.entries(task=task) if e["task_hash"] == hash_]
+    shown = [entry for entry in entries if entry.get("comparison") is not None]
+    metric = Metric(**entries[0]["metric"])
+    unit = f"{metric.title}, {metric.unit}" if metric.unit else metric.title
+    scale = metric.scale
+    parts: list[Html | None] = [el("h2", task), el("p", _conditions(entries), class_="small")]
+    if shown:
+        rows = []
+        for entry in shown:
+            c = entry["comparison"]
+            values = scale * c["effect"], scale * c["low"], scale * c["high"]
+            rows.append(Row(entry["method"], *values, entry["verdict"]["word"]))
+        parts.append(_figure("Effect at equal steps, 95 % intervals", forest(rows, unit)))
+    dots = [
+        Dot(e["method"], e["step_time"]["ratio"], scale * e["comparison"]["effect"], e["verdict"]["word"])
+        for e in shown
+        if e.get("step_time")
+    ]
+    if dots:
+        parts.append(_figure("Cost against gain", scatter(dots, unit)))
+    lines = _curves(ledgers, entries)
+    if lines:
+        parts.append(_figure("Learning curves on the validation part", curves(lines, metric.title)))
+    parts.append(_table(_HEAD, [_cells(entry) for entry in entries]))
+    parts += [_saved(entries), _ladder(everything, metric), _stacks(everything, metric), _searches(everything, metric)]
+    parts.append(_download(task, everything))
+    return el("section", parts, id=f"{task}-{hash_}")
+
+
+def _figure(title: str, chart: Html) -> Html:
+    return el("figure", el("figcaption", el("span", title, class_="title")), chart, class_="wide")
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Html:
+    header = el("thead", el("tr", [el("th", cell) for cell in head]))
+    body = el("tbody", [el("tr", [el("td", cell) for cell in row]) for row in rows])
+    return el("div", el("table", header, body), class_="scroll")
+
+
+def _saved(entries: Sequence[dict[str, Any]]) -> Html | None:
+    """Return the table of the time that ladders of complete runs need to reach plain's mean at the full budget."""
+    rows = []
+    for entry in entries:
+        times = entry.get("time_to_target")
+        if times is not None:
+            cells = [_crossing(times[key]) for key in ("method", "in_steps", "plain_against_plain")]
+            rows.append((entry["method"], *cells))
+    if not rows:
+        return None
+    head = ("method", "time to plain's final mean", "in steps", "plain with other seeds")
+    return el("div", el("h3", "Time to target, as a fraction of plain's"), _table(head, rows))
+
+
+def _crossing(values: dict[str, Any]) -> str:
+    if values["ratio"] is None:
+        return "not reached"
+    ends = ["never" if end is None else f"{end:.2f}" for end in (values["low"], values["high"])]
+    return f"{'at most ' if values['at_most'] else ''}{values['ratio']:.2f} [{ends[0]}, {ends[1]}]"
+
+
+def _ladder(entries: Sequence[dict[str, Any]], metric: Metric) -> Html | None:
+    ladders = [entry for entry in entries if entry["about"] == "ladder"]
+    if not ladders:
+        return None
+    rows = []
+    for rung in ladders[-1]["rungs"]:
+        values = list(rung["scores"].values())
+        settings = _settings(rung["settings"])
+        mean = metric.show(sum(values) / len(values))
+        rows.append((str(rung["steps"]), mean, str(len(values)), rung["variant"], settings))
+    head = ("steps", metric.title, "n", "variant", "settings")
+    return el("div", el("h3", "Plain at all budgets"), _table(head, rows))
+
+
+def _stacks(entries: Sequence[dict[str, Any]], metric: Metric) -> Html | None:
+    stacks = [entry for entry in entries if entry["about"] == "stack" and entry.get("leave_one_out")]
+    if not stacks:
+        return None
+    rows = [
+        (f"without {member}", *_interval(values, metric), f"{values['p_corrected']:.2g}")
+        for member, values in stacks[-1]["leave_one_out"].items()
+    ]
+    head = ("stack", "change", "95 % interval", "p, corrected")
+    return el("div", el("h3", f"Leave one out of {stacks[-1]['method']}"), _table(head, rows))
+
+
+def _searches(entries: Sequence[dict[str, Any]], metric: Metric) -> Html | None:
+    rows = []
+    for entry in entries:
+        if entry["about"] == "tuning" and entry["score"] is not None:
+            edge = " (edge)" if entry["at_edge"] else ""
+            best = f"{_settings(entry['best'])}{edge}"
+            trials = f"{len(entry['trials'])} x {len(entry['seeds'])}"
+            rows.append(
+                (entry["method"], entry["variant"], str(entry["steps"]), trials, best, metric.show(entry["score"]))
+            )
+    if not rows:
+        return None
+    head = ("method", "variant", "steps", "trials x seeds", "best", "validation")
+    return el("details", el("summary", "All searches on the validation part"), _table(head, rows))
+
+
+def _download(task: str, entries: Sequence[dict[str, Any]]) -> Html:
+    text = "\n".join(json.dumps(entry, sort_keys=True) for entry in entries)
+    data = base64.b64encode(text.encode("utf-8")).decode("ascii")
+    link = el("a", "all entries as JSON lines", href=f"data:application/jsonl;base64,{data}", download=f"{task}.jsonl")
+    return el("p", "Download ", link, class_="small")
+
+
+def _curves(ledgers: Sequence[Ledger], entries: Sequence[dict[str, Any]]) -> dict[str, list[list[tuple[int, float]]]]:
+    """Return the curves of the methods that have some, those with a verdict first, at most eight."""
+    wanted = {run: entry["method"] for entry in entries for run in entry.get("curves", {}).get("method", ())}
+    wanted |= {run: "plain" for entry in entries for run in entry.get("curves", {}).get("control", ())}
+    lines: dict[str, list[list[tuple[int, float]]]] = {}
+    for ledger in ledgers:
+        for line in ledger.lines("run"):
+            result = RunResult.from_json(line)
+            name = wanted.get(result.spec.id)
+            if name is not None and result.curve:
+                lines.setdefault(name, []).append([(int(step), float(value)) for step, value in result.curve])
+    first = {"plain": lines["plain"]} if "plain" in lines else {}
+    return dict(list({**first, **lines}.items())[:8])
+
+
+def _cells(entry: dict[str, Any]) -> tuple[str, ...]:
+    """Return the row of an entry in the table of verdicts."""
+    verdict, comparison, metric = entry["verdict"], entry.get("comparison"), Metric(**entry["metric"])
+    why = verdict["why"]
+    if comparison is not None and why.startswith("smallest visible"):
+        visible = metric.show(comparison["smallest_visible"])
+        why = f"smallest visible: {visible}{why[why.index(';') :] if ';' in why else ''}"
+    word = f"{verdict['word']} ({why})" if why else verdict["word"]
+    if comparison is None:
+        return (entry["method"], word, "", "", "", "", "")
+    effect, interval = _interval(comparison, metric)
+    equal, times, memory = (entry.get(key) for key in ("equal_time", "step_time", "memory_ratio"))
+    at_equal_time = ""
+    if equal:
+        at_equal_time = f"{'at most ' if equal['at_most'] else ''}{' '.join(_interval(equal, metric))}"
+    return (
+        entry["method"],
+        word,
+        f"{effect} {interval}",
+        at_equal_time,
+        f"{times['ratio']:.2f} ({times['low']:.2f} to {times['high']:.2f})" if times else "",
+        f"{memory:.2f}" if memory else "",
+        f"{comparison['n']} / {comparison['n_control']}",
+    )
+
+
+def _interval(values: dict[str, Any], metric: Metric) -> tuple[str, str]:
+    shown = [f"{metric.scale * values[key]:+.{metric.digits}f}" for key in ("effect", "low", "high")]
+    return f"{shown[0]}{metric.unit}", f"[{shown[1]}, {shown[2]}]"
+
+
+def _conditions(entries: Sequence[dict[str, Any]]) -> str:
+    """Return the conditions of measurements, which stand with every table."""
+    metric = Metric(**entries[0]["metric"])
+    measured = [entry for entry in entries if entry.get("comparison") is not None]
+    machines = {entry["hardware"]: entry for entry in entries}
+    hardware = "; ".join(
+        f"{name}, {entry['threads']} thread, {entry['precision']}, torch {entry['versions']['torch']}"
+        for name, entry in machines.items()
+    )
+    better = "higher" if metric.higher_is_better else "lower"
+    text = f"Metric: {metric.title}, {better} is better; effects are positive where a method is better. On {hardware}."
+    if measured:
+        plain = measured[-1]["plain"]
+        controls = [c for entry in measured for c in entry["control_scores"].values()]
+        deviation = measured[0]["comparison"]["sd_control"]
+        text += (
+            f" Plain: {plain['variant']}, {plain['steps']} steps, {_settings(plain['settings'])}; "
+            f"{metric.show(sum(controls) / len(controls), deviation)}."
+        )
+    return text
+
+
+def _settings(values: dict[str, Any]) -> str:
+    return ", ".join(
+        f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}" for key, value in values.items()
+    )
+
+
+def _order(entry: dict[str, Any]) -> tuple[int, float]:
+    order = {"gain": 0, "no effect found": 1, "loss": 2, "not judged": 3, "not applicable": 4}
+    comparison = entry.get("comparison")
+    return order[entry["verdict"]["word"]], -(comparison["effect"] if comparison is not None else 0.0)

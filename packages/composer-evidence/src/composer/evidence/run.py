@@ -1,0 +1,374 @@
+"""One run: what is trained, and its result, which is a file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import platform
+import resource
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from composer.algorithms.utils.batchnorm import recalibrate_batchnorm
+from composer.algorithms.warnings import NoEffectWarning
+from composer.core import Callback, Engine, Evaluator, Event, State
+from composer.evidence.methods import make_algorithms
+from composer.evidence.task import Part, Task, digest
+from composer.loggers import InMemoryLogger, Logger
+from composer.utils import get_device
+from composer.utils.reproducibility import seed_context
+
+__all__ = ["RunResult", "RunSpec", "SideAverages", "environment", "execute", "source_hash", "write_atomically"]
+
+_LABEL = "part"  # of the evaluator
+_WITHOUT_STATISTICS = ("LAWA", "SWA")  # averages that do not bring statistics of batch norm with them
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """Complete description of one run; equal descriptions are one run.
+
+    Attributes:
+        task: The name of the task.
+        task_hash: Its hash with its data.
+        part: The part that is evaluated, once, at the end.
+        variant: The variant of plain training.
+        steps: Optimizer steps.
+        settings: Values that replace fields of the variant's training.
+        stack: Class names and arguments of the algorithms.
+        averages: Label -> class name and arguments of averages of the weights that are scored too; training is the
+            same with and without them.
+        seed: Seed of initial weights, order of the data and augmentation.
+        device: "cpu" or "gpu".
+        precision: The numerical precision of the Trainer.
+        threads: Threads of the process.
+        num_curve: Evaluations of the validation part during training, for a curve.
+        eval_batches: Batches to evaluate; -1: all.
+    """
+
+    task: str
+    task_hash: str
+    part: Part
+    variant: str
+    steps: int
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    stack: Sequence[tuple[str, Mapping[str, Any]]] = ()
+    averages: Mapping[str, tuple[str, Mapping[str, Any]]] = field(default_factory=dict)
+    seed: int = 0
+    device: str = "cpu"
+    precision: str = "fp32"
+    threads: int = 1
+    num_curve: int = 0
+    eval_batches: int = -1
+
+    @property
+    def id(self) -> str:
+        """The name of the run: a hash of all fields."""
+        return digest(asdict(self))
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> RunSpec:
+        """Return the description that `dataclasses.asdict` and JSON made values of."""
+        stack = tuple((name, dict(arguments)) for name, arguments in values["stack"])
+        averages = {label: (name, dict(arguments)) for label, (name, arguments) in values["averages"].items()}
+        return cls(**{**values, "stack": stack, "averages": averages})
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """Result of a run.
+
+    Attributes:
+        spec: Its description.
+        status: "finished", "diverged" (the metric is not finite) or "failed".
+        scores: The metric at the end: "" for the weights of the run, and each label of `averages`.
+        metrics: All metrics of the weights of the run.
+        train_seconds: CPU time of the training on one thread; on a GPU wall-clock time.
+        seconds: Wall-clock time of the whole run.
+        peak_bytes: Memory that the training added, at its peak.
+        curve: Pairs of a step and the metric on the validation part.
+        message: The error, or the warning that an algorithm changed nothing.
+        environment: Versions, hardware and hash of the source.
+    """
+
+    spec: RunSpec
+    status: str
+    scores: Mapping[str, float | None] = field(default_factory=dict)
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    train_seconds: float = 0.0
+    seconds: float = 0.0
+    peak_bytes: int = 0
+    curve: Sequence[tuple[int, float]] = ()
+    message: str = ""
+    environment: Mapping[str, Any] = field(default_factory=dict)
+
+    def score(self, label: str = "") -> float:
+        """Return a score; NaN if the run diverged or failed."""
+        value = self.scores.get(label)
+        return math.nan if value is None else value
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the result as values for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> RunResult:
+        """Return the result that `as_json` made values of; other keys, such as those of a ledger, are ignored."""
+        names = cls.__dataclass_fields__
+        known = {key: value for key, value in values.items() if key in names}
+        return cls(**{**known, "spec": RunSpec.from_json(values["spec"])})
+
+
+class SideAverages(Callback):
+    """Averages of the weights that are scored beside them, from one run.
+
+    Each average is an algorithm in an engine of its own, which sees the model and the clock of the run, but not its
+    evaluations: the training is the same, bit for bit.
+
+    Args:
+        averages: Label -> class name and arguments.
+
+    Attributes:
+        weights: Label -> the average as a `state_dict`, when the run has ended.
+    """
+
+    _EVENTS = (Event.FIT_START, Event.BATCH_END, Event.EPOCH_END, Event.FIT_END)
+
+    def __init__(self, averages: Mapping[str, tuple[str, Mapping[str, Any]]]) -> None:
+        self._algorithms = {label: make_algorithms([average])[0] for label, average in averages.items()}
+        self._engines: dict[str, Engine] = {}
+        self.weights: dict[str, dict[str, torch.Tensor]] = {}
+
+    def run_event(self, event: Event, state: State, logger: Logger) -> None:
+        """Forward an event to the engine of each average."""
+        if event not in self._EVENTS:
+            return
+        if not self._engines:
+            for label, algorithm in self._algorithms.items():
+                side = State(
+                    model=state.model,
+                    max_duration=state.max_duration,
+                    device=state.device,
+                    train_dataloader=state.train_dataloader,
+                )
+                side.set_dataloader(state.dataloader, "train")
+                self._engines[label] = Engine(side, Logger(side), algorithms=[algorithm])
+                self._engines[label].run_event(Event.INIT)
+        assert state.max_duration is not None
+        is_over = state.timestamp >= state.max_duration
+        for label, engine in self._engines.items():
+            engine.state.timestamp, engine.state.max_duration = state.timestamp, state.max_duration
+            if is_over:
+                self._take(label, engine, event, state.model)
+            else:
+                engine.run_event(event)
+
+    def _take(self, label: str, engine: Engine, event: Event, model: torch.nn.Module) -> None:
+        """Copy the average that an algorithm puts into the model at the end of the run, and undo that."""
+        before = _copy(model)
+        engine.run_event(event)
+        after = _copy(model)
+        if any(not torch.equal(after[key], value) for key, value in before.items()) or label not in self.weights:
+            self.weights[label] = after
+        model.load_state_dict(before)
+
+
+def _copy(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {key: value.detach().clone() for key, value in model.state_dict().items()}
+
+
+def execute(task: Task, data: Any, spec: RunSpec, folder: Path | None = None) -> RunResult:
+    """Train and evaluate one run in this process.
+
+    Args:
+        task: The task.
+        data: Its loaded data.
+        spec: The run.
+        folder: The folder of checkpoints, if the task has a `checkpoint_interval`. None: no checkpoints.
+
+    Returns:
+        The result. Exceptions of the run are in it, as "failed".
+    """
+    begin = time.perf_counter()
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            result = _train(task, data, spec, folder)
+    except Exception as error:  # noqa: BLE001 -- the reason is in the result, and the ledger goes on
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        message = f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"
+        result = RunResult(spec, "failed", message=message)
+    else:
+        idle = [str(warning.message) for warning in caught if issubclass(warning.category, NoEffectWarning)]
+        result = replace(result, message=idle[0] if idle else "")
+    return replace(result, seconds=time.perf_counter() - begin, environment=environment(spec.device))
+
+
+def _train(task: Task, data: Any, spec: RunSpec, folder: Path | None) -> RunResult:
+    from composer.trainer import Trainer  # imports torchmetrics, which takes seconds
+
+    variant = task.variants[spec.variant]
+    training: Any = replace(variant.training, **spec.settings) if spec.settings else variant.training  # type: ignore[type-var]
+    device, memory, sides = get_device(spec.device), InMemoryLogger(), SideAverages(spec.averages)
+    with seed_context(spec.seed):
+        model = variant.model(data)
+        train, evaluated = data.loaders(spec.part, spec.seed, device)
+        curve: dict[str, Any] = {}
+        if spec.num_curve:
+            held_out = evaluated if spec.part == "validation" else data.loaders("validation", spec.seed, device)[1]
+            curve = {
+                "eval_dataloader": Evaluator(label="curve", dataloader=held_out),
+                "eval_interval": f"{max(1, spec.steps // spec.num_curve)}ba",
+            }
+        if task.checkpoint_interval is not None and folder is not None and not spec.averages:
+            curve |= {
+                "save_folder": str(folder / spec.id),
+                "save_interval": task.checkpoint_interval,
+                "save_num_checkpoints_to_keep": 1,
+                "autoresume": True,
+            }
+        trainer = Trainer(
+            model=model,
+            train_dataloader=train,
+            run_name=spec.id,
+            max_duration=f"{spec.steps}ba",
+            algorithms=make_algorithms(spec.stack),
+            optimizers=training.optimizer(model),
+            schedulers=training.schedule(),
+            loggers=[memory],
+            callbacks=[sides] if spec.averages else [],
+            progress_bar=False,
+            device=device,
+            precision=spec.precision,
+            seed=spec.seed,
+            deterministic_mode=True,
+            **curve,
+        )
+        idle_bytes = _reset_peak(spec.device)
+        begin = _clock(spec.device)
+        trainer.fit()
+        train_seconds = _clock(spec.device) - begin
+        peak = max(0, _peak(spec.device) - idle_bytes)
+        scores, metrics = _evaluate(trainer, task, spec, evaluated, train, sides)
+        trainer.close()
+    key = f"metrics/curve/{task.metric.key}"
+    points = [(int(at.batch), float(value)) for at, value in memory.data.get(key, [])]
+    finite = all(value is not None for value in scores.values())
+    return RunResult(spec, "finished" if finite else "diverged", scores, metrics, train_seconds, 0.0, peak, points)
+
+
+def _evaluate(
+    trainer: Any, task: Task, spec: RunSpec, evaluated: Any, train: Any, sides: SideAverages
+) -> tuple[dict[str, float | None], dict[str, float | None]]:
+    """Return the scores of the weights and of all averages, and all metrics of the weights."""
+
+    def metrics() -> dict[str, float | None]:
+        evaluator = Evaluator(label=_LABEL, dataloader=evaluated)
+        trainer.eval(eval_dataloader=evaluator, subset_num_batches=spec.eval_batches)
+        values = {key: float(value.compute()) for key, value in trainer.state.eval_metrics[_LABEL].items()}
+        return {key: value if math.isfinite(value) else None for key, value in values.items()}
+
+    weights = _copy(trainer.state.model) if spec.averages else {}
+    first = metrics()
+    if task.metric.key not in first:
+        raise ValueError(f"`metric.key` must be a metric of the model, {', '.join(first)}, got {task.metric.key!r}.")
+    scores = {"": first[task.metric.key]}
+    for label, (name, _) in spec.averages.items():
+        trainer.state.model.load_state_dict(sides.weights[label])
+        if name in _WITHOUT_STATISTICS:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", NoEffectWarning)  # a model without batch norm
+                recalibrate_batchnorm(trainer.state.model, train)
+        scores[label] = metrics()[task.metric.key]
+        trainer.state.model.load_state_dict(weights)
+    return scores, first
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file so that it is there whole or not at all, also after a kill."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+@cache
+def environment(device: str = "cpu") -> Mapping[str, Any]:
+    """Return versions, hardware and the hash of the source, for the ledger."""
+    hardware = _processor() if device == "cpu" else torch.cuda.get_device_name()
+    names = {d.metadata["Name"]: d.version for d in distributions() if d.metadata["Name"]}
+    versions = {name: version for name, version in sorted(names.items()) if name.startswith("composer-")}
+    versions |= {"python": platform.python_version(), "torch": torch.__version__}
+    return {"hardware": hardware, "system": platform.platform(), "versions": versions, "source": source_hash()}
+
+
+@cache
+def source_hash() -> str:
+    """Return a hash of the source code of all installed packages of Composer."""
+    import composer
+
+    folders = sorted({Path(path) for path in composer.__path__})
+    sums = []
+    for folder in folders:
+        for file in sorted(folder.rglob("*.py")):
+            name = file.relative_to(folder).as_posix()
+            sums.append((name, hashlib.sha256(file.read_bytes()).hexdigest()))
+    return digest(sorted(sums))
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _clock(device: str) -> float:
+    if device == "cpu":
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def _reset_peak(device: str) -> int:
+    """Return the memory in use now, from which a peak is counted."""
+    if device != "cpu":
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated()
+    return _peak(device)
+
+
+def _peak(device: str) -> int:
+    if device != "cpu":
+        return torch.cuda.max_memory_allocated()
+    scale = 1 if platform.system() == "Darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
+
+
+def read_result(path: Path) -> RunResult | None:
+    """Return the result in a file; None if there is no such file."""
+    try:
+        return RunResult.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,126 @@
+"""A declared search over settings: one after the other, and beyond the edge of a grid whose best value is there."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from composer.evidence.task import Grid
+
+__all__ = ["Search", "Trial", "search"]
+
+_MAX_EXTENSIONS = 4  # of one grid
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A point of a search and its score."""
+
+    point: Mapping[str, Any]
+    score: float
+
+
+@dataclass(frozen=True)
+class Search:
+    """Result of a search.
+
+    Attributes:
+        best: The best trial.
+        trials: All trials, in the order in which they were made.
+        at_edge: Settings whose best value is at the edge of its grid: the grid could not be extended any further, or
+            the trials ran out.
+        grid: The values that were tried, with extensions.
+    """
+
+    best: Trial
+    trials: Sequence[Trial]
+    at_edge: Sequence[str]
+    grid: Mapping[str, Sequence[Any]]
+
+
+def search(
+    grid: Mapping[str, Grid],
+    start: Mapping[str, Any],
+    evaluate: Callable[[list[dict[str, Any]]], Sequence[float]],
+    *,
+    higher_is_better: bool,
+    max_trials: int | None = None,
+) -> Search:
+    """Search for the best point, one setting after the other, from a starting point.
+
+    All values of a setting are tried with the best values of the others so far, the next setting follows. While the
+    best value of a numeric grid with two or more values is at an edge, the grid is extended there, up to four times,
+    except beyond its bounds. It is a grid because trials are runs that other steps can share, and because a reader of
+    the ledger can follow it.
+
+    Args:
+        grid: The values by setting, in the order of the search.
+        start: Values of the settings to begin with.
+        evaluate: Returns a score for each of some points, which may be trained in parallel; NaN for a point that fails.
+        higher_is_better: True for accuracies, False for losses.
+        max_trials: The most points to evaluate. None: no limit.
+
+    Raises:
+        ValueError: All trials failed.
+
+    Example:
+        >>> def far_from_one(points):
+        ...     return [abs(math.log2(point["lr"])) for point in points]
+        >>> found = search({"lr": Grid((4, 8))}, {"lr": 4}, far_from_one, higher_is_better=False)
+        >>> found.best.point, found.grid["lr"], found.at_edge
+        ({'lr': 1.0}, (0.5, 1.0, 2.0, 4, 8), ())
+    """
+    trials: dict[str, Trial] = {}
+    sign = 1.0 if higher_is_better else -1.0
+
+    def try_all(points: list[dict[str, Any]]) -> None:
+        new = {_key(point): point for point in points if _key(point) not in trials}
+        names = list(new)
+        if max_trials is not None:
+            names = names[: max(0, max_trials - len(trials))]
+        if names:
+            for name, score in zip(names, evaluate([new[name] for name in names]), strict=True):
+                trials[name] = Trial(new[name], score)
+
+    def best() -> Trial:
+        finished = [trial for trial in trials.values() if math.isfinite(trial.score)]
+        if not finished:
+            raise ValueError("All trials of the search failed or diverged. Lower the learning rates of the grid.")
+        return max(finished, key=lambda trial: sign * trial.score)
+
+    current, tried, at_edge = dict(start), {}, []
+    try_all([current])
+    for name, values in grid.items():
+        if values.is_numeric and current[name] not in values.values:
+            values = replace(values, values=sorted((*values.values, current[name])))
+        try_all([{**current, name: value} for value in values.values])
+        for _ in range(_MAX_EXTENSIONS):
+            further = _further(values, best().point[name])
+            if further is None:
+                break
+            extended = replace(values, values=sorted((*values.values, further)))
+            count = len(trials)
+            try_all([{**current, name: further}])
+            if len(trials) == count:  # no trials left
+                break
+            values = extended
+        current, tried[name] = dict(best().point), tuple(values.values)
+        if _further(values, current[name]) is not None:
+            at_edge.append(name)
+    return Search(best(), tuple(trials.values()), tuple(at_edge), tried)
+
+
+def _further(grid: Grid, value: Any) -> float | None:
+    """Return the value by which a grid is extended if `value` is at its edge; None if it is inside, or at a bound."""
+    if not grid.is_numeric or len(grid.values) < 2:
+        return None
+    if value == grid.values[-1]:
+        return grid.extended(upwards=True)
+    return grid.extended(upwards=False) if value == grid.values[0] else None
+
+
+def _key(point: Mapping[str, Any]) -> str:
+    return json.dumps(point, sort_keys=True)

@@ -1,0 +1,180 @@
+"""The ratio of step times: plain and method take turns in one process, through whole runs."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from composer.core import Callback, State
+from composer.evidence.methods import make_algorithms
+from composer.evidence.run import RunSpec, write_atomically
+from composer.evidence.task import Task, load_task
+from composer.loggers import Logger
+from composer.utils import get_device
+from composer.utils.reproducibility import seed_context
+
+__all__ = ["StepTime", "measure_in_process", "step_time"]
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Time of a method's run, divided by that of plain's with as many steps.
+
+    Attributes:
+        ratio: The ratio of the sums over all parts of the runs, each the median of the repeats.
+        low: The smallest ratio of a repeat.
+        high: The largest.
+        seconds: Time of plain's run.
+        repeats: Number of repeats.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    seconds: float
+    repeats: int
+
+
+class _Turns(Callback):
+    """Lets the runs of several threads train in turns of some batches, and measures the time of each turn."""
+
+    def __init__(self, index: int, turns: threading.Condition, shared: dict[str, Any], block: int) -> None:
+        self._index, self._turns, self._shared, self._block = index, turns, shared, block
+        self.times: list[float] = []
+        self._begin = 0.0
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        self._wait(state)
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        if state.timestamp.batch.value % self._block == 0:
+            self._pass_on(state)
+            self._wait(state)
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        if state.timestamp.batch.value % self._block:
+            self._pass_on(state)
+        else:
+            self._leave()
+
+    def _wait(self, state: State) -> None:
+        with self._turns:
+            self._turns.wait_for(lambda: self._shared["turn"] == self._index or self._shared["done"])
+        _synchronize(state)
+        self._begin = time.perf_counter()
+
+    def _pass_on(self, state: State) -> None:
+        _synchronize(state)
+        self.times.append(time.perf_counter() - self._begin)
+        self._leave()
+
+    def _leave(self) -> None:
+        with self._turns:
+            self._shared["turn"] = 1 - self._index
+            self._turns.notify_all()
+
+    def finish(self) -> None:
+        """Let the other run go on alone: this one has ended, or failed."""
+        with self._turns:
+            self._shared["done"] = True
+            self._turns.notify_all()
+
+
+def step_time(task: Task, data: Any, plain: RunSpec, method: RunSpec, *, repeats: int = 3, block: int = 10) -> StepTime:
+    """Train plain and a method in turns, and return the ratio of their times.
+
+    Whole runs are measured, because some methods change the cost of a step over time. Start nothing else meanwhile.
+
+    Args:
+        task: The task.
+        data: Its loaded data.
+        plain: A run of plain.
+        method: A run of the method with as many steps.
+        repeats: Number of pairs of runs.
+        block: Steps per turn.
+
+    Raises:
+        RuntimeError: A run failed.
+    """
+    times = [_interleave(task, data, (plain, method), block, seed) for seed in range(repeats)]
+    slow = np.median([pair[1] for pair in times], axis=0).sum()
+    base = np.median([pair[0] for pair in times], axis=0).sum()
+    ratios = [float(pair[1].sum() / pair[0].sum()) for pair in times]
+    return StepTime(float(slow / base), min(ratios), max(ratios), float(base), repeats)
+
+
+def _interleave(
+    task: Task, data: Any, specs: Sequence[RunSpec], block: int, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    condition, shared = threading.Condition(), {"turn": seed % 2, "done": False}
+    turns = [_Turns(index, condition, shared, block) for index in range(2)]
+    problems: list[BaseException] = []
+
+    def fit(trainer: Any, own: _Turns) -> None:
+        try:
+            trainer.fit()
+        except Exception as error:  # noqa: BLE001 -- raised below, by the thread that waits
+            problems.append(error)
+        finally:
+            own.finish()
+
+    trainers = [_trainer(task, data, replace(spec, seed=seed), own) for spec, own in zip(specs, turns, strict=True)]
+    threads = [threading.Thread(target=fit, args=pair) for pair in zip(trainers, turns, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for trainer in trainers:
+        trainer.close()
+    if problems:
+        raise RuntimeError(f"A run whose time is measured failed: {problems[0]}") from problems[0]
+    return np.array(turns[0].times), np.array(turns[1].times)
+
+
+def _trainer(task: Task, data: Any, spec: RunSpec, turns: Callback) -> Any:
+    from composer.trainer import Trainer  # imports torchmetrics, which takes seconds
+
+    variant = task.variants[spec.variant]
+    training: Any = replace(variant.training, **spec.settings) if spec.settings else variant.training  # type: ignore[type-var]
+    device = get_device(spec.device)
+    with seed_context(spec.seed):
+        model = variant.model(data)
+        return Trainer(
+            model=model,
+            train_dataloader=data.loaders(spec.part, spec.seed, device)[0],
+            max_duration=f"{spec.steps}ba",
+            algorithms=make_algorithms(spec.stack),
+            optimizers=training.optimizer(model),
+            schedulers=training.schedule(),
+            callbacks=[turns],
+            progress_bar=False,
+            device=device,
+            precision=spec.precision,
+            seed=spec.seed,
+            deterministic_mode=True,
+        )
+
+
+def _synchronize(state: State) -> None:
+    if state.device.name == "gpu":
+        torch.cuda.synchronize()
+
+
+def measure_in_process(reference: str, folder: str | None, texts: tuple[str, str], repeats: int, file: str) -> None:
+    """Measure a ratio and write it to a file as JSON; the target of a process."""
+    plain, method = (RunSpec.from_json(json.loads(text)) for text in texts)
+    torch.set_num_threads(plain.threads)
+    task = load_task(reference)
+    try:
+        values = vars(step_time(task, task.data(Path(folder) if folder else None), plain, method, repeats=repeats))
+    except RuntimeError as error:
+        values = {"error": str(error)}
+    write_atomically(Path(file), json.dumps(values))

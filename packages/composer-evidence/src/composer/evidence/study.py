@@ -1,0 +1,814 @@
+"""A study: tuning, measuring, confirming, ladders and stacks on one task, from runs that are shared and kept."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from composer.evidence.methods import arguments_of, grid_of, method_of, reason_against
+from composer.evidence.run import RunResult, RunSpec, environment
+from composer.evidence.runner import Runner
+from composer.evidence.search import Search, search
+from composer.evidence.statistics import (
+    Comparison,
+    Rung,
+    Verdict,
+    at_equal_time,
+    compare,
+    judge,
+    time_to_target,
+)
+from composer.evidence.steptime import measure_in_process
+from composer.evidence.task import Grid, Part, digest
+
+__all__ = ["AA", "Plain", "Plan", "Study"]
+
+AA = "A/A"
+"""The name of the row that compares plain with plain."""
+
+# First seeds: of controls and methods, of A/A, of confirmations, of tuning, of choosing a stack.
+_MEASURE, _AA, _CONFIRM, _TUNE, _STACK = 0, 10_000, 20_000, 30_000, 40_000
+_PROBE_STEPS = 4
+_NUM_POINTS = 10  # of a curve
+_LR_FACTORS = (0.5, 1.0, 2.0)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Numbers that are fixed before the first run.
+
+    Args:
+        num_seeds: Runs of each method.
+        num_controls: Runs of plain that all methods share, and of method and plain in a confirmation.
+        num_tuning_seeds: Runs of each trial of a search.
+        num_stack_seeds: Runs of each candidate in the selection of a stack.
+        num_ladder_seeds: Runs of each rung of a ladder.
+        num_curves: Runs of plain and of each method that are evaluated during training on the validation part, for
+            curves.
+        repeats: Pairs of runs for a ratio of step times; 0: no ratios.
+    """
+
+    num_seeds: int = 10
+    num_controls: int = 20
+    num_tuning_seeds: int = 2
+    num_stack_seeds: int = 4
+    num_ladder_seeds: int = 10
+    num_curves: int = 0
+    repeats: int = 3
+
+    def __post_init__(self) -> None:
+        least = {"num_seeds": 2, "num_tuning_seeds": 1, "num_stack_seeds": 2, "num_ladder_seeds": 2}
+        for name, value in {**least, "num_controls": 2, "num_curves": 0, "repeats": 0}.items():
+            if getattr(self, name) < value:
+                raise ValueError(f"`{name}` must be at least {value}, got {getattr(self, name)!r}.")
+
+
+@dataclass(frozen=True)
+class Plain:
+    """Plain training at one budget, as its search found it.
+
+    Attributes:
+        variant: The variant.
+        settings: Values of its training.
+        steps: The budget.
+        score: Mean on validation.
+        num_trials: Trials of its search.
+        entry: The entry about the search.
+    """
+
+    variant: str
+    settings: Mapping[str, Any]
+    steps: int
+    score: float
+    num_trials: int
+    entry: str
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A method or stack, ready to be measured."""
+
+    name: str
+    variant: str
+    settings: Mapping[str, Any]
+    stack: tuple[tuple[str, dict[str, Any]], ...]
+    tuning: str  # the entry about its search
+    averages: bool = False  # of plain's weights: scored in the runs of plain
+
+
+class Study:
+    """The steps of measuring methods on one task. Every step continues from the runs that are there.
+
+    Args:
+        runner: Trains the runs and keeps the ledger.
+        plan: Numbers of runs.
+        command: The command, for the entries.
+    """
+
+    def __init__(self, runner: Runner, plan: Plan | None = None, command: str = "") -> None:
+        self.runner, self.plan, self.command = runner, plan or Plan(), command
+        self.task, self.ledger = runner.task, runner.ledger
+        self._higher = self.task.metric.higher_is_better
+
+    # Plain training
+
+    def tune(self, methods: Sequence[str] = ()) -> dict[float, Plain]:
+        """Tune all variants of plain training for all budgets on validation, and return plain by its budget.
+
+        Args:
+            methods: Methods and stacks to tune, too, as `measure` does.
+        """
+        found = {fraction: self.plain(fraction) for fraction in reversed(self.task.ladder)}
+        against = self._reasons_against(methods, found[1.0])
+        for name in methods:
+            if name not in against:
+                self._tuned(name, found[1.0])
+        return found
+
+    def plain(self, fraction: float = 1.0) -> Plain:
+        """Return the best variant at a budget; its search is done now if it is not in the ledger.
+
+        Args:
+            fraction: The budget as a fraction of the full one.
+        """
+        return self._best([self._tuned_variant(name, fraction) for name in self.task.variants])
+
+    def first_run(self) -> RunResult:
+        """Return the first run of the search at the full budget, which says how long a run takes."""
+        name, variant = next(iter(self.task.variants.items()))
+        settings = {key: getattr(variant.training, key) for key in variant.grid}
+        spec = self.runner.spec("validation", name, self.task.steps, settings=settings, seed=_TUNE)
+        return self.runner.results([spec], f"{self.task.name}: first run")[0]
+
+    def _best(self, variants: Sequence[Plain]) -> Plain:
+        sign = 1 if self._higher else -1
+        return max(variants, key=lambda plain: sign * plain.score)
+
+    def _tuned_variant(self, name: str, fraction: float) -> Plain:
+        variant, steps = self.task.variants[name], self.task.steps_of(fraction)
+        start = {key: getattr(variant.training, key) for key in variant.grid}
+
+        def specs(point: Mapping[str, Any]) -> list[RunSpec]:
+            return [
+                self.runner.spec("validation", name, steps, settings=dict(point), seed=_TUNE + seed)
+                for seed in range(self.plan.num_tuning_seeds)
+            ]
+
+        title = f"{self.task.name}: tune {name}, {steps} steps"
+        about = {"method": "plain", "variant": name, "steps": steps, "fraction": fraction}
+        entry, found = self._search(title, variant.grid, start, specs, about, None)
+        return Plain(name, found.best.point, steps, found.best.score, len(found.trials), entry)
+
+    def _search(
+        self,
+        title: str,
+        grid: Mapping[str, Grid],
+        start: Mapping[str, Any],
+        specs: Any,
+        about: Mapping[str, Any],
+        max_trials: int | None,
+    ) -> tuple[str, Search]:
+        """Search on validation, and return the id of the entry about it and the result.
+
+        The search is repeated also if there is an entry: its runs are in the ledger, and the entry is the same.
+        """
+        runs: list[str] = []
+
+        def evaluate(points: list[dict[str, Any]]) -> list[float]:
+            wanted = [specs(point) for point in points]
+            results = iter(self.runner.results([spec for group in wanted for spec in group], title))
+            runs.extend(spec.id for group in wanted for spec in group)
+            return [float(np.mean([next(results).score() for _ in group])) for group in wanted]
+
+        found = search(grid, start, evaluate, higher_is_better=self._higher, max_trials=max_trials)
+        values = {
+            **about,
+            "part": "validation",
+            "seeds": [_TUNE + seed for seed in range(self.plan.num_tuning_seeds)],
+            "grid": {name: list(tried) for name, tried in found.grid.items()},
+            "trials": [[dict(trial.point), _number(trial.score)] for trial in found.trials],
+            "best": dict(found.best.point),
+            "score": found.best.score,
+            "at_edge": list(found.at_edge),
+            "runs": {"trials": runs},
+        }
+        if found.at_edge:
+            self.runner.say(f"{title}: the best {' and '.join(found.at_edge)} is at the edge of its grid")
+        return self._add("tuning", values), found
+
+    # Methods
+
+    def measure(self, methods: Sequence[str]) -> list[dict[str, Any]]:
+        """Measure methods on the test part, and confirm gains on fresh seeds.
+
+        Args:
+            methods: Class names in `composer.algorithms`; "A+B" is a stack.
+
+        Returns:
+            The entries about the measurements and confirmations.
+        """
+        plain = self.plain()
+        names = list(dict.fromkeys(methods))
+        against = self._reasons_against(names, plain)
+        entries = [self.refuse(name, against[name]) for name in names if name in against]
+        candidates = [self._tuned(name, plain) for name in names if name not in against]
+        again = [self._spec("test", plain, seed) for seed in _seeds(_AA, self.plan.num_seeds)]
+        others = [*again, *(spec for _, specs in self._rungs(plain) for spec in specs)]
+        numbers = self.plan.num_seeds, self.plan.num_controls
+        controls, scores = self._scores(plain, candidates, _MEASURE, *numbers, others)
+        scores[AA] = self._results(again, AA)
+        compared = self._compare(plain, controls, candidates, scores)
+        gains = [c for c in candidates if c.name in compared and judge(compared[c.name]).word == "not judged"]
+        times = {candidate.name: self._step_time(candidate, plain) for candidate in candidates}
+        rungs = self.ladder(plain) if candidates else []
+        measured: dict[str, dict[str, Any]] = {}
+        for name, results in scores.items():
+            candidate = next((c for c in candidates if c.name == name), None)
+            about = self._about(name, plain, candidate, controls, results, compared.get(name), list(scores))
+            if candidate is not None:
+                about |= self._costs(candidate, controls, results, times[name], rungs)
+                about |= self._curves(candidate, plain)
+            measured[name] = about
+            entries.append(self._entry_of("measurement", about))
+        if gains:
+            entries += self._confirm(plain, gains, compared, measured)
+        return entries
+
+    def _confirm(
+        self,
+        plain: Plain,
+        gains: Sequence[_Candidate],
+        screening: Mapping[str, Comparison],
+        measured: Mapping[str, Mapping[str, Any]],
+    ) -> list[dict[str, Any]]:
+        """Measure gains again, with fresh seeds of method and control, and return the entries."""
+        count = self.plan.num_controls
+        controls, scores = self._scores(plain, gains, _CONFIRM, count, count)
+        compared = self._compare(plain, controls, gains, scores)
+        entries = []
+        for candidate in gains:
+            name = candidate.name
+            results = scores[name]
+            about = self._about(name, plain, candidate, controls, results, compared.get(name), list(scores))
+            if name in compared:
+                about["verdict"] = asdict(judge(screening[name], compared[name], "{:.4g}"))
+            kept = ("step_time", "memory_ratio", "equal_time", "curves")
+            about |= {key: value for key, value in measured[name].items() if key in kept}
+            about["confirms"] = self._find_entry("measurement", name)
+            if about["verdict"]["word"] == "gain":
+                about["time_to_target"] = self._time_to_target(candidate, plain, controls, results, about)
+            entries.append(self._entry_of("confirmation", about))
+        return entries
+
+    def _reasons_against(self, names: Sequence[str], plain: Plain) -> dict[str, Verdict]:
+        """Return why methods are not measured; known without training, or from runs of a few steps."""
+        reasons, probes = {}, {}
+        for name in names:
+            members = name.split("+")
+            against = reason_against(self.task, members)
+            bases = {self.task.base[member] for member in members if member in self.task.base}
+            if against is not None:
+                reasons[name] = Verdict(*against)  # type: ignore[arg-type]
+            elif len(bases) > 1:
+                why = f"its members need different variants: {', '.join(sorted(bases))}"
+                reasons[name] = Verdict("not applicable", why)
+            else:
+                probes[name] = self.runner.spec(
+                    "validation",
+                    self._variant_of(members, plain),
+                    min(_PROBE_STEPS, self.task.steps),
+                    stack=tuple((member, arguments_of(self.task, member)) for member in members),
+                    eval_batches=1,
+                    seed=_TUNE,
+                )
+        results = self.runner.results(list(probes.values()), f"{self.task.name}: try methods")
+        for name, result in zip(probes, results, strict=True):
+            if result.status == "failed" or result.message:
+                reasons[name] = Verdict("not applicable", result.message)
+        return reasons
+
+    def refuse(self, name: str, verdict: Verdict) -> dict[str, Any]:
+        """Add an entry about a method that is not measured, and return it."""
+        about = {"method": name, "verdict": asdict(verdict), "runs": {}}
+        return self._entry_of("measurement", about)
+
+    def _variant_of(self, members: Sequence[str], plain: Plain) -> str:
+        return next((self.task.base[member] for member in members if member in self.task.base), plain.variant)
+
+    def _tuned(self, name: str, plain: Plain) -> _Candidate:
+        """Tune a method or a stack on validation, with at most as many trials as plain had; its defaults come first."""
+        members = name.split("+")
+        variant = self._variant_of(members, plain)
+        base = plain if variant == plain.variant else self._tuned_variant(variant, 1.0)
+        grid: dict[str, Grid] = {}
+        start: dict[str, Any] = {}
+        if len(members) == 1:  # a stack takes the arguments that were tuned for its members alone
+            arguments = arguments_of(self.task, name)
+            for key, values in grid_of(self.task, name).items():
+                grid[f"{name}.{key}"] = values
+                start[f"{name}.{key}"] = arguments.get(key, values.values[-1])
+        averages = len(members) == 1 and method_of(name).averages and variant == plain.variant
+        if averages:
+            return self._tuned_average(name, plain, grid, start)
+        if "lr" in base.settings:
+            rate = float(base.settings["lr"])
+            grid["lr"] = Grid(tuple(float(f"{factor * rate:.4g}") for factor in _LR_FACTORS))
+            start["lr"] = grid["lr"].values[1]
+
+        def at(point: Mapping[str, Any]) -> _Candidate:
+            return self._candidate(name, variant, base, point, "")
+
+        def specs(point: Mapping[str, Any]) -> list[RunSpec]:
+            return [
+                self._spec_of("validation", at(point), base.steps, _TUNE + seed)
+                for seed in range(self.plan.num_tuning_seeds)
+            ]
+
+        title = f"{self.task.name}: tune {name}"
+        about = {"method": name, "variant": variant, "steps": base.steps, "fraction": 1.0}
+        entry, found = self._search(title, grid, start, specs, about, base.num_trials)
+        return self._candidate(name, variant, base, found.best.point, entry)
+
+    def _tuned_average(self, name: str, plain: Plain, grid: Mapping[str, Grid], start: Mapping[str, Any]) -> _Candidate:
+        """Tune an average of the weights in runs of plain, which score all points together."""
+        keys = list(grid)
+        points = [dict(zip(keys, values, strict=True)) for values in product(*(grid[key].values for key in keys))]
+        points = [dict(start), *(point for point in points if point != start)]
+        labels = {str(i): self._candidate(name, plain.variant, plain, p, "").stack[0] for i, p in enumerate(points)}
+        seeds = _seeds(_TUNE, self.plan.num_tuning_seeds)
+        specs = [self._spec("validation", plain, seed, averages=labels) for seed in seeds]
+        results = self.runner.results(specs, f"{self.task.name}: tune {name}")
+        scores = {label: float(np.mean([result.score(label) for result in results])) for label in labels}
+        sign = 1 if self._higher else -1
+        best = max(labels, key=lambda label: sign * scores[label] if math.isfinite(scores[label]) else -math.inf)
+        about = {
+            "method": name,
+            "variant": plain.variant,
+            "steps": plain.steps,
+            "fraction": 1.0,
+            "part": "validation",
+            "seeds": list(seeds),
+            "grid": {key: list(grid[key].values) for key in keys},
+            "trials": [[point, _number(scores[str(i)])] for i, point in enumerate(points)],
+            "best": points[int(best)],
+            "score": _number(scores[best]),
+            "at_edge": [],
+            "runs": {"trials": [spec.id for spec in specs]},
+        }
+        entry = self._add("tuning", about)
+        return replace(self._candidate(name, plain.variant, plain, points[int(best)], entry), averages=True)
+
+    def _candidate(self, name: str, variant: str, base: Plain, point: Mapping[str, Any], entry: str) -> _Candidate:
+        members = name.split("+")
+        settings = {**base.settings, **({"lr": point["lr"]} if "lr" in point else {})}
+        stack = []
+        for member in members:
+            arguments = arguments_of(self.task, member)
+            if len(members) > 1:
+                arguments |= self._tuned_arguments(member)
+            prefix = f"{member}."
+            arguments |= {key[len(prefix) :]: value for key, value in point.items() if key.startswith(prefix)}
+            stack.append((member, arguments))
+        return _Candidate(name, variant, settings, tuple(stack), entry)
+
+    def _tuned_arguments(self, member: str) -> dict[str, Any]:
+        """Return the arguments that an earlier search found for a method alone."""
+        entries = [e for e in self._own_entries("tuning") if e["method"] == member]
+        best: dict[str, Any] = entries[-1]["best"] if entries else {}
+        prefix = f"{member}."
+        return {key[len(prefix) :]: value for key, value in best.items() if key.startswith(prefix)}
+
+    # Runs
+
+    def _spec(self, part: Part, plain: Plain, seed: int, **others: Any) -> RunSpec:
+        return self.runner.spec(part, plain.variant, plain.steps, settings=dict(plain.settings), seed=seed, **others)
+
+    def _spec_of(self, part: Part, candidate: _Candidate, steps: int, seed: int, **others: Any) -> RunSpec:
+        fields: dict[str, Any] = {"settings": dict(candidate.settings), "seed": seed, "stack": candidate.stack}
+        return self.runner.spec(part, candidate.variant, steps, **{**fields, **others})
+
+    def _results(self, specs: Sequence[RunSpec], title: str) -> dict[int, tuple[RunResult, str]]:
+        results = self.runner.results(specs, f"{self.task.name}: {title}")
+        return {result.spec.seed: (result, "") for result in results}
+
+    def _scores(
+        self,
+        plain: Plain,
+        candidates: Sequence[_Candidate],
+        first: int,
+        num_seeds: int,
+        num_controls: int,
+        others: Sequence[RunSpec] = (),
+    ) -> tuple[dict[int, tuple[RunResult, str]], dict[str, dict[int, tuple[RunResult, str]]]]:
+        """Train controls, candidates and other runs together, and return the scores on the test part.
+
+        Averages of plain's weights are scored in the controls.
+        """
+        shared = {c.name: c.stack[0] for c in candidates if c.averages}
+        specs = {
+            "plain": [self._spec("test", plain, seed, averages=shared) for seed in _seeds(first, num_controls)],
+            **{
+                candidate.name: [
+                    self._spec_of("test", candidate, plain.steps, seed) for seed in _seeds(first, num_seeds)
+                ]
+                for candidate in candidates
+                if candidate.name not in shared
+            },
+        }
+        everything = [*(spec for group in specs.values() for spec in group), *others]
+        self.runner.results(everything, f"{self.task.name}: measure")
+        results = {name: self._results(group, name) for name, group in specs.items()}
+        controls = results.pop("plain")
+        for name in shared:
+            results[name] = {seed: (result, name) for seed, (result, _) in controls.items()}
+        return controls, results
+
+    def _compare(
+        self,
+        plain: Plain,
+        controls: Mapping[int, tuple[RunResult, str]],
+        candidates: Sequence[_Candidate],
+        scores: Mapping[str, Mapping[int, tuple[RunResult, str]]],
+    ) -> dict[str, Comparison]:
+        """Compare all methods whose runs all finished, as one family."""
+        values = {name: _values(results) for name, results in scores.items()}
+        finite = {name: v for name, v in values.items() if all(map(math.isfinite, v.values()))}
+        same = frozenset(c.name for c in candidates if c.averages)
+        return compare(_values(controls), finite, higher_is_better=self._higher, same_runs=same)
+
+    # Costs
+
+    def ladder(self, plain: Plain) -> list[Rung]:
+        """Return plain's complete runs of all lengths on the test part, each tuned for its length; adds an entry."""
+        rungs, runs, described = [], [], []
+        for own, specs in self._rungs(plain):
+            results = self._results(specs, f"plain, {own.steps} steps")
+            values = _values(results)
+            rungs.append(Rung(own.steps / plain.steps, values))
+            runs += [spec.id for spec in specs]
+            described.append(
+                {
+                    "steps": own.steps,
+                    "variant": own.variant,
+                    "settings": dict(own.settings),
+                    "scores": {str(seed): value for seed, value in values.items()},
+                }
+            )
+        self._add("ladder", {"method": "plain", "part": "test", "rungs": described, "runs": {"rungs": runs}})
+        return rungs
+
+    def _rungs(self, plain: Plain) -> list[tuple[Plain, list[RunSpec]]]:
+        """Return plain and its runs for each budget; those of the full one are the runs of A/A."""
+        rungs = []
+        for fraction in self.task.ladder:
+            own = plain if fraction == 1 else self.plain(fraction)
+            seeds = _seeds(_AA, self.plan.num_seeds) if fraction == 1 else _seeds(_MEASURE, self.plan.num_ladder_seeds)
+            rungs.append((own, [self._spec("test", own, seed) for seed in seeds]))
+        return rungs
+
+    def _step_time(self, candidate: _Candidate, plain: Plain) -> dict[str, Any] | None:
+        """Return the ratio of step times, from the ledger or measured now, alone on this machine."""
+        if self.plan.repeats == 0:
+            return None
+        specs = self._spec("validation", plain, 0), self._spec_of("validation", candidate, plain.steps, 0)
+        key = digest([asdict(spec) for spec in specs])
+        known = [e for e in self._own_entries("step time") if e["specs_hash"] == key]
+        if known:
+            return dict(known[-1]["step_time"])
+        self.runner.say(f"{self.task.name}: time of {candidate.name}, alone on this machine")
+        file = self.runner.folder / "runs" / f"time-{key}.json"
+        folder = None if self.runner.data_folder is None else str(self.runner.data_folder)
+        texts = tuple(json.dumps(asdict(spec)) for spec in specs)
+        with self.runner.alone():
+            self.runner.call(measure_in_process, (self.runner.reference, folder, texts, self.plan.repeats, str(file)))
+        values: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        if "error" in values:
+            self.runner.say(values["error"])
+            return None
+        self._add("step time", {"method": candidate.name, "specs_hash": key, "step_time": values, "runs": {}})
+        return values
+
+    def _costs(
+        self,
+        candidate: _Candidate,
+        controls: Mapping[int, tuple[RunResult, str]],
+        results: Mapping[int, tuple[RunResult, str]],
+        times: Mapping[str, Any] | None,
+        rungs: Sequence[Rung],
+    ) -> dict[str, Any]:
+        """Return the costs of a method, and its effect at equal time."""
+        peaks = [[float(result.peak_bytes) for result, _ in group.values()] for group in (results, controls)]
+        costs: dict[str, Any] = {"step_time": times, "memory_ratio": None, "equal_time": None}
+        if not candidate.averages and np.median(peaks[1]) > 0:
+            costs["memory_ratio"] = float(np.median(peaks[0]) / np.median(peaks[1]))
+        values = _values(results)
+        if times is not None and all(map(math.isfinite, values.values())):
+            effect, low, high, bound = at_equal_time(values, times["ratio"], rungs, higher_is_better=self._higher)
+            costs["equal_time"] = {"effect": effect, "low": low, "high": high, "at_most": bound}
+        return costs
+
+    def _curves(self, candidate: _Candidate, plain: Plain) -> dict[str, Any]:
+        """Train some runs that are evaluated on the validation part on the way, for the page, and return their ids."""
+        if self.plan.num_curves == 0:
+            return {}
+        seeds = _seeds(_TUNE, self.plan.num_curves)
+        specs = {
+            "control": [self._spec("validation", plain, seed, num_curve=_NUM_POINTS) for seed in seeds],
+            "method": [
+                self._spec_of("validation", candidate, plain.steps, seed, num_curve=_NUM_POINTS) for seed in seeds
+            ],
+        }
+        self.runner.results([s for group in specs.values() for s in group], f"{self.task.name}: curves")
+        return {"curves": {name: [spec.id for spec in group] for name, group in specs.items()}}
+
+    def _time_to_target(
+        self,
+        candidate: _Candidate,
+        plain: Plain,
+        controls: Mapping[int, tuple[RunResult, str]],
+        results: Mapping[int, tuple[RunResult, str]],
+        about: Mapping[str, Any],
+    ) -> dict[str, Any] | None:
+        """Return when the ladder of a method reaches plain's mean at the full budget, and the same for plain itself.
+
+        The learning rate of a shorter run of the method is that of plain's for the length, times the factor that the
+        search found at the full budget.
+        """
+        if about.get("step_time") is None:
+            return None
+        ratio = about["step_time"]["ratio"]
+        rungs, runs = [Rung(ratio, _values(results))], []
+        for fraction in (fraction for fraction in self.task.ladder if fraction < 1):
+            short = self._tuned_variant(candidate.variant, fraction)
+            full = self._tuned_variant(candidate.variant, 1.0)
+            settings = dict(short.settings)
+            if "lr" in settings:
+                settings["lr"] *= candidate.settings["lr"] / full.settings["lr"]
+            specs = [
+                self._spec_of("test", candidate, short.steps, seed, settings=settings)
+                for seed in _seeds(_CONFIRM, self.plan.num_ladder_seeds)
+            ]
+            values = _values(self._results(specs, f"{candidate.name}, {short.steps} steps"))
+            runs += [spec.id for spec in specs]
+            if all(map(math.isfinite, values.values())):
+                rungs.append(Rung(ratio * short.steps / plain.steps, values))
+        target = _values(controls)
+        own = time_to_target(rungs, target, higher_is_better=self._higher)
+        aa = time_to_target(self.ladder(plain), target, higher_is_better=self._higher)
+        steps = [Rung(rung.time / ratio, rung.scores) for rung in rungs]
+        in_steps = time_to_target(steps, target, higher_is_better=self._higher)
+        return {
+            "method": asdict(own),
+            "in_steps": asdict(in_steps),
+            "plain_against_plain": asdict(aa),
+            "rungs": [{"time": r.time, "scores": {str(s): v for s, v in r.scores.items()}} for r in rungs],
+            "run_ids": runs,
+        }
+
+    # Stacks
+
+    def stack(self, methods: Sequence[str] | None = None) -> list[dict[str, Any]]:
+        """Choose a stack on validation, measure it on test, and leave out each of its members once.
+
+        The selection begins with plain, and adds the method that improves the mean most, with the budget shortened by
+        the ratio of step times, until no method improves it by more than one standard error of the difference.
+
+        Args:
+            methods: The candidates. None: all methods with a confirmed gain.
+
+        Returns:
+            The entries.
+        """
+        if methods is None:
+            methods = [e["method"] for e in self.verdicts().values() if e["verdict"]["word"] == "gain"]
+            methods = [name for name in methods if "+" not in name]
+        plain, sign = self.plain(), 1 if self._higher else -1
+        against = self._reasons_against(methods, plain)
+        usable = [name for name in methods if name not in against]
+        tuned = {name: self._tuned(name, plain) for name in usable}
+        ratios = {name: (self._step_time(tuned[name], plain) or {"ratio": 1.0})["ratio"] for name in usable}
+        seeds = _seeds(_STACK, self.plan.num_stack_seeds)
+        base = _values(self._results([self._spec("validation", plain, seed) for seed in seeds], "select a stack"))
+        chosen: list[str] = []
+        path: list[dict[str, Any]] = []
+        while True:
+            tried: dict[str, dict[int, float]] = {}
+            stacks = {name: "+".join([*chosen, name]) for name in usable if name not in chosen}
+            conflicts = self._reasons_against(list(stacks.values()), plain)
+            for name, together in stacks.items():
+                if together in conflicts:
+                    continue
+                cost = float(np.prod([max(1.0, ratios[member]) for member in [*chosen, name]]))
+                variant = self._variant_of([*chosen, name], plain)
+                own = plain if variant == plain.variant else self._tuned_variant(variant, 1.0)
+                candidate = self._candidate(together, variant, own, {}, "")
+                steps = max(1, round(plain.steps / cost))
+                specs = [self._spec_of("validation", candidate, steps, seed) for seed in seeds]
+                values = _values(self._results(specs, f"select a stack: {together}"))
+                if all(map(math.isfinite, values.values())):
+                    tried[name] = values
+            improved = {name: _difference(values, base, sign) for name, values in tried.items()}
+            if not improved:
+                break
+            best = max(improved, key=lambda name: improved[name][0])
+            effect, error = improved[best]
+            path.append({"tried": {name: list(pair) for name, pair in improved.items()}, "best": best})
+            if effect <= error:
+                break
+            chosen.append(best)
+            base = tried[best]
+        about: dict[str, Any] = {"method": "+".join(chosen), "members": chosen, "path": path, "runs": {}}
+        if not chosen:
+            about["verdict"] = asdict(Verdict("no effect found", "no method improved validation at equal time"))
+            return [self._entry_of("stack", about)]
+        entries = self.measure(["+".join(chosen)])
+        if len(chosen) > 1:
+            about["leave_one_out"], about["runs"] = self._leave_one_out(chosen, plain)
+        about["verdict"] = self.verdicts()["+".join(chosen)]["verdict"]
+        return [*entries, self._entry_of("stack", about)]
+
+    def _leave_one_out(self, chosen: Sequence[str], plain: Plain) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return how much is lost without each member of a stack, on the test part, and the runs."""
+        full = self._tuned("+".join(chosen), plain)
+        names = {member: "+".join(m for m in chosen if m != member) for member in chosen}
+        stacks = {member: self._tuned(name, plain) for member, name in names.items()}
+        count = self.plan.num_seeds
+        specs = {
+            name: [self._spec_of("test", stack, plain.steps, seed) for seed in _seeds(_CONFIRM, count)]
+            for name, stack in {"": full, **stacks}.items()
+        }
+        scores = {name: _values(self._results(group, "leave one out")) for name, group in specs.items()}
+        control = scores.pop("")
+        compared = compare(control, scores, higher_is_better=self._higher)
+        table = {member: {"without": names[member], **asdict(result)} for member, result in compared.items()}
+        return _plain_json(table), {name or "stack": [spec.id for spec in group] for name, group in specs.items()}
+
+    # Entries
+
+    def verdicts(self) -> dict[str, dict[str, Any]]:
+        """Return the last entry about each method: the confirmation if there is one, otherwise the measurement."""
+        found: dict[str, dict[str, Any]] = {}
+        for entry in self.ledger.entries(task=self.task.name):
+            if entry["task_hash"] == self.runner.task_hash and entry["about"] in ("measurement", "confirmation"):
+                found[entry["method"]] = entry
+        return found
+
+    def _own_entries(self, about: str) -> list[dict[str, Any]]:
+        return [e for e in self.ledger.entries(about, self.task.name) if e["task_hash"] == self.runner.task_hash]
+
+    def _find_entry(self, about: str, method: str) -> str:
+        return str(next(e["id"] for e in reversed(self._own_entries(about)) if e["method"] == method))
+
+    def _about(
+        self,
+        name: str,
+        plain: Plain,
+        candidate: _Candidate | None,
+        controls: Mapping[int, tuple[RunResult, str]],
+        results: Mapping[int, tuple[RunResult, str]],
+        comparison: Comparison | None,
+        family: Sequence[str],
+    ) -> dict[str, Any]:
+        """Return the values of an entry about a method and its control."""
+        values = {str(seed): _number(value) for seed, value in _values(results).items()}
+        if comparison is None:
+            lost = sum(value is None for value in values.values())
+            verdict = Verdict("loss", f"{lost} of {len(values)} runs diverged or failed")
+        else:
+            verdict = judge(comparison)
+        settings = plain.settings if candidate is None else candidate.settings
+        return {
+            "method": name,
+            "part": "test",
+            "variant": plain.variant if candidate is None else candidate.variant,
+            "steps": plain.steps,
+            "settings": dict(settings),
+            "stack": [] if candidate is None else [list(member) for member in candidate.stack],
+            "plain": {"variant": plain.variant, "settings": dict(plain.settings), "steps": plain.steps},
+            "plain_hash": digest([self.runner.task_hash, plain.variant, dict(plain.settings), plain.steps]),
+            "searches": [plain.entry, *([] if candidate is None else [candidate.tuning])],
+            "family": list(family),
+            "comparison": None if comparison is None else _plain_json(asdict(comparison)),
+            "verdict": asdict(verdict),
+            "scores": values,
+            "control_scores": {str(seed): value for seed, value in _values(controls).items()},
+            "label": next((label for _, label in results.values()), ""),
+            "runs": {
+                "method": [result.spec.id for result, _ in results.values()],
+                "control": [result.spec.id for result, _ in controls.values()],
+            },
+        }
+
+    def _entry_of(self, about: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        return self.ledger.entry(self._add(about, values))
+
+    def _add(self, about: str, values: Mapping[str, Any]) -> str:
+        """Add an entry, unless the newest one about the same says the same, and return its id."""
+        own = environment(self.runner.device)
+        stable = {
+            "about": about,
+            "task": self.task.name,
+            "task_version": self.task.version,
+            "task_hash": self.runner.task_hash,
+            **_plain_json(dict(values)),
+        }
+        for entry in reversed(self._own_entries(about)):
+            if {key: value for key, value in entry.items() if key in stable} == stable:
+                return str(entry["id"])
+        facts = {
+            "hardware": own["hardware"],
+            "system": own["system"],
+            "versions": own["versions"],
+            "source": own["source"],
+            "device": self.runner.device,
+            "precision": self.runner.precision,
+            "threads": 1,
+            "reference": self.runner.reference,
+            "metric": asdict(self.task.metric),
+            "command": self.command,
+            "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        }
+        return self.ledger.add("entry", {**stable, **facts})
+
+
+def replay(study: Study, entry: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Train the runs of an entry again, in a ledger of their own, and compare.
+
+    Args:
+        study: The study of the entry's task.
+        entry: An entry about a measurement or a confirmation.
+        folder: The folder for the new runs.
+
+    Returns:
+        The entry about the replay: the new effect and interval, whether it overlaps the old one, and whether all scores
+        are the same.
+
+    Raises:
+        ValueError: The entry has no runs to compare, or the task has changed.
+    """
+    old = entry.get("comparison")
+    if old is None or "method" not in entry.get("runs", {}):
+        raise ValueError(f"`entry` must have runs that are compared, got {entry['id']!r} about {entry['about']}.")
+    if entry["task_hash"] != study.runner.task_hash:
+        raise ValueError(
+            f"`entry` must be of the task as it is now, {study.runner.task_hash}, got {entry['id']!r} of "
+            f"{entry['task_hash']}. Use the version of the code that the entry names."
+        )
+    lines = {RunResult.from_json(line).spec.id: line for line in study.ledger.lines("run")}
+    specs = {
+        name: [RunResult.from_json(lines[run]).spec for run in entry["runs"][name]] for name in ("control", "method")
+    }
+    runner = study.runner.elsewhere(folder)
+    results = {name: runner.results(group, f"replay {entry['id']}: {name}") for name, group in specs.items()}
+    control = {result.spec.seed: result.score() for result in results["control"]}
+    scores = {result.spec.seed: result.score(entry["label"]) for result in results["method"]}
+    same_runs = frozenset({"method"} if old["test"] == "paired" else ())
+    new = compare(control, {"method": scores}, higher_is_better=study.task.metric.higher_is_better, same_runs=same_runs)
+    found = new["method"]
+    before = {**entry["scores"]}, {**entry["control_scores"]}
+    after = ({str(s): v for s, v in scores.items()}, {str(s): v for s, v in control.items()})
+    about = {
+        "method": entry["method"],
+        "replays": entry["id"],
+        "comparison": _plain_json(asdict(found)),
+        "overlaps": found.low <= old["high"] and old["low"] <= found.high,
+        "identical": before == after,
+        "folder": folder.name,
+        "runs": {},
+    }
+    return study._entry_of("replay", about)
+
+
+def _values(results: Mapping[int, tuple[RunResult, str]]) -> dict[int, float]:
+    return {seed: result.score(label) for seed, (result, label) in results.items()}
+
+
+def _seeds(first: int, count: int) -> range:
+    return range(first, first + count)
+
+
+def _difference(values: Mapping[int, float], base: Mapping[int, float], sign: int) -> tuple[float, float]:
+    """Return the mean difference of pairs of equal seeds, and its standard error."""
+    differences = sign * np.array([values[seed] - base[seed] for seed in values])
+    return float(differences.mean()), float(differences.std(ddof=1) / math.sqrt(len(differences)))
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _plain_json(values: Any) -> Any:
+    """Return values as JSON reads them back, with None for numbers that are not finite."""
+    if isinstance(values, Mapping):
+        return {str(key): _plain_json(value) for key, value in values.items()}
+    if isinstance(values, list | tuple):
+        return [_plain_json(value) for value in values]
+    return _number(values) if isinstance(values, float) else values

@@ -1,0 +1,141 @@
+"""Tasks on images: digits (a smoke test), Fashion-MNIST with a short and a long budget, and CIFAR-10."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from composer.devices import Device
+from composer.evidence.task import Grid, Part, Task, Variant
+from composer.recipes import SGD, AdamW, Metric
+from composer.recipes import digits as digits_recipe
+from composer.recipes import fashion_mnist as fashion_recipe
+from composer.recipes.cifar10_resnet20 import Data as Cifar10Data
+
+__all__ = ["Images", "cifar10", "digits", "fashion_mnist", "fashion_mnist_long"]
+
+ACCURACY = Metric("MulticlassAccuracy", "accuracy", scale=100, unit="%", digits=2)
+_ADAMW = {"lr": Grid((1e-3, 3e-3, 1e-2)), "weight_decay": Grid((0.01, 0.1)), "warmup": Grid((0.1, 0.3), high=0.9)}
+_SGD = {"lr": Grid((0.1, 0.3, 1.0)), "weight_decay": Grid((5e-4, 5e-3)), "warmup": Grid((0.1, 0.3), high=0.9)}
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images with fixed parts.
+
+    Attributes:
+        tuning: The training part, and the validation part as what is tested.
+        final: The same training part, and the test part.
+    """
+
+    tuning: Any
+    final: Any
+
+    def loaders(self, part: Part, seed: int, device: Device) -> tuple[Any, Any]:
+        """Return loaders of the training part and of another part; see `Parts`."""
+        loaders: tuple[Any, Any] = (self.tuning if part == "validation" else self.final).loaders(seed, device)
+        return loaders
+
+    def digest(self) -> str:
+        """Return a checksum of all parts."""
+        sums = hashlib.sha256()
+        for tensors in (self.tuning.train, self.tuning.test, self.final.train, self.final.test):
+            for tensor in tensors:
+                sums.update(tensor.contiguous().numpy().tobytes())
+        return sums.hexdigest()[:16]
+
+
+def _load(source: Any, validation: int, folder: Path | None) -> Images:
+    """Load images whose training part is the same for validation and test."""
+    source = replace(source, data=folder) if hasattr(source, "data") else source
+    return Images(replace(source, validation_samples=validation).load(), source.load())
+
+
+def build(network: Any, images: Images) -> Any:
+    """Return a network whose weights have the memory format that is fastest for convolutions: it is part of plain."""
+    return network.build(images.tuning).to(memory_format=torch.channels_last)
+
+
+def _variants(network: Any, lr: float, sgd_lr: float) -> dict[str, Variant]:
+    return {
+        "adamw": Variant(partial(build, network), AdamW(lr=lr, weight_decay=0.1, warmup=0.3), _ADAMW),
+        "sgd": Variant(partial(build, network), SGD(lr=sgd_lr, weight_decay=5e-4, warmup=0.3), _SGD),
+    }
+
+
+_COMMON: dict[str, Any] = {
+    "metric": ACCURACY,
+    "kind": "images",
+    "base": {"Muon": "adamw"},  # its learning rate transfers from AdamW
+    "not_judged": {
+        "ChannelsLast": "it is part of plain",
+        "BatchSizeWarmup": "the loader of the task makes batches of one size on the device",
+    },
+}
+
+
+def digits() -> Task:
+    """Return the smoke test: the handwritten digits of scikit-learn, with a short search. It is no evidence."""
+    plain = _variants(digits_recipe.Network(width=8), lr=1e-2, sgd_lr=1.0)["adamw"]
+    return Task(
+        name="digits",
+        version=1,
+        summary="A smoke test, not evidence: a small ResNet on 500 handwritten digits of scikit-learn.",
+        data=partial(_load, digits_recipe.Data(), 400),
+        variants={"adamw": replace(plain, grid={"lr": _ADAMW["lr"]})},
+        steps=100,
+        ladder=(0.5, 1.0),
+        recipe="digits",
+        **_COMMON,
+    )
+
+
+def fashion_mnist() -> Task:
+    """Return the task with 20,000 images of Fashion-MNIST and a short budget."""
+    return Task(
+        name="fashion_mnist",
+        version=1,
+        summary="Five convolutions on 20,000 images of Fashion-MNIST.",
+        data=partial(_load, fashion_recipe.Data(train_samples=20_000), 10_000),
+        variants=_variants(fashion_recipe.Network(width=8), lr=1e-2, sgd_lr=0.3),
+        steps=400,
+        ladder=(0.25, 0.5, 0.75, 1.0, 1.5),
+        judges_regularizers=False,
+        recipe="fashion_mnist",
+        **_COMMON,
+    )
+
+
+def fashion_mnist_long() -> Task:
+    """Return the task with a long budget for few images, which overfits without regularization."""
+    return Task(
+        name="fashion_mnist_long",
+        version=1,
+        summary="Five convolutions on 5,000 images of Fashion-MNIST, for 50 epochs: long enough for regularizers.",
+        data=partial(_load, fashion_recipe.Data(train_samples=5_000), 10_000),
+        variants=_variants(fashion_recipe.Network(width=8), lr=1e-2, sgd_lr=0.3),
+        steps=1_950,
+        ladder=(0.25, 0.5, 1.0),
+        recipe="fashion_mnist",
+        **_COMMON,
+    )
+
+
+def cifar10() -> Task:
+    """Return the task with 10,000 images of CIFAR-10."""
+    return Task(
+        name="cifar10",
+        version=1,
+        summary="A small ResNet on 10,000 images of CIFAR-10.",
+        data=partial(_load, Cifar10Data(train_samples=10_000), 10_000),
+        variants=_variants(digits_recipe.Network(width=8), lr=1e-2, sgd_lr=0.3),
+        steps=300,
+        ladder=(0.25, 0.5, 0.75, 1.0, 1.5),
+        judges_regularizers=False,
+        **_COMMON,
+    )

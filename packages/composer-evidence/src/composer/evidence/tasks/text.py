@@ -1,0 +1,131 @@
+"""A task on text: the characters of Tiny Shakespeare."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+from composer.datasets import CharTokenizer, build_text_dataloader
+from composer.devices import Device
+from composer.evidence.task import Grid, Part, Task, Variant
+from composer.metrics import LanguageCrossEntropy
+from composer.models import ComposerModel, HuggingFaceModel, create_gpt2
+from composer.recipes import AdamW, Metric, tiny_lm
+
+__all__ = ["Text", "shakespeare"]
+
+_PARTS = {"train": (0.0, 0.8), "validation": (0.8, 0.9), "test": (0.9, 1.0)}
+_GRID = {"lr": Grid((3e-3, 6e-3, 1.2e-2)), "weight_decay": Grid((0.01, 0.1)), "warmup": Grid((0.1, 0.3), high=0.9)}
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text: its first 80 % to train on, then 10 % for validation and 10 % to test.
+
+    Attributes:
+        path: The file.
+        tokenizer: The tokenizer of its characters.
+        batch_size: Sequences per batch.
+        seq_length: Characters per sequence.
+    """
+
+    path: Path
+    tokenizer: CharTokenizer
+    batch_size: int
+    seq_length: int
+
+    def loaders(self, part: Part, seed: int, device: Device) -> tuple[Any, Any]:
+        """Return loaders of the training part and of another part; see `Parts`."""
+        shared: dict[str, Any] = {"tokenizer": self.tokenizer, "max_seq_len": self.seq_length, "device": device}
+        train = build_text_dataloader(self.path, self.batch_size, part=_PARTS["train"], seed=seed, **shared)
+        return train, build_text_dataloader(self.path, 64, part=_PARTS[part], is_train=False, **shared)
+
+    def digest(self) -> str:
+        """Return a checksum of the text and its division."""
+        text = self.path.read_bytes()
+        return hashlib.sha256(text + repr((_PARTS, self.batch_size, self.seq_length)).encode()).hexdigest()[:16]
+
+
+def load(batch_size: int, seq_length: int, folder: Path | None) -> Text:
+    """Return Tiny Shakespeare.
+
+    Args:
+        batch_size: Sequences per batch.
+        seq_length: Characters per sequence.
+        folder: The folder of the file; see `composer.recipes.tiny_lm.Data`.
+    """
+    found = tiny_lm.Data(folder).load()
+    return Text(found.path, found.tokenizer, batch_size, seq_length)
+
+
+def learned_positions(width: int, layers: int, heads: int, text: Text) -> ComposerModel:
+    """Return a GPT-2, whose positions are learned."""
+    model: Any = create_gpt2(
+        model_config={
+            "vocab_size": text.tokenizer.vocab_size,
+            "n_positions": text.seq_length,
+            "n_embd": width,
+            "n_layer": layers,
+            "n_head": heads,
+            **dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), 0.0),
+            **dict.fromkeys(("bos_token_id", "eos_token_id")),
+        }
+    )
+    model.train_metrics = {}  # misleading on shortened sequences
+    return model  # type: ignore[no-any-return]
+
+
+def rotary_positions(width: int, layers: int, heads: int, text: Text) -> ComposerModel:
+    """Return a network like GPT-2 with rotary position embeddings (RoPE, arXiv:2104.09864): GPT-NeoX in sequence."""
+    network = GPTNeoXForCausalLM(
+        GPTNeoXConfig(
+            vocab_size=text.tokenizer.vocab_size,
+            max_position_embeddings=text.seq_length,
+            hidden_size=width,
+            intermediate_size=4 * width,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            use_parallel_residual=False,
+            rotary_pct=1.0,
+            tie_word_embeddings=True,
+            **dict.fromkeys(("bos_token_id", "eos_token_id")),
+        )
+    )
+    network.loss_type = "ForCausalLM"
+    model: Any = HuggingFaceModel(network, None, use_logits=True, metrics=[LanguageCrossEntropy()])
+    model.train_metrics = {}
+    return model  # type: ignore[no-any-return]
+
+
+def shakespeare() -> Task:
+    """Return the task on characters, with learned and with rotary positions among the opponents."""
+    sizes = (64, 2, 4)
+    training, length = AdamW(lr=6e-3, weight_decay=0.1, warmup=0.1), 128
+    return Task(
+        name="shakespeare",
+        version=1,
+        summary="A GPT of 0.1 million weights on the characters of Tiny Shakespeare.",
+        data=partial(load, 16, length),
+        variants={
+            "learned": Variant(partial(learned_positions, *sizes), training, _GRID),
+            "rope": Variant(partial(rotary_positions, *sizes), training, _GRID),
+        },
+        metric=Metric("LanguageCrossEntropy", "nats per character", higher_is_better=False),
+        steps=250,
+        ladder=(0.25, 0.5, 0.75, 1.0, 1.5),
+        kind="tokens",
+        base={"Alibi": "learned"},
+        arguments={
+            "Alibi": {"max_sequence_length": length, "train_sequence_length_scaling": 1.0},
+            "SeqLengthWarmup": {"max_seq_length": length, "min_seq_length": 32},
+            "BatchSizeWarmup": {"initial_batch_size": 4},
+        },
+        not_judged={"BatchSizeWarmup": "the loader of the task makes batches of one size on the device"},
+        judges_regularizers=False,
+        recipe="tiny_lm",
+    )

@@ -1,0 +1,201 @@
+"""Runs in processes of their own: results, kills, shards, averages."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tiny_tasks import tiny
+
+from composer.evidence import Incomplete, Ledger, Runner, RunResult, RunSpec, merge
+from composer.evidence.run import execute, write_atomically
+
+AVERAGES = {
+    "EMA": ("EMA", {"half_life": "2ba", "update_interval": "1ba"}),
+    "SWA": ("SWA", {"swa_start": "0.5dur", "swa_end": "1dur", "update_interval": "1ba"}),
+}
+
+
+def spec(**others: object) -> RunSpec:
+    return RunSpec("tiny", "hash", "validation", "adamw", 8, **others)  # type: ignore[arg-type]
+
+
+def run(one: RunSpec) -> RunResult:
+    task = tiny()
+    return execute(task, task.data(None), one)
+
+
+def test_a_run_depends_on_its_description_only() -> None:
+    first, again, other = run(spec(seed=1)), run(spec(seed=1)), run(spec(seed=2))
+
+    assert first.status == "finished"
+    assert first.metrics == again.metrics != other.metrics
+    assert first.train_seconds > 0
+    assert first.environment["versions"]["torch"]
+
+
+def test_descriptions_and_results_survive_json() -> None:
+    one = spec(stack=(("EMA", {"half_life": "2ba"}),), averages=AVERAGES, settings={"lr": 0.1})
+    result = RunResult(one, "finished", {"": 0.5}, curve=[(1, 0.5)])
+
+    again = RunResult.from_json({"kind": "run", "id": "x", **result.as_json()})
+    assert again.spec.id == one.id != spec().id
+    assert again.score() == 0.5
+    assert math.isnan(again.score("EMA"))
+
+
+def test_averages_do_not_change_the_training_and_equal_those_of_runs_of_their_own() -> None:
+    plain, both = run(spec(seed=3)), run(spec(seed=3, averages=AVERAGES))
+    alone = run(spec(seed=3, stack=(AVERAGES["EMA"],)))
+
+    assert plain.metrics == both.metrics
+    assert both.scores["EMA"] == alone.score()
+    assert both.scores["SWA"] is not None
+
+
+def test_a_run_that_raises_is_a_failed_result_with_the_reason() -> None:
+    failed = run(spec(stack=(("LabelSmoothing", {"smoothing": 2.0}),)))
+
+    assert failed.status == "failed"
+    assert "smoothing" in failed.message
+
+
+def test_a_run_whose_loss_is_not_finite_has_diverged() -> None:
+    task = tiny(metric=replace(tiny().metric, key="CrossEntropy"))
+    result = execute(task, task.data(None), spec(settings={"lr": 1e30}))
+
+    assert result.status == "diverged"
+    assert math.isnan(result.score())
+
+
+def test_a_metric_that_the_model_lacks_is_named() -> None:
+    task = tiny(metric=replace(tiny().metric, key="Speed"))
+
+    assert "must be a metric of the model" in execute(task, task.data(None), spec()).message
+
+
+def test_a_curve_has_the_validation_part() -> None:
+    result = run(spec(num_curve=2))
+
+    assert [step for step, _ in result.curve] == [4, 8]
+    assert result.curve[-1][1] == pytest.approx(result.score())
+
+
+def test_a_run_that_is_cut_off_continues_from_its_checkpoint(tmp_path: Path) -> None:
+    task = tiny(checkpoint_interval="2ba")
+    whole = execute(task, task.data(None), spec(), tmp_path / "whole")
+    again = execute(task, task.data(None), spec(), tmp_path / "whole")  # loads the last checkpoint and trains nothing
+
+    assert whole.status == again.status == "finished"
+    assert whole.metrics == again.metrics == run(spec()).metrics
+    assert again.train_seconds < whole.train_seconds
+
+
+def test_a_file_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    write_atomically(tmp_path / "a" / "b.json", "1")
+    with pytest.raises(TypeError):
+        write_atomically(tmp_path / "a" / "b.json", None)  # type: ignore[arg-type]
+
+    assert [file.name for file in (tmp_path / "a").iterdir()] == ["b.json"]
+    assert (tmp_path / "a" / "b.json").read_text() == "1"
+
+
+def test_runs_are_trained_once_and_read_back(runner: Callable[..., Runner]) -> None:
+    first = runner()
+    specs = [first.spec("validation", "adamw", 8, seed=seed) for seed in range(3)]
+    results = first.results([*specs, specs[0]], "test")
+
+    assert len(results) == 4
+    assert len(list(first.ledger.lines("run"))) == 3
+    again = runner()
+    assert again.count_missing(specs) == 0
+    assert [r.metrics for r in again.results(specs, "test")] == [r.metrics for r in results[:3]]
+
+
+def test_results_without_a_line_in_the_ledger_are_added(runner: Callable[..., Runner]) -> None:
+    first = runner()
+    specs = [first.spec("validation", "adamw", 8)]
+    first.results(specs, "test")
+    first.ledger.path.unlink()  # as after a kill between the result and the line
+
+    again = runner()
+    again.results(specs, "test")
+    assert len(list(Ledger(again.folder).lines("run"))) == 1
+
+
+def test_a_run_whose_process_dies_is_tried_again(runner: Callable[..., Runner], tmp_path: Path) -> None:
+    patient = runner(reference="tiny_tasks:dies_once", workers=1, data_folder=tmp_path)
+
+    assert patient.results([patient.spec("validation", "adamw", 2)], "test")[0].status == "finished"
+    assert (tmp_path / "died").exists()
+    hopeless = runner("other", reference="tiny_tasks:always_dies", workers=1)
+    with pytest.raises(RuntimeError, match="died 2 times, the last time with exit code 9"):
+        hopeless.results([hopeless.spec("validation", "adamw", 2)], "test")
+
+
+def test_shards_together_have_all_runs(runner: Callable[..., Runner], tmp_path: Path) -> None:
+    whole = runner("whole", shard=(1, 1))
+    specs = [whole.spec("validation", "adamw", 2, seed=seed) for seed in range(6)]
+    for part in (1, 2):
+        shard = runner(f"shard{part}", shard=(part, 2))
+        with pytest.raises(Incomplete, match="belong to other shards"):
+            shard.results(specs, "test")
+
+    merge(whole.ledger, [tmp_path / "shard1", tmp_path / "shard2"])
+    merged = runner("whole")
+    assert merged.count_missing(specs) == 0
+    assert [result.spec.seed for result in merged.results(specs, "test")] == list(range(6))
+    assert not (tmp_path / "whole" / "runs").exists()
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from composer.evidence import Runner
+if __name__ == "__main__":
+    runner = Runner("tiny_tasks:tiny", Path(sys.argv[1]), workers=1)
+    specs = [runner.spec("validation", "adamw", 8, seed=seed) for seed in range(4)]
+    print("begin", flush=True)
+    print(len(runner.results(specs, "test")), flush=True)
+"""
+
+
+def test_a_killed_command_continues_with_the_runs_that_are_missing(
+    runner: Callable[..., Runner], tmp_path: Path
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    process = subprocess.Popen(
+        [sys.executable, str(program), str(tmp_path / "ledger")],
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+    )
+    runs = tmp_path / "ledger" / "runs"
+    while process.poll() is None and len(list(runs.glob("*.json"))) < 1:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+    again = runner()
+    specs = [again.spec("validation", "adamw", 8, seed=seed) for seed in range(4)]
+    assert again.count_missing(specs) < 4
+    assert len(again.results(specs, "test")) == 4
+    assert len(list(Ledger(again.folder).lines("run"))) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"workers": 0}, "`workers`"), ({"shard": (3, 2)}, "`shard`"), ({"device": "tpu"}, "`device`")],
+)
+def test_bad_options_are_refused(runner: Callable[..., Runner], options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        runner(**options)

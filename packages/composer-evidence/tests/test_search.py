@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from composer.evidence import Grid
+from composer.evidence.search import search
+
+
+def parabola(best: dict[str, float]) -> Any:
+    def evaluate(points: list[dict[str, Any]]) -> list[float]:
+        return [-sum(math.log2(point[name] / value) ** 2 for name, value in best.items()) for point in points]
+
+    return evaluate
+
+
+@given(st.integers(-3, 4), st.sampled_from([1.0, -1.0]))
+def test_a_grid_is_extended_until_the_best_value_is_inside(power: int, sign: float) -> None:
+    def evaluate(points: list[dict[str, Any]]) -> list[float]:
+        return [-sign * math.log2(point["lr"] / 2.0**power) ** 2 for point in points]
+
+    found = search({"lr": Grid((1.0, 2.0))}, {"lr": 1.0}, evaluate, higher_is_better=sign > 0)
+
+    assert found.best.point == {"lr": 2.0**power}
+    assert found.at_edge == ()
+    assert min(found.grid["lr"]) < 2.0**power < max(found.grid["lr"])
+
+
+def test_extension_ends_after_four_values_and_the_edge_is_reported() -> None:
+    found = search({"lr": Grid((1.0, 2.0))}, {"lr": 1.0}, parabola({"lr": 1e9}), higher_is_better=True)
+
+    assert found.grid["lr"] == (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+    assert found.at_edge == ("lr",)
+
+
+def test_a_grid_is_not_extended_beyond_its_bounds() -> None:
+    found = search({"p": Grid((0.25, 0.5), high=1.0)}, {"p": 0.5}, parabola({"p": 9.0}), higher_is_better=True)
+
+    assert found.best.point == {"p": 0.5}
+    assert found.at_edge == ()
+
+
+def test_settings_are_searched_one_after_the_other_and_points_are_evaluated_once() -> None:
+    seen: list[dict[str, Any]] = []
+
+    def evaluate(points: list[dict[str, Any]]) -> list[float]:
+        seen.extend(points)
+        return parabola({"lr": 2.0, "wd": 4.0})(points)
+
+    grid = {"lr": Grid((1.0, 2.0, 4.0)), "wd": Grid((2.0, 4.0, 8.0))}
+    found = search(grid, {"lr": 1.0, "wd": 2.0}, evaluate, higher_is_better=True)
+
+    assert found.best.point == {"lr": 2.0, "wd": 4.0}
+    assert len(seen) == len(found.trials) == 5
+    assert all(seen.count(point) == 1 for point in seen)
+
+
+def test_the_number_of_trials_is_limited_and_the_start_comes_first() -> None:
+    grid = {"lr": Grid((1.0, 2.0, 4.0, 8.0))}
+    found = search(grid, {"lr": 2.0}, parabola({"lr": 8.0}), higher_is_better=True, max_trials=2)
+
+    assert [trial.point["lr"] for trial in found.trials] == [2.0, 1.0]
+    assert found.best.point == {"lr": 2.0}
+
+
+def test_words_are_tried_without_an_order() -> None:
+    found = search(
+        {"kind": Grid(("a", "b"))},
+        {"kind": "a"},
+        lambda points: [float(point["kind"] == "b") for point in points],
+        higher_is_better=True,
+    )
+
+    assert found.best.point == {"kind": "b"}
+    assert found.at_edge == ()
+
+
+def test_a_start_outside_the_grid_is_one_of_its_values() -> None:
+    found = search({"lr": Grid((1.0, 4.0))}, {"lr": 2.0}, parabola({"lr": 2.0}), higher_is_better=True)
+
+    assert found.grid["lr"] == (1.0, 2.0, 4.0)
+    assert found.at_edge == ()
+
+
+def test_failed_trials_are_not_best_and_a_search_without_others_is_an_error() -> None:
+    def evaluate(points: list[dict[str, Any]]) -> list[float]:
+        return [math.nan if point["lr"] > 1 else 0.0 for point in points]
+
+    assert search({"lr": Grid((1.0, 2.0))}, {"lr": 2.0}, evaluate, higher_is_better=True).best.point == {"lr": 1.0}
+    with pytest.raises(ValueError, match="All trials"):
+        search({"lr": Grid((2.0, 4.0))}, {"lr": 2.0}, evaluate, higher_is_better=True)
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "message"),
+    [((), {}, "at least one"), ((2.0, 1.0), {}, "sorted"), ((0.5, 2.0), {"high": 1.0}, "from 0.0 to 1.0")],
+)
+def test_bad_grids_are_refused(values: Any, options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Grid(values, **options)
+
+
+def test_a_grid_from_zero_is_only_extended_upwards() -> None:
+    assert Grid((0.0, 0.1)).extended(upwards=False) is None
+    assert Grid((0.0, 0.1, 0.2)).extended(upwards=True) == pytest.approx(0.4)
+    assert Grid((1.0,)).extended(upwards=True) is None

@@ -1,0 +1,315 @@
+"""Whole studies of a tiny task: entries, refusals, replays, stacks, shards, a user's task."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import PLAN, TINY
+from tiny_tasks import images, tiny
+
+from composer.evidence import Ledger, Plan, Runner, Study, load_task, replay
+from composer.evidence.auto import load_recipe, make_schedule, write_recipe
+from composer.evidence.cli import main
+from composer.evidence.methods import make_algorithms, reason_against
+from composer.evidence.page import explain, table, write_page
+from composer.evidence.statistics import compare
+from composer.evidence.study import AA
+
+METHODS = ["EMA", "Muon", "Alibi", "LabelSmoothing"]
+FAST = "--seeds 3 --controls 4 --tuning-seeds 1 --stack-seeds 2 --ladder-seeds 2 --repeats 1 --workers 2".split()
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, list[dict[str, Any]]]:
+    """A study of the tiny task, and its entries."""
+    runner = Runner(TINY, tmp_path_factory.mktemp("study"), workers=2, say=lambda _: None)
+    study = Study(runner, Plan(**{**vars(PLAN), "num_curves": 1}), command="test")
+    return study, study.measure(METHODS)
+
+
+def of(entries: list[dict[str, Any]], method: str, about: str = "measurement") -> dict[str, Any]:
+    return next(entry for entry in entries if entry["method"] == method and entry["about"] == about)
+
+
+def test_every_method_has_an_entry_with_what_it_was_compared_with(
+    measured: tuple[Study, list[dict[str, Any]]],
+) -> None:
+    study, entries = measured
+    muon, ema, aa = of(entries, "Muon"), of(entries, "EMA"), of(entries, AA)
+
+    assert {entry["method"] for entry in entries} == {*METHODS, AA}
+    assert muon["task_hash"] == study.runner.task_hash
+    assert muon["stack"][0][0] == "Muon"
+    assert muon["family"] == ["Muon", "EMA", AA]
+    assert (muon["comparison"]["n"], muon["comparison"]["n_control"]) == (3, 4)
+    assert muon["step_time"]["repeats"] == 1
+    assert set(muon["equal_time"]) == {"effect", "low", "high", "at_most"}
+    assert muon["versions"]["torch"]
+    assert muon["source"]
+    assert (muon["threads"], muon["precision"], muon["command"]) == (1, "fp32", "test")
+    assert ema["comparison"]["test"] == "paired"
+    assert ema["runs"]["method"] == ema["runs"]["control"]
+    assert not set(aa["scores"]) & set(aa["control_scores"])
+
+
+def test_the_numbers_of_an_entry_follow_from_its_runs(measured: tuple[Study, list[dict[str, Any]]]) -> None:
+    study, entries = measured
+    muon = of(entries, "Muon")
+    scores = {
+        line["spec"]["seed"]: line["scores"][""]
+        for line in study.ledger.lines("run")
+        if line["spec"]["part"] == "test" and line["spec"]["steps"] == 8 and line["spec"]["stack"]
+    }
+    control = {int(seed): value for seed, value in muon["control_scores"].items()}
+
+    found = compare(control, {"Muon": scores}, higher_is_better=True)["Muon"]
+    assert found.effect == pytest.approx(muon["comparison"]["effect"])
+    assert found.low == pytest.approx(muon["comparison"]["low"])
+
+
+def test_the_test_part_is_not_used_for_choices(measured: tuple[Study, list[dict[str, Any]]]) -> None:
+    study, _ = measured
+    tuning = study.ledger.entries("tuning")
+    parts = {line["spec"]["part"] for line in study.ledger.lines("run") if line["spec"]["seed"] >= 30_000}
+
+    assert len(tuning) >= 4
+    assert {entry["part"] for entry in tuning} == parts == {"validation"}
+    plain = [entry for entry in tuning if entry["method"] == "plain" and entry["fraction"] == 1]
+    muon = of(tuning, "Muon", "tuning")
+    assert len(muon["trials"]) <= len(plain[0]["trials"])
+
+
+def test_methods_that_do_not_apply_are_refused_with_the_reason(
+    measured: tuple[Study, list[dict[str, Any]]],
+) -> None:
+    _, entries = measured
+
+    assert of(entries, "Alibi")["verdict"]["word"] == "not applicable"
+    assert "needs tokens" in of(entries, "Alibi")["verdict"]["why"]
+    assert "needs images" in of(entries, "LabelSmoothing")["verdict"]["why"]
+
+
+@pytest.mark.parametrize(
+    ("methods", "word", "why"),
+    [
+        (["Alibi"], "not applicable", "needs tokens"),
+        (["MixUp"], "not judged", "budget of tiny is too short"),
+        (["SAM"], "not judged", "it is slow"),
+        (["NoSuchThing"], "not applicable", "installed algorithms"),
+        (["Distillation"], "not applicable", "cannot be constructed"),
+        (["EMA", "EMA"], "not applicable", "given twice|twice"),
+    ],
+)
+def test_reasons_are_known_without_training(methods: list[str], word: str, why: str) -> None:
+    against = reason_against(images(), methods)
+
+    assert against is not None
+    assert against[0] == word
+    assert any(part in against[1] for part in why.split("|"))
+
+
+def test_repeating_a_measurement_trains_and_adds_nothing(measured: tuple[Study, list[dict[str, Any]]]) -> None:
+    study, entries = measured
+    before = study.ledger.path.read_bytes()
+
+    again = study.measure(METHODS)
+    assert [entry["id"] for entry in again] == [entry["id"] for entry in entries]
+    assert study.ledger.path.read_bytes() == before
+
+
+def test_a_replay_gives_the_same_scores(measured: tuple[Study, list[dict[str, Any]]], tmp_path: Path) -> None:
+    study, entries = measured
+    found = replay(study, of(entries, "EMA"), tmp_path / "replay")
+
+    assert found["identical"]
+    assert found["overlaps"]
+    assert found["replays"] == of(entries, "EMA")["id"]
+    assert len(list(Ledger(tmp_path / "replay").lines("run"))) == 4
+    with pytest.raises(ValueError, match="runs that are compared"):
+        replay(study, of(entries, "Alibi"), tmp_path / "none")
+    changed = {**of(entries, "EMA"), "task_hash": "other"}
+    with pytest.raises(ValueError, match="of the task as it is now"):
+        replay(study, changed, tmp_path / "none")
+
+
+def test_tables_explanations_and_the_page_say_what_was_measured(
+    measured: tuple[Study, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    study, entries = measured
+    text = table([study.ledger])
+    page = write_page([study.ledger], tmp_path / "page.html").read_text()
+    explained = explain(study.ledger, of(entries, "Muon"))
+
+    for method in (*METHODS, AA):
+        assert f"| {method} |" in text
+        assert method in page
+    assert of(entries, "Muon")["hardware"] in text
+    assert "3 / 4" in text
+    assert "Welch's test" in explained
+    assert "Holm's correction for the family Muon, EMA, A/A" in explained
+    assert page.count("<svg") == 3
+    assert "<script" not in page
+    assert "http://" not in page.replace("http://www.w3.org/2000/svg", "")
+    assert "https://" not in page
+    assert table([Ledger(tmp_path / "empty")]) == "The ledger has no measurements."
+    write_page([Ledger(tmp_path / "empty")], tmp_path / "empty.html")
+
+
+def test_a_stack_is_chosen_on_validation_and_taken_apart_on_test(
+    measured: tuple[Study, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study, _ = measured
+    errors = iter([(0.3, 0.1), (0.2, 0.1), (0.1, 0.01)])
+    monkeypatch.setattr("composer.evidence.study._difference", lambda values, base, sign: next(errors))
+
+    entries = study.stack(["Muon", "EMA"])
+    stack = entries[-1]
+    assert stack["members"] == ["Muon", "EMA"]
+    assert [step["best"] for step in stack["path"]] == ["Muon", "EMA"]
+    assert set(stack["leave_one_out"]) == {"Muon", "EMA"}
+    assert stack["leave_one_out"]["EMA"]["without"] == "Muon"
+    assert of(entries, "Muon+EMA")["comparison"]["n"] == 3
+    assert "Leave one out of Muon+EMA" in write_page([study.ledger], study.runner.folder / "page.html").read_text()
+
+
+def test_nothing_is_stacked_where_nothing_improves(
+    measured: tuple[Study, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study, _ = measured
+    monkeypatch.setattr("composer.evidence.study._difference", lambda values, base, sign: (0.1, 0.2))
+
+    assert study.stack(["EMA"])[-1]["verdict"]["word"] == "no effect found"
+
+
+def test_the_recipe_has_the_settings_of_the_best_gain(tmp_path: Path) -> None:
+    runner = Runner(TINY, tmp_path / "ledger", workers=2, say=lambda _: None)
+    study = Study(runner, PLAN)
+    assert write_recipe(study, tmp_path) == []
+    entry = {
+        "about": "confirmation", "task": "tiny", "task_hash": runner.task_hash, "method": "Muon", "variant": "adamw",
+        "steps": 8, "settings": {"lr": 0.02}, "stack": [["Muon", {"momentum": 0.9}]], "verdict": {"word": "gain"},
+        "comparison": {"effect": 0.5, "n": 3, "n_control": 4}, "metric": {"title": "accuracy"}, "hardware": "a CPU",
+    }  # fmt: skip
+    runner.ledger.add("entry", entry)
+
+    (path,) = write_recipe(study, tmp_path)
+    recipe = yaml.safe_load(path.read_text())
+    assert recipe["algorithms"] == [{"Muon": {"momentum": 0.9}}]
+    training, algorithms = load_recipe(path)
+    assert training.lr == 0.02
+    assert [type(algorithm).__name__ for algorithm in algorithms] == ["Muon"]
+
+
+def test_a_schedule_fits_in_the_hours_or_says_how_many_are_needed() -> None:
+    task, methods = tiny(), [f"M{i}" for i in range(10)]
+    plenty = make_schedule(task, methods, run_seconds=1, workers=2, hours=10)
+    little = make_schedule(task, methods, run_seconds=10, workers=2, hours=0.3)
+
+    assert plenty.methods == methods
+    assert plenty.plan == Plan(num_curves=2)
+    assert plenty.hours < 10
+    assert 0 < len(little.methods) < 10
+    assert [*little.methods, *little.left_out] == methods
+    assert little.hours <= 0.3
+    with pytest.raises(ValueError, match="`hours` must be at least"):
+        make_schedule(task, methods, run_seconds=100, workers=1, hours=0.1)
+
+
+def test_a_users_task_from_the_command_to_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = ["--out", str(tmp_path / "out")]
+    line = ["run", TINY, "--hours", "1", "--methods", "EMA", "Alibi", *FAST, *out]
+    main(line)
+    first = (tmp_path / "out" / "ledger.jsonl").read_text()
+    main(line)  # continues, and has nothing to do
+
+    assert (tmp_path / "out" / "ledger.jsonl").read_text() == first
+    assert (tmp_path / "out" / "evidence.html").exists()
+    entries = Ledger(tmp_path / "out").entries("measurement")
+    assert {entry["method"] for entry in entries} == {"EMA", "Alibi", AA}
+    capsys.readouterr()
+    main(["table", *out])
+    assert "| EMA |" in capsys.readouterr().out
+    main(["explain", entries[-1]["id"], *out])
+    assert "Entry" in capsys.readouterr().out
+    main(["page", *out])
+    main(["merge", *out, str(tmp_path / "out")])
+    assert "0 new lines" in capsys.readouterr().out
+
+
+def test_errors_end_the_command_with_a_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["tune", "nothing", "--out", str(tmp_path)])
+    assert "`task` must be digits, fashion_mnist" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["explain", "x", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit, match="2"):
+        main(["tune", TINY, "--shard", "a", "--out", str(tmp_path)])
+    assert "such as 1/4" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="75"):
+        main(["tune", TINY, "--shard", "1/9999", *FAST, "--out", str(tmp_path)])
+
+
+@pytest.mark.parametrize(
+    ("reference", "error", "message"),
+    [
+        ("tiny_tasks:nothing", ValueError, "has no attribute"),
+        ("no_such_module:task", ValueError, "No module named"),
+        ("tiny_tasks:ACCURACY", TypeError, "must be a `Task`"),
+    ],
+)
+def test_tasks_that_are_none_are_refused(reference: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        load_task(reference)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"steps": 0}, "`steps`"),
+        ({"variants": {}}, "`variants`"),
+        ({"ladder": (1.0,)}, "`ladder`"),
+        ({"base": {"Muon": "sgd"}}, "`base`"),
+    ],
+)
+def test_bad_tasks_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tiny(**change)
+
+
+def test_the_hash_of_a_task_changes_with_all_that_matters() -> None:
+    task = tiny()
+    data = task.data(None)
+    hashes = {
+        task.hash(data),
+        tiny(version=2).hash(data),
+        tiny(steps=9).hash(data),
+        tiny(arguments={"EMA": {"half_life": "3ba"}}).hash(data),
+        task.hash(type(data)(count=65)),
+    }
+
+    assert len(hashes) == 5
+    assert task.hash(data) == tiny().hash(data)
+
+
+@pytest.mark.parametrize("name", ["num_seeds", "num_controls", "num_tuning_seeds", "num_curves", "repeats"])
+def test_bad_plans_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"`{name}` must be at least"):
+        Plan(**{name: -1})
+
+
+def test_algorithms_are_made_from_names() -> None:
+    assert type(make_algorithms([("EMA", {"half_life": "2ba"})])[0]).__name__ == "EMA"
+    with pytest.raises(ValueError, match="which is not one"):
+        make_algorithms([("RandAugmentTransform", {})])
+
+
+def test_the_built_in_tasks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["tasks"])
+
+    text = capsys.readouterr().out
+    assert "digits: A smoke test" in text
+    assert "shakespeare:" in text
+    assert "Muon" in text
