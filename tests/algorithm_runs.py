@@ -33,12 +33,17 @@ def teacher() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), linear)
 
 
+def index_of(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Return the indices of the classes, of shape (N,), of a batch of `captioned`."""
+    return batch["index"].flatten()
+
+
 # Small enough for the models here, and acting within three epochs of one batch.
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "Alibi": {"max_sequence_length": 32},
     "BatchSizeWarmup": {"initial_batch_size": 2, "duration": "12sp"},
     "BlurPool": {"min_channels": 0},
-    "ChunkedCrossEntropy": {"head_name": "last", "target_key": "index"},
+    "ChunkedCrossEntropy": {"head_name": "last", "target_key": index_of},
     "Distillation": {"teacher": teacher()},
     "EMA": {"half_life": "2ba"},
     "Factorize": {"min_channels": 4, "min_features": 4, "latent_channels": 4, "latent_features": 4},
@@ -232,7 +237,7 @@ def captioned(examples: list[tuple[torch.Tensor, int]]) -> dict[str, torch.Tenso
         "attention_mask": torch.ones_like(text),
         "image": images,
         "label": dense,
-        "index": labels,
+        "index": labels[:, None],
     }
 
 

@@ -303,6 +303,10 @@ class HostedRun:
 
     # ---- epochs and batches ----
 
+    def pause(self) -> None:
+        """Give the global generators back to the host until the next batch, before it draws random numbers itself."""
+        self._random.leave()
+
     def epoch(self) -> Iterator[Any]:
         """Iterate over the batches of an epoch, on the model's device, with the events of the epoch and of loading.
 

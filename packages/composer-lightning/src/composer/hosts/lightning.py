@@ -334,7 +334,10 @@ class ComposeCallback(pl.Callback):
             return
         self._counted = trainer.global_step
         self._steps.clear()
-        self._run().end_batch()
+        run = self._run()
+        run.end_batch()
+        if trainer.enable_validation:  # Lightning iterates the loader, which draws, before `on_validation_start`
+            run.pause()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Announce EPOCH_END."""
