@@ -1,11 +1,11 @@
 """Muon next to a tuned AdamW on the characters of a text: fewer steps to the same loss, and the cost of a step.
 
-The text is split into parts to train (90 %), to choose learning rates (5 %) and to report (5 %). Both optimizers choose
-among the same learning rates, with the same two seeds; a choice at the edge of the grid extends it. AdamW then trains
-`--steps` steps with each of `--seeds` fresh seeds, and Muon `--steps` / `--ratio` steps, from the same initial weights
-and with the same data order. All runs are complete: each has a schedule of its own length, and a learning rate that was
-chosen for this length. Muon reaches the loss of AdamW in fewer steps if the 95 % interval of the difference is not
-above zero.
+The text is split into parts to train (90 %), to choose settings (5 %) and to report (5 %). Both optimizers choose a
+learning rate, then a weight decay, then a warm-up, from the same grids and with the same two seeds; a choice at the
+edge of a grid extends it. AdamW then trains `--steps` steps with each of `--seeds` fresh seeds, and Muon `--steps` /
+`--ratio` steps, from the same initial weights and with the same data order. All runs are complete: each has a schedule
+of its own length, and settings that were chosen for this length. Muon reaches the loss of AdamW in fewer steps if the
+95 % interval of the difference is not above zero.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,19 @@ from tools.bench._measure import interleaved, machine, spread
 __all__ = ["SEEDS", "batches", "groups", "loss_of", "main", "make_model", "mean_with_interval"]
 
 LENGTH, _BATCH = 64, 32
-_GRID = (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2)
+# The first guess of each setting, and the values that are tried; one factor lies between neighbours.
+_FIRST = {"lr": 4e-3, "weight_decay": 0.1, "warmup": 0.1}
+_GRIDS = {
+    "lr": (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2),
+    "weight_decay": (0.03, 0.1, 0.3),
+    "warmup": (0.05, 0.1, 0.2),
+}
 _TUNING_SEEDS = (1000, 1001)
 _T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}  # 97.5 %, by n
 SEEDS = sorted(_T)  # how many there may be
+
+Settings = dict[str, float]
+Algorithms = Callable[[], list[Any]]
 
 
 class Block(torch.nn.Module):
@@ -69,9 +78,9 @@ class Decoder(ComposerModel):
         for module in self.modules():
             if isinstance(module, (torch.nn.Linear, torch.nn.Embedding)):
                 torch.nn.init.normal_(module.weight, std=0.02)
-        for block in self.blocks:
-            for layer in (block.out, block.down):
-                torch.nn.init.normal_(layer.weight, std=0.02 / math.sqrt(2 * depth))
+        for name, weight in self.named_parameters():
+            if name.endswith(("out.weight", "down.weight")):
+                torch.nn.init.normal_(weight, std=0.02 / math.sqrt(2 * depth))
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         x = self.tokens(batch[:, :-1]) + self.positions.weight[: batch.shape[1] - 1]
@@ -89,7 +98,7 @@ def parts(path: Path) -> tuple[list[torch.Tensor], int]:
     codes = {character: code for code, character in enumerate(sorted(set(text)))}
     data = torch.tensor([codes[character] for character in text])
     train, held = len(data) * 9 // 10, len(data) // 20
-    return list(data.split([train, held, len(data) - train - held])), len(codes)
+    return list(torch.split(data, [train, held, len(data) - train - held])), len(codes)
 
 
 def make_model(path: Path, seed: int) -> Decoder:
@@ -107,11 +116,11 @@ def batches(path: Path, steps: int, seed: int) -> list[torch.Tensor]:
     return [windows[row] for row in starts]
 
 
-def groups(model: torch.nn.Module) -> list[dict[str, Any]]:
+def groups(model: torch.nn.Module, weight_decay: float = 0.1) -> list[dict[str, Any]]:
     """Return parameter groups, of which biases and norms are not decayed."""
     decay = [p for p in model.parameters() if p.dim() > 1]
     no_decay = [p for p in model.parameters() if p.dim() <= 1]
-    return [{"params": decay, "weight_decay": 0.1}, {"params": no_decay, "weight_decay": 0.0}]
+    return [{"params": decay, "weight_decay": weight_decay}, {"params": no_decay, "weight_decay": 0.0}]
 
 
 def loss_of(model: Decoder, path: Path, part: int) -> float:
@@ -119,7 +128,7 @@ def loss_of(model: Decoder, path: Path, part: int) -> float:
     model.eval()
     with torch.no_grad():
         held = parts(path)[0][part].unfold(0, LENGTH + 1, LENGTH)
-        losses = [(model.loss(model(batch), batch), len(batch)) for batch in held.split(256)]
+        losses = [(model.loss(model(batch), batch), len(batch)) for batch in torch.split(held, 256)]
     return sum(float(loss) * count for loss, count in losses) / len(held)
 
 
@@ -129,13 +138,14 @@ def mean_with_interval(values: Sequence[float]) -> tuple[float, float]:
     return statistics.mean(values), half
 
 
-def _train(path: Path, lr: float, steps: int, seed: int, algorithms: Callable[[], list[Any]], part: int) -> float:
+def _train(path: Path, with_: Settings, steps: int, seed: int, algorithms: Algorithms, part: int) -> float:
     """Train, and return the loss of a part."""
     model = make_model(path, seed)
+    parameters = groups(model, with_["weight_decay"])
     trainer = Trainer(
         model=model,
-        optimizers=torch.optim.AdamW(groups(model), lr=lr, betas=(0.9, 0.95), fused=True),
-        schedulers=CosineAnnealingWithWarmupScheduler(t_warmup="0.1dur"),
+        optimizers=torch.optim.AdamW(parameters, lr=with_["lr"], betas=(0.9, 0.95), fused=True),
+        schedulers=CosineAnnealingWithWarmupScheduler(t_warmup=f"{with_['warmup']}dur"),
         train_dataloader=batches(path, steps, seed),
         max_duration="1ep",
         algorithms=algorithms(),
@@ -148,23 +158,33 @@ def _train(path: Path, lr: float, steps: int, seed: int, algorithms: Callable[[]
     return loss_of(model, path, part)
 
 
-def _tune(path: Path, steps: int, algorithms: Callable[[], list[Any]]) -> float:
-    """Return the learning rate with the best loss on the second part; none at the edge of the grid."""
-    means: dict[float, float] = {}
-    wanted = list(_GRID)
-    while wanted:
-        for lr in wanted:
-            found = [_train(path, lr, steps, seed, algorithms, part=1) for seed in _TUNING_SEEDS]
-            means[lr] = statistics.mean(found) if all(map(math.isfinite, found)) else math.inf
-            print(f"  {lr:<8g} {means[lr]:.4f}", flush=True)
-        best = min(means, key=lambda lr: means[lr])
-        wanted = [best / 2] if best == min(means) else [best * 2] if best == max(means) else []
-    return best
+def _tune(path: Path, steps: int, algorithms: Algorithms) -> Settings:
+    """Return the settings with the best loss on the second part, chosen one after the other; none at an edge."""
+    chosen = dict(_FIRST)
+    means: dict[tuple[float, ...], float] = {}
+
+    def loss(name: str, value: float) -> float:
+        settings = {**chosen, name: value}
+        key = tuple(settings.values())
+        if key not in means:
+            found = [_train(path, settings, steps, seed, algorithms, part=1) for seed in _TUNING_SEEDS]
+            means[key] = statistics.mean(found) if all(map(math.isfinite, found)) else math.inf
+            print(f"  {name} {value:<8g} {means[key]:.4f}", flush=True)
+        return means[key]
+
+    for name, grid in _GRIDS.items():
+        values, factor = list(grid), grid[1] / grid[0]
+        best = min(values, key=partial(loss, name))
+        while best in (values[0], values[-1]):
+            values = [best / factor, *values] if best == values[0] else [*values, best * factor]
+            best = min(values, key=partial(loss, name))
+        chosen[name] = best
+    return chosen
 
 
 def _compare(path: Path, steps: int, seeds: int, ratio: float) -> None:
     shorter = int(steps / ratio)
-    contestants: dict[str, tuple[int, Callable[[], list[Any]]]] = {
+    contestants: dict[str, tuple[int, Algorithms]] = {
         "AdamW": (steps, list),
         "AdamW, as short": (shorter, list),
         "Muon": (shorter, lambda: [Muon()]),
@@ -172,12 +192,13 @@ def _compare(path: Path, steps: int, seeds: int, ratio: float) -> None:
     begin = time.perf_counter()
     losses: dict[str, list[float]] = {}
     for name, (length, algorithms) in contestants.items():
-        print(f"{name}, {length} steps: learning rates, losses of 2 seeds to choose", flush=True)
-        lr = _tune(path, length, algorithms)
-        losses[name] = [_train(path, lr, length, seed, algorithms, part=2) for seed in range(seeds)]
+        print(f"{name}, {length} steps: settings, mean losses of 2 seeds to choose", flush=True)
+        settings = _tune(path, length, algorithms)
+        losses[name] = [_train(path, settings, length, seed, algorithms, part=2) for seed in range(seeds)]
         mean, deviation = statistics.mean(losses[name]), statistics.stdev(losses[name])
         print(
-            f"{name}, {length} steps, lr {lr:g}: {mean:.4f}, standard deviation {deviation:.4f}, n = {seeds}\n",
+            f"{name}, {length} steps, {', '.join(f'{key} {value:g}' for key, value in settings.items())}: {mean:.4f}, "
+            f"standard deviation {deviation:.4f}, n = {seeds}\n",
             flush=True,
         )
     for name in ("AdamW, as short", "Muon"):
@@ -200,7 +221,7 @@ def _cpu_seconds(run: Callable[[], object]) -> float:
 def _cost(rounds: int) -> None:
     """Measure a step of a model of 10.7 million parameters, with batches of 64 times 256 characters, in CPU time."""
     batch = torch.randint(65, (64, 257), generator=torch.Generator().manual_seed(0))
-    runs = {}
+    runs, count = {}, 0
     for name, algorithms in (("AdamW", []), ("Muon", [Muon()])):
         torch.manual_seed(0)
         model = Decoder(65, width=384, depth=6, num_heads=6, length=256)
@@ -214,9 +235,9 @@ def _cost(rounds: int) -> None:
             progress_bar=False,
             device="cpu",
         )
+        count = sum(parameter.numel() for parameter in model.parameters())
         runs[name] = lambda trainer=trainer: _cpu_seconds(lambda: trainer.fit(duration="1ep"))
     results = interleaved(runs, rounds)
-    count = sum(parameter.numel() for parameter in model.parameters())
     ratios = [a / b for a, b in zip(results["Muon"], results["AdamW"], strict=True)]
     print(
         f"\na step of {count / 1e6:.1f} million parameters, 64 x 256 characters, in CPU time: AdamW "

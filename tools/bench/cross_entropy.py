@@ -60,9 +60,9 @@ def _kibibytes(field: str) -> int:
 
 def _print_peak(arguments: list[str]) -> None:
     """Print the MiB that a pass needs at most, beside its inputs; for a process of its own."""
-    name, *sizes, dtype = arguments
+    name, tokens, width, classes, dtype = arguments
     _pass(name, 8, 8, 8, dtype)()  # loads what the first pass loads
-    run = _pass(name, *map(int, sizes), dtype)
+    run = _pass(name, int(tokens), int(width), int(classes), dtype)
     before = _kibibytes("VmRSS")
     run()
     print((_kibibytes("VmHWM") - before) / 1024)

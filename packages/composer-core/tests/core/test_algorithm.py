@@ -19,6 +19,10 @@ class Scaled(Algorithm):
         state.loss = self.factor * state.loss
 
 
+def labels_of(batch: dict[str, Any]) -> Any:
+    return batch["labels"]
+
+
 def test_declared_events_answer_match() -> None:
     state = State(model=torch.nn.Linear(1, 1))
 
@@ -29,6 +33,10 @@ def test_the_repr_is_a_constructor_call_without_spaces() -> None:
     assert repr(Scaled(0.5)) == "Scaled(factor=0.5,at=Event.AFTER_LOSS)"
     assert {"repr": repr(Scaled())} == Scaled().state_dict()
     assert repr(eval(repr(Scaled()))) == "Scaled(factor=2.0,at=Event.AFTER_LOSS)"  # noqa: S307 - the promise of repr
+
+
+def test_a_function_is_printed_without_its_address_which_differs_in_each_process() -> None:
+    assert repr(Scaled(labels_of)) == "Scaled(factor=labels_of,at=Event.AFTER_LOSS)"
 
 
 def test_an_algorithm_that_does_not_keep_its_arguments_prints_plainly() -> None:

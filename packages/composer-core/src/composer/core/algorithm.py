@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from enum import Enum
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from composer.core.effects import INTERPOLATES_LOSS, Placement
@@ -101,6 +102,8 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def _argument(value: Any) -> str:
+    if isinstance(value, FunctionType):
+        return value.__qualname__  # its `repr` has an address, which differs from run to run
     return str(value) if isinstance(value, Enum) else repr(plain_number(value))
 
 
