@@ -120,8 +120,8 @@ AS_IF_TOGETHER |= {
 SHARP = {"SAM": Case("SAM", {"rho": 0.5, "interval": 2})}
 GROUPS = {"exact": EXACT, "own": ON_ITS_PART, "together": AS_IF_TOGETHER, "sharp": SHARP}
 LABELS = [(group, label) for group, cases in GROUPS.items() for label in cases]
-# They compute what the layers did that they replace, or the rows that they join; reorder memory, average besides training,
-# act in evaluation only, or do nothing.
+# They compute what the layers did that they replace, or the rows that they join; reorder memory, average besides
+# training, act in evaluation only, or do nothing.
 WITHOUT_TRACE = [
     ("exact", name)
     for name in (

@@ -437,7 +437,7 @@ def test_bad_arguments_are_named() -> None:
     net: Any = network()
     other = torch.optim.SGD(network().parameters(), lr=0.1)
     twice = [torch.optim.SGD(net.parameters(), lr=0.1), torch.optim.SGD(net[0].parameters(), lr=0.1)]
-    with pytest.raises(ValueError, match="`accumulate` must be an integer of at least 1, got 0"):
+    with pytest.raises(ValueError, match="`accumulate` must be at least 1, got 0"):
         make(accumulate=0)
     with pytest.raises(ValueError, match="`optimizers` must hold parameters of `model`, got SGD with 4 others"):
         make(net, optimizers=other)

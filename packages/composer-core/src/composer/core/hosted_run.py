@@ -30,6 +30,7 @@ from composer.models.base import ComposerModel
 from composer.utils import dist
 from composer.utils.iter_helpers import ensure_tuple
 from composer.utils.misc import model_eval_mode, needs_closure
+from composer.utils.numbers import int_at_least
 from composer.utils.reproducibility import seed_context
 
 __all__ = ["HostedRun", "total_loss"]
@@ -152,8 +153,7 @@ class HostedRun:
         host_provides: Iterable[str] = (),
         hooks: Mapping[Event, str] | None = None,
     ) -> None:
-        if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
-            raise ValueError(f"`accumulate` must be an integer of at least 1, got {accumulate!r}. Use 1 for no more.")
+        accumulate = int_at_least("accumulate", accumulate, 1)
         algorithms = ensure_tuple(algorithms)
         unavailable = dict(unavailable or {})
         if accumulate > 1:
@@ -343,12 +343,12 @@ class HostedRun:
 
     def _iterate(self, done: int) -> Iterator[Any]:
         """Start the loader, without the batches that are done, for which no random numbers of training are drawn."""
-        if not done:
-            return iter(self.state.dataloader)
-        self._random.leave()
-        iterator = iter(self.state.dataloader)
-        next(islice(iterator, done, done), None)
-        self._random.enter()
+        if done:
+            self._random.leave()
+        iterator: Iterator[Any] = iter(self.state.dataloader)
+        if done:
+            next(islice(iterator, done, done), None)
+            self._random.enter()
         return iterator
 
     def _before_dataloader(self) -> None:
@@ -572,7 +572,7 @@ class HostedRun:
         others = list(state.optimizers)
         runs_passes = next((i for i, each in enumerate(others) if needs_closure(each)), None)
         if runs_passes is not None:
-            others.pop(runs_passes).step(self.closure())
+            others.pop(runs_passes).step(self.closure())  # type: ignore[arg-type]  # torch names the type of its result float
         for optimizer in others:
             optimizer.step()
         for optimizer in state.optimizers:

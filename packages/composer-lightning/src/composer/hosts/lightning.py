@@ -172,7 +172,7 @@ class ComposeCallback(pl.Callback):
             return
         duration = _duration_of(trainer)
         if self.run is not None and self.run.model is pl_module:
-            self.run.state.max_duration = duration  # type: ignore[assignment]  # the setter parses
+            self.run.state.max_duration = duration  # type: ignore[assignment,unused-ignore]  # the setter parses
         else:
             self._check(trainer, pl_module)
             self.run = HostedRun(
@@ -317,7 +317,7 @@ class ComposeCallback(pl.Callback):
         assert index is not None, "it is called for a replay"
         *others, keywords = self._steps[index]
         result = trainer.strategy.training_step(batch, *others, **keywords)
-        loss = result["loss"] if isinstance(result, Mapping) else result
+        loss: Any = result["loss"] if isinstance(result, Mapping) else result
         trainer.strategy.backward(loss / trainer.accumulate_grad_batches, getattr(optimizer, "optimizer", optimizer))
 
     def on_before_optimizer_step(
@@ -412,7 +412,7 @@ class ComposeCallback(pl.Callback):
 
 def _duration_of(trainer: pl.Trainer) -> str:
     """Return the length of the run as a time string."""
-    if trainer.max_steps is not None and trainer.max_steps > 0:
+    if trainer.max_steps > 0:
         return f"{trainer.max_steps}ba"
     if trainer.max_epochs is not None and trainer.max_epochs > 0:
         return f"{trainer.max_epochs}ep"

@@ -91,9 +91,10 @@ def rotary_positions(width: int, layers: int, heads: int, text: Text) -> Compose
             num_hidden_layers=layers,
             num_attention_heads=heads,
             use_parallel_residual=False,
-            rotary_pct=1.0,
+            rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
             tie_word_embeddings=True,
-            **dict.fromkeys(("bos_token_id", "eos_token_id")),
+            bos_token_id=None,
+            eos_token_id=None,
         )
     )
     network.loss_type = "ForCausalLM"
