@@ -346,7 +346,7 @@ class HostedRun:
         if not done:
             return iter(self.state.dataloader)
         self._random.leave()
-        iterator = iter(self.state.dataloader)
+        iterator: Iterator[Any] = iter(self.state.dataloader)
         next(islice(iterator, done, done), None)
         self._random.enter()
         return iterator

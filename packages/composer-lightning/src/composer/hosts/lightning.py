@@ -172,7 +172,7 @@ class ComposeCallback(pl.Callback):
             return
         duration = _duration_of(trainer)
         if self.run is not None and self.run.model is pl_module:
-            self.run.state.max_duration = duration  # type: ignore[assignment]  # the setter parses
+            self.run.state.max_duration = duration
         else:
             self._check(trainer, pl_module)
             self.run = HostedRun(
@@ -412,7 +412,7 @@ class ComposeCallback(pl.Callback):
 
 def _duration_of(trainer: pl.Trainer) -> str:
     """Return the length of the run as a time string."""
-    if trainer.max_steps is not None and trainer.max_steps > 0:
+    if trainer.max_steps > 0:
         return f"{trainer.max_steps}ba"
     if trainer.max_epochs is not None and trainer.max_epochs > 0:
         return f"{trainer.max_epochs}ep"
