@@ -172,7 +172,7 @@ class ComposeCallback(pl.Callback):
             return
         duration = _duration_of(trainer)
         if self.run is not None and self.run.model is pl_module:
-            self.run.state.max_duration = duration  # type: ignore[assignment,unused-ignore]  # the setter parses
+            self.run.state.max_duration = duration
         else:
             self._check(trainer, pl_module)
             self.run = HostedRun(
