@@ -38,6 +38,7 @@ _GRIDS = {
     "weight_decay": (0.03, 0.1, 0.3),
     "warmup": (0.05, 0.1, 0.2),
 }
+_LEAST = {"lr": 0.0, "weight_decay": 0.0, "warmup": 0.005}  # less than one step of 200 is no warm-up
 _TUNING_SEEDS = (1000, 1001)
 _T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}  # 97.5 %, by n
 SEEDS = sorted(_T)  # how many there may be
@@ -175,9 +176,9 @@ def _tune(path: Path, steps: int, algorithms: Algorithms) -> Settings:
     for name, grid in _GRIDS.items():
         values, factor = list(grid), grid[1] / grid[0]
         best = min(values, key=partial(loss, name))
-        while best in (values[0], values[-1]):
-            values = [best / factor, *values] if best == values[0] else [*values, best * factor]
-            best = min(values, key=partial(loss, name))
+        step = 1 / factor if best == values[0] else factor if best == values[-1] else None
+        while step is not None and _LEAST[name] < best and loss(name, best * step) < loss(name, best):
+            best *= step
         chosen[name] = best
     return chosen
 
