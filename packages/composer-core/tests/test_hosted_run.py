@@ -409,6 +409,7 @@ WRONG: dict[str, tuple[Callable[[], HostedRun], Callable[[HostedRun], object], s
     "end_fit first": (make, lambda run: run.end_fit(), "Call `begin_fit` first"),
     "end_fit in a step": (after_a_loss, lambda run: run.end_fit(), "finish each step"),
     "evaluation in a pass": (after_a_loss, lambda run: run.begin_evaluation([]), "Finish the pass"),
+    "pause in a pass": (after_a_loss, lambda run: run.pause(), "Call `pause` after `backward`"),
     "eval_forward": (fitted, lambda run: run.eval_forward(BATCH), "Call it in `with run.evaluation"),
     "end_evaluation": (fitted, lambda run: run.end_evaluation(), "Call `begin_evaluation` first"),
     "optimizers in training": (fitted, lambda run: run.take_optimizers(), "Call it before `begin_fit`"),

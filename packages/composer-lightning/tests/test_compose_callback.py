@@ -172,6 +172,16 @@ def test_evaluations_and_checks_on_the_way_change_nothing() -> None:
     deep_compare(with_our_trainer("all"), copy.deepcopy(net.layers.state_dict()))
 
 
+@pytest.mark.parametrize("label", ["SAM", "EMA and GradientClipping", "all"])
+def test_evaluations_between_the_batches_of_a_step_change_nothing(label: str) -> None:
+    net, batches = SplitNet(), data(BATCH // 2)
+    trainer = trainer_of(callback_of(label), accumulate_grad_batches=2, val_check_interval=1)
+    trainer.fit(net, batches, DataLoader(batches.dataset, batch_size=4, shuffle=True))
+
+    assert len(net.seen) > 2 * EPOCHS * LENGTH
+    deep_compare(fit(label, accumulate=2), copy.deepcopy(net.layers.state_dict()))
+
+
 def test_a_run_may_end_in_mid_epoch() -> None:
     callback = callback_of("EMA and GradientClipping")
     trainer_of(callback, max_steps=7).fit(SplitNet(), data())

@@ -304,7 +304,16 @@ class HostedRun:
     # ---- epochs and batches ----
 
     def pause(self) -> None:
-        """Give the global generators back to the host until the next batch, before it draws random numbers itself."""
+        """Give the global generators back to the host until the next batch, before it draws random numbers itself.
+
+        Raises:
+            RuntimeError: A forward or backward pass is not finished, which may still draw numbers of training.
+        """
+        if self._phase in (_PASS, _LOSS):
+            raise RuntimeError(
+                f"`pause` must be called between two passes, but the run is {self._phase}. Call `pause` after "
+                f"`backward`."
+            )
         self._random.leave()
 
     def epoch(self) -> Iterator[Any]:

@@ -330,12 +330,11 @@ class ComposeCallback(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Announce BATCH_END, if the optimizer has stepped."""
-        if trainer.global_step == self._counted:
-            return
-        self._counted = trainer.global_step
-        self._steps.clear()
         run = self._run()
-        run.end_batch()
+        if trainer.global_step != self._counted:
+            self._counted = trainer.global_step
+            self._steps.clear()
+            run.end_batch()
         if trainer.enable_validation:  # Lightning iterates the loader, which draws, before `on_validation_start`
             run.pause()
 
