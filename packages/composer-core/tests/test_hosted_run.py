@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from composer.core import (
     AVERAGES_WEIGHTS,
+    SWAPS_WEIGHTS,
     Algorithm,
     Callback,
     ConflictError,
@@ -223,6 +224,55 @@ def test_the_global_generator_continues_with_its_own_numbers() -> None:
     assert torch.equal(expected, torch.rand(3))
 
 
+# ---- exceptions ----
+
+
+class Swapping(Algorithm):
+    """Has other weights in the model during evaluations, as averages do."""
+
+    events = frozenset({Event.EVAL_START, Event.EVAL_END})
+    placement = Placement(provides={SWAPS_WEIGHTS})
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        for parameter in state.model.parameters():
+            parameter.data.neg_()
+
+
+class Died(Exception):
+    """Something fails."""
+
+
+def die(state: State) -> None:
+    raise Died
+
+
+def test_an_evaluation_that_fails_leaves_the_weights_of_training() -> None:
+    expected = train(make(network(0.5)))
+    recorder = Recorder()
+    run = make(network(0.5), Swapping(), callbacks=recorder)
+
+    def failing() -> None:
+        with pytest.raises(Died), run.evaluation(batches()):
+            raise Died
+
+    deep_compare(expected, train(run, after_epoch=failing))
+    assert recorder.events.count("eval_end") == recorder.events.count("eval_after_all") == 2
+
+
+@pytest.mark.parametrize("event", [Event.EVAL_START, Event.EVAL_END])
+def test_an_algorithm_that_fails_ends_the_evaluation(event: Event) -> None:
+    net = network()
+    run = make(net, [Swapping(), At({event}, die)] if event is Event.EVAL_START else [At({event}, die), Swapping()])
+    before = copy.deepcopy(net.state_dict())
+    run.begin_fit()
+    with pytest.raises(Died), run.evaluation(batches()):
+        pass
+
+    deep_compare(before, copy.deepcopy(net.state_dict()))
+    assert run.state.dataloader_label == "train"
+    run.end_fit()
+
+
 # ---- saving ----
 
 
@@ -405,6 +455,7 @@ WRONG: dict[str, tuple[Callable[[], HostedRun], Callable[[HostedRun], object], s
     "after_backward first": (in_an_epoch, lambda run: run.after_backward(), "Call it after `after_loss`"),
     "a batch outside an epoch": (fitted, lambda run: run.after_dataloader(BATCH), "Call `begin_epoch` first"),
     "end_batch first": (in_an_epoch, lambda run: run.end_batch(), "Call it after the step of the optimizers"),
+    "end_batch before backward": (after_a_loss, lambda run: run.end_batch(), "Call it after the step of the optim"),
     "end_epoch first": (fitted, lambda run: run.end_epoch(), "Call `begin_epoch` first"),
     "end_fit first": (make, lambda run: run.end_fit(), "Call `begin_fit` first"),
     "end_fit in a step": (after_a_loss, lambda run: run.end_fit(), "finish each step"),
@@ -432,6 +483,23 @@ def test_a_loop_that_does_not_train_its_batches_is_told() -> None:
     with pytest.raises(RuntimeError, match="Call `loss`, `backward` and `step` for each batch"):
         for _ in run.epoch():
             pass
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_step_without_samples_is_answered(accumulate: int) -> None:
+    run = make(dataloader=batches((0, 0)), accumulate=accumulate)
+    run.begin_fit()
+    with pytest.raises(ValueError, match="The batches of a step must have samples, got 0"):
+        next(run.epoch())
+
+
+def test_an_empty_batch_belongs_to_its_step() -> None:
+    recorder = Recorder()
+    run = make(callbacks=recorder, dataloader=batches((0, 4)), accumulate=2, max_duration="1ep")
+    run.begin_fit()
+    next(run.epoch())
+
+    assert recorder.events.count("batch_start") == 1
 
 
 def test_bad_arguments_are_named() -> None:

@@ -191,6 +191,7 @@ class HostedRun:
         """Forget the batches of the last step."""
         self._samples: float = 0
         self._tokens = 0
+        self._has_batch = False
         self._weights: list[float] = []  # of the batches of the step; empty in the loop of a host, which weighs itself
         self._next = 0  # the index of the next of them
         self._passes: list[tuple[Any, float, dict[str, torch.Tensor]]] = []  # batch, weight and random state
@@ -321,6 +322,10 @@ class HostedRun:
 
         Inside an epoch, because the run was loaded there, the batches that were trained are drawn and left out. The
         iteration ends with the loader, or when the run is over.
+
+        Raises:
+            RuntimeError: Training has not begun, or a batch was not trained.
+            ValueError: The batches of a step have no samples.
         """
         state, spec = self.state, self._spec
         self.begin_epoch()
@@ -343,6 +348,11 @@ class HostedRun:
                 self.end_epoch()
                 return
             counts = [spec.get_num_samples_in_batch(batch) for batch in group]
+            if not sum(counts):
+                raise ValueError(
+                    "The batches of a step must have samples, got 0. Leave empty batches out of the loader, or correct "
+                    "`get_num_samples_in_batch`."
+                )
             self._weights = [count / sum(counts) for count in counts]
             for batch in group:
                 yield spec.microbatch_transforms(state.device.batch_to_device(batch))
@@ -403,8 +413,8 @@ class HostedRun:
             self._before_dataloader()
         self._is_announced = False
         self._tokens += spec.get_num_tokens_in_batch(batch)
-        is_first, count = not self._samples, spec.get_num_samples_in_batch(batch)
-        self._samples += count
+        is_first, self._has_batch = not self._has_batch, True
+        self._samples += spec.get_num_samples_in_batch(batch)
         state.batch = _copied(batch)
         if dispatch.after_dataloader:
             dispatch.after_dataloader()
@@ -649,7 +659,7 @@ class HostedRun:
         Raises:
             RuntimeError: No gradients were computed.
         """
-        self._require("end_batch", _GRADIENTS, _LOSS, hint="Call it after the step of the optimizers.")
+        self._require("end_batch", _GRADIENTS, hint="Call it after the step of the optimizers.")
         state, dispatch = self.state, self.engine.dispatch
         now = time.perf_counter()
         lap, self._lap_start = now - self._lap_start, now
@@ -722,7 +732,8 @@ class HostedRun:
     def evaluation(self, dataloader: Iterable[Any], label: str = "eval") -> Iterator[None]:
         """Evaluate in the body: the model is in eval mode, without gradients, and may have other weights.
 
-        Compute outputs with `eval_forward`, or with the model, if no algorithm acts on evaluations.
+        Compute outputs with `eval_forward`, or with the model, if no algorithm acts on evaluations. An exception ends
+        the evaluation, too: the run continues with the weights of training.
 
         Args:
             dataloader: The data to evaluate on.
@@ -732,10 +743,8 @@ class HostedRun:
             self.begin_evaluation(dataloader, label)
             try:
                 yield
-            except BaseException:
-                self._leave_evaluation()
-                raise
-            self.end_evaluation()
+            finally:  # averages must not stay in the model
+                self.end_evaluation()
 
     def begin_evaluation(self, dataloader: Iterable[Any], label: str = "eval") -> None:
         """Announce EVAL_START, after EVAL_BEFORE_ALL in training and EVAL_STANDALONE_START outside.
@@ -757,8 +766,12 @@ class HostedRun:
         state.set_dataloader(dataloader, label)
         state.eval_timestamp = Timestamp()
         is_standalone = self._before_evaluation is _READY
-        self.engine.run_event(Event.EVAL_STANDALONE_START if is_standalone else Event.EVAL_BEFORE_ALL)
-        self.engine.run_event(Event.EVAL_START)
+        try:
+            self.engine.run_event(Event.EVAL_STANDALONE_START if is_standalone else Event.EVAL_BEFORE_ALL)
+            self.engine.run_event(Event.EVAL_START)
+        except BaseException:  # an algorithm before may have swapped weights
+            self.end_evaluation()
+            raise
 
     def eval_forward(self, batch: Any) -> Any:
         """Compute the outputs of a batch of an evaluation, with all events from EVAL_BATCH_START to EVAL_BATCH_END.
@@ -789,15 +802,14 @@ class HostedRun:
             RuntimeError: No evaluation runs.
         """
         self._require("end_evaluation", _EVALUATION, hint="Call `begin_evaluation` first.")
-        self.engine.run_event(Event.EVAL_END)
         is_standalone = self._before_evaluation is _READY
-        self.engine.run_event(Event.EVAL_STANDALONE_END if is_standalone else Event.EVAL_AFTER_ALL)
-        self._leave_evaluation()
-
-    def _leave_evaluation(self) -> None:
-        *loader, self.state.batch, self.state.outputs = self._outer
-        self.state.set_dataloader(*loader)
-        self._outer, self._phase = (), self._before_evaluation
+        try:
+            self.engine.run_event(Event.EVAL_END)
+            self.engine.run_event(Event.EVAL_STANDALONE_END if is_standalone else Event.EVAL_AFTER_ALL)
+        finally:
+            *loader, self.state.batch, self.state.outputs = self._outer
+            self.state.set_dataloader(*loader)
+            self._outer, self._phase = (), self._before_evaluation
 
     # ---- saving and loading ----
 
