@@ -365,6 +365,17 @@ def test_steps_are_not_skipped() -> None:
         refused(ComposeCallback([]), module=Skipping())
 
 
+@pytest.mark.parametrize("result", [None, {"logs": 1}])
+def test_a_training_step_that_forgets_to_return_its_loss_is_told(result: Any) -> None:
+    class Forgetful(SplitNet):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            super().training_step(batch, batch_idx)
+            return result
+
+    with pytest.raises(RuntimeError, match=r"must return a loss, got .*Write `return self\.composer\.loss\(batch\)`"):
+        refused(ComposeCallback([], loss=criterion), module=Forgetful())
+
+
 def test_the_module_is_as_before_afterwards() -> None:
     net = SplitNet()
     trainer_of(callback_of("nothing")).fit(net, data())

@@ -280,20 +280,19 @@ class ComposeCallback(pl.Callback):
         batch, *others = args or (kwargs.pop("batch"),)
         if run.replay_index is None:
             self._steps.append((*others, kwargs))
-        if self._loss is not None:
-            self._has_loss = False
-            result = original(batch, *others, **kwargs)
-            if not self._has_loss:
-                raise RuntimeError(
-                    "`training_step` must return `self.composer.loss(batch)`, because `ComposeCallback` was given a "
-                    "`loss`. Call it, or leave out `loss` and the algorithms that need it."
-                )
-            return result
-        result = original(run.before_forward(batch), *others, **kwargs)
+        self._has_loss = False
+        result = original(batch if self._loss is not None else run.before_forward(batch), *others, **kwargs)
+        if self._loss is not None and not self._has_loss:
+            raise RuntimeError(
+                "`training_step` must return `self.composer.loss(batch)`, because `ComposeCallback` was given a "
+                "`loss`. Call it, or leave out `loss` and the algorithms that need it."
+            )
         loss = result.get("loss") if isinstance(result, Mapping) else result
         if not isinstance(loss, torch.Tensor):
-            raise RuntimeError(f"`training_step` must return a loss, got {type(result).__name__}. Do not skip steps.")
-        run.after_loss(loss)
+            hint = "Do not skip steps." if self._loss is None else "Write `return self.composer.loss(batch)`."
+            raise RuntimeError(f"`training_step` must return a loss, got {type(result).__name__}. {hint}")
+        if self._loss is None:
+            run.after_loss(loss)
         return result
 
     def on_after_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
