@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from composer.algorithms.utils.weight_swaps import is_saving
 from composer.core import (
     AVERAGES_WEIGHTS,
+    CHANGES_BATCH_SIZE,
     SWAPS_WEIGHTS,
     Algorithm,
     Callback,
@@ -273,6 +275,93 @@ def test_an_algorithm_that_fails_ends_the_evaluation(event: Event) -> None:
     run.end_fit()
 
 
+class SwappingToSave(Algorithm):
+    """Has other weights in the model from a checkpoint until training goes on."""
+
+    events = frozenset({Event.BATCH_CHECKPOINT, Event.ITERATION_START, Event.BATCH_START})
+    placement = Placement(provides={SWAPS_WEIGHTS})
+    swapped = False
+
+    def match(self, event: Event, state: State) -> bool:
+        return is_saving(event, state) if event is Event.BATCH_CHECKPOINT else self.swapped
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        self.swapped = not self.swapped
+        for parameter in state.model.parameters():
+            parameter.data.neg_()
+
+
+@pytest.mark.parametrize("where", ["batch", "pass", "loss", "gradients", "step", "saving", "evaluation"])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_an_aborted_run_continues_with_the_unfinished_step(where: str, accumulate: int) -> None:
+    expected = train(make(accumulate=accumulate))
+    net, recorder = network(), Recorder()
+    run = make(net, [Swapping(), SwappingToSave()], accumulate=accumulate, callbacks=recorder)
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    run.begin_fit()
+    batches_of_epoch = run.epoch()
+    batch = next(batches_of_epoch)
+    if where == "pass":
+        run.before_forward(batch)
+    elif where != "batch":
+        loss = run.loss(batch)
+        if where != "loss":
+            run.backward(loss)
+            if where != "gradients" and not run.step():
+                run.backward(run.loss(next(batches_of_epoch)))
+                run.step()
+    if where == "saving":
+        with run.saving():
+            pass
+    elif where == "evaluation":
+        run.begin_evaluation(batches())
+    run.abort()
+    run.abort()
+
+    assert torch.equal(before, torch.get_rng_state())
+    deep_compare(expected, train(run))
+    assert (run.state.timestamp.epoch, recorder.events.count("epoch_end"), recorder.events.count("fit_end")) == (2, 2, 1)
+
+
+def test_abort_does_nothing_outside_of_training() -> None:
+    run = make()
+    run.abort()
+    run.init()
+    run.abort()
+    train(run)
+    run.abort()
+
+    assert run.is_over()
+
+
+def test_settings_of_the_host_change_between_two_fits() -> None:
+    net = network()
+    run = make(net, max_duration="1ep", accumulate=2)
+    train(run)
+    run.reconfigure(precision="amp_bf16")
+    run.state.max_duration = "2ep"
+    train(run)
+
+    assert (run.state.timestamp.batch, run.state.dataloader_len) == (2 + 4, 4)
+    assert run.state.outputs.dtype == torch.bfloat16
+
+
+def test_settings_that_an_algorithm_excludes_are_refused() -> None:
+    algorithm = At({Event.BATCH_END})
+    algorithm.placement = Placement(provides={CHANGES_BATCH_SIZE}, excludes={AVERAGES_WEIGHTS})
+    run = make(algorithms=algorithm, max_duration="1ep")
+    with pytest.raises(ConflictError, match="HostFeatures"):
+        run.reconfigure(host_provides={AVERAGES_WEIGHTS})
+    with pytest.raises(ConflictError, match="Use `accumulate=1`"):
+        run.reconfigure(accumulate=2)
+    with pytest.raises(ConflictError, match="Leave it out"):
+        run.reconfigure(unavailable={Event.BATCH_END: "Leave it out."})
+    train(run)
+
+    assert run.state.timestamp.batch == 4
+
+
 # ---- saving ----
 
 
@@ -463,6 +552,7 @@ WRONG: dict[str, tuple[Callable[[], HostedRun], Callable[[HostedRun], object], s
     "pause in a pass": (after_a_loss, lambda run: run.pause(), "Call `pause` after `backward`"),
     "eval_forward": (fitted, lambda run: run.eval_forward(BATCH), "Call it in `with run.evaluation"),
     "end_evaluation": (fitted, lambda run: run.end_evaluation(), "Call `begin_evaluation` first"),
+    "reconfigure": (fitted, lambda run: run.reconfigure(), "or `abort` after an exception"),
     "optimizers in training": (fitted, lambda run: run.take_optimizers(), "Call it before `begin_fit`"),
     "loading in training": (fitted, lambda run: run.load_state_dict(run.state_dict()), "Call it before `begin_fit`"),
     "catching up": (make, lambda run: run.catch_up(1), "Call it after `begin_fit`"),

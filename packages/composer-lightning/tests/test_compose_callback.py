@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from composer.core import (
     ConflictError,
     Event,
     Placement,
+    Precision,
     State,
 )
 from composer.hosts.lightning import ComposeCallback
@@ -290,6 +292,126 @@ def test_checkpoints_hold_the_averages(tmp_path: Path) -> None:
     assert dict(saved["composer"]["algorithms"])["EMA"]["ema_weights_active"]
     training = dict(saved["composer"]["algorithms"])["EMA"]["ema_model"]["named_parameters_dict"]
     assert not torch.equal(training["network.layers.0.weight"], saved["state_dict"]["layers.0.weight"])
+
+
+# ---- several fits ----
+
+
+class Failure(pl.Callback):
+    """Raises at a hook of the second epoch, and records the last weights of training."""
+
+    def __init__(self, hook: str, error: type[BaseException]) -> None:
+        self.weights: dict[str, Any] = {}
+        setattr(self, hook, self._fail)
+        self._error = error
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.weights = copy.deepcopy(dict(pl_module.layers.named_parameters()))
+
+    def _fail(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step > LENGTH:
+            raise self._error
+
+
+@pytest.mark.parametrize("error", [Died, KeyboardInterrupt])
+@pytest.mark.parametrize("hook", ["on_before_backward", "on_train_batch_start", "on_validation_batch_end"])
+def test_an_interrupted_fit_can_be_continued(hook: str, error: type[BaseException], tmp_path: Path) -> None:
+    net, callback, failure = SplitNet(), callback_of("all"), Failure(hook, error)
+    saver: Any = ModelCheckpoint(tmp_path, every_n_train_steps=1)  # leaves averages in the model
+    trainer = trainer_of(callback, failure, saver, num_sanity_val_steps=0, val_check_interval=2)
+    torch.manual_seed(5)
+    random, handler = torch.get_rng_state(), signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(SystemExit if error is KeyboardInterrupt else error):
+            trainer.fit(net, data(), data())
+    finally:
+        signal.signal(signal.SIGINT, handler)  # Lightning ignores it from then on
+    run: Any = callback.run
+
+    assert torch.equal(random, torch.get_rng_state())
+    deep_compare(failure.weights, copy.deepcopy(dict(net.layers.named_parameters())))
+    assert not {"training_step", "optimizer_step", "on_after_batch_transfer", "composer"} & vars(net).keys()
+    assert (run.state.timestamp.epoch, run.state.timestamp.batch_in_epoch > 0) == (1, True)
+
+    net.train()
+    trainer_of(callback).fit(net, data())
+    assert (run.state.timestamp.epoch, run.is_over()) == (2 + EPOCHS, True)
+    assert run.state.algorithms[3].ema_weights_active
+
+
+def test_the_same_trainer_continues_after_an_interruption() -> None:
+    net, callback, death = SplitNet(), callback_of("all"), Death(LENGTH + 2)
+    trainer = trainer_of(callback, death)
+    with pytest.raises(Died):
+        trainer.fit(net, data())
+    death.step = -1
+    trainer.fit(net, data())
+    run: Any = callback.run
+
+    assert trainer.current_epoch == EPOCHS
+    assert (run.state.timestamp.batch, run.is_over()) == (trainer.global_step, True)
+
+
+def test_another_fit_continues_the_run() -> None:
+    """Of one run of twice the length, and of two fits: the same steps."""
+    net, callback = SplitNet(), ComposeCallback([LabelSmoothing()], loss=criterion, seed=SEED)
+    trainer_of(callback).fit(net, data())
+    trainer_of(callback).fit(net, data())
+    run: Any = callback.run
+    whole = ComposeCallback([LabelSmoothing()], loss=criterion, seed=SEED)
+    other = SplitNet()
+    # Both trainers start with new momentum.
+    trainer_of(whole).fit(other, data())
+    own = trainer_of(whole, max_steps=EPOCHS * LENGTH, max_epochs=-1)
+    own.fit(other, data())
+
+    deep_compare(copy.deepcopy(net.state_dict()), copy.deepcopy(other.state_dict()))
+    assert (run.state.timestamp.epoch, run.state.max_duration, run.is_over()) == (2 * EPOCHS, f"{2 * EPOCHS}ep", True)
+    assert whole.run.state.max_duration == f"{2 * EPOCHS * LENGTH}ba"  # type: ignore[union-attr]
+
+
+def test_the_settings_of_another_trainer_are_applied() -> None:
+    net, callback = SplitNet(), callback_of("all")
+    trainer_of(callback).fit(net, data())
+    run: Any = callback.run
+    trainer_of(callback, accumulate_grad_batches=2, precision="bf16-mixed").fit(net, data(BATCH // 2))
+
+    assert callback.run is run
+    assert (run.accumulate, run.state.precision, run.state.timestamp.batch) == (2, Precision.AMP_BF16, 2 * EPOCHS * LENGTH)
+    assert run.state.outputs.dtype == torch.bfloat16
+
+
+def test_the_settings_of_another_trainer_are_checked() -> None:
+    net, callback = SplitNet(), callback_of("all")
+    trainer_of(callback).fit(net, data())
+    with pytest.raises(ConflictError, match="`gradient_clip_val` clips as well"):
+        trainer_of(callback, gradient_clip_val=1.0).fit(net, data())
+    with pytest.raises(ValueError, match="`StochasticWeightAveraging` must not be used"):
+        trainer_of(callback, StochasticWeightAveraging(swa_lrs=0.1)).fit(net, data())
+    trainer_of(callback).fit(net, data())
+
+    assert callback.run is not None
+    assert callback.run.state.timestamp.epoch == 2 * EPOCHS
+
+
+def test_a_later_fit_resumes_exactly(tmp_path: Path) -> None:
+    def fitted_once() -> tuple[SplitNet, ComposeCallback]:
+        net, callback = SplitNet(), callback_of("all")
+        trainer_of(callback).fit(net, data())
+        return net, callback
+
+    net, callback = fitted_once()
+    trainer_of(callback).fit(net, data())
+    other, killed = fitted_once()
+    saver: Any = ModelCheckpoint(tmp_path, save_last=True, **SAVES["epoch"])
+    with pytest.raises(Died):
+        trainer_of(killed, saver, Death(LENGTH + 2)).fit(other, data())
+    other, resumed = SplitNet(), callback_of("all")
+    trainer_of(resumed).fit(other, data(), ckpt_path=tmp_path / "last.ckpt", weights_only=True)
+
+    deep_compare(copy.deepcopy(net.state_dict()), copy.deepcopy(other.state_dict()))
+    assert resumed.run is not None
+    assert resumed.run.state.max_duration == f"{2 * EPOCHS}ep"
 
 
 # ---- what is refused ----

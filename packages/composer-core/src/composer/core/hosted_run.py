@@ -17,11 +17,11 @@ from composer.core.algorithm import Algorithm, declared_events, declared_placeme
 from composer.core.callback import Callback
 from composer.core.data_spec import DataSpec
 from composer.core.deferred_value import DeferredValue
-from composer.core.effects import CHANGES_BATCH_SIZE, PHRASES, Placement
+from composer.core.effects import CHANGES_BATCH_SIZE, PHRASES, SWAPS_WEIGHTS, Placement
 from composer.core.engine import Engine, Plan
 from composer.core.event import Event
 from composer.core.logging import Logger, LoggerDestination
-from composer.core.ordering import ConflictError
+from composer.core.ordering import ConflictError, Ordering
 from composer.core.precision import Precision, get_precision_context
 from composer.core.saving.optimizers import named
 from composer.core.state import State
@@ -76,6 +76,8 @@ class HostedRun:
     AFTER_DATALOADER) then occur for each of them, those of a batch once per step. An algorithm that draws or chooses
     once per batch, as `SelectiveBackprop` does, thus does it for each batch of the loader. A batch is trained as a
     whole, also if an algorithm has cut it into more rows; the `Trainer` splits such batches.
+
+    After an exception in the loop, `abort` makes the run ready for another `begin_fit`.
 
     An optimizer that computes several gradients in a step (`SAM`, LBFGS) gets them by replay: `step` repeats the passes
     of the step with the stored batches and random states.
@@ -153,13 +155,9 @@ class HostedRun:
         host_provides: Iterable[str] = (),
         hooks: Mapping[Event, str] | None = None,
     ) -> None:
-        accumulate = int_at_least("accumulate", accumulate, 1)
+        self.accumulate, self._hooks = int_at_least("accumulate", accumulate, 1), dict(hooks or {})
         algorithms = ensure_tuple(algorithms)
-        unavailable = dict(unavailable or {})
-        if accumulate > 1:
-            unavailable[CHANGES_BATCH_SIZE] = "Use `accumulate=1`, since the batches of the loader change."
-        _check_supported(algorithms, unavailable)
-        self.accumulate, self._hooks = accumulate, dict(hooks or {})
+        _check_supported(algorithms, unavailable, self.accumulate)
         self._saver = _Saver()
         self.state = state = State(
             model=_with_loss(model, forward, loss),
@@ -213,6 +211,40 @@ class HostedRun:
     def find_unused_parameters(self) -> bool:
         """True if parameters may get no gradient, which `DistributedDataParallel` must be told."""
         return any(algorithm.find_unused_parameters for algorithm in self.state.algorithms)
+
+    def reconfigure(
+        self,
+        *,
+        accumulate: int = 1,
+        precision: str | Precision = Precision.FP32,
+        unavailable: Mapping[Event | str, str] | None = None,
+        host_provides: Iterable[str] = (),
+    ) -> None:
+        """Replace settings of the host between two calls of `begin_fit`; algorithms keep their states.
+
+        Nothing changes if the new ones are refused.
+
+        Args:
+            accumulate: As in the constructor, like the others.
+            precision: The precision.
+            unavailable: Events and effects that the host does not support now.
+            host_provides: Effects of features that the host has now.
+
+        Raises:
+            RuntimeError: Training has begun.
+            ValueError: `accumulate` is below 1, or `precision` is unknown.
+            ConflictError: The host does not support an algorithm with these settings.
+        """
+        self._require("reconfigure", _CREATED, _READY, hint="Call `end_fit` first, or `abort` after an exception.")
+        accumulate, precision = int_at_least("accumulate", accumulate, 1), Precision(precision)
+        algorithms = [each for each in self.state.algorithms if not isinstance(each, _HostFeatures)]
+        _check_supported(algorithms, unavailable, accumulate)
+        algorithms += [_HostFeatures(host_provides)] if host_provides else []
+        Ordering(algorithms)  # raises ConflictError
+        self.state.algorithms, self.state.precision, self.accumulate = algorithms, precision, accumulate
+        self._precision = _autocast_of(self.state)
+        if self.state.train_dataloader is not None:
+            self._set_loader(self.state.train_dataloader)
 
     def init(self) -> None:
         """Announce INIT, where algorithms change the model, with random numbers that follow from the seed.
@@ -272,7 +304,7 @@ class HostedRun:
             RuntimeError: Training has begun already.
             ValueError: There is no training data.
         """
-        self._require("begin_fit", _CREATED, _READY, hint="Call `end_fit` first.")
+        self._require("begin_fit", _CREATED, _READY, hint="Call `end_fit` first, or `abort` after an exception.")
         if dataloader is not None:
             self._set_loader(dataloader)
         if self.state.dataloader is None:
@@ -722,6 +754,36 @@ class HostedRun:
         self._random.leave()
         self._phase = _READY
 
+    def abort(self) -> None:
+        """Leave training and evaluation after an exception; `begin_fit` then continues the run.
+
+        The global generators are the host's again, and the model has the weights of training: EVAL_END ends an
+        evaluation, FIT_END is not announced, and averages that were swapped in to be saved are swapped out. The step
+        that was not finished is dropped, with its gradients. Outside of training and evaluation nothing happens.
+        """
+        try:
+            if self._phase is _EVALUATION:
+                self.end_evaluation()
+            if self._phase not in (_CREATED, _READY):
+                self._swap_out()
+                for optimizer in self.state.optimizers:
+                    optimizer.zero_grad()
+        finally:
+            self._random.leave()
+            self._is_announced = False
+            self._clear()
+            if self._phase is not _CREATED:
+                self._phase = _READY
+
+    def _swap_out(self) -> None:
+        """Put the weights of training back, as training does before it goes on."""
+        event, state = Event.ITERATION_START, self.state  # only for these algorithms: no iteration starts
+        for algorithm in state.algorithms:
+            events = declared_events(algorithm)
+            swaps = SWAPS_WEIGHTS in declared_placement(algorithm).provides and (events is None or event in events)
+            if swaps and algorithm.match(event, state):
+                algorithm.apply(event, state, self.engine.logger)
+
     def close(self) -> None:
         """Close callbacks and loggers. Called when the run is garbage-collected, too."""
         self.engine.close()
@@ -1106,8 +1168,13 @@ def total_loss(loss: Any) -> torch.Tensor:
     return sum((total_loss(part) for part in loss[1:]), start=total_loss(loss[0]))
 
 
-def _check_supported(algorithms: Sequence[Algorithm], unavailable: Mapping[Any, str]) -> None:
+def _check_supported(
+    algorithms: Sequence[Algorithm], unavailable: Mapping[Event | str, str] | None, accumulate: int
+) -> None:
     """Raise ConflictError if an algorithm needs an event or has an effect that the host does not support."""
+    unavailable = dict(unavailable or {})
+    if accumulate > 1:
+        unavailable[CHANGES_BATCH_SIZE] = "Use `accumulate=1`, since the batches of the loader change."
     for algorithm in algorithms:
         name, events = type(algorithm).__name__, declared_events(algorithm)
         effects = declared_placement(algorithm).provides

@@ -93,6 +93,10 @@ class ComposeCallback(pl.Callback):
     Checkpoints of Lightning contain the state of the algorithms, and the weights that algorithms want to have saved,
     such as averages; `trainer.fit(ckpt_path=...)` resumes both, exactly from the end of an epoch.
 
+    Another `fit` of the module, also by another `Trainer` with other settings, continues the run: algorithms keep their
+    states, and the run is longer by the epochs of that `fit`. After an interruption, the model has the weights of
+    training, not averages, and can be fitted again; an epoch that was interrupted counts as one.
+
     With gradient accumulation, events of the loader occur for each of its batches, and optimizers that need several
     gradients per step (`SAM`) get those of all batches of the step.
 
@@ -139,6 +143,8 @@ class ComposeCallback(pl.Callback):
         self._steps: list[tuple[Any, ...]] = []  # the arguments of `training_step` after the batch, for a replay
         self._counted = 0  # steps of the optimizer at the last BATCH_END
         self._has_loss = False  # `loss` was called in this `training_step`
+        self._before = (0, 0)  # epochs and batches of the run that this `Trainer` does not count
+        self._is_resumed = False  # a checkpoint with the state of the run was loaded for this `fit`
 
     # ---- what the module calls ----
 
@@ -170,27 +176,31 @@ class ComposeCallback(pl.Callback):
         self._trainer = trainer
         if stage != "fit":
             return
-        duration = _duration_of(trainer)
+        self._check(trainer, pl_module)
+        duration, self._is_resumed = _duration_of(trainer), False
+        settings: dict[str, Any] = {
+            "accumulate": trainer.accumulate_grad_batches,
+            "precision": _PRECISIONS.get(str(trainer.precision), Precision.FP32),
+            "unavailable": self._unavailable(trainer),
+            "host_provides": _features_of(trainer),
+        }
         if self.run is not None and self.run.model is pl_module:
-            self.run.state.max_duration = duration
+            self.run.reconfigure(**settings)
         else:
-            self._check(trainer, pl_module)
-            self.run = HostedRun(
+            run = HostedRun(
                 pl_module,
                 self._algorithms,
                 max_duration=duration,
                 forward=self._forward,
                 loss=self._loss,
-                accumulate=trainer.accumulate_grad_batches,
                 seed=self._seed,
-                precision=_PRECISIONS.get(str(trainer.precision), Precision.FP32),
                 callbacks=self._callbacks,
                 loggers=self._loggers,
-                unavailable=self._unavailable(trainer),
-                host_provides=_features_of(trainer),
                 hooks=_HOOKS,
+                **settings,
             )
-            self.run.init()
+            run.init()
+            self.run, self._before = run, (0, 0)
         pl_module.composer = self  # type: ignore[assignment]
         for name, wrapper in (
             ("on_after_batch_transfer", self._on_after_batch_transfer),
@@ -255,8 +265,13 @@ class ComposeCallback(pl.Callback):
         """Announce AFTER_LOAD, FIT_START and, when resuming, the ends of epochs that are missing."""
         run = self._run()
         self._set_loader(trainer)
+        if not self._is_resumed:  # Lightning starts an epoch, so one that was interrupted is over
+            now = run.state.timestamp
+            epoch = now.epoch.value + (now.batch_in_epoch.value > 0)
+            self._before = max(epoch - trainer.current_epoch, 0), max(now.batch.value - trainer.global_step, 0)
+        run.state.max_duration = _duration_of(trainer, *self._before)
         run.begin_fit()
-        run.catch_up(trainer.current_epoch)
+        run.catch_up(self._before[0] + trainer.current_epoch)
         self._counted = trainer.global_step
 
     # ---- epochs and batches ----
@@ -384,7 +399,7 @@ class ComposeCallback(pl.Callback):
             # Lightning has taken the weights before; those that are in the model now are saved.
             weights = trainer.strategy.lightning_module_state_dict()
             checkpoint["state_dict"] = {name: value.detach().clone() for name, value in weights.items()}
-            checkpoint[_KEY] = run.state_dict()
+            checkpoint[_KEY] = {**run.state_dict(), "before": self._before}
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -392,8 +407,15 @@ class ComposeCallback(pl.Callback):
         """Restore the state of the run; a checkpoint of a run without this callback has none."""
         if _KEY in checkpoint and self.run is not None and trainer.state.fn == "fit":
             self.run.load_state_dict(checkpoint[_KEY])
+            self._before, self._is_resumed = tuple(checkpoint[_KEY].get("before", (0, 0))), True
 
     # ---- the end ----
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Leave training or an evaluation with the weights of training, so that the module can be fitted again."""
+        self.teardown(trainer, pl_module, "fit")  # Lightning does not call it
+        if self.run is not None:
+            self.run.abort()
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Remove what `setup` has added to the module."""
@@ -408,12 +430,18 @@ class ComposeCallback(pl.Callback):
         return self.run
 
 
-def _duration_of(trainer: pl.Trainer) -> str:
-    """Return the length of the run as a time string."""
+def _duration_of(trainer: pl.Trainer, epochs: int = 0, batches: int = 0) -> str:
+    """Return the length of the run as a time string.
+
+    Args:
+        trainer: The trainer.
+        epochs: Epochs of the run that the trainer does not count.
+        batches: Batches of the run that the trainer does not count.
+    """
     if trainer.max_steps > 0:
-        return f"{trainer.max_steps}ba"
+        return f"{batches + trainer.max_steps}ba"
     if trainer.max_epochs is not None and trainer.max_epochs > 0:
-        return f"{trainer.max_epochs}ep"
+        return f"{epochs + trainer.max_epochs}ep"
     raise ValueError(
         "`max_epochs` or `max_steps` must be set, since algorithms act at fractions of the run. Pass "
         "`Trainer(max_epochs=...)`."
