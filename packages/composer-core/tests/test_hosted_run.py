@@ -321,7 +321,11 @@ def test_an_aborted_run_continues_with_the_unfinished_step(where: str, accumulat
 
     assert torch.equal(before, torch.get_rng_state())
     deep_compare(expected, train(run))
-    assert (run.state.timestamp.epoch, recorder.events.count("epoch_end"), recorder.events.count("fit_end")) == (2, 2, 1)
+    assert (run.state.timestamp.epoch, recorder.events.count("epoch_end"), recorder.events.count("fit_end")) == (
+        2,
+        2,
+        1,
+    )
 
 
 def test_abort_does_nothing_outside_of_training() -> None:

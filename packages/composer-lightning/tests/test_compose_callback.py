@@ -377,7 +377,11 @@ def test_the_settings_of_another_trainer_are_applied() -> None:
     trainer_of(callback, accumulate_grad_batches=2, precision="bf16-mixed").fit(net, data(BATCH // 2))
 
     assert callback.run is run
-    assert (run.accumulate, run.state.precision, run.state.timestamp.batch) == (2, Precision.AMP_BF16, 2 * EPOCHS * LENGTH)
+    assert (run.accumulate, run.state.precision, run.state.timestamp.batch) == (
+        2,
+        Precision.AMP_BF16,
+        2 * EPOCHS * LENGTH,
+    )
     assert run.state.outputs.dtype == torch.bfloat16
 
 
