@@ -149,6 +149,16 @@ def test_a_plan_that_was_saved_is_kept() -> None:
     assert after.state_dict() == before.state_dict()
 
 
+def test_a_plan_that_was_saved_is_kept_with_a_warning_of_other_arguments() -> None:
+    before, after = BatchSizeWarmup(2, duration="0.5dur"), BatchSizeWarmup(4, duration="0.5dur")
+    start(before, loader_of())
+    after.load_state_dict(before.state_dict())
+
+    with pytest.warns(UserWarning, match="initial 4, not 2; final 8, not 16 is ignored"):
+        start(after, loader_of(8))
+    assert after.state_dict()["plan"] == before.state_dict()["plan"]
+
+
 def test_a_second_fit_keeps_the_sampler_that_workers_have() -> None:
     loader = loader_of(num_workers=1, persistent_workers=True)
     engine = start(BatchSizeWarmup(2, duration="60sp"), loader)
@@ -207,6 +217,7 @@ def test_the_same_size_has_no_effect() -> None:
         ({"initial_batch_size": 2, "multiple_of": 0}, ValueError, "`multiple_of` must be"),
         ({"initial_batch_size": 2, "duration": 3}, TypeError, "`duration` must be a time string"),
         ({"initial_batch_size": 2, "duration": "10ba"}, ValueError, "'sp', 'ep' or 'dur'"),
+        ({"initial_batch_size": 2, "duration": "1.5ep"}, ValueError, "`duration` must be a time such as"),
         ({"initial_batch_size": 2, "duration": "1.5dur"}, ValueError, "must not be longer than the run"),
         ({"initial_batch_size": 2, "shape": "cubic"}, ValueError, "`shape` must be one of 'linear', 'doubling'"),
     ],

@@ -78,6 +78,26 @@ def test_groups_keep_their_rates_and_arguments_win() -> None:
     assert (0.02, 0.0) == (muon.param_groups[0]["lr"], muon.param_groups[0]["weight_decay"])
 
 
+def test_a_weight_decay_of_another_meaning_is_refused() -> None:
+    model = make_model()
+    adam = torch.optim.Adam(model.parameters(), lr=0.1, weight_decay=0.5)
+
+    with pytest.raises(ValueError, match=r"`weight_decay` must be given to take parameters from Adam.*with 0.5"):
+        started(adam, model, Muon())
+    assert started(adam, model, Muon(weight_decay=0.2)).optimizers[0].param_groups[0]["weight_decay"] == 0.2
+
+
+def test_an_optimizer_that_evaluates_other_weights_is_refused() -> None:
+    class Averaging(torch.optim.SGD):
+        def train(self) -> None: ...
+
+        def eval(self) -> None: ...
+
+    model = make_model()
+    with pytest.raises(ValueError, match="but Averaging has `train` and `eval`"):
+        started(Averaging(model.parameters(), lr=0.1), model, Muon())
+
+
 def test_an_optimizer_that_loses_all_parameters_is_dropped() -> None:
     model = make_model()
     rest = [*model[0].parameters(), model[2].bias, *model[4].parameters()]

@@ -79,7 +79,8 @@ class Conv1D(nn.Module):
         ("c_attn", Conv1D(24, 8), (8, 8, 8), True),
         ("c_proj", Conv1D(8, 8), None, True),
         ("gate_up_proj", nn.Linear(8, 32), (16, 16), False),
-        ("qkv", nn.Linear(8, 16), None, False),  # not three of a size: grouped queries, whose sizes are unknown
+        ("Wi", nn.Linear(8, 32), (16, 16), False),
+        ("kv", nn.Linear(8, 16), (8, 8), False),
         ("up", nn.Linear(8, 24), None, False),
     ],
 )
@@ -88,6 +89,17 @@ def test_fused_layers_are_divided(name: str, layer: nn.Module, blocks: Any, tran
     matrix = split_muon_parameters(model).matrices[f"{name}.weight"]
 
     assert (blocks, transposed) == (matrix.blocks, matrix.transposed)
+
+
+@pytest.mark.parametrize("name", ["qkv", "c_attn", "query_key_value"])
+def test_fused_layers_with_unequal_or_interleaved_parts_are_left(name: str) -> None:
+    """With grouped queries, and with heads side by side as in GPT-NeoX."""
+    width = 24 if name == "query_key_value" else 16
+    model = nn.ModuleDict({"first": nn.Linear(4, 8), name: nn.Linear(8, width), "last": nn.Linear(8, 4)})
+    split = split_muon_parameters(model)
+
+    assert split.reasons[f"{name}.weight"] == "several matrices of unknown parts"
+    assert split_muon_parameters(model, include=[name + ".weight"]).matrices.keys() == {f"{name}.weight"}
 
 
 def test_the_projections_of_an_attention_of_torch_are_divided() -> None:
@@ -164,6 +176,14 @@ def test_patterns_include_and_exclude() -> None:
 def test_wrong_patterns_are_refused(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         split_muon_parameters(mlp(4, 8, 4), **arguments)
+
+
+def test_experts_in_one_weight_are_not_included() -> None:
+    model = mlp(4, 8, 8, 4)
+    model.experts = nn.Parameter(torch.zeros(3, 8, 8))
+
+    with pytest.raises(ValueError, match=r"'experts' has the shape \(3, 8, 8\). Leave it"):
+        split_muon_parameters(model, include=["experts"])
 
 
 def test_a_model_without_layers_has_no_matrices() -> None:

@@ -170,6 +170,13 @@ def test_positions_of_roberta_begin_after_its_padding() -> None:
     assert packed["position_ids"].min() == 2
 
 
+def test_roberta_with_its_own_padding_token_is_accepted() -> None:
+    """A row with little but padding, which RoBERTa numbers in its own way, passes the check of the model."""
+    batch = collate([DOCUMENTS[0][:3]], encodes=True)
+
+    assert (give(start(make("roberta"), SequencePacking(LENGTH, pad_token_id=1)), batch)["input_ids"] == 1).any()
+
+
 class Weights(Callback):
     """Records the weights after each batch, and the timestamps."""
 

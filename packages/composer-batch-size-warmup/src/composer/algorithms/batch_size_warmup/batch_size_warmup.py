@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Iterable, Iterator, Sized
 from typing import Any, cast
 
@@ -262,7 +263,9 @@ class BatchSizeWarmup(Algorithm):
         """Give the training loader a batch sampler that follows the plan."""
         loader: Any = state.dataloader
         _check_loader(loader)
-        self._plan = self._plan or self._make_plan(state)
+        if self._plan is None:
+            self._plan = self._make_plan(state)
+        self._warn_of_changes(loader)
         self._uses_all = state.dataloader_len is None or state.dataloader_len.value == len(loader)
         replaced = _sampler_of(loader)
         if isinstance(replaced, WarmupBatchSampler):
@@ -271,6 +274,18 @@ class BatchSizeWarmup(Algorithm):
         sampler = WarmupBatchSampler(replaced.sampler, **self._plan, drop_last=replaced.drop_last)
         # The loader refuses assignment, since a running iterator keeps the old one; `_check_loader` excludes that.
         object.__setattr__(loader, "batch_sampler", sampler)
+
+    def _warn_of_changes(self, loader: Any) -> None:
+        """Warn of arguments that differ from those of the plan, which a checkpoint holds."""
+        plan = self._plan or {}
+        given = {"initial": self.initial_batch_size, "final": _check_loader(loader), "shape": self.shape}
+        changed = [f"{name} {value!r}, not {plan[name]!r}" for name, value in given.items() if plan[name] != value]
+        if changed:
+            warnings.warn(
+                f"`BatchSizeWarmup` goes on with the plan of the run that is continued, which was given before: "
+                f"{'; '.join(changed)} is ignored. Start a run without `load_path` and `autoresume` to change it.",
+                stacklevel=2,
+            )
 
     def _make_plan(self, state: State) -> dict[str, Any]:
         loader = state.dataloader
@@ -311,7 +326,10 @@ class BatchSizeWarmup(Algorithm):
 def _parse_duration(value: Any) -> Time[Any]:
     if not isinstance(value, (str, Time)):
         raise TypeError(f"`duration` must be a time string or a `Time`, got {value!r}. Use for example '0.3dur'.")
-    duration = value if isinstance(value, Time) else Time.from_timestring(value)
+    try:
+        duration = value if isinstance(value, Time) else Time.from_timestring(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"`duration` must be a time such as '0.3dur', got {value!r}: {error}") from None
     if duration.unit not in (TimeUnit.SAMPLE, TimeUnit.EPOCH, TimeUnit.DURATION) or duration.value < 0:
         raise ValueError(
             f"`duration` must be a time in 'sp', 'ep' or 'dur', at least 0, got '{duration}': the batch size must "

@@ -182,10 +182,16 @@ class Muon(Algorithm):
                     f"`Muon` must take parameters from an optimizer, but {type(optimizer).__name__} is a wrapper with "
                     f"a state of its own. Make the optimizers with `build_muon` instead."
                 )
+            if callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None)):
+                raise ValueError(
+                    f"`Muon` must take parameters from an optimizer without modes, but {type(optimizer).__name__} has "
+                    f"`train` and `eval`: in evaluation its parameters would be averages, and those of `Muon` not. Use "
+                    f"`torch.optim.AdamW`, or leave `Muon` out."
+                )
             for group in optimizer.param_groups:
                 names = [matrices[id(p)] for p in group["params"] if id(p) in taken]
                 lr = group["lr"] if self.lr is None else self.lr
-                decay = group.get("weight_decay", 0.0) if self.weight_decay is None else self.weight_decay
+                decay = _decay_of(optimizer, group) if self.weight_decay is None else self.weight_decay
                 groups += _muon_groups(self.split, names, {"lr": lr, "weight_decay": decay})
                 for parameter in group["params"]:
                     if id(parameter) in taken:
@@ -208,6 +214,21 @@ class Muon(Algorithm):
     def explain(self) -> str:
         """Return which parameter went where, and why; "" before INIT."""
         return "" if self.split is None else str(self.split)
+
+
+_WITH_KNOWN_DECAY = (torch.optim.AdamW, torch.optim.SGD)
+
+
+def _decay_of(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> Any:
+    """Return the weight decay of a group, if it means what that of `MuonOptimizer` means."""
+    decay, name = group.get("weight_decay", 0.0), type(optimizer).__name__
+    if decay and type(optimizer) not in _WITH_KNOWN_DECAY:
+        raise ValueError(
+            f"`weight_decay` must be given to take parameters from {name}, which may define weight decay in another "
+            f"way than `Muon`, where a step removes `lr * weight_decay` of the weights; got a group with {decay!r}. "
+            f"That of `DecoupledAdamW` and `DecoupledSGDW` is equivalent if divided by the learning rate."
+        )
+    return decay
 
 
 def _muon_groups(split: MuonSplit, names: Iterable[str], options: dict[str, Any]) -> list[dict[str, Any]]:

@@ -17,7 +17,11 @@ __all__ = ["MuonMatrix", "MuonSplit", "split_muon_parameters"]
 
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 # Names of layers that compute several matrices at once, and the number of these.
-_FUSED = {"c_attn": 3, "in_proj": 3, "in_proj_weight": 3, "qkv": 3, "qkv_proj": 3, "Wqkv": 3, "gate_up_proj": 2}
+_FUSED = {"c_attn": 3, "in_proj": 3, "in_proj_weight": 3, "qkv": 3, "qkv_proj": 3, "Wqkv": 3}
+_GATED = {"gate_up_proj": 2, "Wi": 2}  # of any width
+_FUSED |= {"kv": 2, **_GATED}
+# Of layers with these names several parts may be unequal, as with grouped queries, or interleaved by heads.
+_UNKNOWN = {"c_attn", "kv", "qkv", "qkv_proj", "Wqkv", "query_key_value"}
 
 
 @dataclass(frozen=True)
@@ -64,12 +68,14 @@ def split_muon_parameters(model: nn.Module, include: Sequence[str] = (), exclude
     Muon gets the weights of hidden linear layers and convolutions. The other optimizer gets embeddings, the first and
     the last layer with weights, output embeddings, weights that are tied to another module, low-rank adapters,
     depthwise convolutions, matrices with a side below 4 or more than 128 times longer than wide, and all biases, norms
-    and other parameters. Query, key and value that are one weight are divided, if its layer has one of the usual names.
+    and other parameters. Of several heads only the last counts as the last layer: name the others in `exclude`. Query,
+    key and value that are one weight are divided if its layer has one of the usual names and its parts are equal. If
+    they are unequal or interleaved, as with grouped queries, the other optimizer gets the weight.
 
     Args:
         model: The model, after all changes of its layers.
         include: Regular expressions; parameters whose name contains one are for Muon, if they have two or more
-            dimensions.
+            dimensions; with more than two only those of convolutions.
         exclude: Regular expressions; parameters whose name contains one are for the other optimizer.
 
     Raises:
@@ -101,6 +107,11 @@ def split_muon_parameters(model: nn.Module, include: Sequence[str] = (), exclude
             if name in included:
                 raise ValueError(f"`include` must match matrices, but {name!r} has the shape {tuple(parameter.shape)}.")
         elif name in included:
+            if matrix is None and parameter.dim() > 2:
+                raise ValueError(
+                    f"`include` must match matrices or weights of convolutions, but {name!r} has the shape "
+                    f"{tuple(parameter.shape)}. Leave it to the other optimizer."
+                )
             matrix, reason = matrix or MuonMatrix(parameter), ""
         if name in excluded:
             reason = "excluded"
@@ -179,10 +190,13 @@ def _matrix(module: nn.Module, weight: nn.Parameter, name: str) -> tuple[MuonMat
         rows, columns = columns, rows
     if groups > 1 and (rows == 1 or weight.shape[1] == 1):
         return None, "depthwise"
-    parts = _FUSED.get(name.rpartition(".")[2], 1)
+    last = name.rpartition(".")[2]
+    parts = _FUSED.get(last, 1)
     outputs = weight.shape[1] if transposed else weight.shape[0]
     inputs = weight.shape[0] if transposed else columns
-    is_fused = parts > 1 and outputs % parts == 0 and (parts == 2 or outputs == parts * inputs)
+    is_fused = parts > 1 and outputs % parts == 0 and (last in _GATED or outputs == parts * inputs)
+    if last in _UNKNOWN and not is_fused and outputs > inputs:
+        return None, "several matrices of unknown parts"
     blocks = (outputs // parts,) * parts if is_fused else None
     short, long = sorted((rows if blocks is None else blocks[0], columns))
     if short < 4:

@@ -548,7 +548,8 @@ def _check_isolation(state: State, needs: _Needs, longest: int) -> None:
         ValueError: They differ, or the model does not take the mask.
     """
     batch = state.batch
-    size = min(longest, _CHECKED, batch["input_ids"].shape[1] // 2)
+    # Padding is left out, since models may treat it in ways of their own.
+    size = min(longest, _CHECKED, batch["input_ids"].shape[1] // 2, int(batch["attention_mask"][0].sum()))
     if size < 1:
         return
     shape = batch["input_ids"].shape
@@ -556,7 +557,9 @@ def _check_isolation(state: State, needs: _Needs, longest: int) -> None:
     for key, value in batch.items():
         is_per_row = isinstance(value, torch.Tensor) and value.dim() and len(value) == len(batch["input_ids"])
         row = value[:1] if is_per_row else value
-        both[key] = row[:, : 2 * size] if is_per_row and value.shape[:2] == shape else row
+        if is_per_row and value.shape[:2] == shape:
+            row = torch.cat((row[:, :1].repeat_interleave(size, 1), row[:, :size]), 1)
+        both[key] = row
     one = {
         key: value[:, size:] if isinstance(value, torch.Tensor) and value.shape[:2] == (1, 2 * size) else value
         for key, value in both.items()
