@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -76,7 +77,9 @@ def orthogonalize_matrix(
     polynomials = _polynomials(coefficients, steps)
     # The singular values of the "polar_express" polynomials must stay below 1, also after rounding.
     margin = 1.02 if coefficients == "polar_express" else 1.0
-    with torch.autocast(matrix.device.type, enabled=False):  # it would round every product
+    # Autocast would round every product. Some devices, such as "meta", have none.
+    kind = matrix.device.type
+    with torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext():
         return _orthogonalize(matrix, polynomials, margin, eps)
 
 
