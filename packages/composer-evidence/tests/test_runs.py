@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import math
 import os
 import signal
@@ -9,14 +11,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 from tiny_tasks import tiny
 
-from composer.evidence import Incomplete, Ledger, Runner, RunResult, RunSpec, merge
-from composer.evidence.run import execute, write_atomically
+from composer.evidence import Incomplete, Ledger, Runner, RunResult, RunSpec, _preload, merge
+from composer.evidence.run import environment, execute, write_atomically
+from composer.evidence.steptime import measure_in_process
 
 AVERAGES = {
     "EMA": ("EMA", {"half_life": "2ba", "update_interval": "1ba"}),
@@ -74,6 +77,15 @@ def test_a_run_whose_loss_is_not_finite_has_diverged() -> None:
 
     assert result.status == "diverged"
     assert math.isnan(result.score())
+
+
+def test_the_process_from_which_runs_are_forked_has_read_the_metadata_of_packages() -> None:
+    """Reading them takes longer than a short run."""
+    environment.cache_clear()
+    importlib.reload(_preload)
+    run(spec())
+
+    assert environment.cache_info().misses == 1
 
 
 def test_a_metric_that_the_model_lacks_is_named() -> None:
@@ -190,6 +202,21 @@ def test_a_killed_command_continues_with_the_runs_that_are_missing(
     assert again.count_missing(specs) < 4
     assert len(again.results(specs, "test")) == 4
     assert len(list(Ledger(again.folder).lines("run"))) == 4
+
+
+def test_a_run_holds_the_machine_itself_and_time_is_measured_alone(
+    runner: Callable[..., Runner], tmp_path: Path
+) -> None:
+    """The processes of a command that is killed go on for a moment."""
+    own = runner(reference="tiny_tasks:reports_the_lock", workers=1, data_folder=tmp_path)
+    specs = [own.spec("validation", "adamw", 4, seed=seed) for seed in range(2)]
+
+    own.results(specs, "test")
+    assert (tmp_path / "held").read_text() == "shared"
+    texts = tuple(json.dumps(asdict(one)) for one in specs)
+    own.call(measure_in_process, (own.reference, str(tmp_path), texts, 1, str(tmp_path / "time.json")))
+    assert (tmp_path / "held").read_text() == "alone"
+    assert json.loads((tmp_path / "time.json").read_text())["repeats"] == 1
 
 
 @pytest.mark.parametrize(

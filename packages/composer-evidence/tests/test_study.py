@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from conftest import PLAN, TINY
-from tiny_tasks import images, tiny
+from tiny_tasks import Load, images, tiny
 
 from composer.evidence import Ledger, Plan, Runner, Study, load_task, replay
 from composer.evidence.auto import load_recipe, make_schedule, write_recipe
 from composer.evidence.cli import main
 from composer.evidence.methods import make_algorithms, reason_against
 from composer.evidence.page import explain, table, write_page
-from composer.evidence.statistics import compare
+from composer.evidence.search import SearchError
+from composer.evidence.statistics import Verdict, at_equal_time, compare
 from composer.evidence.study import AA
+from composer.evidence.task import source_of
 
 METHODS = ["EMA", "Muon", "Alibi", "LabelSmoothing"]
 FAST = "--seeds 3 --controls 4 --tuning-seeds 1 --stack-seeds 2 --ladder-seeds 2 --repeats 1 --workers 2".split()
@@ -43,7 +52,7 @@ def test_every_method_has_an_entry_with_what_it_was_compared_with(
     assert {entry["method"] for entry in entries} == {*METHODS, AA}
     assert muon["task_hash"] == study.runner.task_hash
     assert muon["stack"][0][0] == "Muon"
-    assert muon["family"] == ["Muon", "EMA", AA]
+    assert muon["family"] == ["EMA", "Muon", AA]
     assert (muon["comparison"]["n"], muon["comparison"]["n_control"]) == (3, 4)
     assert muon["step_time"]["repeats"] == 1
     assert set(muon["equal_time"]) == {"effect", "low", "high", "at_most"}
@@ -149,13 +158,46 @@ def test_tables_explanations_and_the_page_say_what_was_measured(
     assert of(entries, "Muon")["hardware"] in text
     assert "3 / 4" in text
     assert "Welch's test" in explained
-    assert "Holm's correction for the family Muon, EMA, A/A" in explained
+    assert "Holm's correction for the family EMA, Muon, A/A" in explained
     assert page.count("<svg") == 3
     assert "<script" not in page
     assert "http://" not in page.replace("http://www.w3.org/2000/svg", "")
     assert "https://" not in page
     assert table([Ledger(tmp_path / "empty")]) == "The ledger has no measurements."
     write_page([Ledger(tmp_path / "empty")], tmp_path / "empty.html")
+
+
+WATCHER = """<!DOCTYPE html>
+<iframe id="frame" style="width:400px;height:900px;border:0"></iframe><pre id="seen"></pre>
+<script>
+document.getElementById("frame").onload = ({target}) => {
+  const page = target.contentDocument, all = (query) => [...page.querySelectorAll(query)];
+  document.getElementById("seen").textContent = JSON.stringify({
+    overflow: page.documentElement.scrollWidth > page.documentElement.clientWidth,
+    resources: target.contentWindow.performance.getEntriesByType("resource").length,
+    charts: all("svg").filter((chart) => chart.getBoundingClientRect().width > 300).length,
+    smallest: Math.min(...all("svg text").map((text) => text.getBoundingClientRect().height)),
+  });
+};
+document.getElementById("frame").src = "page.html";
+</script>"""
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs a browser: chromium or google-chrome on the PATH")
+def test_the_page_fits_a_phone_and_fetches_nothing(
+    measured: tuple[Study, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    write_page([measured[0].ledger], tmp_path / "page.html")
+    (tmp_path / "watcher.html").write_text(WATCHER)
+    options = "headless no-sandbox disable-gpu disable-dev-shm-usage allow-file-access-from-files no-first-run dump-dom"
+    command = [str(BROWSER), *(f"--{option}" for option in options.split()), "--virtual-time-budget=10000"]
+    command += [f"--user-data-dir={tmp_path / 'profile'}", (tmp_path / "watcher.html").as_uri()]
+    printed = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    seen = json.loads(re.findall('<pre id="seen">(.+?)</pre>', printed)[0])
+
+    assert (seen["overflow"], seen["resources"], seen["charts"]) == (False, 0, 3)
+    assert seen["smallest"] >= 9  # pixels of a line of text
 
 
 def test_a_stack_is_chosen_on_validation_and_taken_apart_on_test(
@@ -182,6 +224,87 @@ def test_nothing_is_stacked_where_nothing_improves(
     monkeypatch.setattr("composer.evidence.study._difference", lambda values, base, sign: (0.1, 0.2))
 
     assert study.stack(["EMA"])[-1]["verdict"]["word"] == "no effect found"
+
+
+def test_gains_also_of_plain_over_itself_are_judged_on_fresh_seeds(
+    study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def judge_all_as_gains(screening: Any, confirmation: Any = None) -> Verdict:
+        return Verdict("not judged") if confirmation is None else Verdict("gain")
+
+    monkeypatch.setattr("composer.evidence.study.judge", judge_all_as_gains)
+    entries = study.measure(["Muon"])
+    for method in ("Muon", AA):
+        first, fresh = of(entries, method), of(entries, method, "confirmation")
+        seeds = [set(entry[key]) for entry in (first, fresh) for key in ("scores", "control_scores")]
+
+        assert fresh["confirms"] == first["id"]
+        assert fresh["verdict"]["word"] == "gain"
+        assert not (seeds[0] | seeds[1]) & (seeds[2] | seeds[3])
+    muon = of(entries, "Muon", "confirmation")
+    scores = {int(seed): value for seed, value in muon["scores"].items()}
+    ladder = study.ladder(study.plain())
+    expected = at_equal_time(scores, muon["step_time"]["ratio"], ladder, higher_is_better=True)
+    assert muon["equal_time"]["effect"] == pytest.approx(expected[0])
+    assert len(muon["time_to_target"]["rungs"]) == 2
+    assert "Time to target" in write_page([study.ledger], study.runner.folder / "page.html").read_text()
+
+
+def test_plain_training_that_fails_ends_the_study_with_its_message(runner: Callable[..., Runner]) -> None:
+    with pytest.raises(RuntimeError, match="Plain training of tiny failed: KeyError: 'no such layer'"):
+        Study(runner(reference="tiny_tasks:fails"), PLAN).plain()
+
+
+def test_a_method_whose_search_fails_is_a_loss_and_the_others_go_on(
+    study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(name: str, plain: Any) -> Any:
+        raise SearchError("All trials failed.")
+
+    monkeypatch.setattr(study, "_tuned", fail)
+    entries = study.measure(["Muon"])
+    assert of(entries, "Muon")["verdict"] == {"word": "loss", "why": "all trials of its search failed or diverged"}
+    assert of(entries, AA)["comparison"] is not None
+
+
+def test_the_grid_of_an_average_is_extended_too(runner: Callable[..., Runner]) -> None:
+    study = Study(runner(reference="tiny_tasks:smoothed"), PLAN)
+    study.tune(["EMA"])
+    (entry,) = (e for e in study.ledger.entries("tuning") if e["method"] == "EMA")
+    best, grid = entry["best"]["EMA.smoothing"], entry["grid"]["EMA.smoothing"]
+    plain = [e for e in study.ledger.entries("tuning") if e["method"] == "plain" and e["fraction"] == 1]
+
+    assert min(grid) < best < max(grid) or entry["at_edge"]
+    assert 2 < len(entry["trials"]) <= len(plain[0]["trials"])
+
+
+def test_an_entry_names_the_machines_of_its_runs(
+    measured: tuple[Study, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study, entries = measured
+    first, second = of(entries, "Muon")["runs"]["method"][:2]
+    elsewhere = {"hardware": "another CPU", "system": "S", "versions": {"torch": "2.6"}, "source": "x"}
+    known = study.runner._known
+    monkeypatch.setitem(known, first, replace(known[first], environment=elsewhere))
+
+    alone = study.ledger.entry(study._add("note", {"method": "one", "runs": {"method": [first]}}))
+    both = study.ledger.entry(study._add("note", {"method": "two", "runs": {"method": [first, second]}}))
+    assert (alone["hardware"], alone["versions"]) == ("another CPU", {"torch": "2.6"})
+    assert set(both["hardware"].split("; ")) == {"another CPU", known[second].environment["hardware"]}
+
+
+def test_the_hash_of_a_task_has_what_its_functions_hold_and_is_the_same_in_every_process() -> None:
+    def activation() -> None: ...
+
+    def other_activation() -> int:
+        return 1
+
+    class Held:
+        pass
+
+    assert source_of(Load(1)) != source_of(Load(2))
+    assert source_of(partial(load_task, activation)) != source_of(partial(load_task, other_activation))
+    assert source_of(partial(load_task, Held())) == source_of(partial(load_task, Held()))
 
 
 def test_the_recipe_has_the_settings_of_the_best_gain(tmp_path: Path) -> None:
@@ -234,6 +357,14 @@ def test_a_users_task_from_the_command_to_the_page(tmp_path: Path, capsys: pytes
     assert "| EMA |" in capsys.readouterr().out
     main(["explain", entries[-1]["id"], *out])
     assert "Entry" in capsys.readouterr().out
+    main(["replay", entries[-1]["id"], "--workers", "2", *out])
+    assert "the intervals overlap; all scores are the same" in capsys.readouterr().out
+    main(["run", TINY, "--hours", "1", "--methods", "Muon", *FAST, *out])  # another command, another schedule
+    assert "Muon" in {entry["method"] for entry in Ledger(tmp_path / "out").entries("measurement")}
+    ledger = Ledger(tmp_path / "out")
+    assert {entry["about"] for entry in ledger.entries()} >= {"tuning", "measurement", "ladder", "stack", "replay"}
+    for entry in ledger.entries():
+        main(["explain", entry["id"], *out])
     main(["page", *out])
     main(["merge", *out, str(tmp_path / "out")])
     assert "0 new lines" in capsys.readouterr().out
@@ -245,11 +376,16 @@ def test_errors_end_the_command_with_a_message(tmp_path: Path, capsys: pytest.Ca
     assert "`task` must be digits, fashion_mnist" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         main(["explain", "x", "--out", str(tmp_path)])
+    for line in (["measure", TINY, "Muon+NoSuchThing"], ["run", TINY, "--hours", "1", "--methods", "NoSuchThing"]):
+        with pytest.raises(SystemExit, match="2"):
+            main([*line, "--out", str(tmp_path)])
+        assert "must be installed algorithms, got 'NoSuchThing'" in capsys.readouterr().err
+    assert not (tmp_path / "ledger.jsonl").exists()
     with pytest.raises(SystemExit, match="2"):
         main(["tune", TINY, "--shard", "a", "--out", str(tmp_path)])
     assert "such as 1/4" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="75"):
-        main(["tune", TINY, "--shard", "1/9999", *FAST, "--out", str(tmp_path)])
+        main(["tune", TINY, "--shard", "1/9999", "--tuning-seeds", "1", "--out", str(tmp_path)])
 
 
 @pytest.mark.parametrize(
@@ -303,7 +439,7 @@ def test_bad_plans_are_refused(name: str) -> None:
 def test_algorithms_are_made_from_names() -> None:
     assert type(make_algorithms([("EMA", {"half_life": "2ba"})])[0]).__name__ == "EMA"
     with pytest.raises(ValueError, match="which is not one"):
-        make_algorithms([("RandAugmentTransform", {})])
+        make_algorithms([("warnings", {})])  # a module of composer-core
 
 
 def test_the_built_in_tasks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import tempfile
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -85,5 +88,41 @@ def images() -> Task:
     return tiny(kind="images", judges_regularizers=False, not_judged={"SAM": "it is slow"})
 
 
+def network_that_reports_the_lock(width: int, data: Points) -> ComposerModel:
+    """Write to a file whether the lock of the machine is held, and how."""
+    assert data.folder is not None
+    path = Path(tempfile.gettempdir()) / f"composer-evidence-{os.getuid()}.lock"
+    held = "alone"
+    with path.open("a") as file, contextlib.suppress(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        held = "shared"
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        held = "free"
+    (data.folder / "held").write_text(held)
+    return network(width, data)
+
+
+def network_that_fails(width: int, data: Points) -> ComposerModel:
+    raise KeyError("no such layer")
+
+
+@dataclass(frozen=True)
+class Load:
+    """A way to load data that has fields."""
+
+    count: int
+
+    def __call__(self, folder: Path | None) -> Points:
+        return Points(self.count, folder)
+
+
+def smoothed() -> Task:
+    """Return the task with a numeric argument of an average to tune."""
+    averages = {"EMA": {"half_life": None, "smoothing": 0.4, "update_interval": "1ba"}}
+    return tiny(arguments=averages, grids={"EMA": {"smoothing": Grid((0.4, 0.5), high=1.0)}})
+
+
+fails = partial(tiny, network_that_fails)
+reports_the_lock = partial(tiny, network_that_reports_the_lock)
 dies_once = partial(tiny, network_that_dies)
 always_dies = partial(tiny, network_that_always_dies)

@@ -18,7 +18,7 @@ from composer.evidence.run import write_atomically
 from composer.evidence.runner import Runner
 from composer.evidence.statistics import Verdict
 from composer.evidence.study import Plan, Study
-from composer.evidence.task import Task, load_task
+from composer.evidence.task import Task, digest, load_task
 from composer.recipes.cli import RECIPES
 
 __all__ = ["Schedule", "load_recipe", "make_schedule", "run_all", "write_recipe"]
@@ -91,7 +91,8 @@ def run_all(
 ) -> Path:
     """Find out which methods pay on a task, and write a page and recipes into the folder of the ledger.
 
-    The schedule is made in the first sitting and kept in the folder. After a stop, repeat the command to continue.
+    The schedule is made in the first sitting and kept in the folder. After a stop, repeat the command to continue; with
+    other hours, methods or numbers of runs it makes another schedule, which shares the runs that are there.
 
     Args:
         runner: Trains the runs.
@@ -126,9 +127,10 @@ def run_all(
 
 
 def _schedule(study: Study, methods: Sequence[str], hours: float, plan: Plan | None) -> Schedule:
-    """Return the schedule of an earlier sitting, or make one from the time of the first run."""
+    """Return the schedule of an earlier sitting of the same command, or make one from the time of the first run."""
     runner = study.runner
-    path = runner.folder / f"schedule-{runner.task_hash}.json"
+    asked = {"hours": hours, "methods": list(methods), "plan": None if plan is None else asdict(plan)}
+    path = runner.folder / f"schedule-{digest([runner.task_hash, asked])}.json"
     if path.exists():
         values = json.loads(path.read_text(encoding="utf-8"))
         return Schedule(**{**values, "plan": Plan(**values["plan"])})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -88,7 +87,7 @@ def scatter(dots: Sequence[Dot], unit: str) -> Html:
     costs, effects = [1.0, *(dot.cost for dot in dots)], [0.0, *(dot.effect for dot in dots)]
     x = _Axis(min(costs), max(costs), 62, _WIDTH - 60)
     y = _Axis(min(effects), max(effects), height - 52, 16)
-    parts: list[Any] = [x.grid(height - 42, "step time / plain"), y.side(62, _WIDTH - 20, unit)]
+    parts: list[object] = [x.grid(height - 42, "step time / plain"), y.side(62, _WIDTH - 20, unit)]
     parts.append(_line(x.at(1), 10, x.at(1), height - 42, "var(--soft)"))
     parts.append(_line(62, y.at(0), _WIDTH - 20, y.at(0), "var(--soft)"))
     front = _front([Dot("plain", 1.0, 0.0, ""), *dots])
@@ -116,7 +115,7 @@ def curves(lines: Mapping[str, Sequence[Sequence[tuple[int, float]]]], title: st
     values = [value for runs in lines.values() for run in runs for _, value in run]
     steps = [step for runs in lines.values() for run in runs for step, _ in run]
     x, y = _Axis(0, max(steps), 62, _WIDTH - 20), _Axis(min(values), max(values), height - 72, 12)
-    parts: list[Any] = [x.grid(height - 62, "steps"), y.side(62, _WIDTH - 20, title)]
+    parts: list[object] = [x.grid(height - 62, "steps"), y.side(62, _WIDTH - 20, title)]
     for i, (name, runs) in enumerate(lines.items()):
         colour = f"var(--c{i % 8})"
         at = [x.at(step) for step, _ in runs[0]]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from pathlib import Path
 
 from composer.evidence.auto import run_all, write_recipe
 from composer.evidence.ledger import Ledger, merge
-from composer.evidence.methods import METHODS, reason_against
+from composer.evidence.methods import METHODS, class_of, reason_against
 from composer.evidence.page import explain, table, write_page
 from composer.evidence.runner import Incomplete, Runner
 from composer.evidence.study import Plan, Study, replay
@@ -32,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     chosen = _parser().parse_args(given)
+    logging.getLogger("composer").setLevel(logging.ERROR)  # advice about arguments, for each method and task
     chosen.line = shlex.join([PROGRAM, *given])
     handler: Callable[[argparse.Namespace], None] = chosen.handler
     try:
@@ -85,10 +86,11 @@ def _parser() -> argparse.ArgumentParser:
                 help="time of all tasks and sittings together; no limit if numbers are given",
             )
             command.add_argument("--methods", nargs="+", help="methods to try (default: all that apply)")
-        _add_options(command)
+        unused = {"tune": set(_NUMBERS) - {"num_tuning_seeds"}, "measure": {"num_stack_seeds"}}.get(name, set())
+        _add_options(command, [number for number in _NUMBERS if number not in unused])
     command = add("replay", _replay, "Train the runs of an entry again, and say whether the intervals overlap.")
     command.add_argument("entry", metavar="ENTRY", help="the id of an entry, or the beginning of it")
-    _add_options(command)
+    _add_places(command)
     command = add("explain", _explain, "Say how an entry was measured.")
     command.add_argument("entry", metavar="ENTRY", help="the id of an entry, or the beginning of it")
     command = add("table", _table, "Print the verdicts as tables in Markdown.")
@@ -100,20 +102,32 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_options(command: argparse.ArgumentParser) -> None:
+_NUMBERS = {
+    "num_seeds": ("--seeds", "runs of each method (default: 10)"),
+    "num_controls": ("--controls", "runs of plain (default: 20)"),
+    "num_tuning_seeds": ("--tuning-seeds", "runs of each trial (default: 2)"),
+    "num_stack_seeds": ("--stack-seeds", "runs of each candidate (default: 4)"),
+    "num_ladder_seeds": ("--ladder-seeds", "runs of each rung (default: 10)"),
+    "num_curves": ("--curves", "runs with a learning curve (default: 0)"),
+    "repeats": ("--repeats", "pairs of runs for a ratio of step times (default: 3; 0: none)"),
+}
+"""Field of a plan -> its option and its help."""
+
+
+def _add_places(command: argparse.ArgumentParser) -> None:
     command.add_argument("--data", type=Path, help="folder of data sets (default: the variable COMPOSER_DATA)")
     command.add_argument("--workers", type=int, help="runs at the same time (default: one per core, or per GPU)")
+
+
+def _add_options(command: argparse.ArgumentParser, numbers: Sequence[str]) -> None:
+    _add_places(command)
     command.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
     command.add_argument("--precision", choices=("fp32", "amp_fp16", "amp_bf16"), default="fp32")
     command.add_argument("--shard", type=_shard, default=(1, 1), metavar="i/n", help="train only this part of the runs")
     group = command.add_argument_group("numbers, fixed before the first run")
-    group.add_argument("--seeds", type=int, dest="num_seeds", help="runs of each method (default: 10)")
-    group.add_argument("--controls", type=int, dest="num_controls", help="runs of plain (default: 20)")
-    group.add_argument("--tuning-seeds", type=int, dest="num_tuning_seeds", help="runs of each trial (default: 2)")
-    group.add_argument("--stack-seeds", type=int, dest="num_stack_seeds", help="runs of each candidate (default: 4)")
-    group.add_argument("--ladder-seeds", type=int, dest="num_ladder_seeds", help="runs of each rung (default: 10)")
-    group.add_argument("--curves", type=int, dest="num_curves", help="runs with a learning curve (default: 0)")
-    group.add_argument("--repeats", type=int, help="pairs of runs for a ratio of step times (default: 3; 0: none)")
+    for name in numbers:
+        option, text = _NUMBERS[name]
+        group.add_argument(option, type=int, dest=name, help=text)
 
 
 def _shard(text: str) -> tuple[int, int]:
@@ -125,6 +139,9 @@ def _shard(text: str) -> tuple[int, int]:
 
 
 def _study(chosen: argparse.Namespace, reference: str) -> Study:
+    for name in getattr(chosen, "methods", None) or ():
+        for member in name.split("+"):
+            class_of(member)  # a misspelt name is an error, and no verdict
     runner = Runner(
         reference,
         chosen.out,
@@ -139,8 +156,12 @@ def _study(chosen: argparse.Namespace, reference: str) -> Study:
 
 
 def _plan(chosen: argparse.Namespace) -> Plan:
-    given = {field.name: getattr(chosen, field.name) for field in fields(Plan)}
-    return Plan(**{name: value for name, value in given.items() if value is not None})
+    return Plan(**_given(chosen))
+
+
+def _given(chosen: argparse.Namespace) -> dict[str, int]:
+    """Return the numbers of the plan that the command line has."""
+    return {name: value for name in _NUMBERS if (value := getattr(chosen, name, None)) is not None}
 
 
 def _tasks(chosen: argparse.Namespace) -> None:
@@ -172,8 +193,7 @@ def _stack(chosen: argparse.Namespace) -> None:
 
 
 def _run(chosen: argparse.Namespace) -> None:
-    given = any(getattr(chosen, field.name) is not None for field in fields(Plan))
-    plan = _plan(chosen) if given else None
+    plan = _plan(chosen) if _given(chosen) else None
     hours = chosen.hours / len(chosen.tasks)
     for task in chosen.tasks:
         runner = _study(chosen, task).runner
@@ -185,6 +205,7 @@ def _run(chosen: argparse.Namespace) -> None:
 def _replay(chosen: argparse.Namespace) -> None:
     ledger = Ledger(chosen.out)
     entry = ledger.entry(chosen.entry)
+    chosen.device, chosen.precision, chosen.shard = entry["device"], entry["precision"], (1, 1)
     study = _study(chosen, entry["reference"])
     replays = chosen.out / "replays"
     folder = replays / f"{entry['id']}-{len(list(replays.glob(entry['id'] + '-*'))) + 1}"

@@ -11,7 +11,7 @@ from composer.core import Algorithm, ConflictError, OrderingError
 from composer.core.ordering import Ordering
 from composer.evidence.task import Grid, Task
 
-__all__ = ["METHODS", "Method", "Stack", "make_algorithms", "reason_against"]
+__all__ = ["METHODS", "Method", "Stack", "class_of", "make_algorithms", "reason_against"]
 
 Stack = tuple[tuple[str, dict[str, Any]], ...]
 """Algorithms by class name, with their arguments, in the order for the engine."""
@@ -106,6 +106,24 @@ def grid_of(task: Task, name: str) -> Mapping[str, Grid]:
     return {key: values for key, values in grid.items() if key not in fixed or name in task.grids}
 
 
+def class_of(name: str) -> type[Algorithm]:
+    """Return the class of an algorithm.
+
+    Args:
+        name: Its name in `composer.algorithms`.
+
+    Raises:
+        ValueError: It is not installed (the message has the command), or it is not an algorithm.
+    """
+    try:
+        found = getattr(composer.algorithms, name)
+    except AttributeError as error:
+        raise ValueError(f"`methods` must be installed algorithms, got {name!r}. {error}") from error
+    if not (isinstance(found, type) and issubclass(found, Algorithm)):
+        raise ValueError(f"`methods` must be algorithms, got {name!r}, which is not one.")
+    return found
+
+
 def make_algorithms(stack: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Algorithm]:
     """Construct the algorithms of a stack.
 
@@ -113,16 +131,11 @@ def make_algorithms(stack: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Algo
         stack: Class names and arguments.
 
     Raises:
-        ValueError: An algorithm is not installed (the message has the command), or an argument is invalid.
+        ValueError: An algorithm is not installed, or an argument is invalid.
     """
     algorithms = []
     for name, arguments in stack:
-        try:
-            make = getattr(composer.algorithms, name)
-        except AttributeError as error:
-            raise ValueError(f"`methods` must be installed algorithms, got {name!r}. {error}") from error
-        if not (isinstance(make, type) and issubclass(make, Algorithm)):
-            raise ValueError(f"`methods` must be algorithms, got {name!r}, which is not one.")
+        make = class_of(name)
         try:
             algorithms.append(make(**arguments))
         except TypeError as error:

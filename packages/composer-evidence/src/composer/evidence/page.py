@@ -57,7 +57,7 @@ def explain(ledger: Ledger, entry: dict[str, Any]) -> str:
         ledger: Its ledger.
         entry: The entry.
     """
-    lines = [f"Entry {entry['id']} about {entry['about']} of {entry.get('method', 'plain')} on {entry['task']}"]
+    lines = [f"Entry {entry['id']} about {entry['about']} of {entry.get('method') or 'plain'} on {entry['task']}"]
     lines.append(f"  task: version {entry['task_version']}, hash {entry['task_hash']}")
     lines.append(f"  made: {entry['created']} by `{entry['command']}`")
     lines.append(
@@ -199,7 +199,9 @@ def _stacks(entries: Sequence[dict[str, Any]], metric: Metric) -> Html | None:
     if not stacks:
         return None
     rows = [
-        (f"without {member}", *_interval(values, metric), f"{values['p_corrected']:.2g}")
+        (f"without {member}", f"{values['lost']} runs diverged or failed", "", "")
+        if "lost" in values
+        else (f"without {member}", *_interval(values, metric), f"{values['p_corrected']:.2g}")
         for member, values in stacks[-1]["leave_one_out"].items()
     ]
     head = ("stack", "change", "95 % interval", "p, corrected")

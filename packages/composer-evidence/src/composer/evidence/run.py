@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import math
@@ -12,7 +13,8 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib.metadata import distributions
@@ -30,7 +32,17 @@ from composer.loggers import InMemoryLogger, Logger
 from composer.utils import get_device
 from composer.utils.reproducibility import seed_context
 
-__all__ = ["RunResult", "RunSpec", "SideAverages", "environment", "execute", "source_hash", "write_atomically"]
+__all__ = [
+    "RunResult",
+    "RunSpec",
+    "SideAverages",
+    "environment",
+    "execute",
+    "hold_machine",
+    "read_result",
+    "source_hash",
+    "write_atomically",
+]
 
 _LABEL = "part"  # of the evaluator
 _WITHOUT_STATISTICS = ("LAWA", "SWA")  # averages that do not bring statistics of batch norm with them
@@ -296,6 +308,21 @@ def _evaluate(
     return scores, first
 
 
+@contextmanager
+def hold_machine(*, alone: bool) -> Iterator[None]:
+    """Hold this user's lock of this machine, so that no time is measured while a run is going on.
+
+    The process that trains holds it, and not the command: it may outlive a command that is killed.
+
+    Args:
+        alone: Wait until no other process holds the lock, and let no other one begin. False: share it.
+    """
+    path = Path(tempfile.gettempdir()) / f"composer-evidence-{os.getuid()}.lock"
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        yield
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Write a file so that it is there whole or not at all, also after a kill."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -312,11 +339,15 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 @cache
-def environment(device: str = "cpu") -> Mapping[str, Any]:
-    """Return versions, hardware and the hash of the source, for the ledger."""
+def environment(device: str) -> Mapping[str, Any]:
+    """Return versions, hardware and the hash of the source, for the ledger.
+
+    Args:
+        device: "cpu" or "gpu".
+    """
     hardware = _processor() if device == "cpu" else torch.cuda.get_device_name()
-    names = {d.metadata["Name"]: d.version for d in distributions() if d.metadata["Name"]}
-    versions = {name: version for name, version in sorted(names.items()) if name.startswith("composer-")}
+    installed = {distribution.name: distribution.version for distribution in distributions()}
+    versions = {name: version for name, version in sorted(installed.items()) if name.startswith("composer-")}
     versions |= {"python": platform.python_version(), "torch": torch.__version__}
     return {"hardware": hardware, "system": platform.platform(), "versions": versions, "source": source_hash()}
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import multiprocessing
 import os
-import tempfile
+import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from typing import Any
 import torch
 
 from composer.evidence.ledger import Ledger
-from composer.evidence.run import RunResult, RunSpec, execute, read_result, write_atomically
+from composer.evidence.run import RunResult, RunSpec, execute, hold_machine, read_result, write_atomically
 from composer.evidence.task import Part, Task, load_task, module_of
 
 __all__ = ["Incomplete", "Runner"]
@@ -147,11 +145,9 @@ class Runner:
         if process.exitcode:
             raise RuntimeError(f"The process of `{target.__name__}` died with exit code {process.exitcode}.")
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Wait until no run of this user is going on on this machine, and keep others from starting."""
-        with _machine(fcntl.LOCK_EX):
-            yield
+    def environments(self, runs: Iterable[str]) -> list[Mapping[str, Any]]:
+        """Return where some finished runs were trained: versions, hardware and source of each."""
+        return [self._known[run].environment for run in runs]
 
     def _find(self, name: str) -> RunResult | None:
         if name not in self._known:
@@ -172,39 +168,38 @@ class Runner:
         waiting, running, attempts = list(specs), dict[Any, tuple[Any, RunSpec, int]](), dict[str, int]()
         slots, begin, said, done = list(range(self.workers)), time.perf_counter(), 0.0, 0
         total = sum(spec.steps for spec in specs)
-        with _machine(fcntl.LOCK_SH):
-            try:
-                while waiting or running:
-                    while waiting and slots:
-                        spec, slot = waiting.pop(0), slots.pop(0)
-                        process = self._start(spec, slot)
-                        running[process.sentinel] = process, spec, slot
-                    for sentinel in wait(list(running)):
-                        process, spec, slot = running.pop(sentinel)
-                        process.join()
-                        slots.append(slot)
-                        result = read_result(self._file(spec.id))
-                        if result is not None:
-                            self._record(result)
-                            done += spec.steps
-                            continue
-                        attempts[spec.id] = attempts.get(spec.id, 0) + 1
-                        if attempts[spec.id] == _ATTEMPTS:
-                            raise RuntimeError(
-                                f"The process of run {spec.id} ({title}) died {_ATTEMPTS} times, the last time with "
-                                f"exit code {process.exitcode}. If it was killed for memory, use fewer `workers`."
-                            )
-                        waiting.append(spec)
-                    elapsed = time.perf_counter() - begin
-                    if done and (elapsed - said > 10 or (not running and not waiting)):
-                        said = elapsed
-                        left = elapsed / done * (total - done)
-                        count = len(specs) - len(waiting) - len(running)
-                        self.say(f"{title}: {count}/{len(specs)} runs, {_time(elapsed)} passed, {_time(left)} left")
-            finally:
-                for process, _, _ in running.values():
-                    process.terminate()
+        try:
+            while waiting or running:
+                while waiting and slots:
+                    spec, slot = waiting.pop(0), slots.pop(0)
+                    process = self._start(spec, slot)
+                    running[process.sentinel] = process, spec, slot
+                for sentinel in wait(list(running)):
+                    process, spec, slot = running.pop(sentinel)
                     process.join()
+                    slots.append(slot)
+                    result = read_result(self._file(spec.id))
+                    if result is not None:
+                        self._record(result)
+                        done += spec.steps
+                        continue
+                    attempts[spec.id] = attempts.get(spec.id, 0) + 1
+                    if attempts[spec.id] == _ATTEMPTS:
+                        raise RuntimeError(
+                            f"The process of run {spec.id} ({title}) died {_ATTEMPTS} times, the last time with "
+                            f"exit code {process.exitcode}. If it was killed for memory, use fewer `workers`."
+                        )
+                    waiting.append(spec)
+                elapsed = time.perf_counter() - begin
+                if done and (elapsed - said > 10 or (not running and not waiting)):
+                    said = elapsed
+                    left = elapsed / done * (total - done)
+                    count = len(specs) - len(waiting) - len(running)
+                    self.say(f"{title}: {count}/{len(specs)} runs, {_time(elapsed)} passed, {_time(left)} left")
+        finally:
+            for process, _, _ in running.values():
+                process.terminate()
+                process.join()
 
     def _start(self, spec: RunSpec, slot: int) -> Any:
         folder = None if self.data_folder is None else str(self.data_folder)
@@ -219,24 +214,18 @@ def _run(reference: str, folder: str | None, spec_text: str, file: str, slot: in
     spec = RunSpec.from_json(json.loads(spec_text))
     if spec.device == "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = str(slot)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command gets it, too, and ends its processes
     torch.set_num_threads(spec.threads)
     logging.getLogger("composer").setLevel(logging.ERROR)  # the same advice in every run
     path = Path(file)
     try:
         task = load_task(reference)
-        result = execute(task, task.data(None if folder is None else Path(folder)), spec, path.parent / "checkpoints")
+        data = task.data(None if folder is None else Path(folder))
+        with hold_machine(alone=False):
+            result = execute(task, data, spec, path.parent / "checkpoints")
     except Exception as error:  # noqa: BLE001 -- of the task itself: it is the same in every attempt
         result = RunResult(spec, "failed", message=f"{type(error).__name__}: {error}")
-    write_atomically(path, json.dumps(replace(result, spec=spec).as_json(), allow_nan=False))
-
-
-@contextmanager
-def _machine(kind: int) -> Iterator[None]:
-    """Hold the lock of this machine: shared by runs, exclusive for measuring time."""
-    path = Path(tempfile.gettempdir()) / f"composer-evidence-{os.getuid()}.lock"
-    with path.open("a") as file:
-        fcntl.flock(file, kind)
-        yield
+    write_atomically(path, json.dumps(result.as_json(), allow_nan=False))
 
 
 def _cores() -> int:

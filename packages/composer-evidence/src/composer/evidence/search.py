@@ -10,9 +10,13 @@ from typing import Any
 
 from composer.evidence.task import Grid
 
-__all__ = ["Search", "Trial", "search"]
+__all__ = ["Search", "SearchError", "Trial", "search"]
 
 _MAX_EXTENSIONS = 4  # of one grid
+
+
+class SearchError(ValueError):
+    """All trials of a search failed or diverged."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ def search(
         max_trials: The most points to evaluate. None: no limit.
 
     Raises:
-        ValueError: All trials failed.
+        SearchError: All trials failed.
 
     Example:
         >>> def far_from_one(points):
@@ -88,7 +92,7 @@ def search(
     def best() -> Trial:
         finished = [trial for trial in trials.values() if math.isfinite(trial.score)]
         if not finished:
-            raise ValueError("All trials of the search failed or diverged. Lower the learning rates of the grid.")
+            raise SearchError("All trials of the search failed or diverged. Lower the learning rates of the grid.")
         return max(finished, key=lambda trial: sign * trial.score)
 
     current, tried, at_edge = dict(start), {}, []

@@ -6,12 +6,13 @@ Effects are signed so that more is better: for a loss, the control minus the met
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-from scipy import special
+from scipy import special, stats
 
 __all__ = [
     "ALPHA",
@@ -135,40 +136,37 @@ def _compare_one(
     control: Mapping[int, float], method: Mapping[int, float], sign: float, family: int, *, paired: bool
 ) -> Comparison:
     seeds = sorted(set(control) & set(method))
+    if paired and len(seeds) < 2:
+        raise ValueError(f"Scores of the same runs must have two or more common seeds, got {len(seeds)}.")
     a, b = (sign * np.array([scores[seed] for seed in seeds]) for scores in (method, control))
     varies = len(seeds) > 2 and np.ptp(a) > 0 and np.ptp(b) > 0
     correlation = float(np.corrcoef(a, b)[0, 1]) if varies else math.nan
-    if paired:
-        if len(seeds) < 2:
-            raise ValueError(f"Scores of the same runs must have two or more common seeds, got {len(seeds)}.")
-        error, freedom = float(np.std(a - b, ddof=1)) / math.sqrt(len(seeds)), float(len(seeds) - 1)
-    else:
+    if not paired:
         a, b = (sign * np.array(list(scores.values())) for scores in (method, control))
-        parts = np.var(a, ddof=1) / len(a), np.var(b, ddof=1) / len(b)
-        error = math.sqrt(parts[0] + parts[1])
-        spread = parts[0] ** 2 / (len(a) - 1) + parts[1] ** 2 / (len(b) - 1)
-        freedom = float((parts[0] + parts[1]) ** 2 / spread) if spread > 0 else float(len(a) + len(b) - 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of constant scores
+        test = stats.ttest_rel(a, b) if paired else stats.ttest_ind(a, b, equal_var=False)
+        interval = test.confidence_interval(1 - ALPHA)
     effect = float(a.mean() - b.mean())
-    if error > 0:
-        p = float(2 * special.stdtr(freedom, -abs(effect) / error))
+    if math.isfinite(test.statistic):
+        low, high, p, freedom = map(float, (interval.low, interval.high, test.pvalue, test.df))
+        error = (high - low) / 2 / float(special.stdtrit(freedom, 1 - ALPHA / 2))
+        visible = _visible(freedom, family) * error
     else:  # constant scores: equal, or different without doubt
-        p = 1.0 if effect == 0 else 0.0
-    half = float(special.stdtrit(freedom, 1 - ALPHA / 2)) * error
-    visible = _visible(freedom, family) * error
-    deviation, deviation_of_control = (float(np.std(list(s.values()), ddof=1)) for s in (method, control))
+        low, high, p, visible = effect, effect, 1.0 if effect == 0 else 0.0, 0.0
     return Comparison(
-        effect,
-        effect - half,
-        effect + half,
-        p,
-        p,
-        visible,
-        deviation,
-        deviation_of_control,
-        len(method),
-        len(control),
-        "paired" if paired else "welch",
-        correlation,
+        effect=effect,
+        low=low,
+        high=high,
+        p=p,
+        p_corrected=p,
+        smallest_visible=visible,
+        sd=float(np.std(list(method.values()), ddof=1)),
+        sd_control=float(np.std(list(control.values()), ddof=1)),
+        n=len(method),
+        n_control=len(control),
+        test="paired" if paired else "welch",
+        correlation=correlation,
     )
 
 
@@ -191,28 +189,27 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
     return {name: corrected[name] for name in p_values}
 
 
-def judge(screening: Comparison, confirmation: Comparison | None = None, show: str = "{:.4g}") -> Verdict:
+def judge(screening: Comparison, confirmation: Comparison | None = None) -> Verdict:
     """Return the verdict about a method.
 
     Args:
         screening: The first comparison.
         confirmation: The comparison on fresh seeds of method and control; a gain needs one.
-        show: The format of an effect.
 
     Returns:
         "gain" if both comparisons find one; "loss" if the first finds one; otherwise "no effect found", with the
         smallest visible effect, or "not judged" while the confirmation is missing.
     """
     if screening.p_corrected >= ALPHA:
-        return Verdict("no effect found", f"smallest visible: {show.format(screening.smallest_visible)}")
+        return Verdict("no effect found", f"smallest visible: {screening.smallest_visible:.4g}")
     if screening.effect < 0:
         return Verdict("loss")
     if confirmation is None:
         return Verdict("not judged", "a gain on the first seeds, to be confirmed on fresh ones")
     if confirmation.effect > 0 and confirmation.p_corrected < ALPHA:
         return Verdict("gain")
-    visible = show.format(confirmation.smallest_visible)
-    return Verdict("no effect found", f"smallest visible: {visible}; a first gain was not confirmed on fresh seeds")
+    visible = f"smallest visible: {confirmation.smallest_visible:.4g}"
+    return Verdict("no effect found", f"{visible}; a first gain was not confirmed on fresh seeds")
 
 
 def num_seeds(sd: float, effect: float, num_control: int, family: int = 1) -> int:

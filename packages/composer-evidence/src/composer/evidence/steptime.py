@@ -15,7 +15,7 @@ import torch
 
 from composer.core import Callback, State
 from composer.evidence.methods import make_algorithms
-from composer.evidence.run import RunSpec, write_atomically
+from composer.evidence.run import RunSpec, hold_machine, write_atomically
 from composer.evidence.task import Task, load_task
 from composer.loggers import Logger
 from composer.utils import get_device
@@ -169,12 +169,14 @@ def _synchronize(state: State) -> None:
 
 
 def measure_in_process(reference: str, folder: str | None, texts: tuple[str, str], repeats: int, file: str) -> None:
-    """Measure a ratio and write it to a file as JSON; the target of a process."""
+    """Measure a ratio, alone on this machine, and write it to a file as JSON; the target of a process."""
     plain, method = (RunSpec.from_json(json.loads(text)) for text in texts)
     torch.set_num_threads(plain.threads)
     task = load_task(reference)
+    data = task.data(Path(folder) if folder else None)
     try:
-        values = vars(step_time(task, task.data(Path(folder) if folder else None), plain, method, repeats=repeats))
+        with hold_machine(alone=True):
+            values = vars(step_time(task, data, plain, method, repeats=repeats))
     except RuntimeError as error:
         values = {"error": str(error)}
     write_atomically(Path(file), json.dumps(values))

@@ -5,18 +5,17 @@ from __future__ import annotations
 import datetime
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from composer.evidence.methods import arguments_of, grid_of, method_of, reason_against
 from composer.evidence.run import RunResult, RunSpec, environment
 from composer.evidence.runner import Runner
-from composer.evidence.search import Search, search
+from composer.evidence.search import Search, SearchError, search
 from composer.evidence.statistics import (
     Comparison,
     Rung,
@@ -34,8 +33,9 @@ __all__ = ["AA", "Plain", "Plan", "Study"]
 AA = "A/A"
 """The name of the row that compares plain with plain."""
 
-# First seeds: of controls and methods, of A/A, of confirmations, of tuning, of choosing a stack.
-_MEASURE, _AA, _CONFIRM, _TUNE, _STACK = 0, 10_000, 20_000, 30_000, 40_000
+# First seeds: of controls and methods, of confirmations, of tuning, of choosing a stack; A/A has others, of its own.
+_MEASURE, _CONFIRM, _TUNE, _STACK = 0, 20_000, 30_000, 40_000
+_AA_OFFSET = 5_000
 _PROBE_STEPS = 4
 _NUM_POINTS = 10  # of a curve
 _LR_FACTORS = (0.5, 1.0, 2.0)
@@ -92,6 +92,10 @@ class Plain:
     entry: str
 
 
+_Results: TypeAlias = Mapping[int, tuple[RunResult, str]]
+"""Seed -> a run and the label of its score."""
+
+
 @dataclass(frozen=True)
 class _Candidate:
     """A method or stack, ready to be measured."""
@@ -127,10 +131,8 @@ class Study:
             methods: Methods and stacks to tune, too, as `measure` does.
         """
         found = {fraction: self.plain(fraction) for fraction in reversed(self.task.ladder)}
-        against = self._reasons_against(methods, found[1.0])
-        for name in methods:
-            if name not in against:
-                self._tuned(name, found[1.0])
+        for name, verdict in self._candidates(methods, found[1.0])[1].items():
+            self.runner.say(f"{self.task.name}: {name} is not tuned: {verdict.word}, {verdict.why}")
         return found
 
     def plain(self, fraction: float = 1.0) -> Plain:
@@ -156,15 +158,16 @@ class Study:
         variant, steps = self.task.variants[name], self.task.steps_of(fraction)
         start = {key: getattr(variant.training, key) for key in variant.grid}
 
-        def specs(point: Mapping[str, Any]) -> list[RunSpec]:
+        def runs(points: Sequence[Mapping[str, Any]]) -> list[list[tuple[RunSpec, str]]]:
+            seeds = _seeds(_TUNE, self.plan.num_tuning_seeds)
             return [
-                self.runner.spec("validation", name, steps, settings=dict(point), seed=_TUNE + seed)
-                for seed in range(self.plan.num_tuning_seeds)
+                [(self.runner.spec("validation", name, steps, settings=dict(point), seed=seed), "") for seed in seeds]
+                for point in points
             ]
 
         title = f"{self.task.name}: tune {name}, {steps} steps"
         about = {"method": "plain", "variant": name, "steps": steps, "fraction": fraction}
-        entry, found = self._search(title, variant.grid, start, specs, about, None)
+        entry, found = self._search(title, variant.grid, start, runs, about, None)
         return Plain(name, found.best.point, steps, found.best.score, len(found.trials), entry)
 
     def _search(
@@ -172,21 +175,32 @@ class Study:
         title: str,
         grid: Mapping[str, Grid],
         start: Mapping[str, Any],
-        specs: Any,
+        runs_of: Callable[[Sequence[Mapping[str, Any]]], list[list[tuple[RunSpec, str]]]],
         about: Mapping[str, Any],
         max_trials: int | None,
     ) -> tuple[str, Search]:
         """Search on validation, and return the id of the entry about it and the result.
 
         The search is repeated also if there is an entry: its runs are in the ledger, and the entry is the same.
+
+        Args:
+            title: The name of this step in messages.
+            grid: The values by setting.
+            start: Values of the settings to begin with.
+            runs_of: Returns the runs of each of some points, with the label of the score; points may share runs.
+            about: Values of the entry.
+            max_trials: The most points to try. None: no limit.
         """
-        runs: list[str] = []
+        runs: dict[str, None] = {}
 
         def evaluate(points: list[dict[str, Any]]) -> list[float]:
-            wanted = [specs(point) for point in points]
-            results = iter(self.runner.results([spec for group in wanted for spec in group], title))
-            runs.extend(spec.id for group in wanted for spec in group)
-            return [float(np.mean([next(results).score() for _ in group])) for group in wanted]
+            wanted = runs_of(points)
+            specs = list({spec.id: spec for group in wanted for spec, _ in group}.values())
+            results = dict(zip([spec.id for spec in specs], self.runner.results(specs, title), strict=True))
+            runs.update(dict.fromkeys(results))
+            if about["method"] == "plain":
+                self._refuse_failures(results.values())
+            return [float(np.mean([results[spec.id].score(label) for spec, label in group])) for group in wanted]
 
         found = search(grid, start, evaluate, higher_is_better=self._higher, max_trials=max_trials)
         values = {
@@ -198,11 +212,20 @@ class Study:
             "best": dict(found.best.point),
             "score": found.best.score,
             "at_edge": list(found.at_edge),
-            "runs": {"trials": runs},
+            "runs": {"trials": list(runs)},
         }
         if found.at_edge:
             self.runner.say(f"{title}: the best {' and '.join(found.at_edge)} is at the edge of its grid")
         return self._add("tuning", values), found
+
+    def _refuse_failures(self, results: Iterable[RunResult]) -> None:
+        """Raise an error if a run of plain raised one: no method can be measured against that."""
+        message = next((result.message for result in results if result.status == "failed"), None)
+        if message is not None:
+            raise RuntimeError(
+                f"Plain training of {self.task.name} failed: {message}. Correct the task, and increase its `version`, "
+                f"so that its runs are trained again."
+            )
 
     # Methods
 
@@ -216,30 +239,27 @@ class Study:
             The entries about the measurements and confirmations.
         """
         plain = self.plain()
-        names = list(dict.fromkeys(methods))
-        against = self._reasons_against(names, plain)
-        entries = [self.refuse(name, against[name]) for name in names if name in against]
-        candidates = [self._tuned(name, plain) for name in names if name not in against]
-        again = [self._spec("test", plain, seed) for seed in _seeds(_AA, self.plan.num_seeds)]
-        others = [*again, *(spec for _, specs in self._rungs(plain) for spec in specs)]
+        candidates, refused = self._candidates(methods, plain)
+        entries = [self.refuse(name, verdict) for name, verdict in refused.items()]
+        rungs = [spec for _, specs in self._rungs(plain) for spec in specs]
+        everything = [*candidates, _Candidate(AA, plain.variant, plain.settings, (), plain.entry)]
         numbers = self.plan.num_seeds, self.plan.num_controls
-        controls, scores = self._scores(plain, candidates, _MEASURE, *numbers, others)
-        scores[AA] = self._results(again, AA)
-        compared = self._compare(plain, controls, candidates, scores)
-        gains = [c for c in candidates if c.name in compared and judge(compared[c.name]).word == "not judged"]
+        controls, scores = self._scores(plain, everything, _MEASURE, *numbers, rungs)
+        compared = self._compare(controls, everything, scores)
+        gains = [c for c in everything if c.name in compared and judge(compared[c.name]).word == "not judged"]
         times = {candidate.name: self._step_time(candidate, plain) for candidate in candidates}
-        rungs = self.ladder(plain) if candidates else []
+        ladder = self.ladder(plain) if candidates else []
         measured: dict[str, dict[str, Any]] = {}
-        for name, results in scores.items():
-            candidate = next((c for c in candidates if c.name == name), None)
-            about = self._about(name, plain, candidate, controls, results, compared.get(name), list(scores))
-            if candidate is not None:
-                about |= self._costs(candidate, controls, results, times[name], rungs)
+        for candidate in everything:
+            name = candidate.name
+            about = self._about(plain, candidate, controls, scores, compared.get(name))
+            if name != AA:
+                about |= self._costs(candidate, controls, scores[name], times[name], ladder)
                 about |= self._curves(candidate, plain)
-            measured[name] = about
-            entries.append(self._entry_of("measurement", about))
+            measured[name] = self._entry_of("measurement", about)
+        entries += measured.values()
         if gains:
-            entries += self._confirm(plain, gains, compared, measured)
+            entries += self._confirm(plain, gains, compared, measured, ladder)
         return entries
 
     def _confirm(
@@ -248,25 +268,42 @@ class Study:
         gains: Sequence[_Candidate],
         screening: Mapping[str, Comparison],
         measured: Mapping[str, Mapping[str, Any]],
+        ladder: Sequence[Rung],
     ) -> list[dict[str, Any]]:
-        """Measure gains again, with fresh seeds of method and control, and return the entries."""
+        """Measure gains again, with fresh seeds of method and control, and return the entries.
+
+        Nothing but step times and curves is taken from the first seeds, on which the method was selected.
+        """
         count = self.plan.num_controls
         controls, scores = self._scores(plain, gains, _CONFIRM, count, count)
-        compared = self._compare(plain, controls, gains, scores)
+        compared = self._compare(controls, gains, scores)
         entries = []
         for candidate in gains:
-            name = candidate.name
-            results = scores[name]
-            about = self._about(name, plain, candidate, controls, results, compared.get(name), list(scores))
+            name, first = candidate.name, measured[candidate.name]
+            about = self._about(plain, candidate, controls, scores, compared.get(name))
             if name in compared:
-                about["verdict"] = asdict(judge(screening[name], compared[name], "{:.4g}"))
-            kept = ("step_time", "memory_ratio", "equal_time", "curves")
-            about |= {key: value for key, value in measured[name].items() if key in kept}
-            about["confirms"] = self._find_entry("measurement", name)
-            if about["verdict"]["word"] == "gain":
-                about["time_to_target"] = self._time_to_target(candidate, plain, controls, results, about)
+                about["verdict"] = asdict(judge(screening[name], compared[name]))
+            about["confirms"] = first["id"]
+            if name != AA:
+                about |= self._costs(candidate, controls, scores[name], first["step_time"], ladder)
+                about |= {"curves": first["curves"]} if "curves" in first else {}
+                if about["verdict"]["word"] == "gain":
+                    about["time_to_target"] = self._time_to_target(candidate, plain, controls, scores[name], about)
             entries.append(self._entry_of("confirmation", about))
         return entries
+
+    def _candidates(self, methods: Sequence[str], plain: Plain) -> tuple[list[_Candidate], dict[str, Verdict]]:
+        """Tune methods and stacks; return them, and the verdicts about those that cannot be measured."""
+        names = list(dict.fromkeys(methods))
+        refused = self._reasons_against(names, plain)
+        candidates = []
+        for name in names:
+            if name not in refused:
+                try:
+                    candidates.append(self._tuned(name, plain))
+                except SearchError:
+                    refused[name] = Verdict("loss", "all trials of its search failed or diverged")
+        return candidates, refused
 
     def _reasons_against(self, names: Sequence[str], plain: Plain) -> dict[str, Verdict]:
         """Return why methods are not measured; known without training, or from runs of a few steps."""
@@ -316,55 +353,24 @@ class Study:
                 grid[f"{name}.{key}"] = values
                 start[f"{name}.{key}"] = arguments.get(key, values.values[-1])
         averages = len(members) == 1 and method_of(name).averages and variant == plain.variant
-        if averages:
-            return self._tuned_average(name, plain, grid, start)
-        if "lr" in base.settings:
+        if "lr" in base.settings and not averages:
             rate = float(base.settings["lr"])
             grid["lr"] = Grid(tuple(float(f"{factor * rate:.4g}") for factor in _LR_FACTORS))
             start["lr"] = grid["lr"].values[1]
+        seeds = _seeds(_TUNE, self.plan.num_tuning_seeds)
 
-        def at(point: Mapping[str, Any]) -> _Candidate:
-            return self._candidate(name, variant, base, point, "")
-
-        def specs(point: Mapping[str, Any]) -> list[RunSpec]:
-            return [
-                self._spec_of("validation", at(point), base.steps, _TUNE + seed)
-                for seed in range(self.plan.num_tuning_seeds)
-            ]
+        def runs(points: Sequence[Mapping[str, Any]]) -> list[list[tuple[RunSpec, str]]]:
+            tried = [self._candidate(name, variant, base, point, "") for point in points]
+            if not averages:
+                return [[(self._spec_of("validation", c, base.steps, seed), "") for seed in seeds] for c in tried]
+            labels = {str(i): candidate.stack[0] for i, candidate in enumerate(tried)}
+            specs = [self._spec("validation", plain, seed, averages=labels) for seed in seeds]
+            return [[(spec, label) for spec in specs] for label in labels]
 
         title = f"{self.task.name}: tune {name}"
         about = {"method": name, "variant": variant, "steps": base.steps, "fraction": 1.0}
-        entry, found = self._search(title, grid, start, specs, about, base.num_trials)
-        return self._candidate(name, variant, base, found.best.point, entry)
-
-    def _tuned_average(self, name: str, plain: Plain, grid: Mapping[str, Grid], start: Mapping[str, Any]) -> _Candidate:
-        """Tune an average of the weights in runs of plain, which score all points together."""
-        keys = list(grid)
-        points = [dict(zip(keys, values, strict=True)) for values in product(*(grid[key].values for key in keys))]
-        points = [dict(start), *(point for point in points if point != start)]
-        labels = {str(i): self._candidate(name, plain.variant, plain, p, "").stack[0] for i, p in enumerate(points)}
-        seeds = _seeds(_TUNE, self.plan.num_tuning_seeds)
-        specs = [self._spec("validation", plain, seed, averages=labels) for seed in seeds]
-        results = self.runner.results(specs, f"{self.task.name}: tune {name}")
-        scores = {label: float(np.mean([result.score(label) for result in results])) for label in labels}
-        sign = 1 if self._higher else -1
-        best = max(labels, key=lambda label: sign * scores[label] if math.isfinite(scores[label]) else -math.inf)
-        about = {
-            "method": name,
-            "variant": plain.variant,
-            "steps": plain.steps,
-            "fraction": 1.0,
-            "part": "validation",
-            "seeds": list(seeds),
-            "grid": {key: list(grid[key].values) for key in keys},
-            "trials": [[point, _number(scores[str(i)])] for i, point in enumerate(points)],
-            "best": points[int(best)],
-            "score": _number(scores[best]),
-            "at_edge": [],
-            "runs": {"trials": [spec.id for spec in specs]},
-        }
-        entry = self._add("tuning", about)
-        return replace(self._candidate(name, plain.variant, plain, points[int(best)], entry), averages=True)
+        entry, found = self._search(title, grid, start, runs, about, base.num_trials)
+        return replace(self._candidate(name, variant, base, found.best.point, entry), averages=averages)
 
     def _candidate(self, name: str, variant: str, base: Plain, point: Mapping[str, Any], entry: str) -> _Candidate:
         members = name.split("+")
@@ -395,7 +401,7 @@ class Study:
         fields: dict[str, Any] = {"settings": dict(candidate.settings), "seed": seed, "stack": candidate.stack}
         return self.runner.spec(part, candidate.variant, steps, **{**fields, **others})
 
-    def _results(self, specs: Sequence[RunSpec], title: str) -> dict[int, tuple[RunResult, str]]:
+    def _results(self, specs: Sequence[RunSpec], title: str) -> _Results:
         results = self.runner.results(specs, f"{self.task.name}: {title}")
         return {result.spec.seed: (result, "") for result in results}
 
@@ -407,7 +413,7 @@ class Study:
         num_seeds: int,
         num_controls: int,
         others: Sequence[RunSpec] = (),
-    ) -> tuple[dict[int, tuple[RunResult, str]], dict[str, dict[int, tuple[RunResult, str]]]]:
+    ) -> tuple[_Results, dict[str, _Results]]:
         """Train controls, candidates and other runs together, and return the scores on the test part.
 
         Averages of plain's weights are scored in the controls.
@@ -417,7 +423,8 @@ class Study:
             "plain": [self._spec("test", plain, seed, averages=shared) for seed in _seeds(first, num_controls)],
             **{
                 candidate.name: [
-                    self._spec_of("test", candidate, plain.steps, seed) for seed in _seeds(first, num_seeds)
+                    self._spec_of("test", candidate, plain.steps, seed)
+                    for seed in _seeds(first + (_AA_OFFSET if candidate.name == AA else 0), num_seeds)
                 ]
                 for candidate in candidates
                 if candidate.name not in shared
@@ -429,16 +436,19 @@ class Study:
         controls = results.pop("plain")
         for name in shared:
             results[name] = {seed: (result, name) for seed, (result, _) in controls.items()}
-        return controls, results
+        return controls, {candidate.name: results[candidate.name] for candidate in candidates}
 
     def _compare(
-        self,
-        plain: Plain,
-        controls: Mapping[int, tuple[RunResult, str]],
-        candidates: Sequence[_Candidate],
-        scores: Mapping[str, Mapping[int, tuple[RunResult, str]]],
+        self, controls: _Results, candidates: Sequence[_Candidate], scores: Mapping[str, _Results]
     ) -> dict[str, Comparison]:
         """Compare all methods whose runs all finished, as one family."""
+        self._refuse_failures(result for result, _ in controls.values())
+        lost = [seed for seed, value in _values(controls).items() if not math.isfinite(value)]
+        if lost:
+            raise RuntimeError(
+                f"Plain training of {self.task.name} must not diverge, but {len(lost)} of {len(controls)} runs did. "
+                f"Lower the learning rates of its grid, and increase the `version` of the task."
+            )
         values = {name: _values(results) for name, results in scores.items()}
         finite = {name: v for name, v in values.items() if all(map(math.isfinite, v.values()))}
         same = frozenset(c.name for c in candidates if c.averages)
@@ -470,8 +480,10 @@ class Study:
         rungs = []
         for fraction in self.task.ladder:
             own = plain if fraction == 1 else self.plain(fraction)
-            seeds = _seeds(_AA, self.plan.num_seeds) if fraction == 1 else _seeds(_MEASURE, self.plan.num_ladder_seeds)
-            rungs.append((own, [self._spec("test", own, seed) for seed in seeds]))
+            first, count = _MEASURE, self.plan.num_ladder_seeds
+            if fraction == 1:
+                first, count = _MEASURE + _AA_OFFSET, self.plan.num_seeds
+            rungs.append((own, [self._spec("test", own, seed) for seed in _seeds(first, count)]))
         return rungs
 
     def _step_time(self, candidate: _Candidate, plain: Plain) -> dict[str, Any] | None:
@@ -487,8 +499,7 @@ class Study:
         file = self.runner.folder / "runs" / f"time-{key}.json"
         folder = None if self.runner.data_folder is None else str(self.runner.data_folder)
         texts = tuple(json.dumps(asdict(spec)) for spec in specs)
-        with self.runner.alone():
-            self.runner.call(measure_in_process, (self.runner.reference, folder, texts, self.plan.repeats, str(file)))
+        self.runner.call(measure_in_process, (self.runner.reference, folder, texts, self.plan.repeats, str(file)))
         values: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         if "error" in values:
             self.runner.say(values["error"])
@@ -499,8 +510,8 @@ class Study:
     def _costs(
         self,
         candidate: _Candidate,
-        controls: Mapping[int, tuple[RunResult, str]],
-        results: Mapping[int, tuple[RunResult, str]],
+        controls: _Results,
+        results: _Results,
         times: Mapping[str, Any] | None,
         rungs: Sequence[Rung],
     ) -> dict[str, Any]:
@@ -533,8 +544,8 @@ class Study:
         self,
         candidate: _Candidate,
         plain: Plain,
-        controls: Mapping[int, tuple[RunResult, str]],
-        results: Mapping[int, tuple[RunResult, str]],
+        controls: _Results,
+        results: _Results,
         about: Mapping[str, Any],
     ) -> dict[str, Any] | None:
         """Return when the ladder of a method reaches plain's mean at the full budget, and the same for plain itself.
@@ -591,9 +602,8 @@ class Study:
             methods = [e["method"] for e in self.verdicts().values() if e["verdict"]["word"] == "gain"]
             methods = [name for name in methods if "+" not in name]
         plain, sign = self.plain(), 1 if self._higher else -1
-        against = self._reasons_against(methods, plain)
-        usable = [name for name in methods if name not in against]
-        tuned = {name: self._tuned(name, plain) for name in usable}
+        tuned = {candidate.name: candidate for candidate in self._candidates(methods, plain)[0]}
+        usable = list(tuned)
         ratios = {name: (self._step_time(tuned[name], plain) or {"ratio": 1.0})["ratio"] for name in usable}
         seeds = _seeds(_STACK, self.plan.num_stack_seeds)
         base = _values(self._results([self._spec("validation", plain, seed) for seed in seeds], "select a stack"))
@@ -646,9 +656,14 @@ class Study:
             for name, stack in {"": full, **stacks}.items()
         }
         scores = {name: _values(self._results(group, "leave one out")) for name, group in specs.items()}
-        control = scores.pop("")
-        compared = compare(control, scores, higher_is_better=self._higher)
-        table = {member: {"without": names[member], **asdict(result)} for member, result in compared.items()}
+        lost = {name: sum(not math.isfinite(value) for value in values.values()) for name, values in scores.items()}
+        control = scores[""]
+        finite = {name: values for name, values in scores.items() if name and not lost[name]}
+        compared = compare(control, finite, higher_is_better=self._higher) if not lost[""] else {}
+        table: dict[str, Any] = {}
+        for member, without in names.items():
+            found = asdict(compared[member]) if member in compared else {"lost": lost[member]}
+            table[member] = {"without": without, **found}
         return _plain_json(table), {name or "stack": [spec.id for spec in group] for name, group in specs.items()}
 
     # Entries
@@ -664,38 +679,34 @@ class Study:
     def _own_entries(self, about: str) -> list[dict[str, Any]]:
         return [e for e in self.ledger.entries(about, self.task.name) if e["task_hash"] == self.runner.task_hash]
 
-    def _find_entry(self, about: str, method: str) -> str:
-        return str(next(e["id"] for e in reversed(self._own_entries(about)) if e["method"] == method))
-
     def _about(
         self,
-        name: str,
         plain: Plain,
-        candidate: _Candidate | None,
-        controls: Mapping[int, tuple[RunResult, str]],
-        results: Mapping[int, tuple[RunResult, str]],
+        candidate: _Candidate,
+        controls: _Results,
+        scores: Mapping[str, _Results],
         comparison: Comparison | None,
-        family: Sequence[str],
     ) -> dict[str, Any]:
-        """Return the values of an entry about a method and its control."""
+        """Return the values of an entry about a method and its control; `scores` are those of its family."""
+        results = scores[candidate.name]
         values = {str(seed): _number(value) for seed, value in _values(results).items()}
         if comparison is None:
             lost = sum(value is None for value in values.values())
-            verdict = Verdict("loss", f"{lost} of {len(values)} runs diverged or failed")
+            messages = [f": {result.message}" for result, _ in results.values() if result.status == "failed"]
+            verdict = Verdict("loss", f"{lost} of {len(values)} runs diverged or failed{''.join(messages[:1])}")
         else:
             verdict = judge(comparison)
-        settings = plain.settings if candidate is None else candidate.settings
         return {
-            "method": name,
+            "method": candidate.name,
             "part": "test",
-            "variant": plain.variant if candidate is None else candidate.variant,
+            "variant": candidate.variant,
             "steps": plain.steps,
-            "settings": dict(settings),
-            "stack": [] if candidate is None else [list(member) for member in candidate.stack],
+            "settings": dict(candidate.settings),
+            "stack": [list(member) for member in candidate.stack],
             "plain": {"variant": plain.variant, "settings": dict(plain.settings), "steps": plain.steps},
             "plain_hash": digest([self.runner.task_hash, plain.variant, dict(plain.settings), plain.steps]),
-            "searches": [plain.entry, *([] if candidate is None else [candidate.tuning])],
-            "family": list(family),
+            "searches": list(dict.fromkeys([plain.entry, candidate.tuning])),
+            "family": list(scores),
             "comparison": None if comparison is None else _plain_json(asdict(comparison)),
             "verdict": asdict(verdict),
             "scores": values,
@@ -711,8 +722,12 @@ class Study:
         return self.ledger.entry(self._add(about, values))
 
     def _add(self, about: str, values: Mapping[str, Any]) -> str:
-        """Add an entry, unless the newest one about the same says the same, and return its id."""
-        own = environment(self.runner.device)
+        """Add an entry, unless there is one that says the same, and return its id.
+
+        Hardware, versions and source are those of its runs, which may be of several machines.
+        """
+        runs = {run for group in values["runs"].values() for run in group}
+        places = self.runner.environments(sorted(runs)) or [environment(self.runner.device)]
         stable = {
             "about": about,
             "task": self.task.name,
@@ -724,10 +739,11 @@ class Study:
             if {key: value for key, value in entry.items() if key in stable} == stable:
                 return str(entry["id"])
         facts = {
-            "hardware": own["hardware"],
-            "system": own["system"],
-            "versions": own["versions"],
-            "source": own["source"],
+            **{key: _joined(place[key] for place in places) for key in ("hardware", "system", "source")},
+            "versions": {
+                name: _joined(place["versions"].get(name, "none") for place in places)
+                for name in sorted({name for place in places for name in place["versions"]})
+            },
             "device": self.runner.device,
             "precision": self.runner.precision,
             "threads": 1,
@@ -778,6 +794,8 @@ def replay(study: Study, entry: Mapping[str, Any], folder: Path) -> dict[str, An
     about = {
         "method": entry["method"],
         "replays": entry["id"],
+        "part": entry["part"],
+        "family": [entry["method"]],
         "comparison": _plain_json(asdict(found)),
         "overlaps": found.low <= old["high"] and old["low"] <= found.high,
         "identical": before == after,
@@ -787,7 +805,11 @@ def replay(study: Study, entry: Mapping[str, Any], folder: Path) -> dict[str, An
     return study._entry_of("replay", about)
 
 
-def _values(results: Mapping[int, tuple[RunResult, str]]) -> dict[int, float]:
+def _joined(values: Iterable[str]) -> str:
+    return "; ".join(sorted(set(values)))
+
+
+def _values(results: _Results) -> dict[int, float]:
     return {seed: result.score(label) for seed, (result, label) in results.items()}
 
 

@@ -8,9 +8,11 @@ import inspect
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -233,15 +235,18 @@ def digest(value: Any) -> str:
 
 def source_of(function: Any) -> str:
     """Return a hash of the source code of a function, a class or an instance; "" where there is none."""
+    is_partial = isinstance(function, partial)
     target = function if inspect.isroutine(function) or inspect.isclass(function) else type(function)
-    target = getattr(function, "func", target)  # functools.partial
     try:
-        source = inspect.getsource(target)
+        source = inspect.getsource(function.func if is_partial else target)
     except (OSError, TypeError):
         return ""
-    owner = getattr(function, "__self__", None)
-    bound = getattr(function, "args", ()), getattr(function, "keywords", {}), owner if is_dataclass(owner) else None
-    return hashlib.sha256(f"{source}{bound!r}".encode()).hexdigest()[:16]
+    owner = getattr(function, "__self__", function)
+    arguments = {**dict(enumerate(function.args)), **function.keywords} if is_partial else {}
+    bound = {key: source_of(value) if inspect.isroutine(value) else value for key, value in arguments.items()}
+    fields = owner if is_dataclass(owner) and not isinstance(owner, type) else None
+    text = re.sub(r" at 0x[0-9a-f]+", "", repr((bound, fields)))  # addresses differ between processes
+    return hashlib.sha256(f"{source}{text}".encode()).hexdigest()[:16]
 
 
 def _values(training: Any) -> dict[str, Any]:
