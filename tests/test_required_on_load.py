@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from algorithm_runs import CLASSES, LANGUAGE, Classifier, noise, teacher
+from algorithm_runs import CLASSES, LANGUAGE, Classifier, index_of, noise, teacher
 from torch.utils.data import DataLoader, default_collate
 from torchmetrics.classification import MulticlassAccuracy
 from transformers import BertConfig, BertModel
@@ -30,7 +30,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "Alibi": {"max_sequence_length": 32, "train_sequence_length_scaling": 1.0},
     "BatchSizeWarmup": {"initial_batch_size": 2, "duration": "12sp"},
     "BlurPool": {"min_channels": 0, "blur_first": False},
-    "ChunkedCrossEntropy": {"head_name": "head", "target_key": "index"},
+    "ChunkedCrossEntropy": {"head_name": "head", "target_key": index_of},
     "Distillation": {"teacher": teacher(), "weight": 0.2},
     "EMA": {"half_life": "2ba"},
     "Factorize": {"min_channels": 4, "min_features": 4, "latent_channels": 2, "latent_features": 0.5},
@@ -95,7 +95,7 @@ def batch_of(name: str) -> Any:
         return {
             "input_ids": torch.arange(64).reshape(4, 16).remainder(31),
             "labels": torch.eye(4),
-            "index": torch.arange(4),
+            "index": torch.arange(4)[:, None],
         }
     return default_collate(list(noise()))  # type: ignore[arg-type]
 

@@ -291,7 +291,7 @@ def test_a_model_that_changes_the_output_of_its_head_is_refused_in_the_first_bat
 
 
 def test_wrong_arguments_are_refused_at_construction() -> None:
-    with pytest.raises(ValueError, match="`chunk_size` must be at least 1 token, got 0"):
+    with pytest.raises(ValueError, match="`chunk_size` must be at least 1, got 0"):
         ChunkedCrossEntropy(chunk_size=0)
     with pytest.raises(TypeError, match="`shift_labels` must be True or False, got 'no'"):
         ChunkedCrossEntropy(shift_labels="no")  # type: ignore[arg-type]

@@ -350,7 +350,7 @@ HIDDEN, WEIGHT, TARGETS = torch.zeros(2, 3, 4), torch.zeros(9, 4), torch.zeros(2
         ({"label_smoothing": 1.5}, ValueError, r"`label_smoothing` must be in \[0, 1\], got 1.5"),
         ({"z_loss": -1.0}, ValueError, "`z_loss` must not be negative, got -1.0"),
         ({"softcap": 0.0}, ValueError, "`softcap` must be positive, got 0.0"),
-        ({"chunk_size": 0}, ValueError, "`chunk_size` must be at least 1 token, got 0"),
+        ({"chunk_size": 0}, ValueError, "`chunk_size` must be at least 1, got 0"),
         ({"ignore_index": 0.5}, TypeError, "`ignore_index` must be an integer, got 0.5"),
         ({"kernel": "triton"}, ValueError, "`kernel` must be one of None, 'torch', 'liger', got 'triton'"),
         ({"kernel": "liger"}, ValueError, "does not support tensors on the device 'cpu'"),

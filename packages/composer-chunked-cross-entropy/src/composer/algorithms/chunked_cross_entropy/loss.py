@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from composer.utils import MissingConditionalImportError, check_finite, check_integers, int_at_least
+from composer.utils import MissingConditionalImportError, check_finite, check_integers
 
 __all__ = ["check_arguments", "compute_chunked_cross_entropy"]
 
@@ -129,7 +129,7 @@ def check_arguments(
     if softcap is not None:
         check_finite("Use for example 30.0.", softcap=softcap, above=0)
     if chunk_size is not None:
-        int_at_least("chunk_size", chunk_size, 1, "token", "Use None for the default.")
+        check_integers("Use None for the default.", least=1, chunk_size=chunk_size)
     if kernel not in _KERNELS:
         raise ValueError(f"`kernel` must be one of {', '.join(map(repr, _KERNELS))}, got {kernel!r}. None chooses.")
 
