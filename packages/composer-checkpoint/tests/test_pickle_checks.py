@@ -13,6 +13,7 @@ import zipfile
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from enum import Enum
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from composer.checkpoint import UnsafeCheckpointError, read_checkpoint, safe_tor
 from composer.checkpoint.checksum import sha256_of
 from composer.checkpoint.file import write_file
 from composer.checkpoint.load import read_resumption
-from composer.checkpoint.shards import STATES, fill_shards, identify_run, read_run, read_shards
+from composer.checkpoint.shards import STATES, fill_shards, identify_run, read_index, read_run, read_shards
 from composer.testing import deep_compare
 
 REFUSED, DAMAGED = "UnsafeCheckpointError", "CorruptCheckpointError"
@@ -404,6 +405,38 @@ def test_an_index_that_is_not_of_its_folder_is_refused(
     path.write_bytes(pickle.dumps(metadata))
 
     refused(spare, read_four, path, kind, reason)
+
+
+class _OldPickler(pickle.Pickler):
+    """Pickles members of enums as Python 3.11.0 to 3.11.3 do."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        return (getattr, (type(obj), self.name_of(obj))) if isinstance(obj, Enum) else NotImplemented
+
+    @staticmethod
+    def name_of(member: Enum) -> str:
+        return member.name
+
+
+class _HostilePickler(_OldPickler):
+    @staticmethod
+    def name_of(member: Enum) -> str:
+        return "__subclasses__"
+
+
+def test_an_index_of_every_patch_of_python_is_read(tmp_path: Path) -> None:
+    path = _in_shards(tmp_path / "ep0-ba1") / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
+
+    with path.open("wb") as file:
+        _OldPickler(file).dump(metadata)
+    assert b"getattr" in path.read_bytes()
+    assert read_index(path).state_dict_metadata == metadata.state_dict_metadata
+
+    with path.open("wb") as file:
+        _HostilePickler(file).dump(metadata)
+    with pytest.raises(UnsafeCheckpointError, match=r"`getattr\(<enum '_MEM_FORMAT_ENCODING'>, '__subclasses__'\)`"):
+        read_index(path)
 
 
 def _in_shards(folder: Path) -> Path:

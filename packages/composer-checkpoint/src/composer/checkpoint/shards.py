@@ -24,6 +24,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -308,12 +309,24 @@ class _IndexUnpickler(pickle.Unpickler):
         self._path = path
 
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         if (module, name) not in _INDEX_TYPES and not (module == "torch" and _is_constant(name)):
             raise UnsafeCheckpointError(
                 f"The index {str(self._path)!r} holds `{module}.{name}`, which does not belong in an index, and "
                 f"loading it could run code. Nothing was loaded."
             )
         return super().find_class(module, name)
+
+
+def _member(kind: Any, name: Any) -> Enum:
+    """Return the member of an enum. Python 3.11.0 to 3.11.3 pickle it as `getattr(kind, name)`."""
+    if not (isinstance(kind, type) and issubclass(kind, Enum) and name in kind.__members__):
+        raise UnsafeCheckpointError(
+            f"The index holds `getattr({kind!r}, {name!r})`, which does not belong in an index, and loading it could "
+            f"run code. Nothing was loaded."
+        )
+    return kind[name]
 
 
 def _is_constant(name: str) -> bool:
