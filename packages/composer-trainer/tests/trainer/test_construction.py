@@ -77,7 +77,7 @@ def never(**kwargs: Any) -> Trainer:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"model": torch.nn.Linear(1, 1)}, ValueError, r"`model` must be a `ComposerModel`, got Linear. Subclass"),
+        ({"model": torch.nn.Linear(1, 1)}, ValueError, r"`loss` must be given .* got a Linear"),
         ({"max_duration": "ten"}, ValueError, r"such as '10ep' or '0.5dur', got 'ten'"),
         ({"max_duration": "1dur"}, ValueError, r"`max_duration` must be in 'ep'.* got '1.0dur'"),
         ({"max_duration": 0}, ValueError, r"`max_duration` must be positive, got '0ep'"),

@@ -17,6 +17,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from composer.core.types import Batch
 from composer.utils import dist
+from composer.utils.batch_helpers import fields_of, is_batch_dataclass, with_fields
 from composer.utils.numbers import plain_int, plain_number
 
 __all__ = ["DataSpec", "default_split_batch", "ensure_data_spec"]
@@ -269,12 +270,13 @@ def default_split_batch(batch: Any, microbatch_size: int | float) -> Sequence[An
 
     Tensors are split along dimension 0, lists and tuples of primitives (`bool, int, float, str`) by entry. In any other
     list or tuple every element is a field, and a microbatch is a tuple. In a mapping every value is a field, and a
-    microbatch is a dict. Values without samples (primitives in a mapping, 0-dimensional tensors) go into every
-    microbatch. A nested list is split by entry if it has one entry per sample and its elements do not.
+    microbatch is a dict. A dataclass is split as the mapping of its fields, into objects of its class. Values without
+    samples (primitives in a mapping, 0-dimensional tensors) go into every microbatch. A nested list is split by entry
+    if it has one entry per sample and its elements do not.
     A batch that fits into one microbatch is returned unchanged, in a list. Tensors are never copied.
 
     Args:
-        batch: A tensor, or a nesting of lists, tuples and mappings.
+        batch: A tensor, or a nesting of lists, tuples, mappings and dataclasses.
         microbatch_size: Samples in a microbatch, a positive integer; the last microbatch may be smaller.
 
     Returns:
@@ -283,7 +285,7 @@ def default_split_batch(batch: Any, microbatch_size: int | float) -> Sequence[An
     Raises:
         ValueError: `microbatch_size` is a float or not positive, an element cannot be split, or two elements give
             different numbers of microbatches.
-        NotImplementedError: `batch` is not a tensor, list, tuple or mapping.
+        NotImplementedError: `batch` is not a tensor, list, tuple, mapping or dataclass.
 
     Example:
         >>> x, y = torch.zeros(5, 3), torch.arange(5)
@@ -297,7 +299,7 @@ def default_split_batch(batch: Any, microbatch_size: int | float) -> Sequence[An
         )
     if microbatch_size < 1:
         raise ValueError(f"`microbatch_size` must be positive, got {microbatch_size!r}. Use 1 for single samples.")
-    if not isinstance(batch, (torch.Tensor, list, tuple, Mapping)):
+    if not isinstance(batch, (torch.Tensor, list, tuple, Mapping)) and not is_batch_dataclass(batch):
         raise NotImplementedError(
             f"A batch of type {type(batch).__name__} cannot be split by default. Pass `split_batch` to `DataSpec`."
         )
@@ -315,7 +317,7 @@ def count_samples(batch: Any) -> int:
     """Return the number of samples in a batch of a form that `default_split_batch` supports.
 
     Args:
-        batch: A tensor, or a nesting of lists, tuples and mappings.
+        batch: A tensor, or a nesting of lists, tuples, mappings and dataclasses.
 
     Raises:
         ValueError: An element has no shape, or no element has samples.
@@ -362,6 +364,9 @@ def _split(item: Any, size: int, samples: int | None) -> list[Any] | None:
         return _split_mapping(item, size, samples)
     if isinstance(item, (list, tuple)):
         return _split_list(item, size) if _is_per_sample(item, samples) else _split_fields(item, size, samples)
+    if is_batch_dataclass(item):
+        parts = _split_mapping(fields_of(item), size, samples)
+        return None if parts is None else [with_fields(item, part) for part in parts]
     raise ValueError(
         f"A batch must consist of tensors, lists, tuples and mappings to be split by default, got an element of type "
         f"{type(item).__name__}. Pass `split_batch` to `DataSpec`."
@@ -436,8 +441,8 @@ def _leading_length(fields: Iterable[Any]) -> int | None:
         if isinstance(field, torch.Tensor):
             if field.ndim:
                 return field.shape[0]
-        elif isinstance(field, Mapping):
-            length = _leading_length(field.values())
+        elif isinstance(field, Mapping) or is_batch_dataclass(field):
+            length = _leading_length(field.values() if isinstance(field, Mapping) else fields_of(field).values())
             if length is not None:
                 return length
         elif isinstance(field, (list, tuple)) and _check_list_is_primitives(field):
@@ -456,6 +461,8 @@ def _is_per_sample(items: Sequence[Any], samples: int | None) -> bool:
 
 def _has_samples(item: Any, samples: int) -> bool:
     """Return True if every element of `item` has this number of samples."""
+    if is_batch_dataclass(item):
+        item = fields_of(item)
     if isinstance(item, torch.Tensor):
         return not item.ndim or item.shape[0] == samples
     if isinstance(item, Mapping):
@@ -469,9 +476,11 @@ def _has_samples(item: Any, samples: int) -> bool:
 
 def _counts(item: Any, samples: int | None) -> Iterator[int]:
     """Yield the number of samples of every element of `item` that has samples."""
+    if is_batch_dataclass(item):
+        item = fields_of(item)
     if isinstance(item, Mapping):
         for value in item.values():
-            if isinstance(value, (Mapping, list, tuple)) or getattr(value, "shape", None):
+            if isinstance(value, (Mapping, list, tuple)) or getattr(value, "shape", None) or is_batch_dataclass(value):
                 yield from _counts(value, samples)
     elif isinstance(item, (list, tuple)):
         if _is_per_sample(item, samples):

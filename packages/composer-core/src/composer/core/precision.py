@@ -23,12 +23,41 @@ class Precision(StringEnum):
 
     FP32 computes in the dtype of the parameters. AMP_FP16 and AMP_BF16 use `torch.autocast`. AMP_FP8 uses
     TransformerEngine, for modules that are built from its layers.
+
+    The names of other trainers are accepted too: 32, "32-true" and "no"; 16, "16-mixed" and "fp16"; "bf16-mixed" and
+    "bf16"; "fp8"; and `torch.float32`, `torch.float16` and `torch.bfloat16`.
     """
 
     FP32 = "fp32"
     AMP_FP16 = "amp_fp16"
     AMP_BF16 = "amp_bf16"
     AMP_FP8 = "amp_fp8"
+
+    @classmethod
+    def _missing_(cls, value: object) -> StringEnum:
+        is_name = isinstance(value, (str, int, torch.dtype)) and not isinstance(value, bool)
+        name = str(value).lower().removeprefix("torch.")
+        if is_name and name in _ALIASES:
+            return cls.__members__[_ALIASES[name]]
+        try:
+            return super()._missing_(name if is_name else value)
+        except ValueError as error:
+            if name not in _TRUE:
+                raise
+            raise ValueError(
+                f"{error} That is a dtype of weights. Convert the model, as by `model.to(torch.bfloat16)`, and use "
+                f"'fp32', which computes in the dtype of the parameters."
+            ) from None
+
+
+# What PyTorch, Lightning, Accelerate and transformers call them.
+_ALIASES = {
+    **dict.fromkeys(("32", "32-true", "float32", "full", "no"), "FP32"),
+    **dict.fromkeys(("16", "16-mixed", "fp16", "float16", "half", "fp16-mixed"), "AMP_FP16"),
+    **dict.fromkeys(("bf16", "bf16-mixed", "bfloat16"), "AMP_BF16"),
+    "fp8": "AMP_FP8",
+}
+_TRUE = ("16-true", "bf16-true", "64", "64-true", "fp64", "float64", "double")
 
 
 _AMP_DTYPES = {Precision.AMP_FP16: torch.float16, Precision.AMP_BF16: torch.bfloat16}

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from composer.utils._environment import lookup
+from composer.utils.batch_helpers import fields_of, is_batch_dataclass, with_fields
 
 __all__ = ["Device", "DeviceCPU", "DeviceGPU", "DeviceHPU", "DeviceMPS", "DeviceNeuron", "DeviceTPU"]
 
@@ -39,7 +40,7 @@ class Device(ABC):
         """Move a tensor to this device; return the same object if it is there already."""
 
     def batch_to_device(self, batch: Any) -> Any:
-        """Move every tensor in nested mappings and sequences; other values are unchanged.
+        """Move every tensor in nested mappings, sequences and dataclasses; other values are unchanged.
 
         Returns:
             A batch of the same structure. A tuple whose tensors are all on the device already is returned itself; lists
@@ -213,7 +214,7 @@ class DeviceHPU(PlainDevice):
 
 
 def _map_batch(batch: Any, map_fn: Callable[[torch.Tensor], Any]) -> Any:
-    """Apply `map_fn` to every tensor in nested mappings and sequences; see `Device.batch_to_device`."""
+    """Apply `map_fn` to every tensor in nested mappings, sequences and dataclasses; see `Device.batch_to_device`."""
     if isinstance(batch, torch.Tensor):
         return map_fn(batch)
     if isinstance(batch, tuple):
@@ -227,6 +228,8 @@ def _map_batch(batch: Any, map_fn: Callable[[torch.Tensor], Any]) -> Any:
         return _rebuild_mapping(batch, {key: _map_batch(value, map_fn) for key, value in batch.items()})
     if isinstance(batch, Sequence) and not isinstance(batch, _STRINGS):
         return _rebuild_sequence(batch, [_map_batch(element, map_fn) for element in batch])
+    if is_batch_dataclass(batch):
+        return with_fields(batch, {name: _map_batch(value, map_fn) for name, value in fields_of(batch).items()})
     return batch
 
 

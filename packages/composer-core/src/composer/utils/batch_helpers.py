@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-__all__ = ["batch_get", "batch_set", "check_pair"]
+__all__ = ["batch_get", "batch_set", "check_pair", "fields_of", "is_batch_dataclass", "with_fields"]
 
 _BUILTIN = (dict, list, tuple)  # exactly these types have no attributes except methods
 _MISS = (KeyError, IndexError, TypeError)
@@ -230,3 +232,21 @@ def _set_each(batch: Any, keys: Sequence[Any], values: Any) -> Any:
     for key, value in zip(keys, values, strict=True):
         batch = _set_one(batch, key, value)
     return batch
+
+
+def is_batch_dataclass(value: Any) -> bool:
+    """Return True for an object of a dataclass, but not for a class."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def fields_of(batch: Any) -> dict[str, Any]:
+    """Return the fields of an object of a dataclass by name."""
+    return {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+
+
+def with_fields(batch: Any, values: Mapping[str, Any]) -> Any:
+    """Return a shallow copy of an object of a dataclass with other values, without calling its constructor."""
+    changed = copy.copy(batch)
+    for name, value in values.items():
+        object.__setattr__(changed, name, value)  # it may be frozen
+    return changed

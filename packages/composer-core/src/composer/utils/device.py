@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from composer.utils._environment import lookup
+
 if TYPE_CHECKING:
     from composer.devices.device import Device
 
@@ -23,12 +25,13 @@ _CLASSES = {
 }
 
 
-def get_device(device: str | Device | None = None) -> Device:
+def get_device(device: str | torch.device | Device | None = None) -> Device:
     """Return the device of a name.
 
     Args:
-        device: "cpu", "gpu" (or "cuda"), "mps", "tpu", "neuron" or "hpu", case-insensitive. None is the GPU if CUDA is
-            available, otherwise the CPU. A `Device` is returned unchanged.
+        device: "cpu", "gpu" (or "cuda"), "mps", "tpu", "neuron" or "hpu", case-insensitive; "cuda:1" for one of several
+            GPUs, of a run in one process; or a `torch.device`. None and "auto" are the GPU if CUDA is available,
+            otherwise the CPU. A `Device` is returned unchanged.
 
     Raises:
         ValueError: The name is unknown, or the machine has no such device.
@@ -42,15 +45,23 @@ def get_device(device: str | Device | None = None) -> Device:
 
     if isinstance(device, devices.Device):
         return device
-    if device is None:
-        device = "gpu" if torch.cuda.is_available() else "cpu"
     known = ", ".join(map(repr, _CLASSES))
-    if not isinstance(device, str):
-        raise TypeError(f"`device` must be a `Device`, one of {known}, or None, got {device!r}.")
-    name = _ALIASES.get(device.lower(), device.lower())
-    if name not in _CLASSES:
-        hint = " Pass `DeviceGPU(device_id=...)` to select a GPU." if name.startswith(("cuda:", "gpu:")) else ""
-        raise ValueError(f"`device` must be one of {known}, got {device!r}.{hint}")
+    if not isinstance(device, (str, torch.device, type(None))):
+        raise TypeError(f"`device` must be a `Device`, one of {known}, 'auto' or None, got {device!r}.")
+    given = "auto" if device is None else str(device).lower()
+    if given == "auto":
+        given = "gpu" if torch.cuda.is_available() else "cpu"
+    name, _, index = given.partition(":")
+    name = _ALIASES.get(name, name)
+    if name == "gpu" and index.isdecimal():
+        if lookup("WORLD_SIZE") > 1:
+            raise ValueError(
+                f"`device` must be 'gpu' in a run of several processes, each of which uses the GPU of its local rank, "
+                f"got {device!r}."
+            )
+        return devices.DeviceGPU(int(index))
+    if name not in _CLASSES or (index and given not in ("cpu:0", "mps:0")) or given.endswith(":"):
+        raise ValueError(f"`device` must be one of {known}, 'auto', or a GPU such as 'cuda:0', got {device!r}.")
     instance: Device = getattr(devices, _CLASSES[name])()
     return instance
 

@@ -27,9 +27,10 @@ from composer.loggers import LoggerDestination
 from composer.loggers.console_logger import ConsoleLogger
 from composer.loggers.progress_bar_logger import ProgressBarLogger
 from composer.models import ComposerModel
+from composer.models.module_with_loss import as_composer_model
 from composer.trainer.microbatch import check_not_profiled
-from composer.trainer.optimizers import build_optimizers
-from composer.trainer.options import LogOptions, RunOptions, SaveOptions, check_distinct, described
+from composer.trainer.optimizers import build_optimizers, is_function
+from composer.trainer.options import LogOptions, ModelOptions, RunOptions, SaveOptions, check_distinct, described
 from composer.trainer.ranks import DataParallel, SingleProcess
 from composer.trainer.remote_files import RemoteFiles
 from composer.utils import dist, ensure_tuple, is_uri, parse_uri, reproducibility
@@ -40,6 +41,7 @@ __all__ = [
     "RunsProfiler",
     "bind_profiler",
     "build_loggers",
+    "build_model",
     "build_saver",
     "build_state",
     "build_uploaders",
@@ -74,23 +76,30 @@ def set_python_log_level(level: str | None) -> None:
     logging.getLogger("composer").setLevel(level.upper())
 
 
-def check_model(model: Any) -> tuple[ComposerModel, bool]:
-    """Return the model, and True if it was compiled with `torch.compile`.
+def build_model(model: Any, options: ModelOptions) -> tuple[ComposerModel, bool]:
+    """Return the model, with a loss if it has none, and True if it was compiled with `torch.compile`.
 
     Raises:
-        ValueError: `model` is not a `ComposerModel`.
+        TypeError: `model` is not a module.
+        ValueError: It has no loss and none is given, or has one and others are given.
     """
     original = getattr(model, "_orig_mod", None)
     compiled = original is not None
     if compiled:
         log.warning("`model` is already compiled with `torch.compile`: it is unwrapped, and compiled again at the end.")
         model = original
+    return as_composer_model(model, **vars(options)), compiled
+
+
+def check_model(model: Any) -> ComposerModel:
+    """Return the model that algorithms have left.
+
+    Raises:
+        ValueError: It is not a `ComposerModel`.
+    """
     if not isinstance(model, ComposerModel):
-        raise ValueError(
-            f"`model` must be a `ComposerModel`, got {described(model)}. Subclass `composer.ComposerModel`, or "
-            f"wrap a classifier: `composer.models.ComposerClassifier(model, num_classes=...)`."
-        )
-    return model, compiled
+        raise ValueError(f"Algorithms must leave a `ComposerModel` in `state.model`, got {described(model)}.")
+    return model
 
 
 def connect_ranks(device: Device, options: RunOptions) -> SingleProcess:
@@ -175,7 +184,7 @@ def build_state(
         TypeError: An algorithm is not an `Algorithm`, or `optimizers` is not an optimizer.
         ValueError: An algorithm is given twice, or the seed or the optimizers cannot be used.
     """
-    optimizers = build_optimizers(model, options.optimizers)
+    optimizers = [] if is_function(options.optimizers) else build_optimizers(model, options.optimizers)
     run_name = parallel.broadcast(generate_run_name() if options.run_name is None else options.run_name)
     seed = _seed_run(options.seed, options.deterministic_mode, parallel)
     placed = parallel.to_device(model, device)

@@ -5,29 +5,84 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from composer.core import AVERAGES_WEIGHTS, REPLACES_OPTIMIZER, State
-from composer.models import ComposerModel
+from composer.core import (
+    AVERAGES_WEIGHTS,
+    CHANGES_LAYERS,
+    CLIPS_GRADIENTS,
+    FREEZES_WEIGHTS,
+    REPLACES_MODEL,
+    REPLACES_OPTIMIZER,
+    SWAPS_WEIGHTS,
+    WRAPS_OPTIMIZER,
+    Algorithm,
+    Event,
+    Placement,
+    State,
+)
+from composer.loggers import Logger
 from composer.optim import DecoupledSGDW
 from composer.trainer.options import check_distinct, described
 from composer.utils import ensure_tuple, needs_closure
 
 __all__ = [
+    "MakeOptimizers",
     "OptimizerModes",
     "build_optimizers",
     "check_optimizers",
     "check_turns",
+    "is_function",
     "needs_closure",
     "wrapped_optimizers",
 ]
 
 
-def build_optimizers(model: ComposerModel, optimizers: Any) -> list[torch.optim.Optimizer]:
+def is_function(optimizers: Any) -> bool:
+    """Return True if the argument `optimizers` is a function that makes them."""
+    return callable(optimizers) and not isinstance(optimizers, (type, torch.optim.Optimizer))
+
+
+class MakeOptimizers(Algorithm):
+    """Makes the optimizers with the function `optimizers`, after algorithms have changed the layers.
+
+    Args:
+        function: `function(parameters)` returns one optimizer or several.
+
+    Attributes:
+        made: The optimizers.
+    """
+
+    events: frozenset[Event] | None = frozenset({Event.INIT})
+    placement = Placement(
+        after={CHANGES_LAYERS, REPLACES_MODEL},
+        before={AVERAGES_WEIGHTS, CLIPS_GRADIENTS, FREEZES_WEIGHTS, REPLACES_OPTIMIZER, SWAPS_WEIGHTS, WRAPS_OPTIMIZER},
+    )
+
+    def __init__(self, function: Callable[[Iterable[torch.nn.Parameter]], Any]) -> None:
+        self.function = function
+        self.made: list[torch.optim.Optimizer] = []
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None:
+        """Make them.
+
+        Raises:
+            TypeError: The function returned something else.
+        """
+        self.made = list(ensure_tuple(self.function(state.model.parameters())))
+        if not self.made or not all(isinstance(optimizer, torch.optim.Optimizer) for optimizer in self.made):
+            raise TypeError(
+                f"`optimizers` must be a function that returns one or several `torch.optim.Optimizer`, got one that "
+                f"returns {self.made!r}."
+            )
+        state.optimizers = build_optimizers(state.model, self.made)
+
+
+def build_optimizers(model: torch.nn.Module, optimizers: Any) -> list[torch.optim.Optimizer]:
     """Return the run's optimizers; if none is given, `DecoupledSGDW(lr=0.1)` with a warning.
 
     Raises:
@@ -104,7 +159,8 @@ def check_turns(model: torch.nn.Module, given: Any, optimizers: Sequence[torch.o
 
 def _described_optimizer(value: Any) -> str:
     if isinstance(value, type) and issubclass(value, torch.optim.Optimizer):
-        return f"the class `{value.__name__}`; pass `{value.__name__}(model.parameters(), lr=...)`"
+        name = value.__name__
+        return f"the class `{name}`; pass `{name}(model.parameters(), lr=...)`, or `functools.partial({name}, lr=...)`"
     return described(value)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, SupportsIndex
@@ -38,6 +38,8 @@ __all__ = [
     "Interval",
     "LoadOptions",
     "LogOptions",
+    "ModelOptions",
+    "OptimizerArgument",
     "RunOptions",
     "SaveOptions",
     "ScheduleOptions",
@@ -49,7 +51,20 @@ __all__ = [
 ]
 
 TimeArgument = SupportsIndex | str | Time[Any]
+OptimizerArgument = (
+    torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | Callable[[Iterable[torch.nn.Parameter]], Any]
+)
 Interval = SupportsIndex | str | Time[Any] | Callable[[State, Event], bool]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """The loss and metrics of a model that has none of its own."""
+
+    loss: Callable[..., Any] | None
+    metrics: Any
+    input_key: Any
+    target_key: Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +79,7 @@ class RunOptions:
     ddp_sync_strategy: str | DDPSyncStrategy | None
     parallelism_config: dict[str, Any] | ParallelismConfig | None
     algorithms: Algorithm | Sequence[Algorithm] | None
-    optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
+    optimizers: OptimizerArgument | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,25 +25,24 @@ __all__ = [
 ]
 
 
-def parse_precision(precision: str | Precision) -> Precision:
+def parse_precision(precision: str | int | torch.dtype | Precision) -> Precision:
     """Convert a name to a `Precision`.
 
     Raises:
-        TypeError: `precision` is neither a string nor a `Precision`.
+        TypeError: `precision` is not a name.
         ValueError: There is no precision of that name.
     """
     allowed = ", ".join(repr(member.value) for member in Precision)
-    if not isinstance(precision, (str, Precision)):
+    if isinstance(precision, bool) or not isinstance(precision, (str, int, torch.dtype, Precision)):
         raise TypeError(f"`precision` must be one of {allowed}, got {precision!r}.")
     try:
         return Precision(precision)
-    except ValueError:
-        candidate = f"amp_{precision}".lower()
-        hint = f" Did you mean {candidate!r}?" if candidate in allowed else ""
-        raise ValueError(f"`precision` must be one of {allowed}, got {precision!r}.{hint}") from None
+    except (TypeError, ValueError) as error:
+        _, found, hint = str(error).partition(" That is a dtype of weights.")
+        raise ValueError(f"`precision` must be one of {allowed}, got {precision!r}.{found}{hint}") from None
 
 
-def resolve_precision(precision: str | Precision | None, device: Device) -> Precision:
+def resolve_precision(precision: str | int | torch.dtype | Precision | None, device: Device) -> Precision:
     """Return the given precision, or the device's default.
 
     On a GPU that is bf16, whose range is that of fp32, so that losses need no scaling; on one without bf16 units fp16;

@@ -6,7 +6,7 @@ import copy
 import logging
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, SupportsIndex, TextIO
 
@@ -32,22 +32,24 @@ from composer.devices import Device
 from composer.distributed import DDPSyncStrategy
 from composer.loggers import Logger, LoggerDestination
 from composer.loggers.file_logger import FileLogger
-from composer.models import ComposerModel
 from composer.trainer import construction
 from composer.trainer.construction import RunsProfiler
 from composer.trainer.construction import generate_run_name as _generate_run_name
+from composer.trainer.description import describe_run
 from composer.trainer.evaluation import Evaluation, predict
 from composer.trainer.loop import FitLoop
 from composer.trainer.metrics import TrainMetrics
 from composer.trainer.microbatch import adjust_device_train_microbatch_size as _adjust_device_train_microbatch_size
 from composer.trainer.microbatch import is_cuda_oom as _is_cuda_oom
-from composer.trainer.optimizers import check_optimizers, check_turns
+from composer.trainer.optimizers import MakeOptimizers, check_optimizers, check_turns, is_function
 from composer.trainer.options import (
     DataOptions,
     EvaluationOptions,
     Interval,
     LoadOptions,
     LogOptions,
+    ModelOptions,
+    OptimizerArgument,
     RunOptions,
     SaveOptions,
     ScheduleOptions,
@@ -96,8 +98,44 @@ _REMOVED = {
 }
 
 
+# Arguments of other trainers.
+_OTHERS = {
+    "accelerator": "device='gpu'",
+    "accumulate_grad_batches": "device_train_microbatch_size=...`, the number of samples in each forward pass, with a "
+    "loader of whole batches, not `accumulate_grad_batches",
+    "args": "max_duration=...`, `device=...` and the other arguments of the `Trainer`, not `args",
+    "batch_size": "train_dataloader=torch.utils.data.DataLoader(dataset, batch_size=...)",
+    "criterion": "loss=...",
+    "data_collator": "train_dataloader=torch.utils.data.DataLoader(dataset, collate_fn=...)",
+    "devices": "device='gpu'`, and start one process for each GPU: `composer -n 8 script.py`, not `devices",
+    "epochs": "max_duration='...ep'",
+    "eval_dataset": "eval_dataloader=torch.utils.data.DataLoader(dataset, batch_size=...)",
+    "gradient_clip_val": "algorithms=[GradientClipping(clipping_type='norm', clipping_threshold=...)]",
+    "loss_fn": "loss=...",
+    "lr_scheduler": "schedulers=...",
+    "lr_schedulers": "schedulers=...",
+    "max_grad_norm": "algorithms=[GradientClipping(clipping_type='norm', clipping_threshold=...)]",
+    "max_steps": "max_duration='...ba'",
+    "max_time": "max_duration='...h'",
+    "num_epochs": "max_duration='...ep'",
+    "num_train_epochs": "max_duration='...ep'",
+    "optimizer": "optimizers=...",
+    "resume_from_checkpoint": "load_path=...`, or `autoresume=True",
+    "scheduler": "schedulers=...",
+    "strategy": "parallelism_config={'fsdp': {...}}`, or nothing for DDP, not `strategy",
+    "train_dataloaders": "train_dataloader=...",
+    "train_dataset": "train_dataloader=torch.utils.data.DataLoader(dataset, batch_size=...)",
+    "val_check_interval": "eval_interval='...ba'",
+    "val_dataloader": "eval_dataloader=...",
+    "val_dataloaders": "eval_dataloader=...",
+}
+
+
 class _RejectsRemovedArguments:
-    """Rejects arguments of earlier releases. A base class, because `Trainer.__new__` would hide the signature."""
+    """Rejects arguments of earlier releases and of other trainers, with the argument to write instead.
+
+    A base class, because `Trainer.__new__` would hide the signature.
+    """
 
     if not TYPE_CHECKING:
 
@@ -105,10 +143,14 @@ class _RejectsRemovedArguments:
             """Check the names of arguments.
 
             Raises:
-                TypeError: An argument of an earlier release is given; the message says what to write instead.
+                TypeError: An argument of an earlier release or another trainer is given; the message says what to
+                    write instead.
             """
-            for name in arguments.keys() & _REMOVED.keys():
-                raise TypeError(f"`{name}` is not an argument of the `Trainer` any more. Write `{_REMOVED[name]}`.")
+            for name in arguments:
+                if name in _REMOVED:
+                    raise TypeError(f"`{name}` is not an argument of the `Trainer` any more. Write `{_REMOVED[name]}`.")
+                if name in _OTHERS:
+                    raise TypeError(f"`{name}` is not an argument of the `Trainer`. Write `{_OTHERS[name]}`.")
             return super().__new__(cls)
 
 
@@ -119,8 +161,15 @@ class Trainer(_RejectsRemovedArguments):
     library (`np.int64(3)`). All arguments are checked before anything runs.
 
     Args:
-        model: A `ComposerModel`; it is moved to the device. A model wrapped by `torch.compile` is unwrapped, and
-            compiled again at the end of the construction.
+        model: A `ComposerModel`; any module, with `loss`; or a model of transformers or peft, if composer-huggingface
+            is installed. It is moved to the device. A model wrapped by `torch.compile` is unwrapped, and compiled again
+            at the end of the construction.
+        loss: For any module: `loss(outputs, targets) -> loss`, such as `torch.nn.functional.cross_entropy`; see
+            `composer.models.ModuleWithLoss`.
+        metrics: For any module: metrics of torchmetrics, for training and evaluation: one, a sequence or a dict.
+        input_key: For any module: its inputs in a batch: an index, key or attribute name, a sequence of them, or a
+            function. None: the first of two parts; of a mapping or dataclass all parts but the targets, by name.
+        target_key: Likewise the targets. None: the second of two parts, or the part named "labels" or the like.
         train_dataloader: The training data: an iterable of batches, a `DataSpec` or a dict of its arguments. It can be
             given to `fit` instead.
         train_dataloader_label: The label of the training data.
@@ -134,8 +183,9 @@ class Trainer(_RejectsRemovedArguments):
         algorithms: The methods to compose, in this order where their placements allow it.
         algorithm_passes: Passes that reorder algorithms; see `Engine`.
         optimizers: One optimizer, or several with different parameters, which step one after another: after one pass,
-            or each after its own if the model has a method `begin_turn`; see `ComposerModel`. None is
-            `DecoupledSGDW(lr=0.1)`, with a warning.
+            or each after its own if the model has a method `begin_turn`; see `ComposerModel`. Or a function that makes
+            them of the parameters, after algorithms have changed the layers: `lambda parameters: SGD(parameters,
+            lr=0.1)`. None is `DecoupledSGDW(lr=0.1)`, with a warning.
         schedulers: Learning-rate schedulers, of `composer.optim` or of torch. With several optimizers, a schedule of
             `composer.optim` applies to all; `{optimizer: scheduler}` gives each its own.
         scale_schedule_ratio: A factor for `max_duration` and the schedules.
@@ -156,9 +206,10 @@ class Trainer(_RejectsRemovedArguments):
         console_log_interval: How often to print, in epochs or batches.
         log_traces: Log which algorithms ran.
         auto_log_hparams: Log the arguments of this constructor as hyperparameters.
-        device: `"cpu"`, `"gpu"`, `"mps"` or a `Device`; None: a GPU if there is one.
-        precision: `"fp32"`, `"amp_fp16"`, `"amp_bf16"`, `"amp_fp8"`; None: bf16 on a GPU (fp16
-            on one that has no bf16), fp32 elsewhere.
+        device: `"cpu"`, `"gpu"` or `"cuda"`, `"cuda:1"`, `"mps"`, a `torch.device` or a `Device`; None or `"auto"`: a
+            GPU if there is one.
+        precision: `"fp32"`, `"amp_fp16"`, `"amp_bf16"`, `"amp_fp8"`, or what other trainers call them (`"bf16-mixed"`,
+            `"bf16"`, 16, ...; see `Precision`); None: bf16 on a GPU (fp16 on one that has no bf16), fp32 elsewhere.
         precision_config: Arguments of the FP8 recipe.
         device_train_microbatch_size: Samples per forward and backward pass; gradients accumulate over the batch. None:
             the loader's `batch_size`; `"auto"`: search the largest size that fits the GPU.
@@ -243,14 +294,18 @@ class Trainer(_RejectsRemovedArguments):
     def __init__(
         self,
         *,
-        model: ComposerModel,
+        model: torch.nn.Module,
+        loss: Callable[..., Any] | None = None,
+        metrics: Any = None,
+        input_key: Any = None,
+        target_key: Any = None,
         train_dataloader: Loader | None = None,
         train_dataloader_label: str = "train",
         train_subset_num_batches: SupportsIndex = -1,
         max_duration: TimeArgument | None = None,
         algorithms: Algorithm | Sequence[Algorithm] | None = None,
         algorithm_passes: PassInput = None,
-        optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+        optimizers: OptimizerArgument | None = None,
         schedulers: Any = None,
         scale_schedule_ratio: float = 1.0,
         step_schedulers_every_batch: bool | None = None,
@@ -266,8 +321,8 @@ class Trainer(_RejectsRemovedArguments):
         console_log_interval: TimeArgument = "1ba",
         log_traces: bool = False,
         auto_log_hparams: bool = False,
-        device: str | Device | None = None,
-        precision: str | Precision | None = None,
+        device: str | torch.device | Device | None = None,
+        precision: str | int | torch.dtype | Precision | None = None,
         precision_config: dict[str, Any] | None = None,
         device_train_microbatch_size: SupportsIndex | float | str | None = None,
         accumulate_train_batch_on_tokens: bool = False,
@@ -305,6 +360,7 @@ class Trainer(_RejectsRemovedArguments):
         autoresume: bool = False,
         spin_dataloaders: bool = True,
     ) -> None:
+        surroundings = ModelOptions(loss=loss, metrics=metrics, input_key=input_key, target_key=target_key)
         run = RunOptions(
             run_name=run_name,
             seed=seed,
@@ -369,6 +425,7 @@ class Trainer(_RejectsRemovedArguments):
         )
         arguments = {
             "model": model,
+            **vars(surroundings),
             **vars(run),
             **vars(data),
             "accumulate_train_batch_on_tokens": accumulate_train_batch_on_tokens,
@@ -402,7 +459,7 @@ class Trainer(_RejectsRemovedArguments):
         self.auto_log_hparams, self.python_log_level = auto_log_hparams, python_log_level
         self.accumulate_train_batch_on_tokens = accumulate_train_batch_on_tokens
         self.local_hparams = extract_hparams(arguments) if auto_log_hparams else {}
-        self._model, compiled = construction.check_model(model)
+        self._model, compiled = construction.build_model(model, surroundings)
         run_device = get_device(device)
         run_precision = resolve_precision(precision, run_device)
         self._parallel = construction.connect_ranks(run_device, run)
@@ -419,7 +476,9 @@ class Trainer(_RejectsRemovedArguments):
             self._checkpoint_saver.reserve(self.state)
         # The stream for messages to the user; None: show nothing.
         self._stream = open_stream(console_stream) if progress_bar or log_to_console else None
-        self._start_engine(destinations, user_callbacks, algorithm_passes, delivery_timeout)
+        self._is_undescribed = True  # to the loggers, until the first `fit`
+        maker = MakeOptimizers(optimizers) if is_function(optimizers) else None
+        self._start_engine(destinations, user_callbacks, algorithm_passes, delivery_timeout, maker)
         settings = self._settings = RunSettings(self.state, self._model, self._parallel)
         settings.set_train_data(data)
         settings.set_evaluators(evaluation)
@@ -436,7 +495,7 @@ class Trainer(_RejectsRemovedArguments):
         if (compiled or compile_step) and compile_config is None:
             compile_config = {}
         self._compile_step_config = compile_config if compile_step else None
-        check_turns(self._model, optimizers, self.state.optimizers)
+        check_turns(self._model, optimizers if maker is None else maker.made, self.state.optimizers)
         self._wrap_model(compile_config)
 
     # ---- construction, step by step ----
@@ -447,17 +506,22 @@ class Trainer(_RejectsRemovedArguments):
         callbacks: Sequence[Callback],
         passes: PassInput,
         delivery_timeout: float,
+        maker: MakeOptimizers | None,
     ) -> None:
-        """Create logger and engine, and run INIT, where algorithms change the model."""
+        """Create logger and engine, and run INIT, where algorithms change the model and `maker` makes optimizers."""
         state = self.state
         destinations = [*destinations, *construction.build_uploaders(state.profiler, callbacks)]
         self.logger = Logger(state, destinations, delivery_timeout=delivery_timeout)
         state.callbacks = [*destinations, *callbacks, *state.callbacks]  # the profiler has added some
         self.engine = Engine(state, self.logger, passes)
         self._model.logger = self.logger
+        if maker is not None:
+            state.algorithms = [*state.algorithms, maker]
         self.engine.run_event(Event.INIT)
+        if maker is not None:
+            state.algorithms = [each for each in state.algorithms if each is not maker]
         # An algorithm may have replaced the model.
-        self._model, _ = construction.check_model(state.model)
+        self._model = construction.check_model(state.model)
         self._model.logger = self.logger
         check_optimizers(state.optimizers, self._model, changed_by="an algorithm")
         self._log_hparams()
@@ -504,7 +568,7 @@ class Trainer(_RejectsRemovedArguments):
                 saver.resumed_at = state.timestamp.batch
         else:
             self._progress.forget_fits()
-        model, _ = construction.check_model(state.model)
+        model = construction.check_model(state.model)
         if model is not self._model:  # an algorithm of the checkpoint has replaced it
             self._model = self._settings.model = self._evaluation.model = model
             model.logger = self.logger
@@ -575,7 +639,7 @@ class Trainer(_RejectsRemovedArguments):
         eval_subset_num_batches: SupportsIndex | None = None,
         eval_interval: Interval | None = None,
         device_train_microbatch_size: SupportsIndex | float | str | None = None,
-        precision: str | Precision | None = None,
+        precision: str | int | torch.dtype | Precision | None = None,
         spin_dataloaders: bool | None = None,
     ) -> None:
         """Train until `max_duration`, or for `duration`. May be called repeatedly.
@@ -664,6 +728,9 @@ class Trainer(_RejectsRemovedArguments):
         if spin_dataloaders is not None:
             position.spin = spin_dataloaders
         self._progress.apply()
+        if self._is_undescribed and self.logger.destinations:
+            self.logger.log_hyperparameters(describe_run(state))
+        self._is_undescribed = False
         with hold_leases(state):
             self._make_loop().run()
             self._progress.complete(self._checkpoint_saver, self.logger)

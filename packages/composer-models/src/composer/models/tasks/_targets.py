@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from composer.models.module_with_loss import index_metrics
+
 if TYPE_CHECKING:
     from torchmetrics import Metric  # slow to import, so at run time only when there are metrics
 
@@ -20,27 +22,9 @@ def takes_indices(metric: Metric) -> bool:
 @cache
 def _index_metrics() -> tuple[type[Metric], ...]:
     """Return torchmetrics' base classes of metrics that take one class index per example, and those of this project."""
-    from torchmetrics.classification import (
-        MulticlassCalibrationError,
-        MulticlassConfusionMatrix,
-        MulticlassExactMatch,
-        MulticlassHingeLoss,
-        MulticlassPrecisionRecallCurve,
-        MulticlassStatScores,
-    )
-
     from composer.metrics import Dice, MIoU
 
-    return (
-        MulticlassCalibrationError,
-        MulticlassConfusionMatrix,
-        MulticlassExactMatch,
-        MulticlassHingeLoss,
-        MulticlassPrecisionRecallCurve,
-        MulticlassStatScores,
-        Dice,
-        MIoU,
-    )
+    return (*index_metrics(), Dice, MIoU)
 
 
 def check_tensors(outputs: Any, targets: Any) -> None:

@@ -1,0 +1,348 @@
+"""Any module as a `ComposerModel`: with a function for its loss, and metrics."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+
+from composer.core._registry import load
+from composer.core.types import Batch
+from composer.models.base import ComposerModel
+from composer.utils.batch_helpers import batch_get, fields_of, is_batch_dataclass
+
+__all__ = ["ModuleWithLoss", "as_composer_model", "index_metrics"]
+
+_TARGETS = ("labels", "label", "targets", "target")  # of batches with named parts
+_PREFIX, _LOSS = "module.", "loss_fn."
+
+
+class ModuleWithLoss(ComposerModel):
+    """Any module, with a loss of its outputs and the targets, and metrics.
+
+    Parameters and buffers keep the names that they have in the module: in `state_dict()`, so that weights of a
+    checkpoint load into the module, and in arguments of algorithms. Attributes of the module can be read here as well.
+
+    Args:
+        module: The module.
+        loss: `loss(outputs, targets) -> loss`, for example `torch.nn.functional.cross_entropy` or a module such as
+            `torch.nn.CrossEntropyLoss()`. The result is as in `ComposerModel.loss`. Algorithms that need one loss per
+            example pass `reduction="none"`, or set it in a module.
+        metrics: A metric of torchmetrics, a `MetricCollection`, a sequence or a dict; for training and evaluation.
+        input_key: The inputs of the module in a batch: an index, key or attribute name, with which it is called; a
+            sequence of them, whose parts are its arguments; or a function `batch -> inputs`. None: the first of the two
+            parts of a tuple or list; of a mapping or dataclass everything but the targets, as keyword arguments.
+        target_key: The targets, likewise. None: the second part of a tuple or list; in a mapping or dataclass the
+            first that it has of "labels", "label", "targets" and "target".
+
+    Attributes:
+        module: The module.
+
+    Raises:
+        TypeError: `module` is not a module, `loss` not a function, or a metric not one of torchmetrics.
+        ValueError: Two metrics have the same name.
+
+    Example:
+        >>> net = torch.nn.Linear(3, 2)
+        >>> model = ModuleWithLoss(net, torch.nn.functional.cross_entropy)
+        >>> batch = torch.zeros(4, 3), torch.zeros(4, dtype=torch.long)
+        >>> model.loss(model(batch), batch, reduction="none").shape
+        torch.Size([4])
+        >>> list(model.state_dict())
+        ['weight', 'bias']
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        loss: Callable[..., Any],
+        metrics: Any = None,
+        *,
+        input_key: Any = None,
+        target_key: Any = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(module, torch.nn.Module):
+            raise TypeError(f"`module` must be a `torch.nn.Module`, got {module!r}.")
+        if isinstance(loss, type):
+            raise TypeError(
+                f"`loss` must be a function of outputs and targets, got the class `{loss.__name__}`. Pass "
+                f"`{loss.__name__}()`."
+            )
+        if not callable(loss):
+            raise TypeError(f"`loss` must be a function of outputs and targets, got {loss!r}.")
+        self.module = module
+        self.input_key, self.target_key = input_key, target_key
+        self._metrics = _named_metrics(metrics)
+        self.loss_fn = loss
+        self.register_state_dict_post_hook(_remove_prefix)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(_add_prefix)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_post_hook(_report_names)  # type: ignore[no-untyped-call]
+
+    def forward(self, batch: Batch) -> Any:
+        """Return what the module returns for the inputs of a batch."""
+        key = self.input_key
+        if key is not None:
+            inputs = batch_get(batch, key)
+            return self.module(*inputs) if _is_many(key) else self.module(inputs)
+        named = _named_parts(batch)
+        if named is None:
+            return self.module(_pair(batch)[0])
+        target_key = _target_name(named) if self.target_key is None else self.target_key
+        return self.module(**{name: part for name, part in named.items() if name != target_key})
+
+    def loss(self, outputs: Any, batch: Batch, *args: Any, **kwargs: Any) -> Any:
+        """Return the loss of the outputs and the targets of a batch.
+
+        Args:
+            outputs: The result of `forward`.
+            batch: The batch.
+            *args: Passed to the loss function.
+            **kwargs: Passed to the loss function; `reduction` is set in a loss that is a module.
+
+        Raises:
+            TypeError: The loss function does not take an argument.
+        """
+        loss, targets = self.loss_fn, self._targets(batch)
+        if not kwargs:
+            return loss(outputs, targets, *args)
+        if isinstance(loss, torch.nn.Module) and "reduction" in kwargs and hasattr(loss, "reduction"):
+            loss = copy.copy(loss)
+            loss.reduction = kwargs.pop("reduction")
+        elif "reduction" in kwargs and not _takes(loss, "reduction"):
+            raise TypeError(
+                f"`loss` must take `reduction={kwargs['reduction']!r}`, with which an algorithm asks for one loss per "
+                f"example, got {_name_of(loss)}, which does not. Give it an argument `reduction`."
+            )
+        return loss(outputs, targets, *args, **kwargs)
+
+    def get_metrics(self, is_train: bool) -> dict[str, Any]:
+        """Return the metrics by name, the same for training and evaluation."""
+        return self._metrics
+
+    def update_metric(self, batch: Batch, outputs: Any, metric: Any) -> None:
+        """Add a batch to a metric: `metric.update(outputs, targets)`.
+
+        Where an algorithm has made class probabilities of the targets, metrics of class indices get the most probable
+        class.
+        """
+        targets = self._targets(batch)
+        if _are_probabilities(outputs, targets) and isinstance(metric, index_metrics()):
+            targets = targets.argmax(dim=1)
+        metric.update(outputs, targets)
+
+    def _targets(self, batch: Batch) -> Any:
+        if self.target_key is not None:
+            return batch_get(batch, self.target_key)
+        named = _named_parts(batch)
+        return _pair(batch)[1] if named is None else named[_target_name(named)]
+
+    # ---- the names of the module ----
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """Yield the parameters by the names that they have in the module."""
+        for name, parameter in super().named_parameters("", recurse, remove_duplicate):
+            yield _joined(prefix, name.removeprefix(_PREFIX)), parameter
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the buffers by the names that they have in the module."""
+        for name, buffer in super().named_buffers("", recurse, remove_duplicate):
+            yield _joined(prefix, name.removeprefix(_PREFIX)), buffer
+
+    def get_submodule(self, target: str) -> torch.nn.Module:
+        """Return a module by its name in the module, or here."""
+        first = target.partition(".")[0]
+        return super().get_submodule(target if first in ("", *self._modules) else f"{_PREFIX}{target}")
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "module" or "module" not in self.__dict__.get("_modules", ()):
+                raise
+        return getattr(self.module, name)
+
+
+def _joined(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix else name
+
+
+def _remove_prefix(model: Any, state_dict: dict[str, Any], prefix: str, local_metadata: Any) -> None:
+    """Rename the entries of a state dict after the module that they belong to."""
+    for key in [key for key in state_dict if key.startswith(f"{prefix}{_PREFIX}")]:
+        state_dict[f"{prefix}{key[len(prefix) + len(_PREFIX) :]}"] = state_dict.pop(key)
+
+
+def _add_prefix(model: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Rename the entries of a state dict back, to load it."""
+    for key in [key for key in state_dict if key.startswith(prefix)]:
+        if not key.startswith(f"{prefix}{_LOSS}"):
+            state_dict[f"{prefix}{_PREFIX}{key[len(prefix) :]}"] = state_dict.pop(key)
+
+
+def _report_names(model: Any, incompatible: Any) -> None:
+    """Name missing and unexpected entries as the module does."""
+    for names in incompatible:
+        names[:] = [name.replace(_PREFIX, "", 1) for name in names]
+
+
+def _named_metrics(metrics: Any) -> dict[str, Any]:
+    if metrics is None:
+        return {}
+    from torchmetrics import Metric, MetricCollection
+
+    if isinstance(metrics, (MetricCollection, Mapping)):
+        named = dict(metrics.items())
+    else:
+        several = [metrics] if isinstance(metrics, Metric) else list(metrics)
+        named = {type(metric).__name__: metric for metric in several}
+        if len(named) < len(several):
+            raise ValueError(
+                f"`metrics` must not have two of one class, got {[type(metric).__name__ for metric in several]}. Give "
+                f"them names: `metrics={{'a': ..., 'b': ...}}`."
+            )
+    for metric in named.values():
+        if not isinstance(metric, Metric):
+            raise TypeError(f"`metrics` must be metrics of torchmetrics, got {metric!r}.")
+    return named
+
+
+def _named_parts(batch: Any) -> Mapping[str, Any] | None:
+    """Return the parts of a mapping or dataclass by name; None for other batches."""
+    if isinstance(batch, Mapping):
+        return batch
+    return fields_of(batch) if is_batch_dataclass(batch) else None
+
+
+def _is_many(key: Any) -> bool:
+    """Return True for a sequence of keys. A pair of functions gets and sets one part of a batch."""
+    return isinstance(key, (tuple, list)) and not any(callable(part) for part in key)
+
+
+def _target_name(named: Mapping[str, Any]) -> str:
+    for name in _TARGETS:
+        if name in named:
+            return name
+    raise ValueError(
+        f"`target_key` must be given: none of the parts of the batch, {', '.join(map(repr, named))}, is named "
+        f"{', '.join(map(repr, _TARGETS[:-1]))} or {_TARGETS[-1]!r}."
+    )
+
+
+def _pair(batch: Any) -> Sequence[Any]:
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        got = type(batch).__name__ + (f" of {len(batch)} parts" if isinstance(batch, (tuple, list)) else "")
+        raise ValueError(
+            f"`input_key` and `target_key` must be given for batches that are not pairs of inputs and targets, got a "
+            f"{got}. Pass for example `input_key=0, target_key=2`, or functions of the batch."
+        )
+    return batch
+
+
+def _takes(function: Any, argument: str) -> bool:
+    """Return True if a function takes an argument of a name, or if that is not known."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # some functions of C have no signature
+        return True
+    return any(parameter.name == argument or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+
+
+def _name_of(function: Any) -> str:
+    return f"`{getattr(function, '__qualname__', type(function).__name__)}`"
+
+
+def _are_probabilities(outputs: Any, targets: Any) -> bool:
+    """Return True if outputs may be scores of classes, and targets their probabilities."""
+    tensors = isinstance(outputs, torch.Tensor) and isinstance(targets, torch.Tensor)
+    return tensors and outputs.dim() > 1 and outputs.shape == targets.shape and targets.is_floating_point()
+
+
+@cache
+def index_metrics() -> tuple[type, ...]:
+    """Return torchmetrics' base classes of metrics that take one class index per example."""
+    from torchmetrics.classification import (
+        MulticlassCalibrationError,
+        MulticlassConfusionMatrix,
+        MulticlassExactMatch,
+        MulticlassHingeLoss,
+        MulticlassPrecisionRecallCurve,
+        MulticlassStatScores,
+    )
+
+    return (
+        MulticlassCalibrationError,
+        MulticlassConfusionMatrix,
+        MulticlassExactMatch,
+        MulticlassHingeLoss,
+        MulticlassPrecisionRecallCurve,
+        MulticlassStatScores,
+    )
+
+
+_WRAPPERS = (
+    "composer.model_wrappers"  # entry points: `wrapper(module, metrics=...)` by the package of the module's class
+)
+
+
+def as_composer_model(
+    module: Any,
+    loss: Callable[..., Any] | None = None,
+    metrics: Any = None,
+    *,
+    input_key: Any = None,
+    target_key: Any = None,
+) -> ComposerModel:
+    """Return any module as a `ComposerModel`; one that is, unchanged.
+
+    Without `loss`, a model of a library that computes its own is wrapped by the package that registers that library as
+    an entry point of the group "composer.model_wrappers", for example composer-huggingface for transformers and peft.
+
+    Args:
+        module: The module.
+        loss: See `ModuleWithLoss`, as the other arguments.
+        metrics: The metrics.
+        input_key: The inputs in a batch; only with `loss`.
+        target_key: The targets in a batch; only with `loss`.
+
+    Raises:
+        TypeError: `module` is not a module, or an argument has the wrong type.
+        ValueError: `module` has its own loss and metrics, or no loss is known, or two metrics have the same name.
+        ModuleNotFoundError: The package that wraps the module is not installed.
+    """
+    given = {"loss": loss, "metrics": metrics, "input_key": input_key, "target_key": target_key}
+    names = ", ".join(f"`{name}`" for name, value in given.items() if value is not None)
+    if isinstance(module, ComposerModel):
+        if names:
+            raise ValueError(
+                f"{names} must not be given for a `ComposerModel`, which defines its own, got a "
+                f"{type(module).__name__}. Give the module alone, or change the class."
+            )
+        return module
+    if not isinstance(module, torch.nn.Module):
+        got = f"the class `{module.__name__}`; pass an object" if isinstance(module, type) else type(module).__name__
+        raise TypeError(f"`model` must be a `torch.nn.Module`, got {got}.")
+    if loss is not None:
+        return ModuleWithLoss(module, loss, metrics, input_key=input_key, target_key=target_key)
+    for package in dict.fromkeys(kind.__module__.partition(".")[0] for kind in type(module).__mro__):
+        try:
+            wrapper = load(_WRAPPERS, package)
+        except AttributeError:
+            continue
+        if input_key is not None or target_key is not None:
+            raise ValueError(f"{names} must be given together with `loss` for a model of `{package}`.")
+        wrapped: ComposerModel = wrapper(module, metrics=metrics)
+        return wrapped
+    raise ValueError(
+        f"`loss` must be given for a module that is no `ComposerModel`, got a {type(module).__name__}. Pass a function "
+        f"of outputs and targets, for example `loss=torch.nn.functional.cross_entropy`, or define the loss in a "
+        f"subclass of `composer.ComposerModel`."
+    )

@@ -1,0 +1,86 @@
+"""What a run is, for its log: model, data, optimizers, duration, machine and versions."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from composer.core import State
+from composer.utils import dist
+
+__all__ = ["describe_run"]
+
+_SECONDS_FOR_GIT = 5
+
+
+def describe_run(state: State) -> dict[str, Any]:
+    """Return plain values that tell a run from another, as it begins to train.
+
+    Args:
+        state: The state; its data and duration are known.
+    """
+    parameters = list(state.model.parameters())
+    described: dict[str, Any] = {
+        "model": _name_of(state.model),
+        "parameters": sum(parameter.numel() for parameter in parameters),
+        "trainable_parameters": sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
+        "optimizer": " + ".join(type(optimizer).__name__ for optimizer in state.optimizers),
+        "learning_rate": _plain_rates(state),
+        "algorithms": ", ".join(type(algorithm).__name__ for algorithm in state.algorithms),
+        "max_duration": str(state.max_duration),
+        "batch_size": _batch_size(state),
+        "batches_per_epoch": None if state.dataloader_len is None else state.dataloader_len.value,
+        "train_samples": None if state.train_data_spec is None else state.train_data_spec.num_samples,
+        "seed": state.rank_zero_seed,
+        "precision": state.precision.value,
+        "device": _device_name(state),
+        "world_size": dist.get_world_size(),
+        "torch_version": torch.__version__,
+        "python_version": platform.python_version(),
+        "git_commit": _commit(),
+    }
+    return {name: value for name, value in described.items() if value not in (None, "")}
+
+
+def _name_of(model: torch.nn.Module) -> str:
+    inner = getattr(model, "module", None)  # of any module with a loss
+    return type(inner if isinstance(inner, torch.nn.Module) else model).__name__
+
+
+def _plain_rates(state: State) -> Any:
+    """Return the learning rates that the schedules start from: one number, or several."""
+    rates = [float(group.get("initial_lr", group["lr"])) for each in state.optimizers for group in each.param_groups]
+    distinct = list(dict.fromkeys(rates))
+    return distinct[0] if len(distinct) == 1 else distinct or None
+
+
+def _batch_size(state: State) -> int | None:
+    """Return the examples of a step on all ranks, if the loader tells."""
+    size = getattr(state.dataloader, "batch_size", None)
+    return size * dist.get_world_size() if isinstance(size, int) else None
+
+
+def _device_name(state: State) -> str:
+    if state.device.name == "gpu":
+        return torch.cuda.get_device_name()
+    return platform.processor() or platform.machine() if state.device.name == "cpu" else state.device.name
+
+
+def _commit() -> str | None:
+    """Return the commit of the program's repository, with "-dirty" if files have changed; None if there is none."""
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    folder = Path(script).resolve().parent if script else Path.cwd()
+    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+    try:
+        return subprocess.run(
+            command, check=True, capture_output=True, text=True, timeout=_SECONDS_FOR_GIT, env=environment
+        ).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,265 @@
+"""The Trainer takes what people have: any module, loss function, batch, device and precision, and tells what it is."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torchmetrics.classification import MulticlassAccuracy
+
+from composer import Trainer
+from composer.core import REPLACES_CONVS, WRAPS_OPTIMIZER, Algorithm, Event, Placement
+from composer.loggers import InMemoryLogger
+from composer.models import ComposerModel, ModuleWithLoss
+from composer.testing import deep_compare
+from composer.utils import module_surgery
+
+
+def network() -> torch.nn.Sequential:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+
+
+class Written(ComposerModel):
+    """What `ModuleWithLoss` does, written by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = network()
+
+    def forward(self, batch: Any) -> Any:
+        return self.network(batch[0])
+
+    def loss(self, outputs: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        return F.cross_entropy(outputs, batch[1], *args, **kwargs)
+
+    def get_metrics(self, is_train: bool) -> dict[str, Any]:
+        return {"MulticlassAccuracy": MulticlassAccuracy(3)}
+
+    def update_metric(self, batch: Any, outputs: Any, metric: Any) -> None:
+        metric.update(outputs, batch[1])
+
+
+@dataclass
+class Labelled:
+    pixels: torch.Tensor
+    label: torch.Tensor
+
+
+def examples() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    return [(torch.randn(3, 4, generator=generator), torch.randint(3, (), generator=generator)) for _ in range(32)]
+
+
+def loader(collate: Any = None) -> Any:
+    return torch.utils.data.DataLoader(examples(), batch_size=8, collate_fn=collate)  # type: ignore[arg-type]
+
+
+def _as_mapping(parts: list[Any]) -> dict[str, torch.Tensor]:
+    return {"input": torch.stack([x for x, _ in parts]), "label": torch.stack([y for _, y in parts])}
+
+
+def _as_object(parts: list[Any]) -> Labelled:
+    return Labelled(torch.stack([x for x, _ in parts]), torch.stack([y for _, y in parts]))
+
+
+def trained(data: Any = None, model: torch.nn.Module | None = None, **arguments: Any) -> Trainer:
+    if model is None:
+        model = network()
+        arguments = {"loss": F.cross_entropy, "metrics": MulticlassAccuracy(3)} | arguments
+    defaults: dict[str, Any] = {
+        "optimizers": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+        "device_train_microbatch_size": 4,
+        "max_duration": "2ep",
+    }
+    data = loader() if data is None else data
+    trainer = Trainer(
+        model=model,
+        train_dataloader=data,
+        eval_dataloader=data,
+        device="cpu",
+        seed=3,
+        progress_bar=False,
+        **{**defaults, **arguments},
+    )
+    trainer.fit()
+    return trainer
+
+
+def weights(trainer: Trainer) -> list[torch.Tensor]:
+    return list(trainer.state.model.parameters())
+
+
+def test_a_module_is_trained_as_a_model_written_by_hand() -> None:
+    written = trained(model=Written())
+    any_module = trained()
+    deep_compare(weights(any_module), weights(written))
+    deep_compare(any_module.state.eval_metric_values, written.state.eval_metric_values)
+    deep_compare(any_module.state.train_metric_values, written.state.train_metric_values)
+
+
+@pytest.mark.parametrize(
+    ("collate", "keys"),
+    [
+        (_as_mapping, {}),
+        (_as_mapping, {"input_key": "input", "target_key": "label"}),
+        (_as_object, {"input_key": "pixels"}),
+        (_as_object, {"input_key": lambda batch: batch.pixels, "target_key": lambda batch: batch.label}),
+    ],
+)
+def test_batches_of_mappings_and_dataclasses(collate: Any, keys: dict[str, Any]) -> None:
+    deep_compare(weights(trained(loader(collate), **keys)), weights(trained()))
+
+
+def test_a_checkpoint_loads_into_the_module(tmp_path: Path) -> None:
+    trainer = trained(save_folder=str(tmp_path), save_filename="run.pt", save_overwrite=True)
+    trainer.close()
+
+    saved = torch.load(tmp_path / "run.pt", weights_only=False)["state"]["model"]
+    plain = network()
+    plain.load_state_dict(saved)
+    deep_compare(list(plain.parameters()), weights(trainer))
+
+    whole = trained(max_duration="3ep")
+    resumed = trained(max_duration="3ep", load_path=str(tmp_path / "run.pt"))
+    deep_compare(weights(resumed), weights(whole))
+
+
+def test_a_module_that_is_compiled_already() -> None:
+    compiled = torch.compile(network(), backend="eager")
+    deep_compare(weights(trained(model=compiled, loss=F.cross_entropy)), weights(trained()))  # type: ignore[arg-type]
+
+
+class Surgery(Algorithm):
+    """Replaces the last layer."""
+
+    events = frozenset({Event.INIT})
+    placement = Placement(provides={REPLACES_CONVS})
+
+    def apply(self, event: Event, state: Any, logger: Any) -> None:
+        def wider(module: torch.nn.Module, index: int) -> torch.nn.Module | None:
+            return torch.nn.Linear(8, 5) if getattr(module, "out_features", 0) == 3 else None
+
+        module_surgery.replace_module_classes(state.model, {torch.nn.Linear: wider}, optimizers=state.optimizers)
+
+
+class Wrapper(Algorithm):
+    """Needs the optimizer."""
+
+    events = frozenset({Event.INIT})
+    placement = Placement(provides={WRAPS_OPTIMIZER})
+
+    def apply(self, event: Event, state: Any, logger: Any) -> None:
+        (self.seen,) = state.optimizers
+
+
+def test_a_function_makes_the_optimizer_after_surgery() -> None:
+    shapes: list[Any] = []
+
+    def make(parameters: Any) -> torch.optim.Optimizer:
+        parameters = list(parameters)
+        shapes.extend(tuple(parameter.shape) for parameter in parameters)
+        return torch.optim.SGD(parameters, lr=0.1)
+
+    wrapper = Wrapper()
+    trainer = trained(algorithms=[wrapper, Surgery()], optimizers=make, metrics=None)
+
+    assert shapes == [(8, 12), (8,), (5, 8), (5,)]
+    assert [wrapper.seen] == trainer.state.optimizers
+    assert [type(each) for each in trainer.state.algorithms] == [Wrapper, Surgery]
+
+
+def test_several_optimizers_of_a_function() -> None:
+    def make(parameters: Any) -> list[torch.optim.Optimizer]:
+        first, *others = parameters
+        return [torch.optim.SGD([first], lr=0.1, momentum=0.9), torch.optim.SGD(others, lr=0.1, momentum=0.9)]
+
+    deep_compare(weights(trained(optimizers=make)), weights(trained()))
+    partial = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+    deep_compare(weights(trained(optimizers=partial)), weights(trained()))
+
+
+@pytest.mark.parametrize("returned", [None, [], "adam", torch.optim.SGD])
+def test_a_function_that_returns_no_optimizer(returned: Any) -> None:
+    with pytest.raises(TypeError, match=r"`optimizers` must be a function that returns one or several `torch\.optim"):
+        trained(optimizers=lambda parameters: returned)
+
+
+class Stream(torch.utils.data.IterableDataset[Any]):
+    """Yields examples, without a length."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(examples())
+
+
+def test_a_stream_without_length_has_epochs() -> None:
+    stream = torch.utils.data.DataLoader(Stream(), batch_size=8)
+    trainer = trained(stream)
+    assert (trainer.state.timestamp.epoch, trainer.state.timestamp.batch) == ("2ep", "8ba")
+    deep_compare(weights(trainer), weights(trained()))
+
+
+@pytest.mark.parametrize(
+    ("argument", "instead"),
+    [
+        ("max_steps", "max_duration='...ba'"),
+        ("optimizer", "optimizers=..."),
+        ("val_dataloaders", "eval_dataloader=..."),
+    ],
+)
+def test_arguments_of_other_trainers_are_answered(argument: str, instead: str) -> None:
+    with pytest.raises(TypeError, match=f"`{argument}` is not an argument of the `Trainer`. Write `{instead}`"):
+        Trainer(model=network(), **{argument: 3})
+
+
+def test_the_names_of_other_trainers() -> None:
+    deep_compare(weights(trained(precision="bf16-mixed")), weights(trained(precision="amp_bf16")))
+    with pytest.raises(ValueError, match=r"got 'bf16-true'.* That is a dtype of weights\. Convert the model"):
+        trained(precision="bf16-true")
+
+
+def test_the_log_has_what_the_run_is() -> None:
+    logger = InMemoryLogger()
+    trained(loggers=logger, algorithms=[Surgery()], metrics=None)
+    logged = logger.hyperparameters
+
+    assert logged["model"] == "Sequential"
+    assert logged["parameters"] == logged["trainable_parameters"] == 8 * 12 + 8 + 5 * 8 + 5
+    assert (logged["optimizer"], logged["learning_rate"]) == ("SGD", 0.1)
+    assert (logged["max_duration"], logged["batch_size"], logged["train_samples"]) == ("2ep", 8, 32)
+    assert (logged["seed"], logged["precision"], logged["world_size"]) == (3, "fp32", 1)
+    assert logged["algorithms"] == "Surgery"
+    assert logged["torch_version"] == torch.__version__
+
+
+def test_the_log_names_the_commit_of_the_program(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("from composer.trainer.description import _commit\nprint(_commit())\n")
+
+    def run(*command: str) -> str:
+        return subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout.strip()
+
+    assert run(sys.executable, str(script)) == "None"
+    user = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+    run("git", "init", "--quiet")
+    run("git", "add", "train.py")
+    run("git", *user, "commit", "--quiet", "-m", "First")
+    commit = run("git", "rev-parse", "HEAD")
+    assert run(sys.executable, str(script)) == commit
+    with script.open("a") as file:
+        file.write("# changed\n")
+    assert run(sys.executable, str(script)) == f"{commit}-dirty"
+
+
+def test_a_module_without_a_loss_is_told_what_to_pass() -> None:
+    with pytest.raises(ValueError, match=r"`loss` must be given .* got a Sequential. Pass a function of outputs"):
+        Trainer(model=network(), device="cpu")
+    assert isinstance(trained().state.model, ModuleWithLoss)
