@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import xml.etree.ElementTree
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from nbclient import NotebookClient
 
 CELLS = {
     "setup": """
-        import os, signal
+        import os, signal, warnings
         import torch
+        warnings.filterwarnings("ignore", message="IProgress")  # of libraries that torchmetrics imports
         from composer import Callback, Trainer
         from composer.testing import RandomClassificationDataset, SimpleModel
 
@@ -41,6 +43,30 @@ CELLS = {
         interrupted.fit()
     """,
     "after the interrupt": "interrupted.fit()",
+    "trainer": """
+        from composer.loggers import InMemoryLogger
+
+        from torchmetrics.classification import MulticlassAccuracy
+
+        shown = Trainer(
+            model=torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(1, 2)),
+            loss=torch.nn.functional.cross_entropy,
+            metrics=MulticlassAccuracy(2),
+            train_dataloader=data,
+            eval_dataloader=data,
+            optimizers=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+            max_duration="2ep",
+            device="cpu",
+            progress_bar=False,
+            loggers=InMemoryLogger(),
+        )
+        shown.fit()
+        shown
+    """,
+    "state": "shown.state",
+    "plan": "shown.engine.explain()",
+    "plot": "shown.plot()",
+    "plot of one": 'shown.plot("Accuracy").axes[0].get_title()',
     "console": 'make(max_duration="2ba", progress_bar=False, log_to_console=True).fit()',
     "to a file": """
         with open("log.txt", "w") as stream:
@@ -106,7 +132,7 @@ def test_nothing_is_red_but_the_interrupt(outputs: dict[str, list[Any]]) -> None
 def test_nothing_needs_a_widget_or_the_network(outputs: dict[str, list[Any]]) -> None:
     kinds = {kind for each in outputs.values() for o in each if "data" in o for kind in o.data}
 
-    assert kinds == {"text/plain"}
+    assert kinds == {"text/plain", "text/html", "image/png"}
     assert "http" not in json.dumps(outputs)
 
 
@@ -161,3 +187,27 @@ def test_other_bars_are_redrawn_in_place_too(outputs: dict[str, list[Any]]) -> N
     assert bars(outputs["skipping"]) == [""]  # wiped at its end
     [download] = bars(outputs["download"])
     assert "ep1.pt: 100%|" in download
+
+
+@pytest.mark.parametrize("cell", ["trainer", "state", "plan"])
+def test_objects_are_small_tables_without_scripts(outputs: dict[str, list[Any]], cell: str) -> None:
+    shown = outputs[cell][-1].data["text/html"]
+    tree = xml.etree.ElementTree.fromstring(f"<div>{shown}</div>")  # well-formed, so all text is escaped
+
+    tags = {element.tag for element in tree.iter()}
+    assert tags <= {"div", "table", "caption", "tr", "th", "td", "details", "summary"}
+    text = " ".join(tree.itertext())
+    if cell != "plan":
+        assert "epoch 2, batch 200, 200 samples of 2ep" in text
+        assert "SGD, learning rate 0.1" in text
+        assert "eval/MulticlassAccuracy" in text
+    if cell != "state":
+        assert "InMemoryLogger" in text
+    assert len(shown) < 30_000
+    assert "#" not in shown  # no colour of its own: that of the page, light or dark
+
+
+def test_curves_are_drawn(outputs: dict[str, list[Any]]) -> None:
+    (result,) = [output for output in outputs["plot"] if "image/png" in output.get("data", {})]
+    assert result.output_type == "execute_result"
+    assert outputs["plot of one"][-1].data["text/plain"] == "'MulticlassAccuracy'"

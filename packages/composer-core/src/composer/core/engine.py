@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from composer.core._observed import ObservedList
 from composer.core.algorithm import always_matches, declared_events
 from composer.core.callback import Callback, dispatches_by_name, overridden_hooks
+from composer.core.display import html_of_plan
 from composer.core.event import Event
 from composer.core.logging import Logger, LoggerDestination, note_failure, tell_failures
 from composer.core.ordering import Ordering, opener_of
@@ -131,6 +132,9 @@ class Plan(Sequence[PlanRow]):
         return "\n".join(line.rstrip() for line in lines)
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return html_of_plan(self)
 
 
 class Dispatch:

@@ -12,6 +12,7 @@ import torch
 
 from composer.core._observed import ObservedList, SteppingList
 from composer.core.deferred_value import DeferredValue
+from composer.core.display import html_of_state
 from composer.core.passes import PassInput
 from composer.core.precision import Precision
 from composer.core.saving import layout
@@ -531,6 +532,9 @@ class State(Serializable):
         self._notify()
 
     # ---- saving and loading; `composer.core.saving` has the layout ----
+
+    def _repr_html_(self) -> str:
+        return html_of_state(self)
 
     def get_model_state_dict(self) -> dict[str, Any]:
         """Return the parameters and buffers of the model by name, without the `module.` prefix of DDP."""

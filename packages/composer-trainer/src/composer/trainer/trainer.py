@@ -56,6 +56,7 @@ from composer.trainer.options import (
     TimeArgument,
     check_arguments,
 )
+from composer.trainer.plot import plot
 from composer.trainer.precision import resolve_precision
 from composer.trainer.resume.autoresume import choose_checkpoint
 from composer.trainer.resume.loader import LoaderPosition
@@ -64,11 +65,14 @@ from composer.trainer.settings import RunSettings, check_duration, check_subset,
 from composer.trainer.signals import Interruption
 from composer.trainer.step import BatchTrainer
 from composer.utils import dist, extract_hparams, get_device, reproducibility
+from composer.utils.html import details
 from composer.utils.import_helpers import import_from_distribution
 from composer.utils.parallelism import ParallelismConfig
 from composer.utils.terminal import open_stream
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from composer.inference import ExportFormat, Transform
 
 __all__ = ["Trainer", "_adjust_device_train_microbatch_size", "_generate_run_name", "_is_cuda_oom"]
@@ -776,6 +780,24 @@ class Trainer(_RejectsRemovedArguments):
             Interruption(self._checkpoint_saver, self._announce),
             self._progress.over_at,
         )
+
+    # ---- in a notebook ----
+
+    def plot(self, *names: str) -> Figure:
+        """Draw the losses and metrics of the run over batches, from its `InMemoryLogger`.
+
+        Args:
+            *names: What to draw, by logged names or parts of them, such as "Accuracy"; none: all losses and metrics.
+
+        Raises:
+            ValueError: No logger stores values, or none has a name that contains one of `names`.
+            MissingConditionalImportError: matplotlib is not installed.
+        """
+        return plot(self.logger.destinations, names)
+
+    def _repr_html_(self) -> str:
+        plan = details("What acts when: engine.explain()", self.engine.explain()._repr_html_())
+        return self.state._repr_html_() + plan
 
     # ---- checkpoints ----
 

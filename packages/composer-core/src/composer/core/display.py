@@ -1,0 +1,62 @@
+"""What a notebook shows of a state and a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from composer.utils.html import table
+
+if TYPE_CHECKING:
+    from composer.core.engine import Plan
+    from composer.core.state import State
+
+__all__ = ["html_of_plan", "html_of_state"]
+
+_MOST_METRICS = 20  # rows
+
+
+def html_of_state(state: State) -> str:
+    """Return a table of a run: how far it is, and what is trained how."""
+    return table(f"{type(state).__name__} of {state.run_name}", _rows_of_state(state))
+
+
+def html_of_plan(plan: Plan) -> str:
+    """Return a table of a plan: who acts at which event, in which order and why."""
+    rows, previous = [], None
+    for row in plan:
+        rows.append(("" if row.event is previous else row.event.value, row.order, row.kind, row.name, row.reason))
+        previous = row.event
+    if not rows:
+        return table(str(plan), [])
+    notes = table("Decisions", list(plan.notes.items())) if plan.notes else ""
+    return table("Plan", rows, header=("event", "order", "kind", "name", "why here")) + notes
+
+
+def _rows_of_state(state: State) -> Iterator[tuple[str, Any]]:
+    now = state.timestamp
+    end = "" if state.max_duration is None else f" of {state.max_duration}"
+    yield "progress", f"epoch {now.epoch.value}, batch {now.batch.value}, {now.sample.value:,} samples{end}"
+    parameters = list(state.model.parameters())
+    trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+    whole = sum(parameter.numel() for parameter in parameters)
+    frozen = "" if trained == whole else f", {trained:,} of them trained"
+    yield "model", f"{type(state.model).__name__} with {whole:,} parameters{frozen}"
+    for optimizer in state.optimizers:
+        rates = sorted({float(group["lr"]) for group in optimizer.param_groups})
+        yield "optimizer", f"{type(optimizer).__name__}, learning rate {', '.join(f'{rate:.4g}' for rate in rates)}"
+    for kind, objects in (("algorithms", state.algorithms), ("callbacks", state.callbacks)):
+        if objects:
+            yield kind, ", ".join(type(each).__name__ for each in objects)
+    yield "device", f"{state.device.name}, {state.precision.value}"
+    metrics = {f"train/{name}": value for name, value in state.train_metric_values.items()}
+    metrics |= {f"eval/{name}": value for name, value in state.eval_metric_values.items()}
+    for name, value in list(metrics.items())[:_MOST_METRICS]:
+        yield name, _number(value)
+
+
+def _number(value: Any) -> str:
+    try:
+        return f"{float(value):.4g}"
+    except (TypeError, ValueError):  # not a number, or several
+        return str(value)

@@ -1,0 +1,69 @@
+"""Curves of a run's losses and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from composer.loggers import InMemoryLogger, LoggerDestination
+from composer.utils import MissingConditionalImportError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["plot"]
+
+_WIDTH, _HEIGHT, _COLUMNS = 5.0, 3.0, 3  # inches of one plot, and plots in a row
+
+
+def plot(destinations: Sequence[LoggerDestination], names: Sequence[str]) -> Figure:
+    """Draw the values in the `InMemoryLogger` of a run over batches, one plot for what training and evaluation share.
+
+    Args:
+        destinations: The loggers of the run.
+        names: What to draw, by the logged names or parts of them; empty: all losses and metrics.
+
+    Raises:
+        ValueError: No logger stores values, or none has a name that contains one of `names`.
+        MissingConditionalImportError: matplotlib is not installed.
+    """
+    memory = next((each for each in destinations if isinstance(each, InMemoryLogger)), None)
+    if memory is None:
+        raise ValueError("`plot` needs the values of the run. Pass `loggers=InMemoryLogger()` to the `Trainer`.")
+    try:
+        from matplotlib import pyplot
+    except ImportError as error:
+        raise MissingConditionalImportError("plot", "matplotlib", None) from error
+
+    groups: dict[str, dict[str, tuple[list[int], list[float]]]] = {}
+    for name, series in memory.data.items():
+        is_wanted = any(part in name for part in names) if names else name.startswith(("loss/", "metrics/"))
+        values = [(time.batch.value, _number(value)) for time, value in series]
+        points = [(batch, value) for batch, value in values if value is not None]
+        if is_wanted and points:
+            batches, numbers = zip(*points, strict=True)
+            groups.setdefault("loss" if name.startswith("loss/") else name.rpartition("/")[2], {})[name] = (
+                list(batches),
+                list(numbers),
+            )
+    if not groups:
+        known = ", ".join(sorted(memory.data)) or "none"
+        raise ValueError(f"`names` must be logged names or parts of them, got {list(names)!r}. Logged are: {known}.")
+    rows = -(-len(groups) // _COLUMNS)
+    columns = min(len(groups), _COLUMNS)
+    figure = pyplot.figure(figsize=(_WIDTH * columns, _HEIGHT * rows), layout="constrained")
+    for index, (title, curves) in enumerate(groups.items()):
+        axes = figure.add_subplot(rows, columns, index + 1)
+        for name, (batches, numbers) in curves.items():
+            axes.plot(batches, numbers, label=name, marker="." if len(batches) < 2 * _COLUMNS else None)
+        axes.set(title=title, xlabel="batch")
+        axes.legend(fontsize="small")
+    pyplot.close(figure)  # a notebook shows it once, as the result
+    return figure
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return float(value)
+    except (TypeError, ValueError):  # not a number, or several
+        return None
