@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -35,6 +35,25 @@ engine.logger.upload_file("checkpoints/ba1.pt", Path(sys.argv[2]), overwrite=Tru
 Path(sys.argv[2]).unlink()  # as rotation does
 engine.run_event("fit_end")
 engine.close()
+"""
+FORKS = """
+import json, os, sys
+import mlflow.tracking, torch  # once for all cases: it takes longer than they do
+children = {}
+for case, arguments, errors in json.load(sys.stdin):
+    child = os.fork()
+    if child == 0:
+        sys.argv = ["-c", *arguments]
+        os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
+        break  # to the program
+    children[child] = case
+else:
+    codes = {}
+    while children:
+        child, status = os.wait()
+        codes[children.pop(child)] = os.waitstatus_to_exitcode(status)
+    print(json.dumps(codes))
+    sys.exit()
 """
 _RUN = {
     "info": {
@@ -92,45 +111,62 @@ def server(hangs_at: str, time: int = 1) -> Iterator[str]:
         thread.join()
 
 
-def ended(uri: str, path: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    """Run the program; MLflow itself would try for more than twice as long as this waits."""
-    return subprocess.run(
-        [sys.executable, "-c", PROGRAM, uri, str(path), *more], capture_output=True, text=True, timeout=300, check=False
-    )
+CASES = {
+    "the experiment": ("experiments/get-by-name", 1, ()),
+    "the run": ("runs/get", 1, ()),
+    "a batch": ("runs/log-batch", 1, ()),
+    # Of a resumed run: reopening it, reading it, the start of its system metrics; which request is whose depends on
+    # threads.
+    "reopening": ("runs/update", 1, ("resumed",)),
+    "reading": ("runs/get", 2, ("resumed",)),
+    "system metrics": ("runs/get", 3, ("resumed",)),
+    "down": (None, 1, ()),
+}
 
 
-@pytest.mark.parametrize("hangs_at", ["experiments/get-by-name", "runs/get", "runs/log-batch"])
-def test_a_process_ends_although_its_server_hangs(hangs_at: str, tmp_path: Path) -> None:
-    with server(hangs_at) as uri:
-        run = ended(uri, tmp_path / "ba1.pt")
+@pytest.fixture(scope="module")
+def endings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, Path]]:
+    """The exit code of each case's process, what it has printed, and its folder."""
+    folders = {case: tmp_path_factory.mktemp("case") for case in CASES}
+    with ExitStack() as servers:
+        arguments = {}
+        for case, (hangs_at, time, more) in CASES.items():
+            if hangs_at is None:
+                with server("nothing") as uri:
+                    pass  # it is down now
+            else:
+                uri = servers.enter_context(server(hangs_at, time))
+            arguments[case] = [uri, str(folders[case] / "ba1.pt"), *more]
+        errors = {case: str(folder / "errors.txt") for case, folder in folders.items()}
+        cases = json.dumps([(case, arguments[case], errors[case]) for case in CASES])
+        # MLflow itself would try for more than twice as long as this waits.
+        run = subprocess.run(
+            [sys.executable, "-c", FORKS + PROGRAM],
+            input=cases,
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=300,
+            check=True,
+        )
+    codes = json.loads(run.stdout)
+    return {case: (codes[case], Path(errors[case]).read_text(), folders[case]) for case in CASES}
 
-    assert 0 == run.returncode, run.stderr
-    if hangs_at == "runs/log-batch":
-        assert "records. Metrics are lost. The files to be sent are kept: " in run.stderr
-        (held,) = tmp_path.glob(".held-*/ba1.pt")
-        assert str(held) in run.stderr
-        assert "a checkpoint" == held.read_text()
-    else:
-        assert "`MLFlowLogger` failed to log: TimeoutError" in run.stderr
 
-
-@pytest.mark.parametrize(("hangs_at", "time"), [("runs/update", 1), ("runs/get", 2), ("runs/get", 3)])
-def test_a_process_ends_although_its_server_hangs_when_a_run_is_resumed(
-    hangs_at: str, time: int, tmp_path: Path
+@pytest.mark.parametrize("case", CASES)
+def test_a_process_ends_although_its_server_hangs_or_is_down(
+    case: str, endings: dict[str, tuple[int, str, Path]]
 ) -> None:
-    """Reopening the run, reading it and the start of its system metrics; which request is whose depends on threads."""
-    with server(hangs_at, time) as uri:
-        run = ended(uri, tmp_path / "ba1.pt", "resumed")
-
-    assert 0 == run.returncode, run.stderr
-    found = re.search(r"`MLFlowLogger` (failed to log: .* has not ended|could not send everything) in 5", run.stderr)
-    assert found is not None, run.stderr
-
-
-def test_a_process_ends_while_the_server_is_down(tmp_path: Path) -> None:
-    with server("nothing") as uri:
-        pass
-
-    run = ended(uri, tmp_path / "ba1.pt")
-    assert 0 == run.returncode, run.stderr
-    assert "`MLFlowLogger` failed to log: " in run.stderr
+    code, errors, folder = endings[case]
+    assert 0 == code, errors
+    if case == "a batch":
+        assert "records. Metrics are lost. The files to be sent are kept: " in errors
+        (held,) = folder.glob(".held-*/ba1.pt")
+        assert str(held) in errors
+        assert "a checkpoint" == held.read_text()
+    elif CASES[case][2]:
+        found = re.search(r"`MLFlowLogger` (failed to log: .* has not ended|could not send everything) in 5", errors)
+        assert found is not None, errors
+    elif case == "down":
+        assert "`MLFlowLogger` failed to log: " in errors
+    else:
+        assert "`MLFlowLogger` failed to log: TimeoutError" in errors
