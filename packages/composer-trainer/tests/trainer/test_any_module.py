@@ -29,7 +29,7 @@ def network() -> torch.nn.Sequential:
 
 
 class Written(ComposerModel):
-    """What `ModuleWithLoss` does, written by hand."""
+    """A model as `ModuleWithLoss` makes it, written by hand."""
 
     def __init__(self) -> None:
         super().__init__()

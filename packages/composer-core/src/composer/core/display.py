@@ -1,4 +1,4 @@
-"""What a notebook shows of a state and a plan."""
+"""Tables of a state and a plan for notebooks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run is, for its log: model, data, optimizers, duration, machine and versions."""
+"""The description of a run for its log: model, data, optimizers, duration, machine and versions."""
 
 from __future__ import annotations
 
