@@ -17,7 +17,16 @@ from tools.readme_blocks import blocks, command_problems, install_problems, run
 from tools.workspace import ROOT, Workspace
 
 WORKSPACE = Workspace()
-READMES = [ROOT / "README.md", *(package.path / "README.md" for package in WORKSPACE.packages.values())]
+_DOCUMENTS = ("README.md", "MIGRATING.md")
+READMES = [
+    ROOT / "README.md",
+    *(
+        package.path / name
+        for package in WORKSPACE.packages.values()
+        for name in _DOCUMENTS
+        if (package.path / name).exists()
+    ),
+]
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
