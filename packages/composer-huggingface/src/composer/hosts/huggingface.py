@@ -472,7 +472,8 @@ class _Hooks(TrainerCallback):  # type: ignore[misc]  # transformers has no type
         """Announce EPOCH_END."""
         run = self.run
         now, length = run.state.timestamp.batch_in_epoch, run.state.dataloader_len
-        if not self._is_in_step and (length is None or now >= length):  # not where `max_steps` ends the run
+        is_whole = not control.should_training_stop if length is None else now >= length
+        if is_whole and not self._is_in_step:  # not where `max_steps` ends the run
             run.end_epoch()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
