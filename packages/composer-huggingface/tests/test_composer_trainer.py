@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import copy
+import gc
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import tiny
 import torch
 import transformers
+from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -44,6 +49,15 @@ ALGORITHMS: dict[str, Any] = {
         GradientClipping("norm", 0.1),
     ],
 }
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_objects() -> Iterator[None]:
+    """Each `train` collects garbage, which takes long with the objects of all imported modules."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def layers() -> torch.nn.Sequential:
@@ -152,6 +166,7 @@ def fit(label: str, **options: Any) -> dict[str, Any]:
     return weights_of(trainer)
 
 
+@cache
 def with_our_trainer(label: str, **options: Any) -> dict[str, Any]:
     model = OurModel()
     trainer = Trainer(
@@ -248,7 +263,7 @@ class Recorder(Callback):
 
 def test_the_events_come_in_the_order_of_our_trainer() -> None:
     recorder, ours = Recorder(), Recorder()
-    with_our_trainer("nothing", callbacks=ours)
+    with_our_trainer("nothing", callbacks=(ours,))
     fit("nothing", composer_callbacks=recorder)
 
     # Our own loop announces the end of the loader as well.
@@ -336,3 +351,254 @@ def test_a_killed_run_resumes_exactly(label: str, when: str, tmp_path: Path) -> 
         trainer.train()
 
     deep_compare(expected, resumed(label, tmp_path, **options))
+
+
+def test_checkpoints_hold_averages_and_weights_of_training(tmp_path: Path) -> None:
+    trainer = trainer_of("EMA and GradientClipping", output_dir=tmp_path, max_steps=4, **SAVES["middle"])
+    trainer.train()
+    folder = tmp_path / "checkpoint-3"
+    averages = load_file(folder / "model.safetensors")
+    saved = dict(torch.load(folder / "composer.pt", weights_only=True)["algorithms"])["EMA"]
+
+    assert saved["ema_weights_active"]
+    assert not torch.equal(saved["ema_model"]["named_parameters_dict"]["network.layers.0.weight"], averages["layers.0.weight"])
+    trainer.save_model(str(tmp_path / "model"))
+    assert not (tmp_path / "model" / "composer.pt").exists()
+    deep_compare(load_file(tmp_path / "model" / "model.safetensors"), {f"layers.{k}": v for k, v in weights_of(trainer).items()})
+
+
+def test_the_best_averages_are_loaded_at_the_end(tmp_path: Path) -> None:
+    trainer = trainer_of(
+        "EMA and GradientClipping",
+        output_dir=tmp_path,
+        eval_dataset=examples(),
+        eval_strategy="epoch",
+        load_best_model_at_end=True,
+        metric_for_best_model="worst",
+        greater_is_better=False,
+        **SAVES["epoch"],
+    )
+    trainer.compute_metrics = lambda prediction: {"worst": trainer.state.global_step}  # the first is the best
+    trainer.train()
+
+    assert trainer.state.best_global_step == LENGTH
+    saved = load_file(tmp_path / f"checkpoint-{LENGTH}" / "model.safetensors")
+    deep_compare(saved, {f"layers.{name}": value for name, value in weights_of(trainer).items()})
+    torch.testing.assert_close(trainer.model.seen[LENGTH - 1], saved["layers.0.weight"], rtol=0, atol=0)
+
+
+def test_a_checkpoint_without_a_state_of_the_run_is_told(tmp_path: Path) -> None:
+    trainer_of("nothing", output_dir=tmp_path, save_only_model=True, **SAVES["epoch"]).train()
+    assert not list(tmp_path.glob("*/composer.pt"))
+
+    with pytest.warns(UserWarning, match=r"has no composer\.pt, so that algorithms start anew"):
+        trainer_of("nothing", output_dir=tmp_path).train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{LENGTH}"))
+
+
+# ---- several calls of train ----
+
+
+@pytest.mark.parametrize("error", [Died, KeyboardInterrupt])
+@pytest.mark.parametrize("hook", ["on_pre_optimizer_step", "on_step_begin", "on_prediction_step"])
+def test_an_interrupted_run_can_be_continued(hook: str, error: type[BaseException], tmp_path: Path) -> None:
+    class Failure(Training):
+        is_due = True
+
+    def fail(args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if failure.is_due and state.global_step > LENGTH:
+            raise error
+
+    failure = Failure()
+    setattr(failure, hook, fail)
+    options = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 2}
+    trainer = trainer_of("all", callbacks=[failure], output_dir=tmp_path, eval_dataset=examples(), **options)
+    with pytest.raises(error):
+        trainer.train()
+    run = trainer.composer_run
+
+    assert not torch.equal(run.state_dict()["random"]["cpu"], torch.get_rng_state())
+    assert torch.equal(failure.weight, trainer.model.layers[0].weight)
+    assert (run.state.timestamp.epoch, run.state.timestamp.batch_in_epoch > 0) == (1, True)
+
+    failure.is_due = False
+    trainer.train()
+    assert (run.state.timestamp.epoch, run.is_over()) == (2 + EPOCHS, True)
+    assert run.state.algorithms[3].ema_weights_active
+
+
+def test_another_train_continues_the_run() -> None:
+    """Of one run of twice the length, and of two: the same steps."""
+    once = trainer_of("SAM", num_train_epochs=2 * EPOCHS)
+    once.train()
+    twice = trainer_of("SAM")
+    twice.train()
+    twice.train()
+    run = twice.composer_run
+
+    deep_compare(weights_of(once), weights_of(twice))
+    assert (run.state.timestamp.epoch, run.state.max_duration, run.is_over()) == (2 * EPOCHS, f"{2 * EPOCHS}ep", True)
+
+
+def test_a_later_train_resumes_exactly(tmp_path: Path) -> None:
+    whole = trainer_of("all")
+    whole.train()
+    whole.train()
+    killed = trainer_of("all", output_dir=tmp_path, callbacks=[Death(-1)], **SAVES["middle"])
+    killed.train()
+    killed.callback_handler.callbacks[-2].step = LENGTH + 2
+    with pytest.raises(Died):
+        killed.train()
+    other = trainer_of("all", output_dir=tmp_path)
+    other.train()
+    other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
+
+    deep_compare(weights_of(whole), weights_of(other))
+    assert other.composer_run.state.max_duration == f"{2 * EPOCHS}ep"
+
+
+def test_each_model_of_a_function_has_a_run_of_its_own() -> None:
+    trainer = InOrder(
+        model_init=Net,
+        args=arguments(),
+        train_dataset=examples(),
+        optimizer_cls_and_kwargs=(torch.optim.SGD, {"lr": 0.1}),
+        algorithms=ALGORITHMS["all"](),
+        compute_loss_func=criterion,
+    )
+    weights, runs = [], []
+    for _ in range(2):
+        trainer.train()
+        weights.append(weights_of(trainer))
+        runs.append(trainer.composer_run)
+
+    assert runs[0] is not runs[1]
+    assert [run.state.timestamp.epoch for run in runs] == [EPOCHS, EPOCHS]
+    deep_compare(weights[0], weights[1])
+
+
+def test_training_may_stop_within_a_step() -> None:
+    class Stop(transformers.TrainerCallback):  # type: ignore[misc]
+        def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            control.should_training_stop = state.global_step == 2
+
+    halves = {"per_device_train_batch_size": BATCH // 2, "gradient_accumulation_steps": 2}
+    trainer = trainer_of("SAM", callbacks=[Stop()], **halves)
+    trainer.train()
+
+    assert (trainer.composer_run.state.timestamp.batch, trainer.composer_run.in_epoch) == (2, False)
+
+
+# ---- models of transformers ----
+
+
+def texts(model: Any, rows: int = 16) -> list[dict[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.randint(2, 60, (rows, 10), generator=generator)
+    return [{"input_ids": row, "attention_mask": torch.ones_like(row), "labels": row.clone()} for row in ids]
+
+
+def test_a_decoder_has_the_weights_of_our_trainer() -> None:
+    """transformers divides the sum of the losses by the number of tokens, which rounds differently from a mean."""
+    model, ours = tiny.gpt2(), tiny.gpt2()
+    model.loss_type = "ForCausalLM"  # as loaded models have it; else, transformers counts a token too much
+    algorithms = [lambda: [EMA(half_life="2ba"), ZLoss(0.01)]]
+    trainer = InTexts(model, arguments(), optimizers=sgd(model), algorithms=algorithms[0]())
+    trainer.train()
+    ours_trainer = Trainer(
+        model=HuggingFaceModel(ours, use_logits=True),
+        train_dataloader=trainer.get_train_dataloader(),
+        max_duration=f"{EPOCHS}ep",
+        optimizers=sgd(ours)[0],
+        algorithms=algorithms[0](),
+        seed=SEED,
+        progress_bar=False,
+        device="cpu",
+    )
+    ours_trainer.fit()
+
+    torch.testing.assert_close(model.state_dict(), ours.state_dict(), rtol=0, atol=1e-6)
+
+
+class InTexts(InOrder):
+    def get_train_dataloader(self) -> Any:
+        return DataLoader(texts(self.model), batch_size=BATCH, generator=torch.Generator())  # type: ignore[arg-type]
+
+
+def test_changed_lengths_are_counted() -> None:
+    """The loss is divided by the number of tokens of the batch as the algorithm has changed it."""
+    counts: list[int] = []
+
+    class Counting(ComposerMixin, transformers.Trainer):
+        def get_train_dataloader(self) -> Any:
+            return DataLoader(texts(self.model), batch_size=BATCH)  # type: ignore[arg-type]
+
+        def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+            counts.append(int(num_items_in_batch))
+            assert inputs["input_ids"].shape[1] == 4
+            return super().training_step(model, inputs, num_items_in_batch)
+
+    class Shortening(Algorithm):
+        events = frozenset({Event.AFTER_DATALOADER})
+
+        def apply(self, event: Event, state: State, logger: Logger) -> None:
+            state.batch = {name: value[:, :4] for name, value in state.batch.items()}
+
+    model = tiny.gpt2()
+    model.loss_type = "ForCausalLM"
+    Counting(model, arguments(max_steps=2), algorithms=Shortening()).train()
+    assert counts == [BATCH * 3] * 2
+
+
+def test_generation_uses_averages(tmp_path: Path) -> None:
+    model = tiny.t5()
+
+    class Generating(ComposerMixin, transformers.Seq2SeqTrainer):
+        pass
+
+    args = transformers.Seq2SeqTrainingArguments(
+        str(tmp_path), predict_with_generate=True, generation_max_length=4, max_steps=3, use_cpu=True, report_to="none", disable_tqdm=True,
+        eval_strategy="steps", eval_steps=1, save_strategy="no", learning_rate=0.1,
+    )
+    seen = []
+    generate = model.generate
+
+    def recorded(*inputs: Any, **options: Any) -> Any:
+        seen.append(model.shared.weight.detach().clone())
+        return generate(*inputs, **options)
+
+    model.generate = recorded
+    rows = [{"input_ids": row["input_ids"], "labels": row["labels"]} for row in texts(model, 8)]
+    trainer = Generating(model, args, train_dataset=rows, eval_dataset=rows, algorithms=[EMA(half_life="2ba")], compute_metrics=lambda prediction: {})
+    trainer.train()
+    assert len(seen) == 3
+    assert torch.equal(seen[-1], model.shared.weight)  # the averages, after training
+
+
+def test_an_image_classifier_of_transformers() -> None:
+    config = transformers.ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, image_size=8, patch_size=4, num_labels=4)
+    model = transformers.ViTForImageClassification(config)
+    rows = [{"pixel_values": torch.randn(3, 8, 8), "labels": torch.tensor(i % 4)} for i in range(8)]
+    keys = {"input_key": "pixel_values", "target_key": "labels"}
+    trainer = ComposerTrainer(
+        model, arguments(max_steps=2), train_dataset=rows, compute_loss_func=criterion,
+        algorithms=[MixUp(**keys), MixUp(interpolate_loss=True, **keys)][:1] + [LabelSmoothing(target_key="labels")],
+    )
+    trainer.train()
+    assert trainer.composer_run.state.batch["labels"].is_floating_point()
+    
+
+def test_an_adapter_resumes_exactly(tmp_path: Path) -> None:
+    def make(folder: Path, **options: Any) -> Any:
+        model = peft.get_peft_model(tiny.gpt2(), peft.LoraConfig(task_type="CAUSAL_LM", r=2, fan_in_fan_out=True, target_modules=["c_attn"]))
+        return ComposerTrainer(
+            model, arguments(folder, learning_rate=0.1, **options), train_dataset=texts(model, 40), algorithms=[EMA(half_life="2ba"), SAM()]
+        )
+
+    whole = make(tmp_path / "a")
+    whole.train()
+    make(tmp_path / "b", save_strategy="steps", save_steps=3, max_steps=-1).train()
+    torch.manual_seed(9)
+    other = make(tmp_path / "b")
+    other.train(resume_from_checkpoint=str(tmp_path / "b" / "checkpoint-3"))
+
+    deep_compare(dict(whole.model.named_parameters()), dict(other.model.named_parameters()))

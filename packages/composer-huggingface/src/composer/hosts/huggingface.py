@@ -237,10 +237,15 @@ class _Hooks(TrainerCallback):  # type: ignore[misc]  # transformers has no type
         if self._compute_loss is not None:
             trainer.compute_loss_func = self._compute_split_loss
         _check(trainer.args, trainer)
-        self.start(trainer.model)
+        self.start(trainer.model, trainer.optimizer)
 
-    def start(self, model: Any) -> None:
-        """Begin a new run, which changes the model."""
+    def start(self, model: Any, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Begin a new run, which changes the model.
+
+        Args:
+            model: The model.
+            optimizer: Its optimizer, if there is one already.
+        """
         trainer, args = self._trainer, self._trainer.args
         # Each model of a `model_init` needs algorithms without the state of the last run.
         parts = self._parts if trainer.model_init is None else copy.deepcopy(self._parts)
@@ -252,7 +257,7 @@ class _Hooks(TrainerCallback):  # type: ignore[misc]  # transformers has no type
             **parts,
             **split,
             max_duration=f"{args.max_steps}ba" if args.max_steps > 0 else f"{math.ceil(args.num_train_epochs)}ep",
-            optimizers=trainer.optimizer,
+            optimizers=optimizer,
             accumulate=args.gradient_accumulation_steps,
             seed=args.seed,
             precision=Precision.AMP_BF16 if args.bf16 else Precision.AMP_FP16 if args.fp16 else Precision.FP32,
