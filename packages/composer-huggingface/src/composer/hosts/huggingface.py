@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers
 from transformers import TrainerCallback
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.trainer_utils import get_last_checkpoint
 
 from composer.core import (
@@ -264,6 +265,8 @@ class _Hooks(TrainerCallback):  # type: ignore[misc]  # transformers has no type
             unavailable=_unavailable(trainer),
             hooks=_HOOKS,
         )
+        if _is_causal(model) and not hasattr(run.state.model, "shift_labels"):
+            run.state.model.shift_labels = True  # type: ignore[assignment]  # what algorithms read
         _check_unused_parameters(args, run)
         run.init()
         self._is_taken = self._is_fitting = self._is_evaluating = False
@@ -557,6 +560,12 @@ def _check_unused_parameters(args: Any, run: HostedRun) -> None:
 
 
 # ---- losses ----
+
+
+def _is_causal(model: Any) -> bool:
+    """Return True if the labels of each token are those of the next."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model  # of an adapter
+    return any(kind.__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() for kind in type(base).__mro__)
 
 
 def _logits_of(outputs: Any) -> Any:
