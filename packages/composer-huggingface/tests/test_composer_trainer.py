@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import os
+import signal
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from composer import Trainer
 from composer.algorithms.ema import EMA
@@ -354,6 +355,24 @@ def test_a_killed_run_resumes_exactly(label: str, when: str, tmp_path: Path) -> 
     deep_compare(expected, resumed(label, tmp_path, **options))
 
 
+class Kill(Death):
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train_until_killed(folder: str) -> None:
+    os.chdir(folder)
+    trainer_of("all", ComposerTrainer, callbacks=[Kill(LENGTH + 2)], output_dir=folder, **SAVES["middle"]).train()
+
+
+def test_a_run_whose_process_is_killed_resumes_exactly(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="SIGKILL|-9|died"):
+        run_on_ranks(train_until_killed, 1, str(tmp_path), backend=None)
+
+    deep_compare(fit("all", kind=ComposerTrainer), resumed("all", tmp_path))
+
+
 def test_checkpoints_hold_averages_and_weights_of_training(tmp_path: Path) -> None:
     trainer = trainer_of("EMA and GradientClipping", output_dir=tmp_path, max_steps=4, **SAVES["middle"])
     trainer.train()
@@ -610,21 +629,26 @@ def test_an_adapter_resumes_exactly(tmp_path: Path) -> None:
 # ---- several processes ----
 
 
+def synchronized(algorithm: Algorithm) -> Algorithm:
+    """Return `SAM` as it is in transformers, which exchanges the gradients of both passes."""
+    return SAM(interval=algorithm.interval, sync_ascent=True) if isinstance(algorithm, SAM) else algorithm
+
+
 def on_two_ranks(folder: str) -> list[str]:
     """Return the labels of the runs that do not end like those of our trainer."""
     os.chdir(folder)
-    rank, different = int(os.environ["RANK"]), []
-    mine = DataLoader(examples()[rank::2], batch_size=BATCH // 2)  # type: ignore[arg-type]
+    different: list[str] = []
+    sampler: Any = DistributedSampler(examples(), shuffle=False)  # type: ignore[arg-type]
+    own = torch.Generator()  # otherwise, a loader draws random numbers of training
+    mine = DataLoader(examples(), batch_size=BATCH // 2, sampler=sampler, generator=own)  # type: ignore[arg-type]
     for label in ALGORITHMS:
         ours, net = OurModel(), Net()
-        algorithms = [SAM(sync_ascent=True) if isinstance(each, SAM) else each for each in ALGORITHMS[label]()]
-        options = {"find_unused_parameters": True} if label == "LayerFreezing" else {}
         trainer = Trainer(
             model=ours,
             train_dataloader=mine,
             max_duration=f"{EPOCHS}ep",
             optimizers=sgd(ours)[0],
-            algorithms=algorithms,
+            algorithms=[synchronized(each) for each in ALGORITHMS[label]()],
             seed=SEED,
             progress_bar=False,
             device="cpu",
@@ -641,8 +665,8 @@ def on_two_ranks(folder: str) -> list[str]:
         hosted.train()
         try:
             deep_compare(ours.layers.state_dict(), net.layers.state_dict())
-        except AssertionError as e:
-            different.append(label + str(e))
+        except AssertionError as error:
+            different.append(f"{label}: {error}")
     return different
 
 
