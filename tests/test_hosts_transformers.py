@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import gc
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -27,6 +28,15 @@ REFUSED_BY_TRANSFORMERS = {
     "ScaleSchedule": "Set `num_train_epochs` or `max_steps`",
     "TestTimeAugmentation": "`prediction_step` runs the model itself",
 }
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_objects() -> Iterator[None]:
+    """Each `train` collects garbage, which takes long with the objects of all imported modules."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
@@ -123,3 +133,15 @@ def test_transformers_gives_the_weights_of_our_trainer(label: str, tmp_path: Any
             with_transformers(CASES[label], tmp_path)
     else:
         deep_compare(with_trainer(CASES[label]), with_transformers(CASES[label], tmp_path))
+
+
+@pytest.mark.parametrize("label", ["EMA", "LayerFreezing", "Whitening", "ZLoss", "MixUp, SAM and LabelSmoothing"])
+def test_transformers_with_two_batches_per_step(label: str, tmp_path: Any) -> None:
+    names = CASES[label]
+    deep_compare(with_trainer(names, microbatch=BATCH // 2), with_transformers(names, tmp_path, accumulate=2))
+
+
+@pytest.mark.parametrize("label", ["SelectiveBackprop", "SeqLengthWarmup", "MixUp, SAM and LabelSmoothing"])
+def test_transformers_in_bfloat16(label: str, tmp_path: Any) -> None:
+    names = CASES[label]
+    deep_compare(with_trainer(names, is_lower=True), with_transformers(names, tmp_path, is_lower=True))

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import peft
@@ -16,6 +17,7 @@ import pytest
 import tiny
 import torch
 import transformers
+from accelerate import DistributedType
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
@@ -26,11 +28,27 @@ from composer.algorithms.gradient_clipping import GradientClipping
 from composer.algorithms.label_smoothing import LabelSmoothing
 from composer.algorithms.layer_freezing import LayerFreezing
 from composer.algorithms.mixup import MixUp
-from composer.algorithms.sam import SAM
+from composer.algorithms.sam import SAM, SAMOptimizer
 from composer.algorithms.swa import SWA
 from composer.algorithms.z_loss import ZLoss
-from composer.core import REPLACES_OPTIMIZER, Algorithm, Callback, ConflictError, Event, Placement, State
-from composer.hosts.huggingface import ComposerMixin, ComposerTrainer
+from composer.core import (
+    CLIPS_GRADIENTS,
+    REPLACES_OPTIMIZER,
+    WRAPS_OPTIMIZER,
+    Algorithm,
+    Callback,
+    ConflictError,
+    Event,
+    Placement,
+    State,
+)
+from composer.hosts.huggingface import (
+    ComposerMixin,
+    ComposerTrainer,
+    _check,
+    _check_unused_parameters,
+    _unavailable,
+)
 from composer.loggers import Logger
 from composer.models import ComposerModel, HuggingFaceModel
 from composer.testing import deep_compare, run_on_ranks
@@ -672,3 +690,119 @@ def on_two_ranks(folder: str) -> list[str]:
 
 def test_two_ranks_have_the_weights_of_our_trainer(tmp_path: Path) -> None:
     assert run_on_ranks(on_two_ranks, 2, str(tmp_path)) == [[], []]
+
+
+# ---- what is refused ----
+
+
+class Replacing(Algorithm):
+    """Replaces the optimizer."""
+
+    events = frozenset({Event.INIT})
+    placement = Placement(provides={REPLACES_OPTIMIZER})
+
+    def apply(self, event: Event, state: State, logger: Logger) -> None: ...
+
+
+class Evaluating(Replacing):
+    """Acts on batches of an evaluation."""
+
+    events = frozenset({Event.EVAL_BATCH_START})
+    placement = Placement()
+
+
+def refused(algorithms: Any, split: bool = True, kind: Any = InOrder, **options: Any) -> None:
+    kind(Net(), arguments(**options), compute_loss_func=criterion if split else None, algorithms=algorithms)
+
+
+def test_what_transformers_cannot_do_is_refused() -> None:
+    with pytest.raises(ConflictError, match=r"`MixUp` acts at BEFORE_LOSS.*Pass `compute_loss_func="):
+        refused(MixUp(**KEYS), split=False)
+    with pytest.raises(ConflictError, match=r"`Replacing` replaces the optimizer.*pass it as `optimizers="):
+        refused(Replacing())
+    with pytest.raises(ConflictError, match=r"`Evaluating` acts at EVAL_BATCH_START.*runs the model itself"):
+        refused(Evaluating())
+    with pytest.raises(ConflictError, match=r"`GradientClipping` clips gradients.*`max_grad_norm`, which is 1\.0, clips"):
+        refused(GradientClipping("norm", 1.0), max_grad_norm=1.0)
+    with pytest.raises(ConflictError, match=r"`LabelSmoothing` smooths targets.*`label_smoothing_factor` smooths as"):
+        ComposerTrainer(
+            tiny.bert(),
+            arguments(label_smoothing_factor=0.1),
+            compute_loss_func=criterion,
+            algorithms=LabelSmoothing(target_key="labels"),
+        )
+
+
+def test_terms_of_a_loss_are_refused_where_losses_are_added_up() -> None:
+    class Sums(ComposerTrainer):
+        pass
+
+    with pytest.raises(ConflictError, match=r"`ZLoss` adds a term.*set `loss_is_scaled_for_ga = False` in your class"):
+        refused(ZLoss(), kind=Sums, gradient_accumulation_steps=2)
+    refused(ZLoss(), gradient_accumulation_steps=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"auto_find_batch_size": True}, "`auto_find_batch_size` must be False, got True. It begins training again"),
+        ({"enable_jit_checkpoint": True}, "`enable_jit_checkpoint` must be False, got True. It saves within a step"),
+    ],
+)
+def test_settings_that_repeat_or_interrupt_steps_are_refused(options: Any, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        refused([], **options)
+
+
+def test_models_that_are_not_in_one_piece_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = trainer_of("nothing")
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match="but FSDP changes parameters itself"):
+        patch.setattr(trainer.accelerator.state, "distributed_type", DistributedType.FSDP)
+        _check(trainer.args, trainer)
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match="one device, got several.*`torchrun`"):
+        patch.setattr(trainer, "is_model_parallel", True)
+        _check(trainer.args, trainer)
+
+
+def test_a_scaler_cannot_repeat_steps() -> None:
+    """transformers has no fp16 on CPU; the arguments are those of another device."""
+    trainer = trainer_of("nothing")
+    trainer.args.fp16 = True
+    features = _unavailable(trainer)
+
+    assert {WRAPS_OPTIMIZER, CLIPS_GRADIENTS} < features.keys()
+    assert "bf16=True" in features[WRAPS_OPTIMIZER]
+
+
+def test_unused_parameters_must_be_expected() -> None:
+    trainer = trainer_of("LayerFreezing", ddp_find_unused_parameters=False)  # of one process
+    args = SimpleNamespace(world_size=2, ddp_find_unused_parameters=False)
+    with pytest.raises(ValueError, match="`ddp_find_unused_parameters` must not be False, since an algorithm stops"):
+        _check_unused_parameters(args, trainer.composer_run)
+
+
+def test_a_loss_that_is_never_called_is_told() -> None:
+    class Hiding(transformers.Trainer):
+        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+            return model(**inputs)["loss"]
+
+    class Both(ComposerMixin, Hiding):
+        pass
+
+    trainer = Both(
+        Net(), arguments(), train_dataset=examples(), compute_loss_func=criterion, algorithms=ALGORITHMS["all"]()
+    )
+    with pytest.raises(RuntimeError, match="`compute_loss` of Both must call `compute_loss_func`"):
+        trainer.train()
+
+
+def test_methods_may_be_called_outside_training() -> None:
+    trainer = trainer_of("all")
+    trainer.create_optimizer()
+    trainer.create_optimizer()  # wraps once
+    batch = next(iter(data()))
+    loss = trainer.compute_loss(trainer.model, dict(batch))
+
+    assert isinstance(trainer.optimizer, SAMOptimizer)
+    assert isinstance(trainer.optimizer.base_optimizer, torch.optim.SGD)
+    assert loss.isfinite()
