@@ -128,10 +128,12 @@ class ComposerMixin(_Trainer):
 
     Example:
         >>> args = transformers.TrainingArguments("out", report_to="none", disable_tqdm=True, use_cpu=True)
-        >>> config = transformers.BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=9)
+        >>> config = transformers.BertConfig(
+        ...     hidden_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=9
+        ... )
         >>> trainer = ComposerTrainer(transformers.BertForMaskedLM(config), args, algorithms=[])
         >>> trainer.composer_run.state.max_duration
-        '3ep'
+        Time(3, TimeUnit.EPOCH)
     """
 
     def __init__(
@@ -319,7 +321,7 @@ class _Hooks(TrainerCallback):  # type: ignore[misc]  # transformers has no type
         file = next((file for file in files if file.is_file()), None)
         if file is None:
             warnings.warn(
-                f"{checkpoint} has no {_FILE}, so that algorithms start anew. Save checkpoints with the same class, and "
+                f"{checkpoint} has no {_FILE}, so that algorithms start anew. Save checkpoints with the same class, "
                 f"without `save_only_model`.",
                 stacklevel=2,
             )
@@ -515,7 +517,7 @@ def _unavailable(trainer: ComposerMixin) -> dict[Event | str, str]:
     is_mean = getattr(trainer, "loss_is_scaled_for_ga", None) is False
     if args.gradient_accumulation_steps > 1 and not is_mean:
         sums = (
-            "With `gradient_accumulation_steps` the losses of a step are added up, of which the algorithm would add one "
+            "With `gradient_accumulation_steps` the losses of a step are added up, so that a term would be added once "
             "per batch. Let the loss be a mean, and set `loss_is_scaled_for_ga = False` in your class."
         )
         features |= dict.fromkeys((ADDS_LOSS, WEIGHS_LOSS), sums)
