@@ -237,8 +237,8 @@ def test_an_interpolated_loss_of_bfloat16_is_nearly_equal() -> None:
     actual = fit("interpolated", bf16=True, max_steps=1)
     expected = with_our_trainer("interpolated", precision="amp_bf16", max_duration="1ba")
 
-    # lr * 2**-8, twice the unit roundoff of bfloat16, for gradients below 1
-    torch.testing.assert_close(actual, expected, rtol=0, atol=0.1 * 2**-8)
+    # lr * 4 * 2**-9: logits and the products of three backward passes are rounded, for gradients of about 1
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0.1 * 2**-7)
 
 
 def test_evaluations_on_the_way_change_nothing() -> None:
