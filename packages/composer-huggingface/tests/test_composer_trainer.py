@@ -529,6 +529,36 @@ def test_each_model_of_a_function_has_a_run_of_its_own() -> None:
     deep_compare(weights[0], weights[1])
 
 
+def test_a_model_of_a_function_resumes_exactly(tmp_path: Path) -> None:
+    def make(**options: Any) -> Any:
+        return InOrder(
+            model_init=Net,
+            args=arguments(tmp_path, **options),
+            optimizer_cls_and_kwargs=(torch.optim.SGD, {"lr": 0.1}),
+            algorithms=ALGORITHMS["all"](),
+            compute_loss_func=criterion,
+        )
+
+    whole, other = make(save_strategy="steps", save_steps=3), make()
+    whole.train()
+    other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+
+    deep_compare(weights_of(whole), weights_of(other))
+
+
+def test_changed_arguments_are_applied_and_checked() -> None:
+    trainer = trainer_of("all")
+    trainer.train()
+    trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps = BATCH // 2, 2
+    trainer.train()
+    run = trainer.composer_run
+    assert (run.accumulate, run.state.timestamp.batch, run.state.dataloader_len) == (2, 2 * EPOCHS * LENGTH, LENGTH)
+
+    trainer.args.max_grad_norm = 1.0
+    with pytest.raises(ConflictError, match=r"`max_grad_norm`, which is 1\.0"):
+        trainer.train()
+
+
 def test_training_may_stop_within_a_step() -> None:
     class Stop(transformers.TrainerCallback):  # type: ignore[misc]
         def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -847,7 +877,8 @@ def test_a_loss_that_is_never_called_is_told() -> None:
 
 
 def test_methods_may_be_called_outside_training() -> None:
-    trainer = trainer_of("all")
+    trainer = trainer_of("all", eval_dataset=examples())
+    assert trainer.evaluate()["eval_loss"] > 0
     trainer.create_optimizer()
     trainer.create_optimizer()  # wraps once
     batch = next(iter(data()))

@@ -226,7 +226,7 @@ class ComposerTrainer(ComposerMixin, transformers.Trainer):
     """The `Trainer` of transformers with algorithms; see `ComposerMixin`."""
 
 
-class _Hooks(TrainerCallback):  # type: ignore[misc]  # transformers has no types
+class _Hooks(TrainerCallback):
     """Announces the events of a run from the methods and callbacks of a `Trainer`.
 
     Args:
@@ -234,9 +234,11 @@ class _Hooks(TrainerCallback):  # type: ignore[misc]  # transformers has no type
         parts: Arguments of `HostedRun`: algorithms, callbacks and loggers.
     """
 
-    def __init__(self, trainer: ComposerMixin, parts: dict[str, Any]) -> None:
+    def __init__(self, trainer: Any, parts: dict[str, Any]) -> None:
         self._trainer, self._parts = trainer, parts
-        self._compute_loss = trainer.compute_loss_func
+        self._checkpoint: Path | None = None
+        self._is_resumed = False  # a state of the run was loaded for this `train`
+        self._compute_loss: Callable[..., Any] | None = trainer.compute_loss_func
         if self._compute_loss is not None:
             trainer.compute_loss_func = self._compute_split_loss
         _check(trainer.args, trainer)
@@ -251,8 +253,9 @@ class _Hooks(TrainerCallback):  # type: ignore[misc]  # transformers has no type
         """
         trainer, args = self._trainer, self._trainer.args
         # Each model of a `model_init` needs algorithms without the state of the last run.
-        parts = self._parts if trainer.model_init is None else copy.deepcopy(self._parts)
-        split: dict[str, Any] = {}
+        parts, split = dict(self._parts), dict[str, Any]()
+        if trainer.model_init is not None:
+            parts["algorithms"] = copy.deepcopy(parts["algorithms"])
         if self._compute_loss is not None:
             split = {"forward": self._forward, "loss": _loss_of(self._compute_loss, self)}
         self.run = run = HostedRun(
@@ -261,11 +264,9 @@ class _Hooks(TrainerCallback):  # type: ignore[misc]  # transformers has no type
             **split,
             max_duration=f"{args.max_steps}ba" if args.max_steps > 0 else f"{math.ceil(args.num_train_epochs)}ep",
             optimizers=optimizer,
-            accumulate=args.gradient_accumulation_steps,
             seed=args.seed,
-            precision=Precision.AMP_BF16 if args.bf16 else Precision.AMP_FP16 if args.fp16 else Precision.FP32,
-            unavailable=_unavailable(trainer),
             hooks=_HOOKS,
+            **_settings_of(trainer),
         )
         if _is_causal(model) and not hasattr(run.state.model, "shift_labels"):
             run.state.model.shift_labels = True  # type: ignore[assignment]  # what algorithms read
@@ -273,8 +274,6 @@ class _Hooks(TrainerCallback):  # type: ignore[misc]  # transformers has no type
         run.init()
         self._is_taken = self._is_fitting = self._is_evaluating = False
         self._before = (0, 0)  # epochs and batches of the run that transformers does not count in this `train`
-        self._checkpoint: Path | None = None
-        self._is_resumed = False  # a state of the run was loaded for this `train`
         self._gives_random_back = False
         self._clear()
 
@@ -293,7 +292,7 @@ class _Hooks(TrainerCallback):  # type: ignore[misc]  # transformers has no type
     def training(self, checkpoint: Any) -> Iterator[None]:
         """Train in the body; after an exception the model has the weights of training."""
         if checkpoint is True:
-            checkpoint = get_last_checkpoint(self._trainer.args.output_dir)
+            checkpoint = get_last_checkpoint(self._trainer.args.output_dir)  # type: ignore[no-untyped-call]
         self._checkpoint, self._is_resumed = Path(checkpoint) if checkpoint else None, False
         try:
             yield
@@ -380,6 +379,8 @@ class _Hooks(TrainerCallback):  # type: ignore[misc]  # transformers has no type
         if not is_split:
             run.after_forward(_logits_of(outputs))
             loss = run.after_loss(loss)
+        elif _is_mean(self._trainer) and not hasattr(transformers.Trainer, "loss_is_scaled_for_ga"):
+            loss = loss / self._trainer.current_gradient_accumulation_steps  # transformers 5.0 does not
         return (loss, outputs) if return_outputs else loss
 
     def _compute_split_loss(self, outputs: Any, labels: Any, **kwargs: Any) -> Any:
@@ -450,6 +451,7 @@ class _Hooks(TrainerCallback):  # type: ignore[misc]  # transformers has no type
         """Announce AFTER_LOAD, FIT_START and, when resuming, the ends of epochs that are missing."""
         run = self.run
         now = run.state.timestamp
+        run.reconfigure(**_settings_of(self._trainer))  # the user, or a search, may have changed the arguments
         if not self._is_resumed:  # transformers starts an epoch, so one that was interrupted is over
             self._before = now.epoch.value + (now.batch_in_epoch.value > 0), now.batch.value
         epochs, batches = self._before
@@ -497,10 +499,20 @@ class _Hooks(TrainerCallback):  # type: ignore[misc]  # transformers has no type
             (self.run.abort if self._is_in_step else self.run.end_fit)()
 
 
-# ---- what is refused ----
+# ---- settings, and what is refused ----
 
 
-def _unavailable(trainer: ComposerMixin) -> dict[Event | str, str]:
+def _settings_of(trainer: Any) -> dict[str, Any]:
+    """Return arguments of `HostedRun` that may change between two calls of `train`."""
+    args = trainer.args
+    return {
+        "accumulate": args.gradient_accumulation_steps,
+        "precision": Precision.AMP_BF16 if args.bf16 else Precision.AMP_FP16 if args.fp16 else Precision.FP32,
+        "unavailable": _unavailable(trainer),
+    }
+
+
+def _unavailable(trainer: Any) -> dict[Event | str, str]:
     args, features = trainer.args, dict(_FEATURES)
     if trainer.compute_loss_func is None:
         features |= dict.fromkeys((Event.AFTER_FORWARD, Event.BEFORE_LOSS), _SPLIT)
@@ -514,14 +526,18 @@ def _unavailable(trainer: ComposerMixin) -> dict[Event | str, str]:
     if args.fp16:
         features[WRAPS_OPTIMIZER] = "The scaler of fp16 steps without a closure. Use `TrainingArguments(bf16=True)`."
         features[CLIPS_GRADIENTS] = "Gradients of fp16 are scaled. Use `TrainingArguments(bf16=True)`."
-    is_mean = getattr(trainer, "loss_is_scaled_for_ga", None) is False
-    if args.gradient_accumulation_steps > 1 and not is_mean:
+    if args.gradient_accumulation_steps > 1 and not _is_mean(trainer):
         sums = (
             "With `gradient_accumulation_steps` the losses of a step are added up, so that a term would be added once "
             "per batch. Let the loss be a mean, and set `loss_is_scaled_for_ga = False` in your class."
         )
         features |= dict.fromkeys((ADDS_LOSS, WEIGHS_LOSS), sums)
     return features
+
+
+def _is_mean(trainer: Any) -> bool:
+    """Return True if the class says that its losses are means, which are divided by the batches per step."""
+    return getattr(trainer, "loss_is_scaled_for_ga", None) is False
 
 
 def _check(args: Any, trainer: Any) -> None:
@@ -543,14 +559,6 @@ def _check(args: Any, trainer: Any) -> None:
     ):
         if getattr(args, name, False):
             raise ValueError(f"`{name}` must be False, got True. {way_out}")
-    accumulates = args.gradient_accumulation_steps > 1
-    if accumulates and hasattr(type(trainer), "loss_is_scaled_for_ga") > hasattr(
-        transformers.Trainer, "loss_is_scaled_for_ga"
-    ):
-        raise ValueError(
-            f"`loss_is_scaled_for_ga` is not known to transformers {transformers.__version__}. Use a newer one, or "
-            f"divide by `gradient_accumulation_steps` in `compute_loss_func`."
-        )
 
 
 def _check_unused_parameters(args: Any, run: HostedRun) -> None:
@@ -582,7 +590,7 @@ def _with_logits(outputs: Any, logits: Any) -> Any:
     if not isinstance(outputs, Mapping) or "logits" not in outputs or not isinstance(logits, torch.Tensor):
         return logits
     outputs = copy.copy(outputs)
-    outputs["logits"] = logits  # type: ignore[index]
+    outputs["logits"] = logits
     return outputs
 
 
