@@ -354,9 +354,15 @@ class Death(transformers.TrainerCallback):  # type: ignore[misc]
 # In mid-epoch; after the last step of an epoch, before its end is announced; and after that.
 SAVES: dict[str, dict[str, Any]] = {
     "middle": {"save_strategy": "steps", "save_steps": 3},
+    "after an evaluation": {"save_strategy": "steps", "save_steps": 3, "eval_strategy": "steps", "eval_steps": 3},
     "last": {"save_strategy": "steps", "save_steps": LENGTH},
     "epoch": {"save_strategy": "epoch"},
 }
+
+
+@cache
+def uninterrupted(label: str, **options: Any) -> dict[str, Any]:
+    return fit(label, kind=ComposerTrainer, **options)
 
 
 def resumed(label: str, folder: Path, **options: Any) -> dict[str, Any]:
@@ -374,14 +380,19 @@ def resumed(label: str, folder: Path, **options: Any) -> dict[str, Any]:
 def test_a_killed_run_resumes_exactly(label: str, when: str, tmp_path: Path) -> None:
     """The loader of transformers shuffles."""
     options = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": BATCH // 2}
-    expected = fit(label, kind=ComposerTrainer, **options)
     trainer = trainer_of(
-        label, ComposerTrainer, callbacks=[Death(LENGTH + 2)], output_dir=tmp_path, **SAVES[when], **options
+        label,
+        ComposerTrainer,
+        callbacks=[Death(LENGTH + 2)],
+        output_dir=tmp_path,
+        eval_dataset=examples(),
+        **SAVES[when],
+        **options,
     )
     with pytest.raises(Died):
         trainer.train()
 
-    deep_compare(expected, resumed(label, tmp_path, **options))
+    deep_compare(uninterrupted(label, **options), resumed(label, tmp_path, **options))
 
 
 class Kill(Death):
@@ -425,11 +436,13 @@ def test_the_best_averages_are_loaded_at_the_end(tmp_path: Path) -> None:
         "EMA and GradientClipping",
         output_dir=tmp_path,
         eval_dataset=examples(),
-        eval_strategy="epoch",
+        max_steps=LENGTH + 2,  # the last averages are not in the model yet
+        eval_strategy="steps",
+        eval_steps=LENGTH,
         load_best_model_at_end=True,
         metric_for_best_model="worst",
         greater_is_better=False,
-        **SAVES["epoch"],
+        save_strategy="best",
     )
     trainer.compute_metrics = lambda prediction: {"worst": trainer.state.global_step}  # the first is the best
     trainer.train()
