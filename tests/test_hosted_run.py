@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import warnings
 from collections.abc import Sequence
@@ -72,6 +73,7 @@ def quiet() -> Any:
         yield
 
 
+@functools.cache
 def with_trainer(names: Sequence[str], is_lower: bool = False, microbatch: int | None = None) -> dict[str, Any]:
     model = model_of(names)
     trainer = Trainer(

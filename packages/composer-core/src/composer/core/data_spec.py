@@ -327,18 +327,19 @@ def count_samples(batch: Any) -> int:
         >>> count_samples({"image": torch.zeros(4, 3), "name": ["a", "b", "c", "d"]})
         4
     """
-    if isinstance(batch, (list, tuple)):
-        count = None
-        for element in batch:  # tensors of equal length are the usual case, in every step
-            if not (isinstance(element, torch.Tensor) and element.dim()):
-                break
-            if count is None:
-                count = element.size(0)
-            elif count != element.size(0):
-                break
-        else:
-            if count is not None:
-                return count
+    is_sequence = isinstance(batch, (list, tuple))
+    count = None
+    for element in batch if is_sequence else batch.values() if isinstance(batch, Mapping) else ():
+        if not (isinstance(element, torch.Tensor) and element.dim()):
+            break  # tensors of equal length are the usual case, in every step
+        if count is None:
+            count = element.size(0)
+        elif count != element.size(0):
+            break
+    else:
+        if count is not None:
+            return count
+    if is_sequence:
         size = _leading_length(batch)
         counts = {count for element in batch for count in _counts(element, size)}
     else:

@@ -179,6 +179,7 @@ class HostedRun:
         self._random = _RandomStream(state)
         self._precision = _autocast_of(state)
         self._is_taken = self.replays = self._is_announced = False
+        self._is_distributed = False
         self._loaded: dict[str, Any] | None = None
         self._backward: Callable[[torch.Tensor], object] | None = None
         self._outer: tuple[Any, ...] = ()  # the loader and the batch to restore after an evaluation
@@ -322,6 +323,7 @@ class HostedRun:
             self._random.load(self._loaded["random"], self._loaded["rank"] == dist.get_global_rank())
             self._loaded = None
         self.replays = any(needs_closure(optimizer) for optimizer in self.state.optimizers)
+        self._is_distributed = dist.get_world_size() > 1
         self._phase = _FIT
         self._clear()
 
@@ -695,7 +697,9 @@ class HostedRun:
         state, dispatch = self.state, self.engine.dispatch
         now = time.perf_counter()
         lap, self._lap_start = now - self._lap_start, now
-        samples, tokens = _sum_over_ranks(state, self._samples, self._tokens)
+        samples, tokens = self._samples, self._tokens
+        if self._is_distributed:
+            samples, tokens = _sum_over_ranks(state, samples, tokens)
         if self._total is not None:
             state.total_loss_dict = {"loss/train/total": self._total}
             if self.engine.logger.destinations:
@@ -1201,8 +1205,6 @@ def _copied(batch: Any) -> Any:
 
 
 def _sum_over_ranks(state: State, samples: float, tokens: int) -> tuple[float, int]:
-    if dist.get_world_size() == 1:
-        return samples, tokens
     device = "cuda" if state.device.name == "gpu" else "cpu"
     counts = torch.tensor([samples, tokens], dtype=torch.float64, device=device)
     dist.all_reduce(counts)
