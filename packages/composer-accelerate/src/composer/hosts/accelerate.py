@@ -13,6 +13,7 @@ from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.utils import DistributedType
 
 from composer.core import (
+    CHANGES_BATCH_SIZE,
     CLIPS_GRADIENTS,
     REPLACES_MODEL,
     WRAPS_OPTIMIZER,
@@ -38,7 +39,10 @@ _REFUSED = {
     DistributedType.MEGATRON_LM: "Megatron-LM replaces the model, the data and the loop",
     DistributedType.XLA: "XLA traces a step, in which algorithms run Python code",
 }
-_FEATURES: dict[Event | str, str] = {REPLACES_MODEL: "Pass the model that you want to train to `AcceleratedRun`."}
+_FEATURES: dict[Event | str, str] = {
+    REPLACES_MODEL: "Pass the model that you want to train to `AcceleratedRun`.",
+    CHANGES_BATCH_SIZE: "Accelerate loads a batch before the last one is trained. Use the `Trainer` of composer.",
+}
 _HOOKS = {
     **dict.fromkeys((Event.INIT, Event.BEFORE_LOAD), "run.prepare"),
     **dict.fromkeys((Event.AFTER_LOAD, Event.FIT_START, Event.FIT_END), "run.epochs"),
@@ -158,6 +162,7 @@ class AcceleratedRun:
         self._prepared: Any = None
         self._loader: Any = None
         self._optimizers: list[Any] = []  # of Accelerate
+        self._own: Sequence[Any] = ()  # those of them that algorithms have added
         self._passes = 0  # of the step so far
         self._has_loss = False  # the backward pass is not announced yet
         self._has_stepped = False  # the step is not counted yet
@@ -169,7 +174,7 @@ class AcceleratedRun:
 
     # ---- before training ----
 
-    def prepare(self, *objects: Any) -> Any:
+    def prepare(self, *objects: Any) -> tuple[Any, ...]:
         """Let algorithms change the model and the optimizers, and Accelerate prepare them, like `Accelerator.prepare`.
 
         Args:
@@ -177,7 +182,7 @@ class AcceleratedRun:
                 training data, unless `epochs` is given another. With FSDP2, the model and its optimizers together.
 
         Returns:
-            The prepared objects in the same order, or the only one. Step these optimizers.
+            The prepared objects in the same order. Step these optimizers; the last one steps those that algorithms add.
 
         Raises:
             RuntimeError: `prepare` was called before.
@@ -207,12 +212,13 @@ class AcceleratedRun:
             accelerator.ddp_handler = handler
         # Accelerate knows its own schedulers; their states are in its checkpoints.
         run.state.schedulers = []
-        given = iter(changed)
-        prepared = accelerator.prepare(
-            *(next(given) if isinstance(each, torch.optim.Optimizer) else each for each in objects)
+        given, own = iter(changed), changed[len(optimizers) :]
+        everything = accelerator.prepare(
+            *(next(given) if isinstance(each, torch.optim.Optimizer) else each for each in objects), *own
         )
-        everything = prepared if isinstance(prepared, tuple) else (prepared,)
-        for original, result in zip(objects, everything, strict=True):
+        prepared, self._own = everything[: len(objects)], everything[len(objects) :]
+        self._optimizers += self._own
+        for original, result in zip(objects, prepared, strict=True):
             if original is run.model:
                 self._prepared = result
             elif isinstance(original, torch.optim.Optimizer):
@@ -226,6 +232,8 @@ class AcceleratedRun:
         run.use_model(self._prepared)
         for optimizer in changed:
             optimizer.register_step_pre_hook(self._before_step)
+        if own:
+            changed[len(optimizers) - 1].register_step_post_hook(self._step_own)
         return prepared
 
     # ---- training ----
@@ -246,7 +254,8 @@ class AcceleratedRun:
         if self._prepared is None:
             raise RuntimeError("`epochs` must be called after `prepare`. Write `net, optimizer = run.prepare(...)`.")
         run, loader = self.run, self._loader if dataloader is None else dataloader
-        run.begin_fit(loader)
+        inner = getattr(loader, "base_dataloader", loader)  # whose data set algorithms may replace
+        run.begin_fit(inner if _len_of(inner) == _len_of(loader) else loader)
         self._start_step()
         try:
             while not run.is_over():
@@ -306,6 +315,12 @@ class AcceleratedRun:
             run.after_gradients()
         self._has_stepped = True
         return ((optimizer, run.closure(self._again)), {}) if wants else None
+
+    def _step_own(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Step the optimizers that algorithms have added, which the loop does not know."""
+        for each in self._own:
+            each.step()
+            each.zero_grad()
 
     def _again(self, batch: Any) -> None:
         """Repeat a forward and backward pass of the step; only the last one exchanges gradients."""
@@ -429,6 +444,13 @@ def _check_replaced(given: Sequence[Any], now: Sequence[Any], schedulers: Sequen
                 f"{type(scheduler).__name__} drives {type(scheduler.optimizer).__name__}, which an algorithm has "
                 f"replaced. Create the scheduler with the optimizer that `prepare` returns."
             )
+
+
+def _len_of(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except TypeError:
+        return None
 
 
 def _file_of(folder: str, rank: int) -> Path:
