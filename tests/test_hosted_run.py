@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import pytest
@@ -86,7 +87,8 @@ def quiet() -> Any:
         yield
 
 
-def with_trainer(names: Sequence[str], is_lower: bool = False, microbatch: int | None = None) -> dict[str, Any]:
+@cache  # the tests of several hosts compare with it
+def with_trainer(names: tuple[str, ...], is_lower: bool = False, microbatch: int | None = None) -> dict[str, Any]:
     model = model_of(names)
     trainer = Trainer(
         model=model,

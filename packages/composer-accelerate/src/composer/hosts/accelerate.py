@@ -28,6 +28,7 @@ from composer.core import (
 from composer.core.hosted_run import total_loss
 from composer.core.time import TimeInput
 from composer.loggers import LoggerDestination
+from composer.models import ComposerModel
 from composer.utils import ensure_tuple, get_device
 from composer.utils.misc import needs_closure
 
@@ -77,7 +78,7 @@ class AcceleratedRun:
 
     `accelerator.save_state` saves the state of the run, of every rank, and the weights that algorithms want to have
     saved, such as averages; `accelerator.load_state`, before `epochs`, restores both. Training then continues from the
-    batch after the last one that was trained, without reading those before.
+    batch after the last one that was trained, without reading those before. Save between two steps.
 
     Args:
         accelerator: The accelerator: on one device, or with DDP or FSDP2.
@@ -96,7 +97,9 @@ class AcceleratedRun:
 
     Raises:
         ConflictError: Accelerate or one of its features does not support an algorithm.
-        ValueError: Accelerate shards the model with FSDP1, or uses DeepSpeed, Megatron-LM, XLA or fp8.
+        TypeError: `accelerator` is no `Accelerator`, or `model` no module.
+        ValueError: There is no loss; or Accelerate shards the model with FSDP1, or uses DeepSpeed, Megatron-LM, XLA or
+            fp8.
 
     Example:
         >>> accelerator, net = Accelerator(cpu=True), torch.nn.Linear(3, 2)
@@ -132,6 +135,11 @@ class AcceleratedRun:
         seed: int = 0,
     ) -> None:
         self._is_sharded = _check_accelerator(accelerator)
+        if loss is None and isinstance(model, torch.nn.Module) and not isinstance(model, ComposerModel):
+            raise ValueError(
+                f"`loss` must be given for a model that is no `ComposerModel`, got {type(model).__name__}. Pass "
+                f"`loss=lambda outputs, batch: ...`."
+            )
         if accelerator.device_placement and not self._is_sharded and isinstance(model, torch.nn.Module):
             model.to(accelerator.device)  # algorithms that change the model find it where it is trained
         features = dict(_FEATURES)
@@ -396,7 +404,13 @@ class AcceleratedRun:
     def _save(self, models: list[torch.nn.Module], weights: list[dict[str, Any]], folder: str) -> None:
         if self._prepared is None:
             return
-        with self.saving():
+        self._finish()
+        if self._passes:
+            raise RuntimeError(
+                "`save_state` must be called between two steps: the gradients of a step that is not finished are not "
+                "saved. Write `if accelerator.sync_gradients:` before it."
+            )
+        with self.run.saving():
             for i in range(len(weights)):  # taken before, they are those of training
                 weights[i] = self.accelerator.get_state_dict(models[i], unwrap=False)
             torch.save(self.run.state_dict(), _file_of(folder, self.accelerator.process_index))

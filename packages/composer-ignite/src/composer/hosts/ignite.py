@@ -92,6 +92,7 @@ class IgniteRun:
 
     Raises:
         ConflictError: Ignite does not support an algorithm.
+        TypeError: `model` is no module.
         ValueError: There is no loss, or `precision` is fp16.
 
     Example:
@@ -127,7 +128,7 @@ class IgniteRun:
                 "`precision` must not be 'amp_fp16', which needs a scaler. Use 'amp_bf16', or "
                 "`create_supervised_trainer(amp_mode='amp', scaler=True)`."
             )
-        if loss is None and not isinstance(model, ComposerModel):
+        if loss is None and isinstance(model, torch.nn.Module) and not isinstance(model, ComposerModel):
             raise ValueError(
                 f"`loss` must be given for a model that is no `ComposerModel`, got {type(model).__name__}. Pass "
                 f"`loss=lambda outputs, batch: ...`."
