@@ -433,7 +433,16 @@ class IgniteRun:
         return {"model": _SavedModel(self.run), "composer": self, **optimizers, "trainer": trainer}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the run, without the model and the optimizers."""
+        """Return the state of the run, without the model and the optimizers.
+
+        Raises:
+            RuntimeError: A step is not finished, whose gradients are not saved.
+        """
+        if self._is_training and self._trainer is not None and self._trainer.state.iteration % self.run.accumulate:
+            raise RuntimeError(
+                f"`Checkpoint` must be saved between two steps: the gradients of a step that is not finished are not "
+                f"saved. Save it at `Events.ITERATION_COMPLETED(every={self.run.accumulate})` or at the end of an epoch."
+            )
         with self.run.saving():
             return self.run.state_dict()
 
