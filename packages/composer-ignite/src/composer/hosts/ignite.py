@@ -250,7 +250,7 @@ class IgniteRun:
             (Events.INTERRUPT, self._interrupt),
         ):
             trainer.add_event_handler(event, handler)
-        _run_finally(trainer, self._leave_training)
+        _run_finally(trainer, self._leave_training, self._continued)
         self._trainer = trainer
         return trainer
 
@@ -372,20 +372,16 @@ class IgniteRun:
                 f"The trainer must continue where the run does, but is at iteration {state.iteration}, and the run at "
                 f"{now.batch.value * run.accumulate}. Save and load all of `run.to_save(trainer)`."
             )
-        run.begin_fit(_iterable(state.dataloader))
+        loader = state.dataloader
+        run.begin_fit(loader.loader if isinstance(loader, _Continued) else _iterable(loader))
         run.state.dataloader_len = state.epoch_length // run.accumulate
         self._is_training, self._loss = True, None
         run.catch_up(state.iteration // state.epoch_length)
 
     def _start_epoch(self, engine: Engine) -> None:
-        run, loader = self.run, engine.state.dataloader
+        run = self.run
         run.begin_epoch()
-        now = run.state.timestamp
-        set_epoch = getattr(getattr(loader, "sampler", None), "set_epoch", None)
-        if set_epoch is not None:
-            set_epoch(now.epoch.value)
-        if now.batch_in_epoch.value and not isinstance(engine, DeterministicEngine):
-            engine.set_data(_Continued(loader, now.batch_in_epoch.value * run.accumulate))
+        _set_epoch(engine.state.dataloader, run)
 
     def _complete_iteration(self, engine: Engine) -> None:
         run = self.run
@@ -408,6 +404,16 @@ class IgniteRun:
     def _interrupt(self, engine: Engine) -> None:
         self.run.pause()
         self._is_interrupted = True
+
+    def _continued(self, loader: Any) -> Any:
+        """Return the data of `trainer.run`, without the batches of the epoch that are trained."""
+        run = self.run
+        done = run.state.timestamp.batch_in_epoch.value * run.accumulate
+        if loader is None or self._is_training:
+            return loader
+        _set_epoch(loader, run)  # workers begin to read before the epoch starts
+        # A `DeterministicEngine` does it itself.
+        return _Continued(loader, done) if done and not isinstance(self._trainer, DeterministicEngine) else loader
 
     def _leave_training(self) -> None:
         if self._is_training and not self._is_interrupted:
@@ -487,27 +493,38 @@ class _Continued:
     """
 
     def __init__(self, loader: Any, done: int) -> None:
-        self._loader, self._done = loader, done
+        self.loader, self._done = loader, done
 
     def __iter__(self) -> Iterator[Any]:
         done, self._done = self._done, 0
-        return islice(self._loader, done, None)
+        return islice(self.loader, done, None)
 
     def __len__(self) -> int:
-        return len(self._loader)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
+        return len(self.loader)
 
 
-def _run_finally(engine: Engine, leave: Callable[[], None]) -> None:
-    """Call `leave` after each `engine.run`, also if it fails: a handler of EXCEPTION_RAISED would hide the error."""
+def _set_epoch(loader: Any, run: HostedRun) -> None:
+    set_epoch = getattr(getattr(loader, "sampler", None), "set_epoch", None)
+    if set_epoch is not None:
+        set_epoch(run.state.timestamp.epoch.value)
+
+
+def _run_finally(
+    engine: Engine, leave: Callable[[], None], change: Callable[[Any], Any] = lambda data: data
+) -> None:
+    """Call `leave` after each `engine.run`, also if it fails: a handler of EXCEPTION_RAISED would hide the error.
+
+    Args:
+        engine: The engine.
+        leave: What is called.
+        change: What is done with the data of `engine.run`.
+    """
     original = engine.run
 
     @functools.wraps(original)
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(data: Any = None, *args: Any, **kwargs: Any) -> Any:
         try:
-            return original(*args, **kwargs)
+            return original(change(data), *args, **kwargs)
         finally:
             leave()
 
