@@ -9,8 +9,19 @@ from typing import Any
 import pytest
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
-from test_hosted_run import BATCH, CASES, EPOCHS, SEED, algorithms_of, clone, loader_of, model_of, precision_of, sgd
-from test_hosted_run import with_trainer
+from test_hosted_run import (
+    BATCH,
+    CASES,
+    EPOCHS,
+    SEED,
+    algorithms_of,
+    clone,
+    loader_of,
+    model_of,
+    precision_of,
+    sgd,
+    with_trainer,
+)
 
 from composer.algorithms.warnings import NoEffectWarning, NotIntendedUseWarning
 from composer.core import ConflictError, Precision

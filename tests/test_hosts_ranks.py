@@ -1,4 +1,4 @@
-"""Two ranks in the loops of other libraries, with `DistributedDataParallel`: the weights of our `Trainer` on two ranks."""
+"""Two ranks in the loops of other libraries: the weights of our `Trainer` on two ranks."""
 
 from __future__ import annotations
 

@@ -24,7 +24,16 @@ from composer.algorithms.layer_freezing import LayerFreezing
 from composer.algorithms.mixup import MixUp
 from composer.algorithms.muon import Muon
 from composer.algorithms.sam import SAM
-from composer.core import CHANGES_BATCH_SIZE, SCALES_SCHEDULE, Algorithm, Callback, ConflictError, Event, Placement, State
+from composer.core import (
+    CHANGES_BATCH_SIZE,
+    SCALES_SCHEDULE,
+    Algorithm,
+    Callback,
+    ConflictError,
+    Event,
+    Placement,
+    State,
+)
 from composer.hosts.accelerate import AcceleratedRun
 from composer.loggers import Logger
 from composer.models import ComposerModel
@@ -105,7 +114,10 @@ class Loop:
         AcceleratorState._reset_state(reset_partial_state=True)
         GradientState._reset_state()
         self.accelerator = Accelerator(
-            cpu=True, gradient_accumulation_steps=accumulate, mixed_precision=precision, **options.pop("accelerator", {})
+            cpu=True,
+            gradient_accumulation_steps=accumulate,
+            mixed_precision=precision,
+            **options.pop("accelerator", {}),
         )
         self.layers = layers()
         settings: dict[str, Any] = {"max_duration": f"{EPOCHS}ep", "loss": criterion, "seed": SEED, **options}
@@ -381,7 +393,9 @@ def test_clipping_by_the_loop_conflicts() -> None:
     loop = Loop(SAM())
     for batches in loop.run.epochs():
         for _ in batches:
-            with pytest.raises(ConflictError, match=r"clip_grad_value_` clips gradients that an optimizer computes again"):
+            with pytest.raises(
+                ConflictError, match=r"clip_grad_value_` clips gradients that an optimizer computes again"
+            ):
                 loop.accelerator.clip_grad_value_(loop.net.parameters(), 1.0)
             break
         break

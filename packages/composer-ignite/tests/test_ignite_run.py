@@ -129,7 +129,9 @@ class Training:
 
     def save_at(self, event: Any, folder: Path, kill: bool) -> None:
         saver: Any = DiskSaver(str(folder), require_empty=False)
-        self.trainer.add_event_handler(event, Checkpoint(self.run.to_save(self.trainer), saver, filename_pattern="a.pt"))
+        self.trainer.add_event_handler(
+            event, Checkpoint(self.run.to_save(self.trainer), saver, filename_pattern="a.pt")
+        )
         if kill:
             self.trainer.add_event_handler(event, die)
 

@@ -135,12 +135,12 @@ class AcceleratedRun:
         seed: int = 0,
     ) -> None:
         self._is_sharded = _check_accelerator(accelerator)
-        if loss is None and isinstance(model, torch.nn.Module) and not isinstance(model, ComposerModel):
+        if loss is None and _is_plain(model):
             raise ValueError(
                 f"`loss` must be given for a model that is no `ComposerModel`, got {type(model).__name__}. Pass "
                 f"`loss=lambda outputs, batch: ...`."
             )
-        if accelerator.device_placement and not self._is_sharded and isinstance(model, torch.nn.Module):
+        if accelerator.device_placement and not self._is_sharded and hasattr(model, "to"):
             model.to(accelerator.device)  # algorithms that change the model find it where it is trained
         features = dict(_FEATURES)
         if accelerator.scaler is not None:
@@ -224,7 +224,8 @@ class AcceleratedRun:
         everything = accelerator.prepare(
             *(next(given) if isinstance(each, torch.optim.Optimizer) else each for each in objects), *own
         )
-        prepared, self._own = everything[: len(objects)], everything[len(objects) :]
+        prepared: tuple[Any, ...] = everything[: len(objects)]
+        self._own = everything[len(objects) :]
         self._optimizers += self._own
         for original, result in zip(objects, prepared, strict=True):
             if original is run.model:
@@ -237,7 +238,8 @@ class AcceleratedRun:
             kind = accelerator.device.type
             run.state.device = get_device("gpu" if kind == "cuda" else kind)
             run.reconfigure(**self._settings)
-        run.use_model(self._prepared)
+        wrapped: Any = self._prepared
+        run.use_model(wrapped)
         for optimizer in changed:
             optimizer.register_step_pre_hook(self._before_step)
         if own:
@@ -448,6 +450,10 @@ def _check_accelerator(accelerator: Accelerator) -> bool:
             f"replaces layers itself. Use 'bf16'."
         )
     return kind is DistributedType.FSDP
+
+
+def _is_plain(model: Any) -> bool:
+    return isinstance(model, torch.nn.Module) and not isinstance(model, ComposerModel)
 
 
 def _check_replaced(given: Sequence[Any], now: Sequence[Any], schedulers: Sequence[Any]) -> None:

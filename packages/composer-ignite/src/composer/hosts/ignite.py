@@ -128,7 +128,7 @@ class IgniteRun:
                 "`precision` must not be 'amp_fp16', which needs a scaler. Use 'amp_bf16', or "
                 "`create_supervised_trainer(amp_mode='amp', scaler=True)`."
             )
-        if loss is None and isinstance(model, torch.nn.Module) and not isinstance(model, ComposerModel):
+        if loss is None and _is_plain(model):
             raise ValueError(
                 f"`loss` must be given for a model that is no `ComposerModel`, got {type(model).__name__}. Pass "
                 f"`loss=lambda outputs, batch: ...`."
@@ -216,9 +216,7 @@ class IgniteRun:
             for effect in (WRAPS_OPTIMIZER, REPLACES_OPTIMIZER):
                 features[effect] = "The scaler of `amp_mode` steps one plain optimizer. Use `precision='amp_bf16'`."
         run = self.run
-        run.reconfigure(
-            accumulate=gradient_accumulation_steps, precision=self._precision, unavailable=features
-        )
+        run.reconfigure(accumulate=gradient_accumulation_steps, precision=self._precision, unavailable=features)
         if model is not None:
             if isinstance(model, DistributedDataParallel) and run.find_unused_parameters > model.find_unused_parameters:
                 raise ValueError(
@@ -226,7 +224,7 @@ class IgniteRun:
                     "`find_unused_parameters=run.find_unused_parameters`."
                 )
             run.use_model(model)
-        options = {} if output_transform is None else {"output_transform": output_transform}
+        options: dict[str, Any] = {} if output_transform is None else {"output_transform": output_transform}
         trainer = create_supervised_trainer(
             run.model if model is None else model,
             self.optimizers[0],
@@ -274,7 +272,7 @@ class IgniteRun:
             output_transform: Of `x, y, y_pred`, what `engine.state.output` becomes. None: `(y_pred, y)`.
             label: The name of the data.
         """
-        options = {} if output_transform is None else {"output_transform": output_transform}
+        options: dict[str, Any] = {} if output_transform is None else {"output_transform": output_transform}
         evaluator = create_supervised_evaluator(
             self.run.model,
             metrics=metrics,
@@ -509,9 +507,7 @@ def _set_epoch(loader: Any, run: HostedRun) -> None:
         set_epoch(run.state.timestamp.epoch.value)
 
 
-def _run_finally(
-    engine: Engine, leave: Callable[[], None], change: Callable[[Any], Any] = lambda data: data
-) -> None:
+def _run_finally(engine: Engine, leave: Callable[[], None], change: Callable[[Any], Any] = lambda data: data) -> None:
     """Call `leave` after each `engine.run`, also if it fails: a handler of EXCEPTION_RAISED would hide the error.
 
     Args:
@@ -529,6 +525,10 @@ def _run_finally(
             leave()
 
     engine.run = run  # type: ignore[method-assign]
+
+
+def _is_plain(model: Any) -> bool:
+    return isinstance(model, torch.nn.Module) and not isinstance(model, ComposerModel)
 
 
 def _iterable(loader: Any) -> Iterable[Any]:
