@@ -399,19 +399,21 @@ class Resizing(Algorithm):
 
 
 def test_what_ignite_cannot_do_is_refused() -> None:
-    with pytest.raises(ConflictError, match="`Resizing` changes the batch size.*Ignite counts the batches of an epoch"):
+    with pytest.raises(
+        ConflictError, match=r"`Resizing` changes the batch size.*Ignite counts the batches of an epoch"
+    ):
         Training(Resizing())
-    with pytest.raises(ConflictError, match="`SAM` wraps the optimizer.*The scaler of `amp_mode` steps one plain"):
+    with pytest.raises(ConflictError, match=r"`SAM` wraps the optimizer.*The scaler of `amp_mode` steps one plain"):
         Training(SAM(), {"amp_mode": "amp", "scaler": True})
 
 
 def test_wrong_arguments_are_answered() -> None:
     net: Any = layers()
-    with pytest.raises(TypeError, match="must be a `torch.nn.Module`, got object"):
+    with pytest.raises(TypeError, match=r"must be a `torch\.nn\.Module`, got object"):
         IgniteRun(object(), optimizer=sgd(net), loss=criterion, max_duration="1ep")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="`loss` must be given for a model that is no `ComposerModel`, got Sequential"):
         IgniteRun(net, optimizer=sgd(net), max_duration="1ep")
-    with pytest.raises(ValueError, match="`precision` must not be 'amp_fp16'.*amp_mode='amp'"):
+    with pytest.raises(ValueError, match=r"`precision` must not be 'amp_fp16'.*amp_mode='amp'"):
         Training([], precision="amp_fp16")
     with pytest.raises(ValueError, match="`amp_mode` must be 'amp' or None, got 'apex'"):
         Training([], {"amp_mode": "apex"})

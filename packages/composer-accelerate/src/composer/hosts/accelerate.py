@@ -60,7 +60,9 @@ _HOOKS = {
 
 
 class AcceleratedRun:
-    """Runs algorithms in a training loop on Accelerate, which stays as it is but for three lines::
+    """Runs algorithms in a training loop on Accelerate, which stays as it is but for a few lines.
+
+    Such a loop is::
 
         run = AcceleratedRun(accelerator, net, [MixUp(), EMA()], loss=loss, max_duration="2ep")
         net, optimizer, loader, scheduler = run.prepare(net, optimizer, loader, scheduler)

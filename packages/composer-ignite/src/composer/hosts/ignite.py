@@ -59,7 +59,9 @@ _HOOKS = {
 
 
 class IgniteRun:
-    """Runs algorithms in the engines of PyTorch-Ignite, which it creates as `create_supervised_trainer` does::
+    """Runs algorithms in the engines of PyTorch-Ignite, which it creates as `create_supervised_trainer` does.
+
+    A training program is::
 
         run = IgniteRun(net, [MixUp(), EMA()], optimizer=optimizer, loss=loss, max_duration="2ep")
         trainer = run.create_supervised_trainer()
@@ -209,7 +211,7 @@ class IgniteRun:
             raise ValueError(f"`amp_mode` must be 'amp' or None, got {amp_mode!r}. Use `precision='amp_bf16'`.")
         if amp_mode is not None and self._precision is not Precision.FP32:
             raise ValueError(
-                f"`amp_mode` must be None with `precision={self._precision.value!r}`, got {amp_mode!r}. Use one of them."
+                f"`amp_mode` must be None with `precision={self._precision.value!r}`, got {amp_mode!r}. Use one."
             )
         features = dict(_FEATURES)
         if scaler:
@@ -350,8 +352,8 @@ class IgniteRun:
         run, state = self.run, engine.state
         if run.is_over():
             raise ValueError(
-                f"`max_duration` must be longer than what is trained, got {str(run.state.max_duration)!r}. Create a new "
-                f"`IgniteRun` for another run."
+                f"`max_duration` must be longer than what is trained, got {str(run.state.max_duration)!r}. Create "
+                f"another `IgniteRun`."
             )
         duration = run.state.max_duration
         if duration is not None and duration.unit is TimeUnit.EPOCH and state.max_epochs not in (None, duration.value):
@@ -445,7 +447,7 @@ class IgniteRun:
         if self._is_training and self._trainer is not None and self._trainer.state.iteration % self.run.accumulate:
             raise RuntimeError(
                 f"`Checkpoint` must be saved between two steps: the gradients of a step that is not finished are not "
-                f"saved. Save it at `Events.ITERATION_COMPLETED(every={self.run.accumulate})` or at the end of an epoch."
+                f"saved. Save it at `Events.ITERATION_COMPLETED(every={self.run.accumulate})`, or after an epoch."
             )
         with self.run.saving():
             return self.run.state_dict()
