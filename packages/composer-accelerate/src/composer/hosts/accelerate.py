@@ -173,6 +173,7 @@ class AcceleratedRun:
         self._loader: Any = None
         self._optimizers: list[Any] = []  # of Accelerate
         self._own: Sequence[Any] = ()  # those of them that algorithms have added
+        self._repeating: set[int] = set()  # ids of optimizers that compute several gradients in a step
         self._passes = 0  # of the step so far
         self._has_loss = False  # the backward pass is not announced yet
         self._has_stepped = False  # the step is not counted yet
@@ -268,6 +269,7 @@ class AcceleratedRun:
         run, loader = self.run, self._loader if dataloader is None else dataloader
         inner = getattr(loader, "base_dataloader", loader)  # whose data set algorithms may replace
         run.begin_fit(inner if _len_of(inner) == _len_of(loader) else loader)
+        self._repeating = {id(each) for each in run.state.optimizers if needs_closure(each)}
         self._start_step()
         try:
             while not run.is_over():
@@ -317,7 +319,7 @@ class AcceleratedRun:
             raise ValueError(
                 "`closure` must not be given to the step: the run repeats passes itself. Write `optimizer.step()`."
             )
-        wants = run.replays and needs_closure(optimizer)
+        wants = id(optimizer) in self._repeating
         if wants and self._has_stepped:
             raise RuntimeError(
                 f"{type(optimizer).__name__} must be the first optimizer that steps, since it repeats the passes of "

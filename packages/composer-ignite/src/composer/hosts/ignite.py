@@ -152,9 +152,11 @@ class IgniteRun:
         self.run.init()
         self.optimizers = self.run.take_optimizers()
         self.optimizers[0].register_step_pre_hook(self._before_step)
-        self.optimizers[0].register_step_post_hook(self._after_step)
+        if len(self.optimizers) > 1:
+            self.optimizers[0].register_step_post_hook(self._after_step)
         self._trainer: Engine | None = None
         self._batch: Any = None
+        self._repeats = False  # the optimizer computes several gradients in a step
         self._loss: torch.Tensor | None = None  # of the last batch, until its backward pass is announced
         self._is_training = self._is_evaluating = self._is_interrupted = False
 
@@ -325,9 +327,7 @@ class IgniteRun:
             return None  # a step of the user's
         self._after_backward()
         run.after_gradients()
-        if not needs_closure(optimizer):
-            return None
-        return (optimizer, run.closure(self._again)), {}
+        return ((optimizer, run.closure(self._again)), {}) if self._repeats else None
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Step the optimizers that algorithms have added, which the trainer does not know."""
@@ -376,6 +376,7 @@ class IgniteRun:
         run.begin_fit(loader.loader if isinstance(loader, _Continued) else _iterable(loader))
         run.state.dataloader_len = state.epoch_length // run.accumulate
         self._is_training, self._loss = True, None
+        self._repeats = needs_closure(self.optimizers[0])
         run.catch_up(state.iteration // state.epoch_length)
 
     def _start_epoch(self, engine: Engine) -> None:
