@@ -135,12 +135,12 @@ class Training:
         if kill:
             self.trainer.add_event_handler(event, die)
 
-    def load(self, folder: Path) -> None:
+    def load(self, folder: Path, weights_only: bool = True) -> None:
         with torch.no_grad():
             for parameter in self.layers.parameters():
                 parameter.zero_()
         torch.manual_seed(55)
-        saved = torch.load(folder / "a.pt", weights_only=True)
+        saved = torch.load(folder / "a.pt", weights_only=weights_only)
         Checkpoint.load_objects(self.run.to_save(self.trainer), saved)
 
 
@@ -297,6 +297,18 @@ def test_a_killed_run_with_two_batches_per_step_resumes_exactly(tmp_path: Path) 
     training.load(tmp_path)
 
     deep_compare(expected, training.train(BATCH // 2))
+
+
+def test_a_killed_run_of_a_deterministic_engine_resumes_exactly(tmp_path: Path) -> None:
+    expected = Training(ALGORITHMS["all"](), {"deterministic": True}).train()
+    training = Training(ALGORITHMS["all"](), {"deterministic": True})
+    training.save_at(SAVES["batch"], tmp_path, kill=True)
+    with pytest.raises(Died):
+        training.train()
+    training = Training(ALGORITHMS["all"](), {"deterministic": True})
+    training.load(tmp_path, weights_only=False)  # Ignite saves random states of numpy
+
+    deep_compare(expected, training.train())
 
 
 def test_samplers_are_told_the_epoch() -> None:
