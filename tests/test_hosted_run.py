@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import io
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
 from algorithm_runs import ARGUMENTS, CLASSES, LANGUAGE, LOWER_PRECISION, Captioned, Classifier, captioned, make, noise
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler, Sampler
 
 from composer import Trainer
 from composer.algorithms.warnings import NoEffectWarning, NotIntendedUseWarning
@@ -44,13 +45,27 @@ def algorithms_of(names: Sequence[str]) -> list[Any]:
     return [make(name, keys, {**ARGUMENTS.get(name, {}), **OF_TEN_STEPS.get(name, {})}) for name in names]
 
 
+class Shuffled(Sampler[int]):
+    """A new order in each iteration, also if the last was not read to its end, where a `RandomSampler` draws again."""
+
+    def __init__(self, data: Any, generator: torch.Generator) -> None:
+        self.data, self.generator = data, generator
+
+    def __iter__(self) -> Iterator[int]:
+        yield from torch.randperm(len(self.data), generator=self.generator).tolist()
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+
 def loader_of(names: Sequence[str], batch_size: int = BATCH) -> DataLoader[Any]:
     """The same batches each time; a worker draws the augmentations, with numbers that follow from the generator."""
     collate = captioned if set(names) & LANGUAGE else None
     generator = torch.Generator().manual_seed(11)
     data = noise(BATCH * LENGTH)
     augments = {"num_workers": 1} if {"AugMix", "RandAugment"} & set(names) else {}
-    return DataLoader(data, batch_size=batch_size, shuffle=True, generator=generator, collate_fn=collate, **augments)
+    order = Shuffled(data, generator)
+    return DataLoader(data, batch_size=batch_size, sampler=order, generator=generator, collate_fn=collate, **augments)
 
 
 def model_of(names: Sequence[str]) -> Any:
@@ -73,8 +88,8 @@ def quiet() -> Any:
         yield
 
 
-@functools.cache
-def with_trainer(names: Sequence[str], is_lower: bool = False, microbatch: int | None = None) -> dict[str, Any]:
+@cache  # the tests of several hosts compare with it
+def with_trainer(names: tuple[str, ...], is_lower: bool = False, microbatch: int | None = None) -> dict[str, Any]:
     model = model_of(names)
     trainer = Trainer(
         model=model,

@@ -1,0 +1,481 @@
+"""`AcceleratedRun`: our algorithms in a training loop on Accelerate."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate.utils import DistributedType
+
+from composer.core import (
+    CHANGES_BATCH_SIZE,
+    CLIPS_GRADIENTS,
+    REPLACES_MODEL,
+    WRAPS_OPTIMIZER,
+    Algorithm,
+    Callback,
+    ConflictError,
+    Event,
+    HostedRun,
+    Plan,
+    Precision,
+)
+from composer.core.hosted_run import total_loss
+from composer.core.time import TimeInput
+from composer.loggers import LoggerDestination
+from composer.models import ComposerModel
+from composer.utils import ensure_tuple, get_device
+from composer.utils.misc import needs_closure
+
+__all__ = ["AcceleratedRun"]
+
+_PRECISIONS = {"no": Precision.FP32, "bf16": Precision.AMP_BF16, "fp16": Precision.AMP_FP16}
+_REFUSED = {
+    DistributedType.DEEPSPEED: "DeepSpeed steps inside `accelerator.backward` and keeps parameters of its own",
+    DistributedType.MEGATRON_LM: "Megatron-LM replaces the model, the data and the loop",
+    DistributedType.XLA: "XLA traces a step, in which algorithms run Python code",
+}
+_FEATURES: dict[Event | str, str] = {
+    REPLACES_MODEL: "Pass the model that you want to train to `AcceleratedRun`.",
+    CHANGES_BATCH_SIZE: "Accelerate loads a batch before the last one is trained. Use the `Trainer` of composer.",
+}
+_HOOKS = {
+    **dict.fromkeys((Event.INIT, Event.BEFORE_LOAD), "run.prepare"),
+    **dict.fromkeys((Event.AFTER_LOAD, Event.FIT_START, Event.FIT_END), "run.epochs"),
+    **dict.fromkeys((Event.ITERATION_START, Event.EPOCH_START, Event.EPOCH_END), "the iteration over batches"),
+    **dict.fromkeys(
+        (Event.BEFORE_DATALOADER, Event.AFTER_DATALOADER, Event.BATCH_START, Event.BATCH_END),
+        "the iteration over batches",
+    ),
+    **dict.fromkeys((Event.BEFORE_TRAIN_BATCH, Event.BEFORE_FORWARD, Event.AFTER_FORWARD), "run.loss"),
+    **dict.fromkeys((Event.BEFORE_LOSS, Event.AFTER_LOSS, Event.BEFORE_BACKWARD), "run.loss"),
+    **dict.fromkeys((Event.AFTER_BACKWARD, Event.AFTER_TRAIN_BATCH), "optimizer.step"),
+    **dict.fromkeys((Event.EVAL_START, Event.EVAL_END), "run.evaluation"),
+}
+
+
+class AcceleratedRun:
+    """Runs algorithms in a training loop on Accelerate, which stays as it is but for a few lines.
+
+    Such a loop is::
+
+        run = AcceleratedRun(accelerator, net, [MixUp(), EMA()], loss=loss, max_duration="2ep")
+        net, optimizer, loader, scheduler = run.prepare(net, optimizer, loader, scheduler)
+        for batches in run.epochs():
+            for batch in batches:
+                with accelerator.accumulate(net):
+                    accelerator.backward(run.loss(batch))
+                    optimizer.step()
+                    scheduler.step()
+                    optimizer.zero_grad()
+
+    With the same seed and the same batches the weights equal those of composer's own `Trainer`, bit for bit. Steps of
+    the optimizers announce the events after the backward pass; those that compute several gradients (`SAM`) get them by
+    repeating the passes of the step on the prepared model, with the gradients exchanged between ranks.
+
+    `accelerator.save_state` saves the state of the run, of every rank, and the weights that algorithms want to have
+    saved, such as averages; `accelerator.load_state`, before `epochs`, restores both. Training then continues from the
+    batch after the last one that was trained, without reading those before. Save between two steps.
+
+    Args:
+        accelerator: The accelerator: on one device, or with DDP or FSDP2.
+        model: A `ComposerModel`, which has a loss; or any module, with `loss`.
+        algorithms: The algorithms.
+        max_duration: The length of the run: a time string, a `Time` or a number of epochs.
+        forward: `forward(module, batch) -> outputs`. None: `module(inputs)`, the first part of the batch.
+        loss: `loss(outputs, batch) -> loss`; with an argument `reduction` if an algorithm needs the loss per example.
+        callbacks: Callbacks of composer.
+        loggers: Loggers of composer.
+        seed: The seed of the random numbers of training, which are kept apart from the global ones.
+
+    Attributes:
+        run: The `HostedRun`.
+        accelerator: The accelerator.
+
+    Raises:
+        ConflictError: Accelerate or one of its features does not support an algorithm.
+        TypeError: `accelerator` is no `Accelerator`, or `model` no module.
+        ValueError: There is no loss; or Accelerate shards the model with FSDP1, or uses DeepSpeed, Megatron-LM, XLA or
+            fp8.
+
+    Example:
+        >>> accelerator, net = Accelerator(cpu=True), torch.nn.Linear(3, 2)
+        >>> run = AcceleratedRun(
+        ...     accelerator,
+        ...     net,
+        ...     loss=lambda outputs, batch: torch.nn.functional.cross_entropy(outputs, batch[1]),
+        ...     max_duration="2ep",
+        ... )
+        >>> optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        >>> data = [(torch.zeros(3), 0), (torch.ones(3), 1)]
+        >>> net, optimizer, loader = run.prepare(net, optimizer, torch.utils.data.DataLoader(data))
+        >>> for batches in run.epochs():
+        ...     for batch in batches:
+        ...         accelerator.backward(run.loss(batch))
+        ...         optimizer.step()
+        ...         optimizer.zero_grad()
+        >>> run.run.state.timestamp.batch
+        Time(4, TimeUnit.BATCH)
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        model: torch.nn.Module,
+        algorithms: Algorithm | Sequence[Algorithm] = (),
+        *,
+        max_duration: TimeInput,
+        forward: Callable[[Any, Any], Any] | None = None,
+        loss: Callable[..., Any] | None = None,
+        callbacks: Callback | Sequence[Callback] = (),
+        loggers: LoggerDestination | Sequence[LoggerDestination] = (),
+        seed: int = 0,
+    ) -> None:
+        self._is_sharded = _check_accelerator(accelerator)
+        if loss is None and _is_plain(model):
+            raise ValueError(
+                f"`loss` must be given for a model that is no `ComposerModel`, got {type(model).__name__}. Pass "
+                f"`loss=lambda outputs, batch: ...`."
+            )
+        if accelerator.device_placement and not self._is_sharded and hasattr(model, "to"):
+            model.to(accelerator.device)  # algorithms that change the model find it where it is trained
+        features = dict(_FEATURES)
+        if accelerator.scaler is not None:
+            features[WRAPS_OPTIMIZER] = (
+                "The scaler of 'fp16' cannot repeat a step. Use `Accelerator(mixed_precision='bf16')`."
+            )
+        self._settings: dict[str, Any] = {
+            "accumulate": accelerator.gradient_accumulation_steps,
+            "precision": _PRECISIONS[accelerator.mixed_precision],
+            "unavailable": features,
+        }
+        self.accelerator = accelerator
+        self.run = HostedRun(
+            model,
+            algorithms,
+            max_duration=max_duration,
+            forward=forward,
+            loss=loss,
+            callbacks=callbacks,
+            loggers=loggers,
+            seed=seed,
+            hooks=_HOOKS,
+            **self._settings,
+        )
+        clips = [each for each in ensure_tuple(algorithms) if CLIPS_GRADIENTS in each.placement.provides]
+        self._clips = [type(each).__name__ for each in clips]
+        self._prepared: Any = None
+        self._loader: Any = None
+        self._optimizers: list[Any] = []  # of Accelerate
+        self._own: Sequence[Any] = ()  # those of them that algorithms have added
+        self._repeating: set[int] = set()  # ids of optimizers that compute several gradients in a step
+        self._passes = 0  # of the step so far
+        self._has_loss = False  # the backward pass is not announced yet
+        self._has_stepped = False  # the step is not counted yet
+        for name in ("clip_grad_norm_", "clip_grad_value_"):
+            original = getattr(accelerator, name)
+            setattr(accelerator, name, functools.wraps(original)(functools.partial(self._clip, original, name)))
+        accelerator.register_save_state_pre_hook(self._save)
+        accelerator.register_load_state_pre_hook(self._load)
+
+    # ---- before training ----
+
+    def prepare(self, *objects: Any) -> tuple[Any, ...]:
+        """Let algorithms change the model and the optimizers, and Accelerate prepare them, like `Accelerator.prepare`.
+
+        Args:
+            *objects: The model of the constructor, optimizers, schedulers and data loaders. The first loader has the
+                training data, unless `epochs` is given another. With FSDP2, the model and its optimizers together.
+
+        Returns:
+            The prepared objects in the same order. Step these optimizers; the last one steps those that algorithms add.
+
+        Raises:
+            RuntimeError: `prepare` was called before.
+            ValueError: The model or an optimizer is missing, or an algorithm replaces an optimizer that a scheduler
+                drives.
+        """
+        run, accelerator = self.run, self.accelerator
+        if self._prepared is not None:
+            raise RuntimeError(
+                "`prepare` must be called once for a run. Use `accelerator.prepare` for other loaders, such as those "
+                "of an evaluation."
+            )
+        optimizers = [each for each in objects if isinstance(each, torch.optim.Optimizer)]
+        if not optimizers or all(each is not run.model for each in objects):
+            raise ValueError(
+                "`prepare` must be given the model of the run and its optimizers. Write `net, optimizer, loader = "
+                "run.prepare(net, optimizer, loader)`."
+            )
+        schedulers = [each for each in objects if isinstance(each, torch.optim.lr_scheduler.LRScheduler)]
+        run.state.optimizers, run.state.schedulers = optimizers, schedulers
+        run.init()
+        _check_replaced(optimizers, list(run.state.optimizers), schedulers)
+        changed = run.take_optimizers()
+        if run.find_unused_parameters:
+            handler = accelerator.ddp_handler or DistributedDataParallelKwargs()
+            handler.find_unused_parameters = True
+            accelerator.ddp_handler = handler
+        # Accelerate knows its own schedulers; their states are in its checkpoints.
+        run.state.schedulers = []
+        given, own = iter(changed), changed[len(optimizers) :]
+        everything = accelerator.prepare(
+            *(next(given) if isinstance(each, torch.optim.Optimizer) else each for each in objects), *own
+        )
+        prepared: tuple[Any, ...] = everything[: len(objects)]
+        self._own = everything[len(objects) :]
+        self._optimizers += self._own
+        for original, result in zip(objects, prepared, strict=True):
+            if original is run.model:
+                self._prepared = result
+            elif isinstance(original, torch.optim.Optimizer):
+                self._optimizers.append(result)
+            elif isinstance(original, torch.utils.data.DataLoader) and self._loader is None:
+                self._loader = result
+        if self._is_sharded:
+            kind = accelerator.device.type
+            run.state.device = get_device("gpu" if kind == "cuda" else kind)
+            run.reconfigure(**self._settings)
+        wrapped: Any = self._prepared
+        run.use_model(wrapped)
+        for optimizer in changed:
+            optimizer.register_step_pre_hook(self._before_step)
+        if own:
+            changed[len(optimizers) - 1].register_step_post_hook(self._step_own)
+        return prepared
+
+    # ---- training ----
+
+    def epochs(self, dataloader: Iterable[Any] | None = None) -> Iterator[Iterator[Any]]:
+        """Train: iterate over the epochs that are left, each an iterator over its batches.
+
+        The run ends with the iteration; averages of the weights, if there are any, are in the model afterwards. Leaving
+        the loop before, also by an exception, calls `abort`.
+
+        Args:
+            dataloader: The training data: batches on the accelerator's device. None: the loader of `prepare`.
+
+        Raises:
+            RuntimeError: `prepare` was not called.
+            ValueError: There is no training data.
+        """
+        if self._prepared is None:
+            raise RuntimeError("`epochs` must be called after `prepare`. Write `net, optimizer = run.prepare(...)`.")
+        run, loader = self.run, self._loader if dataloader is None else dataloader
+        inner = getattr(loader, "base_dataloader", loader)  # whose data set algorithms may replace
+        run.begin_fit(inner if _len_of(inner) == _len_of(loader) else loader)
+        self._repeating = {id(each) for each in run.state.optimizers if needs_closure(each)}
+        self._start_step()
+        try:
+            while not run.is_over():
+                yield self._batches(loader)
+            run.end_fit()
+        finally:
+            self.abort()
+
+    def _batches(self, loader: Any) -> Iterator[Any]:
+        run = self.run
+        now = run.state.timestamp
+        run.begin_epoch()
+        if hasattr(loader, "set_epoch"):
+            loader.set_epoch(now.epoch.value)
+        else:
+            set_epoch = getattr(getattr(loader, "sampler", None), "set_epoch", None)
+            if set_epoch is not None:
+                set_epoch(now.epoch.value)
+        done = now.batch_in_epoch.value * run.accumulate
+        for batch in self.accelerator.skip_first_batches(loader, done) if done else loader:
+            yield run.after_dataloader(batch)
+            self._finish()
+            if run.is_over():
+                break
+        length = run.state.dataloader_len
+        if not run.is_over() or (length is not None and run.state.timestamp.batch_in_epoch >= length):
+            run.end_epoch()
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        """Compute the loss of a batch, with all algorithms.
+
+        Args:
+            batch: A batch of `epochs`; it is not changed.
+
+        Returns:
+            The scalar for `accelerator.backward`.
+        """
+        loss = total_loss(self.run.loss(batch))
+        self._has_loss, self._passes = True, self._passes + 1
+        return loss
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+        """Announce the events after the backward pass, and give the optimizer a closure if it needs one."""
+        run = self.run
+        self._after_backward()
+        if kwargs.get("closure") is not None or any(each is not None for each in args[1:]):
+            raise ValueError(
+                "`closure` must not be given to the step: the run repeats passes itself. Write `optimizer.step()`."
+            )
+        wants = id(optimizer) in self._repeating
+        if wants and self._has_stepped:
+            raise RuntimeError(
+                f"{type(optimizer).__name__} must be the first optimizer that steps, since it repeats the passes of "
+                f"the step. Call its `step` before those of the others."
+            )
+        if not self._has_stepped:
+            run.after_gradients()
+        self._has_stepped = True
+        return ((optimizer, run.closure(self._again)), {}) if wants else None
+
+    def _step_own(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Step the optimizers that algorithms have added, which the loop does not know."""
+        for each in self._own:
+            each.step()
+            each.zero_grad()
+
+    def _again(self, batch: Any) -> None:
+        """Repeat a forward and backward pass of the step; only the last one exchanges gradients."""
+        run, accelerator = self.run, self.accelerator
+        is_last = run.replay_index == self._passes - 1
+        with nullcontext() if is_last else accelerator.no_sync(self._prepared):
+            accelerator.backward(total_loss(run.loss(batch)))
+        run.after_backward()
+
+    def _after_backward(self) -> None:
+        if self._has_loss:
+            self._has_loss = False
+            self.run.after_backward()
+
+    def _finish(self) -> None:
+        """Announce what follows the last backward pass, and the end of the step if there was one."""
+        self._after_backward()
+        accelerator = self.accelerator
+        skipped = accelerator.scaler is not None and accelerator.sync_gradients
+        if self._has_stepped or (skipped and any(each.step_was_skipped for each in self._optimizers)):
+            self._start_step()
+            self.run.end_batch()
+
+    def _start_step(self) -> None:
+        self._has_loss = self._has_stepped = False
+        self._passes = 0
+
+    def _clip(self, original: Callable[..., Any], name: str, *args: Any, **kwargs: Any) -> Any:
+        if self._clips:
+            raise ConflictError(
+                f"`accelerator.{name}` clips as well as `{self._clips[0]}`, and before it. Remove one of the two."
+            )
+        if self.run.replays:
+            raise ConflictError(
+                f"`accelerator.{name}` clips gradients that an optimizer computes again in its step. Use the algorithm "
+                f"`GradientClipping` of composer-gradient-clipping, which clips those of each pass."
+            )
+        return original(*args, **kwargs)
+
+    def abort(self) -> None:
+        """Leave training with the weights of training, after an exception; `epochs` then continues the run."""
+        self.run.abort()
+        self._start_step()
+
+    # ---- evaluation and saving ----
+
+    def evaluation(self, dataloader: Iterable[Any], label: str = "eval") -> AbstractContextManager[None]:
+        """Evaluate in the body: in eval mode, without gradients, with averages if an algorithm keeps them.
+
+        Args:
+            dataloader: The data to evaluate on.
+            label: The name of the data.
+        """
+        self._finish()
+        return self.run.evaluation(dataloader, label)
+
+    def eval_forward(self, batch: Any) -> Any:
+        """Compute the outputs of a batch of an evaluation, with all algorithms.
+
+        Args:
+            batch: A batch on the accelerator's device.
+        """
+        return self.run.eval_forward(batch)
+
+    def saving(self) -> AbstractContextManager[None]:
+        """Save the model in the body, for example with `accelerator.save_model`, with averages if there are any.
+
+        `accelerator.save_state` needs no such body.
+        """
+        self._finish()
+        return self.run.saving()
+
+    def _save(self, models: list[torch.nn.Module], weights: list[dict[str, Any]], folder: str) -> None:
+        if self._prepared is None:
+            return
+        self._finish()
+        if self._passes:
+            raise RuntimeError(
+                "`save_state` must be called between two steps: the gradients of a step that is not finished are not "
+                "saved. Write `if accelerator.sync_gradients:` before it."
+            )
+        with self.run.saving():
+            for i in range(len(weights)):  # taken before, they are those of training
+                weights[i] = self.accelerator.get_state_dict(models[i], unwrap=False)
+            torch.save(self.run.state_dict(), _file_of(folder, self.accelerator.process_index))
+
+    def _load(self, models: list[torch.nn.Module], folder: str) -> None:
+        """Restore the state of the run, before Accelerate loads optimizers, which it may change."""
+        file = _file_of(folder, self.accelerator.process_index)
+        if not file.exists():  # of a run with fewer processes, or of a loop without algorithms
+            file = _file_of(folder, 0)
+        if file.exists():
+            self.run.load_state_dict(torch.load(file, weights_only=True))
+
+    def explain(self) -> Plan:
+        """Return what acts at each event, in which order and why, and the line of the loop that announces it."""
+        return self.run.explain()
+
+
+def _check_accelerator(accelerator: Accelerator) -> bool:
+    """Raise ValueError unless the run can work with an accelerator; return True if that shards the model."""
+    if not isinstance(accelerator, Accelerator):
+        raise TypeError(f"`accelerator` must be an `accelerate.Accelerator`, got {type(accelerator).__name__}.")
+    kind = accelerator.distributed_type
+    if kind in _REFUSED:
+        raise ValueError(
+            f"`accelerator` must run on one device, or with DDP or FSDP2, got {kind.value}. {_REFUSED[kind]}."
+        )
+    if kind is DistributedType.FSDP and not accelerator.is_fsdp2:
+        raise ValueError(
+            "`accelerator` must not use FSDP1, which flattens parameters. Use "
+            "`FullyShardedDataParallelPlugin(fsdp_version=2)`."
+        )
+    if accelerator.mixed_precision not in _PRECISIONS:
+        raise ValueError(
+            f"`mixed_precision` must be one of {', '.join(_PRECISIONS)}, got {accelerator.mixed_precision!r}, which "
+            f"replaces layers itself. Use 'bf16'."
+        )
+    return kind is DistributedType.FSDP
+
+
+def _is_plain(model: Any) -> bool:
+    return isinstance(model, torch.nn.Module) and not isinstance(model, ComposerModel)
+
+
+def _check_replaced(given: Sequence[Any], now: Sequence[Any], schedulers: Sequence[Any]) -> None:
+    """Raise ValueError if an algorithm has replaced an optimizer that a scheduler drives."""
+    for scheduler in schedulers:
+        if any(scheduler.optimizer is each for each in given) and all(scheduler.optimizer is not e for e in now):
+            raise ValueError(
+                f"{type(scheduler).__name__} drives {type(scheduler.optimizer).__name__}, which an algorithm has "
+                f"replaced. Create the scheduler with the optimizer that `prepare` returns."
+            )
+
+
+def _len_of(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except TypeError:
+        return None
+
+
+def _file_of(folder: str, rank: int) -> Path:
+    return Path(folder) / f"composer_{rank}.pt"

@@ -1,0 +1,77 @@
+"""Every algorithm in the engines of PyTorch-Ignite: the weights of our `Trainer`, or a refusal that says why."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from test_hosted_run import (
+    BATCH,
+    CASES,
+    EPOCHS,
+    SEED,
+    algorithms_of,
+    clone,
+    loader_of,
+    model_of,
+    precision_of,
+    sgd,
+    with_trainer,
+)
+
+from composer.algorithms.warnings import NoEffectWarning, NotIntendedUseWarning
+from composer.core import ConflictError
+from composer.hosts.ignite import IgniteRun
+from composer.testing import deep_compare
+
+REFUSED_BY_IGNITE: dict[str, str] = {
+    "BatchSizeWarmup": "Ignite counts the batches of an epoch before training",
+    "NoOpModel": "Pass the model that you want to train to `IgniteRun`",
+    "ScaleSchedule": "Set `max_duration`, `max_epochs`",
+}
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Any:
+    with warnings.catch_warnings():
+        for category in (NoEffectWarning, NotIntendedUseWarning):
+            warnings.simplefilter("ignore", category)
+        yield
+
+
+def with_ignite(names: Sequence[str], is_lower: bool = False, accumulate: int = 1) -> dict[str, Any]:
+    model = model_of(names)
+    run = IgniteRun(
+        model,
+        algorithms_of(names),
+        optimizer=sgd(model),
+        max_duration=f"{EPOCHS}ep",
+        precision=precision_of(names, is_lower),
+        seed=SEED,
+    )
+    trainer = run.create_supervised_trainer(gradient_accumulation_steps=accumulate)
+    trainer.run(loader_of(names, BATCH // accumulate), max_epochs=EPOCHS)
+    return clone(run.model.state_dict())
+
+
+@pytest.mark.parametrize("label", CASES)
+def test_ignite_gives_the_weights_of_our_trainer(label: str) -> None:
+    if label in REFUSED_BY_IGNITE:
+        with pytest.raises(ConflictError, match=REFUSED_BY_IGNITE[label]):
+            with_ignite(CASES[label])
+    else:
+        deep_compare(with_trainer(CASES[label]), with_ignite(CASES[label]))
+
+
+@pytest.mark.parametrize("label", ["EMA", "LayerFreezing", "Whitening", "MixUp, SAM and LabelSmoothing"])
+def test_ignite_with_two_batches_per_step(label: str) -> None:
+    names = CASES[label]
+    deep_compare(with_trainer(names, microbatch=BATCH // 2), with_ignite(names, accumulate=2))
+
+
+@pytest.mark.parametrize("label", ["SelectiveBackprop", "SeqLengthWarmup", "MixUp, SAM and LabelSmoothing"])
+def test_ignite_in_bfloat16(label: str) -> None:
+    names = CASES[label]
+    deep_compare(with_trainer(names, is_lower=True), with_ignite(names, is_lower=True))
