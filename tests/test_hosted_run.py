@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import warnings
 from collections.abc import Iterator, Sequence

@@ -1,6 +1,6 @@
 """`packages/composer-core/HOSTS.md`: which algorithms work in the loops of which libraries, from the tests of each.
 
-python tests/test_hosts_table.py    # writes it
+PYTHONPATH=. python tests/test_hosts_table.py    # writes it
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def table() -> str:
 
 
 def test_the_page_is_what_the_tests_say() -> None:
-    assert PAGE.read_text() == table(), "run `python tests/test_hosts_table.py`"
+    assert PAGE.read_text() == table(), "run `PYTHONPATH=. python tests/test_hosts_table.py`"
 
 
 if __name__ == "__main__":
