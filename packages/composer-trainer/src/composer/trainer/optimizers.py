@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 
-def is_function(optimizers: Any) -> bool:
+def is_function(optimizers: Any) -> TypeGuard[Callable[[Iterable[torch.nn.Parameter]], Any]]:
     """Return True if the argument `optimizers` is a function that makes them."""
     return callable(optimizers) and not isinstance(optimizers, (type, torch.optim.Optimizer))
 

@@ -54,8 +54,8 @@ def plot(destinations: Sequence[LoggerDestination], names: Sequence[str]) -> Fig
     figure = pyplot.figure(figsize=(_WIDTH * columns, _HEIGHT * rows), layout="constrained")
     for index, (title, curves) in enumerate(groups.items()):
         axes = figure.add_subplot(rows, columns, index + 1)
-        for name, (batches, numbers) in curves.items():
-            axes.plot(batches, numbers, label=name, marker="." if len(batches) < 2 * _COLUMNS else None)
+        for name, (at, curve) in curves.items():
+            axes.plot(at, curve, label=name, marker="." if len(at) < 2 * _COLUMNS else None)
         axes.set(title=title, xlabel="batch")
         axes.legend(fontsize="small")
     pyplot.close(figure)  # a notebook shows it once, as the result
