@@ -12,7 +12,19 @@ import pytest
 import torch
 import transformers
 from algorithm_runs import ARGUMENTS, LANGUAGE, Captioned, Classifier, captioned, make, noise
-from test_hosted_run import BATCH, CASES, EPOCHS, LENGTH, OF_TEN_STEPS, SEED, clone, precision_of, sgd, with_trainer
+from test_hosted_run import (
+    BATCH,
+    CASES,
+    EPOCHS,
+    LENGTH,
+    OF_TEN_STEPS,
+    SEED,
+    Shuffled,
+    clone,
+    precision_of,
+    sgd,
+    with_trainer,
+)
 from torch.utils.data import DataLoader, default_collate
 
 from composer.algorithms.warnings import NoEffectWarning, NotIntendedUseWarning
@@ -114,11 +126,12 @@ def with_transformers(names: Sequence[str], folder: Any, is_lower: bool = False,
         compute_loss_func=criterion,
         algorithms=algorithms_of(names),
     )
+    data, generator = noise(BATCH * LENGTH), torch.Generator().manual_seed(11)
     trainer.loader = DataLoader(
-        noise(BATCH * LENGTH),
+        data,
         batch_size=BATCH // accumulate,
-        shuffle=True,
-        generator=torch.Generator().manual_seed(11),
+        sampler=Shuffled(data, generator),
+        generator=generator,
         collate_fn=functools.partial(collate, is_text),
         **({"num_workers": 1} if {"AugMix", "RandAugment"} & set(names) else {}),
     )

@@ -45,9 +45,9 @@ def test_the_imports_of_the_readme_are_those_of_its_first_programs() -> None:
     lines = readme_imports().splitlines()
 
     assert {"import torch", "from composer import Trainer"} < set(lines)
-    assert any(line.startswith("from composer.models import") for line in lines)
-    assert loaded("\n".join(lines), ["composer.trainer.trainer", "composer.models.tasks.classification"]) == (
-        "composer.models.tasks.classification composer.trainer.trainer"
+    assert any(line.startswith("from composer.algorithms import") for line in lines)
+    assert loaded("\n".join(lines), ["composer.trainer.trainer", "composer.algorithms.blurpool.blurpool"]) == (
+        "composer.algorithms.blurpool.blurpool composer.trainer.trainer"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -145,12 +146,15 @@ class TestStructure:
         assert structure.code_lines(source) == 3
 
     def test_it_counts_files_and_functions_once(self) -> None:
-        from composer.utils import ensure_tuple, plain_int
+        functions: dict[str, Any] = {}
+        code = "def first(): pass\ndef second(): pass\n"
+        exec(compile(code, "/repository/packages/composer-x/src/composer/x/y.py", "exec"), functions)  # noqa: S102
 
         entered = structure.Entered()
-        entered.during(lambda: [ensure_tuple(1), ensure_tuple(2), plain_int(3)])
+        entered.during(lambda: [functions["first"](), functions["first"](), functions["second"](), len([])])
 
-        assert [name for _, name in entered.functions] == ["ensure_tuple", "plain_int"]
+        file = "composer-x/src/composer/x/y.py"
+        assert list(entered.functions) == [(file, "first"), (file, "second")]
 
 
 class TestReadmeBlocks:

@@ -51,7 +51,11 @@ def sgd_of_rate(rate: float) -> Callable[[torch.nn.Module], torch.optim.Optimize
 
 FLAGS = ["False", None, 2]
 WRONG: dict[str, list[Any]] = {
-    "model": [SimpleModel, torch.nn.Linear(1, 1), "resnet50", None],
+    "model": [SimpleModel, "resnet50", None],
+    "loss": [torch.nn.MSELoss, "mse", 3],
+    "metrics": [3, "accuracy", [torch.nn.Linear(1, 1)]],
+    "input_key": [0, "image", len],
+    "target_key": [1, "label", len],
     "train_dataloader": [DATA, "data/train", {"x": torch.zeros(4)}, torch.utils.data.DataLoader, torch.zeros(4, 3), 3],
     "train_dataloader_label": [3, None, ""],
     "train_subset_num_batches": [0, 1.5, "2", True, NAN],
@@ -76,7 +80,7 @@ WRONG: dict[str, list[Any]] = {
     "log_traces": FLAGS,
     "auto_log_hparams": FLAGS,
     "device": ["toaster", 0, DeviceCPU],
-    "precision": ["fp8", 16, Precision, torch.float16],
+    "precision": ["fp8", 64, Precision, torch.float64],
     "precision_config": ["hybrid", 3, dict],
     "device_train_microbatch_size": [0, NAN, INF, "big", True, -1],
     "accumulate_train_batch_on_tokens": FLAGS,
