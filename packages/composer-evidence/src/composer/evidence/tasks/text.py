@@ -117,7 +117,7 @@ def shakespeare() -> Task:
             "rope": Variant(partial(rotary_positions, *sizes), training, _GRID),
         },
         metric=Metric("LanguageCrossEntropy", "nats per character", higher_is_better=False),
-        steps=250,
+        steps=150,
         ladder=(0.25, 0.5, 0.75, 1.0, 1.5),
         kind="tokens",
         base={"Alibi": "learned"},
