@@ -28,6 +28,8 @@ _HEAD = """# Which algorithms work where
 Generated from the tests `tests/test_hosts*.py`, which train a small model for some steps inside each library and with
 our `Trainer`, with the same seed and data: "=" means that the weights are equal bit for bit. Otherwise the algorithm is
 refused when it is given to the host, with the reason below. `HostedRun` in a loop of your own has everything.
+Two processes (DDP) give equal weights, too: tested in all four libraries with EMA, GradientClipping, LabelSmoothing,
+LayerFreezing, MixUp and SAM, and in Accelerate also with FSDP2.
 """
 
 

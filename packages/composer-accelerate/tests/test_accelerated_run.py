@@ -13,6 +13,7 @@ from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import DistributedType
 from safetensors.torch import load_file
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -473,6 +474,27 @@ def test_steps_take_no_closure_and_are_not_forgotten() -> None:
     loop.optimizer.step = lambda: None
     with pytest.raises(RuntimeError, match="finish each step"):
         loop.train()
+
+
+def test_steps_follow_the_loss_of_the_run() -> None:
+    loop = Loop([])
+    for batches in loop.run.epochs():
+        batch = next(batches)
+        loop.accelerator.backward(criterion(loop.net(batch[0]), batch))
+        with pytest.raises(RuntimeError, match=r"must follow a backward pass of `run\.loss`"):
+            loop.optimizer.step()
+        break
+
+
+@pytest.mark.parametrize("algorithms", [[], [SAM()]])
+def test_checkpoints_of_torch_may_create_the_states_of_optimizers(algorithms: list[Algorithm]) -> None:
+    """It steps once without gradients, at a rate of 0: no step of training."""
+    loop = Loop(algorithms)
+    before = copy.deepcopy(loop.net.state_dict())
+    get_optimizer_state_dict(loop.net, loop.optimizer)
+    deep_compare(loop.net.state_dict(), before)
+    assert loop.run.run.state.timestamp.batch == 0
+    loop.train()
 
 
 def test_schedulers_of_optimizers_that_are_replaced_are_refused() -> None:

@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
-from accelerate.utils import DistributedType
+from accelerate.utils import DistributedType, save_fsdp_model
 
 from composer.core import (
     CHANGES_BATCH_SIZE,
     CLIPS_GRADIENTS,
     REPLACES_MODEL,
+    SWAPS_WEIGHTS,
     WRAPS_OPTIMIZER,
     Algorithm,
     Callback,
@@ -314,6 +315,14 @@ class AcceleratedRun:
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         """Announce the events after the backward pass, and give the optimizer a closure if it needs one."""
         run = self.run
+        if not self._passes:
+            if any(group["lr"] != 0 for group in optimizer.param_groups):
+                raise RuntimeError(
+                    "`optimizer.step` must follow a backward pass of `run.loss`, whose events algorithms need. Write "
+                    "`accelerator.backward(run.loss(batch))`."
+                )
+            # torch.distributed.checkpoint creates the states of optimizers by a step without gradients, at a rate of 0.
+            return ((optimizer, _no_passes), {}) if needs_closure(optimizer) else None
         self._after_backward()
         if kwargs.get("closure") is not None or any(each is not None for each in args[1:]):
             raise ValueError(
@@ -332,7 +341,7 @@ class AcceleratedRun:
 
     def _step_own(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Step the optimizers that algorithms have added, which the loop does not know."""
-        for each in self._own:
+        for each in self._own if self._has_stepped else ():
             each.step()
             each.zero_grad()
 
@@ -419,6 +428,9 @@ class AcceleratedRun:
         with self.run.saving():
             for i in range(len(weights)):  # taken before, they are those of training
                 weights[i] = self.accelerator.get_state_dict(models[i], unwrap=False)
+            if self._is_sharded and any(SWAPS_WEIGHTS in each.placement.provides for each in self.run.state.algorithms):
+                for i, model in enumerate(models):
+                    save_fsdp_model(self.accelerator.state.fsdp_plugin, self.accelerator, model, folder, i)
             torch.save(self.run.state_dict(), _file_of(folder, self.accelerator.process_index))
 
     def _load(self, models: list[torch.nn.Module], folder: str) -> None:
@@ -432,6 +444,11 @@ class AcceleratedRun:
     def explain(self) -> Plan:
         """Return what acts at each event, in which order and why, and the line of the loop that announces it."""
         return self.run.explain()
+
+
+def _no_passes(*args: Any, **kwargs: Any) -> torch.Tensor:
+    """Compute no gradients: the closure of a step that is no step of training."""
+    return torch.zeros(())
 
 
 def _check_accelerator(accelerator: Accelerator) -> bool:
