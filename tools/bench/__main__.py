@@ -8,6 +8,7 @@ import sys
 _BENCHMARKS = (
     "overhead",
     "growth",
+    "hosts",
     "observers",
     "events",
     "imports",

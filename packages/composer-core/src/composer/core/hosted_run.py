@@ -35,6 +35,8 @@ from composer.utils.reproducibility import seed_context
 
 __all__ = ["HostedRun", "total_loss"]
 
+_END = object()  # of a loader
+
 # What a run may do next, and how a message names it.
 _CREATED, _READY, _FIT, _EPOCH = (
     "before `init`",
@@ -376,12 +378,17 @@ class HostedRun:
                 self._before_dataloader()
                 if iterator is None:
                     iterator = self._iterate(state.timestamp._batch_in_epoch * self.accumulate)
-                for batch in islice(iterator, 1):
+                batch = next(iterator, _END)
+                if batch is not _END:
                     group.append(self.after_dataloader(spec.batch_transforms(batch)))
             if not group:
                 self.end_epoch()
                 return
-            counts = [spec.get_num_samples_in_batch(batch) for batch in group]
+            dispatch = self.engine.dispatch
+            if len(group) == 1 and not (dispatch.after_dataloader or dispatch.batch_start):
+                counts = [self._samples]
+            else:  # rows may have been dropped or added
+                counts = [spec.get_num_samples_in_batch(batch) for batch in group]
             if not sum(counts):
                 raise ValueError(
                     "The batches of a step must have samples, got 0. Leave empty batches out of the loader, or correct "
@@ -623,8 +630,8 @@ class HostedRun:
         self._total = self._sum
         self.after_gradients()
         others = list(state.optimizers)
-        runs_passes = next((i for i, each in enumerate(others) if needs_closure(each)), None)
-        if runs_passes is not None:
+        if self.replays:
+            runs_passes = next(i for i, each in enumerate(others) if needs_closure(each))
             others.pop(runs_passes).step(self.closure())  # type: ignore[arg-type]  # torch names the type of its result float
         for optimizer in others:
             optimizer.step()
