@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,6 +91,23 @@ def test_torchdata_s_loader_resumes_by_its_own_state(workers: int) -> None:
         if workers == 0:
             assert_same_end(whole, resumed)
         assert whole.journal.samples[-1] == resumed.journal.samples[-1]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # webdataset leaves its files open
+def test_shards_of_webdataset_have_epochs_and_resume(tmp_path: Path) -> None:
+    webdataset = pytest.importorskip("webdataset")
+    with webdataset.TarWriter(str(tmp_path / "0.tar")) as shard:
+        for i in range(16):
+            shard.write({"__key__": f"{i:04d}", "x.pth": torch.tensor([float(i), 0.0]), "y.cls": i % 2})
+
+    def make() -> Any:
+        shards = webdataset.WebDataset(str(tmp_path / "0.tar"), shardshuffle=False)
+        return DataLoader(shards.decode().to_tuple("x.pth", "y.cls"), batch_size=4)
+
+    whole = Run(make(), "2ba", "1ep", "7ba").fit()
+    assert whole.state.timestamp.batch == 4 * EPOCHS
+    for snapshot in whole.snapshots.taken:
+        assert_same_end(whole, Run(make(), seed=9).load(snapshot).fit())
 
 
 def test_a_loader_with_its_own_state_draws_nothing_twice() -> None:
