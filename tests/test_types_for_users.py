@@ -46,6 +46,74 @@ EXPECTED = {
 }
 
 
+SCRIPT_OF_HOSTS = """\
+import lightning.pytorch as pl
+import torch
+import transformers
+from accelerate import Accelerator
+from torch.nn.functional import cross_entropy
+from torchmetrics.classification import MulticlassAccuracy
+
+from composer import Trainer
+from composer.algorithms import EMA, MixUp
+from composer.core import HostedRun
+from composer.hosts.accelerate import AcceleratedRun
+from composer.hosts.huggingface import ComposerMixin, ComposerTrainer
+from composer.hosts.ignite import IgniteRun
+from composer.hosts.lightning import ComposeCallback
+
+net = torch.nn.Linear(3, 2)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+trainer = Trainer(
+    model=net,
+    loss=cross_entropy,
+    metrics={"accuracy": MulticlassAccuracy(num_classes=2)},
+    optimizers=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
+    device=torch.device("cpu"),
+    precision=torch.bfloat16,
+    input_key=0,
+    target_key=lambda batch: batch[1],
+)
+reveal_type(trainer.plot())
+reveal_type(trainer.engine.explain())
+Trainer(model=net, lossfn=cross_entropy)
+run = HostedRun(net, [EMA()], loss=lambda outputs, batch: cross_entropy(outputs, batch[1]), max_duration="2ep")
+for batch in run.epoch():
+    run.backward(run.loss(batch))
+    reveal_type(run.step())
+pl.Trainer(callbacks=[ComposeCallback([MixUp(), EMA()], loss=lambda outputs, batch: outputs.sum())])
+ComposeCallback(algorithm=EMA())
+accelerated = AcceleratedRun(Accelerator(), net, MixUp(), loss=lambda outputs, batch: outputs.sum(), max_duration="1ep")
+net, optimizer = accelerated.prepare(net, optimizer)
+for batches in accelerated.epochs():
+    for batch in batches:
+        reveal_type(accelerated.loss(batch))
+AcceleratedRun(net)
+engine = IgniteRun(net, EMA(), optimizer=torch.optim.SGD(net.parameters()), max_duration="1ep")
+reveal_type(engine.create_supervised_trainer())
+IgniteRun(net, max_durations="1ep")
+
+
+class Mine(ComposerMixin, transformers.Seq2SeqTrainer):
+    pass
+
+
+ComposerTrainer(net, transformers.TrainingArguments("out"), algorithms=[EMA()])
+Mine(net, algorithms=EMA()).train()
+"""
+EXPECTED_OF_HOSTS = {
+    28: 'Type of "trainer.plot()" is "Figure"',
+    29: 'Type of "trainer.engine.explain()" is "Plan"',
+    30: 'No parameter named "lossfn"',
+    34: 'Type of "run.step()" is "bool"',
+    36: 'No parameter named "algorithm"',
+    41: 'Type of "accelerated.loss(batch)" is "Tensor"',
+    42: 'Arguments missing for parameters "model", "max_duration"',
+    44: 'Type of "engine.create_supervised_trainer()" is "Engine"',
+    45: 'No parameter named "max_durations"',
+}
+
+
 SCRIPT_OF_MIXUP = """\
 import torch
 
@@ -78,21 +146,24 @@ def check(script: Path, *extra_paths: Path, python: str = sys.executable) -> dic
 
 
 @pytest.mark.parametrize("installed_as", ["wheels", "links"])
-def test_misspelt_arguments_are_reported_and_all_names_are_known(installed_as: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("text", "expected"), [(SCRIPT, EXPECTED), (SCRIPT_OF_HOSTS, EXPECTED_OF_HOSTS)])
+def test_misspelt_arguments_are_reported_and_all_names_are_known(
+    text: str, expected: dict[int, str], installed_as: str, tmp_path: Path
+) -> None:
     """Editables need one folder with links to all sources, as `nox -s dev` makes it."""
     editable = "site-packages" not in Path(composer.__path__[0]).parts
     if installed_as == "wheels" and editable:
         pytest.skip("the packages are editable here, not installed from wheels; `nox -s together` has wheels")
     script = tmp_path / "program.py"
-    script.write_text(SCRIPT)
+    script.write_text(text)
     extra_paths = [] if installed_as == "wheels" else [tmp_path / "src"]
     for path in extra_paths:
         link(Workspace(), path)
 
     found = check(script, *extra_paths)
 
-    assert set(EXPECTED) == set(found), found
-    assert [] == [found[line] for line, part in EXPECTED.items() if part not in found[line]]
+    assert set(expected) == set(found), found
+    assert [] == [found[line] for line, part in expected.items() if part not in found[line]]
 
 
 def test_with_wheels_of_core_and_one_method_that_method_is_known_and_others_are_not(tmp_path: Path) -> None:
