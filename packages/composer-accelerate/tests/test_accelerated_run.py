@@ -15,9 +15,7 @@ from accelerate.utils import DistributedType
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, TensorDataset
 
-from composer import Trainer
 from composer.algorithms.ema import EMA
 from composer.algorithms.gradient_clipping import GradientClipping
 from composer.algorithms.label_smoothing import LabelSmoothing
@@ -37,10 +35,11 @@ from composer.core import (
 )
 from composer.hosts.accelerate import AcceleratedRun
 from composer.loggers import Logger
-from composer.models import ComposerModel
-from composer.testing import deep_compare
+from composer.models import ModuleWithLoss
+from composer.testing import HostProblem, deep_compare
 
-LENGTH, BATCH, EPOCHS, SEED = 5, 8, 2, 3
+LENGTH, BATCH, EPOCHS, SEED = HostProblem.length, HostProblem.batch_size, HostProblem.epochs, HostProblem.seed
+layers, criterion, data, sgd = HostProblem.network, HostProblem.loss, HostProblem.loader, HostProblem.optimizer
 ALGORITHMS: dict[str, Any] = {
     "nothing": list,
     "SAM": lambda: [SAM(rho=0.05, interval=2)],
@@ -51,61 +50,8 @@ ALGORITHMS: dict[str, Any] = {
 }
 
 
-def layers() -> torch.nn.Sequential:
-    torch.manual_seed(1)
-    return torch.nn.Sequential(
-        torch.nn.Linear(6, 12),
-        torch.nn.BatchNorm1d(12),
-        torch.nn.Dropout(0.5),
-        torch.nn.ReLU(),
-        torch.nn.Linear(12, 12),
-        torch.nn.ReLU(),
-        torch.nn.Linear(12, 4),
-    )
-
-
-def criterion(outputs: Any, batch: Any, reduction: str = "mean") -> torch.Tensor:
-    return cross_entropy(outputs, batch[1], reduction=reduction)
-
-
-class OurModel(ComposerModel):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = layers()
-
-    def forward(self, batch: Any) -> Any:
-        return self.layers(batch[0])
-
-    def loss(self, outputs: Any, batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return criterion(outputs, batch, **kwargs)
-
-
-def data(batch_size: int = BATCH) -> Any:
-    """Batches in a fixed order, drawn with a generator of their own."""
-    generator = torch.Generator().manual_seed(7)
-    x, y = torch.randn(LENGTH * BATCH, 6, generator=generator), torch.randint(4, (LENGTH * BATCH,), generator=generator)
-    return DataLoader(TensorDataset(x, y), batch_size=batch_size, generator=torch.Generator())
-
-
 def with_our_trainer(label: str, **options: Any) -> dict[str, Any]:
-    model = OurModel()
-    trainer = Trainer(
-        model=model,
-        train_dataloader=data(),
-        max_duration=f"{EPOCHS}ep",
-        optimizers=sgd(model),
-        algorithms=ALGORITHMS[label](),
-        seed=SEED,
-        progress_bar=False,
-        device="cpu",
-        **options,
-    )
-    trainer.fit()
-    return copy.deepcopy(model.layers.state_dict())
-
-
-def sgd(model: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return HostProblem.train(ALGORITHMS[label](), **options)
 
 
 class Loop:
@@ -166,7 +112,7 @@ def test_the_weights_equal_those_of_our_trainer(label: str) -> None:
 
 
 def test_a_model_of_composer_needs_no_loss() -> None:
-    model, accelerator = OurModel(), Accelerator(cpu=True)
+    model, accelerator = ModuleWithLoss(layers(), cross_entropy), Accelerator(cpu=True)
     run = AcceleratedRun(accelerator, model, ALGORITHMS["all"](), max_duration=f"{EPOCHS}ep", seed=SEED)
     _, optimizer, _ = run.prepare(model, sgd(model), data())
     for batches in run.epochs():
@@ -175,7 +121,7 @@ def test_a_model_of_composer_needs_no_loss() -> None:
             optimizer.step()
             optimizer.zero_grad()
 
-    deep_compare(with_our_trainer("all"), copy.deepcopy(model.layers.state_dict()))
+    deep_compare(with_our_trainer("all"), copy.deepcopy(model.module.state_dict()))
 
 
 @pytest.mark.parametrize("label", ["SAM", "EMA and GradientClipping", "Muon"])

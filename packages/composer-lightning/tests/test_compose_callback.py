@@ -14,7 +14,6 @@ from lightning.pytorch.callbacks import BackboneFinetuning, ModelCheckpoint, Sto
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
-from composer import Trainer
 from composer.algorithms.ema import EMA
 from composer.algorithms.gradient_clipping import GradientClipping
 from composer.algorithms.label_smoothing import LabelSmoothing
@@ -33,10 +32,10 @@ from composer.core import (
 )
 from composer.hosts.lightning import ComposeCallback
 from composer.loggers import Logger
-from composer.models import ComposerModel
-from composer.testing import deep_compare
+from composer.testing import HostProblem, deep_compare
 
-LENGTH, BATCH, EPOCHS, SEED = 5, 8, 2, 3
+LENGTH, BATCH, EPOCHS, SEED = HostProblem.length, HostProblem.batch_size, HostProblem.epochs, HostProblem.seed
+layers, criterion, data, sgd = HostProblem.network, HostProblem.loss, HostProblem.loader, HostProblem.optimizer
 ALGORITHMS: dict[str, Any] = {
     "nothing": list,
     "SAM": lambda: [SAM(rho=0.05, interval=2)],
@@ -45,29 +44,6 @@ ALGORITHMS: dict[str, Any] = {
     "all": lambda: [MixUp(), LabelSmoothing(), SAM(), EMA(half_life="2ba"), GradientClipping("norm", 0.1)],
 }
 OF_THE_LOSS = {"all"}
-
-
-def layers() -> torch.nn.Sequential:
-    torch.manual_seed(1)
-    return torch.nn.Sequential(
-        torch.nn.Linear(6, 12), torch.nn.BatchNorm1d(12), torch.nn.Dropout(0.5), torch.nn.ReLU(), torch.nn.Linear(12, 4)
-    )
-
-
-def criterion(outputs: Any, batch: Any, reduction: str = "mean") -> torch.Tensor:
-    return cross_entropy(outputs, batch[1], reduction=reduction)
-
-
-class OurModel(ComposerModel):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = layers()
-
-    def forward(self, batch: Any) -> Any:
-        return self.layers(batch[0])
-
-    def loss(self, outputs: Any, batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return criterion(outputs, batch, **kwargs)
 
 
 class Net(pl.LightningModule):
@@ -95,13 +71,6 @@ class SplitNet(Net):
         return self.composer.loss(batch)  # type: ignore[operator, union-attr]
 
 
-def data(batch_size: int = BATCH) -> Any:
-    """Batches in a fixed order, drawn with a generator of their own."""
-    generator = torch.Generator().manual_seed(7)
-    x, y = torch.randn(LENGTH * BATCH, 6, generator=generator), torch.randint(4, (LENGTH * BATCH,), generator=generator)
-    return DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=batch_size, generator=torch.Generator())
-
-
 def callback_of(label: str, split: bool = True) -> ComposeCallback:
     return ComposeCallback(ALGORITHMS[label](), loss=criterion if split else None, seed=SEED)
 
@@ -119,20 +88,7 @@ def trainer_of(callback: Any, *others: Any, **options: Any) -> pl.Trainer:
 
 
 def with_our_trainer(label: str, **options: Any) -> dict[str, Any]:
-    model = OurModel()
-    trainer = Trainer(
-        model=model,
-        train_dataloader=data(),
-        max_duration=f"{EPOCHS}ep",
-        optimizers=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
-        algorithms=ALGORITHMS[label](),
-        seed=SEED,
-        progress_bar=False,
-        device="cpu",
-        **options,
-    )
-    trainer.fit()
-    return copy.deepcopy(model.layers.state_dict())
+    return HostProblem.train(ALGORITHMS[label](), **options)
 
 
 def fit(label: str, split: bool = True, accumulate: int = 1, **options: Any) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from composer.testing._data import RandomClassificationDataset as RandomClassifi
 from composer.testing._data import RandomImageDataset as RandomImageDataset
 from composer.testing._data import RandomSegmentationDataset as RandomSegmentationDataset
 from composer.testing._data import RandomTextDataset as RandomTextDataset
+from composer.testing._hosts import HostProblem as HostProblem
 from composer.testing._loggers import LoggedRun as LoggedRun
 from composer.testing._models import ConvModel as ConvModel
 from composer.testing._models import SimpleConvModel as SimpleConvModel
@@ -31,6 +32,7 @@ __all__ = [
     "ConvModel",
     "DatasetTransformContract",
     "EventCounterCallback",
+    "HostProblem",
     "InfiniteClassificationDataset",
     "LoggedRun",
     "RandomClassificationDataset",
