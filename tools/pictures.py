@@ -28,6 +28,9 @@ from composer.algorithms import SWA, SeqLengthWarmup
 from composer.algorithms.alibi.attention_surgery_functions import register_alibi
 from composer.algorithms.blurpool import blur_2d
 from composer.core import Engine, Event, State
+from composer.evidence.ledger import PUBLISHED, Ledger
+from composer.evidence.page import verdicts
+from composer.recipes import Metric
 from tools.workspace import Workspace
 
 SIZE = 160  # pixels of a scene, along each side
@@ -397,6 +400,24 @@ def schedules() -> Figure:
     return figure
 
 
+def effects() -> Figure:
+    """Show what the published ledger says of all methods on its first task: effects with their intervals."""
+    (task, _), entries = next(iter(verdicts([Ledger(PUBLISHED)]).items()))
+    shown = [entry for entry in entries if entry["comparison"] is not None]
+    shown.sort(key=lambda entry: float(entry["comparison"]["effect"]))
+    metric = Metric(**shown[0]["metric"])
+    figure, axes = _plot(f"{metric.title} of {task}, difference to plain training", "", height=0.6 + 0.19 * len(shown))
+    colors = {"gain": BLUE, "loss": ORANGE}
+    for row, entry in enumerate(shown):
+        low, middle, high = (metric.scale * entry["comparison"][key] for key in ("low", "effect", "high"))
+        color = colors.get(entry["verdict"]["word"], GRAY)
+        axes.plot([low, high], [row, row], color=color, linewidth=2)
+        axes.plot(middle, row, marker="o", color=color)
+    axes.axvline(0, color="black", linewidth=0.8)
+    axes.set(yticks=range(len(shown)), yticklabels=[entry["method"] for entry in shown], ylim=(-0.7, len(shown) - 0.3))
+    return figure
+
+
 def _plot(xlabel: str, ylabel: str, height: float = 2.4) -> tuple[Figure, Any]:
     figure = Figure(figsize=(6.4, height), layout="constrained")
     axes = figure.subplots()
@@ -413,6 +434,7 @@ PICTURES = {
     "colout": Picture("composer-colout", "png", colout),
     "cutmix": Picture("composer-cutmix", "png", cutmix),
     "cutout": Picture("composer-cutout", "png", cutout),
+    "effects": Picture("composer-evidence", "svg", effects),
     "ema": Picture("composer-ema", "svg", ema),
     "layer_freezing": Picture("composer-layer-freezing", "svg", layer_freezing),
     "logit_softcap": Picture("composer-logit-softcap", "svg", logit_softcap),

@@ -116,3 +116,14 @@ def test_a_line_is_json_with_its_hash(tmp_path: Path) -> None:
     name = ledger.add("run", {"score": 1})
 
     assert json.loads(ledger.path.read_text()) == {"kind": "run", "score": 1, "id": name}
+
+
+def test_runs_of_one_place_share_its_line(tmp_path: Path) -> None:
+    ledger, place = Ledger(tmp_path / "a"), {"hardware": "a CPU", "versions": {"torch": "2"}}
+    for seed in range(3):
+        ledger.add("run", {"seed": seed, "environment": place})
+    other = Ledger(tmp_path / "b")
+
+    assert merge(other, [tmp_path / "a"]) == 4
+    assert [line["environment"] for line in Ledger(tmp_path / "b").lines("run")] == [place] * 3
+    assert merge(other, [tmp_path / "a"]) == 0

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from composer.evidence.auto import run_all, write_recipe
-from composer.evidence.ledger import Ledger, merge
+from composer.evidence.ledger import PUBLISHED, Ledger, merge
 from composer.evidence.methods import METHODS, class_of, reason_against
 from composer.evidence.page import explain, table, write_page
 from composer.evidence.runner import Incomplete, Runner
@@ -88,15 +88,17 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--methods", nargs="+", help="methods to try (default: all that apply)")
         unused = {"tune": set(_NUMBERS) - {"num_tuning_seeds"}, "measure": {"num_stack_seeds"}}.get(name, set())
         _add_options(command, [number for number in _NUMBERS if number not in unused])
-    command = add("replay", _replay, "Train the runs of an entry again, and say whether the intervals overlap.")
-    command.add_argument("entry", metavar="ENTRY", help="the id of an entry, or the beginning of it")
-    _add_places(command)
-    command = add("explain", _explain, "Say how an entry was measured.")
-    command.add_argument("entry", metavar="ENTRY", help="the id of an entry, or the beginning of it")
-    command = add("table", _table, "Print the verdicts as tables in Markdown.")
-    command.add_argument("ledgers", type=Path, nargs="*", help="other folders of ledgers")
-    command = add("page", _page, "Write the page about all tasks of the ledger.")
-    command.add_argument("ledgers", type=Path, nargs="*", help="other folders of ledgers")
+    replaying = add("replay", _replay, "Train the runs of an entry again, and say whether the intervals overlap.")
+    replaying.add_argument("entry", metavar="ENTRY", help="the id of an entry, or the beginning of it")
+    _add_places(replaying)
+    explaining = add("explain", _explain, "Say how an entry was measured.")
+    explaining.add_argument("entry", metavar="ENTRY", help="the id of an entry, or the beginning of it")
+    tables = add("table", _table, "Print the verdicts as tables in Markdown.")
+    tables.add_argument("ledgers", type=Path, nargs="*", help="other folders of ledgers")
+    page = add("page", _page, "Write the page about all tasks of the ledger.")
+    page.add_argument("ledgers", type=Path, nargs="*", help="other folders of ledgers")
+    for command in (replaying, explaining, tables, page):
+        command.add_argument("--published", action="store_true", help="of the ledger that comes with composer-evidence")
     command = add("merge", _merge, "Add the lines of other ledgers, such as those of shards.")
     command.add_argument("ledgers", type=Path, nargs="+", help="folders of the other ledgers")
     return parser
@@ -204,6 +206,8 @@ def _run(chosen: argparse.Namespace) -> None:
 
 def _replay(chosen: argparse.Namespace) -> None:
     ledger = Ledger(chosen.out)
+    if chosen.published:
+        merge(ledger, [PUBLISHED])
     entry = ledger.entry(chosen.entry)
     chosen.device, chosen.precision, chosen.shard = entry["device"], entry["precision"], (1, 1)
     study = _study(chosen, entry["reference"])
@@ -218,16 +222,21 @@ def _replay(chosen: argparse.Namespace) -> None:
 
 
 def _explain(chosen: argparse.Namespace) -> None:
-    ledger = Ledger(chosen.out)
+    (ledger,) = _ledgers(chosen)
     print(explain(ledger, ledger.entry(chosen.entry)))
 
 
 def _table(chosen: argparse.Namespace) -> None:
-    print(table([Ledger(folder) for folder in [chosen.out, *chosen.ledgers]]))
+    print(table(_ledgers(chosen)))
 
 
 def _page(chosen: argparse.Namespace) -> None:
-    print(write_page([Ledger(folder) for folder in [chosen.out, *chosen.ledgers]], chosen.out / "evidence.html"))
+    print(write_page(_ledgers(chosen), chosen.out / "evidence.html"))
+
+
+def _ledgers(chosen: argparse.Namespace) -> list[Ledger]:
+    first = PUBLISHED if chosen.published else chosen.out
+    return [Ledger(folder) for folder in [first, *getattr(chosen, "ledgers", ())]]
 
 
 def _merge(chosen: argparse.Namespace) -> None:

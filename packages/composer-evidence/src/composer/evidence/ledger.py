@@ -1,4 +1,4 @@
-"""The ledger: lines of JSON that are only ever added, one for each run and one for each entry."""
+"""The ledger: lines of JSON that are only ever added: for each run, for each entry, and for each place of runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from typing import Any
 
 from composer.evidence.task import digest
 
-__all__ = ["Ledger", "LedgerError", "merge"]
+__all__ = ["PUBLISHED", "Ledger", "LedgerError", "merge"]
+
+PUBLISHED = Path(__file__).parent / "published"
+"""The folder of the ledger that comes with this package."""
 
 _FILE = "ledger.jsonl"
 
@@ -24,9 +27,10 @@ class LedgerError(ValueError):
 class Ledger:
     """The file `ledger.jsonl` in a folder.
 
-    Every line is a JSON object with a `kind` ("run" or "entry") and an `id`, which is a hash of the other values: a
-    line that was changed is refused. Lines are appended with one write, under a lock, and are on the disk when `add`
-    returns; what a kill cut off is ignored.
+    Every line is a JSON object with a `kind` ("run", "entry" or "environment") and an `id`, which is a hash of the
+    other values: a line that was changed is refused. Lines are appended with one write, under a lock, and are on the
+    disk when `add` returns; what a kill cut off is ignored. The environment of runs (versions, hardware) is a line of
+    its own, which their lines name.
 
     Args:
         folder: The folder; made when the first line is added.
@@ -71,10 +75,13 @@ class Ledger:
         """
         if kind not in ("run", "entry"):
             raise ValueError(f"`kind` must be 'run' or 'entry', got {kind!r}.")
-        line = json.loads(json.dumps({"kind": kind, **values}, allow_nan=False))
-        line["id"] = digest({key: value for key, value in line.items() if key != "id"})
-        self._append([line])
-        return str(line["id"])
+        lines = []
+        if kind == "run" and "environment" in values:
+            lines.append(_line("environment", values["environment"]))
+            values = {**values, "environment": lines[0]["id"]}
+        lines.append(_line(kind, values))
+        self._append(lines)
+        return str(lines[-1]["id"])
 
     def add_lines(self, lines: Iterable[Mapping[str, Any]]) -> int:
         """Append lines of other ledgers that this one does not have, and return their number."""
@@ -95,7 +102,18 @@ class Ledger:
 
     def lines(self, kind: str) -> Iterator[dict[str, Any]]:
         """Yield all lines of a kind, in the order in which they were added."""
-        return (line for line in list(self._lines.values()) if line["kind"] == kind)
+        return (self._whole(line) for line in list(self._lines.values()) if line["kind"] == kind)
+
+    def _whole(self, line: dict[str, Any]) -> dict[str, Any]:
+        """Return a line with the environment that it names."""
+        place = self._lines.get(str(line.get("environment")))
+        if place is None:
+            return line
+        return {**line, "environment": {key: value for key, value in place.items() if key not in ("kind", "id")}}
+
+    def raw_lines(self) -> list[dict[str, Any]]:
+        """Return all lines as they are in the file."""
+        return list(self._lines.values())
 
     def entries(self, about: str | None = None, task: str | None = None) -> list[dict[str, Any]]:
         """Return entries, oldest first.
@@ -138,8 +156,14 @@ def merge(ledger: Ledger, folders: Iterable[Path]) -> int:
         other = Ledger(folder)
         if not other.path.exists():
             raise LedgerError(f"`folders` must have a ledger each, got {str(folder)!r} without {_FILE}.")
-        lines += [*other.lines("run"), *other.lines("entry")]
+        lines += other.raw_lines()
     return ledger.add_lines(lines)
+
+
+def _line(kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    line: dict[str, Any] = json.loads(json.dumps({"kind": kind, **values}, allow_nan=False))
+    line["id"] = digest({key: value for key, value in line.items() if key != "id"})
+    return line
 
 
 def _parse(text: bytes) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from composer.evidence.run import RunResult
 from composer.recipes import Metric
 from composer.report.spi import Html, el, static_page
 
-__all__ = ["explain", "table", "verdicts", "write_page"]
+__all__ = ["cells", "conditions", "explain", "table", "verdicts", "write_page"]
 
 _HEAD = ("method", "verdict", "effect, 95 % interval", "at equal time", "step time", "memory", "n")
 
@@ -43,10 +43,10 @@ def table(ledgers: Iterable[Ledger]) -> str:
     """
     parts = []
     for (task, hash_), entries in verdicts(ledgers).items():
-        rows = [_HEAD, *(_cells(entry) for entry in entries)]
+        rows = [_HEAD, *(cells(entry) for entry in entries)]
         lines = [f"| {' | '.join(row)} |" for row in rows]
         lines.insert(1, "|" + "---|" * len(_HEAD))
-        parts.append(f"**{task}** ({hash_}). {_conditions(entries)}\n\n" + "\n".join(lines))
+        parts.append(f"**{task}** ({hash_}). {conditions(entries)}\n\n" + "\n".join(lines))
     return "\n\n".join(parts) or "The ledger has no measurements."
 
 
@@ -125,7 +125,7 @@ def _task_section(ledgers: Sequence[Ledger], task: str, hash_: str, entries: Seq
     metric = Metric(**entries[0]["metric"])
     unit = f"{metric.title}, {metric.unit}" if metric.unit else metric.title
     scale = metric.scale
-    parts: list[Html | None] = [el("h2", task), el("p", _conditions(entries), class_="small")]
+    parts: list[Html | None] = [el("h2", task), el("p", conditions(entries), class_="small")]
     if shown:
         rows = []
         for entry in shown:
@@ -143,7 +143,7 @@ def _task_section(ledgers: Sequence[Ledger], task: str, hash_: str, entries: Seq
     lines = _curves(ledgers, entries)
     if lines:
         parts.append(_figure("Learning curves on the validation part", curves(lines, metric.title)))
-    parts.append(_table(_HEAD, [_cells(entry) for entry in entries]))
+    parts.append(_table(_HEAD, [cells(entry) for entry in entries]))
     parts += [_saved(entries), _ladder(everything, metric), _stacks(everything, metric), _searches(everything, metric)]
     parts.append(_download(task, everything))
     return el("section", parts, id=f"{task}-{hash_}")
@@ -165,8 +165,8 @@ def _saved(entries: Sequence[dict[str, Any]]) -> Html | None:
     for entry in entries:
         times = entry.get("time_to_target")
         if times is not None:
-            cells = [_crossing(times[key]) for key in ("method", "in_steps", "plain_against_plain")]
-            rows.append((entry["method"], *cells))
+            columns = [_crossing(times[key]) for key in ("method", "in_steps", "plain_against_plain")]
+            rows.append((entry["method"], *columns))
     if not rows:
         return None
     head = ("method", "time to plain's final mean", "in steps", "plain with other seeds")
@@ -246,8 +246,12 @@ def _curves(ledgers: Sequence[Ledger], entries: Sequence[dict[str, Any]]) -> dic
     return dict(list({**first, **lines}.items())[:8])
 
 
-def _cells(entry: dict[str, Any]) -> tuple[str, ...]:
-    """Return the row of an entry in the table of verdicts."""
+def cells(entry: dict[str, Any]) -> tuple[str, ...]:
+    """Return the row of an entry in the table of verdicts: method, verdict, effect, and so on.
+
+    Args:
+        entry: An entry about a measurement or a confirmation.
+    """
     verdict, comparison, metric = entry["verdict"], entry.get("comparison"), Metric(**entry["metric"])
     why = verdict["why"]
     if comparison is not None and why.startswith("smallest visible"):
@@ -277,8 +281,12 @@ def _interval(values: dict[str, Any], metric: Metric) -> tuple[str, str]:
     return f"{shown[0]}{metric.unit}", f"[{shown[1]}, {shown[2]}]"
 
 
-def _conditions(entries: Sequence[dict[str, Any]]) -> str:
-    """Return the conditions of measurements, which stand with every table."""
+def conditions(entries: Sequence[dict[str, Any]]) -> str:
+    """Return the conditions of measurements, which stand with every table, as sentences.
+
+    Args:
+        entries: Entries of one task; at least one.
+    """
     metric = Metric(**entries[0]["metric"])
     measured = [entry for entry in entries if entry.get("comparison") is not None]
     machines = {entry["hardware"]: entry for entry in entries}

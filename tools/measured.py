@@ -1,0 +1,116 @@
+"""Write what the published ledger says of each method into its README, and the table of gains into that of Composer.
+
+python -m tools.measured
+
+The text stands between two comments. It follows from the ledger in composer-evidence alone, so that a claim in a README
+has an entry that `composer-evidence replay` trains again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from composer.evidence.ledger import PUBLISHED, Ledger
+from composer.evidence.page import cells, conditions, verdicts
+from tools.workspace import ROOT, Workspace
+
+__all__ = ["BEGIN", "END", "documents", "main", "written"]
+
+BEGIN = "<!-- measured: written by `python -m tools.measured` -->\n"
+END = "<!-- end of measured -->\n"
+_HEADING = "## Measured\n"
+_BEFORE = "## When not to use it\n"  # the section that a new one precedes
+_COLUMNS = ("verdict", "effect at equal steps", "at equal time", "step time", "memory", "n")
+
+
+def documents(workspace: Workspace, ledger: Ledger) -> Iterator[tuple[Path, str]]:
+    """Yield each README with a measured section, and the text of that section.
+
+    Args:
+        workspace: The packages.
+        ledger: The ledger.
+    """
+    tasks = verdicts([ledger])
+    for package in workspace.packages.values():
+        for method in package.entry_points.get("composer.algorithms", {}):
+            text = _of_method(method, tasks)
+            if text:
+                yield package.path / "README.md", text
+                break
+    text = _of_gains(tasks)
+    if text:
+        yield ROOT / "README.md", text
+
+
+def written(text: str, section: str) -> str:
+    """Return a README with its measured section replaced, or added before "When not to use it".
+
+    Args:
+        text: The README.
+        section: The text between the comments.
+    """
+    block = f"{BEGIN}{section}{END}"
+    if BEGIN in text:
+        head, rest = text.split(BEGIN, 1)
+        return f"{head}{block}{rest.split(END, 1)[1]}"
+    head, found, rest = text.partition(_BEFORE)
+    if not found:
+        raise ValueError(f"A README must have the line {_BEFORE.strip()!r}, or the comments, to get measured rows.")
+    return f"{head}{_HEADING}\n{block}\n{found}{rest}"
+
+
+def _of_method(method: str, tasks: Mapping[tuple[str, str], list[dict[str, Any]]]) -> str:
+    rows, places = [], []
+    for (task, _), entries in tasks.items():
+        for entry in entries:
+            if entry["method"] == method:
+                rows.append((task, *cells(entry)[1:]))
+                places.append(f"**{task}**: {conditions([entry])}")
+    return _table(("task", *_COLUMNS), rows) + "\n" + "\n\n".join(places) + "\n" if rows else ""
+
+
+def _of_gains(tasks: Mapping[tuple[str, str], list[dict[str, Any]]]) -> str:
+    rows = [
+        (task, entry["method"], *cells(entry)[2:])
+        for (task, _), entries in tasks.items()
+        for entry in entries
+        if entry["verdict"]["word"] == "gain"
+    ]
+    if not rows:
+        return ""
+    counts = [sum(entry["verdict"]["word"] == word for e in tasks.values() for entry in e) for word in _OTHERS]
+    others = ", ".join(f"{count} {word}" for count, word in zip(counts, _OTHERS.values(), strict=True) if count)
+    places = [f"**{task}**: {conditions(entries)}" for (task, _), entries in tasks.items()]
+    return (
+        _table(("task", "method", *_COLUMNS[1:]), rows)
+        + f"\nThe other rows: {others}. `composer-evidence table --published` prints all.\n\n"
+        + "\n\n".join(places)
+        + "\n"
+    )
+
+
+_OTHERS = {
+    "no effect found": "without a visible effect",
+    "loss": "worse",
+    "not judged": "not judged",
+    "not applicable": "not applicable",
+}
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [f"| {' | '.join(row)} |" for row in (head, *rows)]
+    lines.insert(1, "|" + "---|" * len(head))
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Write all sections."""
+    for path, section in documents(Workspace(), Ledger(PUBLISHED)):
+        path.write_text(written(path.read_text(encoding="utf-8"), section), encoding="utf-8")
+        print(path.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    main()
