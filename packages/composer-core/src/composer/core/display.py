@@ -1,9 +1,11 @@
-"""Tables of a state and a plan for notebooks."""
+"""Tables of a state and a plan for notebooks, and how people name a model and an optimizer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from composer.utils.html import table
 
@@ -11,14 +13,38 @@ if TYPE_CHECKING:
     from composer.core.engine import Plan
     from composer.core.state import State
 
-__all__ = ["html_of_plan", "html_of_state"]
+__all__ = ["html_of_plan", "html_of_state", "name_of_model", "name_of_optimizer"]
 
 _MOST_METRICS = 20  # rows
 
 
-def html_of_state(state: State) -> str:
-    """Return a table of a run: how far it is, and what is trained how."""
-    return table(f"{type(state).__name__} of {state.run_name}", _rows_of_state(state))
+def html_of_state(state: State, title: str = "State") -> str:
+    """Return a table of a run: how far it is, and what is trained how.
+
+    Args:
+        state: The state.
+        title: What the table is about.
+    """
+    return table(f"{title} of {state.run_name}", _rows_of_state(state))
+
+
+def name_of_model(model: torch.nn.Module) -> str:
+    """Return the class of a model, without those that only wrap it.
+
+    Example:
+        >>> from composer.models import ModuleWithLoss
+        >>> name_of_model(ModuleWithLoss(torch.nn.Linear(3, 2), torch.nn.functional.cross_entropy))
+        'Linear'
+    """
+    inner = getattr(model, "module", None)  # of DDP, of any module with a loss, of a classifier
+    return name_of_model(inner) if isinstance(inner, torch.nn.Module) else type(model).__name__
+
+
+def name_of_optimizer(optimizer: torch.optim.Optimizer) -> str:
+    """Return the class of an optimizer, and those that wrap it: "SGD in SAMOptimizer"."""
+    inner = getattr(optimizer, "base_optimizer", None)
+    own = type(optimizer).__name__
+    return f"{name_of_optimizer(inner)} in {own}" if isinstance(inner, torch.optim.Optimizer) else own
 
 
 def html_of_plan(plan: Plan) -> str:
@@ -41,10 +67,10 @@ def _rows_of_state(state: State) -> Iterator[tuple[str, Any]]:
     trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
     whole = sum(parameter.numel() for parameter in parameters)
     frozen = "" if trained == whole else f", {trained:,} of them trained"
-    yield "model", f"{type(state.model).__name__} with {whole:,} parameters{frozen}"
+    yield "model", f"{name_of_model(state.model)} with {whole:,} parameters{frozen}"
     for optimizer in state.optimizers:
         rates = sorted({float(group["lr"]) for group in optimizer.param_groups})
-        yield "optimizer", f"{type(optimizer).__name__}, learning rate {', '.join(f'{rate:.4g}' for rate in rates)}"
+        yield "optimizer", f"{name_of_optimizer(optimizer)}, learning rate {', '.join(f'{rate:.4g}' for rate in rates)}"
     for kind, objects in (("algorithms", state.algorithms), ("callbacks", state.callbacks)):
         if objects:
             yield kind, ", ".join(type(each).__name__ for each in objects)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from composer.core import State
+from composer.core.display import name_of_model, name_of_optimizer
 from composer.utils import dist
 
 __all__ = ["describe_run"]
@@ -27,10 +28,10 @@ def describe_run(state: State) -> dict[str, Any]:
     """
     parameters = list(state.model.parameters())
     described: dict[str, Any] = {
-        "model": _name_of(state.model),
+        "model": name_of_model(state.model),
         "parameters": sum(parameter.numel() for parameter in parameters),
         "trainable_parameters": sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
-        "optimizer": " + ".join(type(optimizer).__name__ for optimizer in state.optimizers),
+        "optimizer": " + ".join(map(name_of_optimizer, state.optimizers)),
         "learning_rate": _plain_rates(state),
         "algorithms": ", ".join(type(algorithm).__name__ for algorithm in state.algorithms),
         "max_duration": str(state.max_duration),
@@ -46,11 +47,6 @@ def describe_run(state: State) -> dict[str, Any]:
         "git_commit": _commit(),
     }
     return {name: value for name, value in described.items() if value not in (None, "")}
-
-
-def _name_of(model: torch.nn.Module) -> str:
-    inner = getattr(model, "module", None)  # of any module with a loss
-    return type(inner if isinstance(inner, torch.nn.Module) else model).__name__
 
 
 def _plain_rates(state: State) -> Any:

@@ -27,6 +27,7 @@ from composer.core import (
     Time,
     Timestamp,
 )
+from composer.core.display import html_of_state
 from composer.core.passes import PassInput
 from composer.devices import Device
 from composer.distributed import DDPSyncStrategy
@@ -797,7 +798,7 @@ class Trainer(_RejectsRemovedArguments):
 
     def _repr_html_(self) -> str:
         plan = details("What acts when: engine.explain()", self.engine.explain()._repr_html_())
-        return self.state._repr_html_() + plan
+        return html_of_state(self.state, type(self).__name__) + plan
 
     # ---- checkpoints ----
 
