@@ -101,13 +101,60 @@ def test_a_dataclass_is_moved_counted_and_split() -> None:
     ("batch", "message"),
     [
         ((IMAGE, MASK, TARGET), "`input_key` and `target_key` must be given .* got a tuple of 3 parts"),
-        (IMAGE, "`input_key` and `target_key` must be given .* Tensor"),
-        ({"image": IMAGE, "y": TARGET}, "`target_key` must be given: none of .*'image', 'y'.* is named 'labels'"),
+        ({"image": IMAGE, "y": TARGET}, "`input_key` and `target_key` must be given .* takes no 'image', 'y'"),
     ],
 )
 def test_a_batch_that_needs_keys(batch: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        ModuleWithLoss(Net(), F.cross_entropy)(batch)
+    with pytest.raises((TypeError, ValueError), match=message):
+        ModuleWithLoss(torch.nn.Linear(3, 2), F.cross_entropy)(batch)
+
+
+@pytest.mark.parametrize("batch", [IMAGE, {"image": IMAGE}])
+def test_targets_that_are_not_there(batch: Any) -> None:
+    model = ModuleWithLoss(torch.nn.Linear(3, 2), F.cross_entropy)
+    with pytest.raises(ValueError, match="`target_key` must be given"):
+        model.loss(model(batch), batch)
+
+
+@pytest.mark.parametrize("batch", [IMAGE, (IMAGE,), [IMAGE], {"image": IMAGE}, {"x": IMAGE, "label": TARGET}])
+@pytest.mark.parametrize("keys", [{}, {"input_key": 0}])
+def test_inputs_without_targets_are_enough_to_predict(batch: Any, keys: dict[str, Any]) -> None:
+    if keys and isinstance(batch, dict):
+        keys = {"input_key": next(iter(batch))}
+    net = torch.nn.Linear(3, 2)
+    assert torch.equal(ModuleWithLoss(net, F.cross_entropy, **keys)(batch), net(IMAGE))
+
+
+def test_names_of_weights_are_those_of_the_module_whatever_its_loss_has() -> None:
+    weights = torch.rand(2)
+    net = torch.nn.Linear(3, 2)
+    model = ModuleWithLoss(net, torch.nn.CrossEntropyLoss(weight=weights)).double()
+    net.load_state_dict(model.state_dict())
+    assert model.loss_fn.weight.dtype is torch.float64  # it moves with the module
+
+    net.loss_fn = torch.nn.CrossEntropyLoss(weight=weights)
+    for loss in (net.loss_fn, F.cross_entropy, torch.nn.CrossEntropyLoss(weight=weights)):
+        model = ModuleWithLoss(net, loss)
+        assert set(model.state_dict()) == set(net.state_dict())
+        model.load_state_dict(model.state_dict())
+
+
+def test_a_loss_with_weights_is_saved() -> None:
+    class Scaled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.ones(()))
+
+        def forward(self, outputs: Any, targets: Any) -> Any:
+            return F.cross_entropy(outputs * self.scale, targets)
+
+    net = torch.nn.Linear(3, 2)
+    model = ModuleWithLoss(net, Scaled())
+    assert set(model.state_dict()) == {*net.state_dict(), "loss_fn.scale"}
+    model.load_state_dict(model.state_dict())
+    net.loss_fn = Scaled()
+    with pytest.raises(ValueError, match="Rename the attribute"):
+        ModuleWithLoss(net, Scaled())
 
 
 def test_losses_per_example() -> None:

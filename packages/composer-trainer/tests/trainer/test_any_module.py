@@ -207,6 +207,30 @@ def test_a_stream_without_length_has_epochs() -> None:
     deep_compare(weights(trainer), weights(trained()))
 
 
+class Sized(torch.utils.data.IterableDataset[Any]):
+    """Divides 22 examples between its workers, so that a loader has more batches than its length says."""
+
+    def __len__(self) -> int:
+        return 22
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = torch.utils.data.get_worker_info()
+        return iter(examples()[:22][worker.id :: worker.num_workers])
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker processes:UserWarning")  # with one core
+def test_the_length_of_a_stream_is_an_estimate() -> None:
+    def make() -> Any:
+        return torch.utils.data.DataLoader(Sized(), batch_size=10, num_workers=2)
+
+    assert len(make()) == 3
+    trainer = trained(make(), max_duration="2ep")
+    assert (trainer.state.timestamp.batch, trainer.state.timestamp.sample) == ("8ba", "44sp")
+    assert sum(len(outputs) for outputs in trainer.predict(make())) == 22
+    assert trainer.state.eval_timestamp.sample == 22
+    assert len(trainer.predict(make(), subset_num_batches=2)) == 2
+
+
 @pytest.mark.parametrize(
     ("argument", "instead"),
     [
@@ -263,3 +287,45 @@ def test_a_module_without_a_loss_is_told_what_to_pass() -> None:
     with pytest.raises(ValueError, match=r"`loss` must be given .* got a Sequential. Pass a function of outputs"):
         Trainer(model=network(), device="cpu")
     assert isinstance(trained().state.model, ModuleWithLoss)
+
+
+@pytest.mark.parametrize("metrics", ["accuracy", F.cross_entropy, MulticlassAccuracy])
+def test_metrics_are_objects_of_torchmetrics(metrics: Any) -> None:
+    with pytest.raises(TypeError, match="`metrics` must be metrics of torchmetrics"):
+        ModuleWithLoss(network(), F.cross_entropy, metrics)
+
+
+def test_a_function_gets_a_list_which_it_may_read_twice() -> None:
+    def groups(parameters: Any) -> torch.optim.Optimizer:
+        matrices, vectors = [p for p in parameters if p.dim() > 1], [p for p in parameters if p.dim() < 2]
+        return torch.optim.SGD([{"params": matrices}, {"params": vectors, "weight_decay": 0.0}], lr=0.1, momentum=0.9)
+
+    deep_compare(weights(trained(optimizers=groups)), weights(trained()))
+
+
+def test_parameters_without_an_optimizer_are_told() -> None:
+    net = network()
+    own = torch.optim.SGD(net[1].parameters(), lr=0.1)
+    with pytest.warns(UserWarning, match=r"No optimizer has 2 parameters of the model.*'3\.weight', '3\.bias'"):
+        trained(model=net, loss=F.cross_entropy, optimizers=lambda parameters: own)
+
+
+def test_algorithms_must_mean_the_same_parts_of_a_batch() -> None:
+    data = [(x, torch.zeros(len(x)), y) for x, y in loader()]
+    keys: dict[str, Any] = {"input_key": 0, "target_key": 2}
+    with pytest.raises(ValueError, match=r"`target_key` of Reads must be that of the `Trainer`, 2, got 1"):
+        trained(data, algorithms=[Reads()], **keys)
+    trained(data, algorithms=[Reads(**keys)], **keys)
+    trained(algorithms=[Reads()])
+
+
+class Reads(Algorithm):
+    """Does nothing, but has the keys of a batch."""
+
+    events = frozenset({Event.INIT})
+
+    def __init__(self, input_key: Any = 0, target_key: Any = 1) -> None:
+        self.input_key, self.target_key = input_key, target_key
+
+    def apply(self, event: Event, state: Any, logger: Any) -> None:
+        pass

@@ -24,7 +24,6 @@ from composer.trainer import Trainer
         ),
         ("validate_every_n_batches", "eval_interval='...ba'"),
         ("compute_training_metrics", "get_metrics(is_train=True)"),
-        ("max_epochs", "max_duration='...ep'"),
         ("log_destinations", "loggers=[...]"),
         ("logger_destinations", "loggers=[...]"),
         ("load_logger_destination", "load_object_store=..."),

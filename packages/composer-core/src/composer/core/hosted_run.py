@@ -370,8 +370,8 @@ class HostedRun:
         if set_epoch is not None:
             set_epoch(state.timestamp._epoch)
         iterator: Iterator[Any] | None = None
-        length = state.dataloader_len
-        while not state.is_over() and (length is None or state.timestamp._batch_in_epoch < length.value):
+        length = state.dataloader_limit
+        while not state.is_over() and (length is None or state.timestamp._batch_in_epoch < length):
             self._random.enter()
             group: list[Any] = []
             for _ in range(self.accumulate):
@@ -398,7 +398,8 @@ class HostedRun:
             for batch in group:
                 yield spec.microbatch_transforms(state.device.batch_to_device(batch))
             self._require("the iteration of `epoch`", _EPOCH, hint="Call `loss`, `backward` and `step` for each batch.")
-        if length is not None and state.timestamp._batch_in_epoch >= length.value:
+        length = None if state.dataloader_len is None else state.dataloader_len.value
+        if length is not None and state.timestamp._batch_in_epoch >= length:
             self.end_epoch()
 
     def _iterate(self, done: int) -> Iterator[Any]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
+from torch.utils.data import IterableDataset
 
 from composer.core._observed import ObservedList, SteppingList
 from composer.core.deferred_value import DeferredValue
@@ -336,6 +337,17 @@ class State(Serializable):
     def dataloader_len(self) -> Time[int] | None:
         """The number of batches to use per epoch; None if unknown. Set with an int or a `Time` in 'ba'."""
         return None if self._dataloader_len is None else Time(self._dataloader_len, TimeUnit.BATCH)
+
+    @property
+    def dataloader_limit(self) -> int | None:
+        """The batches after which an epoch ends although the loader may have more; None: where the loader ends.
+
+        The length of a `DataLoader` of an `IterableDataset` is an estimate, which several workers exceed, so it is no
+        limit; `dataloader_len` has it.
+        """
+        number = self._dataloader_len
+        estimated = isinstance(getattr(self._dataloader, "dataset", None), IterableDataset)
+        return None if estimated and number == _length_of(self._dataloader) else number
 
     @dataloader_len.setter
     def dataloader_len(self, value: SupportsIndex | Time[int]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -19,6 +19,7 @@ __all__ = ["ModuleWithLoss", "as_composer_model", "index_metrics"]
 
 _TARGETS = ("labels", "label", "targets", "target")  # of batches with named parts
 _PREFIX, _LOSS = "module.", "loss_fn."
+_CONSTANT = torch.nn.modules.loss._Loss  # losses of torch: their settings are not trained
 
 
 class ModuleWithLoss(ComposerModel):
@@ -34,8 +35,9 @@ class ModuleWithLoss(ComposerModel):
             example pass `reduction="none"`, or set it in a module.
         metrics: A metric of torchmetrics, a `MetricCollection`, a sequence or a dict; for training and evaluation.
         input_key: The inputs of the module in a batch: an index, key or attribute name, with which it is called; a
-            sequence of them, whose parts are its arguments; or a function `batch -> inputs`. None: the first of the two
-            parts of a tuple or list; of a mapping or dataclass everything but the targets, as keyword arguments.
+            sequence of them, whose parts are its arguments; or a function `batch -> inputs`. None: a tensor itself; the
+            first of the two parts of a tuple or list; of a mapping or dataclass everything but the targets, as keyword
+            arguments, or as the only argument of the module.
         target_key: The targets, likewise. None: the second part of a tuple or list; in a mapping or dataclass the
             first that it has of "labels", "label", "targets" and "target".
 
@@ -78,22 +80,52 @@ class ModuleWithLoss(ComposerModel):
         self.module = module
         self.input_key, self.target_key = input_key, target_key
         self._metrics = _named_metrics(metrics)
-        self.loss_fn = loss
+        self._calls: dict[tuple[str, ...], bool] = {}  # by the names of inputs: whether these are keyword arguments
+        if isinstance(loss, _CONSTANT) or any(loss is part for part in module.modules()):
+            # Nothing of it is trained or saved here, so state dicts are those of the module.
+            self.__dict__["loss_fn"] = loss
+        else:
+            if isinstance(loss, torch.nn.Module) and hasattr(module, "loss_fn"):
+                raise ValueError(
+                    f"`loss` must not be a module with weights of its own if `module` has an attribute `loss_fn`, got "
+                    f"{_name_of(loss)}: their names in checkpoints would be the same. Rename the attribute."
+                )
+            self.loss_fn = loss
         self.register_state_dict_post_hook(_remove_prefix)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(_add_prefix)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_post_hook(_report_names)  # type: ignore[no-untyped-call]
 
+    def _apply(self, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
+        result = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        loss = self.__dict__.get("loss_fn")
+        if isinstance(loss, _CONSTANT):  # class weights move with the module
+            loss._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return result
+
     def forward(self, batch: Batch) -> Any:
-        """Return what the module returns for the inputs of a batch."""
+        """Return what the module returns for the inputs of a batch, which needs no targets.
+
+        Raises:
+            ValueError: The inputs are not known, because the batch has another form than the keys say.
+            TypeError: The module does not take the inputs.
+        """
         key = self.input_key
+        if isinstance(batch, torch.Tensor) and not callable(key):
+            return self.module(batch)  # to predict without targets
         if key is not None:
             inputs = batch_get(batch, key)
             return self.module(*inputs) if _is_many(key) else self.module(inputs)
         named = _named_parts(batch)
         if named is None:
-            return self.module(_pair(batch)[0])
-        target_key = _target_name(named) if self.target_key is None else self.target_key
-        return self.module(**{name: part for name, part in named.items() if name != target_key})
+            return self.module(_pair(batch, least=1)[0])
+        target_key = self.target_key
+        if target_key is None:
+            target_key = next((name for name in _TARGETS if name in named), None)
+        inputs = {name: part for name, part in named.items() if name != target_key}
+        names = tuple(inputs)
+        if names not in self._calls:
+            self._calls[names] = _takes_by_name(self.module, names)
+        return self.module(**inputs) if self._calls[names] else self.module(*inputs.values())
 
     def loss(self, outputs: Any, batch: Batch, *args: Any, **kwargs: Any) -> Any:
         """Return the loss of the outputs and the targets of a batch.
@@ -183,8 +215,9 @@ def _remove_prefix(model: Any, state_dict: dict[str, Any], prefix: str, local_me
 
 def _add_prefix(model: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
     """Rename the entries of a state dict back, to load it."""
+    own = isinstance(model._modules.get("loss_fn"), torch.nn.Module)
     for key in [key for key in state_dict if key.startswith(prefix)]:
-        if not key.startswith(f"{prefix}{_LOSS}"):
+        if not (own and key.startswith(f"{prefix}{_LOSS}")):
             state_dict[f"{prefix}{_PREFIX}{key[len(prefix) :]}"] = state_dict.pop(key)
 
 
@@ -201,6 +234,11 @@ def _named_metrics(metrics: Any) -> dict[str, Any]:
 
     if isinstance(metrics, (MetricCollection, Mapping)):
         named = dict(metrics.items())
+    elif isinstance(metrics, str) or not isinstance(metrics, (Metric, Iterable)):
+        raise TypeError(
+            f"`metrics` must be metrics of torchmetrics, got {metrics!r}. Pass for example "
+            f"`metrics=MulticlassAccuracy(num_classes=10)` of torchmetrics.classification, or a dict with names."
+        )
     else:
         several = [metrics] if isinstance(metrics, Metric) else list(metrics)
         named = {type(metric).__name__: metric for metric in several}
@@ -237,8 +275,33 @@ def _target_name(named: Mapping[str, Any]) -> str:
     )
 
 
-def _pair(batch: Any) -> Sequence[Any]:
-    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+def _takes_by_name(module: torch.nn.Module, names: Sequence[str]) -> bool:
+    """Return True if the inputs of a mapping are keyword arguments of a module, False if one is its only argument.
+
+    Raises:
+        TypeError: The module takes other arguments.
+    """
+    try:
+        parameters = inspect.signature(module.forward).parameters
+    except (TypeError, ValueError):
+        return True
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return True
+    unknown = [name for name in names if name not in parameters]
+    if not unknown:
+        return True
+    if len(names) == 1:
+        return False
+    given, missing, taken = (", ".join(map(repr, some)) for some in (names, unknown, parameters))
+    raise TypeError(
+        f"`input_key` and `target_key` must be given for batches with the inputs {given}, because the module takes no "
+        f"{missing} (it takes {taken or 'nothing'}). Pass for example `input_key={names[0]!r}`."
+    )
+
+
+def _pair(batch: Any, least: int = 2) -> Sequence[Any]:
+    """Return a batch of inputs and targets; with `least=1` also one of inputs only."""
+    if not isinstance(batch, (tuple, list)) or not least <= len(batch) <= 2:
         got = type(batch).__name__ + (f" of {len(batch)} parts" if isinstance(batch, (tuple, list)) else "")
         raise ValueError(
             f"`input_key` and `target_key` must be given for batches that are not pairs of inputs and targets, got a "

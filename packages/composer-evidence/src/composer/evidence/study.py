@@ -310,6 +310,8 @@ class Study:
         reasons, probes = {}, {}
         for name in names:
             members = name.split("+")
+            # An average of the weights may begin after the few steps of the run that tries the others.
+            tried = [member for member in members if not method_of(member).averages]
             against = reason_against(self.task, members)
             bases = {self.task.base[member] for member in members if member in self.task.base}
             if against is not None:
@@ -317,12 +319,12 @@ class Study:
             elif len(bases) > 1:
                 why = f"its members need different variants: {', '.join(sorted(bases))}"
                 reasons[name] = Verdict("not applicable", why)
-            else:
+            elif tried:
                 probes[name] = self.runner.spec(
                     "validation",
                     self._variant_of(members, plain),
                     min(_PROBE_STEPS, self.task.steps),
-                    stack=tuple((member, arguments_of(self.task, member)) for member in members),
+                    stack=tuple((member, arguments_of(self.task, member)) for member in tried),
                     eval_batches=1,
                     seed=_TUNE,
                 )

@@ -27,7 +27,7 @@ from composer.loggers import LoggerDestination
 from composer.loggers.console_logger import ConsoleLogger
 from composer.loggers.progress_bar_logger import ProgressBarLogger
 from composer.models import ComposerModel
-from composer.models.module_with_loss import as_composer_model
+from composer.models.module_with_loss import ModuleWithLoss, as_composer_model
 from composer.trainer.microbatch import check_not_profiled
 from composer.trainer.optimizers import build_optimizers, is_function
 from composer.trainer.options import LogOptions, ModelOptions, RunOptions, SaveOptions, check_distinct, described
@@ -196,6 +196,7 @@ def build_state(
         if not isinstance(algorithm, Algorithm):
             raise TypeError(f"`algorithms` must be `Algorithm` objects, got {described(algorithm)}.")
     check_distinct("algorithms", algorithms)
+    _check_keys(model, algorithms)
     state = State(
         model=placed,
         rank_zero_seed=seed,
@@ -209,6 +210,29 @@ def build_state(
     )
     parallel.describe_sharding(state)
     return state
+
+
+def _check_keys(model: ComposerModel, algorithms: Sequence[Algorithm]) -> None:
+    """Check that algorithms find inputs and targets where the model does.
+
+    Raises:
+        ValueError: An algorithm has another key than the `Trainer` got.
+    """
+    if not isinstance(model, ModuleWithLoss):
+        return
+    for name in ("input_key", "target_key"):
+        key = getattr(model, name)
+        if key is None or callable(key):  # a function only reads: algorithms need a key of their own
+            continue
+        allowed = [key, *key] if isinstance(key, (tuple, list)) else [key]
+        for algorithm in algorithms:
+            own = getattr(algorithm, name, key)
+            if not callable(own) and own not in allowed:
+                kind = type(algorithm).__name__
+                raise ValueError(
+                    f"`{name}` of {kind} must be that of the `Trainer`, {key!r}, got {own!r}: it would change another "
+                    f"part of the batch. Pass `{kind}(..., {name}={key!r})`."
+                )
 
 
 def generate_run_name() -> str:

@@ -139,8 +139,7 @@ class Evaluation:
             run_event(Event.EVAL_END)
 
     def _batches(self, spec: DataSpec) -> Any:
-        length = self.state.dataloader_len
-        return itertools.islice(iter(spec.dataloader), None if length is None else length.value)
+        return itertools.islice(iter(spec.dataloader), self.state.dataloader_limit)
 
     def _eval_batch(self, evaluator: Evaluator, batch: Any, metrics: dict[str, Any], tail: PaddingDetector) -> None:
         state, dispatch, spec = self.state, self.engine.dispatch, evaluator.dataloader
@@ -243,11 +242,10 @@ def predict(
         modes.evaluating(),
         active_dataloader(state, spec.dataloader, "predict", subset_num_batches),
     ):
-        length = state.dataloader_len
         state.predict_timestamp, lap_start = Timestamp(), time.perf_counter()
         engine.run_event(Event.PREDICT_START)
         with forward:
-            for batch in itertools.islice(iter(spec.dataloader), None if length is None else length.value):
+            for batch in itertools.islice(iter(spec.dataloader), state.dataloader_limit):
                 batch = spec.batch_transforms(batch)
                 samples, tokens = spec.get_num_samples_in_batch(batch), spec.get_num_tokens_in_batch(batch)
                 state.batch = spec.microbatch_transforms(state.device.batch_to_device(batch))

@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 
-def is_function(optimizers: Any) -> TypeGuard[Callable[[Iterable[torch.nn.Parameter]], Any]]:
+def is_function(optimizers: Any) -> TypeGuard[Callable[[list[torch.nn.Parameter]], Any]]:
     """Return True if the argument `optimizers` is a function that makes them."""
     return callable(optimizers) and not isinstance(optimizers, (type, torch.optim.Optimizer))
 
@@ -63,7 +63,7 @@ class MakeOptimizers(Algorithm):
         before={AVERAGES_WEIGHTS, CLIPS_GRADIENTS, FREEZES_WEIGHTS, REPLACES_OPTIMIZER, SWAPS_WEIGHTS, WRAPS_OPTIMIZER},
     )
 
-    def __init__(self, function: Callable[[Iterable[torch.nn.Parameter]], Any]) -> None:
+    def __init__(self, function: Callable[[list[torch.nn.Parameter]], Any]) -> None:
         self.function = function
         self.made: list[torch.optim.Optimizer] = []
 
@@ -73,17 +73,22 @@ class MakeOptimizers(Algorithm):
         Raises:
             TypeError: The function returned something else.
         """
-        self.made = list(ensure_tuple(self.function(state.model.parameters())))
+        self.made = list(ensure_tuple(self.function([*state.model.parameters()])))
         if not self.made or not all(isinstance(optimizer, torch.optim.Optimizer) for optimizer in self.made):
             raise TypeError(
                 f"`optimizers` must be a function that returns one or several `torch.optim.Optimizer`, got one that "
                 f"returns {self.made!r}."
             )
-        state.optimizers = build_optimizers(state.model, self.made)
+        state.optimizers = build_optimizers(state.model, self.made, are_all=True)
 
 
-def build_optimizers(model: torch.nn.Module, optimizers: Any) -> list[torch.optim.Optimizer]:
+def build_optimizers(model: torch.nn.Module, optimizers: Any, are_all: bool = False) -> list[torch.optim.Optimizer]:
     """Return the run's optimizers; if none is given, `DecoupledSGDW(lr=0.1)` with a warning.
+
+    Args:
+        model: The model.
+        optimizers: One or several, or None.
+        are_all: They were made for all parameters of the model, so that one without an optimizer is a mistake.
 
     Raises:
         TypeError: An object is not an optimizer.
@@ -105,7 +110,7 @@ def build_optimizers(model: torch.nn.Module, optimizers: Any) -> list[torch.opti
             _check_settings(optimizer)
         check_distinct("optimizers", given)
         _check_passes(given)
-        check_optimizers(given, model)
+        check_optimizers(given, model, are_all=are_all or len(given) > 1)
         return given
     parameters = list(model.parameters())
     if not parameters:
@@ -190,13 +195,16 @@ def _check_settings(optimizer: torch.optim.Optimizer) -> None:
                     )
 
 
-def check_optimizers(optimizers: Iterable[torch.optim.Optimizer], model: torch.nn.Module, changed_by: str = "") -> None:
+def check_optimizers(
+    optimizers: Iterable[torch.optim.Optimizer], model: torch.nn.Module, changed_by: str = "", are_all: bool = False
+) -> None:
     """Check that optimizers train parameters of the model, each its own.
 
     Args:
         optimizers: The run's optimizers.
         model: The model that is trained.
         changed_by: What may have changed the model since it was given, for the message; "": nothing.
+        are_all: A parameter without an optimizer is a mistake. One optimizer alone may leave some out on purpose.
 
     Raises:
         ValueError: An optimizer has no parameter of the model, or one of another optimizer.
@@ -238,7 +246,7 @@ def check_optimizers(optimizers: Iterable[torch.optim.Optimizer], model: torch.n
             f"parameters an attribute of the model.".replace("  ", " "),
             stacklevel=5,
         )
-    elif missing and len(optimizers) > 1:
+    elif missing and are_all:
         warnings.warn(
             f"{untrained} Add them to one of the `optimizers`, or freeze them with `requires_grad_(False)`.",
             stacklevel=5,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, SupportsIndex
@@ -51,9 +51,7 @@ __all__ = [
 ]
 
 TimeArgument = SupportsIndex | str | Time[Any]
-OptimizerArgument = (
-    torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | Callable[[Iterable[torch.nn.Parameter]], Any]
-)
+OptimizerArgument = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | Callable[[list[torch.nn.Parameter]], Any]
 Interval = SupportsIndex | str | Time[Any] | Callable[[State, Event], bool]
 
 

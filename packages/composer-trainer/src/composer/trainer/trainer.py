@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import logging
 import os
 import platform
@@ -96,7 +97,6 @@ _REMOVED = {
     "validate_every_n_batches": "eval_interval='...ba'`, or to evaluate never, as -1 did, `eval_interval=0",
     "compute_training_metrics": "get_metrics(is_train=True)` in the model, which returns the metrics to compute, not "
     "`compute_training_metrics",
-    "max_epochs": "max_duration='...ep'",
     "log_destinations": "loggers=[...]",
     "logger_destinations": "loggers=[...]",
     "load_logger_destination": "load_object_store=...",
@@ -110,29 +110,55 @@ _OTHERS = {
     "loader of whole batches, not `accumulate_grad_batches",
     "args": "max_duration=...`, `device=...` and the other arguments of the `Trainer`, not `args",
     "batch_size": "train_dataloader=torch.utils.data.DataLoader(dataset, batch_size=...)",
+    "bf16": "precision='amp_bf16'",
+    "ckpt_path": "load_path=...`, or `autoresume=True",
     "criterion": "loss=...",
     "data_collator": "train_dataloader=torch.utils.data.DataLoader(dataset, collate_fn=...)",
     "devices": "device='gpu'`, and start one process for each GPU: `composer -n 8 script.py`, not `devices",
+    "enable_checkpointing": "save_folder=...",
+    "enable_progress_bar": "progress_bar=...",
     "epochs": "max_duration='...ep'",
     "eval_dataset": "eval_dataloader=torch.utils.data.DataLoader(dataset, batch_size=...)",
+    "fp16": "precision='amp_fp16'",
+    "gradient_accumulation_steps": "device_train_microbatch_size=...`, the number of samples in each forward pass, "
+    "with a loader of whole batches, not `gradient_accumulation_steps",
     "gradient_clip_val": "algorithms=[GradientClipping(clipping_type='norm', clipping_threshold=...)]",
+    "learning_rate": "optimizers=lambda parameters: torch.optim.AdamW(parameters, lr=...)",
+    "limit_train_batches": "train_subset_num_batches=...",
+    "limit_val_batches": "eval_subset_num_batches=...",
+    "logger": "loggers=[...]",
     "loss_fn": "loss=...",
+    "lr": "optimizers=lambda parameters: torch.optim.AdamW(parameters, lr=...)",
     "lr_scheduler": "schedulers=...",
     "lr_schedulers": "schedulers=...",
+    "max_epochs": "max_duration='...ep'",
     "max_grad_norm": "algorithms=[GradientClipping(clipping_type='norm', clipping_threshold=...)]",
     "max_steps": "max_duration='...ba'",
     "max_time": "max_duration='...h'",
     "num_epochs": "max_duration='...ep'",
     "num_train_epochs": "max_duration='...ep'",
     "optimizer": "optimizers=...",
+    "output_dir": "save_folder=...",
+    "report_to": "loggers=[...]",
     "resume_from_checkpoint": "load_path=...`, or `autoresume=True",
+    "save_steps": "save_interval='...ba'",
     "scheduler": "schedulers=...",
     "strategy": "parallelism_config={'fsdp': {...}}`, or nothing for DDP, not `strategy",
     "train_dataloaders": "train_dataloader=...",
     "train_dataset": "train_dataloader=torch.utils.data.DataLoader(dataset, batch_size=...)",
+    "train_loader": "train_dataloader=...",
     "val_check_interval": "eval_interval='...ba'",
     "val_dataloader": "eval_dataloader=...",
     "val_dataloaders": "eval_dataloader=...",
+    "val_loader": "eval_dataloader=...",
+}
+
+
+_METHODS = {
+    "evaluate": "eval()",
+    "test": "eval(eval_dataloader=...)",
+    "train": "fit()",
+    "validate": "eval()",
 }
 
 
@@ -156,7 +182,17 @@ class _RejectsRemovedArguments:
                     raise TypeError(f"`{name}` is not an argument of the `Trainer` any more. Write `{_REMOVED[name]}`.")
                 if name in _OTHERS:
                     raise TypeError(f"`{name}` is not an argument of the `Trainer`. Write `{_OTHERS[name]}`.")
+                known = {"model", *Trainer.__init__.__kwdefaults__}
+                if name not in known and cls.__init__ is Trainer.__init__:
+                    near = difflib.get_close_matches(name, known, 1)
+                    hint = f"Did you mean `{near[0]}`?" if near else "`help(Trainer)` lists its arguments."
+                    raise TypeError(f"`{name}` is not an argument of the `Trainer`. {hint}")
             return super().__new__(cls)
+
+        def __getattr__(self, name: str) -> Any:
+            """Tell which method has the name of another trainer's."""
+            hint = f" Call `{_METHODS[name]}`." if name in _METHODS else ""
+            raise AttributeError(f"A `Trainer` has no attribute `{name}`.{hint}")
 
 
 class Trainer(_RejectsRemovedArguments):

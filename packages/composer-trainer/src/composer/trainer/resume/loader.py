@@ -139,7 +139,8 @@ class LoaderPosition:
 
     Attributes:
         spin: See above; may be changed between fits.
-        ends_at: The number of batches of the epoch; None if it is unknown.
+        ends_at: The number of batches of the epoch, which is an estimate if the loader's length is one; None if it is
+            unknown.
     """
 
     def __init__(
@@ -182,7 +183,7 @@ class LoaderPosition:
             "sample_in_epoch": now._sample_in_epoch,
             "world_size": num_data_shards(self._state),
             "number": self._position_number,
-            "ends_at": self.ends_at,
+            "ends_at": None if self._state.dataloader_limit is None else self.ends_at,
             "place": position,
             "generators": states_of(generators_of(loader)) if generators is None else generators,
             "loader": loader_state,
@@ -361,7 +362,7 @@ class LoaderPosition:
     def _advance(self, position: Position, pending: _Pending, count: Callable[[Any], float] | None) -> Iterator[Any]:
         """Iterate the loader up to the position, in the way that is exact and cheapest for this loader."""
         loader, samples = self._loader, self._samples_at(position)
-        at_end = self.ends_at == position.at
+        at_end = self._state.dataloader_limit is not None and self.ends_at == position.at
         set_global_states(position.rng)
         set_states(generators_of(loader), position.generators, warn=False)
         if pending.loader_state is not None:
@@ -478,7 +479,7 @@ class LoaderPosition:
         return (self._state.timestamp._sample_in_epoch or None) if known else None
 
     def _limited(self, iterator: Iterator[Any]) -> Iterator[Any]:
-        if self.ends_at is None:
+        if self.ends_at is None or self._state.dataloader_limit is None:
             return iterator
         return itertools.islice(iterator, self.ends_at - self._state.timestamp._batch_in_epoch)
 
