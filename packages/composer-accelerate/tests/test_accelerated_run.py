@@ -405,7 +405,7 @@ def test_wrong_arguments_are_answered() -> None:
     net, optimizer = run.prepare(net, sgd(net))
     with pytest.raises(RuntimeError, match="`prepare` must be called once"):
         run.prepare(net, optimizer)
-    with pytest.raises(ValueError, match="`dataloader` must be given before training"):
+    with pytest.raises(ValueError, match="Give the loader to `prepare`"):
         next(run.epochs())
 
 
@@ -477,3 +477,22 @@ def test_the_optimizer_that_repeats_passes_steps_first() -> None:
         with pytest.raises(RuntimeError, match="Repeating must be the first optimizer that steps"):
             other.step()
         break
+
+
+def test_an_epoch_that_the_loop_leaves_early_is_over() -> None:
+    loop = Loop([])
+    for batches in loop.run.epochs():
+        for batch in batches:
+            loop.accelerator.backward(loop.run.loss(batch))
+            loop.optimizer.step()
+            loop.optimizer.zero_grad()
+            if loop.run.run.state.timestamp.batch_in_epoch == 1:  # the second is not counted yet
+                break
+    now = loop.run.run.state.timestamp
+    assert (now.epoch, now.batch) == (EPOCHS, 2 * EPOCHS)
+
+
+def test_a_class_is_no_algorithm() -> None:
+    algorithms: Any = [EMA]
+    with pytest.raises(TypeError, match=r"got the class `EMA`\. Pass `EMA\(\)`"):
+        AcceleratedRun(Accelerator(cpu=True), layers(), algorithms, loss=criterion, max_duration="1ep")

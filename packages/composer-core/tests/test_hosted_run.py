@@ -645,3 +645,25 @@ def test_losses_may_be_collections() -> None:
     ]
     with pytest.raises(TypeError, match="`loss` must be a tensor, a sequence of tensors or a dict of tensors, got str"):
         total_loss("a")
+
+
+def test_a_step_that_the_loop_makes_itself_is_told() -> None:
+    net = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    data = [(torch.zeros(4, 3), torch.zeros(4, dtype=torch.long))] * 3
+    run = HostedRun(
+        net,
+        loss=lambda outputs, batch: torch.nn.functional.cross_entropy(outputs, batch[1]),
+        optimizers=optimizer,
+        dataloader=data,
+        max_duration="1ep",
+    )
+    run.begin_fit()
+    for number, batch in enumerate(run.epoch()):
+        run.backward(run.loss(batch))
+        if number == 1:
+            optimizer.step()
+            with pytest.raises(RuntimeError, match=r"SGD has stepped since.*Remove `optimizer\.step\(\)`"):
+                run.step()
+            break
+        run.step()

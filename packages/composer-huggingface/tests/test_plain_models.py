@@ -7,6 +7,7 @@ from typing import Any
 import peft
 import pytest
 import torch
+from torchmetrics.classification import MulticlassAccuracy
 from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
 
 from composer import Trainer
@@ -70,3 +71,14 @@ def test_a_loss_of_ones_own() -> None:
         ValueError, match="`target_key` must be given together with `loss` for a model of `transformers`"
     ):
         trained(model, batches, target_key="label")
+
+
+def test_metrics_get_logits_and_labels() -> None:
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=32, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, num_labels=2
+    )
+    batches = [{"input_ids": torch.ones(4, 8, dtype=torch.long), "labels": torch.tensor([0, 1, 1, 1])}]
+    metrics = MulticlassAccuracy(num_classes=2, average="micro")
+    trainer = trained(BertForSequenceClassification(config), batches, metrics=metrics, eval_dataloader=batches)
+    assert trainer.state.eval_metric_values["MulticlassAccuracy"] in (0.25, 0.75)  # all examples have the same inputs

@@ -407,3 +407,14 @@ def test_ddp_must_look_for_unused_parameters(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(ValueError, match="`model` must look for unused parameters"):
         run.create_supervised_trainer(Wrapped(False))
     run.create_supervised_trainer(Wrapped(True))
+
+
+def test_a_duration_in_batches_is_reached() -> None:
+    net = layers()
+    run = IgniteRun(net, optimizer=sgd(net), loss=criterion, max_duration="7ba")
+    with pytest.raises(ValueError, match=r"`max_epochs` must be at least 2.*got 1"):
+        run.create_supervised_trainer().run(data())
+    net = layers()
+    run = IgniteRun(net, optimizer=sgd(net), loss=criterion, max_duration="7ba")
+    run.create_supervised_trainer().run(data(), max_epochs=2)
+    assert run.run.state.timestamp.batch == 7

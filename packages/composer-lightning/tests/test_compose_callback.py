@@ -11,6 +11,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import BackboneFinetuning, ModelCheckpoint, StochasticWeightAveraging
+from lightning.pytorch.tuner import Tuner
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
@@ -463,3 +464,20 @@ def test_the_module_is_as_before_afterwards() -> None:
     trainer_of(callback_of("nothing")).fit(net, data())
 
     assert not {"training_step", "optimizer_step", "on_after_batch_transfer", "composer"} & vars(net).keys()
+
+
+def test_one_callback_has_all_algorithms() -> None:
+    callbacks = [ComposeCallback([EMA()]), ComposeCallback([GradientClipping("norm", 1.0)])]
+    with pytest.raises(ValueError, match=r"must have one `ComposeCallback`.*Pass all algorithms to one"):
+        trainer_of(*callbacks).fit(Net(), data())
+    algorithms: Any = EMA
+    with pytest.raises(TypeError, match=r"got the class `EMA`\. Pass `EMA\(\)`"):
+        ComposeCallback(algorithms)
+
+
+def test_a_search_for_the_learning_rate_is_refused() -> None:
+    callback, net = ComposeCallback([EMA(half_life="2ba")]), Net()
+    net.lr = 0.1
+    with pytest.raises(ValueError, match="`LearningRateFinder`, which `Tuner` uses, must not run"):
+        Tuner(trainer_of(callback)).lr_find(net, data())
+    trainer_of(callback).fit(net, data())

@@ -26,11 +26,11 @@ from composer.core import (
     Plan,
     Precision,
 )
-from composer.core.hosted_run import total_loss
+from composer.core.hosted_run import algorithms_in, total_loss
 from composer.core.time import TimeInput
 from composer.loggers import LoggerDestination
 from composer.models import ComposerModel
-from composer.utils import ensure_tuple, get_device
+from composer.utils import get_device
 from composer.utils.misc import needs_closure
 
 __all__ = ["AcceleratedRun"]
@@ -132,7 +132,7 @@ class AcceleratedRun:
         *,
         max_duration: TimeInput,
         forward: Callable[[Any, Any], Any] | None = None,
-        loss: Callable[..., Any] | None = None,
+        loss: Callable[[Any, Any], Any] | None = None,
         callbacks: Callback | Sequence[Callback] = (),
         loggers: LoggerDestination | Sequence[LoggerDestination] = (),
         seed: int = 0,
@@ -168,7 +168,7 @@ class AcceleratedRun:
             hooks=_HOOKS,
             **self._settings,
         )
-        clips = [each for each in ensure_tuple(algorithms) if CLIPS_GRADIENTS in each.placement.provides]
+        clips = [each for each in algorithms_in(algorithms) if CLIPS_GRADIENTS in each.placement.provides]
         self._clips = [type(each).__name__ for each in clips]
         self._prepared: Any = None
         self._loader: Any = None
@@ -268,6 +268,11 @@ class AcceleratedRun:
         if self._prepared is None:
             raise RuntimeError("`epochs` must be called after `prepare`. Write `net, optimizer = run.prepare(...)`.")
         run, loader = self.run, self._loader if dataloader is None else dataloader
+        if loader is None:
+            raise ValueError(
+                "`dataloader` must be given before training. Give the loader to `prepare`, or write "
+                "`run.epochs(loader)`."
+            )
         inner = getattr(loader, "base_dataloader", loader)  # whose data set algorithms may replace
         run.begin_fit(inner if _len_of(inner) == _len_of(loader) else loader)
         self._repeating = {id(each) for each in run.state.optimizers if needs_closure(each)}
@@ -275,6 +280,10 @@ class AcceleratedRun:
         try:
             while not run.is_over():
                 yield self._batches(loader)
+                if run.in_epoch:  # the loop has left it early
+                    self._finish()
+                    if not run.is_over():
+                        run.end_epoch()
             run.end_fit()
         finally:
             self.abort()

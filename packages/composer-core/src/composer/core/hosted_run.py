@@ -33,7 +33,7 @@ from composer.utils.misc import model_eval_mode, needs_closure
 from composer.utils.numbers import int_at_least
 from composer.utils.reproducibility import seed_context
 
-__all__ = ["HostedRun", "total_loss"]
+__all__ = ["HostedRun", "algorithms_in", "total_loss"]
 
 _END = object()  # of a loader
 
@@ -147,7 +147,7 @@ class HostedRun:
         schedulers: Any = None,
         dataloader: Iterable[Any] | DataSpec | None = None,
         forward: Callable[[Any, Any], Any] | None = None,
-        loss: Callable[..., Any] | None = None,
+        loss: Callable[[Any, Any], Any] | None = None,
         accumulate: int = 1,
         seed: SupportsIndex = 0,
         precision: str | Precision = Precision.FP32,
@@ -158,7 +158,7 @@ class HostedRun:
         hooks: Mapping[Event, str] | None = None,
     ) -> None:
         self.accumulate, self._hooks = int_at_least("accumulate", accumulate, 1), dict(hooks or {})
-        algorithms = ensure_tuple(algorithms)
+        algorithms = algorithms_in(algorithms)
         _check_supported(algorithms, unavailable, self.accumulate)
         self._saver = _Saver()
         self.state = state = State(
@@ -180,7 +180,8 @@ class HostedRun:
         self._phase, self._before_evaluation = _CREATED, _CREATED
         self._random = _RandomStream(state)
         self._precision = _autocast_of(state)
-        self._is_taken = self.replays = self._is_announced = False
+        self._is_taken = self.replays = self._is_announced = self._watches = False
+        self._stepped: str | None = None  # the optimizer that was stepped, by whomever
         self._is_distributed = False
         self._loaded: dict[str, Any] | None = None
         self._backward: Callable[[torch.Tensor], object] | None = None
@@ -621,6 +622,7 @@ class HostedRun:
             RuntimeError: `backward` was not called, or there is no optimizer.
         """
         self._require("step", _GRADIENTS, hint="Call `loss` and `backward` first.")
+        self._check_stepped()
         self._next += 1
         if self._next < len(self._weights):
             self._phase = _BATCH
@@ -640,8 +642,26 @@ class HostedRun:
             optimizer.zero_grad()
         for scheduler in state.schedulers:
             scheduler.step()
+        self._stepped = None
         self.end_batch()
         return True
+
+    def _check_stepped(self) -> None:
+        """Raise RuntimeError if the loop has stepped an optimizer itself, which would be a second step."""
+        if not self._watches:
+            self._watches = True
+            for optimizer in self.state.optimizers:
+                inner = getattr(optimizer, "base_optimizer", optimizer)  # the one that the loop knows
+                if hasattr(inner, "register_step_post_hook"):
+                    inner.register_step_post_hook(self._note_step)
+        if self._stepped is not None:
+            raise RuntimeError(
+                f"`step` steps the optimizers, but {self._stepped} has stepped since the last one. Remove "
+                f"`optimizer.step()` from the loop."
+            )
+
+    def _note_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self._stepped = type(optimizer).__name__
 
     def after_gradients(self) -> None:
         """Announce AFTER_TRAIN_BATCH, where algorithms change the gradients of the whole step."""
@@ -1178,6 +1198,23 @@ def total_loss(loss: Any) -> torch.Tensor:
             f"`loss` must be a tensor, a sequence of tensors or a dict of tensors, got {type(loss).__name__}."
         )
     return sum((total_loss(part) for part in loss[1:]), start=total_loss(loss[0]))
+
+
+def algorithms_in(algorithms: Algorithm | Sequence[Algorithm]) -> tuple[Algorithm, ...]:
+    """Return one or several algorithms as a tuple.
+
+    Args:
+        algorithms: The argument of a user.
+
+    Raises:
+        TypeError: An object is not an algorithm.
+    """
+    several: tuple[Any, ...] = ensure_tuple(algorithms)
+    for each in several:
+        if not isinstance(each, Algorithm):
+            what = f"the class `{each.__name__}`. Pass `{each.__name__}()`" if isinstance(each, type) else repr(each)
+            raise TypeError(f"`algorithms` must be `Algorithm` objects, got {what}.")
+    return several
 
 
 def _check_supported(

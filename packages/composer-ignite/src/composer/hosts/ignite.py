@@ -118,7 +118,7 @@ class IgniteRun:
         optimizer: torch.optim.Optimizer,
         max_duration: TimeInput,
         forward: Callable[[Any, Any], Any] | None = None,
-        loss: Callable[..., Any] | None = None,
+        loss: Callable[[Any, Any], Any] | None = None,
         precision: str | Precision = Precision.FP32,
         callbacks: Callback | Sequence[Callback] = (),
         loggers: LoggerDestination | Sequence[LoggerDestination] = (),
@@ -366,6 +366,13 @@ class IgniteRun:
                 f"`epoch_length` must be a multiple of `gradient_accumulation_steps={run.accumulate}`, got "
                 f"{state.epoch_length}. Ignite would make a step of the batches of two epochs."
             )
+        if duration is not None and duration.unit is TimeUnit.BATCH:
+            epochs = -(-duration.value * run.accumulate // state.epoch_length)
+            if (state.max_epochs or 0) < epochs and state.max_iters is None:
+                raise ValueError(
+                    f"`max_epochs` must be at least {epochs}, so that `max_duration` {str(duration)!r} is reached in "
+                    f"epochs of {state.epoch_length} batches, got {state.max_epochs}. Pass `max_epochs={epochs}`."
+                )
         now = run.state.timestamp
         if state.iteration != now.batch * run.accumulate:
             raise ValueError(

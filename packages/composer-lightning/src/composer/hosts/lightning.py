@@ -9,7 +9,12 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.callbacks import BaseFinetuning, StochasticWeightAveraging
+from lightning.pytorch.callbacks import (
+    BaseFinetuning,
+    BatchSizeFinder,
+    LearningRateFinder,
+    StochasticWeightAveraging,
+)
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
 from composer.core import (
@@ -33,9 +38,8 @@ from composer.core import (
     Plan,
     Precision,
 )
-from composer.core.hosted_run import total_loss
+from composer.core.hosted_run import algorithms_in, total_loss
 from composer.loggers import LoggerDestination
-from composer.utils import ensure_tuple
 
 __all__ = ["ComposeCallback"]
 
@@ -114,8 +118,8 @@ class ComposeCallback(pl.Callback):
 
     Raises:
         ConflictError: In `setup`, if Lightning or one of its features does not support an algorithm.
-        ValueError: In `setup`, if the optimization is manual, the strategy shards the model, the run has no length, or
-            `StochasticWeightAveraging` is used.
+        ValueError: In `setup`, if the optimization is manual, the strategy shards the model, the run has no length,
+            there is another `ComposeCallback`, or `StochasticWeightAveraging` or a `Tuner` is used.
 
     Example:
         >>> callback = ComposeCallback([])
@@ -129,14 +133,14 @@ class ComposeCallback(pl.Callback):
         algorithms: Algorithm | Sequence[Algorithm] = (),
         *,
         forward: Callable[[Any, Any], Any] | None = None,
-        loss: Callable[..., Any] | None = None,
+        loss: Callable[[Any, Any], Any] | None = None,
         callbacks: Callback | Sequence[Callback] = (),
         loggers: LoggerDestination | Sequence[LoggerDestination] = (),
         seed: int = 0,
     ) -> None:
         if forward is not None and loss is None:
             raise ValueError("`loss` must be given together with `forward`. Pass `loss=lambda outputs, batch: ...`.")
-        self._algorithms, self._forward, self._loss = algorithms, forward, loss
+        self._algorithms, self._forward, self._loss = algorithms_in(algorithms), forward, loss
         self._callbacks, self._loggers, self._seed = callbacks, loggers, seed
         self.run: HostedRun | None = None
         self._trainer: pl.Trainer | None = None
@@ -229,7 +233,19 @@ class ComposeCallback(pl.Callback):
                 "`StochasticWeightAveraging` must not be used with `ComposeCallback`: it runs `training_step` without "
                 "steps of the optimizer. Use `ComposeCallback([SWA()])` of composer-swa."
             )
-        for algorithm in ensure_tuple(self._algorithms):
+        if sum(isinstance(callback, ComposeCallback) for callback in callbacks) > 1:
+            raise ValueError(
+                "`callbacks` must have one `ComposeCallback`, got several, whose algorithms would not know each other. "
+                "Pass all algorithms to one: `ComposeCallback([EMA(), SAM()])`."
+            )
+        finders = [each for each in callbacks if isinstance(each, (BatchSizeFinder, LearningRateFinder))]
+        if finders:
+            raise ValueError(
+                f"`{type(finders[0]).__name__}`, which `Tuner` uses, must not run with `ComposeCallback`: it "
+                f"trains some steps and takes them back, which algorithms cannot. Search with a trainer without "
+                f"`ComposeCallback`."
+            )
+        for algorithm in self._algorithms:
             of_data = DROPS_PIXELS in algorithm.placement.provides and Event.FIT_START in (algorithm.events or ())
             if of_data:
                 raise ConflictError(

@@ -33,9 +33,11 @@ def describe_run(state: State) -> dict[str, Any]:
         "trainable_parameters": sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
         "optimizer": " + ".join(map(name_of_optimizer, state.optimizers)),
         "learning_rate": _plain_rates(state),
+        "loss": _name_of_loss(state.model),
         "algorithms": ", ".join(type(algorithm).__name__ for algorithm in state.algorithms),
         "max_duration": str(state.max_duration),
         "batch_size": _batch_size(state),
+        "device_train_microbatch_size": state.device_train_microbatch_size,
         "batches_per_epoch": None if state.dataloader_len is None else state.dataloader_len.value,
         "train_samples": None if state.train_data_spec is None else state.train_data_spec.num_samples,
         "seed": state.rank_zero_seed,
@@ -47,6 +49,14 @@ def describe_run(state: State) -> dict[str, Any]:
         "git_commit": _commit(),
     }
     return {name: value for name, value in described.items() if value not in (None, "")}
+
+
+def _name_of_loss(model: torch.nn.Module) -> str | None:
+    """Return the name of the function that any module has been given as its loss."""
+    while not hasattr(model, "loss_fn") and isinstance(getattr(model, "module", None), torch.nn.Module):
+        model = model.module  # type: ignore[assignment]
+    loss = getattr(model, "loss_fn", None)
+    return None if loss is None else getattr(loss, "__name__", type(loss).__name__)
 
 
 def _plain_rates(state: State) -> Any:
@@ -65,7 +75,7 @@ def _batch_size(state: State) -> int | None:
 def _device_name(state: State) -> str:
     if state.device.name == "gpu":
         return torch.cuda.get_device_name()
-    return platform.processor() or platform.machine() if state.device.name == "cpu" else state.device.name
+    return f"cpu, {platform.processor() or platform.machine()}" if state.device.name == "cpu" else state.device.name
 
 
 def _commit() -> str | None:

@@ -10,6 +10,7 @@ from composer.models.huggingface._metadata import (
     get_peft_config_from_composer_state_dict as get_peft_config_from_composer_state_dict,
 )
 from composer.models.huggingface._model import HuggingFaceModel as HuggingFaceModel
+from composer.models.huggingface._model import wrap_model as wrap_model
 from composer.models.huggingface._peft import filter_state_dict_peft as filter_state_dict_peft
 from composer.models.huggingface._peft import maybe_get_underlying_model as maybe_get_underlying_model
 from composer.models.huggingface._peft import peft_filter_state_dict_trainable as peft_filter_state_dict_trainable
@@ -23,5 +24,6 @@ __all__ = [
     "maybe_get_underlying_model",
     "peft_filter_state_dict_trainable",
     "peft_installed",
+    "wrap_model",
     "write_huggingface_pretrained_from_composer_checkpoint",
 ]

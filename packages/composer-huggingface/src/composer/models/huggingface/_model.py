@@ -335,6 +335,16 @@ class HuggingFaceModel(ComposerModel):
         return built
 
 
+def wrap_model(model: Any, metrics: Any = None) -> HuggingFaceModel:
+    """Return a model as the `Trainer` wraps it: its metrics get logits and labels.
+
+    Args:
+        model: A model of transformers or peft.
+        metrics: Metrics of torchmetrics: one, a sequence or a dict.
+    """
+    return HuggingFaceModel(model, metrics=metrics, use_logits=metrics is not None)
+
+
 def _unwrap_compiled(model: Any) -> Any:
     """Return the model inside the wrapper of `torch.compile`, compiled in place, so that names have no prefix."""
     inner = getattr(model, "_modules", {}).get("_orig_mod")
