@@ -295,6 +295,22 @@ def test_metrics_are_objects_of_torchmetrics(metrics: Any) -> None:
         ModuleWithLoss(network(), F.cross_entropy, metrics)
 
 
+def test_a_function_may_return_schedulers_of_torch() -> None:
+    def make(parameters: Any) -> Any:
+        optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+        return optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1)
+
+    trainer = trained(optimizers=make)
+    assert trainer.state.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.001)  # after two epochs
+    net = network()
+    optimizer, scheduler = make(net.parameters())
+    deep_compare(
+        weights(trainer), weights(trained(model=net, loss=F.cross_entropy, optimizers=optimizer, schedulers=scheduler))
+    )
+    with pytest.raises(ValueError, match="`schedulers` must not be given if the function"):
+        trained(optimizers=make, schedulers=scheduler)
+
+
 def test_a_function_gets_a_list_which_it_may_read_twice() -> None:
     def groups(parameters: Any) -> torch.optim.Optimizer:
         matrices, vectors = [p for p in parameters if p.dim() > 1], [p for p in parameters if p.dim() < 2]

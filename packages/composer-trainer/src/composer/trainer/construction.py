@@ -316,7 +316,8 @@ def build_loggers(
     for argument, items, kind in (("loggers", destinations, LoggerDestination), ("callbacks", others, Callback)):
         for item in items:
             if not isinstance(item, kind):
-                raise TypeError(f"`{argument}` must hold `{kind.__name__}` objects, got {described(item)}.")
+                hint = " Pass it in `algorithms`." if isinstance(item, Algorithm) else ""
+                raise TypeError(f"`{argument}` must hold `{kind.__name__}` objects, got {described(item)}.{hint}")
     check_distinct("loggers", destinations)
     check_distinct("callbacks", others)
     check_distinct("callbacks` and `loggers", [*destinations, *others])

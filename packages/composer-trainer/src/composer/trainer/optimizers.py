@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any, TypeGuard
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 from composer.core import (
     AVERAGES_WEIGHTS,
@@ -51,10 +52,11 @@ class MakeOptimizers(Algorithm):
     """Makes the optimizers with the function `optimizers`, after algorithms have changed the layers.
 
     Args:
-        function: `function(parameters)` returns one optimizer or several.
+        function: `function(parameters)` returns one optimizer or several, and schedulers of torch for them.
 
     Attributes:
         made: The optimizers.
+        schedulers: The schedulers.
     """
 
     events: frozenset[Event] | None = frozenset({Event.INIT})
@@ -66,6 +68,7 @@ class MakeOptimizers(Algorithm):
     def __init__(self, function: Callable[[list[torch.nn.Parameter]], Any]) -> None:
         self.function = function
         self.made: list[torch.optim.Optimizer] = []
+        self.schedulers: list[LRScheduler] = []
 
     def apply(self, event: Event, state: State, logger: Logger) -> None:
         """Make them.
@@ -73,7 +76,9 @@ class MakeOptimizers(Algorithm):
         Raises:
             TypeError: The function returned something else.
         """
-        self.made = list(ensure_tuple(self.function([*state.model.parameters()])))
+        returned = ensure_tuple(self.function([*state.model.parameters()]))
+        self.schedulers = [each for each in returned if isinstance(each, LRScheduler)]
+        self.made = [each for each in returned if not isinstance(each, LRScheduler)]
         if not self.made or not all(isinstance(optimizer, torch.optim.Optimizer) for optimizer in self.made):
             raise TypeError(
                 f"`optimizers` must be a function that returns one or several `torch.optim.Optimizer`, got one that "

@@ -9,6 +9,7 @@ import os
 import platform
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, SupportsIndex, TextIO
 
 import torch
@@ -225,8 +226,9 @@ class Trainer(_RejectsRemovedArguments):
         algorithm_passes: Passes that reorder algorithms; see `Engine`.
         optimizers: One optimizer, or several with different parameters, which step one after another: after one pass,
             or each after its own if the model has a method `begin_turn`; see `ComposerModel`. Or a function that makes
-            them of the parameters, after algorithms have changed the layers: `lambda parameters: SGD(parameters,
-            lr=0.1)`. None is `DecoupledSGDW(lr=0.1)`, with a warning.
+            them of the list of parameters, after algorithms have changed the layers: `lambda parameters:
+            SGD(parameters, lr=0.1)`; it may return schedulers of torch, too: `(optimizer, StepLR(optimizer, 10))`. None
+            is `DecoupledSGDW(lr=0.1)`, with a warning.
         schedulers: Learning-rate schedulers, of `composer.optim` or of torch. With several optimizers, a schedule of
             `composer.optim` applies to all; `{optimizer: scheduler}` gives each its own.
         scale_schedule_ratio: A factor for `max_duration` and the schedules.
@@ -520,6 +522,12 @@ class Trainer(_RejectsRemovedArguments):
         self._is_undescribed = True  # to the loggers, until the first `fit`
         maker = MakeOptimizers(optimizers) if is_function(optimizers) else None
         self._start_engine(destinations, user_callbacks, algorithm_passes, delivery_timeout, maker)
+        if maker is not None and maker.schedulers:
+            if schedulers is not None:
+                raise ValueError(
+                    "`schedulers` must not be given if the function `optimizers` returns some, too. Leave one out."
+                )
+            schedule = replace(schedule, schedulers=maker.schedulers)
         settings = self._settings = RunSettings(self.state, self._model, self._parallel)
         settings.set_train_data(data)
         settings.set_evaluators(evaluation)
