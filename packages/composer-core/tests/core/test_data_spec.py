@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from composer.core.data_spec import (
@@ -405,3 +405,34 @@ def test_splitting_what_fits_warns_of_nothing() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         default_split_batch((torch.zeros(4), torch.zeros(4)), 4)
+
+
+class OfHuggingFace(Dataset[Any]):
+    """As a `datasets.Dataset`: columns with features, and a format."""
+
+    def __init__(self, kind: str | None, **features: str) -> None:
+        self.format = {"type": kind}
+        self.features = {name: type(feature, (), {})() for name, feature in features.items()}
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        return {"x": [1.0, 2.0], "y": 0}
+
+
+OfHuggingFace.__module__ = "datasets.arrow_dataset"
+
+
+def test_lists_of_hugging_face_data_sets_are_told() -> None:
+    lists, numbers = OfHuggingFace(None, x="List", y="Value"), OfHuggingFace(None, y="ClassLabel")
+    with pytest.warns(UserWarning, match=r"columns 'x' of the data set.*with_format\('torch'\)"):
+        DataSpec(DataLoader(lists))
+    for loader in (
+        DataLoader(lists, collate_fn=list),
+        DataLoader(numbers),
+        DataLoader(OfHuggingFace("torch", x="List")),
+    ):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            DataSpec(loader)

@@ -12,7 +12,7 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 from torch.utils.data.distributed import DistributedSampler
 
 from composer.core.types import Batch
@@ -222,8 +222,7 @@ def _check_batches(argument: str, batches: Sequence[Any]) -> None:
 
 
 def _yields_samples(dataloader: Any) -> bool:
-    # Datasets of Hugging Face are not subclasses of torch's.
-    if isinstance(dataloader, (torch.Tensor, np.ndarray)) or type(dataloader).__module__.split(".")[0] == "datasets":
+    if isinstance(dataloader, (torch.Tensor, np.ndarray)) or _is_of_datasets(dataloader):
         return True
     return isinstance(dataloader, Dataset) and not isinstance(dataloader, IterableDataset)
 
@@ -244,6 +243,28 @@ def _check_callable(name: str, function: object) -> None:
         raise TypeError(f"`{name}` must be a function, got {function!r}. Leave it out for the default.")
 
 
+def _is_of_datasets(data: Any) -> bool:
+    """Return True for data sets of Hugging Face, which are no subclasses of torch's."""
+    return type(data).__module__.partition(".")[0] == "datasets"
+
+
+def _warn_of_lists(dataloader: DataLoader[Any]) -> None:
+    """Warn if a loader of a Hugging Face data set makes lists of Python objects, which no module takes."""
+    dataset: Any = dataloader.dataset
+    if not _is_of_datasets(dataset) or dataloader.collate_fn is not default_collate:
+        return
+    if (getattr(dataset, "format", None) or {}).get("type") is not None:
+        return
+    features = getattr(dataset, "features", None) or {}
+    lists = [name for name, kind in features.items() if type(kind).__name__ not in ("Value", "ClassLabel")]
+    if lists:
+        warnings.warn(
+            f"The columns {', '.join(map(repr, lists))} of the data set are Python objects, of which the loader makes "
+            f"lists instead of tensors. Pass `DataLoader(dataset.with_format('torch'), ...)`, or a `collate_fn`.",
+            stacklevel=4,
+        )
+
+
 def _check_dataloader(dataloader: DataLoader[Any]) -> None:
     # The workers of an active iterator already have a copy of the dataset, without the transforms of algorithms.
     if dataloader._iterator is not None:
@@ -251,6 +272,7 @@ def _check_dataloader(dataloader: DataLoader[Any]) -> None:
             "`dataloader` must not have an active iterator: its persistent workers already have a copy of the dataset. "
             "Pass a dataloader that has not been iterated yet."
         )
+    _warn_of_lists(dataloader)
     if dist.get_world_size() == 1 or isinstance(dataloader.dataset, IterableDataset):
         return
     samplers = (dataloader.sampler, dataloader.batch_sampler, getattr(dataloader.batch_sampler, "sampler", None))

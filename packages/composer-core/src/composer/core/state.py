@@ -338,17 +338,6 @@ class State(Serializable):
         """The number of batches to use per epoch; None if unknown. Set with an int or a `Time` in 'ba'."""
         return None if self._dataloader_len is None else Time(self._dataloader_len, TimeUnit.BATCH)
 
-    @property
-    def dataloader_limit(self) -> int | None:
-        """The batches after which an epoch ends although the loader may have more; None: where the loader ends.
-
-        The length of a `DataLoader` of an `IterableDataset` is an estimate, which several workers exceed, so it is no
-        limit; `dataloader_len` has it.
-        """
-        number = self._dataloader_len
-        estimated = isinstance(getattr(self._dataloader, "dataset", None), IterableDataset)
-        return None if estimated and number == _length_of(self._dataloader) else number
-
     @dataloader_len.setter
     def dataloader_len(self, value: SupportsIndex | Time[int]) -> None:
         if self._dataloader is None:
@@ -365,6 +354,17 @@ class State(Serializable):
             )
             number = own
         self._set_dataloader_len(number)
+
+    @property
+    def dataloader_limit(self) -> int | None:
+        """The batches after which an epoch ends although the loader may have more; None: where the loader ends.
+
+        The length of a `DataLoader` of an `IterableDataset` is an estimate, which several workers exceed, so it is no
+        limit; `dataloader_len` has it.
+        """
+        number = self._dataloader_len
+        estimated = isinstance(getattr(self._dataloader, "dataset", None), IterableDataset)
+        return None if estimated and number == _length_of(self._dataloader) else number
 
     def _set_dataloader_len(self, number: int | None) -> None:
         self._dataloader_len = number
