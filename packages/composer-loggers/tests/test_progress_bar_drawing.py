@@ -15,7 +15,7 @@ import torch
 import tqdm.auto
 
 from composer.loggers import DeferredValue
-from composer.loggers.progress_bar_logger import Bar, ProgressBarLogger
+from composer.loggers.progress_bar_logger import Bar, ProgressBarLogger, _short_names
 
 
 def shown(terminal: io.StringIO) -> list[str]:
@@ -34,7 +34,7 @@ def test_a_finished_bar_shows_progress_time_rate_and_loss(
     run.engine.run_event("epoch_end")
 
     bar = "\u2588" * 10
-    assert f"train epoch 1    100%|{bar}| 4/4 [00:04<00:00,  1.00ba/s, loss/train/total=4]" == shown(terminal)[-1]
+    assert f"train epoch 1    100%|{bar}| 4/4 [00:04<00:00,  1.00ba/s, loss=4]" == shown(terminal)[-1]
     assert terminal.getvalue().endswith("\n")
 
 
@@ -53,7 +53,7 @@ def test_a_bar_is_redrawn_by_the_clock_not_by_the_step(
     run.train_batch()
 
     assert "| 52/1000 [" in shown(terminal)[-1]
-    assert "loss/train/total=52]" in shown(terminal)[-1]
+    assert "loss=52]" in shown(terminal)[-1]
 
 
 def test_losses_are_read_only_when_the_bar_is_redrawn(
@@ -97,9 +97,9 @@ def test_a_value_on_its_way_is_shown_when_it_arrives(
     run.train_batch()
 
     assert "| 2/1000 [" in waiting  # the step itself is shown without delay
-    assert "loss/train/total=1]" in waiting
+    assert "loss=1]" in waiting
     assert "| 5/1000 [" in shown(terminal)[-1]
-    assert "loss/train/total=2]" in shown(terminal)[-1]
+    assert "loss=2]" in shown(terminal)[-1]
     assert fetched[0].value == 2.0
 
 
@@ -111,7 +111,7 @@ def test_the_bar_of_a_run_of_seconds_shows_their_part_and_no_rate(
 
     assert last.startswith("train            100%|")
     assert "| 2/2 [00:00<" in last
-    assert ", loss/train/total=4]" in last
+    assert ", loss=4]" in last
     assert "/s" not in last
 
 
@@ -125,7 +125,7 @@ def test_the_training_metrics_are_never_computed_for_the_bar(start: Any, termina
 def test_the_bar_of_an_evaluation_shows_its_results(start: Any, terminal: io.StringIO) -> None:
     run = start(ProgressBarLogger(terminal), "4ba", 4, eval_every=2, eval_label="gsm8k")
     run.fit()
-    results = [line for line in shown(terminal) if "metrics/gsm8k/accuracy=0.75]" in line]
+    results = [line for line in shown(terminal) if "accuracy=0.75]" in line]
 
     assert [line[:15] for line in results] == ["gsm8k batch 2  ", "gsm8k batch 4  "]
     assert all("| 3/3 [" in line for line in results)
@@ -152,7 +152,7 @@ def test_a_run_without_a_known_length_shows_no_time_left(start: Any, terminal: i
     run.fit(stop_after=3)
     run.engine.run_event("epoch_end")
 
-    assert re.fullmatch(r"train epoch 1\s+3 \[00:00, .*ba/s, loss/train/total=3\]", shown(terminal)[-1])
+    assert re.fullmatch(r"train epoch 1\s+3 \[00:00, .*ba/s, loss=3\]", shown(terminal)[-1])
 
 
 def test_a_last_batch_that_reaches_past_the_end_completes_the_bar(start: Any, terminal: io.StringIO) -> None:
@@ -198,8 +198,8 @@ def test_a_log_file_gets_one_plain_line_per_bar(start: Any) -> None:
     lines = stream.getvalue().splitlines()
 
     assert len(lines) == 2 + 4
-    assert re.fullmatch(r"eval  epoch 1    100% 4/4 \[00:00<00:00, .*ba/s, metrics/eval/accuracy=0.75\]", lines[0])
-    assert re.fullmatch(r"train epoch 1    100% 50/50 \[00:0\d<00:00, .*ba/s, loss/train/total=50\]", lines[2])
+    assert re.fullmatch(r"eval  epoch 1    100% 4/4 \[00:00<00:00, .*ba/s, accuracy=0.75\]", lines[0])
+    assert re.fullmatch(r"train epoch 1    100% 50/50 \[00:0\d<00:00, .*ba/s, loss=50\]", lines[2])
     assert "\r" not in stream.getvalue()
 
 
@@ -213,7 +213,7 @@ def test_a_log_file_gets_a_line_every_half_minute(start: Any, clock: SimpleNames
     lines = stream.getvalue().splitlines()
 
     assert [int(re.search(r"(\d+)/1000", line).group(1)) - 1 for line in lines] == [30, 60, 90]  # type: ignore[union-attr]
-    assert lines[0].endswith("loss/train/total=31]")
+    assert lines[0].endswith("loss=31]")
 
 
 def _everything(master: int) -> str:
@@ -236,7 +236,7 @@ def test_a_terminal_of_any_width_is_enough(start: Any, columns: int) -> None:
     os.close(master)
 
     assert max(len(line) for line in lines) <= columns - 1
-    assert (columns > 70) == lines[-1].endswith("loss/train/total=2]")
+    assert (columns > 70) == lines[-1].endswith("loss=2]")
 
 
 def test_tqdm_can_be_switched_off(start: Any, terminal: io.StringIO) -> None:
@@ -274,4 +274,11 @@ def test_a_resumed_run_shows_the_last_loss(start: Any, terminal: io.StringIO) ->
     again.engine.run_event("fit_end")
 
     assert "| 3/10 [" in shown(terminal)[-1]
-    assert shown(terminal)[-1].endswith("loss/train/total=3]")
+    assert shown(terminal)[-1].endswith("loss=3]")
+
+
+def test_names_are_short_and_different() -> None:
+    assert _short_names(["loss/train/total", "loss/train/ce", "metrics/train/Accuracy"]) == ["loss", "ce", "Accuracy"]
+    assert _short_names(["metrics/a/Dice", "metrics/b/Dice"]) == ["metrics/a/Dice", "metrics/b/Dice"]
+    (name,) = _short_names(["metrics/train/MultilabelRecallAtFixedPrecision"])
+    assert name == "MultilabelRe...Precision"

@@ -27,6 +27,7 @@ _LIVE_SECONDS = 0.1  # between two redraws on a terminal
 _PLAIN_SECONDS = 30.0  # between two lines in a log file
 _GRAPHIC = "|{bar}|"
 _UNITS = {"batch": "ba", "sample": "sp", "token": "tok", "epoch": "ep", "iteration": "iter", "second": "sec"}
+_NAME = 24  # characters
 _TRAIN_KEYS = ("loss/train",)
 _STATS = "{n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
 _STATS_OF_SECONDS = "{n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"  # the rate is one per second
@@ -398,7 +399,9 @@ class Bar:
         return self.total
 
     def _set_text(self, values: dict[str, Any]) -> None:
-        self._bar.set_postfix_str(", ".join(f"{k}={_short(v)}" for k, v in values.items()), refresh=False)
+        names = _short_names(values)
+        text = ", ".join(f"{name}={_short(value)}" for name, value in zip(names, values.values(), strict=True))
+        self._bar.set_postfix_str(text, refresh=False)
 
 
 def _tqdm() -> Any:
@@ -439,6 +442,18 @@ def _hold(value: Any) -> Any:
 
 def _deferred(values: dict[str, Any]) -> list[DeferredValue]:
     return [value for value in values.values() if type(value) is DeferredValue]
+
+
+def _short_names(keys: Iterable[str]) -> list[str]:
+    """Return the last parts of keys, for a line that has little room; whole keys if two of these are the same.
+
+    >>> _short_names(["loss/train/total", "metrics/train/MulticlassAccuracy"])
+    ['loss', 'MulticlassAccuracy']
+    """
+    keys = list(keys)
+    names = [key.split("/")[0 if key.endswith("/total") else -1] for key in keys]
+    names = [name if names.count(name) == 1 else key for name, key in zip(names, keys, strict=True)]
+    return [name if len(name) <= _NAME else f"{name[: _NAME // 2]}...{name[3 - _NAME // 2 :]}" for name in names]
 
 
 def _short(value: Any) -> str:

@@ -840,6 +840,10 @@ class Trainer(_RejectsRemovedArguments):
         """
         return plot(self.logger.destinations, names)
 
+    def __repr__(self) -> str:
+        state = self.state
+        return f"<{type(self).__name__} of {state.run_name}, {state.timestamp.batch.to_timestring()} of {state.max_duration}>"
+
     def _repr_html_(self) -> str:
         plan = details("What acts when: engine.explain()", self.engine.explain()._repr_html_())
         return html_of_state(self.state, type(self).__name__) + plan
