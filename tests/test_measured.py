@@ -1,4 +1,4 @@
-"""What the READMEs say of measured effects follows from the published ledger."""
+"""The measured effects in READMEs follow from the published ledger."""
 
 from __future__ import annotations
 

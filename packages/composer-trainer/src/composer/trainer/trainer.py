@@ -841,8 +841,8 @@ class Trainer(_RejectsRemovedArguments):
         return plot(self.logger.destinations, names)
 
     def __repr__(self) -> str:
-        state = self.state
-        return f"<{type(self).__name__} of {state.run_name}, {state.timestamp.batch.to_timestring()} of {state.max_duration}>"
+        now, end = self.state.timestamp.batch.to_timestring(), self.state.max_duration
+        return f"<{type(self).__name__} of {self.state.run_name}, {now} of {end}>"
 
     def _repr_html_(self) -> str:
         plan = details("What acts when: engine.explain()", self.engine.explain()._repr_html_())
