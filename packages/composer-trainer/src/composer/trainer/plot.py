@@ -39,13 +39,11 @@ def plot(destinations: Sequence[LoggerDestination], names: Sequence[str]) -> Fig
     for name, series in memory.data.items():
         is_wanted = any(part in name for part in names) if names else name.startswith(("loss/", "metrics/"))
         values = [(time.batch.value, _number(value)) for time, value in series]
-        points = [(batch, value) for batch, value in values if value is not None]
+        # The value of an epoch at its end gives way to that of the next batch.
+        points = {batch: value for batch, value in values if value is not None}
         if is_wanted and points:
-            batches, numbers = zip(*points, strict=True)
-            groups.setdefault("loss" if name.startswith("loss/") else name.rpartition("/")[2], {})[name] = (
-                list(batches),
-                list(numbers),
-            )
+            title = "loss" if name.startswith("loss/") else name.rpartition("/")[2]
+            groups.setdefault(title, {})[name] = list(points), list(points.values())
     if not groups:
         known = ", ".join(sorted(memory.data)) or "none"
         raise ValueError(f"`names` must be logged names or parts of them, got {list(names)!r}. Logged are: {known}.")
