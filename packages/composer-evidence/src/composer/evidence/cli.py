@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if arguments is None else arguments)
     chosen = _parser().parse_args(given)
     logging.getLogger("composer").setLevel(logging.ERROR)  # advice about arguments, for each method and task
-    chosen.line = shlex.join([PROGRAM, *given])
+    chosen.line = shlex.join([PROGRAM, *_without_places(given)])
     handler: Callable[[argparse.Namespace], None] = chosen.handler
     try:
         handler(chosen)
@@ -45,6 +45,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(f"{PROGRAM}: interrupted; repeat the command to continue")
+
+
+def _without_places(given: Sequence[str]) -> list[str]:
+    """Return a command line without the folders of this machine, for entries that others read.
+
+    >>> _without_places(["tune", "digits", "--data", "/home/me/data", "--out=ledger"])
+    ['tune', 'digits', '--data', 'FOLDER', '--out=FOLDER']
+    """
+    line, options = list(given), ("--data", "--out")
+    for i, word in enumerate(line):
+        name, equals, _ = word.partition("=")
+        if name in options and equals:
+            line[i] = f"{name}=FOLDER"
+        elif word in options and i + 1 < len(line):
+            line[i + 1] = "FOLDER"
+    return line
 
 
 def _parser() -> argparse.ArgumentParser:
