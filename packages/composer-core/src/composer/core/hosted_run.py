@@ -327,6 +327,7 @@ class HostedRun:
             self._loaded = None
         self.replays = any(needs_closure(optimizer) for optimizer in self.state.optimizers)
         self._is_distributed = dist.get_world_size() > 1
+        self._stepped = None
         self._phase = _FIT
         self._clear()
 
@@ -661,7 +662,9 @@ class HostedRun:
             )
 
     def _note_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self._stepped = type(optimizer).__name__
+        rates = [group.get("lr") for group in optimizer.param_groups]
+        if any(not isinstance(rate, (float, int)) or rate for rate in rates):  # else it only creates its state
+            self._stepped = type(optimizer).__name__
 
     def after_gradients(self) -> None:
         """Announce AFTER_TRAIN_BATCH, where algorithms change the gradients of the whole step."""
