@@ -14,6 +14,8 @@ from typing import Any
 
 from composer.evidence.ledger import PUBLISHED, Ledger
 from composer.evidence.page import cells, conditions, verdicts
+from composer.evidence.study import AA
+from composer.evidence.task import load_task
 from tools.workspace import ROOT, Workspace
 
 __all__ = ["BEGIN", "END", "documents", "main", "written"]
@@ -22,7 +24,7 @@ BEGIN = "<!-- measured: written by `python -m tools.measured` -->\n"
 END = "<!-- end of measured -->\n"
 _HEADING = "## Measured\n"
 _BEFORE = "## When not to use it\n"  # the section that a new one precedes
-_COLUMNS = ("verdict", "effect at equal steps", "at equal time", "step time", "memory", "n")
+_COLUMNS = ("verdict", "effect at equal steps", "at equal time", "step time", "memory", "n / of plain")
 
 
 def documents(workspace: Workspace, ledger: Ledger) -> Iterator[tuple[Path, str]]:
@@ -67,7 +69,7 @@ def _of_method(method: str, tasks: Mapping[tuple[str, str], list[dict[str, Any]]
         for entry in entries:
             if entry["method"] == method:
                 rows.append((task, *cells(entry)[1:]))
-                places.append(f"**{task}**: {conditions([entry])}")
+                places.append(_about(task, [entry]))
     return _table(("task", *_COLUMNS), rows) + "\n" + "\n\n".join(places) + "\n" if rows else ""
 
 
@@ -80,15 +82,20 @@ def _of_gains(tasks: Mapping[tuple[str, str], list[dict[str, Any]]]) -> str:
     ]
     if not rows:
         return ""
-    counts = [sum(entry["verdict"]["word"] == word for e in tasks.values() for entry in e) for word in _OTHERS]
+    words = [e["verdict"]["word"] for entries in tasks.values() for e in entries if e["method"] != AA]
+    counts = [words.count(word) for word in _OTHERS]
     others = ", ".join(f"{count} {word}" for count, word in zip(counts, _OTHERS.values(), strict=True) if count)
-    places = [f"**{task}**: {conditions(entries)}" for (task, _), entries in tasks.items()]
+    places = [_about(task, entries) for (task, _), entries in tasks.items()]
     return (
         _table(("task", "method", *_COLUMNS[1:]), rows)
         + f"\nThe other rows: {others}. `composer-evidence table --published` prints all.\n\n"
         + "\n\n".join(places)
         + "\n"
     )
+
+
+def _about(task: str, entries: list[dict[str, Any]]) -> str:
+    return f"**{task}**: {load_task(task).summary} {conditions(entries)}"
 
 
 _OTHERS = {

@@ -403,7 +403,7 @@ def schedules() -> Figure:
 def effects() -> Figure:
     """Show what the published ledger says of all methods on its first task: effects with their intervals."""
     (task, _), entries = next(iter(verdicts([Ledger(PUBLISHED)]).items()))
-    shown = [entry for entry in entries if entry["comparison"] is not None]
+    shown = [entry for entry in entries if entry.get("comparison") is not None]
     shown.sort(key=lambda entry: float(entry["comparison"]["effect"]))
     metric = Metric(**shown[0]["metric"])
     figure, axes = _plot(f"{metric.title} of {task}, difference to plain training", "", height=0.6 + 0.19 * len(shown))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -253,7 +254,7 @@ def cells(entry: dict[str, Any]) -> tuple[str, ...]:
         entry: An entry about a measurement or a confirmation.
     """
     verdict, comparison, metric = entry["verdict"], entry.get("comparison"), Metric(**entry["metric"])
-    why = verdict["why"]
+    why = re.sub(r"^\w+Error: | \(\w+\.py:\d+\)$", "", verdict["why"])
     if comparison is not None and why.startswith("smallest visible"):
         visible = metric.show(comparison["smallest_visible"])
         why = f"smallest visible: {visible}{why[why.index(';') :] if ';' in why else ''}"

@@ -520,9 +520,12 @@ class Study:
         """Return the costs of a method, and its effect at equal time."""
         peaks = [[float(result.peak_bytes) for result, _ in group.values()] for group in (results, controls)]
         costs: dict[str, Any] = {"step_time": times, "memory_ratio": None, "equal_time": None}
-        if not candidate.averages and np.median(peaks[1]) > 0:
+        # The memory of a process on the CPU depends on what its allocator keeps.
+        if self.runner.device != "cpu" and not candidate.averages and np.median(peaks[1]) > 0:
             costs["memory_ratio"] = float(np.median(peaks[0]) / np.median(peaks[1]))
         values = _values(results)
+        # At the full budget, the control is the same as at equal steps.
+        rungs = [Rung(1.0, _values(controls)) if rung.time == 1 else rung for rung in rungs]
         if times is not None and all(map(math.isfinite, values.values())):
             effect, low, high, bound = at_equal_time(values, times["ratio"], rungs, higher_is_better=self._higher)
             costs["equal_time"] = {"effect": effect, "low": low, "high": high, "at_most": bound}
