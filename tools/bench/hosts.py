@@ -8,6 +8,7 @@ import logging
 import tempfile
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -72,7 +73,7 @@ def _lightning(batches: Batches, ours: bool) -> None:
         def configure_optimizers(self) -> Any:
             return make_optimizer(self)
 
-    callbacks = [ComposeCallback(loss=_loss)] if ours else []
+    callbacks: list[pl.Callback] = [ComposeCallback(loss=_loss)] if ours else []
     trainer = pl.Trainer(max_epochs=1, accelerator="cpu", barebones=True, callbacks=callbacks)
     timed(lambda: trainer.fit(Module(), batches))
 
@@ -187,10 +188,8 @@ def main(arguments: list[str]) -> None:
         if importlib.util.find_spec(package) is None:
             print(f"{host} is not installed")
             continue
-        for ours in (False, True):
-            contestants[f"{host}, ours" if ours else host] = steps_of(
-                batches, lambda run=run, ours=ours: run(batches, ours)
-            )  # type: ignore[misc]
+        contestants[host] = steps_of(batches, partial(run, batches, False))
+        contestants[f"{host}, ours"] = steps_of(batches, partial(run, batches, True))
     results = interleaved(contestants, options.rounds)
     print(f"{machine()}; {options.steps} steps, {options.rounds} interleaved rounds; quantiles of single steps")
     print(f"{'':20}{'us, 5 %':>9}{'with ours':>11}{'own cost':>10}{'2 to 10 %':>16}{'aim':>5}")
