@@ -23,7 +23,7 @@ from composer.evidence.cli import main
 from composer.evidence.methods import make_algorithms, reason_against
 from composer.evidence.page import explain, table, write_page
 from composer.evidence.search import SearchError
-from composer.evidence.statistics import Verdict, at_equal_time, compare
+from composer.evidence.statistics import Rung, Verdict, at_equal_time, compare
 from composer.evidence.study import AA
 from composer.evidence.task import source_of
 
@@ -243,7 +243,8 @@ def test_gains_also_of_plain_over_itself_are_judged_on_fresh_seeds(
         assert not (seeds[0] | seeds[1]) & (seeds[2] | seeds[3])
     muon = of(entries, "Muon", "confirmation")
     scores = {int(seed): value for seed, value in muon["scores"].items()}
-    ladder = study.ladder(study.plain())
+    controls = {int(seed): value for seed, value in muon["control_scores"].items()}
+    ladder = [Rung(1.0, controls) if rung.time == 1 else rung for rung in study.ladder(study.plain())]
     expected = at_equal_time(scores, muon["step_time"]["ratio"], ladder, higher_is_better=True)
     assert muon["equal_time"]["effect"] == pytest.approx(expected[0])
     assert len(muon["time_to_target"]["rungs"]) == 2
