@@ -345,3 +345,24 @@ class Reads(Algorithm):
 
     def apply(self, event: Event, state: Any, logger: Any) -> None:
         pass
+
+
+def test_misspelt_arguments_and_methods_of_other_trainers() -> None:
+    with pytest.raises(TypeError, match=r"`train_dataloder` is not an argument.*Did you mean `train_dataloader`\?"):
+        trained(train_dataloder=loader())
+    trainer = trained()
+    with pytest.raises(AttributeError, match=r"'Trainer' object has no attribute 'validate'\. Call `eval\(\)`"):
+        trainer.validate()  # type: ignore[attr-defined]
+    assert not hasattr(trainer, "something_else")
+    assert repr(trainer).endswith(", 8ba of 2ep>")
+
+
+def test_a_property_that_fails_keeps_its_message() -> None:
+    class Mine(Trainer):
+        @property
+        def broken(self) -> int:
+            return None.value  # type: ignore[attr-defined, no-any-return]
+
+    mine = Mine(model=network(), loss=F.cross_entropy, optimizers=lambda p: torch.optim.SGD(p, lr=0.1), device="cpu")
+    with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'value'"):
+        print(mine.broken)

@@ -192,8 +192,10 @@ class _RejectsRemovedArguments:
 
         def __getattr__(self, name: str) -> Any:
             """Tell which method has the name of another trainer's."""
+            if hasattr(type(self), name):  # a property has failed: it does so again, with its own message
+                return object.__getattribute__(self, name)
             hint = f" Call `{_METHODS[name]}`." if name in _METHODS else ""
-            raise AttributeError(f"A `Trainer` has no attribute `{name}`.{hint}")
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}.{hint}")
 
 
 class Trainer(_RejectsRemovedArguments):
