@@ -494,5 +494,5 @@ def test_an_epoch_that_the_loop_leaves_early_is_over() -> None:
 
 def test_a_class_is_no_algorithm() -> None:
     algorithms: Any = [EMA]
-    with pytest.raises(TypeError, match=r"got the class `EMA`\. Pass `EMA\(\)`"):
+    with pytest.raises(TypeError, match=r"got the class `EMA`; pass `EMA\(\.\.\.\)`"):
         AcceleratedRun(Accelerator(cpu=True), layers(), algorithms, loss=criterion, max_duration="1ep")

@@ -471,7 +471,7 @@ def test_one_callback_has_all_algorithms() -> None:
     with pytest.raises(ValueError, match=r"must have one `ComposeCallback`.*Pass all algorithms to one"):
         trainer_of(*callbacks).fit(Net(), data())
     algorithms: Any = EMA
-    with pytest.raises(TypeError, match=r"got the class `EMA`\. Pass `EMA\(\)`"):
+    with pytest.raises(TypeError, match=r"got the class `EMA`; pass `EMA\(\.\.\.\)`"):
         ComposeCallback(algorithms)
 
 

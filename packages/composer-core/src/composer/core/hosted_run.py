@@ -1203,8 +1203,8 @@ def total_loss(loss: Any) -> torch.Tensor:
     return sum((total_loss(part) for part in loss[1:]), start=total_loss(loss[0]))
 
 
-def algorithms_in(algorithms: Algorithm | Sequence[Algorithm]) -> tuple[Algorithm, ...]:
-    """Return one or several algorithms as a tuple.
+def algorithms_in(algorithms: Algorithm | Sequence[Algorithm] | None) -> tuple[Algorithm, ...]:
+    """Return one or several algorithms, or none, as a tuple.
 
     Args:
         algorithms: The argument of a user.
@@ -1215,7 +1215,8 @@ def algorithms_in(algorithms: Algorithm | Sequence[Algorithm]) -> tuple[Algorith
     several: tuple[Any, ...] = ensure_tuple(algorithms)
     for each in several:
         if not isinstance(each, Algorithm):
-            what = f"the class `{each.__name__}`. Pass `{each.__name__}()`" if isinstance(each, type) else repr(each)
+            kind = each.__name__ if isinstance(each, type) else type(each).__name__
+            what = f"the class `{kind}`; pass `{kind}(...)`" if isinstance(each, type) else kind
             raise TypeError(f"`algorithms` must be `Algorithm` objects, got {what}.")
     return several
 

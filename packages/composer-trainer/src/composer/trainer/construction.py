@@ -21,6 +21,7 @@ import torch.distributed
 
 from composer.callbacks.checkpoint_saver import CheckpointSaver
 from composer.core import Algorithm, Callback, Precision, State
+from composer.core.hosted_run import algorithms_in
 from composer.devices import Device
 from composer.distributed import DDPSyncStrategy
 from composer.loggers import LoggerDestination
@@ -191,10 +192,7 @@ def build_state(
     parallel.sync_module_states(placed)
     for optimizer in optimizers:
         device.optimizer_to_device(optimizer)
-    algorithms = ensure_tuple(options.algorithms)
-    for algorithm in algorithms:
-        if not isinstance(algorithm, Algorithm):
-            raise TypeError(f"`algorithms` must be `Algorithm` objects, got {described(algorithm)}.")
+    algorithms = algorithms_in(options.algorithms)
     check_distinct("algorithms", algorithms)
     _check_keys(model, algorithms)
     state = State(
