@@ -115,7 +115,9 @@ def test_a_rank_that_fails_ends_the_job(tmp_path: Path, what: str, status: int, 
     title = next(i for i, line in enumerate(lines) if line.startswith("composer: the last lines of stderr of rank 1"))
     tail = [line for line in lines[title + 1 :] if line.startswith("  | ")]
     assert ("  | ValueError: this rank cannot go on" in tail) == (what == "raise")
-    assert any(seen_by_other in line for line in lines[:title])
+    # On a machine so busy that rank 0 could not report within the seconds after SIGTERM, the launcher has killed it.
+    killed = any(re.match(r"composer: rank 0 \(pid \d+\) did not exit after SIGTERM", line) for line in lines)
+    assert killed or any(seen_by_other in line for line in lines[:title]), "\n".join(lines)
 
 
 def test_signals_reach_the_ranks_which_save_and_leave(tmp_path: Path) -> None:
