@@ -55,8 +55,9 @@ def content(seed: int = 0) -> dict[str, Any]:
         "state": {
             "model": {"weight": weights, "tied": weights, "count": torch.tensor(3)},
             "timestamp": {"Timestamp": {"batch": 5, "total_wct": datetime.timedelta(seconds=1.5)}},
-            "metadata": {"sealed": True, "torch_version": torch.__version__},
+            "metadata": {"torch_version": torch.__version__},
         },
+        "sealed": True,
         "rng": [
             {
                 "python": random.Random(seed).getstate(),

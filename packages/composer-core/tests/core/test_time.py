@@ -246,3 +246,23 @@ def test_saved_clocks_are_numbers_that_give_back_every_microsecond(span: datetim
 
     assert saved["total_wct"] == span.total_seconds()
     assert restored.total_wct == of_older_file.total_wct == span
+
+
+def test_plain_numbers_are_those_of_the_counters_and_clocks() -> None:
+    timestamp = Timestamp(batch=3, sample_in_epoch=5, total_wct=datetime.timedelta(seconds=1.5))
+
+    assert (timestamp.batches, timestamp.samples_in_epoch, timestamp.total_seconds) == (3, 5, 1.5)
+    assert all(type(timestamp.count(unit)) is int for unit in TimeUnit if unit is not TimeUnit.DURATION)
+
+
+def test_programs_may_set_the_private_counters_as_times() -> None:
+    timestamp = Timestamp(batch=3)
+    timestamp._batch = Time(5, TimeUnit.BATCH)
+    timestamp._epoch_in_iteration = 2
+    timestamp._total_wct = datetime.timedelta(seconds=2)
+
+    assert timestamp._batch == timestamp.batch == "5ba"
+    assert timestamp.epoch_in_iteration == "2ep"
+    assert timestamp.total_wct == datetime.timedelta(seconds=2)
+    with pytest.raises(ValueError, match="must be counted in 'ep'"):
+        timestamp._epoch = Time(5, TimeUnit.BATCH)

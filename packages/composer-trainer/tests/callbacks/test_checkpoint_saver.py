@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import enum
+import logging
 import os
 import re
 from collections import deque
@@ -123,7 +124,7 @@ def test_a_checkpoint_has_the_known_layout(make_trainer: MakeTrainer, tmp_path: 
     trainer.fit()
     saved = torch.load(tmp_path / "latest-rank0.pt", weights_only=False)
 
-    assert saved.keys() == {"state", "rng", "resumption"}
+    assert saved.keys() == {"state", "rng", "resumption", "sealed"}
     state = saved["state"]
     assert state["timestamp"]["Timestamp"]["batch"] == 8
     assert set(state["optimizers"]["SGD"]["state"]) == {name for name, _ in trainer.state.model.named_parameters()}
@@ -137,7 +138,7 @@ def test_weights_alone_are_saved_and_loaded(make_trainer: MakeTrainer, tmp_path:
     trainer = make_trainer(save_folder=tmp_path, save_weights_only=True)
     trainer.fit()
     path = tmp_path / "latest-rank0.pt"
-    assert torch.load(path, weights_only=False).keys() == {"state"}
+    assert torch.load(path, weights_only=False).keys() == {"state", "sealed"}
     assert torch.load(path, weights_only=False)["state"].keys() == {"model", "integrations", "metadata"}
 
     other = make_trainer(load_path=path, load_weights_only=True)
@@ -326,13 +327,15 @@ def test_the_savers_own_arguments_are_checked() -> None:
         CheckpointSaver(upload_timeout_in_seconds=0)
 
 
-def test_arguments_without_effect_are_told(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="no effect without `save_folder`"):
-        make_trainer(save_interval="2ba")
+def test_arguments_without_effect_are_told(
+    make_trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "composer")
+    make_trainer(save_interval="2ba", load_weights_only=True, load_strict_model_weights=False)
+    assert "`save_interval` has no effect without `save_folder`: nothing is saved." in caplog.messages
+    assert "`load_weights_only`, `load_strict_model_weights` has no effect without `load_path`" in caplog.text
     with pytest.warns(UserWarning, match="`CheckpointSaver`, whose arguments are used"):
         make_trainer(callbacks=CheckpointSaver(tmp_path), save_folder=tmp_path)
-    with pytest.raises(ValueError, match="no effect without `load_path`"):
-        make_trainer(load_weights_only=True)
 
 
 def test_a_saver_of_ones_own_is_used(make_trainer: MakeTrainer, tmp_path: Path) -> None:

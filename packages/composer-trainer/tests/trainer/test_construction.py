@@ -87,7 +87,6 @@ def never(**kwargs: Any) -> Trainer:
         ({"seed": -1}, ValueError, r"seed"),
         ({"train_dataloader": 3}, TypeError, r"`train_dataloader` must be an iterable of batches, got int"),
         ({"train_dataloader": []}, ValueError, r"`train_dataloader` must not be empty"),
-        ({"eval_dataloader": []}, ValueError, r"`eval_dataloader` must not be empty"),
         ({"device_train_microbatch_size": 0}, ValueError, r"must be positive and finite, got 0"),
         ({"device_train_microbatch_size": "big"}, ValueError, r"must be a number, 'auto' or None, got 'big'"),
         ({"device_train_microbatch_size": "auto"}, ValueError, r"needs a GPU"),

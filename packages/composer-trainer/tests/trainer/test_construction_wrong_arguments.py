@@ -226,8 +226,6 @@ def test_an_object_is_given_once(make_trainer: MakeTrainer) -> None:
         ({"optimizers": {}}, r"`optimizers` must be one .*, got \{\}"),
         ({"schedulers": {}}, r"`schedulers` must be a scheduler"),
         ({"schedulers": print}, "must return a factor of the learning rate, .* got None"),
-        ({"load_exclude_algorithms": ["EMA"]}, "`load_exclude_algorithms` has no effect without `load_path`"),
-        ({"load_strict_model_weights": False}, "`load_strict_model_weights` has no effect without `load_path`"),
         ({"save_folder": ""}, "`save_folder` must not be empty"),
         (
             {"save_interval": lambda state: True},

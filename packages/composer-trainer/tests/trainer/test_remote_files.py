@@ -32,7 +32,7 @@ class Writes(Callback):
     def epoch_end(self, state: State, logger: Logger) -> None:
         path = self.folder / "file.txt"
         path.unlink(missing_ok=True)
-        path.write_text(f"epoch {state.timestamp._epoch}")
+        path.write_text(f"epoch {state.timestamp.epochs}")
         if self.remote_file_name is not None:
             logger.upload_file(self.remote_file_name, path, overwrite=self.overwrite)
             logger.upload_file("somewhere/else.txt", path, overwrite=True)

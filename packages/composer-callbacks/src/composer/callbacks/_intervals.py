@@ -42,7 +42,7 @@ class FirstOfInterval:
 
     def starts(self, state: State) -> bool:
         """Return True if an interval starts with the current batch, only in the first call for that batch."""
-        count = state.timestamp._count(self.interval.unit)
+        count = state.timestamp.count(self.interval.unit)
         if count == self._last or count % self.interval.value:
             return False
         self._last = count

@@ -106,7 +106,7 @@ class EarlyStopper(Callback):
             self.best, self.best_occurred = value.clone(), state.timestamp
         assert self.best_occurred is not None
         unit = self.patience.unit
-        if state.timestamp._count(unit) - self.best_occurred._count(unit) > self.patience.value:
+        if state.timestamp.count(unit) - self.best_occurred.count(unit) > self.patience.value:
             state.stop_training()
 
     def _improves(self, value: torch.Tensor) -> bool:

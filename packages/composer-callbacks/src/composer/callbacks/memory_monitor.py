@@ -76,7 +76,7 @@ class MemoryMonitor(Callback):
         report = _get_memory_report(self.memory_keys)
         logged: dict[str, Any] = {f"memory/{name}": value for name, value in report.items()}
         interval = self.dist_aggregate_batch_interval
-        if interval is not None and state.timestamp._batch % interval == 0:
+        if interval is not None and state.timestamp.batches % interval == 0:
             logged.update(_over_ranks(report, state.device._device))
         logger.log_metrics(logged)
 

@@ -69,7 +69,7 @@ class MemorySnapshot(Callback):
         if self._remaining_to_skip > 0:
             self._remaining_to_skip -= 1
             return
-        self._end = state.timestamp._batch + self.interval.value
+        self._end = state.timestamp.batches + self.interval.value
         path = self._path(state)
         if not self.overwrite:
             _cuda_memory.check_absent(path, "MemorySnapshot")
@@ -78,7 +78,7 @@ class MemorySnapshot(Callback):
         self._recording = True
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        if self._recording and state.timestamp._batch >= self._end:
+        if self._recording and state.timestamp.batches >= self._end:
             self._write(state, logger)
 
     def close(self, state: State, logger: Logger) -> None:

@@ -155,7 +155,7 @@ class MLPerfCallback(Callback):
         if self._phase != "before":
             log.warning("Only the first call of `fit` is recorded for MLPerf. %s does not change.", self.filename)
             return
-        if state.timestamp._batch > 0:
+        if state.timestamp.batches > 0:
             log.warning("This run continues from a checkpoint; %s does not contain its earlier part.", self.filename)
         if self.metric_name not in state.eval_metrics.get(self.metric_label, {}):
             log.warning(
@@ -179,10 +179,10 @@ class MLPerfCallback(Callback):
         self._phase = "in"
 
     def epoch_start(self, state: State, logger: Logger) -> None:
-        self._within(state, "epoch_start", "start", epoch=state.timestamp._epoch + 1)
+        self._within(state, "epoch_start", "start", epoch=state.timestamp.epochs + 1)
 
     def epoch_end(self, state: State, logger: Logger) -> None:
-        self._within(state, "epoch_stop", "end", epoch=state.timestamp._epoch)
+        self._within(state, "epoch_stop", "end", epoch=state.timestamp.epochs)
 
     def eval_start(self, state: State, logger: Logger) -> None:
         if state.dataloader_label == self.metric_label:
@@ -251,8 +251,8 @@ class MLPerfCallback(Callback):
             return
         time = state.timestamp
         if epoch is None:  # the current epoch, or the one that was just completed
-            epoch = time._epoch + (time._batch_in_epoch > 0)
-        self._event(key, value, kind, {"epoch_num": epoch, "samples_count": time._sample, **metadata})
+            epoch = time.epochs + (time.batches_in_epoch > 0)
+        self._event(key, value, kind, {"epoch_num": epoch, "samples_count": time.samples, **metadata})
 
     def _event(self, key: str, value: Any = None, kind: str = "event", metadata: dict[str, Any] | None = None) -> None:
         if self._writer is not None:

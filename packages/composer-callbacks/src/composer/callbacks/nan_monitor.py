@@ -59,11 +59,11 @@ class NaNMonitor(Callback):
         loss = state.loss
         if isinstance(loss, torch.Tensor) and loss.is_cpu and loss.dim() == 0:  # reading it waits for nothing
             if math.isnan(loss.item()):
-                _raise(state.timestamp._batch, None)
+                _raise(state.timestamp.batches, None)
             return
         flags = {name: _flag(loss) for name, loss in _losses(state.loss).items()}
         DeferredValue.fetch(flags.values())
-        self._pending.append(_Flags(state.timestamp._batch, flags))
+        self._pending.append(_Flags(state.timestamp.batches, flags))
         self._check(wait=False)
 
     def eval_start(self, state: State, logger: Logger) -> None:

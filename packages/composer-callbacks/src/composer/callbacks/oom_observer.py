@@ -110,6 +110,10 @@ class OOMObserver(Callback):
             attach(partial(_observe, weakref.ref(self)))
             self._is_attached = True
 
+    @property
+    def _enabled(self) -> bool:  # the name is that of MosaicML's Composer, whose users read it
+        return self._run is not None
+
     def close(self, state: State, logger: Logger) -> None:
         if self._run is not None:
             self._run = None

@@ -68,7 +68,7 @@ class OptimizerMonitor(Callback):
         self.batch_log_interval = number
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        if state.timestamp._batch % self.batch_log_interval:
+        if state.timestamp.batches % self.batch_log_interval:
             return
         # Norms of sharded parameters need all ranks, and other ranks may have loggers when this rank has none.
         if logger.destinations or any(hasattr(p, "placements") for p in state.model.parameters()):

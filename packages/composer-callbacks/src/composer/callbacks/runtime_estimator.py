@@ -25,8 +25,8 @@ class _Scale:
 
     def done(self, now: Timestamp) -> float:
         if self.per_epoch is not None:
-            return now._epoch * self.per_epoch + now._batch_in_epoch
-        return now._total_wct if self.unit is TimeUnit.SECOND else now._count(self.unit)
+            return now.epochs * self.per_epoch + now.batches_in_epoch
+        return now.total_seconds if self.unit is TimeUnit.SECOND else now.count(self.unit)
 
 
 class RuntimeEstimator(Callback):
@@ -115,7 +115,7 @@ class RuntimeEstimator(Callback):
 
     def batch_start(self, state: State, logger: Logger) -> None:
         if self._first_batch is None:
-            self._first_batch = state.timestamp._batch
+            self._first_batch = state.timestamp.batches
         if self._start is None and self._left_to_skip == 0:
             self._begin(state)
 
@@ -159,7 +159,7 @@ class RuntimeEstimator(Callback):
             self._start = (clock + spent, done, batch)
         count, seconds = self._evals.get(label, (0, 0.0))
         self._evals[label] = (count + 1, seconds + spent)
-        batches = state.timestamp._batch - self._first_batch
+        batches = state.timestamp.batches - self._first_batch
         self.eval_frequency_per_label[label] = min(1.0, (count + 1) / batches) if batches > 0 else 0.0
 
     def eval_standalone_start(self, state: State, logger: Logger) -> None:
@@ -178,7 +178,7 @@ class RuntimeEstimator(Callback):
         scale = self._scale = _Scale(state.max_duration, state._dataloader_len)
         if scale.unit is not self._unit:  # `max_duration` was changed to another unit
             self._unit, self._seconds, self._done, self._batches = scale.unit, 0.0, 0.0, 0
-        self._start = (time.perf_counter(), scale.done(state.timestamp), state.timestamp._batch)
+        self._start = (time.perf_counter(), scale.done(state.timestamp), state.timestamp.batches)
 
     def _pause(self) -> None:
         self._measure()
@@ -189,10 +189,10 @@ class RuntimeEstimator(Callback):
         if self._start is None or self._latest is None or self._scale is None:
             return
         (clock, done, batch), (now, timestamp) = self._start, self._latest
-        self._start, self._latest = (now, self._scale.done(timestamp), timestamp._batch), None
+        self._start, self._latest = (now, self._scale.done(timestamp), timestamp.batches), None
         self._seconds += now - clock
         self._done += self._start[1] - done
-        self._batches += timestamp._batch - batch
+        self._batches += timestamp.batches - batch
 
     def _warn_of_endless_run(self) -> None:
         if not self._warned:

@@ -147,9 +147,9 @@ class SpeedMonitor(Callback):
 
     def batch_end(self, state: State, logger: Logger) -> None:
         now = state.timestamp
-        seconds = now._total_wct
-        self.history_samples.append(now._sample)
-        self.history_tokens.append(now._token)
+        seconds = now.total_seconds
+        self.history_samples.append(now.samples)
+        self.history_tokens.append(now.tokens)
         self.history_wct.append(seconds)
         if self._flops_per_batch is not None:
             self.history_flops.append(float(self._flops_per_batch(state.batch)))

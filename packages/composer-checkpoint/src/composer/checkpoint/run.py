@@ -94,7 +94,7 @@ def save_checkpoint(
 def collect(
     state: State, *, weights_only: bool = False, ignore_keys: IgnoreKeys | None = None, gather: bool = True
 ) -> dict[str, Any]:
-    """Return the content of a checkpoint: `state`, and unless `weights_only` also `rng` and `resumption`.
+    """Return the content of a checkpoint: `state`, `sealed`, and unless `weights_only` also `rng` and `resumption`.
 
     If `ignore_keys` leaves something out, `left_out` lists its paths.
 
@@ -103,7 +103,7 @@ def collect(
     """
     saved = state.state_dict()
     content: dict[str, Any] = {"state": {key: saved[key] for key in _WEIGHTS} if weights_only else saved}
-    content["state"]["metadata"]["sealed"] = True
+    content["sealed"] = True  # written with a checksum, which readers of the file then demand
     if not weights_only:
         content["rng"] = reproducibility.get_rng_state()
         part = state.resumption

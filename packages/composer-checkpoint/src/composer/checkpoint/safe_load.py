@@ -196,9 +196,7 @@ _WITHOUT_DATA = SimpleNamespace(__name__="pickle", Pickler=_Pickler)
 
 
 def _had_checksum(loaded: Any) -> bool:
-    state = loaded.get("state") if isinstance(loaded, dict) else None
-    metadata = state.get("metadata") if isinstance(state, dict) else None
-    return isinstance(metadata, dict) and bool(metadata.get("sealed"))
+    return isinstance(loaded, dict) and bool(loaded.get("sealed"))
 
 
 def _refusal(path: Path, error: Exception) -> Exception:

@@ -146,7 +146,7 @@ def save_checkpoint_to_disk(
     if options.save_resumption_state:
         save_resumption_state_to_disk(state, folder)
     size = state.device_train_microbatch_size
-    save_composer_metadata_to_disk(folder, state.model, shards, options.precision, state.device, size)
+    save_composer_metadata_to_disk(folder / METADATA_NAME, state.model, shards, options.precision, state.device, size)
     on_first_rank(lambda: _keep_newest(folder, Path(options.dir_prefix).name, options.num_checkpoints_to_keep))
     return str(folder)
 
@@ -225,21 +225,29 @@ def save_optim_to_disk(
 
 
 def save_composer_metadata_to_disk(
-    destination_dir: str | os.PathLike[str],
+    destination_file_path: str | os.PathLike[str],
     model: torch.nn.Module | None = None,
     sharded_state_dict: bool | None = None,
     precision: Precision | None = None,
     device: Device | torch.device | str | None = None,
     device_train_microbatch_size: float | None = None,
 ) -> str | None:
-    """Write the description of a checkpoint to `composer_metadata.json`; see `get_metadata_state_dict`.
+    """Write the description of a checkpoint to a JSON file; see `get_metadata_state_dict`.
+
+    Args:
+        destination_file_path: The file, such as `composer_metadata.json`; an existing one is replaced.
+        model: As in `get_metadata_state_dict`, and so are the others.
+        sharded_state_dict: See above.
+        precision: See above.
+        device: See above.
+        device_train_microbatch_size: See above.
 
     Returns:
         The path; None on ranks that do not write.
     """
-    _check_local(destination_dir)
+    _check_local(destination_file_path)
     content = get_metadata_state_dict(model, sharded_state_dict, precision, device, device_train_microbatch_size)
-    target = Path(destination_dir).expanduser() / METADATA_NAME
+    target = Path(destination_file_path).expanduser()
 
     def write() -> None:
         with atomic_write(target) as temporary, open(temporary, "w", encoding="utf-8") as file:

@@ -191,7 +191,7 @@ def check_complete(path: str, content: dict[str, Any], left_out: Iterable[str], 
     left_out_paths = {*left_out}
     if "state" in left_out_paths:
         return
-    own = bool((saved.get("metadata") or {}).get("sealed"))  # files of other programs have no `left_out`
+    own = bool(content.get("sealed"))  # files of other programs have no `left_out`
     required = ("model",) if weights else ("model", "timestamp", "optimizers") if own else ("timestamp",)
     missing = [
         part

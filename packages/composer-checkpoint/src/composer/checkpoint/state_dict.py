@@ -170,11 +170,15 @@ def get_resumption_state_dict(state: State) -> dict[str, Any]:
         state: The run.
 
     Returns:
-        The timestamp, the states of schedulers, algorithms, callbacks, scaler and metrics and so on, as in
-        `State.state_dict`; the random generators of all ranks (`rng`); and the state of `state.resumption`, such as the
-        position in the training data.
+        The states of schedulers, scaler and metrics and so on, as in `State.state_dict`; `timestamp`, the arguments of
+        `Timestamp`; `algorithms` and `callbacks`, lists of `(class name, state_dict())`; `dataset_state`, None if the
+        data set has none; the random generators of all ranks (`rng`); and the state of `state.resumption`, such as
+        the position in the training data.
     """
     state_dict = {key: value for key, value in state.state_dict().items() if key not in _NOT_FOR_RESUMPTION}
+    state_dict["timestamp"] = state.timestamp.state_dict()
+    state_dict["callbacks"] = [(key.partition("#")[0], value) for key, value in state_dict["callbacks"].items()]
+    state_dict.setdefault("dataset_state", None)
     state_dict["rng"] = reproducibility.get_rng_state()
     part = state.resumption
     if part is not None:

@@ -370,16 +370,16 @@ class HostedRun:
         self._random.enter()
         set_epoch = getattr(getattr(state.dataloader, "sampler", None), "set_epoch", None)
         if set_epoch is not None:
-            set_epoch(state.timestamp._epoch)
+            set_epoch(state.timestamp.epochs)
         iterator: Iterator[Any] | None = None
         length = state.dataloader_limit
-        while not state.is_over() and (length is None or state.timestamp._batch_in_epoch < length):
+        while not state.is_over() and (length is None or state.timestamp.batches_in_epoch < length):
             self._random.enter()
             group: list[Any] = []
             for _ in range(self.accumulate):
                 self._before_dataloader()
                 if iterator is None:
-                    iterator = self._iterate(state.timestamp._batch_in_epoch * self.accumulate)
+                    iterator = self._iterate(state.timestamp.batches_in_epoch * self.accumulate)
                 batch = next(iterator, _END)
                 if batch is not _END:
                     group.append(self.after_dataloader(spec.batch_transforms(batch)))
@@ -401,7 +401,7 @@ class HostedRun:
                 yield spec.microbatch_transforms(state.device.batch_to_device(batch))
             self._require("the iteration of `epoch`", _EPOCH, hint="Call `loss`, `backward` and `step` for each batch.")
         length = None if state.dataloader_len is None else state.dataloader_len.value
-        if length is not None and state.timestamp._batch_in_epoch >= length:
+        if length is not None and state.timestamp.batches_in_epoch >= length:
             self.end_epoch()
 
     def _iterate(self, done: int) -> Iterator[Any]:
@@ -425,13 +425,13 @@ class HostedRun:
         Raises:
             RuntimeError: Training has not begun, or the last epoch has not ended.
         """
-        if self._phase is not _EPOCH or not self.state.timestamp._batch_in_epoch:  # left in mid-epoch: go on there
+        if self._phase is not _EPOCH or not self.state.timestamp.batches_in_epoch:  # left in mid-epoch: go on there
             self._require("begin_epoch", _FIT, hint="Call `begin_fit` before the first, `end_epoch` after each epoch.")
         now = self.state.timestamp
         self._phase = _EPOCH
-        if not now._batch_in_epoch:
+        if not now.batches_in_epoch:
             with self._random:
-                if not now._epoch_in_iteration:
+                if not now.epochs_in_iteration:
                     self.engine.run_event(Event.ITERATION_START)
                 self.engine.run_event(Event.EPOCH_START)
         self._lap_start = time.perf_counter()
@@ -774,7 +774,7 @@ class HostedRun:
         """
         self._require("catch_up", _FIT, hint="Call it after `begin_fit`.")
         with self._random:
-            while self.state.timestamp._epoch < epoch:
+            while self.state.timestamp.epochs < epoch:
                 self._finish_epoch()
 
     def end_fit(self) -> None:
@@ -1165,7 +1165,7 @@ class _RandomStream:
             is_own: They are of this rank; otherwise new numbers follow from the seed and the progress of the run.
         """
         self._own = {kind: state.cpu() for kind, state in saved.items()} if is_own else {}
-        self._seed = None if is_own else self._state.seed + self._state.timestamp._batch
+        self._seed = None if is_own else self._state.seed + self._state.timestamp.batches
 
     def _read(self) -> dict[str, torch.Tensor]:
         states = {"cpu": torch.get_rng_state()}

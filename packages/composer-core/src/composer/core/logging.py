@@ -234,7 +234,7 @@ class Logger:
         if not destinations:
             return
         if step is None:
-            step = self._state.timestamp._batch
+            step = self._state.timestamp.batches
         plain = None
         for destination in destinations:
             if destination.accepts_deferred is True:
@@ -286,7 +286,7 @@ class Logger:
         return any(destination.can_upload_files() for destination in self.destinations)
 
     def _step(self, step: int | None) -> int:
-        return self._state.timestamp._batch if step is None else step
+        return self._state.timestamp.batches if step is None else step
 
 
 def format_log_data_value(data: Any) -> str:

@@ -238,16 +238,16 @@ class State(Serializable):
             return Time(1.0, TimeUnit.DURATION)
         now, length = self.timestamp, self.__iteration_length
         if limit.unit is TimeUnit.EPOCH:
-            done, total = self._count_epochs(now._epoch)
+            done, total = self._count_epochs(now.epochs)
         elif limit.unit is TimeUnit.ITERATION and length is not None and length.unit is TimeUnit.EPOCH:
-            done, total = self._count_epochs(now._iteration * length.value + now._epoch_in_iteration)
+            done, total = self._count_epochs(now.iterations * length.value + now.epochs_in_iteration)
             total *= length.value
         elif limit.unit is TimeUnit.ITERATION and length is not None:
-            done, total = now._iteration * length.value + min(now._token_in_iteration, length.value), length.value
+            done, total = now.iterations * length.value + min(now.tokens_in_iteration, length.value), length.value
         elif limit.unit is TimeUnit.SECOND:
-            return Time(now._total_wct / limit.value, TimeUnit.DURATION)
+            return Time(now.total_seconds / limit.value, TimeUnit.DURATION)
         else:
-            done, total = now._count(limit.unit), 1
+            done, total = now.count(limit.unit), 1
         # A single division of integers, so that 3 of 10 batches are exactly the float 0.3.
         return Time(done / (limit.value * total), TimeUnit.DURATION)
 
@@ -255,11 +255,11 @@ class State(Serializable):
         """Return the number of batches in `epochs` epochs plus the current one, and the batches per epoch."""
         now = self.timestamp
         length: float | None = self._train_dataloader_len
-        if length is None and now._epoch:
-            length = (now._batch - now._batch_in_epoch) / now._epoch
+        if length is None and now.epochs:
+            length = (now.batches - now.batches_in_epoch) / now.epochs
         if not length:
             return epochs, 1
-        return epochs * length + min(now._batch_in_epoch, length), length
+        return epochs * length + min(now.batches_in_epoch, length), length
 
     def is_over(self, limit: Time[Any] | None = None) -> bool:
         """Return True if the run has reached its end, in whatever unit it is given.
@@ -273,7 +273,7 @@ class State(Serializable):
             limit = self._max_duration
             if limit is None:
                 return False
-        reached: bool = self.timestamp._count(limit._unit) >= limit._value
+        reached: bool = self.timestamp.count(limit._unit) >= limit._value
         return reached
 
     def stop_training(self) -> None:

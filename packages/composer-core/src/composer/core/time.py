@@ -349,34 +349,60 @@ _UNIT_OF = {
     "sample_in_epoch": TimeUnit.SAMPLE,
     "token_in_epoch": TimeUnit.TOKEN,
 }
-_CLOCKS = ("total_wct", "iteration_wct", "epoch_wct", "batch_wct")
-_TOTAL_OF = {_UNIT_OF[name]: f"_{name}" for name in ("iteration", "epoch", "batch", "sample", "token")}
+_COUNTERS = {  # the attributes that store the plain numbers
+    "iteration": "iterations",
+    "epoch": "epochs",
+    "batch": "batches",
+    "sample": "samples",
+    "token": "tokens",
+    "epoch_in_iteration": "epochs_in_iteration",
+    "token_in_iteration": "tokens_in_iteration",
+    "batch_in_epoch": "batches_in_epoch",
+    "sample_in_epoch": "samples_in_epoch",
+    "token_in_epoch": "tokens_in_epoch",
+}
+_CLOCKS = {f"{name}_wct": f"{name}_seconds" for name in ("total", "iteration", "epoch", "batch")}
+_NUMBERS = _COUNTERS | _CLOCKS
+_TOTAL_OF = {_UNIT_OF[name]: _COUNTERS[name] for name in ("iteration", "epoch", "batch", "sample", "token")}
 
 
-def _counter(name: str) -> Any:  # a property; type checkers go by the annotation of the attribute
-    attribute, unit = f"_{name}", _UNIT_OF[name]
+def _counter(name: str, settable: bool = False) -> Any:  # a property; type checkers go by the annotation
+    attribute, unit = _COUNTERS[name], _UNIT_OF[name]
 
     def read(self: Timestamp) -> Time[int]:
         return Time(getattr(self, attribute), unit)
 
-    return property(read, doc=f"The counter `{name}`, a `Time` in {unit.value!r}.")
+    def write(self: Timestamp, value: SupportsIndex | Time[int]) -> None:
+        setattr(self, attribute, _count_of(name, value))
+
+    return property(read, write if settable else None, doc=f"The counter `{name}`, a `Time` in {unit.value!r}.")
 
 
-def _clock(name: str) -> Any:
-    attribute = f"_{name}"
+def _count_of(name: str, value: SupportsIndex | Time[int]) -> int:
+    time = Time.from_input(value, _UNIT_OF[name])
+    if time.unit is not _UNIT_OF[name]:
+        raise ValueError(f"`{name}` must be counted in {_UNIT_OF[name].value!r}, got {time!r}.")
+    return int(time.value)
+
+
+def _clock(name: str, settable: bool = False) -> Any:
+    attribute = _CLOCKS[name]
 
     def read(self: Timestamp) -> datetime.timedelta:
         return datetime.timedelta(seconds=getattr(self, attribute))
 
-    return property(read, doc=f"The wall-clock time `{name}`, a `datetime.timedelta`.")
+    def write(self: Timestamp, value: datetime.timedelta | float | None) -> None:
+        setattr(self, attribute, _seconds(value))
+
+    return property(read, write if settable else None, doc=f"The wall-clock time `{name}`, a `datetime.timedelta`.")
 
 
 class Timestamp(Serializable):
     """The progress of a run: counters and wall-clock times. Immutable; the `to_next_*` methods return the next one.
 
     Counters are read as `Time` objects, which compare with time strings (`timestamp.batch == "3ba"`), and wall-clock
-    times as `datetime.timedelta`. They are stored as plain ints, and floats in seconds, in attributes with an
-    underscore, which the training loop reads because that is faster.
+    times as `datetime.timedelta`. What is read at every step reads the plain numbers, which is faster: ints such as
+    `batches` and `samples_in_epoch`, and seconds such as `total_seconds`.
 
     Args:
         iteration: Finished iterations of an outer loop, in runs that have one.
@@ -402,23 +428,23 @@ class Timestamp(Serializable):
         True
     """
 
-    __slots__ = (*(f"_{name}" for name in _UNIT_OF), *(f"_{name}" for name in _CLOCKS))
+    __slots__ = tuple(_NUMBERS.values())
 
     # For type checkers.
-    _iteration: int
-    _epoch: int
-    _batch: int
-    _sample: int
-    _token: int
-    _epoch_in_iteration: int
-    _token_in_iteration: int
-    _batch_in_epoch: int
-    _sample_in_epoch: int
-    _token_in_epoch: int
-    _total_wct: float
-    _iteration_wct: float
-    _epoch_wct: float
-    _batch_wct: float
+    iterations: int
+    epochs: int
+    batches: int
+    samples: int
+    tokens: int
+    epochs_in_iteration: int
+    tokens_in_iteration: int
+    batches_in_epoch: int
+    samples_in_epoch: int
+    tokens_in_epoch: int
+    total_seconds: float
+    iteration_seconds: float
+    epoch_seconds: float
+    batch_seconds: float
 
     def __init__(
         self,
@@ -450,20 +476,18 @@ class Timestamp(Serializable):
             "token_in_epoch": token_in_epoch,
         }
         for name, count in counters.items():
-            value, unit = Time.from_input(count, _UNIT_OF[name]), _UNIT_OF[name]
-            if value.unit is not unit:
-                raise ValueError(f"`{name}` must be counted in {unit.value!r}, got {value!r}.")
-            setattr(self, f"_{name}", value.value)
-        self._total_wct = _seconds(total_wct)
-        self._iteration_wct = _seconds(iteration_wct)
-        self._epoch_wct = _seconds(epoch_wct)
-        self._batch_wct = _seconds(batch_wct)
+            setattr(self, _COUNTERS[name], _count_of(name, count))
+        self.total_seconds = _seconds(total_wct)
+        self.iteration_seconds = _seconds(iteration_wct)
+        self.epoch_seconds = _seconds(epoch_wct)
+        self.batch_seconds = _seconds(batch_wct)
 
     iteration: Time[int] = _counter("iteration")
     epoch: Time[int] = _counter("epoch")
     batch: Time[int] = _counter("batch")
     sample: Time[int] = _counter("sample")
     token: Time[int] = _counter("token")
+    epoch_in_iteration: Time[int] = _counter("epoch_in_iteration", settable=True)  # old checkpoints have none
     token_in_iteration: Time[int] = _counter("token_in_iteration")
     batch_in_epoch: Time[int] = _counter("batch_in_epoch")
     sample_in_epoch: Time[int] = _counter("sample_in_epoch")
@@ -473,14 +497,21 @@ class Timestamp(Serializable):
     epoch_wct: datetime.timedelta = _clock("epoch_wct")
     batch_wct: datetime.timedelta = _clock("batch_wct")
 
-    @property
-    def epoch_in_iteration(self) -> Time[int]:
-        """The counter `epoch_in_iteration`, a `Time` in 'ep'. Settable, for checkpoints from before iterations."""
-        return Time(self._epoch_in_iteration, TimeUnit.EPOCH)
-
-    @epoch_in_iteration.setter
-    def epoch_in_iteration(self, value: int | Time[int]) -> None:
-        self._epoch_in_iteration = int(value)
+    # MosaicML's Composer stores `Time` objects and timedeltas under these names, and its users set them.
+    _iteration = _counter("iteration", settable=True)
+    _epoch = _counter("epoch", settable=True)
+    _batch = _counter("batch", settable=True)
+    _sample = _counter("sample", settable=True)
+    _token = _counter("token", settable=True)
+    _epoch_in_iteration = _counter("epoch_in_iteration", settable=True)
+    _token_in_iteration = _counter("token_in_iteration", settable=True)
+    _batch_in_epoch = _counter("batch_in_epoch", settable=True)
+    _sample_in_epoch = _counter("sample_in_epoch", settable=True)
+    _token_in_epoch = _counter("token_in_epoch", settable=True)
+    _total_wct = _clock("total_wct", settable=True)
+    _iteration_wct = _clock("iteration_wct", settable=True)
+    _epoch_wct = _clock("epoch_wct", settable=True)
+    _batch_wct = _clock("batch_wct", settable=True)
 
     def get(self, unit: str | TimeUnit) -> Time[int]:
         """Return the total count in a unit; for seconds the wall-clock time, rounded down.
@@ -489,15 +520,15 @@ class Timestamp(Serializable):
             ValueError: The unit is unknown, or "dur": a timestamp does not know the length of the run.
         """
         unit = TimeUnit(unit)
-        return Time(self._count(unit), unit)
+        return Time(self.count(unit), unit)
 
-    def _count(self, unit: TimeUnit) -> int:
-        # Called at every step, so it returns a plain int.
+    def count(self, unit: TimeUnit) -> int:
+        """Return the value of `get` as a plain int, which is faster."""
         if unit in _TOTAL_OF:
             count: int = getattr(self, _TOTAL_OF[unit])
             return count
         if unit is TimeUnit.SECOND:
-            return int(self._total_wct)
+            return int(self.total_seconds)
         raise ValueError(
             "`unit` must not be 'dur': a timestamp does not know the length of the run. "
             "Use `state.get_elapsed_duration()`."
@@ -559,20 +590,20 @@ class Timestamp(Serializable):
             duration = _seconds(duration)
         # For speed: called at every step, so without `__init__` and its checks.
         new = _NEW(Timestamp)
-        new._iteration = self._iteration
-        new._epoch = self._epoch
-        new._batch = self._batch + 1
-        new._sample = self._sample + samples
-        new._token = self._token + tokens
-        new._epoch_in_iteration = self._epoch_in_iteration
-        new._token_in_iteration = self._token_in_iteration + tokens
-        new._batch_in_epoch = self._batch_in_epoch + 1
-        new._sample_in_epoch = self._sample_in_epoch + samples
-        new._token_in_epoch = self._token_in_epoch + tokens
-        new._total_wct = self._total_wct + duration
-        new._iteration_wct = self._iteration_wct + duration
-        new._epoch_wct = self._epoch_wct + duration
-        new._batch_wct = duration
+        new.iterations = self.iterations
+        new.epochs = self.epochs
+        new.batches = self.batches + 1
+        new.samples = self.samples + samples
+        new.tokens = self.tokens + tokens
+        new.epochs_in_iteration = self.epochs_in_iteration
+        new.tokens_in_iteration = self.tokens_in_iteration + tokens
+        new.batches_in_epoch = self.batches_in_epoch + 1
+        new.samples_in_epoch = self.samples_in_epoch + samples
+        new.tokens_in_epoch = self.tokens_in_epoch + tokens
+        new.total_seconds = self.total_seconds + duration
+        new.iteration_seconds = self.iteration_seconds + duration
+        new.epoch_seconds = self.epoch_seconds + duration
+        new.batch_seconds = duration
         return new
 
     def to_next_epoch(self, duration: datetime.timedelta | float | None = None) -> Timestamp:
@@ -583,13 +614,13 @@ class Timestamp(Serializable):
         """
         duration = _seconds(duration)
         return self.copy(
-            epoch=self._epoch + 1,
-            epoch_in_iteration=self._epoch_in_iteration + 1,
+            epoch=self.epochs + 1,
+            epoch_in_iteration=self.epochs_in_iteration + 1,
             batch_in_epoch=0,
             sample_in_epoch=0,
             token_in_epoch=0,
-            total_wct=self._total_wct + duration,
-            iteration_wct=self._iteration_wct + duration,
+            total_wct=self.total_seconds + duration,
+            iteration_wct=self.iteration_seconds + duration,
             epoch_wct=0.0,
             batch_wct=0.0,
         )
@@ -601,13 +632,13 @@ class Timestamp(Serializable):
             duration: Wall-clock time to add to that of the run, as in `to_next_batch`.
         """
         return self.copy(
-            iteration=self._iteration + 1,
+            iteration=self.iterations + 1,
             epoch_in_iteration=0,
             token_in_iteration=0,
             batch_in_epoch=0,
             sample_in_epoch=0,
             token_in_epoch=0,
-            total_wct=self._total_wct + _seconds(duration),
+            total_wct=self.total_seconds + _seconds(duration),
             iteration_wct=0.0,
             epoch_wct=0.0,
             batch_wct=0.0,
@@ -615,7 +646,7 @@ class Timestamp(Serializable):
 
     def _fields(self) -> dict[str, Any]:
         """Return the constructor arguments."""
-        return {name: getattr(self, f"_{name}") for name in (*_UNIT_OF, *_CLOCKS)}
+        return {name: getattr(self, attribute) for name, attribute in _NUMBERS.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the constructor arguments: an int per counter, and the float seconds of each wall-clock time."""
@@ -627,10 +658,10 @@ class Timestamp(Serializable):
         Args:
             state: The result of `state_dict`, also from an older file, with `timedelta` objects. Missing keys are zero.
         """
-        for name in _UNIT_OF:
-            setattr(self, f"_{name}", int(state.get(name, 0)))
-        for name in _CLOCKS:
-            setattr(self, f"_{name}", _seconds(state.get(name)))
+        for name, attribute in _COUNTERS.items():
+            setattr(self, attribute, int(state.get(name, 0)))
+        for name, attribute in _CLOCKS.items():
+            setattr(self, attribute, _seconds(state.get(name)))
 
     def __repr__(self) -> str:
         return f"Timestamp({', '.join(f'{k}={v!r}' for k, v in self._fields().items())})"

@@ -26,10 +26,10 @@ def check_has_tokens(state: State, what: str) -> None:
     Raises:
         RuntimeError: Batches were trained, but no tokens.
     """
-    if state.timestamp._token == 0 and state.timestamp._batch > 0:
+    if state.timestamp.tokens == 0 and state.timestamp.batches > 0:
         raise RuntimeError(
             f"The batches must have tokens for {what} in tokens ('tok'), which would never come: none of "
-            f"the {state.timestamp._batch} batches so far had any. Tokens are those of `batch['input_ids']`, or "
+            f"the {state.timestamp.batches} batches so far had any. Tokens are those of `batch['input_ids']`, or "
             f"`max_seq_len` of the dataset per sample. Pass the training data as "
             f"`DataSpec(dataloader, get_num_tokens_in_batch=...)`, or use another unit, such as 'ba' or 'sp'."
         )

@@ -104,7 +104,7 @@ class ConsoleLogger(LoggerDestination):
     predict_start = fit_start
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        batch = state.timestamp._batch
+        batch = state.timestamp.batches
         if self.log_interval.unit is TimeUnit.BATCH and (batch == 1 or batch % self.log_interval.value == 0):
             self._print_training(state)
         elif state.max_duration is not None and state.timestamp >= state.max_duration:

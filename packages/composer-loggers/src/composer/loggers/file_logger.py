@@ -228,7 +228,7 @@ class FileLogger(LoggerDestination):
         self._write_out(wait=True)
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        if state.timestamp._batch % self.flush_interval == 0:
+        if state.timestamp.batches % self.flush_interval == 0:
             self._flush(logger)
         elif self.file is not None and time.monotonic() >= self._write_due:
             problem = self._write_out(wait=False)

@@ -160,7 +160,7 @@ class RunRecorder(LoggerDestination):
     def log_traces(self, traces: dict[str, Any]) -> None:
         state = self._state
         if state is not None:
-            add, batch = self._actions.add, state.timestamp._batch
+            add, batch = self._actions.add, state.timestamp.batches
             for key, value in traces.items():
                 if key.startswith(_ALGORITHM_TRACES):
                     add(key, batch)

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 
-def check_class_scores(scores: Tensor, targets: Tensor, *, dim: int, num_classes: int | None = None) -> None:
+def check_class_scores(
+    scores: Tensor, targets: Tensor, *, dim: int, num_classes: int | None = None, at_most: int | None = None
+) -> None:
     """Check that `targets` holds one class index for every set of class scores.
 
     Without the check, a target of a broadcastable shape would result in a plausible wrong number.
@@ -19,6 +21,7 @@ def check_class_scores(scores: Tensor, targets: Tensor, *, dim: int, num_classes
         targets: Class indices, the shape of `scores` without `dim`.
         dim: 1 or -1.
         num_classes: The required number of classes; at least 2 if None.
+        at_most: The largest number of classes instead: a model may have no output for the last ones.
 
     Raises:
         ValueError: A shape does not match.
@@ -27,7 +30,11 @@ def check_class_scores(scores: Tensor, targets: Tensor, *, dim: int, num_classes
     if scores.ndim < 2:
         raise ValueError(f"The class scores must have shape {layout}, got {tuple(scores.shape)}.")
     classes = scores.shape[dim]
-    if num_classes is None and classes < 2:
+    if at_most is not None and not 1 <= classes <= at_most:
+        raise ValueError(
+            f"The class scores must have shape {layout} with at most {at_most} classes, got {tuple(scores.shape)}."
+        )
+    if num_classes is None and at_most is None and classes < 2:
         raise ValueError(
             f"The class scores must have shape {layout} with at least 2 classes, got {tuple(scores.shape)}. "
             "With a single score per example there is no predicted class."

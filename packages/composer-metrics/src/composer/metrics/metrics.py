@@ -158,13 +158,13 @@ class MIoU(Metric):
         """Add one batch.
 
         Args:
-            logits: Class scores, shape (N, C, ...).
+            logits: Class scores, shape (N, C, ...), for the first C <= `num_classes` classes.
             targets: Class indices, shape (N, ...), of any integer dtype.
 
         Raises:
             ValueError: A shape does not match.
         """
-        check_class_scores(logits, targets, dim=1, num_classes=self.num_classes)
+        check_class_scores(logits, targets, dim=1, at_most=self.num_classes)
         targets = targets.long()  # in an unsigned dtype, -1 would wrap around and could match
         counts = confusion_matrix(logits.argmax(dim=1), targets, self.num_classes, keep=targets != self.ignore_index)
         intersect = counts.diagonal()

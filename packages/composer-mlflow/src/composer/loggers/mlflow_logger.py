@@ -201,7 +201,7 @@ class MLFlowLogger(LoggerDestination):
     def log_images(
         self,
         images: np.ndarray | torch.Tensor | Sequence[np.ndarray | torch.Tensor],
-        name: str = "Images",
+        name: str = "image",
         channels_last: bool = False,
         step: int | None = None,
         masks: Mapping[str, Any] | None = None,

@@ -752,7 +752,7 @@ def _batches_per_epoch(time: Time[Any], state: State) -> int:
 def _clock(state: State, unit: TimeUnit) -> Callable[[], float]:
     """Return a function that returns the trained time in a unit, as `_elapsed` does."""
     if unit is TimeUnit.BATCH:  # the usual unit, without any call
-        return lambda: state.timestamp._batch
+        return lambda: state.timestamp.batches
     return partial(_elapsed, state, unit)
 
 
@@ -764,7 +764,7 @@ def _elapsed(state: State, unit: TimeUnit) -> float:
         duration = state.get_elapsed_duration()
         assert duration is not None, "times are converted to durations only in a run of seconds"
         return duration.value
-    return state.timestamp._count(unit)
+    return state.timestamp.count(unit)
 
 
 def _fraction(part: float, total: float) -> float:

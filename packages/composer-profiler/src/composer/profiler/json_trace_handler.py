@@ -187,7 +187,7 @@ class JSONTraceHandler(TraceHandler):
             return
         self._checked = True
         folder = format_name_with_dist(self.folder, state.run_name)
-        resumed = state.timestamp._batch > 0
+        resumed = state.timestamp.batches > 0
         if not self.overwrite and resumed:
             ensure_folder_has_no_conflicting_files(folder, self.filename, state.timestamp)
         elif not self.overwrite:
@@ -359,4 +359,4 @@ class _Spans:
 
 
 def _progress(timestamp: Timestamp) -> dict[str, int]:
-    return {"epoch": timestamp._epoch, "batch": timestamp._batch}
+    return {"epoch": timestamp.epochs, "batch": timestamp.batches}

@@ -249,7 +249,7 @@ class Profiler(Callback):
             handler.process_chrome_json_trace_file(Path(filepath))
 
     def after_load(self, state: State, logger: Logger) -> None:
-        self.resumption_batch_idx = state.timestamp._batch_in_epoch
+        self.resumption_batch_idx = state.timestamp.batches_in_epoch
 
     def fit_start(self, state: State, logger: Logger) -> None:
         self._in_cycle = False

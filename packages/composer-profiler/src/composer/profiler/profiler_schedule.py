@@ -53,7 +53,7 @@ def cyclic_schedule(
     cycle = wait + warmup + active
 
     def schedule(state: State) -> ProfilerAction:
-        batch = state.timestamp._batch_in_epoch
+        batch = state.timestamp.batches_in_epoch
         position = batch - skip_first - getattr(state.profiler, "resumption_batch_idx", 0)
         if position < 0 or (repeat and position >= cycle * repeat):
             return ProfilerAction.SKIP

@@ -131,7 +131,7 @@ class TorchProfiler(Callback):
         assert self.profiler is not None
         self._batches += self.profiler.current_action in (TorchAction.RECORD, TorchAction.RECORD_AND_SAVE)
         length = state.dataloader_len
-        if length is not None and state.timestamp._batch_in_epoch >= length.value:
+        if length is not None and state.timestamp.batches_in_epoch >= length.value:
             self._finish(state)  # schedules count from the start of each epoch
         else:
             self._add_metadata(state)

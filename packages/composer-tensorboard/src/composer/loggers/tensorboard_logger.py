@@ -138,7 +138,7 @@ class TensorboardLogger(LoggerDestination):
         step: int | None = None,
         masks: Mapping[str, Any] | None = None,
         mask_class_labels: dict[int, str] | None = None,
-        use_table: bool = True,
+        use_table: bool = False,
     ) -> None:
         arrays = list_images(images)
         self._check_running()
@@ -184,7 +184,7 @@ class TensorboardLogger(LoggerDestination):
         self.log_metrics(resumed["metrics"], resumed["step"])
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        if state.timestamp._batch % self.flush_interval == 0:
+        if state.timestamp.batches % self.flush_interval == 0:
             self._flush(logger, roll=True)
 
     def epoch_end(self, state: State, logger: Logger) -> None:

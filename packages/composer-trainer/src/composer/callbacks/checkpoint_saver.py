@@ -794,7 +794,7 @@ def _fingerprint(state: State) -> tuple[Any, ...]:
     now = state.timestamp
     tensors = [local_part(tensor) for tensor in (*state.model.parameters(), *state.model.buffers())]
     versions = tuple((id(tensor), tensor._version) for tensor in tensors if not tensor.is_inference())
-    return (now._iteration, now._epoch, now._batch, versions)
+    return (now.iterations, now.epochs, now.batches, versions)
 
 
 def _best_name(latest: str) -> str:

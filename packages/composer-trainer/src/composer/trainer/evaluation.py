@@ -122,14 +122,14 @@ class Evaluation:
             move_metrics(metrics, state.device)
             for metric in metrics.values():
                 metric.reset()
-            set_epoch(spec.dataloader, state.timestamp._batch)
+            set_epoch(spec.dataloader, state.timestamp.batches)
             tail, self._lap_start = PaddingDetector(spec.dataloader), time.perf_counter()
             searches = evaluator.auto_microbatching
             with eval_search(evaluator, state, self.parallel) if searches else self._forward_pass:
-                self.accesses.record(evaluator.label, spec.dataloader, state.timestamp._batch)
+                self.accesses.record(evaluator.label, spec.dataloader, state.timestamp.batches)
                 for batch in self._batches(spec):
                     self._eval_batch(evaluator, batch, metrics, tail)
-            if not state.eval_timestamp._batch and not tail.found:
+            if not state.eval_timestamp.batches and not tail.found:
                 warnings.warn(
                     f"No batches were evaluated for global rank {dist.get_global_rank()}: the loader of the evaluator "
                     f"{evaluator.label!r} yielded nothing.",

@@ -117,7 +117,7 @@ class FitLoop:
         self._limit, self._over_at = state.max_duration, over_at  # the limit is the same on all ranks
         self._stopped_elsewhere = False  # another rank has to stop training
         self._losses = _LossMonitor()
-        self._first_batch = state.timestamp._batch  # of this call of `fit`
+        self._first_batch = state.timestamp.batches  # of this call of `fit`
 
     def run(self) -> None:
         """Train until `state.max_duration`."""
@@ -134,7 +134,7 @@ class FitLoop:
             state.max_duration = self._over_at
             self._limit = state.max_duration
         if resumed:  # the checkpoint may be from just before the end of an iteration
-            self._end_iteration_if_over(Event.BATCH_END if state.timestamp._batch_in_epoch else Event.EPOCH_END)
+            self._end_iteration_if_over(Event.BATCH_END if state.timestamp.batches_in_epoch else Event.EPOCH_END)
         self.batches.prepare(self.data_spec)
         state.model.train()
         self.evaluation.modes.train()  # after algorithms have removed their averages from the model
@@ -147,14 +147,14 @@ class FitLoop:
             self.position.finish()
             self.evaluation.modes.eval()  # before algorithms load their averages into the model
         self._log_final_time()
-        self._losses.check(state.timestamp._batch - 1, at_end=True)
+        self._losses.check(state.timestamp.batches - 1, at_end=True)
         run_event(Event.FIT_END)
         self.evaluation.run_due(Event.FIT_END)
         self.metrics.finish()
 
     def _finish_last_epoch(self) -> None:
         """Finish the run of a process that was killed after its last checkpoint, before `fit` returned."""
-        at = self.state.timestamp._batch_in_epoch
+        at = self.state.timestamp.batches_in_epoch
         # Due evaluations ran before the checkpoint was written; calling the intervals marks them as done.
         for evaluator in self.state.evaluators:
             if evaluator.eval_interval is not None:
@@ -167,12 +167,12 @@ class FitLoop:
     def _epoch(self) -> None:
         state, run_event = self.state, self.engine.run_event
         start = state.timestamp
-        if start._epoch_in_iteration == 0 and start._batch_in_epoch == 0:
+        if start.epochs_in_iteration == 0 and start.batches_in_epoch == 0:
             run_event(Event.ITERATION_START)
-        if start._batch_in_epoch == 0:
+        if start.batches_in_epoch == 0:
             run_event(Event.EPOCH_START)
-            self.logger.log_metrics({"time/epoch": start._epoch})
-        set_epoch(state.dataloader, start._epoch)
+            self.logger.log_metrics({"time/epoch": start.epochs})
+        set_epoch(state.dataloader, start.epochs)
         stopped = False
         for batch in self._batches():
             self._batch(batch)
@@ -180,16 +180,16 @@ class FitLoop:
                 stopped = True
                 self.position.pause()
                 break
-        if state.timestamp._batch == start._batch and start._batch_in_epoch == 0 and not self._stopped_elsewhere:
+        if state.timestamp.batches == start.batches and start.batches_in_epoch == 0 and not self._stopped_elsewhere:
             self._nothing_trained()
-        if not (stopped or self._stopped_elsewhere) or self.position.ends_at == state.timestamp._batch_in_epoch:
+        if not (stopped or self._stopped_elsewhere) or self.position.ends_at == state.timestamp.batches_in_epoch:
             self._end_epoch()
 
     def _batches(self) -> Iterator[Any]:
         """Iterate over the remaining batches of the epoch, with the events before and after each is loaded."""
         dispatch, spec = self.engine.dispatch, self.data_spec
         iterator = self.position.resume(lambda batch: spec.get_num_samples_in_batch(spec.batch_transforms(batch)))
-        if self.state.timestamp._batch == self._first_batch:
+        if self.state.timestamp.batches == self._first_batch:
             self._lap_start = time.perf_counter()  # advancing a loader is not training time
         while True:
             if dispatch.before_dataloader:
@@ -276,7 +276,7 @@ class FitLoop:
                 if isinstance(rate, float) and not math.isfinite(rate):
                     raise ValueError(
                         f"`{type(scheduler).__name__}` must return finite learning rates, got {rate!r} after batch "
-                        f"{self.state.timestamp._batch}. Every weight would be NaN after the next step. Check how the "
+                        f"{self.state.timestamp.batches}. Every weight would be NaN after the next step. Check how the "
                         f"rate is computed."
                     )
 
@@ -285,7 +285,7 @@ class FitLoop:
         state, logged = self.state, bool(self.logger.destinations)
         if self._has_ranks:
             losses = self.parallel.mean_losses(losses)
-        self._losses.add(losses, state.timestamp._batch)
+        self._losses.add(losses, state.timestamp.batches)
         state.total_loss_dict = losses
         metrics = self.metrics if self.metrics.enabled else None
         if not logged:
@@ -294,14 +294,14 @@ class FitLoop:
             return
         now, size = state.timestamp, state.device_train_microbatch_size
         values: dict[str, Any] = {
-            "time/batch": now._batch,
-            "time/sample": now._sample,
-            "time/batch_in_epoch": now._batch_in_epoch,
-            "time/sample_in_epoch": now._sample_in_epoch,
+            "time/batch": now.batches,
+            "time/sample": now.samples,
+            "time/batch_in_epoch": now.batches_in_epoch,
+            "time/sample_in_epoch": now.samples_in_epoch,
             "trainer/device_train_microbatch_size": samples if size is None else size,
         }
         if tokens:
-            values["time/token"], values["time/token_in_epoch"] = now._token, now._token_in_epoch
+            values["time/token"], values["time/token_in_epoch"] = now.tokens, now.tokens_in_epoch
         for key, loss in losses.items():
             values[key] = DeferredValue.of_tensor(loss)
         if metrics is not None:
@@ -311,7 +311,7 @@ class FitLoop:
 
     def _evaluate(self, event: Event) -> None:
         if self.evaluation.run_due(event):
-            self._losses.check(self.state.timestamp._batch - 1)
+            self._losses.check(self.state.timestamp.batches - 1)
             self._lap_start = time.perf_counter()  # evaluation is not training time
 
     def _end_epoch(self) -> None:
@@ -325,7 +325,7 @@ class FitLoop:
         state.timestamp = state.timestamp.to_next_epoch()
         self.position.finish(epoch_ended=True)
         run_event(Event.EPOCH_END)
-        self._losses.check(state.timestamp._batch - 1)
+        self._losses.check(state.timestamp.batches - 1)
         self._evaluate(Event.EPOCH_END)
         run_event(Event.EPOCH_CHECKPOINT)
         self._end_iteration_if_over(Event.EPOCH_END)
@@ -338,9 +338,9 @@ class FitLoop:
             return False
         timestamp = state.timestamp
         if event is Event.BATCH_END:
-            reached = length.unit is TimeUnit.TOKEN and timestamp._token_in_iteration >= length.value
+            reached = length.unit is TimeUnit.TOKEN and timestamp.tokens_in_iteration >= length.value
         else:
-            reached = length.unit is TimeUnit.EPOCH and timestamp._epoch_in_iteration >= length.value
+            reached = length.unit is TimeUnit.EPOCH and timestamp.epochs_in_iteration >= length.value
         if reached:
             state.previous_timestamp = timestamp
             state.timestamp = timestamp.to_next_iteration()
@@ -352,23 +352,23 @@ class FitLoop:
         now = self.state.timestamp
         self.logger.log_metrics(
             {
-                "time/epoch": now._epoch,
-                "time/batch": now._batch,
-                "time/sample": now._sample,
-                "time/batch_in_epoch": now._batch_in_epoch,
-                "time/sample_in_epoch": now._sample_in_epoch,
+                "time/epoch": now.epochs,
+                "time/batch": now.batches,
+                "time/sample": now.samples,
+                "time/batch_in_epoch": now.batches_in_epoch,
+                "time/sample_in_epoch": now.samples_in_epoch,
             }
         )
-        if now._token > 0:
-            self.logger.log_metrics({"time/token": now._token})
-            self.logger.log_metrics({"time/token_in_epoch": now._token_in_epoch})
+        if now.tokens > 0:
+            self.logger.log_metrics({"time/token": now.tokens})
+            self.logger.log_metrics({"time/token_in_epoch": now.tokens_in_epoch})
 
     def _nothing_trained(self) -> None:
         """Warn that an epoch had no batches; raise if the run could never end."""
         limit, now = self.state.max_duration, self.state.timestamp
-        yielded = now._batch - self._first_batch
+        yielded = now.batches - self._first_batch
         before = f", although it had yielded {yielded} before: it can be iterated only once" if yielded else ""
-        text = f"The training loader yielded no batch in epoch {now._epoch}{before}"
+        text = f"The training loader yielded no batch in epoch {now.epochs}{before}"
         advice = "Pass a `DataLoader`, a list, or another iterable that can be iterated repeatedly."
         if limit is not None and limit.unit is not TimeUnit.EPOCH:
             raise RuntimeError(f"{text}, so `max_duration` {str(limit)!r} would never be reached. {advice}")

@@ -8,6 +8,7 @@ unchanged.
 from __future__ import annotations
 
 import inspect
+import logging
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -47,8 +48,11 @@ __all__ = [
     "check_arguments",
     "check_distinct",
     "described",
+    "logged_arguments",
     "to_time",
 ]
+
+log = logging.getLogger(__name__)
 
 TimeArgument = SupportsIndex | str | Time[Any]
 OptimizerArgument = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | Callable[[list[torch.nn.Parameter]], Any]
@@ -123,11 +127,7 @@ class LogOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions:
-    """The checkpoint that the run starts from.
-
-    Raises:
-        ValueError: An option has no effect without `load_path`.
-    """
+    """The checkpoint that the run starts from."""
 
     load_path: str | os.PathLike[str] | None
     load_object_store: Any
@@ -140,14 +140,13 @@ class LoadOptions:
     branch_duration: TimeArgument | None
 
     def check_used(self, defaults: Mapping[str, Any]) -> None:
-        """Check that no option is without effect.
+        """Check the options of a branch, and log those without effect: programs pass whole configurations.
 
         Args:
             defaults: The defaults of the Trainer's arguments.
 
         Raises:
-            ValueError: An option differs from its default, but there is nothing to load; or a run branches off weights
-                alone.
+            ValueError: A run branches off nothing, or off weights alone.
         """
         if self.branch_duration is not None and self.load_path is None:
             raise ValueError("`branch_duration` needs `load_path`, the checkpoint that the run branches off.")
@@ -157,9 +156,9 @@ class LoadOptions:
                 "and the data. Leave it out, or give `max_duration` to a new run."
             )
         if self.load_path is None and not self.autoresume:
-            for name in _changed(self, defaults):
-                if name != "load_progress_bar":
-                    raise ValueError(f"`{name}` has no effect without `load_path`. Give the checkpoint to load.")
+            names = [f"`{name}`" for name in _changed(self, defaults)]
+            if names:
+                log.info("%s has no effect without `load_path`: nothing is loaded.", ", ".join(names))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -366,6 +365,22 @@ def _optional(check: Callable[[str, Any], None]) -> Callable[[str, Any], None]:
             check(name, value)
 
     return check_unless_none
+
+
+# MosaicML's Composer has no such arguments, and its users compare `local_hparams` with what they passed.
+_OWN_ARGUMENTS = frozenset(
+    "loss metrics input_key target_key compile_step branch_duration save_num_best_checkpoints_to_keep save_monitor "
+    "save_monitor_mode save_async delivery_timeout".split()
+)
+
+
+def logged_arguments(arguments: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a Trainer that `auto_log_hparams` logs: all but the defaults of this Trainer's own."""
+    return {
+        name: value
+        for name, value in arguments.items()
+        if name not in _OWN_ARGUMENTS or value is not defaults.get(name)
+    }
 
 
 _FLAGS = (

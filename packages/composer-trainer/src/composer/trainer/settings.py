@@ -372,7 +372,7 @@ def _build_evaluators(options: EvaluationOptions) -> list[Evaluator]:
     Several loaders are labelled "eval", "eval_1", "eval_2" and so on, with a warning.
 
     Raises:
-        ValueError: Evaluators are mixed with loaders, two have the same label, or a loader is empty.
+        ValueError: Evaluators are mixed with loaders, or two have the same label.
     """
     given = [] if options.eval_dataloader is None else _as_sequence(options.eval_dataloader)
     interval = 1 if options.eval_interval is None else options.eval_interval
@@ -409,7 +409,6 @@ def _build_evaluators(options: EvaluationOptions) -> list[Evaluator]:
             )
     for evaluator in evaluators:
         evaluator._inherit(eval_interval=interval, subset_num_batches=check_subset("eval_subset_num_batches", subset))
-        data_spec_of(evaluator.dataloader, "eval_dataloader")
     return evaluators
 
 

@@ -66,7 +66,7 @@ class Interruption:
         if self._saver is not None:
             self._saver.flush()
             saved = f"Saved to {self._saver.saved_to}; `autoresume=True` continues from there."
-        self._announce(f"{number.name}: the run ends after batch {state.timestamp._batch}. {saved}")
+        self._announce(f"{number.name}: the run ends after batch {state.timestamp.batches}. {saved}")
         before = self._before.get(number)
         self._restore()
         if callable(before) and before is not signal.default_int_handler:

@@ -16,7 +16,7 @@ import torch
 from tqdm import tqdm
 
 from composer.callbacks.checkpoint_saver import hold_leases
-from composer.checkpoint import IgnoreKeys, load_checkpoint, save_checkpoint
+from composer.checkpoint import IgnoreKeys
 from composer.checkpoint.names import check_path
 from composer.core import (
     Algorithm,
@@ -58,6 +58,7 @@ from composer.trainer.options import (
     ScheduleOptions,
     TimeArgument,
     check_arguments,
+    logged_arguments,
 )
 from composer.trainer.plot import plot
 from composer.trainer.precision import resolve_precision
@@ -67,7 +68,7 @@ from composer.trainer.resume.run import RunProgress
 from composer.trainer.settings import RunSettings, check_duration, check_subset, data_spec_of
 from composer.trainer.signals import Interruption
 from composer.trainer.step import BatchTrainer
-from composer.utils import dist, extract_hparams, get_device, reproducibility
+from composer.utils import checkpoint, dist, ensure_tuple, extract_hparams, get_device, reproducibility
 from composer.utils.html import details
 from composer.utils.import_helpers import import_from_distribution
 from composer.utils.parallelism import ParallelismConfig
@@ -503,12 +504,21 @@ class Trainer(_RejectsRemovedArguments):
         construction.set_python_log_level(python_log_level)
         self.auto_log_hparams, self.python_log_level = auto_log_hparams, python_log_level
         self.accumulate_train_batch_on_tokens = accumulate_train_batch_on_tokens
-        self.local_hparams = extract_hparams(arguments) if auto_log_hparams else {}
+        self.local_hparams: dict[str, Any] = {}
         self._model, compiled = construction.build_model(model, surroundings)
         run_device = get_device(device)
         run_precision = resolve_precision(precision, run_device)
+        if (compiled or compile_step) and compile_config is None:
+            compile_config = {}
         self._parallel = construction.connect_ranks(run_device, run)
         self.state = construction.build_state(self._model, run, run_device, run_precision, self._parallel, save_metrics)
+        if auto_log_hparams:
+            self.local_hparams = extract_hparams(logged_arguments(arguments, defaults)) | {
+                "is_model_compiled": compile_config is not None,
+                "auto_microbatching": isinstance(device_train_microbatch_size, str),
+                "num_optimizers": len(ensure_tuple(optimizers)),
+                "rank_zero_seed": self.state.rank_zero_seed,
+            }
         construction.bind_profiler(profiler, self.state, device_train_microbatch_size)
         destinations, user_callbacks = construction.build_loggers(logs)
         self._checkpoint_saver, user_callbacks = construction.build_saver(save, defaults, user_callbacks)
@@ -543,8 +553,6 @@ class Trainer(_RejectsRemovedArguments):
         self.state.resumption = self._progress
         self._load(load, algorithm_passes)
         self.engine.run_event(Event.AFTER_LOAD)
-        if (compiled or compile_step) and compile_config is None:
-            compile_config = {}
         self._compile_step_config = compile_config if compile_step else None
         check_turns(self._model, optimizers if maker is None else maker.made, self.state.optimizers)
         self._wrap_model(compile_config)
@@ -633,7 +641,7 @@ class Trainer(_RejectsRemovedArguments):
         """Load the checkpoint `options.load_path`, and shard the model among ranks when its structure is final."""
         assert options.load_path is not None
         state, parallel, run_name = self.state, self._parallel, self.state.run_name
-        load_checkpoint(
+        checkpoint.load_checkpoint(
             options.load_path,
             state,
             self.logger,
@@ -652,7 +660,7 @@ class Trainer(_RejectsRemovedArguments):
                 f"`load_path`: its checkpoints could replace each other's. Use for example '{run_name}-branch'."
             )
         state.run_name, state.load_path, now = run_name, os.fspath(options.load_path), state.timestamp
-        run = f"The run, at epoch {now._epoch} and batch {now._batch},"
+        run = f"The run, at epoch {now.epochs} and batch {now.batches},"
         self._announce(f"{'Weights' if options.load_weights_only else run} loaded from {state.load_path}.")
 
     def _wrap_model(self, compile_config: dict[str, Any] | None) -> None:
@@ -692,6 +700,7 @@ class Trainer(_RejectsRemovedArguments):
         device_train_microbatch_size: SupportsIndex | float | str | None = None,
         precision: str | int | torch.dtype | Precision | None = None,
         spin_dataloaders: bool | None = None,
+        compile_config: dict[str, Any] | None = None,
     ) -> None:
         """Train until `max_duration`, or for `duration`. May be called repeatedly.
 
@@ -718,6 +727,7 @@ class Trainer(_RejectsRemovedArguments):
             device_train_microbatch_size: Samples per forward and backward pass, or `"auto"`.
             precision: The numerical precision.
             spin_dataloaders: Advance the loader to its position when resuming inside an epoch.
+            compile_config: Arguments of `torch.compile`, which compiles the model (with `compile_step`, the step) anew.
 
         Raises:
             ValueError: There is no optimizer, data or duration, or the run is at its end (a run relaunched with
@@ -746,7 +756,7 @@ class Trainer(_RejectsRemovedArguments):
         )
         unchanged_if_none = {**vars(data), **vars(evaluation), "spin_dataloaders": spin_dataloaders}
         given = {name: value for name, value in unchanged_if_none.items() if value is not None}
-        check_arguments(reset_time=reset_time, **vars(schedule), **given)
+        check_arguments(reset_time=reset_time, compile_config=compile_config, **vars(schedule), **given)
         if not state.optimizers:
             raise ValueError(
                 "No optimizer was specified when constructing the Trainer, and the model had no parameters then. "
@@ -779,6 +789,8 @@ class Trainer(_RejectsRemovedArguments):
         if spin_dataloaders is not None:
             position.spin = spin_dataloaders
         self._progress.apply()
+        if compile_config is not None:
+            self._compile(compile_config)
         if self._is_undescribed and self.logger.destinations:
             self.logger.log_hyperparameters(describe_run(state))
         self._is_undescribed = False
@@ -799,7 +811,7 @@ class Trainer(_RejectsRemovedArguments):
         data, length = self._settings.train_spec, self.state.dataloader_len
         if old_data is None or data is None:
             return False
-        at_end = length is not None and length != old_length and start._batch_in_epoch >= length.value
+        at_end = length is not None and length != old_length and start.batches_in_epoch >= length.value
         return at_end or data.dataloader is not old_data.dataloader
 
     def _make_loop(self) -> FitLoop:
@@ -827,6 +839,14 @@ class Trainer(_RejectsRemovedArguments):
             Interruption(self._checkpoint_saver, self._announce),
             self._progress.over_at,
         )
+
+    def _compile(self, config: dict[str, Any]) -> None:
+        self.state.model.compile(**config)
+        if self._compile_step_config is not None:
+            self._compile_step_config = config
+        if self.auto_log_hparams:
+            self.local_hparams["is_model_compiled"] = True
+            self.logger.log_hyperparameters({"is_model_compiled": True})
 
     # ---- in a notebook ----
 
@@ -870,7 +890,7 @@ class Trainer(_RejectsRemovedArguments):
         """
         check_path("name", name)
         with self._parallel.report_lost_ranks():
-            return save_checkpoint(self.state, name, weights_only=weights_only)
+            return checkpoint.save_checkpoint(self.state, name, weights_only=weights_only)
 
     def save_checkpoint_to_save_folder(self) -> None:
         """Save the run to `save_folder` now, like a scheduled checkpoint.
@@ -888,6 +908,16 @@ class Trainer(_RejectsRemovedArguments):
     def saved_checkpoints(self) -> list[str]:
         """The paths of this run's existing checkpoints, oldest first."""
         return [] if self._checkpoint_saver is None else self._checkpoint_saver.saved_checkpoints
+
+    # Programs for MosaicML's Composer read these two.
+
+    @property
+    def _train_data_spec(self) -> DataSpec | None:
+        return self._settings.train_spec
+
+    @property
+    def _rng_state(self) -> list[dict[str, Any]] | None:
+        return self._progress.loader.loaded_generators
 
     def eval(
         self,

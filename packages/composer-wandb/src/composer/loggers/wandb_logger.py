@@ -148,7 +148,7 @@ class WandBLogger(LoggerDestination):
         step: int | None = None,
         masks: Mapping[str, Any] | None = None,
         mask_class_labels: dict[int, str] | None = None,
-        use_table: bool = True,
+        use_table: bool = False,
     ) -> None:
         pictures = _split(images, 3)
         for picture in pictures:

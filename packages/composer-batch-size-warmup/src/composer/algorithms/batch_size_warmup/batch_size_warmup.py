@@ -238,7 +238,7 @@ class BatchSizeWarmup(Algorithm):
         """Replace the batch sampler, set the number of samples before the epoch, or log the size."""
         if event is Event.BATCH_START:
             if logger.destinations and self._plan is not None:
-                size = compute_batch_size(state.timestamp._sample // _num_shards(state), **self._plan)
+                size = compute_batch_size(state.timestamp.samples // _num_shards(state), **self._plan)
                 logger.log_metrics({"batch_size_warmup/batch_size": size})
             return
         if event is Event.FIT_START:
@@ -247,7 +247,7 @@ class BatchSizeWarmup(Algorithm):
         if event is Event.FIT_END:
             sampler.samples_before = sampler.plan["duration"]  # whoever uses the loader next gets batches of full size
         else:
-            sampler.samples_before = (now._sample - now._sample_in_epoch) // _num_shards(state)
+            sampler.samples_before = (now.samples - now.samples_in_epoch) // _num_shards(state)
         if self._uses_all:
             state.dataloader_len = -1  # the number of batches has changed
 

@@ -148,14 +148,13 @@ def _load_attribute(state: State, name: str, value: Any) -> None:
     elif name == "eval_metrics":
         for label, metrics in value.items():
             load_metrics(state.eval_metrics.get(label, {}), metrics, to_device)
-    elif name == "algorithms":
-        pairs = value.items() if isinstance(value, dict) else value  # very old files have a dictionary
-        _load_named(name, named(state.algorithms), dict(numbered(pairs)))
-    elif name in _COLLECTIONS:
-        _load_named(name, named(getattr(state, name)), value)
+    elif name in ("algorithms", *_COLLECTIONS):
+        # Very old files have a dictionary of algorithms, and `get_resumption_state_dict` gives lists.
+        pairs = value.items() if isinstance(value, dict) else value
+        _load_named(name, named(getattr(state, name)), dict(numbered(pairs)))
     elif name in ("scaler", "timestamp"):
         _load_single(getattr(state, name), value)
-    elif name == "dataset_state":
+    elif name == "dataset_state" and value is not None:
         state.dataset_state = value
         state._load_dataset_state()
     else:
@@ -187,9 +186,10 @@ def load_model(
 
 
 def _load_single(target: Any, saved: dict[str, Any]) -> None:
-    """Restore the only object of its kind, whatever the saved class name."""
+    """Restore the only object of its kind, saved alone or as `{class name: state_dict()}`."""
     if target is not None and saved:
-        target.load_state_dict(next(iter(saved.values())))
+        values = [*saved.values()]
+        target.load_state_dict(values[0] if isinstance(values[0], dict) else saved)
 
 
 def _state_dict_of(target: Any) -> Any:

@@ -171,16 +171,16 @@ class LoaderPosition:
             return self._saved[0]  # nothing was trained since it was loaded
         # During an evaluation, `state.dataloader` is another loader.
         now, loader = self._state.timestamp, self._state.dataloader if self._loader is None else self._loader
-        at, position = now._batch_in_epoch, None
+        at, position = now.batches_in_epoch, None
         loader_state, generators = self._pending.loader_state, self._pending.generators
-        if at > 0 and self._position is not None and self._position.epoch == now._epoch:
+        if at > 0 and self._position is not None and self._position.epoch == now.epochs:
             position = dataclasses.asdict(self._position.moved_to(at))
         if loader_state is None and self._loader is not None and skip.has_state(loader):
             loader_state = loader.state_dict()
         return {
-            "epoch": now._epoch,
+            "epoch": now.epochs,
             "batch_in_epoch": at,
-            "sample_in_epoch": now._sample_in_epoch,
+            "sample_in_epoch": now.samples_in_epoch,
             "world_size": num_data_shards(self._state),
             "number": self._position_number,
             "ends_at": None if self._state.dataloader_limit is None else self.ends_at,
@@ -216,6 +216,11 @@ class LoaderPosition:
             self._accesses.load_state_dict(local)
         self._saved = (local, rng)
 
+    @property
+    def loaded_generators(self) -> list[dict[str, Any]] | None:
+        """The loaded states of the global generators, by rank, until `begin` restores them; None: there are none."""
+        return None if self._saved is None else self._saved[1]
+
     # ---- the start of `fit` ----
 
     def replace_loader(self) -> None:
@@ -250,7 +255,7 @@ class LoaderPosition:
         set_global_states(current)
         if rng is not None:
             reproducibility.load_rng_state(rng)
-        if now._epoch and not in_other_loader and getattr(loader, "persistent_workers", False):
+        if now.epochs and not in_other_loader and getattr(loader, "persistent_workers", False):
             warnings.warn(
                 "The training loader has `persistent_workers=True`: the random numbers of its workers depend on the "
                 "epochs that they have run, so random transforms will differ from an uninterrupted run. Use "
@@ -265,14 +270,14 @@ class LoaderPosition:
         loader, now = self._state.dataloader, self._state.timestamp
         # If the epoch of the first access is loaded again from its start, that is the first access; some data sets
         # can be accessed only once.
-        at, length = now._batch_in_epoch, self._state.dataloader_len
+        at, length = now.batches_in_epoch, self._state.dataloader_len
         drawn = (saved.get("place") or {}).get("batches", at)
         loads_again = (
-            at > 0 and (length is None or drawn < length.value) and now._epoch == self._accesses.epoch_of("train")
+            at > 0 and (length is None or drawn < length.value) and now.epochs == self._accesses.epoch_of("train")
         )
         if not self._dataset_resumes_itself() and not (loads_again and not skip.can_advance_sampler(loader)):
             self._accesses.repeat("train", loader)
-            set_epoch(loader, now._epoch)
+            set_epoch(loader, now.epochs)
         self._accesses.repeat_evaluators(self._state, saved.get("evaluators", {}))
 
     def _restore(self, saved: dict[str, Any]) -> None:
@@ -300,18 +305,18 @@ class LoaderPosition:
         if not self.spin or self._dataset_resumes_itself():
             return
         reproducibility.seed_all(self._state.seed)
-        if now._epoch:
+        if now.epochs:
             _log.warning(
                 "The checkpoint has no position in the training data; starting the loader %d times to bring its "
                 "generators there. `spin_dataloaders=False` avoids this.",
-                now._epoch,
+                now.epochs,
             )
-        for epoch in skip.progress(range(now._epoch), "Starting epochs", now._epoch):
+        for epoch in skip.progress(range(now.epochs), "Starting epochs", now.epochs):
             set_epoch(loader, epoch)
             next(iter(loader), None)
-        set_epoch(loader, now._epoch)
-        if now._batch_in_epoch:
-            self._begin_position(loader, drawn=now._batch_in_epoch)
+        set_epoch(loader, now.epochs)
+        if now.batches_in_epoch:
+            self._begin_position(loader, drawn=now.batches_in_epoch)
             self._pending = dataclasses.replace(self._pending, estimated=True)
 
     # ---- the batches of an epoch ----
@@ -325,7 +330,7 @@ class LoaderPosition:
             count: `batch -> number of samples`, for loaders without a batch size.
         """
         now, loader = self._state.timestamp, self._state.dataloader
-        at = now._batch_in_epoch
+        at = now.batches_in_epoch
         paused_at, self._paused_at = self._paused_at, None
         if self._position_number < self._loader_number:
             self._reset()
@@ -334,14 +339,14 @@ class LoaderPosition:
             return None
         if at == 0:
             return None
-        if self._loader is not loader or self._position is None or self._position.epoch != now._epoch:
+        if self._loader is not loader or self._position is None or self._position.epoch != now.epochs:
             self._iterator = None
             self._begin_position(loader, drawn=at)
             self._pending = dataclasses.replace(self._pending, estimated=True)
         assert self._position is not None
         self._position = self._position.moved_to(at).converted(loader, num_data_shards(self._state))
         self.ends_at = self._end_of_epoch(self._position)
-        if self._iterator is None or paused_at != (now._epoch, at):
+        if self._iterator is None or paused_at != (now.epochs, at):
             self._iterator = self._return_to_position(self._position, count)
         return None if self._iterator is None else self._limited(self._iterator)
 
@@ -391,7 +396,7 @@ class LoaderPosition:
 
     def start(self) -> Iterator[Any]:
         """Begin to iterate the loader; called when nothing else draws before its first batch."""
-        loader, at = self._state.dataloader, self._state.timestamp._batch_in_epoch
+        loader, at = self._state.dataloader, self._state.timestamp.batches_in_epoch
         length, left_out = self._state.dataloader_len, 0
         if at == 0:
             self.ends_at = None if length is None else length.value
@@ -424,11 +429,11 @@ class LoaderPosition:
     def pause(self) -> None:
         """Leave the epoch between two batches; the next `resume` continues with the same iterator."""
         now = self._state.timestamp
-        self._paused_at = (now._epoch, now._batch_in_epoch)
+        self._paused_at = (now.epochs, now.batches_in_epoch)
 
     def put_back(self, batches: Iterable[Any]) -> None:
         """Leave the epoch like `pause`, and return batches that were drawn but not trained to the iterator."""
-        if self._state.timestamp._batch_in_epoch:
+        if self._state.timestamp.batches_in_epoch:
             assert self._iterator is not None
             self._iterator = itertools.chain(batches, self._iterator)
             self.pause()
@@ -453,11 +458,11 @@ class LoaderPosition:
     def _begin_position(self, loader: Any, drawn: int, left_out: int = 0) -> None:
         now, size = self._state.timestamp, skip.batch_size_of(loader)
         if drawn == 0:
-            self._accesses.record("train", loader, now._epoch)
+            self._accesses.record("train", loader, now.epochs)
         self._loader = loader
         self._position = Position(
-            epoch=now._epoch,
-            at=now._batch_in_epoch,
+            epoch=now.epochs,
+            at=now.batches_in_epoch,
             batches=drawn,
             samples=None if size is None else drawn * size,
             batch_size=size,
@@ -476,12 +481,12 @@ class LoaderPosition:
         one_rank = dist.get_world_size() == 1 and position.world_size == num_data_shards(self._state) == 1
         one_loader = position.batches == position.at  # the epoch has had no other loader
         known = one_rank and one_loader and position.samples is None
-        return (self._state.timestamp._sample_in_epoch or None) if known else None
+        return (self._state.timestamp.samples_in_epoch or None) if known else None
 
     def _limited(self, iterator: Iterator[Any]) -> Iterator[Any]:
         if self.ends_at is None or self._state.dataloader_limit is None:
             return iterator
-        return itertools.islice(iterator, self.ends_at - self._state.timestamp._batch_in_epoch)
+        return itertools.islice(iterator, self.ends_at - self._state.timestamp.batches_in_epoch)
 
     def _dataset_resumes_itself(self) -> bool:
         """Return True if the data set has restored its own position, as streaming data sets do."""
@@ -495,7 +500,7 @@ def _matches(saved: Any, now: Timestamp) -> bool:
     position = saved["place"]
     if position is not None and position.keys() != {field.name for field in dataclasses.fields(Position)}:
         return False
-    return (saved.get("epoch"), saved.get("batch_in_epoch")) == (now._epoch, now._batch_in_epoch)
+    return (saved.get("epoch"), saved.get("batch_in_epoch")) == (now.epochs, now.batches_in_epoch)
 
 
 def _keeping_generators(count: Callable[[Any], float]) -> Callable[[Any], float]:

@@ -238,10 +238,10 @@ class RunProgress:
             ValueError: The length is in epochs, but the branch begins inside one.
         """
         start = self._loaded.fits[0] if self._loaded.fits else self.state.timestamp
-        if duration.unit is TimeUnit.EPOCH and start._batch_in_epoch:
+        if duration.unit is TimeUnit.EPOCH and start.batches_in_epoch:
             raise ValueError(
                 f"`branch_duration` must be in batches, samples or tokens, got {str(duration)!r}: the checkpoint is "
-                f"from batch {start._batch_in_epoch} of epoch {start._epoch}, before its end. Use for example '500ba'."
+                f"from batch {start.batches_in_epoch} of epoch {start.epochs}, before its end. Use for example '500ba'."
             )
 
     def check_branch(self) -> None:
