@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
+import os
 import time
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -251,14 +254,70 @@ def _wandb(folder: Path) -> Keeper:
     return Keeper(logger, has, images=True)
 
 
+def _comet(folder: Path) -> Keeper:
+    from composer.loggers import CometMLLogger
+
+    os.environ["COMET_DISABLE_AUTO_LOGGING"] = "1"  # else the client patches torch when it is imported
+    quiet = {"log_env_details": False, "auto_output_logging": False, "parse_args": False, "display_summary_level": 0}
+    arguments = quiet | {"offline_directory": str(folder / "comet")}
+    logger = CometMLLogger(offline=True, exp_kwargs=arguments, on_error="raise")
+
+    def has(name: str) -> bool:
+        archives = map(zipfile.ZipFile, folder.glob("comet/*.zip"))
+        return any(f'"{name}'.encode() in archive.read("messages.json") for archive in archives)
+
+    return Keeper(logger, has, images=True)
+
+
+def _neptune(folder: Path) -> Keeper:
+    from composer.loggers import NeptuneLogger
+
+    quiet: dict[str, Any] = {"capture_stdout": False, "capture_stderr": False, "capture_hardware_metrics": False}
+    logger = NeptuneLogger(mode="offline", on_error="raise", source_files=[], **quiet)
+
+    def has(name: str) -> bool:  # the client writes into the current folder
+        path = json.dumps(name.split("/"))[1:-1]
+        return any(path in file.read_text() for file in folder.glob(".neptune/offline/*/data-*.log"))
+
+    return Keeper(logger, has, images=True, tables=False)
+
+
+def _slack(folder: Path) -> Keeper:
+    from composer.loggers import SlackLogger
+
+    posted: list[str] = []
+    logger = SlackLogger(slack_logging_api_key="token", channel_id="channel")
+    logger.client.chat_postMessage = lambda text, **_: posted.append(text)
+    return Keeper(logger, lambda name: any(f"{name}: " in text for text in posted), tables=False)
+
+
+def _mosaicml(folder: Path) -> Keeper:
+    from composer.loggers import MosaicMLLogger
+
+    return Keeper(MosaicMLLogger(), None)  # does nothing outside of the platform
+
+
+def _remote(folder: Path) -> Keeper:
+    from composer.loggers import RemoteUploaderDownloader
+
+    (folder / "stores" / "bucket").mkdir(parents=True, exist_ok=True)
+    local = {"provider": "local", "provider_kwargs": {"key": str(folder / "stores")}}
+    return Keeper(RemoteUploaderDownloader("libcloud://bucket", local, use_procs=False), None)  # it keeps files only
+
+
 WATCHERS = _watchers()
 KEEPERS: dict[str, Callable[[Path], Keeper]] = {
+    "CometMLLogger": _comet,
     "ConsoleLogger": _console,
     "FileLogger": _file,
     "InMemoryLogger": _in_memory,
     "MLFlowLogger": _mlflow,
+    "MosaicMLLogger": _mosaicml,
+    "NeptuneLogger": _neptune,
     "ProgressBarLogger": _progress_bar,
+    "RemoteUploaderDownloader": _remote,
     "RunRecorder": _run_recorder,
+    "SlackLogger": _slack,
     "TensorboardLogger": _tensorboard,
     "WandBLogger": _wandb,
 }

@@ -17,6 +17,7 @@ pytestmark = [
         ".* only works on CUDA devices:UserWarning",
         "The ``noload`` loader strategy:DeprecationWarning",  # of MLflow's own
         "For backward compatibility, 'str' dtypes",  # likewise
+        "jsonschema.RefResolver is deprecated:DeprecationWarning",  # of Neptune's client
     )
 ]
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from torchmetrics.classification import MulticlassAccuracy
 
 from composer import Trainer
-from composer.callbacks.mlperf import MLPerfCallback
+from composer.callbacks.mlperf import MLPerfCallback, get_system_description
 from composer.core import Callback
 from composer.testing import RandomClassificationDataset, SimpleModel, run_on_ranks
 from composer.utils import dist
@@ -185,6 +185,12 @@ def test_the_system_is_described(run: Any, make_loader: Any, tmp_path: Path) -> 
     assert (found["number_of_nodes"], found["accelerators_per_node"]) == ("1", "0")
     assert int(found["host_processor_vcpu_count"]) > 0
     assert found["framework"] == f"PyTorch {torch.__version__}"
+
+    if not torch.cuda.is_available():
+        assert found == get_system_description("us", "open", "research", host_processors_per_node=2)
+    assert "mine" == get_system_description("us", "open", "cloud", "mine")["system_name"]
+    with pytest.raises(ValueError, match="`status` must be one of 'onprem'"):
+        get_system_description("us", "open", "bought")
 
     path.write_text('{"cooling": "air"}')
     run(callback).trainer.close()

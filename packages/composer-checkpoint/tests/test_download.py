@@ -121,7 +121,8 @@ def test_a_local_text_link_is_followed(tmp_path: Path, suffix: str) -> None:
     get_file(f"{tmp_path}/newest{suffix}", tmp_path / "c")
 
     assert "x" == (tmp_path / "b").read_text() == (tmp_path / "c").read_text()
-    assert "ep1.pt" == extract_path_from_symlink(tmp_path / "latest.pt.symlink")
+    for name in ("source_path", "path"):
+        assert "ep1.pt" == extract_path_from_symlink(**{name: tmp_path / "latest.pt.symlink"})
 
 
 @pytest.mark.parametrize("kind", ["memory", "file", "s3"])

@@ -29,6 +29,7 @@ from composer.loggers.spi import (
     call_in_time,
     check_delivery_options,
     hold_metrics,
+    import_client,
     list_images,
     read_numbers,
     start_copy,
@@ -569,3 +570,19 @@ def test_values_on_a_gpu_are_copied_without_waiting(service: Service) -> None:
         assert wanted.item() == metrics["raw"] == metrics["loss"]
         assert (wanted + 1).item() == metrics["m"]
         assert [0, 1, 2] == metrics["v"].tolist()
+
+
+def test_a_woken_thread_sends_before_its_interval_and_nobody_waits() -> None:
+    sent = threading.Event()
+    sender = Sender("Logger", lambda records: sent.set(), interval=3600)
+    sender.put_metrics({"a": 1}, 0)
+    sender.wake()
+
+    assert sent.wait(30)
+    sender.close()
+
+
+def test_a_client_is_imported_or_named() -> None:
+    assert math is import_client("math", "MyLogger")
+    with pytest.raises(ModuleNotFoundError, match="`MyLogger` needs `no_such_client`, which is not"):
+        import_client("no_such_client", "MyLogger")

@@ -23,7 +23,7 @@ from exporting import (
 
 import composer.utils
 from composer.checkpoint import export_safetensors, save_checkpoint
-from composer.checkpoint.object_store import ObjectStore
+from composer.checkpoint.object_store import FsspecObjectStore
 from composer.core import Algorithm, Event, State
 from composer.inference import ExportFormat, export_for_inference, export_with_logger, quantize_dynamic
 from composer.loggers import Logger, LoggerDestination
@@ -106,7 +106,7 @@ def test_weights_are_loaded_from_anywhere(tmp_path: Path, source: str) -> None:
     if source == "URI":
         run = f"file://{run}"
     elif source == "object store":
-        store = ObjectStore(f"memory://{tmp_path.name}")
+        store = FsspecObjectStore(f"memory://{tmp_path.name}")
         store.upload_object("deep/run.pt", run)
         run = "deep/run.pt"
     elif source == "safetensors":
@@ -202,7 +202,7 @@ class Kept(LoggerDestination):
 def test_a_uri_and_an_object_store(tmp_path: Path) -> None:
     name = f"memory://{tmp_path.name}"
     export_for_inference(SimpleModel(), "torch_export", f"{name}/deep/model.pt2", sample_input=SMALL)
-    store = ObjectStore(f"{name}/store")
+    store = FsspecObjectStore(f"{name}/store")
     export_for_inference(SimpleModel(), "torch_export", "deep/model.pt2", store, sample_input=SMALL)
 
     assert store.list_objects() == ["deep/model.pt2"]
@@ -222,7 +222,7 @@ def test_a_logger_that_stores_files_gets_it(tmp_path: Path, monkeypatch: pytest.
     assert kept.overwrites == [True]
 
     export_with_logger(state.model, "torch_export", f"file://{tmp_path}/uri.pt2", logger, sample_input=SMALL)
-    store = ObjectStore(f"memory://{tmp_path.name}")
+    store = FsspecObjectStore(f"memory://{tmp_path.name}")
     export_with_logger(state.model, "torch_export", "{run_name}/x.pt2", logger, store, sample_input=SMALL)
 
     assert len(kept.files) == 1

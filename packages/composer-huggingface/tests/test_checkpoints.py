@@ -45,7 +45,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Saved:
 def altered(saved: Saved, path: Path, change: Callable[[dict[str, Any]], Any]) -> Path:
     """A copy of a checkpoint with another description of the model."""
     content = read_checkpoint(saved[0])
-    content["state"].pop("metadata")
+    content.pop("sealed")
     change(content["state"]["integrations"]["huggingface"])
     torch.save(content, path)
     return path
@@ -149,7 +149,7 @@ def test_a_checkpoint_of_ddp_with_prefixes_is_read(gpt2: Saved, tmp_path: Path) 
     state = content["state"]
     state["model"] = {f"module.{name}": value for name, value in state["model"].items()}
     state["is_model_ddp"] = True
-    state.pop("metadata")
+    content.pop("sealed")
     torch.save(content, tmp_path / "ddp.pt")
     restored, _ = HuggingFaceModel.hf_from_composer_checkpoint(tmp_path / "ddp.pt")
 
@@ -357,6 +357,13 @@ def test_a_requested_class_must_exist(gpt2: Saved) -> None:
         HuggingFaceModel.load_huggingface_model_from_saved_state(gpt2[1].get_metadata(), 3)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["loaded_state_dict", "hf_state"])
+def test_the_saved_state_may_be_passed_by_name(gpt2: Saved, name: str) -> None:
+    state = {name: gpt2[1].get_metadata()}
+
+    assert type(gpt2[1].model) is type(HuggingFaceModel.load_huggingface_model_from_saved_state(**state))
+
+
 def test_a_file_that_is_not_such_a_checkpoint_is_an_error(gpt2: Saved, tmp_path: Path) -> None:
     torch.save({"state": {"model": nn.Linear(1, 1).state_dict(), "integrations": {}}}, tmp_path / "other.pt")
     with pytest.raises(ValueError, match="does not describe a model of `transformers`"):
@@ -365,7 +372,7 @@ def test_a_file_that_is_not_such_a_checkpoint_is_an_error(gpt2: Saved, tmp_path:
     with pytest.raises(ValueError, match="is not a checkpoint of a run"):
         HuggingFaceModel.from_composer_checkpoint(tmp_path / "list.pt")
     content = read_checkpoint(gpt2[0])
-    del content["state"]["model"], content["state"]["metadata"]
+    del content["state"]["model"], content["sealed"]
     torch.save(content, tmp_path / "without.pt")
     with pytest.raises(ValueError, match="The checkpoint has no weights"):
         HuggingFaceModel.from_composer_checkpoint(tmp_path / "without.pt")
@@ -384,7 +391,7 @@ def test_reading_checkpoints_requires_composer_trainer(gpt2: Saved, monkeypatch:
 def test_weights_that_do_not_fit_are_an_error(gpt2: Saved, tmp_path: Path) -> None:
     content = read_checkpoint(gpt2[0])
     content["state"]["model"]["model.more"] = content["state"]["model"].pop("model.transformer.ln_f.weight")
-    content["state"].pop("metadata")
+    content.pop("sealed")
     torch.save(content, tmp_path / "a.pt")
     with pytest.raises(
         RuntimeError,

@@ -8,6 +8,7 @@ import warnings
 
 import pytest
 import torch
+from torchmetrics import MetricCollection
 
 from composer.metrics import CrossEntropy, Dice, LossMetric, MIoU
 
@@ -36,6 +37,24 @@ def test_updates_in_pieces_equal_one_update(pooled, draw):
     pieces = list(zip(*(tensor.split(5) for tensor in whole), strict=True))
 
     torch.testing.assert_close(value_of(pooled.make(), [whole]), value_of(pooled.make(), pieces))
+
+
+@pytest.mark.parametrize(
+    ("metric", "other"),
+    [
+        (CrossEntropy(), ("preds", "target")),
+        (LossMetric(torch.nn.functional.cross_entropy), ("preds", "target")),
+        (Dice(num_classes=3), ("pred", "targets")),
+    ],
+)
+def test_batches_may_be_passed_by_name(metric, other):
+    preds, targets = torch.randn(4, 3), torch.tensor([0, 1, 2, 1])
+    expected = value_of(metric, [(preds, targets)])
+    for names in (("preds", "targets"), other):
+        metric.reset()
+        MetricCollection([metric]).update(**dict(zip(names, (preds, targets), strict=True)), unknown=1)
+
+        assert torch.equal(expected, metric.compute())
 
 
 def test_every_batch_weighs_the_same_in_a_mean_over_batches(draw):

@@ -442,12 +442,41 @@ def test_models_are_registered(start: Any, client: Any, arguments: Any, tmp_path
     start(logger)
     first = logger.register_model(f"file://{tmp_path}/model", "a", tags={"k": "v"})
     second = logger.register_model_with_run_id(f"file://{tmp_path}/model", "a")
+    for name in ("await_registration_for", "await_creation_for"):
+        logger.register_model(f"file://{tmp_path}/model", "b", **{name: 10})
 
     assert ("house.a", "1", {"k": "v"}) == (first.name, str(first.version), first.tags)
     assert ("house.a", "2", logger._run_id) == (second.name, str(second.version), second.run_id)
     logger.model_registry_prefix = ""
     with pytest.raises(MlflowException, match="name"):
         logger.register_model(f"file://{tmp_path}/model", "")
+
+
+def test_a_metric_has_its_new_name() -> None:
+    logger = MLFlowLogger(rename_metrics={"loss": "error"})
+
+    assert ("error", "accuracy") == (logger.rename("loss"), logger.rename("accuracy"))
+
+
+@pytest.mark.parametrize(
+    ("uri", "host", "page"),
+    [
+        ("http://server:5000/", "", "http://server:5000/#/experiments/7/runs/r"),
+        ("databricks", "https://house.example/", "https://house.example/ml/experiments/7/runs/r"),
+        ("databricks", "", None),
+        ("sqlite:///mlflow.db", "", None),
+        (None, "", None),
+    ],
+)
+def test_a_run_of_a_server_has_a_page(
+    uri: str | None, host: str, page: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATABRICKS_HOST", host)
+    logger = MLFlowLogger(tracking_uri=uri)
+    assert logger.run_url is None  # there is no run yet
+    logger._experiment_id, logger._run_id = "7", "r"
+
+    assert page == logger.run_url
 
 
 def test_models_are_saved_by_flavor(start: Any, arguments: Any, tmp_path: Path) -> None:

@@ -80,6 +80,32 @@ def test_steps_are_those_of_the_paper(base: str) -> None:
         deep_compare(weights_of(expected), weights_of(net), atol=1e-12, rtol=1e-12)
 
 
+@pytest.mark.parametrize("base", BASES)
+def test_a_loop_without_a_closure_makes_the_same_steps(base: str) -> None:
+    net, expected = make_net(), make_net()
+    optimizer, by_closure = (SAMOptimizer(BASES[base](n.parameters()), rho=0.3) for n in (net, expected))
+    for _ in range(3):
+        by_closure.step(plain_closure(expected, by_closure))
+        for move in (optimizer.first_step, optimizer.second_step):
+            optimizer.zero_grad()
+            loss_of(net).backward()
+            move()
+
+        deep_compare(weights_of(expected), weights_of(net))
+    assert 3 == optimizer.global_step
+
+
+def test_the_two_moves_take_turns() -> None:
+    net = make_net()
+    optimizer = SAMOptimizer(torch.optim.SGD(net.parameters(), lr=0.1))
+    with pytest.raises(RuntimeError, match="`second_step` needs the weights where `first_step` moves them"):
+        optimizer.second_step()
+    loss_of(net).backward()
+    optimizer.first_step()
+    with pytest.raises(RuntimeError, match="`first_step` has moved the weights already"):
+        optimizer.first_step()
+
+
 @settings(deadline=None, max_examples=25)
 @given(
     curvature=st.lists(st.floats(0.1, 10), min_size=1, max_size=4),

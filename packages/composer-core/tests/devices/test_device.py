@@ -7,6 +7,7 @@ import types
 import warnings
 from collections import OrderedDict, UserDict, UserList, defaultdict, deque, namedtuple
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -369,3 +370,11 @@ def test_a_batch_moves_to_a_real_gpu_without_waiting() -> None:
 
     assert [moved[0].device.type, moved[1]["y"].device.type] == ["cuda", "cuda"]
     assert device.batch_to_device(moved[0]) is moved[0]
+
+
+@pytest.mark.parametrize("cls", [DeviceCPU, DeviceGPU, DeviceHPU, DeviceMPS, DeviceNeuron, DeviceTPU])
+def test_each_device_has_its_module(cls: type[Device]) -> None:
+    module = import_module(f"composer.devices.{cls.__name__.replace('Device', 'device_').lower()}")
+
+    assert cls is getattr(module, cls.__name__)
+    assert [cls.__name__] == module.__all__

@@ -272,3 +272,17 @@ def test_a_plain_tensor_is_its_own_part() -> None:
     tensor = torch.zeros(2)
 
     assert tensor is misc.local_part(tensor)
+
+
+@misc.renamed_arguments(colour="color")
+def paint(color: str, *, size: int = 1) -> tuple[str, int]:
+    return color, size
+
+
+def test_an_argument_has_two_names() -> None:
+    assert ("red", 1) == paint("red") == paint(color="red") == paint(colour="red")
+    assert ("red", 2) == paint(size=2, colour="red")
+    with pytest.raises(TypeError, match="`colour` and `color` are two names of the same argument, got both"):
+        paint(color="red", colour="red")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'shade'"):
+        paint(shade="red")  # type: ignore[call-arg]

@@ -19,6 +19,7 @@ from composer import Trainer
 from composer.core import Algorithm, Callback, DataSpec, Evaluator, Event, Placement, State
 from composer.loggers import InMemoryLogger, Logger
 from composer.loggers.console_logger import ConsoleLogger
+from composer.loggers.mosaicml_logger import MosaicMLLogger
 from composer.loggers.progress_bar_logger import ProgressBarLogger
 from composer.models import ComposerModel
 from composer.testing import RandomClassificationDataset, SimpleModel, deep_compare
@@ -257,6 +258,19 @@ def test_progress_bar_and_console_are_added_unless_there(make_trainer: MakeTrain
         assert [ProgressBarLogger, ConsoleLogger] == kinds(progress_bar=True, log_to_console=True)
     with pytest.warns(UserWarning, match=r"`loggers` already contains a `ProgressBarLogger`"):
         assert [ProgressBarLogger] == kinds(progress_bar=True, loggers=ProgressBarLogger())
+
+
+@pytest.mark.parametrize("given", [0, 1])
+def test_the_platform_of_mosaicml_has_its_logger(
+    make_trainer: MakeTrainer, given: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOSAICML_PLATFORM", "true")
+    monkeypatch.setenv("MOSAICML_ACCESS_TOKEN_FILE", "/token")
+    loggers = [MosaicMLLogger() for _ in range(given)]  # without RUN_NAME it sends nothing
+
+    trainer = make_trainer(progress_bar=False, loggers=loggers)
+
+    assert [MosaicMLLogger] == [type(destination) for destination in trainer.logger.destinations]
 
 
 def test_loggers_come_before_callbacks(make_trainer: MakeTrainer) -> None:

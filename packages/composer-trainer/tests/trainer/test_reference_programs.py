@@ -1,4 +1,4 @@
-"""What programs written for MosaicML's Composer rely on, beyond names and arguments."""
+"""Programs written for MosaicML's Composer rely on more than names and arguments."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from composer.core import Callback, State
 from composer.loggers import Logger
 from composer.utils import check_finite, dist, plain_int, plain_number
 
-__all__ = ["MLPerfCallback"]
+__all__ = ["MLPerfCallback", "get_system_description"]
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +131,8 @@ class MLPerfCallback(Callback):
     def init(self, state: State, logger: Logger) -> None:
         self._close()
         self.success, self._phase = False, "before"
-        name = self.system_name or _default_system_name(state)
+        accelerator = _accelerator(state.device.name == "gpu")
+        name = self.system_name or _default_system_name(accelerator)
         self.filename = self.root_folder / "results" / name / self.benchmark / f"result_{self.index}.txt"
         if self.cache_clear_cmd is not None:
             if dist.get_local_rank() == 0:
@@ -140,7 +141,7 @@ class MLPerfCallback(Callback):
         if dist.get_global_rank() != 0:
             return
         self._open(self.filename)
-        self._describe(state, name)
+        self._describe(name, accelerator)
         if self.cache_clear_cmd is not None:
             self._event("cache_clear", True)
         self._event("init_start", kind="start")
@@ -234,13 +235,13 @@ class MLPerfCallback(Callback):
                 handler.close()
             self._writer = None
 
-    def _describe(self, state: State, name: str) -> None:
+    def _describe(self, name: str, accelerator: str) -> None:
         path = self.root_folder / "systems" / f"{name}.json"
         if path.exists():
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         known = {"submitter": self.submitter, "division": self.division, "status": _STATUS_NAMES[self.status]}
-        system = _describe_system(state, name, self.host_processors_per_node)
+        system = _describe_system(name, accelerator, self.host_processors_per_node)
         path.write_text(json.dumps({**known, **system}, indent=4) + "\n", encoding="utf-8")
 
     def _within(
@@ -259,14 +260,47 @@ class MLPerfCallback(Callback):
             getattr(self._writer, kind)(key=key, value=value, metadata=metadata)
 
 
+def get_system_description(
+    submitter: str,
+    division: str,
+    status: str,
+    system_name: str | None = None,
+    host_processors_per_node: int | None = None,
+) -> dict[str, str]:
+    """Return the description of this system that a submission to MLPerf requires.
+
+    Args:
+        submitter: The organization that submits.
+        division: The division, such as "open".
+        status: "onprem", "cloud", "preview" or "research".
+        system_name: The name of the system; None: a generated name such as "8xNVIDIA_H100_composer".
+        host_processors_per_node: Processors per node; None: read from the machine.
+
+    Returns:
+        The fields by name. Those that cannot be read from the machine are empty and must be filled in by hand.
+
+    Raises:
+        ValueError: `status` is unknown.
+    """
+    _check_status(status)
+    accelerator = _accelerator(torch.cuda.is_available())
+    name = system_name or _default_system_name(accelerator)
+    known = {"submitter": submitter, "division": division, "status": _STATUS_NAMES[status]}
+    return {**known, **_describe_system(name, accelerator, host_processors_per_node)}
+
+
+def _check_status(status: str) -> None:
+    if status not in _STATUS_NAMES:
+        raise ValueError(f"`status` must be one of {', '.join(map(repr, _STATUS_NAMES))}, got {status!r}.")
+
+
 def _check_arguments(benchmark: str, division: str, status: str, submitter: str, system_name: str | None) -> None:
     if division != "open":
         raise ValueError(
             f"`division` must be 'open', got {division!r}. The closed division requires hyperparameters of each "
             f"benchmark, which are not recorded."
         )
-    if status not in _STATUS_NAMES:
-        raise ValueError(f"`status` must be one of {', '.join(map(repr, _STATUS_NAMES))}, got {status!r}.")
+    _check_status(status)
     if not submitter:
         raise ValueError("`submitter` must be the name of an organization, got ''.")
     for argument, name in (("benchmark", benchmark), ("system_name", system_name)):
@@ -293,16 +327,15 @@ def _num_samples(loader: Any) -> int | None:
         return None
 
 
-def _default_system_name(state: State) -> str:
+def _default_system_name(accelerator: str) -> str:
     """Return a name such as "8xNVIDIA_H100_composer"."""
-    device = re.sub(r"[^\w.+-]+", "_", _accelerator(state) or "cpu")
+    device = re.sub(r"[^\w.+-]+", "_", accelerator or "cpu")
     return f"{dist.get_world_size()}x{device}_composer"
 
 
-def _describe_system(state: State, name: str, processors: int | None) -> dict[str, str]:
+def _describe_system(name: str, accelerator: str, processors: int | None) -> dict[str, str]:
     """Return the fields of a description; unknown fields are empty."""
     info = _cpu_info()
-    accelerator = _accelerator(state)
     memory = torch.cuda.get_device_properties(0).total_memory if accelerator else 0
     frequency: Any = psutil.cpu_freq()  # None if it is unknown
     cuda = f", CUDA {torch.version.cuda}" if accelerator else ""
@@ -325,8 +358,8 @@ def _describe_system(state: State, name: str, processors: int | None) -> dict[st
     return {**{field: str(value) for field, value in known.items()}, **dict.fromkeys(_MANUAL_FIELDS, "")}
 
 
-def _accelerator(state: State) -> str:
-    return torch.cuda.get_device_name() if state.device.name == "gpu" else ""
+def _accelerator(uses_gpu: bool) -> str:
+    return torch.cuda.get_device_name() if uses_gpu else ""
 
 
 def _cpu_info() -> dict[str, list[str]]:

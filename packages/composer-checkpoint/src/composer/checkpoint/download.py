@@ -13,8 +13,9 @@ from urllib.parse import urlsplit
 
 from composer.checkpoint._ranks import on_first_rank
 from composer.checkpoint.durable import replacing
-from composer.checkpoint.storage import Storage, retrying, showing_progress, storage_of
-from composer.utils import is_uri
+from composer.checkpoint.names import MLFLOW_DBFS_PATH_PREFIX
+from composer.checkpoint.storage import Storage, is_marked_transient, retrying, showing_progress, storage_of
+from composer.utils import is_uri, parse_uri, renamed_arguments
 
 __all__ = ["download_monolithic_checkpoint", "extract_path_from_symlink", "get_file", "linked_uris"]
 
@@ -60,17 +61,18 @@ def get_file(
     _get(source, target, _Source(object_store), progress_bar, _MOST_LINKS)
 
 
-def extract_path_from_symlink(path: str | os.PathLike[str], object_store: Any = None) -> str:
+@renamed_arguments(path="source_path")
+def extract_path_from_symlink(source_path: str | os.PathLike[str], object_store: Any = None) -> str:
     """Read a `.symlink` file: the name of the file that it refers to.
 
     Args:
-        path: The file, as for `get_file`.
+        source_path: The file, as for `get_file`.
         object_store: As for `get_file`.
 
     Raises:
         FileNotFoundError: There is no such file.
     """
-    return _Source(object_store).read_link(os.fspath(path))
+    return _Source(object_store).read_link(os.fspath(source_path))
 
 
 def linked_uris(uri: str) -> list[str]:
@@ -148,6 +150,10 @@ def _candidates(link: str, named: str, object_store: Any) -> Iterator[str]:
         yield os.path.join(os.path.dirname(link), named)
         yield named
         return
+    if parse_uri(link)[0] == "dbfs":  # names of checkpoints are full paths
+        inside = named.startswith(("Volumes/", MLFLOW_DBFS_PATH_PREFIX))
+        yield f"dbfs:/{named}" if inside else f"{link.rpartition('/')[0]}/{named}"
+        return
     start, separator, rest = link.partition("://")
     folders = rest.split("/")[:-1]
     for depth in range(len(folders), 0, -1):
@@ -171,7 +177,11 @@ def _fetch_from(store: Any, name: str, target: Path, progress: bool) -> None:
                 callback.set_size(total)
                 callback.absolute_update(done)
 
-            store.download_object(object_name=name, filename=str(target), overwrite=True, callback=report)
+            def attempt() -> None:
+                store.download_object(object_name=name, filename=str(target), overwrite=True, callback=report)
+
+            what = f"download {name!r} from {store!r}"
+            retrying(attempt, what, name, None, _ATTEMPTS, _BACKOFF_SECONDS, transient=is_marked_transient)
     elif hasattr(store, "download_file"):
         store.download_file(remote_file_name=name, destination=str(target), overwrite=True, progress_bar=progress)
     else:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from composer.core import State
 
 __all__ = [
+    "MLFLOW_DBFS_PATH_PREFIX",
+    "MLFLOW_EXPERIMENT_ID_FORMAT_KEY",
+    "MLFLOW_RUN_ID_FORMAT_KEY",
     "PartialFilePath",
     "check_characters",
     "check_file_name",
@@ -33,13 +36,21 @@ __all__ = [
     "was_swapped",
 ]
 
+MLFLOW_DBFS_PATH_PREFIX = "databricks/mlflow-tracking/"
+"""How the paths of artifacts of MLflow on Databricks begin."""
+MLFLOW_EXPERIMENT_ID_FORMAT_KEY = "mlflow_experiment_id"
+"""The placeholder in such a path for the identifier of the experiment."""
+MLFLOW_RUN_ID_FORMAT_KEY = "mlflow_run_id"
+"""The placeholder in such a path for the identifier of the run."""
+
+_MLFLOW = (MLFLOW_EXPERIMENT_ID_FORMAT_KEY, MLFLOW_RUN_ID_FORMAT_KEY)
 _PROCESS = ("run_name", "rank", "local_rank", "world_size", "local_world_size", "node_rank")
 _TIMES = (
     *("epoch", "batch", "sample", "token", "batch_in_epoch", "sample_in_epoch", "token_in_epoch"),
     *("total_wct", "epoch_wct", "batch_wct"),
 )
 _EXAMPLES: dict[str, object] = {
-    **{name: 1.5 if name.endswith("_wct") else 1 for name in (*_PROCESS, *_TIMES)},
+    **{name: 1.5 if name.endswith("_wct") else 1 for name in (*_PROCESS, *_TIMES, *_MLFLOW)},
     "run_name": "run",
 }
 _SEPARATORS = re.compile(r"[/\\]")
@@ -150,6 +161,8 @@ def check_pattern(argument: str, pattern: str, times: bool = True) -> None:
     """
     check_characters(argument, pattern)
     known = (*_PROCESS, *_TIMES) if times else _PROCESS
+    if MLFLOW_DBFS_PATH_PREFIX in pattern:
+        known = (*known, *_MLFLOW)
     try:
         pattern.format(**{name: _EXAMPLES[name] for name in known})
         return

@@ -68,7 +68,11 @@ def safe_torch_load(
     with open_checked(file) as checked:
         loaded = _load(file, checked, map_location)
     if checked.footer is None and _had_checksum(loaded):
-        raise CorruptCheckpointError(file, "the checksum at its end is missing or altered")
+        reason = (
+            "the checksum at its end is missing or altered (if you have changed and saved it yourself with "
+            "`torch.save`, remove its entry 'sealed' before)"
+        )
+        raise CorruptCheckpointError(file, reason)
     return loaded
 
 

@@ -12,22 +12,29 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from composer.checkpoint.durable import replacing, sync_folder
+from composer.checkpoint.store_base import ObjectStore, ObjectStoreTransientError
 from composer.core import ComposerError
-from composer.utils import is_uri, retry
+from composer.utils import file_helpers, is_uri, parse_uri, retry
 from composer.utils.terminal import bar_file, open_stream
 
 __all__ = [
+    "Connection",
     "ObjectStoreTransientError",
     "Progress",
     "Storage",
     "StorageError",
     "UnreachableError",
+    "bucket_of",
+    "direct_storage",
+    "is_marked_transient",
     "retrying",
     "showing_progress",
+    "storage_in",
     "storage_of",
 ]
 
@@ -40,12 +47,41 @@ _PACKAGES = {
 }  # fmt: skip
 # Stores with atomic writes; elsewhere a file is written under a temporary name and renamed.
 _PUTS_WHOLE = frozenset("abfs abfss az gcs gs memory oci ocilake oss s3 s3a".split())
+# Schemes that are read with fsspec's filesystem although there is an object store for them: it reads parts of files.
+_DIRECT = frozenset({"az"})
+_EXTRAS = {"adlfs": "azure", "gcsfs": "gcs", "ocifs": "oci", "paramiko": "sftp", "s3fs": "s3"}  # of composer-checkpoint
+_PROBE = ".credentials_validated_successfully"  # where nothing can be removed
 _BACKOFF_SECONDS = 1.0
 _BLOCK = 8 << 20
 
 
 class _Again(Exception):
     """A transient failure; its cause is the client's error."""
+
+
+@dataclass(frozen=True)
+class Connection:
+    """The way to a store that fsspec's URIs do not describe.
+
+    Attributes:
+        connect: Returns a new filesystem of fsspec, and the path of the folder in it.
+        puts_whole: True if writes are atomic; otherwise a file gets its name when it is complete.
+        is_object_store: True for the filesystem of an `ObjectStore`, which checks transfers itself, removes nothing,
+            and marks the errors after which to try again.
+    """
+
+    connect: Callable[[], tuple[Any, str]]
+    puts_whole: bool = True
+    is_object_store: bool = False
+
+    def to_folder(self, path: str) -> Connection:
+        """Return the connection to a folder in this one."""
+
+        def connect() -> tuple[Any, str]:
+            filesystem, root = self.connect()
+            return filesystem, f"{root}/{path}" if root else path
+
+        return replace(self, connect=connect)
 
 
 class Storage:
@@ -62,6 +98,8 @@ class Storage:
         options: Options of fsspec's filesystem, such as `key`, `secret` or `endpoint_url` for S3.
         attempts: The maximum number of attempts of a request.
         backoff_seconds: The pause after the first attempt; it doubles after each.
+        connection: How to reach the store; None: by `folder` and `options`.
+        block_size: The size in bytes of the parts that large files are uploaded in; None: 8 MiB.
 
     Raises:
         ModuleNotFoundError: The package that serves this kind of store is not installed.
@@ -69,7 +107,14 @@ class Storage:
     """
 
     def __init__(
-        self, folder: str, options: dict[str, Any], attempts: int = 3, backoff_seconds: float = _BACKOFF_SECONDS
+        self,
+        folder: str,
+        options: dict[str, Any],
+        attempts: int = 3,
+        backoff_seconds: float = _BACKOFF_SECONDS,
+        *,
+        connection: Connection | None = None,
+        block_size: int | None = None,
     ) -> None:
         if attempts < 1:
             raise ValueError(f"`attempts` must be at least 1, got {attempts!r}.")
@@ -77,15 +122,36 @@ class Storage:
         self._scheme = _ALIASES.get(self._scheme.lower(), self._scheme.lower())
         self._folder = f"{self._scheme}://{path.rstrip('/') or path[:1]}"  # "file:///" is a folder, too
         self._options, self._attempts, self._backoff_seconds = options, attempts, backoff_seconds
+        self._connection, self._block_size = connection, block_size
+        self._puts_whole = self._scheme in _PUTS_WHOLE if connection is None else connection.puts_whole
+        self._is_object_store = connection is not None and connection.is_object_store
         self._local = threading.local()
-        _check_installed(self._scheme, self._folder)
+        if connection is None:
+            _check_installed(self._scheme, self._folder)
 
     def __repr__(self) -> str:
         return f"Storage({_without_password(self._folder)!r})"
 
+    @property
+    def reports_progress(self) -> bool:
+        """True if an upload reports its progress; object stores may report it only at the end."""
+        return not self._is_object_store
+
     def with_attempts(self, attempts: int) -> Storage:
         """Return a storage of the same folder with another number of attempts."""
-        return Storage(self._folder, self._options, attempts, self._backoff_seconds)
+        return self._like(self._folder, attempts, self._connection)
+
+    def to_folder(self, path: str) -> Storage:
+        """Return the storage of a folder in this one; this one if the path is empty."""
+        path = path.strip("/")
+        if not path:
+            return self
+        connection = None if self._connection is None else self._connection.to_folder(path)
+        return self._like(self.uri(path), self._attempts, connection)
+
+    def _like(self, folder: str, attempts: int, connection: Connection | None) -> Storage:
+        backoff, block = self._backoff_seconds, self._block_size
+        return Storage(folder, self._options, attempts, backoff, connection=connection, block_size=block)
 
     def uri(self, name: str) -> str:
         """Return the URI of a name."""
@@ -201,7 +267,7 @@ class Storage:
             return None
 
         def write(filesystem: Any, path: str) -> bool:
-            if self._scheme not in _PUTS_WHOLE:
+            if not self._puts_whole:
                 filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
             try:
                 filesystem.pipe_file(path, text.encode("utf-8"), mode="create")
@@ -216,6 +282,8 @@ class Storage:
 
     def seconds_since_written(self, name: str) -> float | None:
         """Return the age of a file by the clock of the store; None if unknown."""
+        if self._is_object_store:
+            return None
         probe = f".composer-probe-{secrets.token_hex(4)}"
 
         def modified(name: str) -> float:
@@ -233,8 +301,11 @@ class Storage:
         """Remove a file. A missing one is not an error: the reply to an earlier attempt may have been lost.
 
         Raises:
+            PermissionError: Object stores have no operation for it.
             StorageError: It cannot be removed.
         """
+        if self._is_object_store:
+            raise PermissionError(f"{self.uri(name)} cannot be removed: object stores have no operation for it.")
         with suppress(FileNotFoundError):
             self._do("remove", name, lambda filesystem, path: filesystem.rm_file(path))
 
@@ -255,6 +326,10 @@ class Storage:
         target.parent.mkdir(parents=True, exist_ok=True)
 
         def fetch(filesystem: Any, path: str) -> None:
+            if self._is_object_store:
+                with showing_progress(progress, name) as callback:
+                    filesystem.get_file(path, str(temporary), callback=callback)
+                return
             expected = int(filesystem.info(path)["size"])
             with showing_progress(progress, name) as callback:
                 callback.set_size(expected)
@@ -267,7 +342,7 @@ class Storage:
             temporary.touch()  # an unwritable folder is not the store's fault
             self._do("download", name, fetch, str(target))
 
-    def upload(self, source: str | os.PathLike[str], name: str, progress: Progress = False) -> None:
+    def upload(self, source: str | os.PathLike[str], name: str, progress: Progress = False, **options: Any) -> None:
         """Upload a local file, replacing an existing one, and check that it arrived completely.
 
         On stores without atomic writes, the file has a temporary name until it is complete.
@@ -276,6 +351,7 @@ class Storage:
             source: The path of the file.
             name: The name in the store.
             progress: As for `download`.
+            **options: Options of `put_file` of fsspec's filesystem.
 
         Raises:
             FileNotFoundError: There is no such file here, or no such bucket there.
@@ -286,7 +362,8 @@ class Storage:
         def put(filesystem: Any, path: str) -> None:
             with showing_progress(progress, name) as callback:
                 callback.set_size(size)
-                filesystem.put_file(os.fspath(source), path, callback=callback, **_block_size(filesystem, size))
+                blocks = _block_size(filesystem, size, self._block_size or _BLOCK)
+                filesystem.put_file(os.fspath(source), path, callback=callback, **blocks, **options)
                 callback.absolute_update(size)
 
         self._put(name, put, size)
@@ -298,8 +375,10 @@ class Storage:
             FileNotFoundError: There is no such bucket.
             StorageError: It cannot be written, for example because the credentials are wrong.
         """
-        probe = f".composer-probe-{secrets.token_hex(4)}"
+        probe = _PROBE if self._is_object_store else f".composer-probe-{secrets.token_hex(4)}"
         self.write_text(probe, "written to test that this folder is writable\n")
+        if self._is_object_store:
+            return
         try:
             self.delete(probe)
         except StorageError as error:
@@ -313,10 +392,13 @@ class Storage:
         """Return this thread's filesystem, and the path of the folder in it."""
         made = getattr(self._local, "made", None)
         if made is None or made[0] != os.getpid():
-            from fsspec.core import url_to_fs  # costs 0.2 s
-
             # Connections and event loops do not work in a forked process.
-            filesystem, root = url_to_fs(self._folder, skip_instance_cache=True, **self._options)
+            if self._connection is not None:
+                filesystem, root = self._connection.connect()
+            else:
+                from fsspec.core import url_to_fs  # costs 0.2 s
+
+                filesystem, root = url_to_fs(self._folder, skip_instance_cache=True, **self._options)
             made = self._local.made = (os.getpid(), filesystem, str(root).rstrip("/"))
         return made[1], made[2]
 
@@ -327,13 +409,16 @@ class Storage:
         def attempt() -> T:
             filesystem, root = self._filesystem()
             filesystem.invalidate_cache()
-            return operation(filesystem, root or "/" if name is None else f"{root}/{name}")
+            if name is None:
+                return operation(filesystem, root if root or self._is_object_store else "/")
+            return operation(filesystem, f"{root}/{name}" if root or not self._is_object_store else name)
 
         def reconnect() -> None:
             self._local.made = None  # the connection may be broken for good
 
         what = f"{verb} {uri}" if local is None else f"{verb} {uri} to {local!r}"
-        return retrying(attempt, what, uri, local, self._attempts, self._backoff_seconds, reconnect)
+        transient = is_marked_transient if self._is_object_store else None
+        return retrying(attempt, what, uri, local, self._attempts, self._backoff_seconds, reconnect, transient)
 
     def _info(self, name: str) -> Any:
         def info(filesystem: Any, path: str) -> Any:
@@ -346,9 +431,10 @@ class Storage:
 
     def _put(self, name: str, write: Callable[[Any, str], None], size: int) -> None:
         def put(filesystem: Any, path: str) -> None:
-            if self._scheme in _PUTS_WHOLE:
+            if self._puts_whole:
                 write(filesystem, path)
-                _check_size(size, int(filesystem.info(path)["size"]))
+                if not self._is_object_store:
+                    _check_size(size, int(filesystem.info(path)["size"]))
                 return
             folder, _, last = path.rpartition("/")
             temporary = f"{folder}/.{last}.{secrets.token_hex(4)}.saving"
@@ -377,6 +463,7 @@ def retrying(
     attempts: int,
     backoff_seconds: float,
     reconnect: Callable[[], None] = lambda: None,
+    transient: Callable[[BaseException], bool] | None = None,
 ) -> T:
     """Call a function until it succeeds, fails for good, or has failed `attempts` times.
 
@@ -388,17 +475,19 @@ def retrying(
         attempts: How often to call it at most.
         backoff_seconds: The pause after the first attempt; it doubles after each.
         reconnect: Called before the next attempt.
+        transient: Returns True for an error after which to try again; None: as `is_transient`.
 
     Raises:
-        Exception: As `explained` returns it.
+        Exception: As `explain_error` returns it.
     """
+    may_pass = transient or is_transient
 
     @retry(_Again, attempts, backoff_seconds, backoff_seconds / 2)
     def call() -> T:
         try:
             return attempt()
         except Exception as error:
-            if not is_transient(error):
+            if not may_pass(error):
                 raise
             reconnect()
             raise _Again from error
@@ -409,7 +498,7 @@ def retrying(
         error = raised.__cause__ if isinstance(raised, _Again) else raised
         assert isinstance(error, Exception)
         full = local is not None and is_missing_space(error)
-        better = explain_error(error, what, repr(local) if full else where, attempts)
+        better = explain_error(error, what, repr(local) if full else where, attempts, transient)
         if better is raised:
             raise
         raise better from error
@@ -418,16 +507,72 @@ def retrying(
 def storage_of(uri: str | os.PathLike[str], **options: Any) -> Storage:
     """Return the storage of a folder.
 
+    A store for whose scheme `composer.utils.file_helpers.BACKEND_TO_OBJECT_STORE_FACTORY` has a function is made by it.
+
     Args:
         uri: The folder, such as `s3://bucket/run`, `gs://...`, `az://...`, `sftp://user@host/run`, `memory://...`,
             `file:///run`, or a local path.
-        **options: Options of fsspec's filesystem. For S3 the environment may set `S3_ENDPOINT_URL` and
-            `S3_CANNED_ACL`, for Azure `AZURE_ACCOUNT_NAME` and `AZURE_ACCOUNT_ACCESS_KEY`.
+        **options: Options of fsspec's filesystem, which is then used directly. For S3 the environment may set
+            `S3_ENDPOINT_URL` and `S3_CANNED_ACL`, for Azure `AZURE_ACCOUNT_NAME` and `AZURE_ACCOUNT_ACCESS_KEY`.
 
     Raises:
         ModuleNotFoundError: The package that serves this kind of store is not installed.
         ValueError: No kind of store has this scheme.
     """
+    text = os.fspath(uri)
+    if options:
+        return direct_storage(text, **options)
+    return _storage(text, text, parse_uri(text)[2])
+
+
+def bucket_of(uri: str) -> Storage:
+    """Return the storage of a URI's bucket, whose names are the paths of URIs; see `storage_of`.
+
+    Args:
+        uri: The URI of a folder or file in the bucket.
+    """
+    path = parse_uri(uri)[2]
+    return _storage(uri, uri[: len(uri) - len(path)], "")
+
+
+def _storage(uri: str, folder: str, inside: str) -> Storage:
+    """Return the storage of the folder `folder`, which is `inside` the bucket of `uri`."""
+    scheme, bucket, path = parse_uri(uri)
+    factory = None if scheme == "" else file_helpers.BACKEND_TO_OBJECT_STORE_FACTORY.get(scheme)
+    if factory is None or _ALIASES.get(scheme, scheme) in _DIRECT:
+        return direct_storage(folder)
+    if scheme == "oci":
+        bucket = uri.partition("://")[2].partition("/")[0]  # with the namespace
+    made = factory(bucket, path)
+    storage = getattr(made, "storage", None)
+    if isinstance(storage, Storage):
+        return storage.to_folder(inside)
+    unused = [made]
+    return storage_in(lambda: unused.pop() if unused else factory(bucket, path), folder, inside)
+
+
+def storage_in(open_store: Callable[[], ObjectStore], uri: str, path: str = "") -> Storage:
+    """Return the storage of a folder in an object store.
+
+    Args:
+        open_store: Returns the store; called in each thread and process.
+        uri: The URI of the folder, for messages.
+        path: The folder in the store.
+    """
+    root = path.strip("/")
+
+    def connect() -> tuple[Any, str]:
+        from composer.checkpoint.store_filesystem import ObjectStoreFileSystem  # imports fsspec, which costs 0.2 s
+
+        return ObjectStoreFileSystem(open_store()), root
+
+    separator = "" if "://" in uri else "://"
+    folder = uri if not separator else uri.replace(":", separator, 1)
+    return Storage(folder, {}, connection=Connection(connect, is_object_store=True))
+
+
+def direct_storage(uri: str | os.PathLike[str], block_size: int | None = None, **options: Any) -> Storage:
+    """Return the storage of a folder, through fsspec's filesystem for its scheme; otherwise as `storage_of`."""
     text = os.fspath(uri)
     if not is_uri(text):
         text = f"file://{os.path.abspath(text)}"
@@ -435,7 +580,8 @@ def storage_of(uri: str | os.PathLike[str], **options: Any) -> Storage:
     if not separator:  # "file:/data" is a URI, too
         scheme, _, path = text.partition(":")
     scheme = _ALIASES.get(scheme.lower(), scheme.lower())
-    return Storage(f"{scheme}://{path}", {**_options_of_environment(scheme), **options})
+    options = {**_options_of_environment(scheme), **options}
+    return Storage(f"{scheme}://{path}", options, block_size=block_size)
 
 
 def _options_of_environment(scheme: str) -> dict[str, Any]:
@@ -453,12 +599,12 @@ def _options_of_environment(scheme: str) -> dict[str, Any]:
     return result
 
 
-def _block_size(filesystem: Any, size: int) -> dict[str, int]:
+def _block_size(filesystem: Any, size: int, least: int) -> dict[str, int]:
     """Choose small blocks for clients that send blocks, so that progress is visible: 8 MiB, or 1/5000 of the file."""
     put = getattr(filesystem, "_put_file", filesystem.put_file)
     if "chunksize" not in inspect.signature(put).parameters:
         return {}
-    return {"chunksize": _BLOCK * max(1, -(-size // (5000 * _BLOCK)))}
+    return {"chunksize": least * max(1, -(-size // (5000 * least)))}
 
 
 def _check_installed(scheme: str, uri: str) -> None:
@@ -468,7 +614,10 @@ def _check_installed(scheme: str, uri: str) -> None:
         fsspec.get_filesystem_class(scheme)
     except ImportError as error:
         package = _PACKAGES.get(scheme)
-        way_out = f"Run `pip install {package}`." if package else f"({error})"
+        way_out = f"({error})"
+        if package is not None:
+            extra = f" or `pip install composer-checkpoint[{_EXTRAS[package]}]`" if package in _EXTRAS else ""
+            way_out = f"Run `pip install {package}`{extra}."
         raise ModuleNotFoundError(
             f"{_without_password(uri)} needs a package that is not installed. {way_out}", name=package
         ) from error
@@ -601,10 +750,6 @@ class StorageError(ComposerError, OSError):
     """A remote store could not be read or written."""
 
 
-class ObjectStoreTransientError(RuntimeError):
-    """A request to a store failed in a way that may be temporary."""
-
-
 class UnreachableError(StorageError, ObjectStoreTransientError):
     """A remote store failed in a way that may be temporary, in all attempts."""
 
@@ -643,6 +788,11 @@ def is_transient(error: BaseException) -> bool:
     return isinstance(error, EOFError) or _is_one_of(error, _PASSING)
 
 
+def is_marked_transient(error: BaseException) -> bool:
+    """Return True if an object store says that the request may succeed later, and has not tried that itself."""
+    return isinstance(error, ObjectStoreTransientError) and not isinstance(error, StorageError)
+
+
 def is_outage(error: BaseException) -> bool:
     """Return True if a download failed because of the store or this machine, not because of the file."""
     seen: BaseException | None = error
@@ -655,7 +805,13 @@ def is_outage(error: BaseException) -> bool:
     return False
 
 
-def explain_error(error: Exception, what: str, where: str, attempts: int) -> Exception:
+def explain_error(
+    error: Exception,
+    what: str,
+    where: str,
+    attempts: int,
+    transient: Callable[[BaseException], bool] | None = None,
+) -> Exception:
     """Return the error to raise for an error of a store's client.
 
     Args:
@@ -663,27 +819,32 @@ def explain_error(error: Exception, what: str, where: str, attempts: int) -> Exc
         what: The operation, beginning with a verb.
         where: The place that may be full.
         attempts: The number of attempts.
+        transient: Of an object store: returns True for an error that may be temporary; None: `is_transient`.
 
     Returns:
         A `StorageError`, or an `UnreachableError` if it may be temporary; for a missing or an existing file the builtin
-        error; `error` itself if it does not come from a store.
+        error; `error` itself if it does not come from a store, or from an object store and is not temporary.
     """
+    if isinstance(error, StorageError) or (transient is not None and not transient(error)):
+        return error  # it has been explained, or comes from an object store, which explains its own
+    may_pass = transient or is_transient
     cause = str(error) or type(error).__name__
     if isinstance(error, FileNotFoundError):
         return FileNotFoundError(f"Could not {what}: there is no such object, folder or bucket. ({cause})")
     if isinstance(error, FileExistsError):
         return FileExistsError(f"Could not {what}: it exists already. ({cause})")
-    if not isinstance(error, (OSError, EOFError)) and type(error).__module__ == "builtins":
+    is_own = isinstance(error, (OSError, EOFError)) or may_pass(error)
+    if not is_own and type(error).__module__ == "builtins":
         return error
     if _is_refusal(error):
         advice = "The store refuses it. Check the credentials, and that they allow it."
     elif is_missing_space(error):
         advice = f"Free some space in {where}, and run again."
-    elif is_transient(error):
+    elif may_pass(error):
         advice = f"It was tried {attempts} times. Check the network and that the store runs, and run again."
     else:
         advice = "Check the URI and the options of the store."
     message = f"Could not {what}: {type(error).__name__}: {cause}. {advice}"
     number = error.errno if isinstance(error, OSError) else None
-    kind = UnreachableError if is_transient(error) else StorageError
+    kind = UnreachableError if may_pass(error) else StorageError
     return kind(message) if number is None else kind(number, message)

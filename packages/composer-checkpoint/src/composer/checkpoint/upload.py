@@ -8,19 +8,25 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from composer.checkpoint.durable import temporary_path
-from composer.checkpoint.storage import Storage, storage_of
+from composer.checkpoint.storage import Progress, Storage, storage_of
 from composer.loggers.spi import call_at_exit
 from composer.utils.retrying import DeliveryDeadline
 
-__all__ = ["Uploader", "upload_file"]
+__all__ = ["Send", "Uploader", "upload_file"]
 
 log = logging.getLogger(__name__)
+
+_SILENT_SECONDS = 3600.0  # that a store which reports no progress may take for a file
+
+Send = Callable[[Path, str, Progress], None]
+"""A function that uploads a file under a name, and reports its progress."""
 
 
 def upload_file(
@@ -74,6 +80,7 @@ class _Upload:
     link: tuple[str, str] | None
     remove: tuple[int, int, int] | None  # the source, if it is to be removed, as it was when it was queued
     before: list[tuple[Path, str]]  # second names of files that are uploaded first, and their names
+    future: Future[None] = field(default_factory=Future)
 
 
 class Uploader:
@@ -98,6 +105,7 @@ class Uploader:
             A part that the store's client reports as sent is progress. Then queued uploads are
             cancelled, and the last line of the log names the local files.
         limit: The limit of `wait` in seconds even for a store that works; None: no limit.
+        send: Uploads a file; None: `storage.upload`.
 
     Raises:
         ValueError: A number is too small.
@@ -111,16 +119,19 @@ class Uploader:
         attempts: int = 3,
         timeout: float | DeliveryDeadline = 60.0,
         limit: float | None = None,
+        send: Send | None = None,
     ) -> None:
         if concurrent < 1:
             raise ValueError(f"`concurrent` must be at least 1, got {concurrent!r}.")
         self.storage = storage.with_attempts(attempts)
+        self._send = send
         self._concurrent, self._limit = concurrent, math.inf if limit is None else limit
         self._deadline = timeout if isinstance(timeout, DeliveryDeadline) else DeliveryDeadline(timeout)
         self._given_up = False
         self._changed = threading.Condition()
         self._waiting: list[_Upload] = []
         self._active: dict[str, _Upload] = {}
+        self._begun = 0.0  # when the last upload began
         self._submitted = 0
         self._links: dict[str, tuple[threading.Lock, list[int]]] = {}  # the number of the newest, once it was begun
         self._failures: list[Exception] = []
@@ -156,7 +167,7 @@ class Uploader:
         link: tuple[str, str] | None = None,
         remove_source: bool = False,
         before: Sequence[tuple[Path, str]] = (),
-    ) -> None:
+    ) -> Future[None]:
         """Queue a file.
 
         Args:
@@ -167,6 +178,9 @@ class Uploader:
             link: The name and the text of a small file that is written after the upload.
             remove_source: Delete `source` after the upload, if it still is this file.
             before: Files and their names to upload first; the file and its link follow when all of them are complete.
+
+        Returns:
+            The upload. It ends with the error of a failed one, with a TimeoutError if it is given up.
 
         Raises:
             FileNotFoundError: There is no such file.
@@ -184,9 +198,11 @@ class Uploader:
             if not self._pending():
                 self._deadline.progressed()  # the last progress may be long ago
             self._submitted += 1
-            self._waiting.append(_Upload(self._submitted, source, held, name, overwrite, link, remove, first))
+            upload = _Upload(self._submitted, source, held, name, overwrite, link, remove, first)
+            self._waiting.append(upload)
             self._start_threads()
             self._changed.notify_all()
+        return upload.future
 
     def check(self) -> None:
         """Raise the first failure so far, if any. Costs next to nothing."""
@@ -233,7 +249,7 @@ class Uploader:
         since = time.monotonic()
         with self._changed:
             while self._pending():
-                left = min(self._deadline.left(since), since + self._limit - time.monotonic())
+                left = min(self._seconds_left(since), since + self._limit - time.monotonic())
                 if left <= 0:
                     break
                 pending = len(self._pending())
@@ -253,6 +269,12 @@ class Uploader:
         self._reported = True
         raise TimeoutError(text) from (self._failures[0] if self._failures else None)
 
+    def _seconds_left(self, since: float) -> float:
+        left = self._deadline.left(since)
+        if left <= 0 and self._active and not self.storage.reports_progress and not self._deadline.failing:
+            return self._begun + _SILENT_SECONDS - time.monotonic()  # the store may be working
+        return left
+
     def _give_up(self) -> list[str]:
         """Cancel all queued uploads, but keep the files."""
         self._given_up = True
@@ -263,6 +285,9 @@ class Uploader:
                     with suppress(OSError):
                         os.link(held, source)
                 kept.append(str(source))
+            _finish(
+                upload.future, TimeoutError(f"{upload.source} was not uploaded to {self.storage.uri(upload.name)}.")
+            )
         self._waiting.clear()
         return kept
 
@@ -285,14 +310,17 @@ class Uploader:
                     return
                 self._waiting.remove(upload)
                 self._active[upload.name] = upload
+                self._begun = time.monotonic()
             try:
                 self._perform(upload)
             except Exception as error:  # noqa: BLE001 - raised by `check`, `wait` or `close`
                 log.warning("The upload of %s to %r failed: %s", upload.source, self.storage, error)
                 self._failures.append(error)
                 self._deadline.failed()
+                _finish(upload.future, error)
             else:
                 self._deadline.delivered()
+                _finish(upload.future, None)
             finally:
                 for held in (upload.held, *(file for file, _ in upload.before)):
                     held.unlink(missing_ok=True)
@@ -310,9 +338,10 @@ class Uploader:
                 f"{self.storage.uri(upload.name)} already exists, but overwrite was set to False. Pass "
                 f"`save_overwrite=True` to replace it, or use another `save_folder` or run name."
             )
+        send = self._send or self.storage.upload
         for file, name in upload.before:
-            self.storage.upload(file, name, self._progressed)
-        self.storage.upload(upload.held, upload.name, self._progressed)  # returns when the file is complete
+            send(file, name, self._progressed)
+        send(upload.held, upload.name, self._progressed)  # returns when the file is complete
         if upload.link is not None:
             self._write_link(upload.number, *upload.link)
         if upload.remove is not None:
@@ -346,6 +375,14 @@ class Uploader:
             log.error("Uploads to %r failed: %s", self.storage, error)
         for upload in self._uploads():
             log.error("%s was not uploaded to %s.", upload.source, self.storage.uri(upload.name))
+
+
+def _finish(future: Future[None], failure: Exception | None) -> None:
+    with suppress(InvalidStateError):  # it has been given up meanwhile
+        if failure is None:
+            future.set_result(None)
+        else:
+            future.set_exception(failure)
 
 
 def _hold(source: Path, folder: Path) -> Path:

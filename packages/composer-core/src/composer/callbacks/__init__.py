@@ -8,4 +8,4 @@ from pkgutil import extend_path
 from composer.core._registry import lazy_namespace
 
 __path__ = extend_path(__path__, __name__)  # editable installs keep the parts in different directories
-__getattr__, __dir__ = lazy_namespace("composer.callbacks", globals())
+__getattr__, __dir__ = lazy_namespace("composer.callbacks", globals(), listed=True)

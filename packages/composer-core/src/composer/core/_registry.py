@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from functools import cache
 from opcode import opmap
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 _IMPORT_FROM = opmap["IMPORT_FROM"]
+_namespace_of: Any = vars(ModuleType)["__dict__"].__get__
 
 
 @cache
@@ -82,7 +84,27 @@ def load(group: str, name: str, missing: type[ImportError | AttributeError] = Mo
     )
 
 
-def lazy_namespace(group: str, namespace: dict[str, Any]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+class _ListedModule(ModuleType):
+    """A module whose `vars` hold every installed name: programs iterate over them to find all classes."""
+
+    @property
+    def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
+        namespace: dict[str, Any] = _namespace_of(self)
+        for name in points(self.__name__).keys() - namespace.keys():
+            try:
+                getattr(self, name)
+            except ImportError as error:  # of an optional dependency
+                warnings.warn(f"`{self.__name__}.{name}` cannot be imported, so it is left out: {error}", stacklevel=2)
+        return namespace
+
+    def __dir__(self) -> list[str]:  # that of modules would ask for `__dict__`, and so import everything
+        names: list[str] = _namespace_of(self)["__dir__"]()
+        return names
+
+
+def lazy_namespace(
+    group: str, namespace: dict[str, Any], *, listed: bool = False
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """The module-level `__getattr__` and `__dir__` of a namespace whose names come from entry points.
 
     `__all__` lists the module's own public names and everything installed, so `from ... import *` works.
@@ -90,7 +112,10 @@ def lazy_namespace(group: str, namespace: dict[str, Any]) -> tuple[Callable[[str
     Args:
         group: The entry-point group that fills the namespace.
         namespace: The module's `globals()`; looked-up objects are kept there.
+        listed: `vars(module)` holds everything installed, which imports it.
     """
+    if listed:
+        sys.modules[namespace["__name__"]].__class__ = _ListedModule
     own = list(namespace.get("_OWN", ()))
 
     def __getattr__(name: str) -> Any:

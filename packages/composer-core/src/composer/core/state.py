@@ -5,7 +5,8 @@ from __future__ import annotations
 import operator
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from composer.core.saving.structure import ModelSnapshot
     from composer.core.serializable import Resumable
 
-__all__ = ["State"]
+__all__ = ["State", "fsdp_state_dict_type_context"]
 
 _SERIALIZED = (
     "model optimizers schedulers algorithms callbacks scaler timestamp "
@@ -77,6 +78,8 @@ class State(Serializable):
         dataset_state: A saved position of the training dataset, passed to its `load_state_dict` when
             `train_dataloader` is set.
         dataset_resumption: True for each split, such as "train", whose dataset has restored its own position.
+        parallelism_config: How the model is sharded, or will be: a `composer.utils.ParallelismConfig` or its dict,
+            which needs `composer-trainer`. Sets `fsdp_config`, `fsdp_state_dict_type`, `tp_config` and `device_mesh`.
 
     Attributes:
         batch: The current batch: on the host from AFTER_DATALOADER on, the microbatch on the device during the forward
@@ -145,6 +148,7 @@ class State(Serializable):
         schedulers: Any = None,
         dataset_state: dict[str, Any] | None = None,
         dataset_resumption: dict[str, bool] | None = None,
+        parallelism_config: Any = None,
     ) -> None:
         if not isinstance(model, torch.nn.Module):
             raise TypeError(f"`model` must be a `torch.nn.Module`, got {type(model).__name__}.")
@@ -173,6 +177,8 @@ class State(Serializable):
         self.max_duration = max_duration  # the setter parses
         self.dataset_state = dataset_state
         self.dataset_resumption = {} if dataset_resumption is None else dataset_resumption
+        if parallelism_config is not None:
+            self._set_parallelism(parallelism_config)
         self.train_dataloader = train_dataloader  # the setter restores `dataset_state`
         self._dataloader: Iterable[Any] | None = None
         self._dataloader_label: str | None = None
@@ -182,6 +188,22 @@ class State(Serializable):
                 dataloader_label = "train"
                 self.train_dataloader = dataloader if train_dataloader is None else train_dataloader
             self.set_dataloader(dataloader, dataloader_label, dataloader_len)
+
+    def _set_parallelism(self, config: Any) -> None:
+        from composer.utils import ParallelismConfig  # of another distribution
+
+        found: Any = ParallelismConfig.of(config)
+        if found is None:
+            return
+        self.fsdp_config, self.fsdp_config_version = found.fsdp, 2
+        self.fsdp_state_dict_type = found.fsdp.state_dict_type
+        self.fsdp_sharded_state_dict_enabled = found.fsdp.state_dict_type == "sharded"
+        self.tp_config, self.device_mesh = found.tp, found.fsdp.device_mesh
+
+    @property
+    def load_monolith_rank0_only(self) -> bool:
+        """True if only rank 0 was asked to read a full checkpoint; see `composer.utils.FSDP2Config`."""
+        return self.fsdp_config is not None and bool(self.fsdp_config.load_monolith_rank0_only)
 
     def _set_progress(self) -> None:
         self.batch = self.outputs = None
@@ -619,6 +641,45 @@ class State(Serializable):
             ValueError: A saved optimizer has other parameter groups.
         """
         load_optimizers(self, layout.upgrade_state_dict(state_dict)["optimizers"], strict)
+
+
+@contextmanager
+def fsdp_state_dict_type_context(module: torch.nn.Module, state_dict_type: str = "full") -> Iterator[None]:
+    """Make `module.state_dict()` return whole or sharded tensors for sharded parameters.
+
+    Args:
+        module: The module; its parameters may be sharded by `fully_shard`.
+        state_dict_type: "full": whole tensors, in host memory of every rank; `module.state_dict()` is then a collective
+            operation. "sharded": the `DTensor` of each rank, as outside the context.
+
+    Raises:
+        NotImplementedError: `state_dict_type` is another one, such as "local" of the first version of FSDP.
+
+    Example:
+        >>> layer = torch.nn.Linear(2, 1)
+        >>> with fsdp_state_dict_type_context(layer, "full"):
+        ...     sorted(layer.state_dict())
+        ['bias', 'weight']
+    """
+    if state_dict_type not in ("full", "sharded"):
+        raise NotImplementedError(f"`state_dict_type` must be 'full' or 'sharded', got {state_dict_type!r}.")
+    if state_dict_type == "sharded":
+        yield
+        return
+    handle = module.register_state_dict_post_hook(_gather_shards)  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _gather_shards(module: torch.nn.Module, state_dict: dict[str, Any], prefix: str, metadata: Any) -> None:
+    from torch.distributed.tensor import DTensor  # slow to import
+
+    for key, value in state_dict.items():
+        if isinstance(value, DTensor):
+            whole: torch.Tensor = value.full_tensor()
+            state_dict[key] = whole.detach().cpu()
 
 
 def _resolved(values: dict[str, Any], tensors: bool = False) -> dict[str, Any]:

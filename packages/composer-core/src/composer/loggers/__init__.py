@@ -16,4 +16,4 @@ from composer.loggers.logger import format_log_data_value as format_log_data_val
 from composer.loggers.logger_destination import LoggerDestination as LoggerDestination
 
 _OWN = ("DeferredValue", "Logger", "LoggerDestination", "format_log_data_value")
-__getattr__, __dir__ = lazy_namespace("composer.loggers", globals())
+__getattr__, __dir__ = lazy_namespace("composer.loggers", globals(), listed=True)

@@ -61,6 +61,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -82,6 +83,7 @@ __all__ = [
     "call_in_time",
     "check_delivery_options",
     "hold_metrics",
+    "import_client",
     "list_images",
     "read_numbers",
     "report_failure",
@@ -269,6 +271,15 @@ class Sender:
                 DeferredValue.fetch(a.value for a in arriving if a.value is not None)
             for a in arriving:
                 a.locate()
+
+    def wake(self) -> None:
+        """Let the thread send what is queued now, instead of after `interval`, without waiting for it."""
+        if self.forked:
+            return
+        self.fetch()
+        with self._changed:
+            self._wake = True
+            self._changed.notify_all()
 
     def flush(self, *, check: bool = True) -> bool:
         """Wait until everything has been sent, or has failed.
@@ -671,6 +682,25 @@ class HeldFiles:
 
 
 # ---- failures and the end of the process ----
+
+
+def import_client(module: str, logger: str) -> Any:
+    """Import the client of a service when its logger is constructed.
+
+    Args:
+        module: The name of the module, which is also the name to install it by.
+        logger: The name of the logger, for the message.
+
+    Raises:
+        ModuleNotFoundError: It is not installed.
+    """
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
+        message = f"`{logger}` needs `{module}`, which is not installed. Run `pip install {module}`."
+        raise ModuleNotFoundError(message, name=module) from error
 
 
 def check_delivery_options(on_error: str, delivery_timeout: float | None = None) -> None:

@@ -81,6 +81,7 @@ from composer.utils.misc import needs_closure as needs_closure
 from composer.utils.misc import partial_format as partial_format
 from composer.utils.misc import plain_int as plain_int
 from composer.utils.misc import plain_number as plain_number
+from composer.utils.misc import renamed_arguments as renamed_arguments
 from composer.utils.misc import unwrapped_model as unwrapped_model
 from composer.utils.misc import warning_on_one_line as warning_on_one_line
 from composer.utils.retrying import retry as retry
@@ -144,6 +145,7 @@ __all__ = [
     "plain_int",
     "plain_number",
     "print_env",
+    "renamed_arguments",
     "retry",
     "unwrapped_model",
     "warning_on_one_line",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import inspect
 import logging
 import re
@@ -12,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -25,6 +26,8 @@ from composer.utils.numbers import int_at_least as int_at_least
 from composer.utils.numbers import plain_int as plain_int
 from composer.utils.numbers import plain_number as plain_number
 from composer.utils.string_enum import StringEnum
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 __all__ = [
     "STR_TO_DTYPE",
@@ -46,6 +49,7 @@ __all__ = [
     "partial_format",
     "plain_int",
     "plain_number",
+    "renamed_arguments",
     "unwrapped_model",
     "warning_on_one_line",
 ]
@@ -161,6 +165,46 @@ def partial_format(s: str, *args: Any, **kwargs: Any) -> str:
         else:
             result.append("{" + field + tail + "}")
     return "".join(result)
+
+
+def renamed_arguments(**names: str) -> Callable[[F], F]:
+    """Return a decorator that lets a function accept other names of its arguments, as keywords.
+
+    Args:
+        **names: The names of arguments by their other names.
+
+    Raises:
+        TypeError: When the function is called, if it gets an argument by both names.
+
+    Example:
+        >>> @renamed_arguments(colour="color")
+        ... def paint(color):
+        ...     return color
+        >>> paint(colour="red")
+        'red'
+    """
+
+    def decorate(function: F) -> F:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            for other, name in names.items():
+                if other in kwargs:
+                    if name in kwargs:
+                        raise TypeError(f"`{other}` and `{name}` are two names of the same argument, got both.")
+                    kwargs[name] = kwargs.pop(other)
+            return function(*args, **kwargs)
+
+        # Collections of torchmetrics pass the keywords that a signature has.
+        signature = inspect.signature(function)
+        others = [inspect.Parameter(other, inspect.Parameter.KEYWORD_ONLY, default=None) for other in names]
+        known = [*signature.parameters.values()]
+        more = [p for p in known if p.kind is inspect.Parameter.VAR_KEYWORD]
+        call.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[*(p for p in known if p not in more), *others, *more]
+        )
+        return call  # type: ignore[return-value]
+
+    return decorate
 
 
 def unwrapped_model(model: torch.nn.Module) -> torch.nn.Module:

@@ -14,7 +14,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from composer.checkpoint.export import read_weights
-from composer.checkpoint.object_store import ObjectStore
+from composer.checkpoint.object_store import StorageObjectStore
+from composer.checkpoint.storage import storage_of
 from composer.core import Algorithm, Engine, Event, State
 from composer.inference.call import DynamicAxes, bind_sample
 from composer.inference.formats import ExportFormat, check_format, write
@@ -281,7 +282,7 @@ def check_destination(save_format: ExportFormat, save_path: str | os.PathLike[st
                 f"store, or leave it out and pass a URI as `save_path`."
             )
     elif is_uri(path):
-        ObjectStore(path.rpartition("/")[0])
+        storage_of(path.rpartition("/")[0])
     return path
 
 
@@ -296,7 +297,7 @@ def _deliver(file: Path, path: str, object_store: Any) -> list[Path]:
                 os.fsync(written.fileno())
             os.replace(each, target)
         return targets
-    store = ObjectStore(folder) if object_store is None else object_store
+    store = StorageObjectStore(storage_of(folder)) if object_store is None else object_store
     prefix = f"{folder}/" if folder and object_store is not None else ""
     for each in files:
         store.upload_object(object_name=f"{prefix}{each.name}", filename=str(each))

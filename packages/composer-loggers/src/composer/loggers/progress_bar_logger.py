@@ -258,7 +258,9 @@ class Bar:
         self.timestamp_key = timestamp_key
         self._count: Callable[[Timestamp], int] = _seconds
         if timestamp_key != "second":
-            self._count = attrgetter(f"_{timestamp_key}")  # the plain int, which is fast to read
+            unit = timestamp_key.removesuffix("_in_epoch")
+            plural = "batches" if unit == "batch" else f"{unit}s"
+            self._count = attrgetter(timestamp_key.replace(unit, plural, 1))  # the plain int, which is fast to read
         self.keys_to_log = list(keys_to_log)
         self.position = position
         self._drawn = n  # the count that tqdm has

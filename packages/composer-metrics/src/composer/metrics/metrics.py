@@ -11,7 +11,7 @@ from torchmetrics import Metric
 
 from composer.loss import soft_cross_entropy
 from composer.metrics._functional import check_class_scores, confusion_matrix, full_precision
-from composer.utils import check_finite
+from composer.utils import check_finite, renamed_arguments
 
 __all__ = ["CrossEntropy", "Dice", "LossMetric", "MIoU"]
 
@@ -58,14 +58,15 @@ class CrossEntropy(_MeanOverBatches):
         super().__init__(dist_sync_on_step)
         self.ignore_index = ignore_index
 
-    def update(self, preds: Tensor, target: Tensor) -> None:
+    @renamed_arguments(target="targets")
+    def update(self, preds: Tensor, targets: Tensor) -> None:
         """Add one batch.
 
         Args:
             preds: Logits, shape (N, C, ...).
-            target: Class indices, shape (N, ...), or class probabilities, shape (N, C, ...).
+            targets: Class indices, shape (N, ...), or class probabilities, shape (N, C, ...).
         """
-        self._add(soft_cross_entropy(full_precision(preds), target, ignore_index=self.ignore_index))
+        self._add(soft_cross_entropy(full_precision(preds), targets, ignore_index=self.ignore_index))
 
 
 class LossMetric(_MeanOverBatches):
@@ -94,17 +95,18 @@ class LossMetric(_MeanOverBatches):
             raise TypeError(f"`loss_function` must be callable, got {loss_function!r}.")
         self._loss_function = loss_function
 
-    def update(self, preds: Any, target: Any) -> None:
+    @renamed_arguments(target="targets")
+    def update(self, preds: Any, targets: Any) -> None:
         """Add one batch.
 
         Args:
             preds: The first argument of the loss function.
-            target: The second argument of the loss function.
+            targets: The second argument of the loss function.
 
         Raises:
             ValueError: The loss has more than one element.
         """
-        loss = torch.as_tensor(self._loss_function(preds, target))
+        loss = torch.as_tensor(self._loss_function(preds, targets))
         if loss.numel() != 1:
             raise ValueError(
                 f"`loss_function` must return a tensor with one element, got shape {tuple(loss.shape)}. "
@@ -214,24 +216,25 @@ class Dice(Metric):
         self.add_state("intersection", default=zeros, dist_reduce_fx="sum")
         self.add_state("area", default=zeros.clone(), dist_reduce_fx="sum")
 
-    def update(self, pred: Tensor, targets: Tensor) -> None:
+    @renamed_arguments(pred="preds")
+    def update(self, preds: Tensor, targets: Tensor) -> None:
         """Add one batch.
 
         Args:
-            pred: Class scores, shape (N, C, ...); channel 0 is the background.
+            preds: Class scores, shape (N, C, ...); channel 0 is the background.
             targets: Class indices, shape (N, ...), of any integer dtype.
 
         Raises:
             ValueError: A shape does not match.
         """
-        channels = pred.shape[1] if pred.ndim > 1 else self.num_classes
+        channels = preds.shape[1] if preds.ndim > 1 else self.num_classes
         if channels not in (self.num_classes, self.num_classes + 1):
             raise ValueError(
-                f"`pred` must have {self.num_classes} channels, or {self.num_classes + 1} if `num_classes` does not "
-                f"count the background, got shape {tuple(pred.shape)}."
+                f"`preds` must have {self.num_classes} channels, or {self.num_classes + 1} if `num_classes` does not "
+                f"count the background, got shape {tuple(preds.shape)}."
             )
-        check_class_scores(pred, targets, dim=1)
-        counts = confusion_matrix(pred.argmax(dim=1), targets.long(), channels)
+        check_class_scores(preds, targets, dim=1)
+        counts = confusion_matrix(preds.argmax(dim=1), targets.long(), channels)
         self.intersection[:channels] += counts.diagonal()
         self.area[:channels] += counts.sum(dim=0) + counts[:-1].sum(dim=1)
 

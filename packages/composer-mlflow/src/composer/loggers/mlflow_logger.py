@@ -33,7 +33,7 @@ from composer.loggers.spi import (
     report_failure,
     table_cell,
 )
-from composer.utils import check_finite, dist
+from composer.utils import check_finite, dist, renamed_arguments
 from composer.utils.retrying import DeliveryDeadline
 
 if TYPE_CHECKING:
@@ -165,6 +165,25 @@ class MLFlowLogger(LoggerDestination):
         return self._deadline.timeout if self.delivery_timeout is None else self.delivery_timeout
 
     @property
+    def mlflow_ids(self) -> dict[str, str] | None:
+        """The placeholders `mlflow_experiment_id` and `mlflow_run_id` of names of files; None before INIT."""
+        if self._experiment_id is None or self._run_id is None:
+            return None
+        return {"mlflow_experiment_id": self._experiment_id, "mlflow_run_id": self._run_id}
+
+    @property
+    def run_url(self) -> str | None:
+        """The page of the MLflow run; None before INIT and for a store that is no server."""
+        uri = (self.tracking_uri or os.environ.get(_URI) or "").rstrip("/")
+        run = f"experiments/{self._experiment_id}/runs/{self._run_id}"
+        if self._run_id is None:
+            return None
+        if uri.startswith("databricks"):
+            host = os.environ.get("DATABRICKS_HOST", "").rstrip("/")
+            return f"{host}/ml/{run}" if host else None
+        return f"{uri}/#/{run}" if uri.startswith(("http://", "https://")) else None
+
+    @property
     def _metrics_cache(self) -> dict[str, tuple[float, int]]:
         return self._run.metrics_cache if self._run else {}
 
@@ -252,21 +271,30 @@ class MLFlowLogger(LoggerDestination):
             path = client.download_artifacts(run_id, remote_file_name, temporary)
             os.replace(path, destination)
 
+    def rename(self, key: str) -> str:
+        """Return the name by which a metric is logged, from `rename_metrics`; a name that is not there stays.
+
+        Args:
+            key: The name of the metric.
+        """
+        return self.rename_metrics.get(key, key)
+
+    @renamed_arguments(await_creation_for="await_registration_for")
     def register_model(
-        self, model_uri: str, name: str, await_creation_for: int = 300, tags: dict[str, Any] | None = None
+        self, model_uri: str, name: str, await_registration_for: int = 300, tags: dict[str, Any] | None = None
     ) -> Any:
         """Register a model.
 
         Args:
             model_uri: The URI of the model.
             name: Its name, to which `model_registry_prefix` and a dot are prepended.
-            await_creation_for: How long to wait for its creation, in seconds.
+            await_registration_for: How long to wait for its creation, in seconds.
             tags: Tags of the version.
 
         Returns:
             The `mlflow.entities.model_registry.ModelVersion`; None on a rank that does not log.
         """
-        return self._register(None, model_uri, name, await_creation_for, tags)
+        return self._register(None, model_uri, name, await_registration_for, tags)
 
     def register_model_with_run_id(
         self, model_uri: str, name: str, await_creation_for: int = 300, tags: dict[str, Any] | None = None

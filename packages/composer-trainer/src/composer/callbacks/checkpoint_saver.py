@@ -13,9 +13,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, SupportsIndex
 
+from composer.checkpoint.backend_uploads import fill_mlflow_ids, has_mlflow_ids
 from composer.checkpoint.durable import UNDELIVERED, make_scratch_folder, remove_leftovers, replace_link
 from composer.checkpoint.lease import FolderInUseError, Lease, folder_lease, live_patterns, remote_lease
 from composer.checkpoint.names import (
+    MLFLOW_EXPERIMENT_ID_FORMAT_KEY,
+    MLFLOW_RUN_ID_FORMAT_KEY,
     PartialFilePath,
     check_file_name,
     check_folder,
@@ -39,7 +42,7 @@ from composer.checkpoint.shards import (
     remove_run,
     write_run,
 )
-from composer.checkpoint.storage import storage_of
+from composer.checkpoint.storage import bucket_of, storage_of
 from composer.checkpoint.upload import Uploader
 from composer.core import Callback, Event, State, Time, Timestamp, TimeUnit, ensure_time
 from composer.loggers import Logger
@@ -58,6 +61,7 @@ from composer.utils import (
     plain_number,
 )
 from composer.utils.interval_scheduler import check_interval_function
+from composer.utils.object_store import MLFlowObjectStore
 
 __all__ = ["CheckpointSaver"]
 
@@ -258,6 +262,8 @@ class CheckpointSaver(Callback):
             OSError: The folder or the remote store cannot be written.
             ValueError: The name of the run leads out of the folder, or the folder is a file.
         """
+        if self._uri is not None and has_mlflow_ids(self._uri):
+            return  # until INIT, where a logger starts the run of MLflow
         while True:
             outcome: list[Any] = [False]
             problem: Exception | None = None
@@ -334,17 +340,31 @@ class CheckpointSaver(Callback):
     def init(self, state: State, logger: Logger) -> None:
         if state.fsdp_sharded_state_dict_enabled:
             check_saves_shards(self._writer.asynchronous, self._uri)
+        self._fill_mlflow_ids(logger)
         if not self._reserved:
             self.reserve(state)
-        root = self.remote_root
-        if self._uri is None or root is None or dist.get_global_rank() != 0:
+        if self._uri is None or dist.get_global_rank() != 0:
             return
         self.remote_uploader = Uploader(
-            storage_of(root),
+            bucket_of(format_name_with_dist(self._uri, state.run_name)),
             concurrent=self.num_concurrent_uploads,
             timeout=logger.delivery_deadline.for_service(self.delivery_timeout),
             limit=self.upload_timeout_in_seconds,
         )
+
+    def _fill_mlflow_ids(self, logger: Logger) -> None:
+        """Replace the placeholders for experiment and run of MLflow in folder and names. A collective operation."""
+        if self._uri is None or not has_mlflow_ids(self._uri):
+            return
+        known = [getattr(destination, "mlflow_ids", None) for destination in logger.destinations]
+        ids = next((each for each in known if isinstance(each, dict)), None)
+        experiment, run, _ = MLFlowObjectStore.parse_dbfs_path(parse_uri(fill_mlflow_ids(self._uri, ids))[2])
+        values = {MLFLOW_EXPERIMENT_ID_FORMAT_KEY: experiment, MLFLOW_RUN_ID_FORMAT_KEY: run}
+        self._uri, self.folder = (partial_format(text, **values) for text in (self._uri, self.folder))
+        for path in (self.filename, self.latest_filename, self.remote_file_name, self.latest_remote_file_name):
+            if path is not None:
+                path.filename = partial_format(path.filename, **values)
+                path.folder = None if path.folder is None else partial_format(path.folder, **values)
 
     def after_load(self, state: State, logger: Logger) -> None:
         self._check_fixed_name(state)

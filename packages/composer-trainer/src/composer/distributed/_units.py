@@ -34,7 +34,8 @@ def plan_units(model: torch.nn.Module, auto_wrap: bool = True) -> list[Unit]:
     Each child of the model with parameters is a unit. Inside a child, these modules are units: those with an attribute
     `_fsdp_wrap = True`, and those for which the child's `fsdp_wrap_fn(module)` returns True or a dict of arguments of
     `fully_shard`; without that method, those of the classes in its `_no_split_modules`. A module or child with
-    `_fsdp_wrap = False` belongs to the unit around it. Parameters outside all children belong to the model itself.
+    `_fsdp_wrap = False` belongs to the unit around it. Parameters outside all children belong to the model itself. In
+    place of a container without a forward pass, such as `ModuleDict`, its members count as children.
 
     Args:
         model: The model, such as a `ComposerModel`.
@@ -45,7 +46,7 @@ def plan_units(model: torch.nn.Module, auto_wrap: bool = True) -> list[Unit]:
         ValueError: Two units share a parameter.
     """
     units: list[Unit] = []
-    children = dict(model.named_children())
+    children = dict(_children(model))
     # A child that is also inside another child belongs to that child.
     inner = {id(module) for child in children.values() for module in child.modules() if module is not child}
     for name, child in children.items():
@@ -56,6 +57,15 @@ def plan_units(model: torch.nn.Module, auto_wrap: bool = True) -> list[Unit]:
         units.append(Unit("", model))
     _check_sharing(model, units)
     return units
+
+
+def _children(module: torch.nn.Module, prefix: str = "") -> Iterator[tuple[str, torch.nn.Module]]:
+    for name, child in module.named_children():
+        is_container = type(child).forward is torch.nn.Module.forward
+        if is_container and getattr(child, "_fsdp_wrap", None) is not False:
+            yield from _children(child, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", child
 
 
 def _units_of_child(name: str, child: torch.nn.Module, auto_wrap: bool) -> list[Unit]:

@@ -19,7 +19,7 @@ from composer.distributed.activation_checkpointing import lighten_activations
 from composer.utils import STR_TO_DTYPE, dist, reproducibility
 from composer.utils.parallelism import FSDP2Config
 
-__all__ = ["device_of", "is_unit", "shard_model"]
+__all__ = ["check_can_shard", "device_of", "is_unit", "shard_model"]
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +84,28 @@ def shard_model(
     optimized.replace(model)
     plan = ", ".join(unit.name or "the model" for unit in units)
     log.log(logging.WARNING if config.verbose else logging.INFO, "Sharded over %s in units: %s", mesh, plan)
+
+
+def check_can_shard(config: FSDP2Config, device: str) -> None:
+    """Check that a model can be sharded on a device.
+
+    Args:
+        config: How to shard.
+        device: The name of the device.
+
+    Raises:
+        ValueError: `cpu_offload` is on, and the device is the CPU.
+        RuntimeError: This version of torch cannot shard on the CPU.
+    """
+    if config.cpu_offload and device == "cpu":
+        raise ValueError(
+            "`cpu_offload` must be False on the CPU, got True: everything is in host memory already. Leave it out."
+        )
+    if device == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
+        raise RuntimeError(
+            f"`parallelism_config` on the CPU needs a later version of torch: the `fully_shard` of "
+            f"{torch.__version__} works on GPUs only. Upgrade torch, or leave `parallelism_config` out."
+        )
 
 
 def is_unit(module: torch.nn.Module) -> bool:

@@ -26,7 +26,9 @@ from composer.devices import Device
 from composer.distributed import DDPSyncStrategy
 from composer.loggers import LoggerDestination
 from composer.loggers.console_logger import ConsoleLogger
+from composer.loggers.mosaicml_logger import MosaicMLLogger, is_requested
 from composer.loggers.progress_bar_logger import ProgressBarLogger
+from composer.loggers.remote_uploader_downloader import RemoteUploaderDownloader
 from composer.models import ComposerModel
 from composer.models.module_with_loss import ModuleWithLoss, as_composer_model
 from composer.trainer.microbatch import check_not_profiled
@@ -48,6 +50,7 @@ __all__ = [
     "build_uploaders",
     "check_autoresume",
     "check_model",
+    "check_uploaders",
     "connect_ranks",
     "generate_run_name",
     "set_python_log_level",
@@ -306,6 +309,8 @@ def build_loggers(
 ) -> tuple[list[LoggerDestination], list[Callback]]:
     """Return the loggers, with progress bar and console logger unless the user gives them, and the callbacks.
 
+    On the MosaicML platform, its logger is added as well.
+
     Raises:
         TypeError: An object is not a logger or a callback.
         ValueError: An object is given twice.
@@ -313,7 +318,7 @@ def build_loggers(
     destinations, others = list(ensure_tuple(options.loggers)), list(ensure_tuple(options.callbacks))
     for argument, items, kind in (("loggers", destinations, LoggerDestination), ("callbacks", others, Callback)):
         for item in items:
-            if not isinstance(item, kind):
+            if not isinstance(item, kind) and not (kind is LoggerDestination and _acts_as_logger(item)):
                 hint = " Pass it in `algorithms`." if isinstance(item, Algorithm) else ""
                 raise TypeError(f"`{argument}` must hold `{kind.__name__}` objects, got {described(item)}.{hint}")
     check_distinct("loggers", destinations)
@@ -337,17 +342,62 @@ def build_loggers(
             )
         else:
             destinations.append(cls(stream=options.console_stream, log_traces=options.log_traces, **arguments))
+    if is_requested() and not any(isinstance(destination, MosaicMLLogger) for destination in destinations):
+        destinations.append(MosaicMLLogger())
     return destinations, others
 
 
-def build_uploaders(profiler: Any, callbacks: Sequence[Callback]) -> list[LoggerDestination]:
-    """Return a logger that uploads the files that a profiler and callbacks name by URIs; an empty list if none do."""
+def _acts_as_logger(item: Any) -> bool:
+    """Return True if an object has everything that a logger has, as mocks do."""
+    names = (name for name in dir(LoggerDestination) if not name.startswith("_"))
+    return not isinstance(item, type) and all(hasattr(item, name) for name in names)
+
+
+def build_uploaders(
+    profiler: Any, callbacks: Sequence[Callback], destinations: Sequence[LoggerDestination]
+) -> list[LoggerDestination]:
+    """Return a logger that uploads the files that a profiler and callbacks name by URIs; an empty list if none do.
+
+    Args:
+        profiler: The profiler, or None.
+        callbacks: The user's callbacks.
+        destinations: The loggers; those that upload serve URIs in their buckets.
+    """
+    uploaders = [each for each in destinations if isinstance(each, RemoteUploaderDownloader)]
     names = [] if profiler is None else list(profiler.remote_filenames)
     # A logger learns its file name when the run begins.
     watchers = [callback for callback in callbacks if not isinstance(callback, LoggerDestination)]
     names += [getattr(watcher, "remote_file_name", None) for watcher in watchers]
     uris = [name for name in names if isinstance(name, str) and is_uri(name)]
+    uris = [uri for uri in uris if not any(uploader.serves(uri) for uploader in uploaders)]
     return [RemoteFiles(uris)] if uris else []
+
+
+def check_uploaders(destinations: Sequence[LoggerDestination], latest: Any, autoresume: bool) -> None:
+    """Check that what loggers upload can be found again.
+
+    Args:
+        destinations: The loggers.
+        latest: The Trainer's `save_latest_filename`.
+        autoresume: The Trainer's `autoresume`.
+
+    Raises:
+        ValueError: A logger renames the link to the latest checkpoint, or uploads it before its checkpoint.
+    """
+    for uploader in destinations:
+        if not isinstance(uploader, RemoteUploaderDownloader):
+            continue
+        if latest is not None and uploader.file_path_format_string != "{remote_file_name}":
+            raise ValueError(
+                "Specifying a `file_path_format_string` to a `RemoteUploaderDownloader` is not currently supported "
+                "with `save_latest_filename`: the link would name a file that is not there. Pass "
+                "`save_latest_filename=None`."
+            )
+        if autoresume and uploader.num_concurrent_uploads != 1:
+            raise ValueError(
+                "Multiple concurrent uploads is not currently supported when using autoresume: the link to the latest "
+                "checkpoint could arrive before it. Pass `num_concurrent_uploads=1` to the `RemoteUploaderDownloader`."
+            )
 
 
 def build_saver(
@@ -377,7 +427,7 @@ def build_saver(
         return saver, list(callbacks)
     if options.save_folder is None:
         if changed:
-            warnings.warn(f"{', '.join(changed)} has no effect without `save_folder`: nothing is saved.", stacklevel=3)
+            log.info("%s has no effect without `save_folder`: nothing is saved.", ", ".join(changed))
         return None, list(callbacks)
     folder, latest = os.fspath(options.save_folder), options.save_latest_filename
     remote = parse_uri(folder)[2].strip("/") if is_uri(folder) else "{run_name}/checkpoints"

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from composer.checkpoint.storage import storage_of
+from composer.checkpoint.storage import bucket_of, storage_of
 from composer.checkpoint.upload import Uploader
 from composer.core import State
 from composer.loggers import Logger, LoggerDestination
@@ -48,7 +48,7 @@ class RemoteFiles(LoggerDestination):
         if root not in self._roots:
             return
         if root not in self._uploaders:
-            self._uploaders[root] = Uploader(storage_of(root), timeout=self._deadline.for_service())
+            self._uploaders[root] = Uploader(bucket_of(remote_file_name), timeout=self._deadline.for_service())
         self._uploaders[root].upload(file_path, name, overwrite=overwrite)
 
     def fit_end(self, state: State, logger: Logger) -> None:
@@ -68,6 +68,6 @@ class RemoteFiles(LoggerDestination):
 
 
 def _split(uri: str) -> tuple[str, str]:
-    """Split a URI into its bucket and the name in it."""
-    path = parse_uri(uri)[2]
-    return uri[: len(uri) - len(path)], path
+    """Split a URI into its bucket and the name in it; a volume of Databricks is a bucket."""
+    scheme, _, path = parse_uri(uri)
+    return uri[: len(uri) - len(path)] + ("/".join(path.split("/")[:4]) if scheme == "dbfs" else ""), path

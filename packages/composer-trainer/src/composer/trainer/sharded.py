@@ -15,7 +15,7 @@ from composer.core import Algorithm, Precision, State
 from composer.devices import Device
 from composer.distributed._materialize import place_model
 from composer.distributed.ddp import DDPSyncStrategy
-from composer.distributed.fsdp2 import device_of, is_unit, shard_model
+from composer.distributed.fsdp2 import check_can_shard, device_of, is_unit, shard_model
 from composer.distributed.mesh import REPLICATE, SHARD, TENSOR, make_mesh
 from composer.distributed.tensor_parallel import divide_layers
 from composer.trainer.ranks import DataParallel, check_same_structure
@@ -47,15 +47,7 @@ class ShardedParallel(DataParallel):
                 "in shards only. Use 'single_auto_sync' or 'multi_auto_sync'."
             )
         assert isinstance(config.fsdp, FSDP2Config), "`ParallelismConfig.of` converts other types"
-        if config.fsdp.cpu_offload and device.name == "cpu":
-            raise ValueError(
-                "`cpu_offload` must be False on the CPU, got True: everything is in host memory already. Leave it out."
-            )
-        if device.name == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
-            raise RuntimeError(
-                f"`parallelism_config` on the CPU needs a later version of torch: the `fully_shard` of "
-                f"{torch.__version__} works on GPUs only. Upgrade torch, or leave `parallelism_config` out."
-            )
+        check_can_shard(config.fsdp, device.name)
         self._fsdp = config.fsdp
         self._tp = config.tp if isinstance(config.tp, TPConfig) else None
         self._degree = 1 if self._tp is None else self._tp.tensor_parallel_degree

@@ -521,6 +521,7 @@ class Trainer(_RejectsRemovedArguments):
             }
         construction.bind_profiler(profiler, self.state, device_train_microbatch_size)
         destinations, user_callbacks = construction.build_loggers(logs)
+        construction.check_uploaders(destinations, save_latest_filename, autoresume)
         self._checkpoint_saver, user_callbacks = construction.build_saver(save, defaults, user_callbacks)
         if autoresume:
             construction.check_autoresume(self._checkpoint_saver, run_name)
@@ -569,7 +570,7 @@ class Trainer(_RejectsRemovedArguments):
     ) -> None:
         """Create logger and engine, and run INIT, where algorithms change the model and `maker` makes optimizers."""
         state = self.state
-        destinations = [*destinations, *construction.build_uploaders(state.profiler, callbacks)]
+        destinations = [*destinations, *construction.build_uploaders(state.profiler, callbacks, destinations)]
         self.logger = Logger(state, destinations, delivery_timeout=delivery_timeout)
         state.callbacks = [*destinations, *callbacks, *state.callbacks]  # the profiler has added some
         self.engine = Engine(state, self.logger, passes)

@@ -107,7 +107,9 @@ def config_of(hf_state: Mapping[str, Any], overrides: Mapping[str, Any] | None =
 def _check_attention(content: Any) -> None:
     """Reject a configuration with attention from a repository, whose code would be downloaded and run."""
     for key, value in content.items() if isinstance(content, Mapping) else ():
-        if "_implementation" in str(key) and value is not None and value not in _ATTENTION:
+        # transformers 4 also saved the flag `_attn_implementation_autoset`.
+        named = "_implementation" in str(key) and value is not None and not isinstance(value, bool)
+        if named and value not in _ATTENTION:
             raise ValueError(
                 f"The checkpoint's configuration has {key}={value!r}, whose code would be downloaded. Supported are "
                 f"{', '.join(_ATTENTION)}; if you trust another one, set it on the loaded model."

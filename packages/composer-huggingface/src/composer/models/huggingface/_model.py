@@ -17,7 +17,7 @@ import transformers
 from composer.models.base import ComposerModel, of_outputs_alone
 from composer.models.huggingface import _checkpoint, _evaluation, _metadata, _peft
 from composer.models.huggingface._files import tokenizer_of
-from composer.utils import dist, is_model_fsdp2
+from composer.utils import dist, is_model_fsdp2, renamed_arguments
 
 log = logging.getLogger(__name__)
 
@@ -240,15 +240,16 @@ class HuggingFaceModel(ComposerModel):
         return tokenizer_of(hf_state.get("tokenizer") or {}, trust_remote_code, tokenizer_save_dir)
 
     @staticmethod
+    @renamed_arguments(hf_state="loaded_state_dict")
     def load_huggingface_model_from_saved_state(
-        hf_state: Mapping[str, Any],
+        loaded_state_dict: Mapping[str, Any],
         model_instantiation_class: type | str | None = None,
         model_config_kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Return the model of a checkpoint, with new weights and without an adapter.
 
         Args:
-            hf_state: `checkpoint["state"]["integrations"]["huggingface"]`.
+            loaded_state_dict: `checkpoint["state"]["integrations"]["huggingface"]`.
             model_instantiation_class: Another class than the saved one, or its path, such as
                 `"transformers.AutoModelForSequenceClassification"`.
             model_config_kwargs: Values of the configuration to change, such as `{"num_labels": 3}`.
@@ -256,7 +257,7 @@ class HuggingFaceModel(ComposerModel):
         Raises:
             ValueError: The class cannot be imported, or the configuration is unknown or not safe.
         """
-        return _metadata.instantiate(hf_state, model_instantiation_class, model_config_kwargs)
+        return _metadata.instantiate(loaded_state_dict, model_instantiation_class, model_config_kwargs)
 
     @staticmethod
     def hf_from_composer_checkpoint(

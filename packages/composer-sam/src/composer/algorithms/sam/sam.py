@@ -76,6 +76,7 @@ class SAMOptimizer(torch.optim.Optimizer):
 
     needs_closure = True
     _step_supports_amp_closure = True
+    _moved: tuple[Tensors, Tensors] | None = None  # between `first_step` and `second_step`
 
     def __init__(
         self,
@@ -164,6 +165,33 @@ class SAMOptimizer(torch.optim.Optimizer):
             self.base_optimizer.step()
         self.global_step += 1
         return loss
+
+    def first_step(self) -> None:
+        """Move the weights from w to w + e, with the gradients at w.
+
+        For loops without a closure: afterwards clear the gradients, compute those at w + e, and call `second_step`. The
+        gradients are overwritten.
+
+        Raises:
+            RuntimeError: The weights have been moved already.
+        """
+        if self._moved is not None:
+            raise RuntimeError("`first_step` has moved the weights already. Call `second_step` before another one.")
+        self._moved = self._ascend()
+
+    def second_step(self) -> None:
+        """Move the weights back to w and step the base optimizer, with the gradients at w + e.
+
+        Raises:
+            RuntimeError: `first_step` has not been called.
+        """
+        if self._moved is None:
+            raise RuntimeError("`second_step` needs the weights where `first_step` moves them. Call that one first.")
+        moved, self._moved = self._moved, None
+        _copy(*moved)
+        torch.clear_autocast_cache()
+        self.base_optimizer.step()
+        self.global_step += 1
 
     def _two_passes(self, closure: Callable[..., Any]) -> tuple[Any, bool]:
         """Compute the second gradient; return the first loss and whether the second gradient is usable."""

@@ -1,0 +1,230 @@
+"""Uploads to an object store that is made from the name of its kind and its arguments, in threads or processes."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import signal
+import time
+import uuid
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor, wait
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from composer.checkpoint.names import MLFLOW_EXPERIMENT_ID_FORMAT_KEY, MLFLOW_RUN_ID_FORMAT_KEY
+from composer.checkpoint.remote_paths import AZURE_ARGUMENTS
+from composer.checkpoint.storage import Progress, Storage, storage_in
+from composer.checkpoint.store_base import ObjectStore
+from composer.checkpoint.upload import Send
+from composer.utils import dist, parse_uri, partial_format
+from composer.utils.object_store import utils as object_stores
+
+__all__ = ["CREDENTIALS_FILE", "Backend", "UploadProcesses", "fill_mlflow_ids", "has_mlflow_ids", "stage", "stagger"]
+
+CREDENTIALS_FILE = ".credentials_validated_successfully"
+"""The name of the file that is uploaded to check the credentials."""
+_STAGGER = "COMPOSER_LOCAL_RANK_STAGGER_SECONDS"
+_POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Backend:
+    """An object store that any thread or process can make.
+
+    Attributes:
+        name: The kind, as for `build_remote_backend`.
+        bucket: The bucket, container or host.
+        path: The path in it.
+        arguments: The arguments of the class.
+        uri: The URI of the bucket, for messages.
+    """
+
+    name: str
+    bucket: str
+    path: str
+    arguments: dict[str, Any]
+    uri: str
+
+    @classmethod
+    def of_uri(cls, uri: str, arguments: Mapping[str, Any] | None) -> Backend:
+        """Return the store of a URI.
+
+        Args:
+            uri: The URI of the bucket, or of a folder in it.
+            arguments: Arguments of the class, beside those that the URI gives; these come first.
+        """
+        scheme, bucket, path = parse_uri(uri)
+        authority = uri.partition("://")[2].partition("/")[0]
+        of_uri: dict[str, Any] = {}
+        if scheme in ("s3", "gs"):
+            of_uri["bucket"] = bucket
+        elif scheme == "oci":
+            of_uri["bucket"] = authority  # with the namespace
+        elif scheme == "libcloud":
+            of_uri["container"] = bucket
+        elif scheme == "azure":
+            scheme, of_uri = "libcloud", {"container": bucket, **AZURE_ARGUMENTS}
+        elif scheme == "sftp":
+            is_host = not path and "@" not in authority and ":" not in authority
+            bucket, of_uri["host"] = authority, authority if is_host else uri
+        elif scheme == "dbfs":
+            of_uri["path"] = path
+        return cls(scheme, bucket, path, {**of_uri, **(arguments or {})}, f"{scheme}://{bucket}")
+
+    def with_mlflow_ids(self) -> Backend:
+        """Return this store with identifiers of MLflow in place of placeholders. A collective if there are some."""
+        path = str(self.arguments.get("path", ""))
+        filled = fill_mlflow_ids(path) if self.name == "dbfs" else path
+        if filled == path:
+            return self
+        return replace(self, arguments={**self.arguments, "path": filled}, path=filled)
+
+    def build(self) -> ObjectStore:
+        """Make the object store.
+
+        Raises:
+            ValueError: There is no such kind, or an argument cannot work.
+        """
+        return object_stores.build_remote_backend(self.name, self.arguments)
+
+    def storage(self) -> Storage:
+        """Return the storage in the object store."""
+        inside = getattr(self.build(), "storage", None)
+        return inside if isinstance(inside, Storage) else storage_in(self.build, self.uri)
+
+
+class UploadProcesses:
+    """Processes that upload files, so that a slow client does not compete with the training for the interpreter.
+
+    Args:
+        context: The context of `multiprocessing`.
+        backend: The store; each process makes its own.
+        number: The number of processes.
+        attempts: The maximum number of attempts of a request.
+    """
+
+    def __init__(self, context: Any, backend: Backend, number: int, attempts: int) -> None:
+        self._sent = context.Value("Q", 0)  # the number of reports of progress, of all processes
+        arguments = (self._sent, backend, attempts)
+        self._pool = ProcessPoolExecutor(number, mp_context=context, initializer=_start, initargs=arguments)
+
+    def send(self, path: Path, name: str, progress: Progress) -> None:
+        """Upload a file, and wait for it.
+
+        Raises:
+            Exception: What the store raises.
+            RuntimeError: A process has died.
+        """
+        size = os.stat(path).st_size
+        future = self._pool.submit(_upload, str(path), name)
+        seen = self._sent.value
+        while not wait([future], _POLL_SECONDS).done:
+            if self._sent.value != seen and callable(progress):
+                seen = self._sent.value
+                progress(1, size)
+        future.result()
+
+    def close(self) -> None:
+        """End the processes, when they have no more to do."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+_process: list[Any] = []  # what a process of the pool works with; not used anywhere else
+
+
+def _start(sent: Any, backend: Backend, attempts: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process decides when to end
+    _process[:] = [sent, backend, attempts]
+
+
+def _upload(path: str, name: str) -> None:
+    sent, backend, attempts = _process
+    if isinstance(backend, Backend):  # made here, because a failure to start would not say why
+        backend = backend.storage().with_attempts(attempts)
+        _process[1] = backend
+
+    def report(done: int, size: int) -> None:
+        with sent.get_lock():
+            sent.value += 1
+
+    backend.upload(path, name, report)
+
+
+def stage(file: Path, folder: Path) -> Path:
+    """Copy a file into a folder, under a name of its own.
+
+    Args:
+        file: The file, which may be changed or removed afterwards.
+        folder: The folder; it is created if necessary.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    copy = folder / f"{uuid.uuid4()}-{file.name}"
+    shutil.copyfile(file, copy)
+    return copy
+
+
+def stagger(send: Send) -> Send:
+    """Return a function that uploads like `send`, later on higher local ranks.
+
+    It waits `COMPOSER_LOCAL_RANK_STAGGER_SECONDS` times the local rank, so that processes do not upload all at once.
+
+    Raises:
+        ValueError: The variable is no number of seconds.
+    """
+    text = os.environ.get(_STAGGER) or "0"
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"`{_STAGGER}` must be a number of seconds, got {text!r}.")
+    pause = seconds * dist.get_local_rank()
+    if not pause:
+        return send
+
+    def later(path: Path, name: str, progress: Progress) -> None:
+        time.sleep(pause)
+        send(path, name, progress)
+
+    return later
+
+
+def has_mlflow_ids(text: str) -> bool:
+    """Return True if a text contains `{mlflow_experiment_id}` or `{mlflow_run_id}`."""
+    return any(f"{{{name}}}" in text for name in (MLFLOW_EXPERIMENT_ID_FORMAT_KEY, MLFLOW_RUN_ID_FORMAT_KEY))
+
+
+def fill_mlflow_ids(path: str, known: Mapping[str, str] | None = None) -> str:
+    """Replace `{mlflow_experiment_id}` and `{mlflow_run_id}` in a path or URI. A collective if it contains them.
+
+    Args:
+        path: The path.
+        known: Their values on rank 0; without them, those of the active run of MLflow, or of a new one.
+
+    Raises:
+        RuntimeError: Rank 0 cannot find them; there, its own error is raised.
+    """
+    if not has_mlflow_ids(path):
+        return path
+    outcome: list[Any] = [None]
+    problem: Exception | None = None
+    if dist.get_global_rank() == 0:
+        try:
+            values = dict(known or {})
+            if not values:
+                store: Any = object_stores.build_remote_backend("dbfs", {"path": parse_uri(path)[2]})
+                ids = store.experiment_id, store.run_id
+                values = dict(zip((MLFLOW_EXPERIMENT_ID_FORMAT_KEY, MLFLOW_RUN_ID_FORMAT_KEY), ids, strict=True))
+            outcome = [(True, partial_format(path, **values))]
+        except Exception as error:  # noqa: BLE001 - raised on every rank
+            problem, outcome = error, [(False, str(error))]
+    dist.broadcast_object_list(outcome, src=0)
+    if problem is not None:
+        raise problem
+    found, text = outcome[0]
+    if not found:
+        raise RuntimeError(f"Rank 0 found no run of MLflow for {path!r}: {text}")
+    return str(text)

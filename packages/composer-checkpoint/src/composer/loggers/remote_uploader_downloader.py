@@ -1,0 +1,316 @@
+"""Stores the files of a run in an object store, and fetches them from there."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import queue
+import tempfile
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from composer.checkpoint.backend_uploads import CREDENTIALS_FILE, Backend, UploadProcesses, stage, stagger
+from composer.checkpoint.download import get_file
+from composer.checkpoint.remote_paths import AZURE_ARGUMENTS, validate_credentials
+from composer.checkpoint.store_base import ObjectStore
+from composer.checkpoint.upload import Uploader
+from composer.core import State
+from composer.loggers import Logger, LoggerDestination
+from composer.utils import check_integers, dist, format_name_with_dist, is_uri, parse_uri
+from composer.utils.retrying import DeliveryDeadline
+
+__all__ = ["RemoteUploaderDownloader", "maybe_create_remote_uploader_downloader_from_uri"]
+
+log = logging.getLogger(__name__)
+
+_SILENCE_SECONDS = 60.0
+
+
+class RemoteUploaderDownloader(LoggerDestination):
+    """Uploads the files that callbacks, loggers and `Logger.upload_file` hand over, in the background.
+
+    A file is copied first, so it may be changed or removed immediately. Uploads of one name happen one after the other,
+    so the last one wins. A failed upload is raised at the end of the next batch or epoch; the end of `fit`, of an
+    evaluation and of a prediction wait for all uploads. What was not uploaded is named when the run is closed, and its
+    copies are kept.
+
+    It also works outside the Trainer: call `init(state, logger)`, then `upload_file`, and `post_close` at the end.
+
+    Args:
+        bucket_uri: The bucket, such as `s3://bucket`, `gs://`, `oci://`, `azure://container`, `libcloud://container`,
+            `sftp://user@host//folder` or `dbfs:/Volumes/...`.
+        backend_kwargs: More arguments of the object store's class.
+        file_path_format_string: The name of an object, with `{remote_file_name}` and the variables of
+            `FORMAT_NAME_WITH_DIST_TABLE`.
+        num_concurrent_uploads: The number of simultaneous uploads.
+        upload_staging_folder: The folder for copies; else a temporary one.
+        use_procs: Upload in processes, else in threads. The processes start anew: the script that trains must be
+            importable, with its code under `if __name__ == "__main__"`.
+        num_attempts: The maximum number of attempts after transient failures.
+
+    Attributes:
+        remote_backend_name: The kind of store, as for `build_remote_backend`.
+        remote_bucket_name: The bucket, container or host.
+        backend_kwargs: The arguments of the object store's class.
+
+    Raises:
+        ValueError: A number is below 1.
+    """
+
+    def __init__(
+        self,
+        bucket_uri: str,
+        backend_kwargs: Mapping[str, Any] | None = None,
+        file_path_format_string: str = "{remote_file_name}",
+        num_concurrent_uploads: int = 1,
+        upload_staging_folder: str | None = None,
+        use_procs: bool = True,
+        num_attempts: int = 3,
+    ) -> None:
+        check_integers(num_concurrent_uploads=num_concurrent_uploads, num_attempts=num_attempts, least=1)
+        self._backend = Backend.of_uri(bucket_uri, backend_kwargs)
+        self.file_path_format_string = file_path_format_string
+        self.num_attempts, self.use_procs = num_attempts, use_procs
+        self.upload_staging_folder = upload_staging_folder
+        self._num_concurrent_uploads = num_concurrent_uploads
+        self._staging: Path | None = None
+        self._run_name: str | None = None
+        self._remote_backend: ObjectStore | None = None
+        self._uploader: Uploader | None = None
+        self._processes: UploadProcesses | None = None
+        self._exception_queue: queue.Queue[BaseException] = queue.Queue()
+        self._lost: list[str] = []  # the names of failed uploads
+
+    @property
+    def remote_backend_name(self) -> str:
+        """The kind of store."""
+        return self._backend.name
+
+    @property
+    def remote_bucket_name(self) -> str:
+        """The bucket, container or host."""
+        return self._backend.bucket
+
+    @property
+    def backend_kwargs(self) -> dict[str, Any]:
+        """The arguments of the object store's class."""
+        return self._backend.arguments
+
+    @property
+    def num_concurrent_uploads(self) -> int:
+        """The number of simultaneous uploads."""
+        return self._num_concurrent_uploads
+
+    def serves(self, uri: str) -> bool:
+        """Return True if `upload_file` accepts a URI as a name: it is in this bucket."""
+        return parse_uri(uri)[:2] == (self.remote_backend_name, self.remote_bucket_name)
+
+    @property
+    def remote_backend(self) -> ObjectStore:
+        """The object store, made when it is first needed.
+
+        Raises:
+            ValueError: There is no such kind of store.
+        """
+        if self._remote_backend is None:
+            self._remote_backend = self._backend.build()
+        return self._remote_backend
+
+    def init(self, state: State, logger: Logger) -> None:
+        """Check the credentials, and get ready to upload.
+
+        Raises:
+            RuntimeError: It is called a second time.
+        """
+        if self._uploader is not None:
+            raise RuntimeError("The `RemoteUploaderDownloader` is already initialized. Make one for each run.")
+        self._run_name = state.run_name
+        self._backend = self._backend.with_mlflow_ids()
+        if dist.get_global_rank() == 0:
+            validate_credentials(self.remote_backend, self._remote_name(CREDENTIALS_FILE))
+        storage, send = self._backend.storage(), None
+        if self.use_procs:
+            context = multiprocessing.get_context("spawn")
+            self._processes = UploadProcesses(context, self._backend, self._num_concurrent_uploads, self.num_attempts)
+            send = self._processes.send
+        deadline = getattr(logger, "delivery_deadline", None)
+        self._uploader = Uploader(
+            storage,
+            concurrent=self._num_concurrent_uploads,
+            attempts=self.num_attempts,
+            timeout=deadline.for_service() if isinstance(deadline, DeliveryDeadline) else _SILENCE_SECONDS,
+            send=stagger(send or storage.with_attempts(self.num_attempts).upload),
+        )
+
+    def can_upload_files(self) -> bool:
+        """Return True."""
+        return True
+
+    def upload_file(self, state: State, remote_file_name: str, file_path: Path, *, overwrite: bool) -> None:
+        """Queue a file.
+
+        Args:
+            state: The run.
+            remote_file_name: The name to store it under. A URI in another bucket is ignored.
+            file_path: The file.
+            overwrite: Replace an object of this name; else that is a FileExistsError, raised later.
+
+        Raises:
+            FileExistsError: An object of this name is in the queue, and `overwrite` is False.
+            FileNotFoundError: There is no such file.
+        """
+        uploader = self._initialized()
+        if is_uri(remote_file_name):
+            if not self.serves(remote_file_name):
+                return
+            remote_file_name = parse_uri(remote_file_name)[2]
+        name = self._remote_name(remote_file_name)
+        if not overwrite and name in uploader.pending:
+            raise FileExistsError(f"Object {name} was already enqueued to be uploaded, but overwrite=False.")
+        copy = stage(Path(file_path), self._staging_folder())
+        future = uploader.upload(copy, name, overwrite=overwrite, remove_source=True)
+
+        def note(done: Any) -> None:
+            error = done.exception()
+            if error is not None:
+                self._lost.append(name)
+                self._exception_queue.put(error)
+
+        future.add_done_callback(note)
+
+    def get_uri_for_file(self, remote_file_name: str) -> str:
+        """Return the URI of a file under the name that `upload_file` takes."""
+        return self.remote_backend.get_uri(self._remote_name(remote_file_name))
+
+    def download_file(
+        self, remote_file_name: str, destination: str, overwrite: bool = False, progress_bar: bool = True
+    ) -> None:
+        """Fetch a file.
+
+        Args:
+            remote_file_name: The name that `upload_file` took.
+            destination: The path to write to.
+            overwrite: Replace an existing file.
+            progress_bar: Show the progress.
+
+        Raises:
+            FileExistsError: `destination` exists, and `overwrite` is False.
+            FileNotFoundError: There is no such file.
+        """
+        get_file(self._remote_name(remote_file_name), destination, self.remote_backend, overwrite, progress_bar)
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        self._check()
+
+    def epoch_end(self, state: State, logger: Logger) -> None:
+        self._check()
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        self._wait()
+
+    def eval_standalone_end(self, state: State, logger: Logger) -> None:
+        self._wait()
+
+    def predict_end(self, state: State, logger: Logger) -> None:
+        self._wait()
+
+    def post_close(self) -> None:
+        """Wait for the uploads, end threads and processes, and warn of what was not uploaded."""
+        uploader, self._uploader = self._uploader, None
+        if uploader is None:
+            return
+        reason = ""
+        try:
+            uploader.close()
+        except Exception as error:  # noqa: BLE001 - the warning names it, and the files
+            reason = f" ({error})"
+        if self._processes is not None:
+            self._processes.close()
+        lost = list(dict.fromkeys([*self._lost, *uploader.pending]))
+        if lost:
+            warnings.warn(
+                f"The following objects may not have been uploaded, likely due to a worker crash: {', '.join(lost)}. "
+                f"Their copies are kept in {self._staging}.{reason}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        elif self._staging is not None and self.upload_staging_folder is None:
+            self._staging.rmdir()
+
+    def _initialized(self) -> Uploader:
+        if self._uploader is None:
+            raise RuntimeError("The `RemoteUploaderDownloader` is not initialized, or closed. Call `init` first.")
+        return self._uploader
+
+    def _staging_folder(self) -> Path:
+        if self._staging is None:
+            given = self.upload_staging_folder
+            self._staging = Path(tempfile.mkdtemp(prefix="composer-uploads-") if given is None else given)
+        return self._staging
+
+    def _remote_name(self, remote_file_name: str) -> str:
+        if self._run_name is None:
+            raise RuntimeError("The `RemoteUploaderDownloader` does not know the run yet. Call `init` first.")
+        name = format_name_with_dist(
+            self.file_path_format_string, self._run_name, remote_file_name=remote_file_name.lstrip("/")
+        )
+        return os.path.normpath(name.lstrip("/")).replace(os.sep, "/")
+
+    def _check(self) -> None:
+        """Raise the failure of an upload, if there is one. Costs next to nothing."""
+        if not self._exception_queue.empty():
+            raise self._exception_queue.queue[0]
+
+    def _wait(self) -> None:
+        if self._uploader is not None:
+            self._uploader.wait()
+
+
+def maybe_create_remote_uploader_downloader_from_uri(
+    uri: str, loggers: LoggerDestination | Sequence[LoggerDestination]
+) -> RemoteUploaderDownloader | None:
+    """Return a `RemoteUploaderDownloader` for a URI's bucket.
+
+    Args:
+        uri: A URI; a local path needs no uploader.
+        loggers: The loggers that exist already.
+
+    Returns:
+        None for a local path and, with a warning, if one of `loggers` serves the bucket.
+
+    Raises:
+        NotImplementedError: There is no object store for this scheme.
+    """
+    scheme, bucket, path = parse_uri(uri)
+    if scheme == "":
+        return None
+    if scheme == "azure":
+        scheme = "libcloud"
+    for logger in loggers if isinstance(loggers, Sequence) else (loggers,):
+        if (
+            isinstance(logger, RemoteUploaderDownloader)
+            and logger.remote_backend_name == scheme
+            and logger.remote_bucket_name == bucket
+            and (scheme != "dbfs" or logger.backend_kwargs.get("path") == path)
+        ):
+            warnings.warn(
+                f"There already exists a RemoteUploaderDownloader object to handle the uri {uri!r}, so no other one is "
+                f"made.",
+                stacklevel=2,
+            )
+            return None
+    if scheme == "libcloud":
+        return RemoteUploaderDownloader(f"libcloud://{bucket}", {"container": bucket, **AZURE_ARGUMENTS})
+    if scheme == "dbfs":
+        return RemoteUploaderDownloader(uri, {"path": path})
+    if scheme == "sftp":
+        return RemoteUploaderDownloader(uri.partition("://")[0] + "://" + urlsplit(uri).netloc)
+    if scheme not in ("s3", "gs", "oci"):
+        raise NotImplementedError(
+            f"There is no uploader for {scheme}:// as in {uri!r}. Use one of azure, dbfs, gs, oci, s3, sftp."
+        )
+    return RemoteUploaderDownloader(f"{scheme}://{bucket}")

@@ -1,0 +1,117 @@
+"""Object stores through fsspec."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from composer.checkpoint.storage import Storage, direct_storage
+from composer.checkpoint.store_base import ObjectStore, check_destination
+
+__all__ = ["FsspecObjectStore", "StorageObjectStore", "as_folder"]
+
+
+class StorageObjectStore(ObjectStore):
+    """An object store in a `Storage`, which retries transient failures and checks that files arrive completely.
+
+    If all attempts fail, that is an `ObjectStoreTransientError`; any other failure is an OSError.
+
+    Args:
+        storage: The bucket, or the folder in one.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.storage!r})"
+
+    def get_uri(self, object_name: str) -> str:
+        """Return the URI of an object, which need not exist."""
+        return self.storage.uri(object_name)
+
+    def upload_object(
+        self,
+        object_name: str,
+        filename: str | os.PathLike[str],
+        callback: Callable[[int, int], None] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Upload a file, replacing an object of this name.
+
+        Args:
+            object_name: The name of the object.
+            filename: The path of the file.
+            callback: Called with the bytes done and the total.
+            **kwargs: None: this kind of store has no options.
+
+        Raises:
+            OSError: It cannot be uploaded.
+            ValueError: An option is given.
+        """
+        if kwargs:
+            raise ValueError(f"`{type(self).__name__}.upload_object` has no option {', '.join(map(repr, kwargs))}.")
+        self.storage.upload(filename, object_name, False if callback is None else callback)
+
+    def get_object_size(self, object_name: str) -> int:
+        """Return the size of an object in bytes.
+
+        Raises:
+            FileNotFoundError: There is no such object.
+        """
+        return self.storage.size(object_name)
+
+    def download_object(
+        self,
+        object_name: str,
+        filename: str | os.PathLike[str],
+        overwrite: bool = False,
+        callback: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Download an object. The file is complete or not there.
+
+        Args:
+            object_name: The name of the object.
+            filename: The path to write to; its folder is created if necessary.
+            overwrite: Replace an existing file.
+            callback: Called with the bytes done and the total.
+
+        Raises:
+            FileExistsError: `filename` exists, and `overwrite` is False.
+            FileNotFoundError: There is no such object.
+        """
+        check_destination(filename, overwrite)
+        self.storage.download(object_name, filename, False if callback is None else callback)
+
+    def list_objects(self, prefix: str | None = None) -> list[str]:
+        """List the sorted names of the objects that begin with `prefix`, also in folders."""
+        return self.storage.find(prefix or "")
+
+
+class FsspecObjectStore(StorageObjectStore):
+    """A bucket, or a folder in one, of any store that fsspec knows.
+
+    Args:
+        uri: The bucket or folder, such as `az://container/folder` or `memory://bucket`; names are relative to it.
+        **options: Options of fsspec's filesystem.
+
+    Raises:
+        ModuleNotFoundError: The package that serves this kind of store is not installed.
+        ValueError: No kind of store has this scheme.
+
+    Example:
+        >>> with FsspecObjectStore("memory://bucket") as store:
+        ...     store.upload_object("folder/readme", __file__)
+        ...     store.list_objects("folder/")
+        ['folder/readme']
+    """
+
+    def __init__(self, uri: str, **options: Any) -> None:
+        super().__init__(direct_storage(uri, **options))
+
+
+def as_folder(prefix: str) -> str:
+    """Return a prefix as the name of a folder: without a leading slash, with one at its end; "" remains."""
+    prefix = prefix.strip("/")
+    return f"{prefix}/" if prefix else ""

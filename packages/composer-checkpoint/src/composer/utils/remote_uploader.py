@@ -1,0 +1,266 @@
+"""Uploads files to a folder of an object store, in processes, each with a future."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from composer.checkpoint.backend_uploads import CREDENTIALS_FILE, Backend, UploadProcesses, stage, stagger
+from composer.checkpoint.remote_paths import validate_credentials
+from composer.checkpoint.store_base import ObjectStore
+from composer.checkpoint.upload import Uploader
+from composer.utils import dist, int_at_least, is_uri
+
+__all__ = ["RemoteFilesExistingCheckStatus", "RemoteUploader"]
+
+log = logging.getLogger(__name__)
+
+_KINDS = ("dbfs", "gs", "libcloud", "oci", "s3", "sftp")
+
+
+class RemoteFilesExistingCheckStatus(Enum):
+    """The outcome of `RemoteUploader.check_remote_files_exist_async`."""
+
+    EXIST = 1
+    """All files are there."""
+    TIMEOUT = 2
+    """Some were not there in time."""
+    ERROR = 3
+    """An upload failed."""
+
+
+class RemoteUploader:
+    """Uploads files in the background, and returns a future for each.
+
+    A process that ends without `wait_and_close` waits for the uploads, and logs those that failed.
+
+    Args:
+        remote_folder: The URI of the folder, such as `s3://bucket/folder`. Names of files are relative to the bucket.
+        backend_kwargs: More arguments of the object store's class.
+        num_concurrent_uploads: The number of processes that upload.
+        num_attempts: The maximum number of attempts after transient failures.
+
+    Attributes:
+        remote_backend_name: The kind of store, as for `build_remote_backend`.
+        remote_bucket_name: The bucket, container or host.
+        path: The folder in the bucket.
+        backend_kwargs: The arguments of the object store's class.
+        futures: The uploads that `check_workers` has not found done.
+
+    Raises:
+        ValueError: A number is below 1, or `remote_folder` is a local path.
+        NotImplementedError: There is no object store for this scheme.
+    """
+
+    def __init__(
+        self,
+        remote_folder: str,
+        backend_kwargs: Mapping[str, Any] | None = None,
+        num_concurrent_uploads: int = 2,
+        num_attempts: int = 3,
+    ) -> None:
+        self.num_concurrent_uploads = int_at_least("num_concurrent_uploads", num_concurrent_uploads, 1)
+        self.num_attempts = int_at_least("num_attempts", num_attempts, 1)
+        if not is_uri(remote_folder):
+            raise ValueError(f"`remote_folder` must be a URI, such as 's3://bucket/folder', got {remote_folder!r}.")
+        self._backend = Backend.of_uri(remote_folder, backend_kwargs)
+        if self._backend.name not in _KINDS:
+            raise NotImplementedError(
+                f"There is no uploader for {self._backend.name}:// as in {remote_folder!r}. Use one of azure, "
+                f"{', '.join(_KINDS)}."
+            )
+        self.futures: list[Future[None]] = []
+        self._remote_backend: ObjectStore | None = None
+        self._uploader: Uploader | None = None
+        self._processes: UploadProcesses | None = None
+        self._staging: Path | None = None
+        self._failed = False
+        self._ended = threading.Event()
+        self._checks: list[threading.Thread] = []
+
+    @property
+    def remote_backend_name(self) -> str:
+        """The kind of store."""
+        return self._backend.name
+
+    @property
+    def remote_bucket_name(self) -> str:
+        """The bucket, container or host."""
+        return self._backend.bucket
+
+    @property
+    def path(self) -> str:
+        """The folder in the bucket."""
+        return self._backend.path
+
+    @property
+    def backend_kwargs(self) -> dict[str, Any]:
+        """The arguments of the object store's class."""
+        return self._backend.arguments
+
+    @property
+    def remote_backend(self) -> ObjectStore:
+        """The object store, made when it is first needed."""
+        if self._remote_backend is None:
+            self._remote_backend = self._backend.build()
+        return self._remote_backend
+
+    def init(self) -> None:
+        """Check the credentials. A collective: rank 0 uploads a tiny file, and all ranks learn of its failure.
+
+        Raises:
+            RuntimeError: Rank 0 cannot upload; there, its own error is raised.
+        """
+        self._backend = self._backend.with_mlflow_ids()
+        problem: Exception | None = None
+        if dist.get_global_rank() == 0:
+            try:
+                validate_credentials(self.remote_backend, CREDENTIALS_FILE)
+            except Exception as error:  # noqa: BLE001 - raised on every rank
+                problem = error
+        outcome: list[Any] = [None if problem is None else str(problem)]
+        dist.broadcast_object_list(outcome, src=0)
+        if problem is not None:
+            raise problem
+        if outcome[0] is not None:
+            raise RuntimeError(f"Rank 0 cannot upload to {self._backend.uri}: {outcome[0]}")
+
+    def upload_file_async(
+        self, remote_file_name: str, file_path: str | os.PathLike[str], overwrite: bool
+    ) -> Future[None]:
+        """Copy a file, and upload the copy in the background.
+
+        Args:
+            remote_file_name: The name in the bucket.
+            file_path: The file, which may be changed or removed afterwards.
+            overwrite: Replace an object of this name.
+
+        Returns:
+            The upload. It ends with a FileExistsError if there is an object of this name and `overwrite` is False.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+        """
+        uploader = self._open()
+        assert self._staging is not None, "`_open` has made it"
+        copy = stage(Path(file_path), self._staging)
+        future = uploader.upload(copy, remote_file_name.lstrip("/"), overwrite=overwrite, remove_source=True)
+        future.add_done_callback(self._note)
+        self.futures.append(future)
+        return future
+
+    def check_workers(self) -> None:
+        """Raise the first failure, and forget uploads that are done. Does not wait.
+
+        Raises:
+            Exception: The failure of an upload.
+        """
+        done = [future for future in self.futures if future.done()]
+        self.futures = [future for future in self.futures if not future.done()]
+        for future in done:
+            future.result()
+
+    def wait(self) -> None:
+        """Wait for all uploads.
+
+        Raises:
+            TimeoutError: The store hangs; the message names the first file.
+            Exception: The first failure of an upload.
+        """
+        futures, self.futures = self.futures, []
+        if self._uploader is None:
+            return
+        with suppress(Exception):  # a failure, also that of a store which hangs, is the result of its future
+            self._uploader.wait()
+        for future in futures:
+            future.result()
+
+    def wait_and_close(self) -> None:
+        """Wait for all uploads, and end threads and processes. A later upload starts new ones.
+
+        Raises:
+            Exception: As `wait`.
+        """
+        try:
+            self.wait()
+        finally:
+            self._ended.set()
+            for thread in self._checks:
+                thread.join()
+            self._ended, self._checks = threading.Event(), []
+            uploader, self._uploader = self._uploader, None
+            processes, self._processes = self._processes, None
+            staging, self._staging = self._staging, None
+            if uploader is not None:
+                uploader.close()
+            if processes is not None:
+                processes.close()
+            if staging is not None and not any(staging.iterdir()):  # the copies of failed uploads are kept
+                staging.rmdir()
+
+    def check_remote_files_exist_async(
+        self,
+        remote_checkpoint_file_names: Sequence[str],
+        max_wait_time_in_seconds: float = 3600,
+        wait_before_next_try_in_seconds: float = 30,
+    ) -> Future[RemoteFilesExistingCheckStatus]:
+        """Watch in the background until files exist, for example those that other ranks upload.
+
+        Args:
+            remote_checkpoint_file_names: The names in the bucket.
+            max_wait_time_in_seconds: How long to watch.
+            wait_before_next_try_in_seconds: The pause between two looks.
+
+        Returns:
+            The outcome: all exist, it took too long (or this object was closed), or an upload of this object failed.
+        """
+        result: Future[RemoteFilesExistingCheckStatus] = Future()
+        names, end, ended = list(remote_checkpoint_file_names), time.monotonic() + max_wait_time_in_seconds, self._ended
+
+        def watch() -> None:
+            try:
+                storage = self._backend.storage().with_attempts(self.num_attempts)
+                while True:
+                    if self._failed:
+                        return result.set_result(RemoteFilesExistingCheckStatus.ERROR)
+                    names[:] = [name for name in names if not storage.exists(name)]
+                    if not names:
+                        return result.set_result(RemoteFilesExistingCheckStatus.EXIST)
+                    left = end - time.monotonic()
+                    if left <= 0 or ended.wait(min(left, wait_before_next_try_in_seconds)):
+                        log.warning("These files did not appear in %s: %s", storage, ", ".join(names))
+                        return result.set_result(RemoteFilesExistingCheckStatus.TIMEOUT)
+            except Exception as error:  # noqa: BLE001 - raised by the future
+                result.set_exception(error)
+
+        thread = threading.Thread(target=watch, name="composer-remote-files", daemon=True)
+        self._checks.append(thread)
+        thread.start()
+        return result
+
+    def _open(self) -> Uploader:
+        if self._uploader is None:
+            context = multiprocessing.get_context("spawn")
+            self._processes = UploadProcesses(context, self._backend, self.num_concurrent_uploads, self.num_attempts)
+            self._staging = Path(tempfile.mkdtemp(prefix="composer-uploads-"))
+            self._uploader = Uploader(
+                self._backend.storage(),
+                concurrent=self.num_concurrent_uploads,
+                attempts=self.num_attempts,
+                send=stagger(self._processes.send),
+            )
+        return self._uploader
+
+    def _note(self, future: Future[None]) -> None:
+        if future.exception() is not None:
+            self._failed = True

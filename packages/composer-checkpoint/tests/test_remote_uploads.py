@@ -1,0 +1,403 @@
+"""RemoteUploader and RemoteUploaderDownloader, in threads and in processes, on a real server and on the disk."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import BrokenExecutor
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from composer.checkpoint.storage import storage_of
+from composer.core import Event, State
+from composer.core.engine import Engine
+from composer.loggers import Logger, RemoteUploaderDownloader
+from composer.utils import (
+    LibcloudObjectStore,
+    ObjectStore,
+    ObjectStoreTransientError,
+    RemoteFilesExistingCheckStatus,
+    RemoteUploader,
+    file_helpers,
+    maybe_create_remote_uploader_downloader_from_uri,
+)
+
+
+@pytest.fixture
+def state() -> State:
+    return State(
+        model=torch.nn.Linear(1, 1),
+        max_duration="1ep",
+        rank_zero_seed=0,
+        run_name="my-run",
+        dataloader=[],
+        device="cpu",
+    )
+
+
+@pytest.fixture
+def bucket(tmp_path: Path) -> Path:
+    folder = tmp_path / "libcloud" / "bucket"
+    folder.mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture
+def make(bucket: Path) -> Iterator[Callable[..., RemoteUploaderDownloader]]:
+    """Make an uploader to a folder, which is closed at the end."""
+    made: list[RemoteUploaderDownloader] = []
+
+    def build(use_procs: bool = False, **arguments: Any) -> RemoteUploaderDownloader:
+        kwargs = {"provider": "local", "provider_kwargs": {"key": str(bucket.parent)}}
+        made.append(RemoteUploaderDownloader("libcloud://bucket", kwargs, use_procs=use_procs, **arguments))
+        return made[-1]
+
+    yield build
+    for uploader in made:
+        uploader.post_close()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "file"
+    path.write_text("content")
+    return path
+
+
+class GatedStore(ObjectStore):
+    """A store in a folder that waits, and fails, as a test wants."""
+
+    gate = threading.Event()
+    failures: ClassVar[list[Exception]] = []
+    sizes_asked: ClassVar[list[str]] = []
+
+    def __init__(self, bucket: str, dir: str) -> None:
+        self.folder = Path(dir, bucket)
+
+    def get_uri(self, object_name: str) -> str:
+        return f"s3://bucket/{object_name}"
+
+    def upload_object(self, object_name: str, filename: Any, callback: Any = None, **kwargs: Any) -> None:
+        target = self.folder / object_name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if object_name.startswith("."):
+            return
+        assert self.gate.wait(20)
+        target.write_bytes(Path(filename).read_bytes())
+        if self.failures:
+            raise self.failures.pop(0)
+
+    def get_object_size(self, object_name: str) -> int:
+        self.sizes_asked.append(object_name)
+        return (self.folder / object_name).stat().st_size
+
+    def list_objects(self, prefix: str | None = None) -> list[str]:
+        return [str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_file()]
+
+
+@pytest.fixture
+def gated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., RemoteUploaderDownloader]:
+    """Make an uploader to a `GatedStore`, where programs replace the class."""
+    monkeypatch.setattr("composer.utils.object_store.utils.S3ObjectStore", GatedStore)
+    monkeypatch.setattr(GatedStore, "gate", threading.Event())
+    monkeypatch.setattr(GatedStore, "failures", [])
+    monkeypatch.setattr(GatedStore, "sizes_asked", [])
+    monkeypatch.setattr("composer.checkpoint.storage.Storage.__init__.__defaults__", (3, 0.0))
+
+    def build(**arguments: Any) -> RemoteUploaderDownloader:
+        arguments = {"use_procs": False, **arguments}
+        return RemoteUploaderDownloader("s3://bucket", {"dir": str(tmp_path)}, **arguments)
+
+    return build
+
+
+def test_files_arrive_and_come_back(
+    make: Callable[..., RemoteUploaderDownloader], state: State, file: Path, tmp_path: Path, bucket: Path
+) -> None:
+    uploader = make(file_path_format_string="{run_name}/rank{rank}/{remote_file_name}")
+    logger = Logger(state, [uploader])
+    state.callbacks = [uploader]
+    engine = Engine(state, logger)
+    engine.run_event(Event.INIT)
+    logger.upload_file("a/b", file)
+    file.write_text("changed in place")
+    logger.upload_file("c", file)
+    file.unlink()
+    engine.run_event(Event.FIT_END)
+
+    assert (bucket / "my-run/rank0/a/b").read_text() == "content"
+    assert (bucket / "my-run/rank0/c").read_text() == "changed in place"
+    assert uploader.can_upload_files()
+    assert uploader.get_uri_for_file("c") == "local://bucket/my-run/rank0/c"
+    uploader.download_file("a/b", str(tmp_path / "back"), progress_bar=False)
+    assert (tmp_path / "back").read_text() == "content"
+    with pytest.raises(FileExistsError):
+        uploader.download_file("c", str(tmp_path / "back"), progress_bar=False)
+    with pytest.raises(FileNotFoundError):
+        uploader.download_file("none", str(tmp_path / "other"), progress_bar=False)
+    staging = uploader._staging
+    engine.close()
+    assert staging is not None
+    assert not staging.exists()
+
+
+def test_it_works_outside_the_loggers_of_a_trainer(
+    make: Callable[..., RemoteUploaderDownloader], state: State, file: Path, bucket: Path
+) -> None:
+    uploader = make()
+    logger = Logger(state, [])
+    uploader._num_concurrent_uploads = 4
+    uploader.init(state, logger)
+    state.callbacks.append(uploader)
+    engine = Engine(state, logger)
+    for number in range(6):
+        uploader.upload_file(state=state, remote_file_name=f"shard{number}", file_path=file, overwrite=True)
+    engine.run_event(Event.BATCH_END)
+    engine.run_event(Event.FIT_END)
+
+    assert sorted(os.listdir(bucket)) == [
+        ".credentials_validated_successfully", *(f"shard{number}" for number in range(6)),
+    ]  # fmt: skip
+    assert uploader.remote_backend.get_uri("shard0") == "local://bucket/shard0"
+    assert isinstance(uploader.remote_backend, LibcloudObjectStore)
+    with pytest.raises(RuntimeError, match="already initialized"):
+        uploader.init(state, logger)
+    engine.close()
+
+
+@pytest.mark.parametrize("event", ["batch_end", "epoch_end", "fit_end"])
+def test_a_failure_is_raised_at_the_next_event(
+    gated: Callable[..., RemoteUploaderDownloader], state: State, file: Path, event: str
+) -> None:
+    uploader = gated()
+    logger = Logger(state, [])
+    uploader.init(state, logger)
+    GatedStore.failures.append(PermissionError("not yours"))
+    uploader.batch_end(state, logger)
+    uploader.upload_file(state, "a", file, overwrite=True)
+    with pytest.raises(FileExistsError, match="was already enqueued to be uploaded, but overwrite=False"):
+        uploader.upload_file(state, "a", file, overwrite=False)
+    GatedStore.gate.set()
+    if event != "fit_end":
+        while uploader._exception_queue.empty():
+            time.sleep(0.01)
+    with pytest.raises(PermissionError, match="not yours"):
+        getattr(uploader, event)(state, logger)
+    with pytest.warns(RuntimeWarning, match="likely due to a worker crash: a") as caught:
+        uploader.post_close()
+    kept = str(caught[0].message).partition("kept in ")[2].split(". (")[0].rstrip(".")
+    assert [Path(kept, name).read_text() for name in os.listdir(kept)] == ["content"]
+
+
+def test_a_retried_upload_may_replace_its_own_part(
+    gated: Callable[..., RemoteUploaderDownloader], state: State, file: Path, tmp_path: Path
+) -> None:
+    uploader = gated()
+    uploader.init(state, Logger(state, []))
+    GatedStore.failures[:] = [ObjectStoreTransientError("busy"), ObjectStoreTransientError("busy")]
+    GatedStore.gate.set()
+    uploader.upload_file(state, "a", file, overwrite=False)
+    uploader.fit_end(state, Logger(state, []))
+    assert GatedStore.sizes_asked == ["a"]
+    uploader.upload_file(state, "a", file, overwrite=False)
+    with pytest.raises(FileExistsError, match="already exists, but overwrite was set to False"):
+        uploader.fit_end(state, Logger(state, []))
+    with pytest.warns(RuntimeWarning, match="crash: a"):
+        uploader.post_close()
+
+
+def test_the_last_of_many_uploads_wins(
+    gated: Callable[..., RemoteUploaderDownloader], state: State, tmp_path: Path
+) -> None:
+    uploader = gated(num_concurrent_uploads=4)
+    uploader.init(state, Logger(state, []))
+    for number in range(20):
+        (tmp_path / "a").write_text(str(number))
+        uploader.upload_file(state, "a", tmp_path / "a", overwrite=True)
+    GatedStore.gate.set()
+    uploader.post_close()
+    assert (tmp_path / "bucket" / "a").read_text() == "19"
+
+
+def test_a_store_without_progress_is_not_given_up_while_it_works(
+    gated: Callable[..., RemoteUploaderDownloader], state: State, file: Path, tmp_path: Path
+) -> None:
+    uploader = gated()
+    uploader.init(state, Logger(state, [], delivery_timeout=0.1))
+    uploader.upload_file(state, "a", file, overwrite=True)
+    threading.Timer(0.5, GatedStore.gate.set).start()
+    uploader.post_close()
+    assert (tmp_path / "bucket" / "a").exists()
+
+
+def test_wrong_credentials_are_found_at_once(
+    gated: Callable[..., RemoteUploaderDownloader], state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Any, *args: Any, **kwargs: Any) -> None:
+        raise PermissionError("who are you?")
+
+    monkeypatch.setattr(GatedStore, "upload_object", refuse)
+    with pytest.raises(PermissionError, match="who are you"):
+        gated().init(state, Logger(state, []))
+    with pytest.raises(ValueError, match="num_concurrent_uploads"):
+        gated(num_concurrent_uploads=0)
+    other = RemoteUploaderDownloader("nowhere://bucket")
+    with pytest.raises(ValueError, match="`remote_backend_name` must be one of"):
+        _ = other.remote_backend
+
+
+@pytest.mark.parametrize(
+    ("uri", "name", "bucket", "arguments"),
+    [
+        ("s3://b/c", "s3", "b", {"bucket": "b"}),
+        ("oci://b@n", "oci", "b", {"bucket": "b@n"}),
+        ("sftp://host", "sftp", "host", {"host": "host"}),
+        ("sftp://me@host//data", "sftp", "me@host", {"host": "sftp://me@host//data"}),
+        ("libcloud://c", "libcloud", "c", {"container": "c"}),
+        ("dbfs:/Volumes/a/b/c", "dbfs", "", {"path": "Volumes/a/b/c"}),
+    ],
+)
+def test_what_a_uri_gives(uri: str, name: str, bucket: str, arguments: dict[str, Any]) -> None:
+    uploader = RemoteUploaderDownloader(uri, {"more": 1})
+    assert (uploader.remote_backend_name, uploader.remote_bucket_name) == (name, bucket)
+    assert uploader.backend_kwargs == {**arguments, "more": 1}
+
+
+def test_an_uploader_for_a_uri() -> None:
+    make = maybe_create_remote_uploader_downloader_from_uri
+    assert make is file_helpers.maybe_create_remote_uploader_downloader_from_uri
+    assert make("/data", []) is None
+    first = make("s3://bucket/a", [])
+    assert first is not None
+    assert first.backend_kwargs == {"bucket": "bucket"}
+    with pytest.warns(UserWarning, match="There already exists a RemoteUploaderDownloader object to handle"):
+        assert make("s3://bucket/b", [first]) is None
+    assert make("gs://bucket/b", [first]) is not None
+    azure = make("azure://box/b", [])
+    assert azure is not None
+    assert azure.remote_backend_name == "libcloud"
+    assert azure.backend_kwargs["provider"] == "AZURE_BLOBS"
+    volume = make("dbfs:/Volumes/a/b/c", [])
+    assert volume is not None
+    assert volume.backend_kwargs == {"path": "Volumes/a/b/c"}
+    for uri in ("wandb://a/b", "nowhere://a"):
+        with pytest.raises(NotImplementedError, match="There is no uploader for"):
+            make(uri, [])
+
+
+def test_remote_uploader_in_processes(s3: str, file: Path, tmp_path: Path) -> None:
+    uploader = RemoteUploader(f"{s3}/run", num_concurrent_uploads=1)
+    uploader.init()
+    found = uploader.check_remote_files_exist_async(["run/a", "run/b"], 60, 0.05)
+    first = uploader.upload_file_async("run/a", file, overwrite=False)
+    file.write_text("changed")
+    second = uploader.upload_file_async("run/b", file, overwrite=False)
+    first.result(60)
+    second.result(60)
+    assert found.result(60) is RemoteFilesExistingCheckStatus.EXIST
+    uploader.check_workers()
+    assert uploader.futures == []
+    bucket = storage_of(s3)
+    assert (bucket.read_text("run/a"), bucket.read_text("run/b")) == ("content", "changed")
+    assert bucket.exists(".credentials_validated_successfully")
+    late = uploader.check_remote_files_exist_async(["run/none"], 0.05, 0.01)
+    assert late.result(60) is RemoteFilesExistingCheckStatus.TIMEOUT
+    uploader.upload_file_async("run/a", file, overwrite=False)
+    with pytest.raises(FileExistsError, match="already exists, but overwrite was set to False"):
+        uploader.wait()
+    assert uploader.futures == []
+    failed = uploader.check_remote_files_exist_async(["run/none"], 60, 0.01)
+    assert failed.result(60) is RemoteFilesExistingCheckStatus.ERROR
+
+    assert uploader._processes is not None
+    for process in uploader._processes._pool._processes.values():
+        process.kill()
+        process.join()
+    uploader.upload_file_async("b", file, overwrite=True)
+    with pytest.raises(BrokenExecutor):
+        uploader.wait_and_close()
+
+
+def test_remote_uploader_checks_its_arguments(tmp_path: Path) -> None:
+    uploader = RemoteUploader("azure://box/run")
+    assert (uploader.remote_backend_name, uploader.remote_bucket_name, uploader.path) == ("libcloud", "box", "run")
+    assert uploader.backend_kwargs["container"] == "box"
+    for uri in ("wandb://a/b", "nowhere://a"):
+        with pytest.raises(NotImplementedError, match="There is no uploader for"):
+            RemoteUploader(uri)
+    for name in ("num_concurrent_uploads", "num_attempts"):
+        with pytest.raises(ValueError, match=name):
+            RemoteUploader("s3://bucket", **{name: 0})
+    with pytest.raises(ValueError, match="must be a URI"):
+        RemoteUploader(str(tmp_path))
+
+
+def test_higher_local_ranks_upload_later(
+    gated: Callable[..., RemoteUploaderDownloader], state: State, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMPOSER_LOCAL_RANK_STAGGER_SECONDS", "0.1")
+    monkeypatch.setattr("composer.utils.dist.get_local_rank", lambda: 2)
+    pauses: list[float] = []
+    monkeypatch.setattr("composer.checkpoint.backend_uploads.time.sleep", pauses.append)
+    uploader = gated()
+    uploader.init(state, Logger(state, []))
+    GatedStore.gate.set()
+    uploader.upload_file(state, "a", file, overwrite=True)
+    uploader.post_close()
+    assert pauses == [0.2]
+    monkeypatch.setenv("COMPOSER_LOCAL_RANK_STAGGER_SECONDS", "soon")
+    with pytest.raises(ValueError, match="COMPOSER_LOCAL_RANK_STAGGER_SECONDS"):
+        gated().init(state, Logger(state, []))
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from composer.loggers import RemoteUploaderDownloader
+
+if __name__ == "__main__":
+    kwargs = {"provider": "local", "provider_kwargs": {"key": sys.argv[1]}}
+    uploader, state = RemoteUploaderDownloader("libcloud://bucket", kwargs), SimpleNamespace(run_name="a")
+    uploader.init(state, None)
+    uploader.upload_file(state, "a", Path(sys.argv[2]), overwrite=True)
+"""
+
+
+def test_a_program_that_ends_waits_for_its_uploads(bucket: Path, file: Path, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    subprocess.run(
+        [sys.executable, str(tmp_path / "program.py"), str(bucket.parent), str(file)], check=True, timeout=60
+    )
+    assert (bucket / "a").read_text() == "content"
+
+
+def test_programs_choose_how_processes_start(
+    monkeypatch: pytest.MonkeyPatch,
+    make: Callable[..., RemoteUploaderDownloader],
+    state: State,
+    file: Path,
+    bucket: Path,
+) -> None:
+    asked: list[str] = []
+    original = multiprocessing.get_context
+
+    def choose(method: str) -> Any:
+        asked.append(method)
+        return original("fork")
+
+    monkeypatch.setattr("composer.loggers.remote_uploader_downloader.multiprocessing.get_context", choose)
+    uploader = make(True)
+    uploader.init(state, Logger(state, []))
+    uploader.upload_file(state, "a", file, overwrite=True)
+    uploader.post_close()
+    assert asked == ["spawn"]
+    assert (bucket / "a").read_text() == "content"
