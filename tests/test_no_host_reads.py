@@ -35,7 +35,7 @@ from composer.devices.device import PlainDevice
 from composer.loggers import Logger
 from composer.optim import CosineAnnealingWithWarmupScheduler, DecoupledAdamW, DecoupledSGDW
 
-STEPS = 20
+STEPS = 12  # some act at every tenth step
 
 
 class MetaDevice(PlainDevice):

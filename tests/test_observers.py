@@ -1,12 +1,13 @@
-"""Every callback runs with every logger, alone and all together: several fits, resumption, a close without a fit."""
+"""Callbacks and loggers alone, with each other, all together: several fits, resumption, a close without a fit."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
-from observers import KEEPERS, WATCHERS, Keeper, make_trainer, names
+from observers import KEEPERS, WATCHERS, Keeper, Watcher, make_trainer, names
 
 from composer.core import Callback
 from composer.profiler import JSONTraceHandler, Profiler, cyclic_schedule
@@ -42,15 +43,26 @@ def test_all_are_here() -> None:
 
 
 @pytest.mark.parametrize("callback", WATCHERS)
+def test_every_callback_runs_alone(callback: str, tmp_path: Path) -> None:
+    watcher, keeper = WATCHERS[callback], KEEPERS["RunRecorder"](tmp_path)
+    run([watcher], [watcher.make(tmp_path)], keeper, watcher.model)
+
+
 @pytest.mark.parametrize("logger", KEEPERS)
-def test_every_callback_runs_with_every_logger(callback: str, logger: str, tmp_path: Path) -> None:
-    watcher, keeper = WATCHERS[callback], KEEPERS[logger](tmp_path)
-    trainer = make_trainer(watcher.make(tmp_path), keeper.logger, model=watcher.model)
+def test_every_logger_keeps_what_the_callbacks_log(logger: str, tmp_path: Path) -> None:
+    watchers = [watcher for name, watcher in WATCHERS.items() if name not in APART]
+    run(watchers, [watcher.make(tmp_path) for watcher in watchers], KEEPERS[logger](tmp_path), {})
+
+
+def run(watchers: list[Watcher], callbacks: list[Callback], keeper: Keeper, model: dict[str, Any]) -> None:
+    trainer = make_trainer(callbacks, keeper.logger, model=model)
     trainer.fit()
     trainer.close()
     assert trainer.state.timestamp.batch == "4ba"
-    if keeper.has is not None:
-        assert keeper.has("loss/train/total")
+    if keeper.has is None:
+        return
+    assert keeper.has("loss/train/total")
+    for watcher in watchers:
         kept = {watcher.metric: True, watcher.image: keeper.images, watcher.table: keeper.tables}
         assert all(keeper.has(name) for name, wanted in kept.items() if name is not None and wanted)
 

@@ -15,6 +15,7 @@ _BENCHMARKS = (
     "algorithms",
     "checkpoints",
     "loaders",
+    "images",
     "characters",
     "cooldown",
     "packing",

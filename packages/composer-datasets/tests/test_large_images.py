@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from PIL import Image
 
 from composer import datasets
 from composer.datasets.ade20k import SegmentationTransform
+from composer.datasets.cli import main
 from composer.datasets.imagenet import IMAGENET_MEAN, IMAGENET_STD
 from composer.datasets.synthetic import synthetic_images, synthetic_text
 
@@ -63,6 +65,18 @@ def test_images_can_be_normalised_on_the_device(imagenet: Path) -> None:
     assert torch.equal(host.batch_transforms(next(iter(host.dataloader)))[0], device.microbatch_transforms(moved)[0])
 
 
+def test_batches_can_be_normalised_by_the_loader(imagenet: Path) -> None:
+    options: dict[str, Any] = {"is_train": False, "crop_size": 8}
+    host = datasets.build_imagenet_dataloader(imagenet, 4, **options)
+    images, labels = next(iter(datasets.build_imagenet_dataloader(imagenet, 4, device="cpu", **options).dataloader))
+
+    assert torch.equal(host.batch_transforms(next(iter(host.dataloader)))[0], images)
+    assert images.is_contiguous(memory_format=torch.channels_last)
+    assert [0, 0, 1, 1] == labels.tolist()
+    with pytest.raises(ValueError, match="`normalize_on_device` has no effect with `device`"):
+        datasets.build_imagenet_dataloader(imagenet, 4, device="cpu", normalize_on_device=True)
+
+
 def test_a_transform_replaces_the_usual_one(imagenet: Path) -> None:
     spec = datasets.build_imagenet_dataloader(imagenet, 4, transform=lambda image: image.resize((5, 4)))
 
@@ -80,6 +94,95 @@ def test_the_error_for_missing_imagenet_has_its_path(tmp_path: Path) -> None:
 def test_sizes_fit_each_other(imagenet: Path, sizes: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="`crop_size` must be positive, and `resize_size` must be -1 or at least"):
         datasets.build_imagenet_dataloader(imagenet, 2, **sizes)
+
+
+def write(source: Path, destination: Path, *options: str) -> int:
+    return main(["write", "imagenet", str(source), str(destination), *options, "--processes", "1"])
+
+
+def test_imagenet_is_read_from_image_files(imagenet: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert 0 == write(imagenet, tmp_path / "files")
+    assert "val: 4 images, 2 classes" in capsys.readouterr().out
+    options: dict[str, Any] = {"crop_size": 14, "resize_size": 20, "is_train": False}
+    folder = datasets.build_imagenet_dataloader(imagenet, 4, **options)
+    files = datasets.build_imagenet_dataloader(tmp_path / "files", 4, **options)
+    (expected, labels), (images, same) = (next(iter(spec.dataloader)) for spec in (folder, files))
+
+    assert labels.tolist() == same.tolist()
+    assert torch.equal(expected[::2], images[::2])  # of 20 x 24 pixels; the others are resized
+    assert torch.float32 == files.batch_transforms((images, same))[0].dtype
+    train = datasets.build_imagenet_dataloader(tmp_path / "files", 2, crop_size=8, normalize_on_device=True)
+    images, labels = train.microbatch_transforms(next(iter(train.dataloader)))
+    assert ((2, 3, 8, 8), torch.float32, 4) == (images.shape, images.dtype, train.num_samples)
+    pillow = datasets.build_imagenet_dataloader(tmp_path / "files", 4, transform=lambda image: image.resize((5, 4)))
+    assert (4, 3, 4, 5) == next(iter(pillow.dataloader))[0].shape
+    with pytest.raises(ValueError, match=r"`resize_size` must be -1 .*composer-datasets write imagenet --short-side 9"):
+        datasets.build_imagenet_dataloader(tmp_path / "files", 2, crop_size=8, resize_size=9)
+
+
+def test_files_of_ffcv_name_the_command_that_converts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ffcv", None)
+    (tmp_path / "train.beton").touch()
+    with pytest.raises(ModuleNotFoundError, match=r"train.beton' is a file of FFCV.*datasets write imagenet SRC"):
+        datasets.build_imagenet_dataloader(tmp_path, 2)
+    with pytest.raises(TypeError, match=r"does not support pin_memory. Leave them out"):
+        datasets.build_imagenet_dataloader(tmp_path, 2, pin_memory=True)
+    with pytest.raises(TypeError, match="supports neither `transform` nor `device` here"):
+        datasets.build_imagenet_dataloader(tmp_path, 2, transform=np.asarray)
+
+
+def test_ffcv_is_called_as_it_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in with the documented names: the package needs a compiler and libraries to install."""
+    batch = torch.full((2, 3, 8, 8), 255, dtype=torch.uint8), torch.tensor([1, 0])
+    calls: list[dict[str, Any]] = []
+
+    class Loader:
+        def __init__(self, path: str, **how: Any) -> None:
+            calls.append({"path": path, **how})
+
+        def __iter__(self) -> Any:
+            return iter([batch])
+
+        def __len__(self) -> int:
+            return 1
+
+    def step(name: str) -> Any:
+        return lambda *size, **how: (name, *size, *how.values())
+
+    decoders = ("RandomResizedCropRGBImageDecoder", "CenterCropRGBImageDecoder", "IntDecoder")
+    transforms = ("RandomHorizontalFlip", "ToTensor", "ToTorchImage", "Squeeze")
+    loading = SimpleNamespace(Loader=Loader, OrderOption=SimpleNamespace(RANDOM="random", SEQUENTIAL="sequential"))
+    modules = {
+        "ffcv.loader": loading,
+        "ffcv.fields.decoders": SimpleNamespace(**{name: step(name) for name in decoders}),
+        "ffcv.transforms": SimpleNamespace(**{name: step(name) for name in transforms}),
+    }
+    for name, module in {"ffcv": SimpleNamespace(), "ffcv.fields": SimpleNamespace(), **modules}.items():
+        monkeypatch.setitem(sys.modules, name, module)  # type: ignore[arg-type]  # a stand-in
+    for part in ("train", "val"):
+        (tmp_path / f"{part}.beton").touch()
+    train = datasets.build_imagenet_dataloader(tmp_path, 2, crop_size=8, seed=5, num_workers=3)
+    datasets.build_imagenet_dataloader(tmp_path, 2, is_train=False, crop_size=8, resize_size=16)
+    images, labels = train.batch_transforms(next(iter(train.dataloader)))
+
+    ends = [("ToTensor",), ("ToTorchImage",)]
+    assert {
+        "path": str(tmp_path / "train.beton"),
+        "batch_size": 2,
+        "num_workers": 3,
+        "order": "random",
+        "drop_last": True,
+        "distributed": False,
+        "seed": 5,
+        "pipelines": {
+            "image": [("RandomResizedCropRGBImageDecoder", (8, 8)), ("RandomHorizontalFlip",), *ends],
+            "label": [("IntDecoder",), ("ToTensor",), ("Squeeze",)],
+        },
+    } == calls[0]
+    assert ("sequential", False, -1) == tuple(calls[1][key] for key in ("order", "drop_last", "num_workers"))
+    assert [("CenterCropRGBImageDecoder", (8, 8), 0.5), *ends] == calls[1]["pipelines"]["image"]
+    assert [1, 0] == labels.tolist()
+    assert torch.allclose(images[0, 0, 0], torch.tensor((255 - IMAGENET_MEAN[0]) / IMAGENET_STD[0]))
 
 
 def scenes(root: Path) -> None:
@@ -186,6 +289,17 @@ def test_volumes_are_cropped_padded_and_mirrored_with_their_masks(tmp_path: Path
 
         assert all(label == expected.get(voxel, 0) for voxel, label in found if any(voxel))
         assert 60 < sum(any(voxel) for voxel, _ in found)  # the rest is padding, or outside of the brain
+
+
+def test_volumes_are_transformed_after_the_crop(tmp_path: Path) -> None:
+    cases(tmp_path, ("flair", "t1", "t1ce", "t2"), "_")
+    plain = datasets.build_brats_dataloader(tmp_path, 2, crop_size=(4, 10, 8), is_train=False)
+    brighter = datasets.RandomBrightness3d(1.0, (2, 2))
+    doubled = datasets.build_brats_dataloader(tmp_path, 2, crop_size=(4, 10, 8), is_train=False, transform=brighter)
+    (volumes, masks), (changed, same) = (next(iter(spec.dataloader)) for spec in (plain, doubled))
+
+    assert torch.equal(2 * volumes, changed)
+    assert torch.equal(masks, same)
 
 
 def _voxels(volume: torch.Tensor) -> list[tuple[float, ...]]:

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import Dataset
 
 from composer.core import DataSpec
-from composer.datasets import ResumableDataLoader
+from composer.datasets import DeviceLoader, ImageTransform, ResumableDataLoader
 
 
 class Noisy(Dataset[Any]):
@@ -148,3 +148,42 @@ def test_arguments_that_the_loader_decides_are_refused() -> None:
 def test_a_batch_size_that_leaves_no_batch_is_refused(batch_size: int) -> None:
     with pytest.raises(ValueError, match="`batch_size` must be at"):
         make(batch_size=batch_size)
+
+
+IMAGES = torch.randint(0, 256, (11, 3, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+AUGMENT = ImageTransform(flip=True, padding=2, cutout=3, mean=[120.0] * 3, std=[60.0] * 3)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("with_labels", [True, False])
+def test_a_device_transform_gives_the_batches_of_a_device_loader(rank: int, with_labels: bool) -> None:
+    share: dict[str, Any] = {"seed": 4, "rank": rank, "world_size": 2, "drop_last": False}
+    labels = torch.arange(11) if with_labels else None
+    samples: Any = list(IMAGES) if labels is None else list(zip(IMAGES, labels, strict=True))
+    host = ResumableDataLoader(samples, 2, device_transform=AUGMENT, device="cpu", **share)
+    device = DeviceLoader(IMAGES, labels, 2, transform=AUGMENT, device="cpu", **share)
+    for _ in range(2):
+        expected, found = list(device), list(host)
+
+        assert len(expected) == len(found)
+        for first, second in zip(expected, found, strict=True):
+            pairs = zip(first, second, strict=True) if with_labels else [(first, second)]
+            assert all(torch.equal(*pair) for pair in pairs)
+
+
+def test_a_device_transform_resumes() -> None:
+    def loader() -> ResumableDataLoader:
+        return ResumableDataLoader(list(IMAGES), 2, seed=4, device_transform=AUGMENT, device="cpu")
+
+    whole, stopped, resumed = loader(), loader(), loader()
+    batches = iter(stopped)
+    for _ in range(2):
+        next(batches)
+    resumed.load_state_dict(stopped.state_dict())
+
+    assert all(torch.equal(*pair) for pair in zip(list(whole)[2:], resumed, strict=True))
+
+
+def test_a_device_transform_needs_its_device() -> None:
+    with pytest.raises(ValueError, match="`device_transform` and `device` must be given together"):
+        ResumableDataLoader(list(IMAGES), 2, device_transform=AUGMENT)

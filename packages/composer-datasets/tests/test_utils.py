@@ -5,7 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
+from torchvision import transforms
+from torchvision.datasets import FakeData
+from torchvision.transforms import v2
 
 from composer.datasets import NormalizationFn, pil_image_collate
 from composer.datasets._missing import require
@@ -96,6 +99,24 @@ def test_images_of_different_shapes_are_refused() -> None:
 
 def test_add_vision_dataset_transform_is_that_of_core() -> None:
     assert add_vision_dataset_transform is of_core
+
+
+@pytest.mark.parametrize("is_tensor_transform", [False, True])
+@pytest.mark.parametrize("version", [transforms, v2], ids=["v1", "v2"])
+def test_a_transform_is_added_before_or_after_the_tensor(is_tensor_transform: bool, version: Any) -> None:
+    seen = []
+
+    def mirror(image: Any) -> Any:
+        seen.append(type(image))
+        return image.flip(2) if isinstance(image, torch.Tensor) else ImageOps.mirror(image)
+
+    make = transforms.PILToTensor if version is transforms else v2.ToImage
+    steps = version.Compose([version.RandomHorizontalFlip(1.0), make(), version.RandomVerticalFlip(1.0)])
+    dataset, plain = (FakeData(2, (3, 4, 5), transform=each) for each in (steps, make()))
+    add_vision_dataset_transform(dataset, mirror, is_tensor_transform)
+
+    assert torch.equal(plain[1][0].flip(1), dataset[1][0])  # mirrored twice, and turned upside down
+    assert [is_tensor_transform] == [issubclass(each, torch.Tensor) for each in seen]
 
 
 def test_a_missing_dependency_of_an_optional_package_is_reported_as_such(

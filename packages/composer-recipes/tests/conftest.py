@@ -19,7 +19,7 @@ from composer.recipes.cli import main
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # for what several tests use
 
-from recipe_runs import OPTIONS, POEM, QUIET, RANDOM, Commanded, write_idx
+from recipe_runs import OPTIONS, POEM, QUIET, RANDOM, Commanded, write_idx, write_photos
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def without_the_users_data(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with 30 + 20 images of Fashion-MNIST, 5 x 6 + 20 of CIFAR-10, and 1,620 characters of text."""
+    """A folder with 30 + 20 images of Fashion-MNIST, 5 x 6 + 20 of CIFAR-10, 12 + 4 photos, and 1,620 characters."""
     root = tmp_path_factory.mktemp("data")
     for split, count in (("train", 30), ("t10k", 20)):
         raw = root / "FashionMNIST" / "raw"
@@ -62,6 +62,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pixels = RANDOM.integers(0, 256, (count, 3072)).astype(np.uint8)
         batch = {"batch_label": name, "labels": [i % 10 for i in range(count)], "data": pixels}
         (folder / name).write_bytes(pickle.dumps(batch, protocol=2))
+    write_photos(root)
     (root / "tinyshakespeare.txt").write_text(20 * POEM, encoding="utf-8")
     return root
 

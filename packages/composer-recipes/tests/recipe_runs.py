@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from composer.recipes import Task
 
@@ -30,6 +31,10 @@ OPTIONS = {
     ),
     "cifar10_resnet9": "--train_samples 8 --test_samples 4 --batch_size 4 --epochs 2 --scale_schedule.ratio 0.75",
     "cifar10_resnet20": "--train_samples 8 --test_samples 4 --batch_size 4 --epochs 2 --scale_schedule.ratio 0.75",
+    "imagenet_resnet50": (
+        "--config mild --compare --model resnet18 --batch_size 4 --train_size 32 --test_resize 36 --test_size 32 "
+        "--workers 0 --epochs 1 --warmup_epochs 0.5 --lr 0.01 --ema.half_life 4ba --ema.update_interval 1ba"
+    ),
     "tiny_lm": (
         "--characters 800 --batch_size 4 --seq_length 16 --width 8 --layers 1 --heads 2 --epochs 1 --algorithms alibi "
         "ema gradient_clipping scale_schedule seq_length_warmup --ema.half_life 4ba "
@@ -75,3 +80,13 @@ def write_idx(path: Path, values: np.ndarray) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     header = np.array([0x800 + values.ndim, *values.shape], dtype=">u4")
     path.write_bytes(header.tobytes() + values.astype(np.uint8).tobytes())
+
+
+def write_photos(root: Path) -> None:
+    """Write 12 + 4 bright and dark images in the folders of ImageNet."""
+    for part, count in (("train", 12), ("val", 4)):
+        for number in range(count):
+            path = root / part / ("bright", "dark")[number % 2] / f"{number}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pixels = RANDOM.integers(0, 128, (44 + number, 60, 3)) + (128, 0)[number % 2]
+            Image.fromarray(pixels.astype(np.uint8)).save(path)

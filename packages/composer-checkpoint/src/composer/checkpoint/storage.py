@@ -29,6 +29,7 @@ __all__ = [
     "Storage",
     "StorageError",
     "UnreachableError",
+    "UnsupportedStoreError",
     "bucket_of",
     "direct_storage",
     "is_marked_transient",
@@ -610,6 +611,11 @@ def _block_size(filesystem: Any, size: int, least: int) -> dict[str, int]:
 def _check_installed(scheme: str, uri: str) -> None:
     import fsspec
 
+    if scheme == "wandb":
+        raise UnsupportedStoreError(
+            f"`uri` must be that of an object store, got {_without_password(uri)!r}: W&B stores artifacts of a run. "
+            f"Pass a `WandBLogger(log_artifacts=True)` in `loggers`, and save to a local folder."
+        )
     try:
         fsspec.get_filesystem_class(scheme)
     except ImportError as error:
@@ -623,7 +629,7 @@ def _check_installed(scheme: str, uri: str) -> None:
         ) from error
     except ValueError as error:
         known = ", ".join(sorted({*_PACKAGES, "file", "memory"}))
-        raise ValueError(
+        raise UnsupportedStoreError(
             f"`uri` must have a scheme that fsspec knows, got {_without_password(uri)!r}. Use one of {known}, or "
             f"install the package that adds {scheme!r} to fsspec."
         ) from error
@@ -748,6 +754,10 @@ _DOWN = frozenset(
 
 class StorageError(ComposerError, OSError):
     """A remote store could not be read or written."""
+
+
+class UnsupportedStoreError(ComposerError, NotImplementedError, ValueError):
+    """There is no store for the scheme of a URI."""
 
 
 class UnreachableError(StorageError, ObjectStoreTransientError):

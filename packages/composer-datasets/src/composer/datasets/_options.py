@@ -42,7 +42,7 @@ class Options:
         drop_last: Drop samples that do not fill a batch on every rank. None: `is_train`.
         shuffle: Use a random order. None: `is_train`.
         seed: Seed of the order and all random transforms.
-        device: Device that stores the data set and makes the batches. None: the host.
+        device: Device that stores the data set, or makes the batches of a loader on the host. None: the host.
         dataloader_kwargs: Arguments of `ResumableDataLoader`; on the host only.
     """
 
@@ -55,13 +55,17 @@ class Options:
     dataloader_kwargs: dict[str, Any] = field(default_factory=dict)
 
     def on_host(
-        self, dataset: Dataset[Any], collate_fn: Callable[[list[Any]], Any] | None = None
+        self,
+        dataset: Dataset[Any],
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        device_transform: DeviceTransform | None = None,
     ) -> ResumableDataLoader:
         """Return a loader that makes batches in this process or its workers.
 
         Args:
             dataset: The samples.
             collate_fn: Makes a batch of a list of samples. None: torch's default.
+            device_transform: Transforms batches on `device`; None without one.
         """
         return ResumableDataLoader(
             dataset,
@@ -70,6 +74,8 @@ class Options:
             drop_last=self._or_is_train(self.drop_last),
             seed=self.seed,
             collate_fn=collate_fn,
+            device_transform=device_transform,
+            device=self.device,
             **self.dataloader_kwargs,
         )
 

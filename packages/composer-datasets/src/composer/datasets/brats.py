@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 from torch.utils.data import Dataset
 
 from composer.core import DataSpec
 from composer.datasets._missing import missing_files, require
 from composer.datasets._options import Options
 from composer.datasets.synthetic import SyntheticVolumeDataset
+from composer.datasets.volume_transforms import CenterCrop3d, RandomCrop3d, RandomFlip3d
 
 __all__ = ["BraTS", "build_brats_dataloader", "build_synthetic_brats_dataloader"]
+
+VolumeTransform: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 # File names of the same four sequences until 2021, and since 2023.
 _MODALITIES = (("flair", "t1", "t1ce", "t2"), ("t2f", "t1n", "t1c", "t2w"))
@@ -38,8 +40,11 @@ class BraTS(Dataset[tuple[Tensor, Tensor]]):
         crop_size: Depth, height and width of the samples; smaller volumes are padded with 0.
         is_train: Crop at random and mirror each dimension at random; otherwise crop the centre.
         cases: Names of the folders to use. None: all.
+        transform: `(volume, mask) -> (volume, mask)` after that, such as `RandomNoise3d()`, or several of them in
+            `torchvision.transforms.v2.Compose`. None: no more transforms.
 
     Attributes:
+        transform: As passed to the constructor.
         cases: Names of the folders in use.
 
     Raises:
@@ -55,11 +60,14 @@ class BraTS(Dataset[tuple[Tensor, Tensor]]):
         *,
         is_train: bool = True,
         cases: Sequence[str] | None = None,
+        transform: VolumeTransform | None = None,
     ) -> None:
         if min(crop_size) < 1:
             raise ValueError(f"`crop_size` must be three positive numbers, got {crop_size!r}.")
         _nibabel()  # raises now if it is missing, not at the first sample
-        self._crop_size, self._is_train = tuple(crop_size), is_train
+        steps: list[VolumeTransform] = [RandomCrop3d(crop_size), RandomFlip3d()]
+        self._steps = steps if is_train else [CenterCrop3d(crop_size)]
+        self.transform = transform
         self._command = _COMMAND.format(datadir=datadir)
         root = Path(datadir).expanduser()
         if cases is None:
@@ -88,20 +96,9 @@ class BraTS(Dataset[tuple[Tensor, Tensor]]):
         volume = torch.stack([_normalized(sequence) for sequence in sequences])
         mask = segmentation.round().long()
         mask[mask == 4] = 3
-        both = self._cropped(torch.cat([volume, mask[None].float()]))  # small integers are exact
-        if self._is_train:
-            mirrored = [dim + 1 for dim, draw in enumerate(torch.rand(3).tolist()) if draw < 0.5]
-            both = both.flip(mirrored)
-        return both[:-1].contiguous(), both[-1].long()
-
-    def _cropped(self, both: Tensor) -> Tensor:
-        missing = [max(size - actual, 0) for size, actual in zip(self._crop_size, both.shape[1:], strict=True)]
-        both = pad(both, [part for count in reversed(missing) for part in (count // 2, count - count // 2)])
-        for dim, size in enumerate(self._crop_size, start=1):
-            room = both.shape[dim] - size
-            start = int(torch.randint(room + 1, ())) if self._is_train else room // 2
-            both = both.narrow(dim, start, size)
-        return both
+        for step in (*self._steps, *([] if self.transform is None else [self.transform])):
+            volume, mask = step(volume, mask)
+        return volume, mask
 
 
 def build_brats_dataloader(
@@ -111,6 +108,7 @@ def build_brats_dataloader(
     crop_size: tuple[int, int, int] = (128, 128, 128),
     is_train: bool = True,
     cases: Sequence[str] | None = None,
+    transform: VolumeTransform | None = None,
     drop_last: bool | None = None,
     shuffle: bool | None = None,
     seed: int = 0,
@@ -124,6 +122,7 @@ def build_brats_dataloader(
         crop_size: Depth, height and width of the volumes in a batch.
         is_train: Crop and mirror at random.
         cases: Names of the folders to use, such as those of a fold. None: all.
+        transform: `(volume, mask) -> (volume, mask)` after the crop; see `BraTS`.
         drop_last: Drop samples that do not fill a batch on every rank. None: only in training.
         shuffle: Use a new random order in every epoch. None: only in training.
         seed: Seed of the order and the augmentation.
@@ -138,7 +137,7 @@ def build_brats_dataloader(
         TypeError: `dataloader_kwargs` has an unknown argument.
         ValueError: A number is out of range.
     """
-    dataset = BraTS(datadir, crop_size, is_train=is_train, cases=cases)
+    dataset = BraTS(datadir, crop_size, is_train=is_train, cases=cases, transform=transform)
     options = Options(global_batch_size, is_train, drop_last, shuffle, seed, dataloader_kwargs=dataloader_kwargs)
     return DataSpec(options.on_host(dataset))
 

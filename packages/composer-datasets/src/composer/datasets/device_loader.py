@@ -12,7 +12,7 @@ from composer.datasets.sampler import ShardSampler, derived_seed
 from composer.devices import Device
 from composer.utils import dist
 
-__all__ = ["AnyDevice", "DeviceLoader", "DeviceTransform", "to_torch_device"]
+__all__ = ["AnyDevice", "DeviceLoader", "DeviceTransform", "draw_for_batch", "to_torch_device"]
 
 AnyDevice: TypeAlias = Device | torch.device | str
 
@@ -61,6 +61,34 @@ class DeviceTransform(Protocol):
             drawn: This rank's part of the result of `draw`.
         """
         ...
+
+
+def draw_for_batch(
+    transform: DeviceTransform,
+    sampler: ShardSampler,
+    batch_size: int,
+    shape: torch.Size,
+    generator: torch.Generator,
+    epoch: int,
+    begin: int,
+) -> tuple[Tensor, ...]:
+    """Return this rank's part of the random numbers of a batch, which depend on (seed, epoch, position) only.
+
+    Args:
+        transform: Draws them.
+        sampler: The shares of all ranks.
+        batch_size: Samples per batch of each rank.
+        shape: Shape of this rank's inputs.
+        generator: Generator on the device; it is seeded here.
+        epoch: Zero-based index.
+        begin: Samples of this rank's share before the batch.
+    """
+    ranks = sampler.num_replicas
+    first = begin * ranks
+    count = min(batch_size * ranks, sampler.total_size - first)  # of all ranks
+    generator.manual_seed(derived_seed(sampler.seed, epoch, first))
+    drawn = transform.draw(torch.Size((count, *shape[1:])), generator)
+    return drawn if ranks == 1 else tuple(part[sampler.rank :: ranks] for part in drawn)
 
 
 class DeviceLoader:
@@ -162,13 +190,7 @@ class DeviceLoader:
     def _make(self, inputs: Tensor, targets: Tensor | None, generator: torch.Generator, epoch: int, begin: int) -> Any:
         if self.transform is None:
             return inputs if targets is None else (inputs, targets)
-        sampler = self.sampler
-        first, ranks = begin * sampler.num_replicas, sampler.num_replicas
-        count = min(self.batch_size * ranks, sampler.total_size - first)  # of all ranks
-        generator.manual_seed(derived_seed(sampler.seed, epoch, first))
-        drawn = self.transform.draw(torch.Size((count, *inputs.shape[1:])), generator)
-        if ranks > 1:
-            drawn = tuple(part[sampler.rank :: ranks] for part in drawn)
+        drawn = draw_for_batch(self.transform, self.sampler, self.batch_size, inputs.shape, generator, epoch, begin)
         return self.transform(inputs, targets, drawn)
 
     def set_epoch(self, epoch: int) -> None:

@@ -6,15 +6,28 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.utils.data import Dataset
 
 from composer.core import DataSpec
 from composer.datasets._missing import missing_files
 from composer.datasets._options import Options
+from composer.datasets.device_loader import AnyDevice
+from composer.datasets.ffcv_files import ffcv_loader
+from composer.datasets.image_files import (
+    CenterCropDecoder,
+    CropDecoder,
+    ImageFiles,
+    RandomCropDecoder,
+    image_collate,
+    is_image_files,
+)
+from composer.datasets.image_transform import ImageTransform
 from composer.datasets.synthetic import SyntheticImageDataset
 from composer.datasets.utils import NormalizationFn, pil_image_collate
 
 __all__ = [
+    "COMMAND",
     "IMAGENET_MEAN",
     "IMAGENET_STD",
     "build_imagenet_dataloader",
@@ -28,7 +41,7 @@ IMAGENET_MEAN = (123.675, 116.28, 103.53)
 IMAGENET_STD = (58.395, 57.12, 57.375)
 """Standard deviation of the training pixels per channel, in 0 to 255."""
 
-_COMMAND = (
+COMMAND = (
     "cd {datadir} && curl -LO https://image-net.org/data/ILSVRC/2012/ILSVRC2012_img_train.tar"
     " && curl -LO https://image-net.org/data/ILSVRC/2012/ILSVRC2012_img_val.tar    # after registering there; then"
     " unpack them into train/<class>/ and val/<class>/"
@@ -44,6 +57,7 @@ def build_imagenet_dataloader(
     crop_size: int = 224,
     transform: Callable[[Any], Any] | None = None,
     normalize_on_device: bool = False,
+    device: AnyDevice | None = None,
     drop_last: bool | None = None,
     shuffle: bool | None = None,
     seed: int = 0,
@@ -54,17 +68,23 @@ def build_imagenet_dataloader(
     Training images are random crops (8% to 100% of the area) resized to `crop_size` and mirrored at random; evaluation
     images are centre crops.
 
+    Folders that `composer-datasets write imagenet` wrote are read by `ImageFiles`, which is faster; files `train.beton`
+    and `val.beton` by the package `ffcv`.
+
     Args:
-        datadir: Holds `train` and `val`, each with a folder for each class.
+        datadir: Holds `train` and `val`, each with a folder for each class, or as `composer-datasets write` wrote them.
         global_batch_size: Images per batch, summed over all ranks.
         is_train: True: the images of `train`, augmented. False: those of `val`.
         resize_size: Pixels to which the shorter side is resized first. -1: no resize in training, and `crop_size` *
-            256 / 224 in evaluation.
+            256 / 224 in evaluation. In training from image files it must be -1: resize when writing.
         crop_size: Height and width of the images in a batch.
-        transform: Replaces the transform of Pillow images; must return Pillow images of one size.
+        transform: Replaces the transform of Pillow images; must return Pillow images of one size. Image files are then
+            decoded whole.
         normalize_on_device: Move images to the device as uint8, a quarter of the bytes of float32, and normalize them
             there. Algorithms that act before that (ColOut, CutOut, ProgressiveResizing, SelectiveBackprop on whole
             batches) then get uint8 images.
+        device: Move batches to this device in the loader and normalize them there, before any algorithm acts. None: the
+            Trainer moves them.
         drop_last: Drop samples that do not fill a batch on every rank. None: only in training.
         shuffle: Use a new random order in every epoch. None: only in training.
         seed: Seed of the order and the augmentation.
@@ -75,17 +95,29 @@ def build_imagenet_dataloader(
 
     Raises:
         FileNotFoundError: The folder does not exist or has no class; the message has the command that gets it.
-        TypeError: `dataloader_kwargs` has an unknown argument.
+        ModuleNotFoundError: A package that reads the files is not installed.
+        TypeError: `dataloader_kwargs` has an unknown argument, or FFCV does not support an argument.
         ValueError: A size or `global_batch_size` is out of range.
     """
     from torchvision.datasets import ImageFolder
 
     folder = Path(datadir).expanduser() / ("train" if is_train else "val")
+    if device is not None and normalize_on_device:
+        raise ValueError(f"`normalize_on_device` has no effect with `device`, which normalizes there; got {device!r}.")
+    options = Options(global_batch_size, is_train, drop_last, shuffle, seed, device, dataloader_kwargs)
+    if is_image_files(folder):
+        crop = None if transform is not None else _decoder(is_train, resize_size, crop_size)
+        return _loader(ImageFiles(folder, crop, transform), normalize_on_device, options)
+    beton = folder.with_suffix(".beton")
+    if beton.is_file():
+        if transform is not None or device is not None:
+            raise TypeError(f"FFCV, which reads {str(beton)!r}, supports neither `transform` nor `device` here.")
+        _check_sizes(resize_size, crop_size)
+        return _data_spec(ffcv_loader(beton, crop_size, resize_size, options), normalize_on_device)
     if not folder.is_dir() or not any(path.is_dir() for path in folder.iterdir()):
-        raise missing_files("ImageNet", [folder / "<class>" / "*.JPEG"], _COMMAND.format(datadir=datadir))
+        raise missing_files("ImageNet", [folder / "<class>" / "*.JPEG"], COMMAND.format(datadir=datadir))
     steps = image_transform(is_train, resize_size, crop_size) if transform is None else transform
     dataset: Any = ImageFolder(str(folder), transform=steps)
-    options = Options(global_batch_size, is_train, drop_last, shuffle, seed, dataloader_kwargs=dataloader_kwargs)
     return _loader(dataset, normalize_on_device, options)
 
 
@@ -134,11 +166,7 @@ def image_transform(is_train: bool, resize_size: int, crop_size: int) -> Callabl
     """Return the default transform of `build_imagenet_dataloader`, for Pillow images; arguments as there."""
     from torchvision import transforms
 
-    if crop_size < 1 or (resize_size != -1 and resize_size < crop_size):
-        raise ValueError(
-            f"`crop_size` must be positive, and `resize_size` must be -1 or at least `crop_size`, got {crop_size!r} "
-            f"and {resize_size!r}."
-        )
+    _check_sizes(resize_size, crop_size)
     if resize_size == -1 and not is_train:
         resize_size = round(crop_size * 256 / 224)
     steps: list[Any] = [] if resize_size == -1 else [transforms.Resize(resize_size)]
@@ -150,8 +178,37 @@ def image_transform(is_train: bool, resize_size: int, crop_size: int) -> Callabl
     return composed
 
 
+def _check_sizes(resize_size: int, crop_size: int) -> None:
+    if crop_size < 1 or (resize_size != -1 and resize_size < crop_size):
+        raise ValueError(
+            f"`crop_size` must be positive, and `resize_size` must be -1 or at least `crop_size`, got {crop_size!r} "
+            f"and {resize_size!r}."
+        )
+
+
+def _decoder(is_train: bool, resize_size: int, crop_size: int) -> CropDecoder:
+    """Return what does for image files what `image_transform` does for Pillow images."""
+    _check_sizes(resize_size, crop_size)
+    if not is_train:
+        return CenterCropDecoder(crop_size, None if resize_size == -1 else resize_size)
+    if resize_size != -1:
+        raise ValueError(
+            f"`resize_size` must be -1 for training on image files, got {resize_size}. Resize when writing them: "
+            f"`composer-datasets write imagenet --short-side {resize_size} SRC DST`."
+        )
+    return RandomCropDecoder(crop_size)
+
+
 def _loader(dataset: Dataset[Any], normalize_on_device: bool, options: Options) -> DataSpec:
-    loader, normalize = options.on_host(dataset, pil_image_collate), NormalizationFn(IMAGENET_MEAN, IMAGENET_STD)
+    collate = image_collate if isinstance(dataset, ImageFiles) else pil_image_collate
+    if options.device is None:
+        return _data_spec(options.on_host(dataset, collate), normalize_on_device)
+    transform = ImageTransform(mean=IMAGENET_MEAN, std=IMAGENET_STD, memory_format=torch.channels_last)
+    return DataSpec(options.on_host(dataset, collate, transform))
+
+
+def _data_spec(loader: Any, normalize_on_device: bool) -> DataSpec:
+    normalize = NormalizationFn(IMAGENET_MEAN, IMAGENET_STD)
     if normalize_on_device:
         return DataSpec(loader, microbatch_transforms=normalize)
     return DataSpec(loader, batch_transforms=normalize)

@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from composer.datasets.device_loader import AnyDevice, DeviceTransform, draw_for_batch, to_torch_device
 from composer.datasets.sampler import ShardSampler, derived_seed
 from composer.utils.reproducibility import seed_context
 
@@ -46,12 +48,18 @@ class ResumableDataLoader(DataLoader[Any]):
         rank: Index of the share. None: this process's rank.
         world_size: Number of shares. None: the number of processes. Ranks of one tensor parallel group need the same
             share.
+        device_transform: The transform of a `DeviceLoader`, such as `ImageTransform`, with the random numbers that it
+            would get there. Batches must be an input tensor or a pair of inputs and targets. None: batches stay on the
+            host, and the Trainer moves them.
+        device: Device to move batches to for `device_transform`. With `pin_memory=True`, copies to a GPU overlap with
+            its work.
         **kwargs: Arguments of `DataLoader`: `num_workers`, `pin_memory`, `prefetch_factor`, `persistent_workers`,
             `timeout`, `worker_init_fn`, `multiprocessing_context`.
 
     Raises:
         TypeError: `kwargs` has another argument, such as `sampler`, which this loader sets itself.
-        ValueError: `batch_size` is below 1, or above this rank's share while `drop_last` is set.
+        ValueError: `batch_size` is below 1, or above this rank's share while `drop_last` is set; or only one of
+            `device_transform` and `device` is given.
 
     Example:
         >>> loader = ResumableDataLoader(range(6), batch_size=2, seed=1)
@@ -75,6 +83,8 @@ class ResumableDataLoader(DataLoader[Any]):
         collate_fn: Callable[[list[Any]], Any] | None = None,
         rank: int | None = None,
         world_size: int | None = None,
+        device_transform: DeviceTransform | None = None,
+        device: AnyDevice | None = None,
         **kwargs: Any,
     ) -> None:
         unknown = sorted(kwargs.keys() - _PASSED)
@@ -88,6 +98,12 @@ class ResumableDataLoader(DataLoader[Any]):
             len(dataset), shuffle=shuffle, drop_last=drop_last, seed=seed, rank=rank, world_size=world_size
         )
         self._shard.check_batch_size(batch_size)
+        if (device is None) != (device_transform is None):
+            raise ValueError(
+                f"`device_transform` and `device` must be given together, got {device_transform!r} and {device!r}."
+            )
+        self._device = None if device is None else to_torch_device(device)
+        self._device_transform = device_transform
         self._keys = _EpochKeys()
         self._inner: DataLoader[Any] | None = None
         super().__init__(
@@ -115,9 +131,18 @@ class ResumableDataLoader(DataLoader[Any]):
         self._keys.keys = [
             (derived_seed(shard.seed, epoch, begin, shard.rank), share[begin:end]) for begin, end in bounds
         ]
-        for (_, end), batch in zip(bounds, self._batches(), strict=True):
+        for (begin, end), batch in zip(bounds, self._batches(), strict=True):
             shard.position = (epoch, end)
-            yield batch
+            transform = self._device_transform
+            yield batch if transform is None else self._on_device(batch, transform, epoch, begin)
+
+    def _on_device(self, batch: Any, transform: DeviceTransform, epoch: int, begin: int) -> Any:
+        device, size = self._device, self.batch_size or 1
+        inputs, targets = (batch, None) if isinstance(batch, Tensor) else batch
+        inputs = inputs.to(device, non_blocking=True)
+        targets = None if targets is None else targets.to(device, non_blocking=True)
+        drawn = draw_for_batch(transform, self._shard, size, inputs.shape, torch.Generator(device), epoch, begin)
+        return transform(inputs, targets, drawn)
 
     def _batches(self) -> Iterator[Any]:
         # Reuse persistent workers, unless `_iterator` was reset because the data set changed.

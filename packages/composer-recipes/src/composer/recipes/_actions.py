@@ -101,6 +101,9 @@ SENTENCES: dict[str, Callable[[Counter[Event], FinishedRun], str]] = {
         f"{run.hparam('blurpool/num_blurpool_layers', 'max pooling')}"
     ),
     "ChannelsLast": _channels_last,
+    "ColOut": lambda calls, run: (
+        f"dropped rows and columns of the images of {_count(calls[Event.AFTER_DATALOADER], 'batch')}"
+    ),
     "CutMix": lambda calls, run: f"exchanged squares between the images of {run.passes(calls[Event.BEFORE_FORWARD])}",
     "CutOut": lambda calls, run: f"cut squares out of the images of {_count(calls[Event.AFTER_DATALOADER], 'batch')}",
     "EMA": lambda calls, run: (
@@ -116,6 +119,7 @@ SENTENCES: dict[str, Callable[[Counter[Event], FinishedRun], str]] = {
     ),
     "MixUp": lambda calls, run: f"mixed the images of {run.passes(calls[Event.BEFORE_FORWARD])} in pairs",
     "ProgressiveResizing": _progressive_resizing,
+    "RandAugment": lambda calls, run: "added random augmentations to the training images",
     "SAM": lambda calls, run: (
         f"looked for the worst point nearby in {run.monitor.passes - run.steps} of {_count(run.steps, 'step')}"
     ),
@@ -127,6 +131,7 @@ SENTENCES: dict[str, Callable[[Counter[Event], FinishedRun], str]] = {
     "SqueezeExcite": lambda calls, run: (
         "put a squeeze and excitation behind " + run.hparam("squeeze_excite/num_squeeze_excite_layers", "convolution")
     ),
+    "StochasticDepth": lambda calls, run: "let residual blocks be left out at random",
     "WeightStandardization": lambda calls, run: (
         "standardized the weights of " + run.hparam("WeightStandardization/num_weights_standardized", "convolution")
     ),

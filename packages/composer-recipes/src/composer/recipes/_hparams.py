@@ -50,7 +50,7 @@ class SGD:
 
     def schedule(self) -> ComposerScheduler:
         """Return the learning rate schedule."""
-        return _warmup_and_cosine(self.warmup)
+        return warmup_and_cosine(self.warmup)
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class AdamW:
 
     def schedule(self) -> ComposerScheduler:
         """Return the learning rate schedule."""
-        return _warmup_and_cosine(self.warmup)
+        return warmup_and_cosine(self.warmup)
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def _check_training(epochs: float, lr: float, weight_decay: float, warmup: float
         raise ValueError(f"`warmup` must be in [0, 1), got {warmup!r}.")
 
 
-def _warmup_and_cosine(warmup: float) -> ComposerScheduler:
+def warmup_and_cosine(warmup: float) -> ComposerScheduler:
     """Return a schedule of linear warmup and cosine decay, both in fractions of the run.
 
     If an algorithm shortens the run, the warmup gets shorter too; that of `CosineAnnealingWithWarmupScheduler` does

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from composer.core import Algorithm
@@ -27,6 +28,7 @@ class Task:
         tuned: Arguments that replace the defaults of an algorithm, by name.
         runs: Default number of runs and how they are computed.
         fitted: Returns arguments of algorithms that depend on the data, by name.
+        stacks: Files of options that `--config` takes by name.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Task:
     tuned: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     runs: Runs = field(default_factory=Runs)
     fitted: Callable[[Any], Mapping[str, Mapping[str, Any]]] = lambda data: {}
+    stacks: Mapping[str, Path] = field(default_factory=dict)
 
     def plain(
         self, data: DataSource | None = None, network: NetworkPlan | None = None, training: TrainingPlan | None = None

@@ -33,6 +33,7 @@ RECIPES = {
     "fashion_mnist": "a convolutional network on Fashion-MNIST",
     "cifar10_resnet9": "ResNet-9 on CIFAR-10, for a GPU",
     "cifar10_resnet20": "ResNet-20 on CIFAR-10",
+    "imagenet_resnet50": "ResNet-50 on ImageNet, for several GPUs",
     "tiny_lm": "a small GPT-2 on Tiny Shakespeare",
     "segmentation": "a U-Net on scenes of Fashion-MNIST",
 }
@@ -76,7 +77,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def _run(task: Task, arguments: Sequence[str]) -> None:
     parser = make_parser(task)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(_with_stacks(task, arguments))
     is_rank_zero = dist.get_global_rank() == 0
     console = Console(quiet=not is_rank_zero)
     try:
@@ -152,7 +153,8 @@ def _allowed(hint: Any) -> list[str]:
 def make_parser(task: Task) -> ArgumentParser:
     """Return a parser of the options of a task's recipes."""
     parser = _Parser(prog=f"{PROGRAM} {task.name}", description=task.summary)
-    parser.add_argument("--config", action="config", help="Read options from a YAML file; see --print_config.")
+    named = f", or take those named {', '.join(task.stacks)}" if task.stacks else ""
+    parser.add_argument("--config", action="config", help=f"Read options from a YAML file{named}; see --print_config.")
     parser.add_argument(
         "--out", type=str, default=f"composer-{task.name}", help="The folder to write plot and results to."
     )
@@ -172,6 +174,12 @@ def make_parser(task: Task) -> ArgumentParser:
         help="Afterwards, profile an epoch of the last recipe, and write a trace for https://ui.perfetto.dev.",
     )
     parser.add_argument(
+        "--compare",
+        action=ActionYesNo(yes_prefix="", no_prefix="no-"),
+        default=True,
+        help="Also train without the algorithms, to compare.",
+    )
+    parser.add_argument(
         "--algorithms",
         nargs="*",
         type=Literal[tuple(task.algorithms)],
@@ -187,7 +195,7 @@ def make_parser(task: Task) -> ArgumentParser:
 
 
 def make_recipes(task: Task, parser: ArgumentParser, options: Namespace) -> list[Recipe]:
-    """Return the plain recipe, and the composed one if there are algorithms.
+    """Return the plain recipe, unless there shall be no comparison, and the composed one if there are algorithms.
 
     Args:
         task: The task.
@@ -209,11 +217,23 @@ def make_recipes(task: Task, parser: ArgumentParser, options: Namespace) -> list
             )
     if len(set(options.algorithms)) < len(options.algorithms):
         raise ValueError(f"`--algorithms` must name each algorithm once, got {' '.join(options.algorithms)}.")
-    recipes = [task.plain(data, network, training)]
+    recipes = [task.plain(data, network, training)] if options.compare or not options.algorithms else []
     if options.algorithms:
         algorithms = [_algorithm(task, name, _arguments(options, name), data) for name in options.algorithms]
         recipes.append(task.composed(data, network, training, algorithms))
     return recipes
+
+
+def _with_stacks(task: Task, arguments: Sequence[str]) -> list[str]:
+    """Replace names of stacks after `--config` by their files."""
+    replaced, previous = [], ""
+    for argument in arguments:
+        option, equals, name = argument.rpartition("=")
+        if previous == "--config" or option == "--config":
+            argument = f"{option}{equals}{task.stacks.get(name, name)}"
+        replaced.append(argument)
+        previous = argument
+    return replaced
 
 
 def _section(group: type[T], options: Namespace) -> T:

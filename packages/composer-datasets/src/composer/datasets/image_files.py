@@ -1,0 +1,330 @@
+"""A data set of images in memory-mapped files that `composer-datasets write` wrote."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from io import BytesIO
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from composer.datasets._jpeg import Box, cut_jpeg, decode_jpeg, require_decoder
+from composer.datasets._missing import missing_files
+from composer.datasets._shards import INDEX, JPEG, PLAN, RAW, Shard, shard_name
+from composer.datasets.utils import pil_image_collate
+from composer.utils import check_finite
+
+__all__ = [
+    "CenterCropDecoder",
+    "CropDecoder",
+    "ImageFiles",
+    "RandomCropDecoder",
+    "image_collate",
+    "is_image_files",
+]
+
+_OPEN_SHARDS = 512  # per process: every mapping holds a file descriptor, and 1,024 are the usual limit
+_COMMAND = "composer-datasets write folder SRC {folder}"
+
+
+class CropDecoder(Protocol):
+    """Protocol of what `ImageFiles` decodes of an image: a rectangle of it, at a size.
+
+    Attributes:
+        size: Height and width of the result.
+        fast: Repeat chroma for 2 x 2 pixels instead of interpolating it, which decodes 10% faster.
+    """
+
+    @property
+    def size(self) -> int: ...
+    @property
+    def fast(self) -> bool: ...
+
+    def draw(self, height: int, width: int) -> tuple[Box, bool]:
+        """Return the rectangle, and True if it is to be mirrored left to right.
+
+        Args:
+            height: Height of the image.
+            width: Width of the image.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class RandomCropDecoder:
+    """Decode a random rectangle of an image, resized to a square; as torchvision's `RandomResizedCrop` and a flip.
+
+    Args:
+        size: Height and width of the result.
+        scale: Range of the area of the rectangle, as a fraction of that of the image.
+        ratio: Range of width / height of the rectangle.
+        flip: Probability of mirroring it left to right.
+        fast: Repeat chroma for 2 x 2 pixels instead of interpolating it, which decodes 10% faster.
+
+    Raises:
+        ValueError: A number is out of range.
+
+    Source: Szegedy et al., "Going Deeper with Convolutions", arXiv:1409.4842, section 6.
+    """
+
+    size: int
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip: float = 0.5
+    fast: bool = True
+
+    def __post_init__(self) -> None:
+        check_finite(size=self.size, least=1)
+        check_finite(flip=self.flip, least=0, most=1)
+        for name, (low, high) in (("scale", self.scale), ("ratio", self.ratio)):
+            if not 0 < low <= high or (name == "scale" and high > 1):
+                limit = ", at most 1" if name == "scale" else ""
+                raise ValueError(f"`{name}` must be two positive numbers in order{limit}, got {(low, high)!r}.")
+
+    def draw(self, height: int, width: int) -> tuple[Box, bool]:
+        """Return a random rectangle, or the largest in the centre if ten do not fit; and True if it is mirrored."""
+        numbers = torch.rand(23, dtype=torch.float64).tolist()  # in one call
+        mirrored = numbers[22] < self.flip
+        (low, high), (narrow, wide) = self.scale, self.ratio
+        for first, second in zip(numbers[:10], numbers[10:20], strict=True):
+            area = height * width * (low + first * (high - low))
+            ratio = narrow * (wide / narrow) ** second
+            w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            if 0 < w <= width and 0 < h <= height:
+                top, left = int(numbers[20] * (height - h + 1)), int(numbers[21] * (width - w + 1))
+                return Box(top, left, h, w), mirrored
+        w, h = min(width, max(round(height * wide), 1)), min(height, max(round(width / narrow), 1))
+        return Box((height - h) // 2, (width - w) // 2, h, w), mirrored
+
+
+@dataclass(frozen=True)
+class CenterCropDecoder:
+    """Decode the square in the centre of an image, resized.
+
+    Args:
+        size: Height and width of the result.
+        resize_size: The shorter side of the image is resized to this first. None: `size` * 256 / 224.
+        fast: Repeat chroma for 2 x 2 pixels instead of interpolating it.
+
+    Raises:
+        ValueError: `resize_size` is below `size`.
+    """
+
+    size: int
+    resize_size: int | None = None
+    fast: bool = False
+
+    def __post_init__(self) -> None:
+        check_finite(size=self.size, least=1)
+        if self.resize_size is not None and self.resize_size < self.size:
+            raise ValueError(f"`resize_size` must be at least `size`, {self.size}, got {self.resize_size!r}.")
+
+    def draw(self, height: int, width: int) -> tuple[Box, bool]:
+        """Return the square in the centre, never mirrored."""
+        resized = round(self.size * 256 / 224) if self.resize_size is None else self.resize_size
+        side = max(round(min(height, width) * self.size / resized), 1)
+        return Box((height - side) // 2, (width - side) // 2, side, side), False
+
+
+class ImageFiles(Dataset[tuple[Any, int]]):
+    """Map-style data set of the images that `composer-datasets write` stored in a folder.
+
+    Files are memory-mapped, and an image is read by its index, so any order is as fast as any other. A copy in a worker
+    process is only the path. `ResumableDataLoader` gives every rank its share, and resumes.
+
+    A `crop` decodes only the rectangle that it draws, at a fraction of the size if the result is small, and resizes it.
+    Of JPEGs that were written with `--quality`, `--max-side` or `--short-side`, only the blocks in the rectangle are
+    read.
+
+    Args:
+        folder: What `composer-datasets write` wrote.
+        crop: What to decode of an image, such as `RandomCropDecoder(224)`. None: the whole image.
+        transform: Applied to each Pillow image after the crop, as in the data sets of torchvision. None: samples have
+            tensors instead, which is faster.
+        verify: Compare each image with its checksum, which costs a few percent. `composer-datasets check` compares all
+            images once.
+
+    Attributes:
+        folder: The folder.
+        crop: As passed to the constructor.
+        transform: May be replaced, as `add_vision_dataset_transform` does.
+        classes: Names of the classes; labels are their indices.
+
+    Samples are `(image, label)`. The image is a tensor of shape (3, H, W), uint8, in the channels-last memory format,
+    or what `transform` returns.
+
+    Raises:
+        FileNotFoundError: The folder has no such files, or not all of them; the message says what to do.
+        ModuleNotFoundError: simplejpeg is not installed.
+        ValueError: The files have another size than they were written with, or an unknown format.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        crop: CropDecoder | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        *,
+        verify: bool = False,
+    ) -> None:
+        require_decoder()  # raises now if it is missing, not at the first sample
+        self.folder, self.crop, self.transform, self._verify = Path(folder).expanduser(), crop, transform, verify
+        index = _read_index(self.folder)
+        self.classes: list[str] = index["classes"]
+        self._length: int = index["images"]
+        self._per_shard: int = index["shard_images"]
+        for number, size in enumerate(index["shards"]):
+            path = self.folder / shard_name(number)
+            actual = path.stat().st_size if path.is_file() else None
+            if actual != size:
+                state = "does not exist" if actual is None else f"has {actual:,} bytes"
+                raise ValueError(
+                    f"{str(path)!r} must have {size:,} bytes, but {state}. The folder was changed or copied in part: "
+                    f"copy it again, or remove it and write it again."
+                )
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, int]]:
+        """Return several samples. They are requested from the disk together.
+
+        The steps before decoding are done for all of them first: alternating with the decoder, which evicts the rest
+        from the processor's caches, they would take twice as long.
+        """
+        found = [self._find(index) for index in indices]
+        for shard, record in found:
+            shard.prefetch(record)
+        parts = [self._read(*place, index) for place, index in zip(found, indices, strict=True)]
+        return [self._decode(part, index) for part, index in zip(parts, indices, strict=True)]
+
+    def _find(self, index: int) -> tuple[Shard, Any]:
+        if not 0 <= index < self._length:
+            raise IndexError(f"`index` must be from 0 to {self._length - 1}, got {index!r}.")
+        number, place = divmod(index, self._per_shard)
+        shard = _open_shard(f"{self.folder}/{shard_name(number)}")
+        return shard, shard.records.item(place)
+
+    def _read(self, shard: Shard, record: tuple[int, ...], index: int) -> _Part:
+        label, height, width, kind = record[4:]
+        if self._verify and not shard.is_intact(record):
+            raise ValueError(self._damaged(index, "its checksum differs"))
+        (data, runs), shape = shard.read(record), (height, width)
+        if self.crop is None:
+            return _Part(data, kind, shape, None, False, label)
+        box, mirrored = self.crop.draw(height, width)
+        part, shape, box = cut_jpeg(data, runs, shape, box)
+        return _Part(part, kind, shape, box, mirrored, label)
+
+    def _decode(self, part: _Part, index: int) -> tuple[Any, int]:
+        crop = self.crop
+        size = None if crop is None else crop.size
+        try:
+            pixels = part.decode(size, fast=crop is not None and crop.fast)
+        except (OSError, ValueError) as error:
+            raise ValueError(self._damaged(index, str(error))) from error
+        # In the channels-last format, with a batch dimension of its own stride: torch resizes twice as fast.
+        image = torch.from_numpy(np.ascontiguousarray(pixels))[None].permute(0, 3, 1, 2)
+        if size is not None and image.shape[2:] != (size, size):
+            image = torch.nn.functional.interpolate(image, (size, size), mode="bilinear", antialias=True)
+        if part.mirrored:
+            image = image.flip(3)
+        return image[0] if self.transform is None else self.transform(_pil(image[0])), part.label
+
+    def _damaged(self, index: int, reason: str) -> str:
+        return (
+            f"Image {index} of {str(self.folder)!r} is damaged: {reason}. `composer-datasets check {self.folder}` "
+            f"lists all damaged images. Copy the folder again, or remove it and write it again."
+        )
+
+
+class _Part(NamedTuple):
+    """The part of an image that is to be decoded."""
+
+    data: bytes | bytearray
+    kind: int
+    shape: tuple[int, int]
+    box: Box | None
+    mirrored: bool
+    label: int
+
+    def decode(self, size: int | None, *, fast: bool) -> np.ndarray:
+        """Return the pixels of the rectangle, shape (H, W, 3), for resizing to `size`."""
+        if self.kind == JPEG:
+            return decode_jpeg(self.data, self.shape, self.box, size, fast=fast)
+        if self.kind == RAW:
+            pixels = np.frombuffer(bytearray(self.data), np.uint8).reshape(*self.shape, 3)  # writable, for torch
+        else:
+            from PIL import Image
+
+            pixels = np.array(Image.open(BytesIO(self.data)).convert("RGB"))
+        box = self.box
+        return pixels if box is None else pixels[box.top : box.top + box.height, box.left : box.left + box.width]
+
+
+def image_collate(batch: Sequence[tuple[Any, Any]]) -> tuple[Tensor, Tensor]:
+    """Collate the samples of `ImageFiles` into images of shape (N, 3, H, W), uint8, and labels of shape (N,), int64.
+
+    The images are in the channels-last memory format, as they were decoded. Pillow images are collated likewise.
+
+    Raises:
+        ValueError: The batch is empty, or the images differ in shape.
+    """
+    images = [image for image, _ in batch]
+    if not images or not all(isinstance(image, Tensor) for image in images):
+        return pil_image_collate(batch, torch.channels_last)
+    shapes = sorted({tuple(image.shape) for image in images})
+    if len(shapes) > 1:
+        raise ValueError(f"The images of a batch must have the same shape, got {shapes}. Pass `crop` to `ImageFiles`.")
+    pixels = torch.stack([image.permute(1, 2, 0) for image in images])
+    return pixels.permute(0, 3, 1, 2), torch.tensor([label for _, label in batch])
+
+
+def is_image_files(folder: Path) -> bool:
+    """Return True if `composer-datasets write` wrote to a folder, even if it was interrupted."""
+    return (folder / INDEX).is_file() or (folder / PLAN).is_file()
+
+
+@lru_cache(maxsize=_OPEN_SHARDS)
+def _open_shard(path: str) -> Shard:
+    return Shard(Path(path))
+
+
+def _read_index(folder: Path) -> dict[str, Any]:
+    if folder.suffix == ".beton":
+        raise ValueError(
+            f"{str(folder)!r} is a file of FFCV, which `build_imagenet_dataloader` reads if the package `ffcv` is "
+            f"installed. To convert the images that it was made of: `composer-datasets write imagenet SRC DST`."
+        )
+    path = folder / INDEX
+    if not path.is_file():
+        if (folder / PLAN).is_file():
+            raise FileNotFoundError(
+                f"{str(folder)!r} is not complete: its writer was interrupted, or is still running. Run the same "
+                f"`composer-datasets write` again; it continues."
+            )
+        raise missing_files("A folder of image files", [path], _COMMAND.format(folder=folder))
+    index: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if index.get("format") != "composer-image-files" or index.get("version") != 1:
+        raise ValueError(
+            f"{str(path)!r} must be of the format 'composer-image-files', version 1, got {index.get('format')!r}, "
+            f"version {index.get('version')!r}. Upgrade composer-datasets, or write the folder again."
+        )
+    return index
+
+
+def _pil(image: Tensor) -> Any:
+    from PIL import Image
+
+    return Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
