@@ -331,7 +331,9 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_unknown_scheme_is_refused() -> None:
-    with pytest.raises(NotImplementedError, match="`uri` must be that of an object store, got 'wandb://entity/project'"):
+    with pytest.raises(
+        NotImplementedError, match="`uri` must be that of an object store, got 'wandb://entity/project'"
+    ):
         storage_of("wandb://entity/project")
     with pytest.raises(NotImplementedError, match="`uri` must have a scheme that fsspec knows, got 'nowhere://bucket'"):
         storage_of("nowhere://bucket")

@@ -357,6 +357,15 @@ def _names(name: str, value: Any, what: str) -> None:
         raise TypeError(f"`{name}` must be a list of {what}, got {value!r}.")
 
 
+def _store(name: str, value: Any) -> None:
+    methods = ("download_object", "download_file")
+    if isinstance(value, type) or not any(callable(getattr(value, method, None)) for method in methods):
+        raise TypeError(
+            f"`{name}` must be an object store or a logger that stores files, got {described(value)}. For a URI, leave "
+            f"it out and pass `load_path='s3://...'`."
+        )
+
+
 def _optional(check: Callable[[str, Any], None]) -> Callable[[str, Any], None]:
     """Return a check that accepts None."""
 
@@ -413,6 +422,7 @@ _CHECKS: dict[str, Callable[[str, Any], None]] = {
     "branch_duration": _optional(_time),
     "delivery_timeout": _positive,
     "dist_timeout": _positive,
+    "load_object_store": _optional(_store),
     "load_ignore_keys": _optional(_keys),
     "save_ignore_keys": _optional(_keys),
     "load_exclude_algorithms": _optional(_class_names),
