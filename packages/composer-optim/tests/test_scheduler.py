@@ -168,6 +168,17 @@ def test_a_bound_schedule_follows_the_time(
     assert {float} == {type(value) for value in bound}
 
 
+def test_a_class_can_be_asked_whether_it_is_a_schedule() -> None:
+    class Own(ComposerScheduler):
+        def __call__(self, state: State, ssr: float = 1.0) -> float:
+            return 1.0
+
+    assert issubclass(Own, ComposerScheduler)
+    assert issubclass(CosineAnnealingScheduler, ComposerScheduler)
+    assert isinstance(Own(), ComposerScheduler)
+    assert not isinstance(0.1, ComposerScheduler)
+
+
 @pytest.mark.parametrize("make", FLATTENING)
 @pytest.mark.parametrize("t_max", ["2000ba", "2ep", "0.002dur"])
 def test_the_last_factor_is_kept_after_t_max(

@@ -118,6 +118,16 @@ def test_a_context_is_seeded_and_leaves_no_trace() -> None:
     assert after == draw()
 
 
+def test_a_context_does_not_seed_a_cuda_that_is_used_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)  # what `torch.manual_seed` leaves for later
+    with reproducibility.seed_context(7):
+        draw()
+
+    assert not seeds
+
+
 def test_a_context_is_left_clean_after_an_error() -> None:
     reproducibility.seed_all(5)
     expected = draw()

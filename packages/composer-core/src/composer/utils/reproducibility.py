@@ -64,15 +64,20 @@ def seed_all(seed: SupportsIndex) -> None:
         ValueError: `seed` is out of range.
         TypeError: `seed` is not an integer.
     """
+    number = _checked_seed(seed)
+    _log.info("Seeding the random number generators with %d.", number)
+    random.seed(number)
+    np.random.seed(number)  # noqa: NPY002
+    torch.manual_seed(number)  # all devices
+
+
+def _checked_seed(seed: SupportsIndex) -> int:
     number = plain_int(seed)  # `random.seed` does not accept NumPy integers
     if number is None:
         raise TypeError(f"`seed` must be an integer, got {seed!r}.")
     if not 0 <= number <= MAX_SEED:
         raise ValueError(f"`seed` must be from 0 to 2**32 - 1, got {seed!r}.")
-    _log.info("Seeding the random number generators with %d.", number)
-    random.seed(number)
-    np.random.seed(number)  # noqa: NPY002
-    torch.manual_seed(number)  # all devices
+    return number
 
 
 def get_rng_state() -> list[dict[str, Any]]:
@@ -119,13 +124,25 @@ def load_rng_state(rng_state_dicts: list[dict[str, Any]]) -> None:
 def seed_context(seed: SupportsIndex) -> Iterator[None]:
     """Seed the global generators for the body, then restore their states.
 
+    Those of CUDA only if CUDA is in use already: otherwise they have no states to restore.
+
     Args:
         seed: The seed, in [0, `MAX_SEED`].
+
+    Raises:
+        ValueError: `seed` is out of range.
+        TypeError: `seed` is not an integer.
     """
+    number = _checked_seed(seed)
     host = _host_state()
     cuda = torch.cuda.get_rng_state_all() if _uses_cuda() else []
     try:
-        seed_all(seed)
+        random.seed(number)
+        np.random.seed(number)  # noqa: NPY002
+        # Not `torch.manual_seed`: before CUDA is in use, its generators would get this seed later, when it is.
+        torch.default_generator.manual_seed(number)
+        if cuda:
+            torch.cuda.manual_seed_all(number)
         yield
     finally:
         _load_host_state(host)

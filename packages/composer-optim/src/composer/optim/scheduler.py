@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from inspect import Parameter
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -60,6 +60,7 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 
+@runtime_checkable  # programs ask `issubclass(MySchedule, ComposerScheduler)`
 class ComposerScheduler(Protocol):
     """A function of the training state that returns the factor of the initial learning rate.
 
