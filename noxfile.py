@@ -23,6 +23,15 @@ nox.options.sessions = ["lint", "tests"]
 
 WORKSPACE = Workspace()
 NAMES = WORKSPACE.names
+# Many packages depend on these, so released ones are tested against changes of them.
+HUBS = (
+    "composer-core",
+    "composer-trainer",
+    "composer-checkpoint",
+    "composer-optim",
+    "composer-loggers",
+    "composer-metrics",
+)
 PINNED = "tools/constraints/pinned.txt"
 OLDEST = "tools/constraints/oldest.txt"
 PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
@@ -232,14 +241,17 @@ def imports(session: nox.Session) -> None:
 
 @nox.session(tags=["ci"])
 def wheels(session: nox.Session) -> None:
-    """Build every package, check the contents of the wheels, install them all and resolve every entry point."""
+    """Build, check and install packages, and resolve every entry point: all, or `-- composer-mixup` and its needs."""
     from tools import check_wheels
 
+    names = WORKSPACE.closure(session.posargs) if session.posargs else NAMES
     with _plain_errors(session):
-        built = check_wheels.build(WORKSPACE, Path(".nox/dist"))
+        built = check_wheels.build(WORKSPACE, Path(".nox/dist"), names)
         check_wheels.check(WORKSPACE, built)
     session.install("--quiet", "--constraint", PINNED, *map(str, built))
-    session.run("python", "tools/check_installed.py", *NAMES)
+    session.run("python", "tools/check_installed.py", *names)
+    if session.posargs:
+        return
     with _plain_errors(session):
         check_wheels.check_footprint(built, Path(session.create_tmp()), constraint=PINNED)
         session.install("--quiet", "--constraint", PINNED, *TOOL_TOOLS)
@@ -319,11 +331,15 @@ def lock(session: nox.Session) -> None:
 @nox.session
 def release(session: nox.Session) -> None:
     """Release a package: `nox -s release -- composer-mixup 0.2.0`. Tests it first; commits and tags, pushes nothing."""
-    if not session.posargs:
+    names = [argument for argument in session.posargs if argument != "--check"]
+    if len(names) != 2 or names[0] not in NAMES:
         session.error("name the package and the version: nox -s release -- composer-mixup 0.2.0")
-    package = session.posargs[0]
+    package = names[0]
     session.install("--quiet", "--constraint", PINNED, *TOOL_TOOLS)
-    session.run("python", "-m", "tools.release", "--check", *session.posargs)
-    gates = [f"tests({package})", f"oldest({package})", "wheels", *(["regress"] if package == "composer-core" else [])]
+    session.run("python", "-m", "tools.release", "--check", *names)
+    if "--check" in session.posargs:
+        return
+    gates = [f"tests({package})", f"oldest({package})", *(["regress"] if package in HUBS else [])]
     session.run(sys.executable, "-m", "nox", "--session", *gates, external=True)
-    session.run("python", "-m", "tools.release", *session.posargs)
+    session.run(sys.executable, "-m", "nox", "--session", "wheels", "--", package, external=True)
+    session.run("python", "-m", "tools.release", *names)

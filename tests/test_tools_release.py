@@ -85,18 +85,19 @@ class TestChanges:
 
 class TestRelease:
     def released(self, tree: Tree) -> Path:
-        """A tree whose `composer-one` 0.1.0 is released."""
+        """A tree whose `composer-core` and `composer-one` 0.1.0 are released."""
         tree.add_core()
         path = tree.add_algorithm("one")
         tree.commit()
-        release.release(tree.workspace, tree.workspace["composer-one"], "0.1.0")
+        for name in ("composer-core", "composer-one"):
+            release.release(tree.workspace, tree.workspace[name], "0.1.0")
         return path
 
     def test_a_first_release_dates_its_section(self, tree: Tree) -> None:
         path = self.released(tree)
 
         assert re.search(r"^## 0\.1\.0 \(\d{4}-\d\d-\d\d\)$", (path / "CHANGELOG.md").read_text(), re.MULTILINE)
-        assert tree.git("tag") == "composer-one-v0.1.0\n"
+        assert tree.git("tag") == "composer-core-v0.1.0\ncomposer-one-v0.1.0\n"
         assert tree.git("log", "-1", "--format=%s") == "composer-one 0.1.0\n"
         assert tree.git("status", "--porcelain") == ""
 
@@ -131,11 +132,15 @@ class TestRelease:
     def test_new_packages_are_news_for_the_packages_that_are_built_from_all(self, tree: Tree, name: str) -> None:
         tree.add_built_from_all()
         tree.commit()
-        release.release(tree.workspace, tree.workspace[name], "0.1.0")
+        release.release(tree.workspace, tree.workspace["composer-core"], "0.1.0")
+        if name != "composer-core":
+            release.release(tree.workspace, tree.workspace[name], "0.1.0")
         with pytest.raises(release.ReleaseError, match=r"needs at least one change, got no fragment"):
             release.check(tree.workspace, tree.workspace[name], "0.2.0")
         tree.add_algorithm("one")
         tree.commit()
+        if name != "composer-core":
+            release.release(tree.workspace, tree.workspace["composer-one"], "0.1.0")
 
         release.release(tree.workspace, tree.workspace[name], "0.2.0")
 
@@ -152,7 +157,14 @@ class TestRelease:
 
     @pytest.mark.parametrize(
         ("version", "message"),
-        [("0.1.0", r"must be later than the released 0.1.0"), ("next", r"must look like 0.2.0, got 'next'")],
+        [
+            ("0.1.0", r"must be later than the released 0.1.0"),
+            ("next", r"must look like 0.2.0, got 'next'"),
+            ("v0.2.0", r"got 'v0.2.0'. Use '0.2.0'"),
+            ("0.2.0+x", r"got '0.2.0\+x'. Use '0.2.0'"),
+            ("0.2", r"got '0.2'. Use '0.2.0'"),
+            ("0.2.0-rc1", r"got '0.2.0-rc1'. Use '0.2.0rc1'"),
+        ],
     )
     def test_a_version_that_is_no_later_one_is_refused(self, tree: Tree, version: str, message: str) -> None:
         self.released(tree)
@@ -168,11 +180,71 @@ class TestRelease:
         with pytest.raises(release.ReleaseError, match=r"must raise more than the patch number, got 0.1.1"):
             release.check(tree.workspace, tree.workspace["composer-one"], "0.1.1")
 
+    def test_a_package_waits_for_the_releases_that_it_needs(self, tree: Tree) -> None:
+        tree.add_core()
+        tree.add_algorithm("one", dependencies=("composer-core>=0.2,<1",))
+        tree.commit()
+        with pytest.raises(release.ReleaseError, match=r"needs `composer-core<1,>=0.2`, but it has no release"):
+            release.check(tree.workspace, tree.workspace["composer-one"], "0.1.0")
+        release.release(tree.workspace, tree.workspace["composer-core"], "0.1.0")
+        with pytest.raises(release.ReleaseError, match=r"its last release is 0.1.0. Release composer-core first"):
+            release.check(tree.workspace, tree.workspace["composer-one"], "0.1.0")
+
+    def test_a_version_that_dependants_do_not_allow_is_refused(self, tree: Tree) -> None:
+        self.released(tree)
+        tree.write({"packages/composer-core/changes/9.breaking.md": "`ONE` is gone."})
+        tree.commit()
+
+        with pytest.raises(
+            release.ReleaseError, match=r"composer-core 1.0.0 is not allowed .*: composer-one \(composer-core<1,>=0.1\)"
+        ):
+            release.check(tree.workspace, tree.workspace["composer-core"], "1.0.0")
+        release.check(tree.workspace, tree.workspace["composer-core"], "0.2.0")
+
+    def test_a_release_is_made_from_main_as_it_is_published(self, tree: Tree, tmp_path: Path) -> None:
+        path = self.released(tree)
+        tree.git("clone", "--quiet", "--bare", str(tree.root), str(tmp_path / "origin"))
+        tree.git("remote", "add", "origin", str(tmp_path / "origin"))
+        tree.git("fetch", "--quiet", "origin")
+        tree.git("branch", "--quiet", "--set-upstream-to", "origin/main")
+        tree.write({"changes/7.added.md": "More."}, path)
+        tree.commit()
+        release.check(tree.workspace, tree.workspace["composer-one"], "0.2.0")
+        tree.git("push", "--quiet", "origin", "main")
+        tree.git("reset", "--quiet", "--hard", "HEAD^")
+        with pytest.raises(release.ReleaseError, match=r"1 commits behind `origin`. Run `git pull` first"):
+            release.check(tree.workspace, tree.workspace["composer-one"], "0.2.0")
+        tree.git("switch", "--quiet", "--create", "feature")
+        with pytest.raises(release.ReleaseError, match=r"made from the branch `main`, got `feature`"):
+            release.check(tree.workspace, tree.workspace["composer-one"], "0.2.0")
+
+    def test_tags_of_a_longer_name_are_those_of_another_package(self, tree: Tree) -> None:
+        self.released(tree)
+        for tag in ("composer-one-viz-v0.3.0", "composer-one-v2-v0.4.0"):
+            tree.git("tag", tag)
+
+        assert [str(version) for version in tree.workspace.releases("composer-one")] == ["0.1.0"]
+        assert [str(version) for version in tree.workspace.releases("composer-one-viz")] == ["0.3.0"]
+        assert [str(version) for version in tree.workspace.releases("composer-one-v2")] == ["0.4.0"]
+
+    def test_nothing_is_changed_by_a_release_that_is_refused(self, tree: Tree) -> None:
+        path = self.released(tree)
+        tree.write({"changes/7.added.md": "More."}, path)
+        text = (path / "pyproject.toml").read_text()
+        tree.write({"pyproject.toml": text.replace('version = "0.1.0"', "version='0.1.0'")}, path)
+        tree.commit()
+
+        with pytest.raises(release.ReleaseError, match=r"must have one line `version = \"0.1.0\"`, got 0"):
+            release.release(tree.workspace, tree.workspace["composer-one"], "0.2.0")
+        assert tree.git("status", "--porcelain") == ""
+        assert (path / "changes/7.added.md").exists()
+
     def test_fragments_beside_a_handwritten_section_are_refused(self, tree: Tree) -> None:
         tree.add_core()
         path = tree.add_algorithm("one")
         tree.write({"changes/7.added.md": "More."}, path)
         tree.commit()
+        release.release(tree.workspace, tree.workspace["composer-core"], "0.1.0")
 
         with pytest.raises(release.ReleaseError, match=r"already describes 0.1.0, got fragments .*7.added.md"):
             release.check(tree.workspace, tree.workspace["composer-one"], "0.1.0")

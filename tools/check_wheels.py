@@ -24,8 +24,14 @@ SHARED = {
 }
 
 
-def build(workspace: Workspace, out: Path) -> list[Path]:
-    """Build the sdist of every package, and from it the wheel, into the emptied directory `out`. Return the wheels."""
+def build(workspace: Workspace, out: Path, names: Iterable[str] | None = None) -> list[Path]:
+    """Build the sdist of packages, and from it the wheel, into the emptied directory `out`. Return the wheels.
+
+    Args:
+        workspace: The packages.
+        out: The directory.
+        names: Those to build; None: all.
+    """
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
 
@@ -34,7 +40,7 @@ def build(workspace: Workspace, out: Path) -> list[Path]:
 
     find_uv()
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        return list(pool.map(build_one, workspace.packages.values()))
+        return list(pool.map(build_one, map(workspace.__getitem__, workspace.names if names is None else names)))
 
 
 def check(workspace: Workspace, paths: Iterable[Path]) -> None:

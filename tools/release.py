@@ -13,11 +13,14 @@ import tempfile
 from datetime import datetime, timezone
 from pathlib import Path
 
+from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from tools.changes import UNRELEASED
 from tools.derived import BUILT_FROM_ALL
 from tools.workspace import Package, Workspace
+
+BRANCH = "main"
 
 
 class ReleaseError(RuntimeError):
@@ -25,20 +28,20 @@ class ReleaseError(RuntimeError):
 
 
 def check(workspace: Workspace, package: Package, version: str) -> None:
-    """Check that a version of a package can be released.
+    """Check that a version of a package can be released; nothing is changed.
 
     Raises:
-        ReleaseError: The tree is dirty, the version is not a later one, or there is no change to release.
+        ReleaseError: The tree is dirty, behind or of another branch, the version is not a later one in its usual form,
+            there is no change to release, a dependency has no release that would do, or packages that depend on this
+            one do not allow the version.
     """
-    if _git(workspace, "status", "--porcelain"):
-        raise ReleaseError("the working tree must be clean, got uncommitted changes. Commit or remove them.")
-    try:
-        new_version = Version(version)
-    except InvalidVersion:
-        raise ReleaseError(f"the version must look like 0.2.0, got {version!r}.") from None
+    _check_tree(workspace)
+    new_version = _canonical(version)
     released = workspace.releases(package.name)
     if released and new_version <= released[-1]:
         raise ReleaseError(f"the version must be later than the released {released[-1]}, got {version}.")
+    _check_bounds(workspace, package, new_version)
+    _with_version(package, version)
     if _is_handwritten(package, version):
         if package.fragments:
             raise ReleaseError(
@@ -51,6 +54,64 @@ def check(workspace: Workspace, package: Package, version: str) -> None:
     breaking = [fragment.name for fragment in package.fragments if ".breaking." in fragment.name]
     if breaking and released and new_version.release[:2] == released[-1].release[:2]:
         raise ReleaseError(f"a breaking change must raise more than the patch number, got {version} with {breaking}.")
+
+
+def _check_tree(workspace: Workspace) -> None:
+    """Check that the tree is that of the branch `main`, as it is published."""
+    if _git(workspace, "status", "--porcelain"):
+        raise ReleaseError("the working tree must be clean, got uncommitted changes. Commit or remove them.")
+    branch = _git(workspace, "rev-parse", "--abbrev-ref", "HEAD").strip()
+    if branch != BRANCH:
+        raise ReleaseError(f"releases are made from the branch `{BRANCH}`, got `{branch}`. Merge it first.")
+    remote = subprocess.run(
+        ["git", "config", f"branch.{BRANCH}.remote"], check=False, cwd=workspace.root, capture_output=True, text=True
+    ).stdout.strip()
+    if remote:
+        _git(workspace, "fetch", "--quiet", "--tags", remote, BRANCH)
+        behind = _git(workspace, "rev-list", "--count", "HEAD..FETCH_HEAD").strip()
+        if behind != "0":
+            raise ReleaseError(f"the branch `{BRANCH}` is {behind} commits behind `{remote}`. Run `git pull` first.")
+
+
+def _canonical(version: str) -> Version:
+    """Return a version that is written in the usual form, and not a local one."""
+    try:
+        found = Version(version)
+    except InvalidVersion:
+        raise ReleaseError(f"the version must look like 0.2.0, got {version!r}.") from None
+    if found.local or str(found) != version or len(found.release) != 3:
+        usual = found.public if len(found.release) == 3 else ".".join(map(str, (*found.release, 0, 0)[:3]))
+        raise ReleaseError(f"the version must look like 0.2.0, 0.2.0rc1 or 0.2.0.dev1, got {version!r}. Use {usual!r}.")
+    return found
+
+
+def _check_bounds(workspace: Workspace, package: Package, version: Version) -> None:
+    """Check the bounds between the package and the others of this repository."""
+    for requirement in package.dependencies:
+        name = canonicalize_name(requirement.name)
+        if name not in workspace.packages:
+            continue
+        released = workspace.releases(name)
+        if not any(requirement.specifier.contains(each, prereleases=True) for each in released):
+            has = f"its last release is {released[-1]}" if released else "it has no release"
+            raise ReleaseError(
+                f"{package.name} needs `{requirement}`, but {has}. Release {name} first, or change the bound."
+            )
+    refusing = [
+        f"{other.name} ({requirement})"
+        for other in workspace.packages.values()
+        for requirement in other.dependencies
+        if canonicalize_name(requirement.name) == package.name
+        and any(
+            one.operator not in (">=", ">") and not one.contains(version, prereleases=True)
+            for one in requirement.specifier
+        )
+    ]
+    if refusing:
+        raise ReleaseError(
+            f"{package.name} {version} is not allowed by the packages that depend on it: {', '.join(refusing)}. Test "
+            f"them with it, and widen their bounds first."
+        )
 
 
 def release(workspace: Workspace, package: Package, version: str) -> str:
@@ -73,7 +134,8 @@ def release(workspace: Workspace, package: Package, version: str) -> str:
         subprocess.run(command, cwd=workspace.root, check=True)
         text = package.news
     package.changelog.write_text(re.sub(r"\n{3,}", "\n\n", text.lstrip()), encoding="utf-8")
-    _write_version(package, version)
+    path, text = _with_version(package, version)
+    path.write_text(text, encoding="utf-8")
     tag = f"{package.name}-v{version}"
     _git(workspace, "add", "--all", str(package.path))
     _git(workspace, "commit", "--message", f"{package.name} {version}")
@@ -95,13 +157,14 @@ def _is_handwritten(package: Package, version: str) -> bool:
     return f"## {version} {UNRELEASED}" in package.news
 
 
-def _write_version(package: Package, version: str) -> None:
+def _with_version(package: Package, version: str) -> tuple[Path, str]:
+    """Return the path of a package's pyproject.toml, and its text with a new version."""
     path = package.path / "pyproject.toml"
     line = re.compile(rf'^version = "{re.escape(package.version)}"$', re.MULTILINE)
     text, count = line.subn(f'version = "{version}"', path.read_text(encoding="utf-8"))
     if count != 1:
         raise ReleaseError(f'{path} must have one line `version = "{package.version}"`, got {count}.')
-    path.write_text(text, encoding="utf-8")
+    return path, text
 
 
 def _git(workspace: Workspace, *arguments: str) -> str:

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
 from io import BytesIO
@@ -21,7 +22,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -182,12 +183,19 @@ class Workspace:
         return sorted({str(one) for one in requirements if not canonicalize_name(one.name).startswith(PREFIX)})
 
     def releases(self, name: str) -> list[Version]:
-        """Return the released versions of a package from the git tags, lowest first."""
+        """Return the released versions of a package from the git tags, lowest first.
+
+        A tag of another package may begin in the same way: `composer-foo-viz-v0.1.0` is none of `composer-foo`.
+        """
         prefix = f"{name}-v"
         run = subprocess.run(
-            ["git", "tag", "--list", f"{prefix}*"], cwd=self.root, check=True, capture_output=True, text=True
+            ["git", "tag", "--list", f"{prefix}[0-9]*"], cwd=self.root, check=True, capture_output=True, text=True
         )
-        return sorted(Version(tag.removeprefix(prefix)) for tag in run.stdout.split())
+        found = []
+        for tag in run.stdout.split():
+            with suppress(InvalidVersion):
+                found.append(Version(tag.removeprefix(prefix)))
+        return sorted(found)
 
     def check_out(self, name: str, version: Version, directory: Path) -> Package:
         """Write the repository at a released version of a package into `directory`; return that package.
