@@ -343,3 +343,17 @@ def release(session: nox.Session) -> None:
     session.run(sys.executable, "-m", "nox", "--session", *gates, external=True)
     session.run(sys.executable, "-m", "nox", "--session", "wheels", "--", package, external=True)
     session.run("python", "-m", "tools.release", *names)
+
+
+@nox.session(name="release-all")
+def release_all(session: nox.Session) -> None:
+    """Release all packages that have no release yet, in order: `-- --limit 20` at a time. Pushes nothing."""
+    session.install("--quiet", "--constraint", PINNED, *TOOL_TOOLS)
+    session.run("python", "-m", "tools.release_all", *session.posargs)
+
+
+@nox.session
+def rehearsal(session: nox.Session) -> None:
+    """Release, publish, install and upgrade packages, with an index on this machine."""
+    session.install("--quiet", "--constraint", PINNED, *TOOL_TOOLS, "pypiserver>=2.3", "passlib>=1.7")
+    session.run("python", "-m", "tools.rehearsal")
