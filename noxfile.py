@@ -354,6 +354,6 @@ def release_all(session: nox.Session) -> None:
 
 @nox.session
 def rehearsal(session: nox.Session) -> None:
-    """Release, publish, install and upgrade packages, with an index on this machine."""
-    session.install("--quiet", "--constraint", PINNED, *TOOL_TOOLS, "pypiserver>=2.3", "passlib>=1.7")
-    session.run("python", "-m", "tools.rehearsal")
+    """Release, publish, install and upgrade packages with an index on this machine: two, or `-- composer-all`."""
+    session.install("--quiet", "--constraint", PINNED, *TOOL_TOOLS, "pypiserver>=2.3")
+    session.run("python", "-m", "tools.rehearsal", *session.posargs)

@@ -23,6 +23,7 @@ from tools import (
     release,
     wheelhouse,
 )
+from tools.release_all import release_all
 from tools.tiny_tree import Tree, run_tool
 from tools.workspace import ROOT, find_uv
 
@@ -248,6 +249,42 @@ class TestRelease:
 
         with pytest.raises(release.ReleaseError, match=r"already describes 0.1.0, got fragments .*7.added.md"):
             release.check(tree.workspace, tree.workspace["composer-one"], "0.1.0")
+
+
+class TestReleaseAll:
+    def test_packages_follow_what_they_need_some_at_a_time(self, tree: Tree) -> None:
+        tree.add_core()
+        tree.add_algorithm("one")
+        tree.add_algorithm("above", dependencies=("composer-one>=0.1,<1",))
+        tree.commit()
+
+        assert release_all(tree.workspace, 1) == ["composer-core-v0.1.0"]
+        assert release_all(tree.workspace, 5) == ["composer-one-v0.1.0", "composer-above-v0.1.0"]
+        assert release_all(tree.workspace, 5) == []
+        assert tree.git("status", "--porcelain") == ""
+
+    def test_a_package_that_cannot_be_released_ends_it_and_the_next_call_goes_on(self, tree: Tree) -> None:
+        tree.add_core()
+        path = tree.add_algorithm("one", version="0.1")
+        tree.commit()
+        with pytest.raises(release.ReleaseError, match=r"composer-one: .* Released before it: composer-core-v0.1.0"):
+            release_all(tree.workspace, 5)
+        text = (path / "pyproject.toml").read_text().replace('version = "0.1"', 'version = "0.1.0"')
+        news = (path / "CHANGELOG.md").read_text().replace("## 0.1 ", "## 0.1.0 ")
+        tree.write({"pyproject.toml": text, "CHANGELOG.md": news}, path)
+        tree.commit()
+
+        assert release_all(tree.workspace, 5) == ["composer-one-v0.1.0"]
+
+    def test_the_command_says_what_is_left(self, tree: Tree) -> None:
+        tree.add_core()
+        tree.add_algorithm("one")
+        tree.commit()
+
+        run = run_tool("release_all", "--limit", "1", cwd=tree.root)
+
+        assert (run.returncode, run.stdout, run.stderr) == (0, "composer-core-v0.1.0\n", "left: composer-one\n")
+        assert run_tool("release_all", "--limit", "0", cwd=tree.root).stderr == "`--limit` must be at least 1, got 0.\n"
 
 
 class TestNewPackage:

@@ -22,19 +22,23 @@ from tools.release import release
 from tools.release_all import release_all
 from tools.workspace import ROOT, Workspace, find_uv
 
-PACKAGES = ("composer-core", "composer-mixup")
 UPGRADED, VERSION = "composer-mixup", "0.2.0"
 
 
-def rehearse(folder: Path) -> tuple[list[str], list[str]]:
-    """Rehearse in an empty folder; return what was installed, before and after the upgrade."""
+def rehearse(folder: Path, packages: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Rehearse in an empty folder; return what was installed, before and after the upgrade.
+
+    Args:
+        folder: The folder.
+        packages: The packages to install.
+    """
     clone = folder / "clone"
     _run("git", "clone", "--quiet", "--branch", "main", str(ROOT), str(clone))
     for key, value in {"user.name": "Rehearsal", "user.email": "rehearsal@example.org"}.items():
         _run("git", "-C", str(clone), "config", key, value)
     _run("git", "-C", str(clone), "remote", "remove", "origin")
     workspace = Workspace(clone)
-    needed = workspace.closure(PACKAGES)
+    needed = workspace.closure(packages)
     for name in set(workspace.names) - set(needed):
         _run("git", "-C", str(clone), "rm", "-r", "--quiet", f"packages/{name}")
     _run("git", "-C", str(clone), "commit", "--quiet", "--message", "Only what is rehearsed")
@@ -44,7 +48,7 @@ def rehearse(folder: Path) -> tuple[list[str], list[str]]:
         for tag in release_all(Workspace(clone), limit=len(needed)):
             _publish(clone, tag, folder / "dist", url)
         python = _environment(folder / "environment")
-        _install(python, url, PACKAGES)
+        _install(python, url, packages)
         before = _versions(python)
         fragment = clone / "packages" / UPGRADED / "changes" / "1.added.md"
         fragment.write_text("A rehearsed change.\n", encoding="utf-8")
@@ -120,7 +124,7 @@ def _run(*command: str) -> None:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        before, after = rehearse(Path(folder))
+        before, after = rehearse(Path(folder), sys.argv[1:] or ("composer-core", UPGRADED))
     print("installed:", *before)
     print("upgraded: ", *after)
     expected = [f"{UPGRADED}=={VERSION}" if line.startswith(f"{UPGRADED}==") else line for line in before]
