@@ -45,7 +45,16 @@ def modules() -> list[str]:
 @pytest.fixture(scope="module")
 def sessions() -> set[str]:
     tree = ast.parse((ROOT / "noxfile.py").read_text(encoding="utf-8"))
-    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.decorator_list}
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.decorator_list]
+    named = {
+        keyword.value.value
+        for function in functions
+        for decorator in function.decorator_list
+        if isinstance(decorator, ast.Call)
+        for keyword in decorator.keywords
+        if keyword.arg == "name" and isinstance(keyword.value, ast.Constant)
+    }
+    return {function.name for function in functions} | named
 
 
 def run_in_a_process_of_its_own(path: Path) -> str:
