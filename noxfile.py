@@ -203,7 +203,8 @@ def chaos(session: nox.Session) -> None:
 @nox.session(tags=["ci"])
 def docs(session: nox.Session) -> None:
     """Run every example: the doctests, and the code blocks of each README from top to bottom."""
-    _install(session, NAMES, *TEST_TOOLS, *TOOL_TOOLS)
+    stores = WORKSPACE.outside(WORKSPACE["composer-checkpoint"].test_dependencies)  # one module derives from a client's
+    _install(session, NAMES, *TEST_TOOLS, *TOOL_TOOLS, *stores)
     _pytest(session, "tests/test_docs.py")
 
 
