@@ -324,6 +324,14 @@ def test_a_checkpoint_cannot_cause_imports(path: str, gpt2: Saved, tmp_path: Pat
     tiny.assert_equal(tiny.weights(gpt2[1].model), tiny.weights(restored))
 
 
+def test_a_flag_that_transformers_4_saved_is_no_attention(gpt2: Saved, tmp_path: Path) -> None:
+    change = {"_attn_implementation_autoset": True}
+    path = altered(gpt2, tmp_path / "a.pt", lambda found: found["model"]["config"]["content"].update(change))
+    model, _ = HuggingFaceModel.hf_from_composer_checkpoint(path)
+
+    assert model.config.model_type == "gpt2"
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -386,3 +386,14 @@ def test_a_child_with_two_names_is_in_one_unit() -> None:
 
     assert names == ["module"]
     assert whole == sharded
+
+
+def test_members_of_a_container_are_the_units() -> None:
+    blocks = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(2))
+    kept = torch.nn.ModuleDict({"a": torch.nn.Linear(2, 2)})
+    kept._fsdp_wrap = False  # type: ignore[assignment]
+    model = torch.nn.Module()
+    model.parts = torch.nn.ModuleDict({"blocks": blocks, "head": torch.nn.Sequential(torch.nn.Linear(2, 2))})
+    model.kept = kept
+
+    assert [unit.name for unit in plan_units(model)] == ["parts.blocks.0", "parts.blocks.1", "parts.head", ""]
