@@ -37,6 +37,8 @@ from composer.optim import CosineAnnealingWithWarmupScheduler, DecoupledAdamW, D
 
 STEPS = 12  # some act at every tenth step
 
+pytestmark = pytest.mark.filterwarnings("ignore:jsonschema.RefResolver is deprecated:DeprecationWarning")  # Neptune's
+
 
 class MetaDevice(PlainDevice):
     """A device whose tensors have shapes, but no numbers."""
