@@ -35,7 +35,7 @@ from composer.devices.device import PlainDevice
 from composer.loggers import Logger
 from composer.optim import CosineAnnealingWithWarmupScheduler, DecoupledAdamW, DecoupledSGDW
 
-STEPS = 12  # some act at every tenth step
+STEPS = 20
 
 pytestmark = pytest.mark.filterwarnings("ignore:jsonschema.RefResolver is deprecated:DeprecationWarning")  # Neptune's
 

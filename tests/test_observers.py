@@ -48,6 +48,13 @@ def test_every_callback_runs_alone(callback: str, tmp_path: Path) -> None:
     run([watcher], [watcher.make(tmp_path)], keeper, watcher.model)
 
 
+@pytest.mark.parametrize("callback", sorted(APART))
+@pytest.mark.parametrize("logger", KEEPERS)
+def test_callbacks_that_stand_apart_run_with_every_logger(callback: str, logger: str, tmp_path: Path) -> None:
+    watcher = WATCHERS[callback]
+    run([watcher], [watcher.make(tmp_path)], KEEPERS[logger](tmp_path), watcher.model)
+
+
 @pytest.mark.parametrize("logger", KEEPERS)
 def test_every_logger_keeps_what_the_callbacks_log(logger: str, tmp_path: Path) -> None:
     watchers = [watcher for name, watcher in WATCHERS.items() if name not in APART]
