@@ -60,6 +60,11 @@ class Arriving:
 
 
 @pytest.fixture(autouse=True)
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # Neptune's client writes into the current folder
+
+
+@pytest.fixture(autouse=True)
 def device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Add to torch what it has for accelerators, but not for the meta device."""
     plain = torch.is_autocast_enabled
