@@ -227,6 +227,26 @@ class EvaluatedCaptioned(MeasuredCaptioned):
         return {} if is_train else super().get_metrics(is_train)
 
 
+class Unmasked(MeasuredCaptioned):
+    """Without what makes other libraries read: attention masks (`transformers`) and `MeanMetric` (`torchmetrics`)."""
+
+    def get_metrics(self, is_train: bool) -> dict[str, Any]:
+        device = self.last.weight.device
+        return {"Accuracy": MulticlassAccuracy(num_classes=4, average="micro", validate_args=False).to(device)}
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        hidden = self.text(input_ids=batch["input_ids"]).last_hidden_state
+        outputs: torch.Tensor = self.last(self.vision(batch["image"]) + self.head(hidden.mean(1)))
+        return outputs
+
+
+class UnmaskedWithoutMetrics(Unmasked):
+    """A model whose outputs may be freed after the step, or are no logits."""
+
+    def get_metrics(self, is_train: bool) -> dict[str, Any]:
+        return {}
+
+
 def captioned(examples: list[tuple[torch.Tensor, int]]) -> dict[str, torch.Tensor]:
     images, labels = torch.utils.data.default_collate(examples)
     text = torch.arange(16).repeat(len(labels), 1).add(labels[:, None]).remainder(32)

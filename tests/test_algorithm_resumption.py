@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -163,14 +163,13 @@ def train(case: Case, folder: Path, logged: dict[Any, Any], death: int | None, n
         loggers=Journal(logged),
         precision=Precision.AMP_BF16 if case.is_lower else Precision.FP32,
         progress_bar=False,
-        device="cpu",
         seed=3,
         run_name="run",
         save_folder=folder,
         save_interval="1ba",
         save_metrics=True,
         autoresume=True,
-        **case.options,
+        **{"device": "cpu", **case.options},
     )
     if death is None:
         trainer.fit()
@@ -291,6 +290,34 @@ def test_a_run_that_died_twice_ends_like_the_one_that_did_not(label: str, tmp_pa
     assert_same(whole, launches)
     deep_compare(last_of(tmp_path / "whole"), last_of(resumed), ignore_keys=OF_THIS_RUN)
     assert_acted(label, whole, tmp_path / "whole", plain(case.has_text, case.is_lower))
+
+
+# ---- a GPU ----
+
+
+@pytest.fixture
+def repeatable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Operations add up in the same order each time, where there is such an operation."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.usefixtures("repeatable")
+@pytest.mark.filterwarnings("ignore:.* does not have a deterministic implementation")
+@pytest.mark.parametrize("label", CASES)
+def test_the_same_on_a_gpu(label: str, tmp_path: Path) -> None:
+    case, resumed = CASES[label], tmp_path / "resumed"
+    case = replace(case, options={**case.options, "device": "gpu"})
+    whole = launch(case, tmp_path / "whole", WHOLE)
+    launches = [launch(case, resumed, number) for number in (0, 1, 2)]
+
+    assert_same(whole, launches)
+    deep_compare(last_of(tmp_path / "whole"), last_of(resumed), ignore_keys=OF_THIS_RUN)
 
 
 # ---- two processes ----

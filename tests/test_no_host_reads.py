@@ -19,7 +19,8 @@ from algorithm_runs import (
     CLASSES,
     LOWER_PRECISION,
     WITHOUT_LOGITS,
-    MeasuredCaptioned,
+    Unmasked,
+    UnmaskedWithoutMetrics,
     arguments_of,
     captioned,
     make,
@@ -27,7 +28,6 @@ from algorithm_runs import (
 )
 from observers import KEEPERS, WATCHERS
 from torch.utils.data import DataLoader
-from torchmetrics.classification import MulticlassAccuracy
 
 from composer import Trainer
 from composer.core import Callback, State, deferred_value
@@ -77,18 +77,6 @@ def device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deferred_value, "_Copy", Arriving)
 
 
-class Unmasked(MeasuredCaptioned):
-    """Without what makes other libraries read: attention masks (`transformers`) and `MeanMetric` (`torchmetrics`)."""
-
-    def get_metrics(self, is_train: bool) -> dict[str, Any]:
-        return {"Accuracy": MulticlassAccuracy(num_classes=4, average="micro", validate_args=False).to("meta")}
-
-    def forward(self, batch: Any) -> torch.Tensor:
-        hidden = self.text(input_ids=batch["input_ids"]).last_hidden_state
-        outputs: torch.Tensor = self.last(self.vision(batch["image"]) + self.head(hidden.mean(1)))
-        return outputs
-
-
 class Trained(Exception):
     """Ends a run before the end of its epoch, where numbers may be read."""
 
@@ -99,13 +87,6 @@ class End(Callback):
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
         if state.timestamp.batch == f"{STEPS}ba":
             raise Trained
-
-
-class WithoutMetrics(Unmasked):
-    """A model whose outputs may be freed after the step, or are no logits."""
-
-    def get_metrics(self, is_train: bool) -> dict[str, Any]:
-        return {}
 
 
 def fit(
@@ -177,7 +158,7 @@ def test_microbatches_wait_for_nothing() -> None:
 @pytest.mark.parametrize("name", sorted(CLASSES))
 def test_an_algorithm_waits_for_nothing(name: str) -> None:
     keys = {"input_key": "image", "target_key": "label"}
-    kind = WithoutMetrics if name in WITHOUT_LOGITS else Unmasked
+    kind = UnmaskedWithoutMetrics if name in WITHOUT_LOGITS else Unmasked
     fit(algorithms=make(name, keys, arguments_of(name)), lower=name in LOWER_PRECISION, kind=kind)
 
 
@@ -192,7 +173,10 @@ NOT_ON_META = {
 @pytest.mark.filterwarnings("ignore:.*only works on CUDA devices")
 @pytest.mark.parametrize("name", sorted(WATCHERS.keys() - NOT_ON_META.keys()))
 def test_a_callback_waits_for_nothing(name: str, tmp_path: Path) -> None:
-    fit([WATCHERS[name].make(tmp_path)], kind=Unmasked if WATCHERS[name].model.get("metrics", True) else WithoutMetrics)
+    fit(
+        [WATCHERS[name].make(tmp_path)],
+        kind=Unmasked if WATCHERS[name].model.get("metrics", True) else UnmaskedWithoutMetrics,
+    )
 
 
 @pytest.mark.filterwarnings("ignore:.*loader strategy is deprecated")  # of MLflow

@@ -19,6 +19,7 @@ import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -116,10 +117,16 @@ def run(out: Path, wheels: Path | None = None, limit: float = _LIMIT) -> int:
             _install(wheels, Path(scratch, "site"))
             paths = [str(Path(scratch, "site")), os.environ.get("PYTHONPATH", "")]
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-        for name, files in gpu_tests(_ROOT).items():
+        groups = gpu_tests(_ROOT)
+        with ThreadPoolExecutor(max(1, min(len(groups), (os.cpu_count() or 1) // 2))) as pool:
             left = limit - (time.monotonic() - start)
-            report["tests"][name] = _test(name, files, left, Path(scratch), environment)
-            out.write_text(json.dumps(report, indent=2), encoding="utf-8")  # what is there if the machine goes away
+            tests = {
+                pool.submit(_test, name, files, left, Path(scratch), environment): name
+                for name, files in sorted(groups.items(), key=lambda item: item[0] != "tests")  # the longest first
+            }
+            for test in as_completed(tests):
+                report["tests"][tests[test]] = test.result()
+                out.write_text(json.dumps(report, indent=2), encoding="utf-8")  # if the machine goes away
         figures = Path(scratch, "figures.json")
         command = [sys.executable, "-m", "tools.bench", "gpu", "--json", str(figures)]
         subprocess.run(command, check=False, cwd=_ROOT, env=environment)
@@ -140,10 +147,16 @@ def _test(name: str, files: Sequence[str], left: float, scratch: Path, environme
         return {"exit": "not run: no time left", "passed": 0, "failed": [], "skipped": []}
     results = scratch / f"{name}.xml"
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-rs", f"--junitxml={results}", *files]
+    log = scratch / f"{name}.log"
     try:
-        code: int | str = subprocess.run(command, cwd=_ROOT, env=environment, check=False, timeout=left).returncode
+        with log.open("wb") as stream:  # several run at once
+            run = subprocess.run(
+                command, cwd=_ROOT, env=environment, check=False, timeout=left, stdout=stream, stderr=subprocess.STDOUT
+            )
+        code: int | str = run.returncode
     except subprocess.TimeoutExpired:
         code = "stopped: no time left"
+    print(f"==== {name} ====\n{log.read_text(errors='replace')}", flush=True)
     cases = list(ElementTree.parse(results).iter("testcase")) if results.exists() else []
     names = {case: f"{case.get('classname')}::{case.get('name')}" for case in cases}
     failed = [names[case] for case in cases if case.find("failure") is not None or case.find("error") is not None]
