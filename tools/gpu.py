@@ -57,7 +57,7 @@ def bundle(folder: Path, python: str, present: Sequence[str] = ()) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for wheel in wheelhouse.wheels(workspace, workspace.packages):
         shutil.copy(wheel, folder)
-    tested = [name for name in gpu_tests(_ROOT) if name in workspace.packages]
+    tested = [name if name in workspace.packages else "composer-all" for name in gpu_tests(_ROOT)]
     wanted = {"pytest", "hypothesis"}
     for name in workspace.closure(tested):
         wanted.update(workspace.outside(workspace[name].dependencies))

@@ -149,6 +149,7 @@ def _large_steps(device: torch.device, rounds: int) -> dict[str, Any]:
         torch.randint(0, 10, (rows,), generator=generator).to(device),
     )
     batches = TimedBatches([batch] * steps)
+    batches.batch_size = rows
 
     def network() -> Any:
         torch.manual_seed(0)

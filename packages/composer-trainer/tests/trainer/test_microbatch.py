@@ -201,3 +201,26 @@ def test_batches_that_will_fit_are_not_copied(make_trainer: MakeTrainer, monkeyp
 
     assert trainer.state.device_train_microbatch_size == 1
     assert copies.by_batch == [1, 1, 1, 0, 0, 0, 0, 1, 1, 0, 0]
+
+
+def test_a_split_that_nobody_asked_for_is_said(make_trainer: MakeTrainer) -> None:
+    class TwoViews(list[Any]):
+        batch_size = 4  # of what its data set has; each gives two samples
+
+    sizes: list[int] = []
+
+    class Counting(SimpleModel):
+        def forward(self, batch: Any) -> Any:
+            sizes.append(len(batch[0]))
+            return super().forward(batch)
+
+    batches = TwoViews(make_trainer.loader(16, batch_size=8))
+    trainer = make_trainer(model=Counting(), train_dataloader=batches, max_duration="1ep")
+    with pytest.warns(UserWarning, match=r"has 8 samples, but the `batch_size` of `train_dataloader` is 4") as caught:
+        trainer.fit()
+
+    assert [4, 4, 4, 4] == sizes
+    assert 1 == len(caught)
+
+    make_trainer(model=Counting(), train_dataloader=batches, max_duration="1ep", device_train_microbatch_size=8).fit()
+    assert [8, 8] == sizes[4:]

@@ -6,6 +6,7 @@ Everything here runs once per step, so it avoids work that can be done once per 
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -64,7 +65,7 @@ class BatchTrainer:
         self._begin_turn: Callable[[int], object] | None = None
         self._stepping: Sequence[torch.optim.Optimizer] = ()  # those that step with the gradients of the current pass
         self._mean_count: float | None = None  # the batch size averaged over ranks, once exchanged
-        self._warned_of_empty = False
+        self._warned_of_empty = self._warned_of_split = False
         self._search, self._lock_step = MicrobatchSearch(state), LockStepSearch(state, parallel)
         # Of the current forward and backward pass.
         self._pass_losses = self.losses
@@ -170,6 +171,14 @@ class BatchTrainer:
         size = self.state.device_train_microbatch_size
         if size is None or self._num_samples <= size:
             return (self._batch,)
+        if not self._warned_of_split and size == getattr(self._spec.dataloader, "batch_size", None):
+            self._warned_of_split = True
+            warnings.warn(
+                f"A batch has {self._num_samples} samples, but the `batch_size` of `train_dataloader` is {size}: it is "
+                f"trained in microbatches of {size}. For one pass over the whole batch give "
+                f"`device_train_microbatch_size={self._num_samples}`.",
+                stacklevel=2,
+            )
         return self._spec.split_batch(self._batch, size)
 
     def _closure(self, ddp_sync: bool = True, loss_dict: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
