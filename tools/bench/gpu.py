@@ -16,7 +16,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from torchvision.models import resnet18, resnet50
 
-from composer import Callback, Logger, State, Trainer
+from composer import Callback, Logger, State, Trainer, algorithms
 from composer.models import ComposerClassifier, ComposerModel
 from tools.bench._measure import TimedBatches, interleaved, low, machine
 from tools.bench.overhead import Batches, Plain, make_batches, make_network
@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> None:
         return
     device = torch.device("cuda" if options.device == "gpu" else "cpu")
     figures: dict[str, Any] = {"machine": machine(), "torch": torch.__version__, "cuda": torch.version.cuda}
-    for part in (_small_steps, _large_steps):
+    for part in (_small_steps, _large_steps, _methods):
         print(f"{part.__name__.strip('_')} ...", flush=True)
         figures.update(part(device, options.rounds))
         print(json.dumps(figures, indent=2))
@@ -63,6 +63,7 @@ def _bare(
     optimizer, losses = _sgd(network), []
     for inputs, targets in batches:
         each()
+        inputs, targets = inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
         optimizer.zero_grad()
         with torch.autocast(device.type, torch.bfloat16):
             loss = cross_entropy(network(inputs), targets)
@@ -138,6 +139,14 @@ def _small_steps(device: torch.device, rounds: int) -> dict[str, Any]:
     return {"host us per step, 5 % quantile": {name: round(low(values), 1) for name, values in results.items()}}
 
 
+class _Batches(TimedBatches[Any]):
+    """Batches of images."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        super().__init__(batches)
+        self.batch_size = len(batches[0][0])
+
+
 def _large_steps(device: torch.device, rounds: int) -> dict[str, Any]:
     """Measure a residual network: images per second, the host's share of a step, memory, and equality of the losses."""
     cuda = device.type == "cuda"
@@ -148,20 +157,26 @@ def _large_steps(device: torch.device, rounds: int) -> dict[str, Any]:
         torch.randn(rows, 3, size, size, generator=generator).to(device, memory_format=torch.channels_last),
         torch.randint(0, 10, (rows,), generator=generator).to(device),
     )
-    batches = TimedBatches([batch] * steps)
-    batches.batch_size = rows
+    batches = _Batches([batch] * steps)
+    on_host = tuple(tensor.cpu().pin_memory() if cuda else tensor.cpu() for tensor in batch)
+    host_batches = _Batches([on_host] * steps)
 
     def network() -> Any:
         torch.manual_seed(0)
         return make(num_classes=10).to(memory_format=torch.channels_last)
 
+    def trained(batches: Any, each: Callable[[], None]) -> list[float]:
+        model = ComposerClassifier(network(), num_classes=10)
+        return _trained(model, batches, device, progress_bar=True, each=each)
+
     runs: dict[str, Callable[..., list[float]]] = {
         "bare loop": lambda each: _bare(network(), batches, device, each),
-        "Trainer": lambda each: _trained(
-            ComposerClassifier(network(), num_classes=10), batches, device, progress_bar=True, each=each
-        ),
+        "Trainer": lambda each: trained(batches, each),
+        "bare loop, batches in pinned memory": lambda each: _bare(network(), host_batches, device, each),
+        "Trainer, batches in pinned memory": lambda each: trained(host_batches, each),
     }
-    losses = {name: run(lambda: None) for name, run in runs.items()}
+    alone = ("bare loop", "Trainer")
+    losses = {name: runs[name](lambda: None) for name in alone}
 
     def seconds(run: Callable[..., list[float]]) -> float:
         starts: list[float] = []
@@ -203,7 +218,63 @@ def _large_steps(device: torch.device, rounds: int) -> dict[str, Any]:
         "ratio of the seconds per step": round(
             statistics.median(a / b for a, b in zip(times["Trainer"], times["bare loop"], strict=True)), 4
         ),
-        "host busy, share of a step": {name: round(host(run), 3) for name, run in runs.items()},
-        "peak memory, GiB": {name: round(memory(run), 3) for name, run in runs.items()},
+        "host busy, share of a step": {name: round(host(runs[name]), 3) for name in alone},
+        "peak memory, GiB": {name: round(memory(runs[name]), 3) for name in alone},
         "largest difference of the losses": max(abs(a - b) for a, b in pairs),
+    }
+
+
+# Those that act on images and on a residual network in each step; the others act on texts, on data sets or seldom.
+_METHODS: dict[str, Callable[[], Any]] = {
+    "BlurPool": algorithms.BlurPool,
+    "ColOut": algorithms.ColOut,
+    "CutMix": algorithms.CutMix,
+    "CutOut": algorithms.CutOut,
+    "EMA": partial(algorithms.EMA, half_life="100ba", update_interval="1ba"),
+    "GradientClipping": partial(algorithms.GradientClipping, clipping_type="norm", clipping_threshold=1.0),
+    "GradientClipping, adaptive": partial(
+        algorithms.GradientClipping, clipping_type="adaptive", clipping_threshold=0.1
+    ),
+    "LabelSmoothing": algorithms.LabelSmoothing,
+    "MixUp": algorithms.MixUp,
+    "Muon": partial(algorithms.Muon, lr=0.02),
+    "SAM, every step": partial(algorithms.SAM, interval=1),
+    "SAM, every 10th step": partial(algorithms.SAM, interval=10),
+    "ScheduleFree": partial(algorithms.ScheduleFree, warmup="2ba"),
+    "SelectiveBackprop": partial(algorithms.SelectiveBackprop, start=0.0, end=1.0, interrupt=0),
+    "SqueezeExcite": algorithms.SqueezeExcite,
+    "StochasticDepth": partial(algorithms.StochasticDepth, target_layer_name="ResNetBottleneck", drop_rate=0.2),
+    "WeightStandardization": algorithms.WeightStandardization,
+}
+
+
+def _methods(device: torch.device, rounds: int) -> dict[str, Any]:
+    """Measure the seconds per step of a residual network with each method, relative to those without."""
+    cuda = device.type == "cuda"
+    size, rows, make, steps = (224, 128, resnet50, 20) if cuda else (32, 4, resnet50, 3)
+    first = 5 if cuda else 1
+    inputs = torch.randn(rows, 3, size, size, device=device).to(memory_format=torch.channels_last)
+    batches = _Batches([(inputs, torch.randint(0, 10, (rows,), device=device))] * steps)
+
+    def seconds(method: Callable[[], Any] | None) -> float:
+        starts: list[float] = []
+
+        def each() -> None:
+            if len(starts) in (first, steps - 1):
+                _synchronize(device)
+            starts.append(time.perf_counter())
+
+        model = ComposerClassifier(make(num_classes=10).to(memory_format=torch.channels_last), num_classes=10)
+        chosen = [] if method is None else [method()]
+        _trained(model, batches, device, algorithms=chosen, each=each)
+        return (starts[-1] - starts[first]) / (steps - 1 - first)
+
+    runs = {"plain": partial(seconds, None)} | {name: partial(seconds, make) for name, make in _METHODS.items()}
+    times = interleaved(runs, min(rounds, 3))
+    plain = times.pop("plain")
+    return {
+        "step with a method, ratio": {
+            name: round(statistics.median(a / b for a, b in zip(values, plain, strict=True)), 3)
+            for name, values in times.items()
+        }
     }

@@ -14,6 +14,7 @@ from composer.loggers import Logger
 from composer.optim import DecoupledAdamW, DecoupledSGDW
 from composer.testing import SimpleModel
 from composer.trainer.step import needs_closure
+from composer.utils.reproducibility import seed_context
 
 MakeTrainer = Any  # the fixture's class, in conftest.py
 
@@ -166,3 +167,37 @@ def test_lbfgs_trains(make_trainer: MakeTrainer) -> None:
     trainer.fit()
 
     assert float(model.loss(model(batches[0]), batches[0]).detach()) < before
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("precision", ["fp32", "amp_fp16"])
+def test_fused_sgd_of_torch_survives_overflows_and_late_gradients(
+    make_trainer: MakeTrainer, precision: str, nesterov: bool
+) -> None:
+    class Late(SimpleModel):
+        """A parameter gets its first gradient in the third step; gradients of the first overflow in float16."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.late = torch.nn.Parameter(torch.ones(2))
+            self.steps = 0
+
+        def loss(self, outputs: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+            self.steps += 1
+            loss = super().loss(outputs, batch, *args, **kwargs)
+            if self.steps > 2:
+                loss = loss + self.late.square().sum()
+            return loss * torch.inf if self.steps == 1 and precision == "amp_fp16" else loss
+
+    weights = []
+    for fused in (True, False):
+        with seed_context(3):
+            model = Late()
+        options: dict[str, Any] = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01, "nesterov": nesterov}
+        optimizer = torch.optim.SGD(model.parameters(), **options, fused=fused)
+        make_trainer(model=model, optimizers=optimizer, precision=precision, max_duration="5ba").fit()
+        weights.append(model.state_dict())
+
+    assert not torch.equal(weights[0]["late"], torch.ones(2))
+    for name, value in weights[1].items():
+        torch.testing.assert_close(weights[0][name], value, rtol=1e-5, atol=1e-6)  # fused operations round once

@@ -39,6 +39,7 @@ __all__ = [
     "check_turns",
     "is_function",
     "needs_closure",
+    "prepare_fused_sgd",
     "wrapped_optimizers",
 ]
 
@@ -335,6 +336,23 @@ def _is_method_without_arguments(target: Any, name: str) -> bool:
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = inspect.signature(method).parameters.values()
     return all(p.default is not p.empty or p.kind in variadic for p in parameters)
+
+
+def prepare_fused_sgd(optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Give `torch.optim.SGD(fused=True)` momenta of zero, with which its first step is the same.
+
+    Without them its kernel keeps uninitialized memory as momentum if that step is skipped because gradients overflowed
+    in float16, and it fails where a parameter gets its first gradient in a later step (torch 2.6 to 2.14).
+    """
+    for optimizer in wrapped_optimizers(optimizers):
+        if not isinstance(optimizer, torch.optim.SGD) or isinstance(optimizer, DecoupledSGDW):
+            continue
+        for group in optimizer.param_groups:
+            if not (group.get("fused") and group["momentum"]) or group["dampening"]:  # the first momentum is not damped
+                continue
+            for parameter in group["params"]:
+                if parameter.requires_grad and optimizer.state[parameter].get("momentum_buffer") is None:
+                    optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def wrapped_optimizers(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:

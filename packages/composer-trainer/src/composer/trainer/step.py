@@ -17,7 +17,7 @@ from composer.core import DataSpec, Engine, Precision, State
 from composer.models import ComposerModel
 from composer.trainer.metrics import TrainMetrics
 from composer.trainer.microbatch import LockStepSearch, MicrobatchSearch, tensors_in
-from composer.trainer.optimizers import needs_closure
+from composer.trainer.optimizers import needs_closure, prepare_fused_sgd
 from composer.trainer.precision import ClosureGradScaler, autocast, device_type, step_scaled, unscale
 from composer.trainer.ranks import SingleProcess
 
@@ -89,6 +89,7 @@ class BatchTrainer:
         # The optimizer that runs the passes itself; the others step with the gradients of its last pass.
         self._runs_passes = next((i for i, each in enumerate(state.optimizers) if needs_closure(each)), None)
         self._begin_turn, self._stepping = getattr(self.model, "begin_turn", None), state.optimizers
+        prepare_fused_sgd(state.optimizers)
         if self._runs_passes is not None and self._scaling and not isinstance(state.scaler, ClosureGradScaler):
             state.scaler = ClosureGradScaler(device_type(state))
         if state.auto_microbatching:
