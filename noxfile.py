@@ -13,6 +13,7 @@ import nox
 sys.path.insert(0, str(Path(__file__).parent))
 
 from tools import environment, wheelhouse
+from tools.gpu import gpu_tests
 from tools.workspace import Workspace, find_uv
 
 nox.needs_version = ">=2025.2.9"
@@ -261,21 +262,29 @@ def wheels(session: nox.Session) -> None:
 
 
 @nox.session
-def gpu(session: nox.Session) -> None:
-    """Run all tests that need a CUDA device, then the figures of a GPU, and write `gpu.json` (`-- --help`).
+@nox.parametrize("package", [*NAMES, "all"], ids=[*NAMES, "all"])
+def gpu(session: nox.Session, package: str) -> None:
+    """Run what needs a CUDA device: the tests of a package, or "gpu(all)": all tests, then figures, into `gpu.json`.
 
-    `-- bundle FOLDER` instead collects wheels for a machine that reaches no registry, which then needs no nox:
-    `python -m tools.gpu run --wheels FOLDER`.
+    `nox -s "gpu(all)" -- bundle FOLDER` instead collects wheels for a machine that reaches no registry, which then
+    needs no nox: `python -m tools.gpu run --wheels FOLDER`.
     """
     if session.posargs[:1] == ["bundle"]:
         session.install("--quiet", "--constraint", PINNED, "pip", *TOOL_TOOLS)
         session.run("python", "-m", "tools.gpu", *session.posargs)
         return
     if environment.count_cuda_devices() == 0:
-        session.skip("no CUDA device here; the tests marked `gpu` were not run")
-    groups = (WORKSPACE.outside(WORKSPACE[name].test_dependencies) for name in NAMES)
-    _install(session, NAMES, *TEST_TOOLS, *BENCH_TOOLS, *sorted(set().union(*groups)))
-    session.run("python", "-m", "tools.gpu", "run", *session.posargs)
+        session.skip("no CUDA device here; nothing was run")
+    if package == "all":
+        groups = (WORKSPACE.outside(WORKSPACE[name].test_dependencies) for name in NAMES)
+        _install(session, NAMES, *TEST_TOOLS, *BENCH_TOOLS, *sorted(set().union(*groups)))
+        session.run("python", "-m", "tools.gpu", "run", *session.posargs)
+        return
+    files = gpu_tests(Path()).get(package)
+    if files is None:
+        session.skip(f"{package} has no tests that need a GPU")
+    _install_declared(session, package, "--constraint", PINNED)
+    _pytest(session, "-p", "tools.gpu", *files)
 
 
 @nox.session

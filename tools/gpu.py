@@ -23,23 +23,31 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-__all__ = ["bundle", "gpu_tests", "main", "run"]
+__all__ = ["bundle", "gpu_tests", "main", "pytest_collection_modifyitems", "run"]
 
 _ROOT = Path(__file__).parent.parent
-_MARK = "mark.gpu"
+_NEED_GPU = ("mark.gpu", "AlgorithmContract", "DatasetTransformContract")
 _PRESENT = ("torch", "torchvision", "torchmetrics", "numpy", "pytest", "pillow")  # and what these need
 _PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64", "manylinux1_x86_64")
 _LIMIT = 480  # seconds
 
 
 def gpu_tests(root: Path) -> dict[str, list[str]]:
-    """Return the test files with tests marked `gpu`, relative to the root, by the folder they are run from."""
+    """Return the files with tests that need a GPU, relative to the root, by the folder they are run from."""
     found: dict[str, list[str]] = {}
     for tests in sorted([*root.glob("packages/*/tests"), root / "tests"]):
-        files = [str(path.relative_to(root)) for path in sorted(tests.rglob("test_*.py")) if _MARK in path.read_text()]
+        texts = {path: path.read_text(encoding="utf-8") for path in sorted(tests.rglob("test_*.py"))}
+        files = [str(path.relative_to(root)) for path, text in texts.items() if any(name in text for name in _NEED_GPU)]
         if files:
             found[tests.parent.name if tests.parent != root else "tests"] = files
     return found
+
+
+def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
+    """Keep the tests that need a GPU, where this module is a plugin of pytest: `python -m pytest -p tools.gpu`."""
+    kept = [item for item in items if item.get_closest_marker("gpu") or item.originalname.startswith("test_on_a_gpu_")]
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = kept
 
 
 def bundle(folder: Path, python: str, present: Sequence[str] = ()) -> None:
@@ -99,7 +107,7 @@ def _is_ours(name: str) -> bool:
 
 
 def run(out: Path, wheels: Path | None = None, limit: float = _LIMIT) -> int:
-    """Run the tests marked `gpu` and then the figures; write both to a JSON file.
+    """Run the tests that need a GPU and then the figures; write both to a JSON file.
 
     Args:
         out: The file.
@@ -146,7 +154,7 @@ def _test(name: str, files: Sequence[str], left: float, scratch: Path, environme
     if left <= 0:
         return {"exit": "not run: no time left", "passed": 0, "failed": [], "skipped": []}
     results = scratch / f"{name}.xml"
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-rs", f"--junitxml={results}", *files]
+    command = [sys.executable, "-m", "pytest", "-p", "tools.gpu", "-q", "-rs", f"--junitxml={results}", *files]
     log = scratch / f"{name}.log"
     try:
         with log.open("wb") as stream:  # several run at once
@@ -173,7 +181,7 @@ def main(arguments: list[str] | None = None) -> int:
     bundling.add_argument("folder", type=Path)
     bundling.add_argument("--python", default=f"{sys.version_info.major}.{sys.version_info.minor}")
     bundling.add_argument("--present", nargs="+", default=(), metavar="NAME", help="distributions that are there, too")
-    running = commands.add_parser("run", help="run the tests marked `gpu` and the figures")
+    running = commands.add_parser("run", help="run the tests that need a GPU, and the figures")
     running.add_argument("--out", type=Path, default=Path("gpu.json"))
     running.add_argument("--wheels", type=Path)
     running.add_argument("--limit", type=float, default=_LIMIT, help="seconds (default: %(default)s)")

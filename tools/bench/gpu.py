@@ -30,6 +30,8 @@ def main(arguments: list[str]) -> None:
     """Print the figures, and write them to a JSON file."""
     parser = argparse.ArgumentParser(prog="nox -s bench -- gpu", description=__doc__)
     parser.add_argument("--rounds", type=int, default=7, help="rounds that count (default: %(default)s)")
+    parts = {"small": _small_steps, "large": _large_steps, "methods": _methods}
+    parser.add_argument("--parts", nargs="+", choices=parts, default=list(parts), help="what to measure (default: all)")
     parser.add_argument("--json", type=Path, help="where to write the figures")
     parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu", help="the CPU only shows that this runs")
     options = parser.parse_args(arguments)
@@ -38,9 +40,9 @@ def main(arguments: list[str]) -> None:
         return
     device = torch.device("cuda" if options.device == "gpu" else "cpu")
     figures: dict[str, Any] = {"machine": machine(), "torch": torch.__version__, "cuda": torch.version.cuda}
-    for part in (_small_steps, _large_steps, _methods):
-        print(f"{part.__name__.strip('_')} ...", flush=True)
-        figures.update(part(device, options.rounds))
+    for name in options.parts:
+        print(f"{name} ...", flush=True)
+        figures.update(parts[name](device, options.rounds))
         print(json.dumps(figures, indent=2))
         if options.json is not None:
             options.json.write_text(json.dumps(figures, indent=2), encoding="utf-8")

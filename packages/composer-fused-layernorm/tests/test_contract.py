@@ -19,7 +19,7 @@ class Model(SimpleConvModel):
         self.module[4] = torch.nn.Sequential(torch.nn.LayerNorm(4), self.module[4])
 
     def forward(self, batch: Any) -> torch.Tensor:
-        with torch.autocast("cpu", torch.bfloat16, enabled=batch[0].dtype is torch.float32):
+        with torch.autocast(batch[0].device.type, torch.bfloat16, enabled=batch[0].dtype is torch.float32):
             return super().forward(batch)
 
 

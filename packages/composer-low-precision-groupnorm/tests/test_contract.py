@@ -19,7 +19,7 @@ class Model(SimpleConvModel):
         super().__init__(norm="group")
 
     def forward(self, batch: Any) -> torch.Tensor:
-        with torch.autocast("cpu", torch.bfloat16, enabled=batch[0].dtype is torch.float32):
+        with torch.autocast(batch[0].device.type, torch.bfloat16, enabled=batch[0].dtype is torch.float32):
             return super().forward(batch)
 
 
@@ -30,7 +30,7 @@ class TestLowPrecisionGroupNorm(AlgorithmContract):
     def make_model(self) -> ComposerModel:
         return Model()
 
-    def _state(self, algorithm: Algorithm, dtype: torch.dtype) -> State:
-        state = super()._state(algorithm, dtype)
+    def _state(self, algorithm: Algorithm, dtype: torch.dtype, device: str = "cpu") -> State:
+        state = super()._state(algorithm, dtype, device)
         state.precision = "amp_bf16"
         return state

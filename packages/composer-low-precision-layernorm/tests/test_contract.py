@@ -20,7 +20,7 @@ class Model(SimpleConvModel):
         self.module[4] = torch.nn.Sequential(torch.nn.LayerNorm(4), self.module[4])
 
     def forward(self, batch: Any) -> torch.Tensor:
-        with torch.autocast("cpu", torch.bfloat16, enabled=batch[0].dtype is torch.float32):
+        with torch.autocast(batch[0].device.type, torch.bfloat16, enabled=batch[0].dtype is torch.float32):
             return super().forward(batch)
 
 
@@ -31,7 +31,7 @@ class TestLowPrecisionLayerNorm(AlgorithmContract):
     def make_model(self) -> ComposerModel:
         return Model()
 
-    def _state(self, algorithm: Algorithm, dtype: torch.dtype) -> State:
-        state = super()._state(algorithm, dtype)
+    def _state(self, algorithm: Algorithm, dtype: torch.dtype, device: str = "cpu") -> State:
+        state = super()._state(algorithm, dtype, device)
         state.precision = "amp_bf16"
         return state

@@ -18,6 +18,7 @@ from composer.models import ComposerModel
 from composer.testing._compare import deep_compare
 from composer.testing._models import SimpleConvModel
 from composer.testing._processes import run_on_ranks
+from composer.utils.reproducibility import get_rng_state, load_rng_state
 
 _BATCHES = 4
 
@@ -134,36 +135,25 @@ class AlgorithmContract:
         deep_compare(expected, batches)
 
     def test_it_keeps_dtype_and_device(self) -> None:
-        for dtype in (torch.float32, torch.bfloat16):
-            state = self._state(self.make(), dtype)
-            seen: list[torch.Tensor] = []
+        self._check_kept("cpu")
 
-            train_by_hand(state, _cast(self.make_batches(), dtype), seen)
-
-            assert {tensor.dtype for tensor in seen} <= {dtype}, f"a batch of {dtype} must keep its dtype"
-            assert {tensor.device.type for tensor in seen} <= {"cpu"}, "a batch must stay on its device"
-            bad = [name for name, p in state.model.named_parameters() if not torch.isfinite(p).all()]
-            assert not bad, f"training in {dtype} must keep parameters finite, but these are not: {bad}"
+    def test_on_a_gpu_it_keeps_dtype_and_device(self) -> None:
+        _need_gpu()
+        self._check_kept("cuda")
 
     def test_the_same_seed_gives_the_same_result(self) -> None:
-        first, second = (self._trained(self.make_batches()) for _ in range(2))
+        self._check_seeded("cpu")
 
-        deep_compare(first.model.state_dict(), second.model.state_dict())
+    def test_on_a_gpu_the_same_seed_gives_the_same_result(self) -> None:
+        _need_gpu()
+        self._check_seeded("cuda")
 
     def test_a_resumed_run_continues_identically(self) -> None:
-        batches = self.make_batches()
-        expected = self._trained(batches)
+        self._check_resumed("cpu")
 
-        begun = self._trained(batches[: _BATCHES // 2])
-        saved, rng = copy.deepcopy(begun.state_dict()), torch.get_rng_state()
-        resumed = self._state(self.make(), torch.float64)
-        engine = _started(resumed)
-        resumed.load_state_dict(saved)
-        torch.set_rng_state(rng)
-        _steps(resumed, engine, _cast(batches[_BATCHES // 2 :], torch.float64))
-
-        deep_compare(expected.model.state_dict(), resumed.model.state_dict())
-        deep_compare(expected.algorithms[0].state_dict(), resumed.algorithms[0].state_dict())
+    def test_on_a_gpu_a_resumed_run_continues_identically(self) -> None:
+        _need_gpu()
+        self._check_resumed("cuda")
 
     def test_microbatches_equal_one_batch_or_the_docs_say_why_not(self) -> None:
         if self.microbatch_reason:
@@ -202,9 +192,41 @@ class AlgorithmContract:
 
     # ---- helpers ----
 
-    def _state(self, algorithm: Algorithm, dtype: torch.dtype) -> State:
+    def _check_kept(self, device: str) -> None:
+        for dtype in (torch.float32, torch.bfloat16):
+            state = self._state(self.make(), dtype, device)
+            seen: list[torch.Tensor] = []
+
+            train_by_hand(state, _cast(self.make_batches(), dtype, device), seen)
+
+            assert {tensor.dtype for tensor in seen} <= {dtype}, f"a batch of {dtype} must keep its dtype"
+            assert {tensor.device.type for tensor in seen} <= {device}, "a batch must stay on its device"
+            bad = [name for name, p in state.model.named_parameters() if not torch.isfinite(p).all()]
+            assert not bad, f"training in {dtype} must keep parameters finite, but these are not: {bad}"
+
+    def _check_seeded(self, device: str) -> None:
+        first, second = (self._trained(self.make_batches(), device=device) for _ in range(2))
+
+        _compare(first.model.state_dict(), second.model.state_dict(), device)
+
+    def _check_resumed(self, device: str) -> None:
+        batches = self.make_batches()
+        expected = self._trained(batches, device=device)
+
+        begun = self._trained(batches[: _BATCHES // 2], device=device)
+        saved, rng = copy.deepcopy(begun.state_dict()), get_rng_state()
+        resumed = self._state(self.make(), torch.float64, device)
+        engine = _started(resumed)
+        resumed.load_state_dict(saved)
+        load_rng_state(rng)
+        _steps(resumed, engine, _cast(batches[_BATCHES // 2 :], torch.float64, device))
+
+        _compare(expected.model.state_dict(), resumed.model.state_dict(), device)
+        _compare(expected.algorithms[0].state_dict(), resumed.algorithms[0].state_dict(), device)
+
+    def _state(self, algorithm: Algorithm, dtype: torch.dtype, device: str = "cpu") -> State:
         torch.manual_seed(11)
-        model = self.make_model().to(dtype)
+        model = self.make_model().to(dtype).to(device)
         return State(
             model=model,
             max_duration=f"{_BATCHES}ba",
@@ -212,11 +234,12 @@ class AlgorithmContract:
             dataloader=self.make_dataloader(),
             optimizers=torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
             algorithms=algorithm,
+            device="gpu" if device == "cuda" else device,
         )
 
-    def _trained(self, batches: Iterable[Any], microbatches: int = 1) -> State:
-        state = self._state(self.make(), torch.float64)
-        train_by_hand(state, _cast(batches, torch.float64), microbatches=microbatches)
+    def _trained(self, batches: Iterable[Any], microbatches: int = 1, device: str = "cpu") -> State:
+        state = self._state(self.make(), torch.float64, device)
+        train_by_hand(state, _cast(batches, torch.float64, device), microbatches=microbatches)
         return state
 
 
@@ -457,12 +480,25 @@ def _tensors(batch: Any) -> list[torch.Tensor]:
     return [tensor for part in parts for tensor in _tensors(part)]
 
 
-def _cast(batches: Any, dtype: torch.dtype) -> Any:
+def _cast(batches: Any, dtype: torch.dtype, device: str = "cpu") -> Any:
     if isinstance(batches, torch.Tensor):
-        return batches.to(dtype) if batches.is_floating_point() else batches
+        return batches.to(device, dtype if batches.is_floating_point() else batches.dtype)
     if isinstance(batches, dict):
-        return {key: _cast(value, dtype) for key, value in batches.items()}
-    return type(batches)(_cast(item, dtype) for item in batches)
+        return {key: _cast(value, dtype, device) for key, value in batches.items()}
+    return type(batches)(_cast(item, dtype, device) for item in batches)
+
+
+def _compare(expected: Any, found: Any, device: str) -> None:
+    """Compare exactly; on a GPU, some operations add up in another order each time, in float64 here."""
+    tolerance = 0.0 if device == "cpu" else 1e-10
+    deep_compare(expected, found, atol=tolerance, rtol=tolerance)
+
+
+def _need_gpu() -> None:
+    if not torch.cuda.is_available():
+        import pytest  # only tests need it
+
+        pytest.skip("needs a CUDA device")
 
 
 def _strict_xfail(test: Any) -> bool:
