@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader
 
 from composer import Trainer
 from composer.core import Callback, State
+from composer.devices import DeviceGPU
 from composer.loggers import Logger
 
 KEYS = {"input_key": "image", "target_key": "label"}
@@ -134,7 +135,7 @@ def test_a_logger_waits_for_nothing(name: str, tmp_path: Path) -> None:
     fit(loggers=logger)
 
 
-def _trained(name: str, device: str, seed: int = 0) -> dict[str, torch.Tensor]:
+def _trained(name: str, device: str | DeviceGPU, seed: int = 0) -> dict[str, torch.Tensor]:
     """The weights after six steps without dropout."""
     lower = name in LOWER_PRECISION
     model = Captioned(norm=partial(torch.nn.GroupNorm, 4) if lower else torch.nn.BatchNorm2d, dropout=0.0)
@@ -155,12 +156,11 @@ def _trained(name: str, device: str, seed: int = 0) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", sorted(CLASSES))
-def test_training_on_a_gpu_follows_training_on_the_cpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+def test_training_on_a_gpu_follows_training_on_the_cpu(name: str) -> None:
     expected = _trained(name, "cpu")
     if any(not torch.equal(value, expected[key]) for key, value in _trained(name, "cpu", seed=1).items()):
         pytest.skip("it draws random numbers, which differ between devices")
-    found = _trained(name, "gpu")
+    found = _trained(name, DeviceGPU(allow_tf32=False))
 
     # Six steps with rates up to 0.5 amplify the rounding of one, 1e-7 (bfloat16: 2 ** -8), about a thousandfold.
     tolerance = 0.1 if name in LOWER_PRECISION else 1e-3

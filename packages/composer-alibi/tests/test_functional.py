@@ -36,6 +36,7 @@ from composer.algorithms.alibi.attention_surgery_functions import (
 )
 from composer.algorithms.alibi.attention_surgery_functions.attention import LinearBias
 from composer.algorithms.alibi.attention_surgery_functions.utils import get_alibi_head_slopes
+from composer.devices import DeviceGPU
 
 HEADS, LENGTH = 3, 40
 KINDS = ["eager", "sdpa"]
@@ -447,6 +448,7 @@ class TestWork:
         layer, x = attention_layers(model)[0], torch.randn(2, 10, 24)
         hidden = torch.ones(1, 1, 10, 10).triu(1) * torch.finfo(torch.float32).min
         logits, outputs = model(ids).logits, layer(x, attention_mask=hidden)[0]
+        DeviceGPU(allow_tf32=False)  # as exact as the CPU
         model, x, hidden = model.cuda(), x.cuda(), hidden.cuda()
         torch.cuda.set_sync_debug_mode("error")
         try:

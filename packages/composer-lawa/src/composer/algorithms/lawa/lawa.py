@@ -169,6 +169,9 @@ class LAWA(Algorithm):
             raise RuntimeError(
                 f"There are no weights to average yet. Train for at least one interval, {self.interval}."
             )
+        newest = self._snapshots[-1]
+        for snapshot in self._snapshots:  # those of a checkpoint are on the host
+            snapshot.update({name: t.to(newest[name].device) for name, t in snapshot.items() if name in newest})
         # Parameters that became trainable later are averaged once all snapshots have them.
         names = set.intersection(*(set(snapshot) for snapshot in self._snapshots))
         return average_weights({name: each[name] for name in each if name in names} for each in self._snapshots)
