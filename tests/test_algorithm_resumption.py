@@ -309,6 +309,7 @@ def repeatable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.usefixtures("repeatable")
 @pytest.mark.filterwarnings("ignore:.* does not have a deterministic implementation")
+@pytest.mark.filterwarnings("ignore:Memory Efficient attention defaults to a non-deterministic algorithm")
 @pytest.mark.parametrize("label", CASES)
 def test_the_same_on_a_gpu(label: str, tmp_path: Path) -> None:
     case, resumed = CASES[label], tmp_path / "resumed"

@@ -203,7 +203,7 @@ def test_batches_that_will_fit_are_not_copied(make_trainer: MakeTrainer, monkeyp
     assert copies.by_batch == [1, 1, 1, 0, 0, 0, 0, 1, 1, 0, 0]
 
 
-def test_a_split_that_nobody_asked_for_is_said(make_trainer: MakeTrainer) -> None:
+def test_a_batch_is_split_only_on_request(make_trainer: MakeTrainer) -> None:
     class TwoViews(list[Any]):
         batch_size = 4  # of what its data set has; each gives two samples
 
@@ -214,13 +214,18 @@ def test_a_split_that_nobody_asked_for_is_said(make_trainer: MakeTrainer) -> Non
             sizes.append(len(batch[0]))
             return super().forward(batch)
 
-    batches = TwoViews(make_trainer.loader(16, batch_size=8))
-    trainer = make_trainer(model=Counting(), train_dataloader=batches, max_duration="1ep")
-    with pytest.warns(UserWarning, match=r"has 8 samples, but the `batch_size` of `train_dataloader` is 4") as caught:
+    class Halving(Callback):
+        def fit_start(self, state: State, logger: Logger) -> None:
+            state.device_train_microbatch_size = 2
+
+    def trained(**options: Any) -> list[int]:
+        sizes.clear()
+        batches = TwoViews(make_trainer.loader(16, batch_size=8))
+        trainer = make_trainer(model=Counting(), train_dataloader=batches, max_duration="1ep", **options)
+        size = trainer.state.device_train_microbatch_size
         trainer.fit()
+        return [size, *sizes]
 
-    assert [4, 4, 4, 4] == sizes
-    assert 1 == len(caught)
-
-    make_trainer(model=Counting(), train_dataloader=batches, max_duration="1ep", device_train_microbatch_size=8).fit()
-    assert [8, 8] == sizes[4:]
+    assert [4, 8, 8] == trained()
+    assert [4, 4, 4, 4, 4] == trained(device_train_microbatch_size=4)
+    assert [4, *[2] * 8] == trained(callbacks=Halving())

@@ -54,6 +54,7 @@ class RunSettings:
         self.train_spec: DataSpec | None = None
         self.train_label = "train"
         self.step_every_batch = True
+        self.whole_size: float | None = None  # see `BatchTrainer`
         # Schedulers that need the length of the run to be built, and their ratio.
         self._unbuilt: tuple[_Schedulers, float] | None = None
         self.given_schedulers: Sequence[Any] = ()
@@ -102,6 +103,7 @@ class RunSettings:
             check_not_sharded("device_train_microbatch_size", state)
         size, auto = _microbatch_size(requested, self.train_spec, state.device)
         state.device_train_microbatch_size, state.auto_microbatching = size, auto
+        self.whole_size = size if requested is None else None
 
     def _activate(self, dataloader: Any, subset: int) -> None:
         """Make the training loader the active one, with a length that all ranks have."""

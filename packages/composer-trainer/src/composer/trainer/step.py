@@ -6,7 +6,6 @@ Everything here runs once per step, so it avoids work that can be done once per 
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -36,6 +35,8 @@ class BatchTrainer:
         count_tokens: Weigh microbatches by their loss-generating tokens instead of their samples.
         compile_config: Arguments of `torch.compile` for the loss together with the forward pass, and for the steps of
             the optimizers; None: only `state.model` may be compiled.
+        whole_size: The `state.device_train_microbatch_size` that nobody asked for: batches are not split, although
+            algorithms or a collate function may give them more samples.
     """
 
     def __init__(
@@ -47,8 +48,10 @@ class BatchTrainer:
         metrics: TrainMetrics,
         count_tokens: bool,
         compile_config: dict[str, Any] | None = None,
+        whole_size: float | None = None,
     ) -> None:
         self.state, self.engine, self.model = state, engine, model
+        self._whole_size = whole_size
         self._forward_and_loss: Callable[..., tuple[Any, Any]] | None = None
         self._step_optimizer: Callable[[torch.optim.Optimizer], object] | None = None
         if compile_config is not None:
@@ -65,7 +68,7 @@ class BatchTrainer:
         self._begin_turn: Callable[[int], object] | None = None
         self._stepping: Sequence[torch.optim.Optimizer] = ()  # those that step with the gradients of the current pass
         self._mean_count: float | None = None  # the batch size averaged over ranks, once exchanged
-        self._warned_of_empty = self._warned_of_split = False
+        self._warned_of_empty = False
         self._search, self._lock_step = MicrobatchSearch(state), LockStepSearch(state, parallel)
         # Of the current forward and backward pass.
         self._pass_losses = self.losses
@@ -170,16 +173,8 @@ class BatchTrainer:
 
     def _split(self) -> Sequence[Any]:
         size = self.state.device_train_microbatch_size
-        if size is None or self._num_samples <= size:
+        if size is None or self._num_samples <= size or size == self._whole_size:
             return (self._batch,)
-        if not self._warned_of_split and size == getattr(self._spec.dataloader, "batch_size", None):
-            self._warned_of_split = True
-            warnings.warn(
-                f"A batch has {self._num_samples} samples, but the `batch_size` of `train_dataloader` is {size}: it is "
-                f"trained in microbatches of {size}. For one pass over the whole batch give "
-                f"`device_train_microbatch_size={self._num_samples}`.",
-                stacklevel=2,
-            )
         return self._spec.split_batch(self._batch, size)
 
     def _closure(self, ddp_sync: bool = True, loss_dict: dict[str, torch.Tensor] | None = None) -> torch.Tensor:

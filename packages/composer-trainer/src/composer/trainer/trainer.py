@@ -258,7 +258,7 @@ class Trainer(_RejectsRemovedArguments):
             `"bf16"`, 16, ...; see `Precision`); None: bf16 on a GPU (fp16 on one that has no bf16), fp32 elsewhere.
         precision_config: Arguments of the FP8 recipe.
         device_train_microbatch_size: Samples per forward and backward pass; gradients accumulate over the batch. None:
-            the loader's `batch_size`; `"auto"`: search the largest size that fits the GPU.
+            the whole batch; `"auto"`: search the largest size that fits the GPU.
         accumulate_train_batch_on_tokens: Weigh microbatches by their loss-generating tokens, not their samples.
         seed: The seed of all random generators; rank r trains with `seed + r`. None draws one.
         deterministic_mode: Use deterministic operations only.
@@ -826,6 +826,7 @@ class Trainer(_RejectsRemovedArguments):
             self._metrics,
             self.accumulate_train_batch_on_tokens,
             self._compile_step_config,
+            self._settings.whole_size,
         )
         return FitLoop(
             state,
