@@ -59,6 +59,7 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 _NCCL_EXTRA_SECONDS = 15.0
+_LAST_EXCHANGE_SECONDS = 0.1
 
 _ADJECTIVES = "amber bold brisk calm clever eager fair gentle keen lively lucid merry noble quiet swift vivid".split()
 _NOUNS = "badger beaver cedar comet falcon fjord harbor heron lynx maple meadow otter raven sparrow willow wren".split()
@@ -131,6 +132,8 @@ def connect_ranks(device: Device, options: RunOptions) -> SingleProcess:
     owns_group = not dist.is_initialized()
     # NCCL aborts the process after its timeout: exchanges on the host fail earlier and name the missing rank.
     dist.initialize_dist(device, seconds + _NCCL_EXTRA_SECONDS if device.dist_backend == "nccl" else seconds)
+    atexit.unregister(_release_last_exchange)  # once, also with several Trainers
+    atexit.register(_release_last_exchange)
     if owns_group:
         atexit.register(_destroy_group, torch.distributed.group.WORLD)
     if config is None:
@@ -153,6 +156,14 @@ def _check_strategy(strategy: Any) -> DDPSyncStrategy | None:
         names = ", ".join(f"'{name}'" for name in known)
         raise ValueError(f"`ddp_sync_strategy` must be {names} or None, got {strategy!r}.")
     return DDPSyncStrategy(strategy)
+
+
+def _release_last_exchange() -> None:
+    """Let the threads of gloo drop the tensors of the last exchange, for which they need the interpreter.
+
+    A thread that does so after the interpreter has ended aborts the process (torch 2.14).
+    """
+    time.sleep(_LAST_EXCHANGE_SECONDS)
 
 
 def _destroy_group(group: Any) -> None:
