@@ -163,3 +163,11 @@ class TestApply:
         module: Any = nn.Linear(2, 2)
         with pytest.raises(TypeError, match=r"`module` must be a `torch.nn.GroupNorm`, got Linear"):
             LPGroupNorm.from_groupnorm(module)
+
+
+def test_the_model_is_returned() -> None:
+    model = nn.Sequential(norm())
+
+    assert cf.apply_low_precision_groupnorm(model, Precision.AMP_BF16) is model
+    with pytest.warns(NoEffectWarning):
+        assert cf.apply_low_precision_groupnorm(model, Precision.FP32) is model

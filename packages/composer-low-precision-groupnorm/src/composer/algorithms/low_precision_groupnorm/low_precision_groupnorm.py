@@ -70,7 +70,7 @@ def apply_low_precision_groupnorm(
     model: nn.Module,
     precision: Precision | str | None = None,
     optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
-) -> None:
+) -> nn.Module:
     """Replace each `torch.nn.GroupNorm` in a model, in place, by an `LPGroupNorm` with the same parameters.
 
     Subclasses that override `forward` and parametrized layers are not replaced.
@@ -80,6 +80,9 @@ def apply_low_precision_groupnorm(
         precision: The precision of the run. Unless it is AMP_FP16 or AMP_BF16, nothing is replaced.
         optimizers: The optimizer of the model. It does not change, because the parameters stay the same.
 
+    Returns:
+        The model itself.
+
     Raises:
         ValueError: `precision` is unknown.
 
@@ -88,7 +91,7 @@ def apply_low_precision_groupnorm(
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4))
-        >>> apply_low_precision_groupnorm(model, "amp_bf16")
+        >>> model = apply_low_precision_groupnorm(model, "amp_bf16")
         >>> type(model[1]).__name__
         'LPGroupNorm'
 
@@ -97,6 +100,7 @@ def apply_low_precision_groupnorm(
     """
     if is_low_precision(precision, "apply_low_precision_groupnorm"):
         replace_norms("apply_low_precision_groupnorm", model, nn.GroupNorm, LPGroupNorm, optimizers)
+    return model
 
 
 class LowPrecisionGroupNorm(Algorithm):
