@@ -199,7 +199,7 @@ def test_uris_name_what_is_stored(tmp_path: Path) -> None:
 
 
 def test_passwords_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stores, "_check_installed", lambda scheme, uri: None)
+    monkeypatch.setattr(stores, "check_installed", lambda scheme, uri: None)
     storage = Storage("sftp://me:secret@host/run", {})
 
     assert "Storage('sftp://me:...@host/run')" == repr(storage)

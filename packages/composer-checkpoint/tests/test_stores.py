@@ -12,9 +12,10 @@ import pytest
 from store_servers import FolderStore, serve_gcs, serve_oci, serve_sftp
 
 from composer.checkpoint import storage as storages
-from composer.checkpoint.storage import storage_in, storage_of
+from composer.checkpoint.storage import bucket_of, storage_in, storage_of
 from composer.utils import file_helpers
 from composer.utils.object_store import (
+    FsspecObjectStore,
     GCSObjectStore,
     LibcloudObjectStore,
     MLFlowObjectStore,
@@ -285,6 +286,42 @@ def test_an_unknown_host_is_refused(sftp: Any, tmp_path: Path) -> None:
     assert "a" in os.listdir(tmp_path)
     with pytest.raises(ValueError, match="`missing_host_key_policy` must be"):
         SFTPObjectStore("host", missing_host_key_policy="Whatever")
+
+
+@pytest.mark.parametrize("scheme", ["sftp", "ssh"])
+def test_uris_of_sftp_are_only_for_known_hosts(
+    scheme: str, sftp: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = f"{scheme}://me@127.0.0.1:{sftp.port}{tmp_path}/run"
+    key = os.environ["COMPOSER_SFTP_KEY_FILE"]
+    opened = [storage_of(uri), bucket_of(uri), storage_of(uri, key_filename=key), FsspecObjectStore(uri).storage]
+    store = file_helpers.maybe_create_object_store_from_uri(uri)
+    assert isinstance(store, SFTPObjectStore)
+    opened[0].check_writable()
+    opened[0].write_text("sub/a", "x")
+    opened[0].write_text("sub/a", "x")
+    assert (tmp_path / "run" / "sub" / "a").read_text() == "x"
+    assert opened[0].to_folder("sub").list() == ["a"]
+    assert [storage.find() for storage in (opened[2], opened[3])] == [["sub/a"], ["sub/a"]]
+    name = f"{str(tmp_path)[1:]}/run/sub/a"
+    assert opened[1].read_text(name) == "x"
+    assert store.get_object_size(name) == 1
+    assert file_helpers.list_remote_objects(f"{uri}/sub") == [name]
+    file_helpers.get_file(f"{uri}/sub/a", tmp_path / "back", progress_bar=False)
+    assert (tmp_path / "back").read_text() == "x"
+
+    known = tmp_path / "known_hosts"
+    _, _, blob = known.read_text().partition(" ")
+    known.write_text(f"elsewhere {blob}")
+    for storage in (storage_of(uri), bucket_of(uri), storage_of(uri, key_filename=key), FsspecObjectStore(uri).storage):
+        storage._backoff_seconds = 0.0
+        with pytest.raises(OSError, match="not found in known_hosts"):
+            storage.exists("a")
+
+
+def test_options_that_a_connection_to_sftp_does_not_have_are_refused(sftp: Any, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="host_key_policy"):
+        storage_of(f"sftp://me@127.0.0.1:{sftp.port}{tmp_path}", host_key_policy="auto_add").list()
 
 
 def test_a_lost_connection_is_made_again(sftp: Any, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from composer.checkpoint.names import MLFLOW_DBFS_PATH_PREFIX
-from composer.checkpoint.storage import is_marked_transient, retrying
+from composer.checkpoint.storage import SFTP_SCHEMES, is_marked_transient, retrying
 from composer.checkpoint.store_base import ObjectStore
 from composer.utils import file_helpers, parse_uri
 from composer.utils.object_store.storage_object_store import FsspecObjectStore
@@ -34,7 +34,7 @@ AZURE_ARGUMENTS: Mapping[str, str] = {
 
 _ATTEMPTS = 3
 _BACKOFF_SECONDS = 1.0
-_FSSPEC = frozenset("abfs abfss az file gcs memory oss s3a sftp ssh".split())
+_FSSPEC = frozenset("abfs abfss az file gcs memory oss s3a".split())
 
 
 def _make(name: str, **arguments: Any) -> ObjectStore:
@@ -47,14 +47,22 @@ def _dbfs(bucket: str, path: str) -> ObjectStore:
     return _make(name, path=path)
 
 
+def _sftp(bucket: str, path: str) -> ObjectStore:
+    return _make("SFTPObjectStore", host=f"sftp://{bucket}//")  # paths of URIs begin at the root, not in the home
+
+
 BACKEND_TO_OBJECT_STORE_FACTORY: dict[str, Callable[[str, str], ObjectStore]] = {
     "s3": lambda bucket, path: _make("S3ObjectStore", bucket=bucket),
     "gs": lambda bucket, path: _make("GCSObjectStore", bucket=bucket),
     "oci": lambda bucket, path: _make("OCIObjectStore", bucket=bucket),
     "azure": lambda bucket, path: _make("LibcloudObjectStore", container=bucket, **AZURE_ARGUMENTS),
     "dbfs": _dbfs,
+    "sftp": _sftp,
+    "ssh": _sftp,
 }
 """Functions of bucket and path by scheme. The stores that they return have paths of URIs as names.
+
+For `sftp` and `ssh` the bucket is the host, with user and port if the URI has them.
 
 Classes are looked up in `composer.utils.file_helpers` when a function is called. A function that a program adds serves
 all URIs with its scheme: checkpoints are saved to and loaded from its stores.
@@ -76,6 +84,8 @@ def maybe_create_object_store_from_uri(uri: str) -> ObjectStore | None:
         return None
     factory = file_helpers.BACKEND_TO_OBJECT_STORE_FACTORY.get(scheme)
     if factory is not None:
+        if scheme in SFTP_SCHEMES:
+            bucket = urlsplit(uri).netloc
         made: ObjectStore = factory(bucket, path)
         return made
     _check_scheme(scheme, uri)

@@ -23,6 +23,7 @@ from composer.utils import file_helpers, is_uri, parse_uri, retry
 from composer.utils.terminal import bar_file, open_stream
 
 __all__ = [
+    "SFTP_SCHEMES",
     "Connection",
     "ObjectStoreTransientError",
     "Progress",
@@ -31,6 +32,7 @@ __all__ = [
     "UnreachableError",
     "UnsupportedStoreError",
     "bucket_of",
+    "check_installed",
     "direct_storage",
     "is_marked_transient",
     "retrying",
@@ -54,6 +56,8 @@ _EXTRAS = {"adlfs": "azure", "gcsfs": "gcs", "ocifs": "oci", "paramiko": "sftp",
 _PROBE = ".credentials_validated_successfully"  # where nothing can be removed
 _BACKOFF_SECONDS = 1.0
 _BLOCK = 8 << 20
+SFTP_SCHEMES = frozenset({"sftp", "ssh"})
+"""The schemes of servers of SSH. fsspec's own filesystem for them accepts any host."""
 
 
 class _Again(Exception):
@@ -80,7 +84,7 @@ class Connection:
 
         def connect() -> tuple[Any, str]:
             filesystem, root = self.connect()
-            return filesystem, f"{root}/{path}" if root else path
+            return filesystem, f"{root.rstrip('/')}/{path}" if root else path
 
         return replace(self, connect=connect)
 
@@ -128,7 +132,7 @@ class Storage:
         self._is_object_store = connection is not None and connection.is_object_store
         self._local = threading.local()
         if connection is None:
-            _check_installed(self._scheme, self._folder)
+            check_installed(self._scheme, self._folder)
 
     def __repr__(self) -> str:
         return f"Storage({_without_password(self._folder)!r})"
@@ -513,8 +517,10 @@ def storage_of(uri: str | os.PathLike[str], **options: Any) -> Storage:
     Args:
         uri: The folder, such as `s3://bucket/run`, `gs://...`, `az://...`, `sftp://user@host/run`, `memory://...`,
             `file:///run`, or a local path.
-        **options: Options of fsspec's filesystem, which is then used directly. For S3 the environment may set
-            `S3_ENDPOINT_URL` and `S3_CANNED_ACL`, for Azure `AZURE_ACCOUNT_NAME` and `AZURE_ACCOUNT_ACCESS_KEY`.
+        **options: Options of fsspec's filesystem, which is then used directly; for SFTP, arguments of
+            `paramiko.SSHClient.connect`. For S3 the environment may set
+            `S3_ENDPOINT_URL` and `S3_CANNED_ACL`, for Azure `AZURE_ACCOUNT_NAME` and `AZURE_ACCOUNT_ACCESS_KEY`, for
+            SFTP `COMPOSER_SFTP_KEY_FILE` and `COMPOSER_SFTP_KNOWN_HOSTS_FILE`.
 
     Raises:
         ModuleNotFoundError: The package that serves this kind of store is not installed.
@@ -542,14 +548,18 @@ def _storage(uri: str, folder: str, inside: str) -> Storage:
     factory = None if scheme == "" else file_helpers.BACKEND_TO_OBJECT_STORE_FACTORY.get(scheme)
     if factory is None or _ALIASES.get(scheme, scheme) in _DIRECT:
         return direct_storage(folder)
-    if scheme == "oci":
-        bucket = uri.partition("://")[2].partition("/")[0]  # with the namespace
+    if scheme == "oci" or scheme in SFTP_SCHEMES:
+        bucket = _authority(uri)  # with the namespace, or with user and port
     made = factory(bucket, path)
     storage = getattr(made, "storage", None)
     if isinstance(storage, Storage):
         return storage.to_folder(inside)
     unused = [made]
     return storage_in(lambda: unused.pop() if unused else factory(bucket, path), folder, inside)
+
+
+def _authority(uri: str) -> str:
+    return uri.partition("://")[2].partition("/")[0]
 
 
 def storage_in(open_store: Callable[[], ObjectStore], uri: str, path: str = "") -> Storage:
@@ -581,6 +591,10 @@ def direct_storage(uri: str | os.PathLike[str], block_size: int | None = None, *
     if not separator:  # "file:/data" is a URI, too
         scheme, _, path = text.partition(":")
     scheme = _ALIASES.get(scheme.lower(), scheme.lower())
+    if scheme in SFTP_SCHEMES:
+        host, _, inside = path.partition("/")
+        made: Storage = file_helpers.SFTPObjectStore(f"sftp://{host}//", connect_kwargs=options).storage
+        return made.to_folder(inside)
     options = {**_options_of_environment(scheme), **options}
     return Storage(f"{scheme}://{path}", options, block_size=block_size)
 
@@ -608,7 +622,17 @@ def _block_size(filesystem: Any, size: int, least: int) -> dict[str, int]:
     return {"chunksize": least * max(1, -(-size // (5000 * least)))}
 
 
-def _check_installed(scheme: str, uri: str) -> None:
+def check_installed(scheme: str, uri: str) -> None:
+    """Check that fsspec has a filesystem for a scheme, and the package that it needs.
+
+    Args:
+        scheme: The scheme, in lower case.
+        uri: The URI, for messages.
+
+    Raises:
+        ModuleNotFoundError: The package is not installed.
+        UnsupportedStoreError: There is no filesystem for this scheme.
+    """
     import fsspec
 
     if scheme == "wandb":

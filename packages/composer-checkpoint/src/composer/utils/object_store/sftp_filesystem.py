@@ -25,7 +25,7 @@ class KnownHostFileSystem(SFTPFileSystem):  # type: ignore[misc]  # fsspec has n
     cachable = False
 
     def __init__(self, host: str, policy: Any, known_hosts: str | None, arguments: dict[str, Any]) -> None:
-        self._policy, self._known_hosts = policy, known_hosts
+        self._policy, self._known_hosts, self._arguments = policy, known_hosts, arguments
         super().__init__(host, **arguments)
 
     @classmethod
@@ -36,7 +36,7 @@ class KnownHostFileSystem(SFTPFileSystem):  # type: ignore[misc]  # fsspec has n
         self.client = paramiko.SSHClient()
         self.client.load_system_host_keys(self._known_hosts and os.path.expanduser(self._known_hosts))
         self.client.set_missing_host_key_policy(self._policy)
-        self.client.connect(self.host, **self.ssh_kwargs)
+        self.client.connect(self.host, **self._arguments)
         self.ftp = self.client.open_sftp()
 
     def mv(self, old: str, new: str, **kwargs: Any) -> None:

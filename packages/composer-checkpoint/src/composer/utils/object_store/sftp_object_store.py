@@ -6,7 +6,7 @@ import os
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from composer.checkpoint.storage import Connection, Storage, direct_storage
+from composer.checkpoint.storage import Connection, Storage, check_installed
 from composer.utils.object_store.storage_object_store import StorageObjectStore
 
 __all__ = ["SFTPObjectStore"]
@@ -19,7 +19,7 @@ class SFTPObjectStore(StorageObjectStore):
 
     Args:
         host: The host, or a URI with what else is needed: `sftp://user@host:22/folder/in/home` or, with two slashes,
-            `sftp://user@host:22//absolute/folder`.
+            `sftp://user@host:22//absolute/folder`. Elsewhere, as in `save_folder`, the path of a URI is absolute.
         port: The port.
         username: The user; else the present one.
         password: The password; else keys are tried, those of an agent, too.
@@ -83,7 +83,7 @@ class SFTPObjectStore(StorageObjectStore):
         self.cwd = cwd.rstrip("/") or cwd[:1]
         user = f"{username}@" if username else ""
         address = f"sftp://{user}{host}{'' if port == 22 else f':{port}'}"
-        direct_storage(address)  # checks that the client is installed
+        check_installed("sftp", address)
         self._policy = _policy(missing_host_key_policy)
         self._known_hosts = known_hosts_filename or os.environ.get(known_hosts_filename_environ)
         self._arguments = {
@@ -99,7 +99,7 @@ class SFTPObjectStore(StorageObjectStore):
         from composer.utils.object_store.sftp_filesystem import KnownHostFileSystem
 
         filesystem = KnownHostFileSystem(self.host, self._policy, self._known_hosts, self._arguments)
-        return filesystem, self.cwd.rstrip("/") if self.cwd else "."
+        return filesystem, self.cwd or "."
 
 
 def _policy(name: str) -> Any:
