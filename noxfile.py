@@ -35,7 +35,7 @@ HUBS = (
 )
 PINNED = "tools/constraints/pinned.txt"
 OLDEST = "tools/constraints/oldest.txt"
-PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
+PYTHONS = WORKSPACE.settings["pythons"]
 
 LINTERS = ["ruff"]
 TEST_TOOLS = ["pytest", "hypothesis"]
@@ -43,6 +43,7 @@ TOOL_TOOLS = ["packaging", "tomli", "towncrier", "uv"]  # what tools/ imports or
 TYPE_TOOLS = ["mypy", "nox", "types-psutil", "types-PyYAML", "types-tqdm"]
 EDITOR_TOOLS = ["basedpyright"]  # a type checker of editors; brings its own node
 IMPORT_TOOLS = ["import-linter"]
+RELEASE_TOOLS = ["cyclonedx-bom", "twine"]
 OPTIMIZERS = ["lion-pytorch", "prodigyopt", "pytorch-optimizer", "schedulefree"]  # third-party ones that must work
 BENCH_TOOLS = ["timm"]  # has an alternative to one of our methods, and models
 EVERY_TOOL = [
@@ -52,6 +53,7 @@ EVERY_TOOL = [
     *TYPE_TOOLS,
     *EDITOR_TOOLS,
     *IMPORT_TOOLS,
+    *RELEASE_TOOLS,
     *OPTIMIZERS,
     *BENCH_TOOLS,
     "coverage",
@@ -216,14 +218,16 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("python", "-m", "tools.check_style")
+    session.run("python", "-m", "tools.metadata", "--check")
 
 
 @nox.session
 def fix(session: nox.Session) -> None:
-    """Correct the style and format that `lint` checks, where that can be done automatically."""
-    session.install("--quiet", "--constraint", PINNED, *LINTERS)
+    """Correct what `lint` checks, where that can be done automatically."""
+    session.install("--quiet", "--constraint", PINNED, *LINTERS, *TOOL_TOOLS)
     session.run("ruff", "check", "--fix", ".", success_codes=[0, 1])  # what is left is for `lint` to report
     session.run("ruff", "format", ".")
+    session.run("python", "-m", "tools.metadata")
 
 
 @nox.session(tags=["ci"])
@@ -252,6 +256,9 @@ def wheels(session: nox.Session) -> None:
         check_wheels.check(WORKSPACE, built)
     session.install("--quiet", "--constraint", PINNED, *map(str, built))
     session.run("python", "tools/check_installed.py", *names)
+    session.install("--quiet", "--constraint", PINNED, "twine")
+    sdists = [sdist for wheel in built for sdist in wheel.parent.glob("*.tar.gz")]
+    session.run("twine", "check", "--strict", *map(str, (*built, *sdists)))
     if session.posargs:
         return
     with _plain_errors(session):

@@ -15,8 +15,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from tools import derived
-from tools.workspace import PREFIX, Workspace
+from tools import derived, metadata
+from tools.workspace import PREFIX, Package, Workspace
 
 TEMPLATE = Path(__file__).with_name("template")
 # For each kind: the name of its function, and one line on the example.
@@ -73,6 +73,7 @@ def make(workspace: Workspace, distribution: str, class_name: str, kind: str = "
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_text(_fill(source.read_text(encoding="utf-8"), words), encoding="utf-8")
     shutil.copyfile(workspace.root / "LICENSE", path / "LICENSE")
+    metadata.write(workspace, Package.read(path))
     return path
 
 

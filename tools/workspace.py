@@ -41,6 +41,7 @@ class Package:
         name: Its canonical name, for example `composer-mixup`.
         path: Its directory.
         version: The version in its pyproject.toml.
+        description: Its description there, one line.
         requires_python: The specifier of the Pythons it supports.
         dependencies: The declared requirements; those of composer-all, which are dynamic, are all other packages.
         test_dependencies: The requirements of its tests besides pytest and hypothesis: its dependency group `test`.
@@ -51,6 +52,7 @@ class Package:
     name: str
     path: Path
     version: str
+    description: str
     requires_python: str
     dependencies: tuple[Requirement, ...]
     test_dependencies: tuple[Requirement, ...]
@@ -97,6 +99,7 @@ class Package:
             name=canonicalize_name(project["name"]),
             path=path,
             version=project["version"],
+            description=project.get("description", ""),
             requires_python=project["requires-python"],
             dependencies=tuple(map(Requirement, project["dependencies"])),
             test_dependencies=tuple(map(Requirement, data.get("dependency-groups", {}).get("test", []))),
@@ -123,6 +126,20 @@ class Workspace:
         """The packages by name, in alphabetical order."""
         paths = sorted(self.root.glob("packages/*/pyproject.toml"))
         return {package.name: package for package in (Package.read(path.parent) for path in paths)}
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The table `[tool.composer]` of the top-level pyproject.toml.
+
+        Raises:
+            ValueError: A required key is missing.
+        """
+        path = self.root / "pyproject.toml"
+        table: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {}).get("composer", {})
+        for key in ("authors", "pythons"):
+            if key not in table:
+                raise ValueError(f"{path}: `tool.composer.{key}` is required, but missing. Add it.")
+        return table
 
     def __getitem__(self, name: str) -> Package:
         if name not in self.packages:
