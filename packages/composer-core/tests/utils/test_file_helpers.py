@@ -189,6 +189,8 @@ def test_a_file_anywhere_under_a_folder_makes_it_not_empty(tmp_path: Path) -> No
         ("ep{epoch}-ba{batch}-rank{rank}.pt", "ep2-ba21-rank0.pt", True),
         ("ep{epoch}-ba{batch}-rank{rank}.pt", "ep2-ba20-rank7.pt", False),
         ("{run_name}/ep{epoch}.pt", "mnist/ep3.pt", True),
+        ("{run_name}-ep{epoch}.pt", "group/mnist-ep3.pt", True),
+        ("w{world_size}-ep{epoch}.pt", "w1/w1-ep3.pt", False),
         ("ep{epoch}-b{batch_in_epoch}", "ep2-b8", True),
         ("ep{epoch}-b{batch_in_epoch}", "ep2-b7", False),
         ("ep{epoch}-b{batch_in_epoch}", "ep1-b8", False),

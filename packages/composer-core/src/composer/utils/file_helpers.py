@@ -219,7 +219,7 @@ def _file_name_pattern(filename: str) -> re.Pattern[str]:
             pattern += rf"(?P<{field}>\d+)"
             seen.add(field)
         elif field is not None:
-            pattern += ".+"
+            pattern += ".+" if field == "run_name" else "[^/]+"  # the name of a run may lead to a folder
     return re.compile(pattern, re.DOTALL)
 
 

@@ -305,9 +305,10 @@ class Trainer(_RejectsRemovedArguments):
         delivery_timeout: The total number of seconds that the end of the run waits for services that fail or hang: the
             remote store (see `CheckpointSaver`) and those of loggers. A saver or logger with an argument of this name
             waits separately.
-        autoresume: Continue from the newest intact checkpoint in `save_folder`, if there is one: the same command
-            starts and continues the run and, once it is complete, ends immediately. A run that was stopped early is
-            also complete; it continues if `max_duration` differs from that of its launch.
+        autoresume: Continue from the newest intact checkpoint of the run in `save_folder`, if there is one: the same
+            command starts and continues the run and, once it is complete, ends immediately. A run that was stopped
+            early is also complete; it continues if `max_duration` differs from that of its launch. Subfolders are
+            ignored, except those that `save_filename` or the link to the latest checkpoint lead to.
         spin_dataloaders: When resuming inside an epoch, advance the loader to its position.
 
     Attributes:
@@ -613,16 +614,16 @@ class Trainer(_RejectsRemovedArguments):
         """Shard the model among ranks and load the requested checkpoint."""
         state, parallel, saver = self.state, self._parallel, self._checkpoint_saver
         with parallel.report_lost_ranks(), ExitStack() as downloads:
-            resumes = False
+            own: str | None = None
             if options.load_path is not None or options.autoresume:
-                options, resumes = choose_checkpoint(options, state, self.logger.destinations, saver, downloads)
-            if options.autoresume and not resumes:
+                options, own = choose_checkpoint(options, state, self.logger.destinations, saver, downloads)
+            if options.autoresume and own is None:
                 self._announce(f"No checkpoint of the run {state.run_name!r} was found; it starts from the beginning.")
             if options.load_path is None:
                 parallel.shard(state)
             else:
-                self._load_run(options, passes)
-        if resumes:
+                self._load_run(options, passes, own)
+        if own is not None:
             self._progress.check_branch()
             if saver is not None:
                 saver.resumed_at = state.timestamp.batch
@@ -638,8 +639,11 @@ class Trainer(_RejectsRemovedArguments):
             self._metrics.set_model(model)
         self.logger.log_hyperparameters({"rank_zero_seed": state.rank_zero_seed})  # loading may have changed it
 
-    def _load_run(self, options: LoadOptions, passes: PassInput) -> None:
-        """Load the checkpoint `options.load_path`, and shard the model among ranks when its structure is final."""
+    def _load_run(self, options: LoadOptions, passes: PassInput, name: str | None) -> None:
+        """Load the checkpoint `options.load_path`, and shard the model among ranks when its structure is final.
+
+        The run records, and the log names, the checkpoint as `name`: the path may be that of a downloaded copy.
+        """
         assert options.load_path is not None
         state, parallel, run_name = self.state, self._parallel, self.state.run_name
         checkpoint.load_checkpoint(
@@ -660,7 +664,7 @@ class Trainer(_RejectsRemovedArguments):
                 f"`run_name` must be a name of its own for a branch, got {run_name!r}, the name of the run that saved "
                 f"`load_path`: its checkpoints could replace each other's. Use for example '{run_name}-branch'."
             )
-        state.run_name, state.load_path, now = run_name, os.fspath(options.load_path), state.timestamp
+        state.run_name, state.load_path, now = run_name, name or os.fspath(options.load_path), state.timestamp
         run = f"The run, at epoch {now.epochs} and batch {now.batches},"
         self._announce(f"{'Weights' if options.load_weights_only else run} loaded from {state.load_path}.")
 

@@ -43,6 +43,42 @@ def test_checkpoints_with_another_name_are_found(
     assert launch(make_trainer, tmp_path, before, "4ba").state.timestamp.batch == 4  # the newest of both names
 
 
+@pytest.mark.parametrize("where", ["local", "memory", "s3"])
+@pytest.mark.parametrize("filename", ["ba{batch}.pt", "in/ba{batch}.pt", "w{world_size}-ba{batch}.pt"])
+def test_a_checkpoint_in_a_subfolder_is_not_taken(
+    make_trainer: MakeTrainer, tmp_path: Path, request: pytest.FixtureRequest, where: str, filename: str
+) -> None:
+    if where == "s3":
+        pytest.importorskip("s3fs")
+    stores = {"local": lambda: tmp_path, "memory": lambda: f"memory://{secrets.token_hex(4)}"}
+    folder = f"{stores[where]() if where in stores else request.getfixturevalue('s3')}/root"
+    for subfolder in ("other", "w1"):  # of runs that have the same name
+        other = launch(make_trainer, f"{folder}/{subfolder}", filename)
+        other.fit()
+        other.close()
+
+    first = launch(make_trainer, folder, filename, "1ba")
+    assert 0 == first.state.timestamp.batch
+    first.fit()
+    first.close()
+    assert 1 == launch(make_trainer, folder, filename, load_progress_bar=False).state.timestamp.batch
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_resumed_run_names_its_checkpoint_not_a_copy(
+    make_trainer: MakeTrainer, tmp_path: Path, remote: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = f"memory://{secrets.token_hex(4)}" if remote else str(tmp_path)
+    first = launch(make_trainer, folder, "ba{batch}.pt")
+    first.fit()
+    first.close()
+    with caplog.at_level("INFO", "composer.trainer"):
+        resumed = launch(make_trainer, folder, "ba{batch}.pt", load_progress_bar=False)
+
+    assert f"{folder}/ba2.pt" == resumed.state.load_path
+    assert f"The run, at epoch 0 and batch 2, loaded from {folder}/ba2.pt." in caplog.messages
+
+
 REFUSAL = "must not hold a newer checkpoint of another run under a name that the run '{}' uses, .*{}', saved by the run"
 
 

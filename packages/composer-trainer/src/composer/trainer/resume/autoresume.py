@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import posixpath
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -12,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 from composer.callbacks.checkpoint_saver import NO_RUN, CheckpointSaver, refusal_of_name
 from composer.checkpoint.checksum import CorruptCheckpointError
@@ -58,7 +60,7 @@ def choose_checkpoint(
     destinations: Iterable[LoggerDestination],
     saver: CheckpointSaver | None,
     downloads: ExitStack,
-) -> tuple[LoadOptions, bool]:
+) -> tuple[LoadOptions, str | None]:
     """Return what to load: with `autoresume` the run's own newest checkpoint, otherwise, or without one, `load_path`.
 
     Args:
@@ -69,28 +71,29 @@ def choose_checkpoint(
         downloads: Removes downloaded files when it is closed.
 
     Returns:
-        The options to load with, and True if the checkpoint is the run's own, which is loaded whole.
+        The options to load with, and the name of the run's own checkpoint, which is loaded whole; None if it has none.
     """
     if options.autoresume:
         assert saver is not None, "`check_autoresume` has checked it"
         newest = find_checkpoint(saver, state, destinations, options.load_progress_bar, downloads)
         saver.continues = True  # files of other runs have been rejected
         if newest is not None:
+            path, name = newest
             return replace(
                 options,
-                load_path=newest,
+                load_path=path,
                 load_object_store=None,
                 load_weights_only=False,
                 load_ignore_keys=None,
                 load_exclude_algorithms=None,
                 branch_duration=None,
-            ), True
+            ), name
     if options.load_path is not None:
         path = os.path.expanduser(os.fspath(options.load_path))
         options = replace(options, load_path=path)
         if options.load_object_store is None:
             _check_load_path(path, state.run_name)
-    return options, False
+    return options, None
 
 
 def _check_load_path(path: str, run_name: str) -> None:
@@ -137,8 +140,12 @@ def find_checkpoint(
     destinations: Iterable[LoggerDestination],
     progress_bar: bool,
     downloads: ExitStack,
-) -> str | None:
+) -> tuple[str, str] | None:
     """Return the newest intact checkpoint of a run, or None if it has none. A collective operation; rank 0 searches.
+
+    A checkpoint is the run's own if it records the run's name and is directly in its folder, in a subfolder that the
+    patterns of its names lead to, or where its link to the latest checkpoint points. Other subfolders may belong to
+    other runs of the same name, or hold copies.
 
     Damaged files are skipped, with a warning for each.
 
@@ -150,13 +157,13 @@ def find_checkpoint(
         downloads: Removes the downloaded files when it is closed.
 
     Returns:
-        A path on rank 0's node.
+        A path on rank 0's node, and the name of the checkpoint for messages: its path or URI.
 
     Raises:
         FileExistsError: The run would replace checkpoints of another run, or other files, without `save_overwrite`.
         RuntimeError: There are checkpoints, but none can be loaded; or rank 0 failed.
     """
-    outcome: list[str | None] = [None, None]  # the checkpoint, and why none could be looked for
+    outcome: list[Any] = [None, None]  # the checkpoint, and why none could be looked for
     if dist.get_global_rank() == 0:
         try:
             outcome[0] = _find(saver, state, destinations, progress_bar, downloads)
@@ -165,16 +172,18 @@ def find_checkpoint(
             if dist.get_world_size() == 1:
                 raise
     dist.broadcast_object_list(outcome, src=0)
-    path, problem = outcome
+    newest: tuple[str, str] | None = outcome[0]
+    problem: str | None = outcome[1]
     if problem is not None:
         raise RuntimeError(f"Rank 0 could not look for a checkpoint to resume from: {problem}")
+    path = None if newest is None else newest[0]
     exists = dist.all_gather_object(path is None or is_uri(path) or os.path.exists(path))
     if not all(exists):
         raise RuntimeError(
             f"The checkpoint {path!r} to resume from must exist on all ranks, but does not on rank "
             f"{exists.index(False)}. Save to a folder that all nodes share, or to a remote store."
         )
-    return path
+    return newest
 
 
 def _find(
@@ -183,7 +192,7 @@ def _find(
     destinations: Iterable[LoggerDestination],
     progress_bar: bool,
     downloads: ExitStack,
-) -> str | None:
+) -> tuple[str, str] | None:
     tried: list[str] = []
     foreign: dict[str, str | None] = {}
     in_loggers: dict[str, str | None] = {}
@@ -231,8 +240,8 @@ def _newest(
     foreign: dict[str, str | None],
     attempts: int,
     by_name: bool,
-) -> str | None:
-    """Return the first candidate of the run that is intact.
+) -> tuple[str, str] | None:
+    """Return the path of the first candidate of the run that is intact, and its name.
 
     Others are added to `tried`, each with the reason, and those of other runs to `foreign`, with the run or None.
     """
@@ -250,7 +259,7 @@ def _newest(
                 continue
             path, saved_as = checked
             if saved_as is None or not was_swapped(saved_as, path.resolve().name):
-                return name if by_name else str(path)
+                return name if by_name else str(path), name
             tried.append(f"{name!r} was saved as {saved_as!r}")
             warnings.warn(
                 f"{name!r} was saved as {saved_as!r}: it was copied over another one, so an older checkpoint is tried. "
@@ -306,8 +315,9 @@ def _local_candidates(saver: CheckpointSaver, state: State) -> Iterable[Candidat
         for root, _, files in os.walk(folder)
         for name in files
     ]
-    pattern = partial_format(saver.filename.filename, run_name=state.run_name, rank=0)
-    named = _by_age(names, _patterns(pattern, state), lambda name: (folder / name).lstat().st_mtime)
+    patterns = _patterns(partial_format(saver.filename.filename, run_name=state.run_name, rank=0), state)
+    names = _own(names, patterns, _local_link(saver, state, folder))
+    named = _by_age(names, patterns, lambda name: (folder / name).lstat().st_mtime)
     known = {os.path.realpath(folder / name) for name in named}
     others = [
         name
@@ -322,6 +332,35 @@ def _local_candidates(saver: CheckpointSaver, state: State) -> Iterable[Candidat
             yield str(latest), lambda: latest
         elif is_sharded_run(latest):  # its target may have another name now
             yield str(latest), lambda: latest.resolve() if run_name_of(latest) == state.run_name else None
+
+
+def _local_link(saver: CheckpointSaver, state: State, folder: Path) -> str | None:
+    """Return the name of the checkpoint that the run's link to the latest one points to; None without such a link."""
+    if saver.latest_filename is None or not os.path.islink(latest := saver.latest_filename.format(state)):
+        return None
+    return os.path.relpath(os.path.realpath(latest), os.path.realpath(folder)).replace(os.sep, "/")
+
+
+def _own(names: Iterable[str], patterns: Sequence[str], linked: str | None) -> list[str]:
+    """Return the files that may be the run's own, of all those in its folder.
+
+    Args:
+        names: The names, with "/" between folders.
+        patterns: The name patterns of the run's checkpoints.
+        linked: The name of the checkpoint that the run's link to the latest one points to.
+    """
+    folders = [posixpath.dirname(posixpath.normpath(pattern.removesuffix(f"/{STATES}"))) for pattern in patterns]
+
+    def is_own(name: str) -> bool:
+        path = posixpath.normpath(name.removesuffix(f"/{STATES}"))
+        inside = posixpath.dirname(path)
+        return path == linked or any(
+            # A field may match a "/".
+            inside == folder or (inside.count("/") == folder.count("/") and counts_of_name(inside, folder) is not None)
+            for folder in ("", *folders)
+        )
+
+    return [name for name in names if is_own(name)]
 
 
 def _with_other_names(
@@ -365,7 +404,9 @@ def _remote_candidates(
     target = downloads.enter_context(scratch_folder("resuming"))
     inside = storage_of(f"{root}{folder}")
     names = inside.find()
-    named = _by_age(names, _patterns(files, state), lambda name: 0.0)
+    patterns = _patterns(files, state)
+    names = _own(names, patterns, _remote_link(saver, state, folder, inside, names))
+    named = _by_age(names, patterns, lambda name: 0.0)
     known = {*named, *(f"{name}/{STATES}" for name in named)}
 
     def identify(name: str) -> tuple[str, int] | None:
@@ -373,6 +414,25 @@ def _remote_candidates(
 
     for name in _with_other_names([name for name in names if name not in known], named, identify, state.run_name):
         yield inside.uri(name), partial(_fetch_remote, inside, name, target / name, progress_bar)
+
+
+def _remote_link(
+    saver: CheckpointSaver, state: State, folder: str, inside: Storage, names: Sequence[str]
+) -> str | None:
+    """Return the name of the checkpoint that the run's link in the store names; None without a readable link."""
+    if saver.latest_remote_file_name is None:
+        return None
+    link = f"{saver.latest_remote_file_name.format(state)}.symlink".removeprefix(f"{folder}/")
+    if link not in names:
+        return None
+    try:
+        return inside.read_text(link).strip().removeprefix(f"{folder}/")
+    except FileNotFoundError:  # it was removed meanwhile
+        return None
+    except Exception as error:
+        if not inside.is_damaged(link, error):
+            raise
+        return None
 
 
 def _remote_folder(saver: CheckpointSaver, run_name: str) -> str:
