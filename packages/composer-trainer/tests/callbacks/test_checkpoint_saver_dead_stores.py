@@ -101,6 +101,43 @@ def test_a_process_ends_although_its_store_does_not_work(kind: str, tmp_path: Pa
     assert (tmp_path / "ba19.pt").exists()
 
 
+LAUNCH = """
+import logging, sys, torch
+from composer.testing import RandomClassificationDataset, SimpleModel
+from composer.trainer import Trainer
+
+logging.basicConfig(format="%(message)s")
+loader = torch.utils.data.DataLoader(RandomClassificationDataset(size=4), batch_size=4)
+try:
+    Trainer(model=SimpleModel(), train_dataloader=loader, max_duration="1ba", save_folder="s3://bucket/{run_name}",
+        run_name="mine", delivery_timeout=6.0, progress_bar=False, device="cpu")
+except OSError as error:
+    print(error)
+"""
+
+
+def test_a_launch_ends_although_its_store_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line says that it waits, and the given time ends the wait."""
+    pytest.importorskip("s3fs")
+    with _server("hangs") as endpoint:
+        for name, value in {
+            "S3_ENDPOINT_URL": endpoint,
+            "AWS_ACCESS_KEY_ID": "k",
+            "AWS_SECRET_ACCESS_KEY": "s",
+        }.items():
+            monkeypatch.setenv(name, value)
+        done = subprocess.run(
+            [sys.executable, "-c", LAUNCH], capture_output=True, text=True, timeout=120, check=False
+        )  # fmt: skip
+
+    assert 0 == done.returncode, done.stderr
+    assert "Waiting for s3://bucket/mine to answer, for at most 6 seconds ..." in done.stderr
+    assert done.stdout == (
+        "s3://bucket/mine has not answered in 6 seconds. Check its URI and endpoint, the network and that the store "
+        "runs, or pass a larger `delivery_timeout`.\n"
+    )
+
+
 class Hanging(LoggerDestination):
     """Sends to a service that does not answer."""
 

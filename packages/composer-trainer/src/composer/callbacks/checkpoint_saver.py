@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, TypeVar
 
 from composer.checkpoint.backend_uploads import fill_mlflow_ids, has_mlflow_ids
 from composer.checkpoint.durable import UNDELIVERED, make_scratch_folder, remove_leftovers, replace_link
@@ -42,7 +44,7 @@ from composer.checkpoint.shards import (
     remove_run,
     write_run,
 )
-from composer.checkpoint.storage import bucket_of, storage_of
+from composer.checkpoint.storage import UnreachableError, bucket_of, storage_of
 from composer.checkpoint.upload import Uploader
 from composer.core import Callback, Event, State, Time, Timestamp, TimeUnit, ensure_time
 from composer.loggers import Logger
@@ -69,6 +71,9 @@ log = logging.getLogger(__name__)
 
 NO_RUN = "is not a checkpoint that a run can resume from: it holds only weights, or another program's data"
 
+_NOTICE_SECONDS = 5.0  # until a wait for a store is logged
+
+T = TypeVar("T")
 Interval = SupportsIndex | str | Time[Any] | Callable[[State, Event], bool]
 
 
@@ -115,8 +120,9 @@ class CheckpointSaver(Callback):
             fails or hangs. It fails from the first upload that failed, after three attempts, until another one
             succeeds; it hangs when nothing was sent since the end of the run or the last progress. Clients send blocks
             of 8 MiB (S3 files below 16 MiB in one block), and each block that arrives is progress. Files that were not
-            uploaded are kept in the local folder that the last line of the log names. None: the Trainer's, which its
-            services share; 60 without one.
+            uploaded are kept in the local folder that the last line of the log names. At the start of the run, it also
+            limits the wait for the first answer of the store. None: the Trainer's, which its services share; 60 without
+            one.
         num_best_checkpoints_to_keep: Best checkpoints by `monitor` to keep besides the newest. A link `best-...` to
             the best one is created beside that to the latest. With `num_checkpoints_to_keep=-1` all are kept anyway.
         monitor: The metric to keep the best by: `"eval/MulticlassAccuracy"` is that metric of the evaluator `eval`;
@@ -252,18 +258,24 @@ class CheckpointSaver(Callback):
         """Save at the next BATCH_CHECKPOINT, independent of the interval. To be called on every rank."""
         self._requested = True
 
-    def reserve(self, state: State) -> None:
+    def reserve(self, state: State, delivery_timeout: float = 60.0) -> None:
         """Take the lease on the save folder, so that no other run writes the same files. To be called on every rank.
 
         A lease that another host took lately is watched for a while; see `composer.checkpoint.lease`.
 
+        Args:
+            state: The run.
+            delivery_timeout: The Trainer's, which holds if this object has none: how many seconds to wait for the
+                answer of a remote store.
+
         Raises:
             FolderInUseError: Another run saves to the folder.
-            OSError: The folder or the remote store cannot be written.
+            OSError: The folder or the remote store cannot be written, or the store does not answer in time.
             ValueError: The name of the run leads out of the folder, or the folder is a file.
         """
         if self._uri is not None and has_mlflow_ids(self._uri):
             return  # until INIT, where a logger starts the run of MLflow
+        limit = delivery_timeout if self.delivery_timeout is None else self.delivery_timeout
         while True:
             outcome: list[Any] = [False]
             problem: Exception | None = None
@@ -271,7 +283,7 @@ class CheckpointSaver(Callback):
                 try:
                     if self._lease is None:
                         self._check_places(state)
-                    outcome = [self._try_reserve(state)]
+                    outcome = [self._try_reserve(state, limit)]
                 except Exception as error:  # noqa: BLE001 - raised on every rank
                     problem, outcome = error, [(isinstance(error, FolderInUseError), f"{error}")]
             dist.broadcast_object_list(outcome, src=0)
@@ -284,13 +296,14 @@ class CheckpointSaver(Callback):
                 in_use, text = outcome[0]
                 raise FolderInUseError(text) if in_use else RuntimeError(f"Rank 0 cannot save: {text}")
 
-    def _try_reserve(self, state: State) -> bool:
+    def _try_reserve(self, state: State, limit: float) -> bool:
         """Try for some seconds to take the lease; return True if it was taken."""
         if self._lease is None:
-            self._lease = self._lease_of(state)
+            self._lease = self._lease_of(state, limit)
         for _ in range(5):
             try:
-                if self._lease.try_acquire():
+                acquire = self._lease.try_acquire
+                if acquire() if self._uri is None else answer_of(self._folder_of(state), acquire, limit):
                     return True
             except FolderInUseError:
                 raise
@@ -300,7 +313,7 @@ class CheckpointSaver(Callback):
             time.sleep(1.0)
         return False
 
-    def _lease_of(self, state: State) -> Lease:
+    def _lease_of(self, state: State, limit: float) -> Lease:
         for callback in state.callbacks:  # another saver of this run may save to the same folder
             other = callback if isinstance(callback, CheckpointSaver) else None
             if other is not None and other._lease is not None and other._folder_of(state) == self._folder_of(state):
@@ -310,7 +323,8 @@ class CheckpointSaver(Callback):
         if self._uri is None:
             return folder_lease(self._folder_of(state), state.run_name, files)
         # Wrong credentials are to be detected now, not after hours of training.
-        storage_of(format_name_with_dist(self._uri, state.run_name)).check_writable()
+        uri = format_name_with_dist(self._uri, state.run_name)
+        answer_of(uri, lambda: storage_of(uri).check_writable(), limit)
         where = self._folder_of(state)
         return remote_lease(storage_of(where), where, state.run_name, files.rpartition("/")[2])
 
@@ -342,7 +356,7 @@ class CheckpointSaver(Callback):
             check_saves_shards(self._writer.asynchronous, self._uri)
         self._fill_mlflow_ids(logger)
         if not self._reserved:
-            self.reserve(state)
+            self.reserve(state, logger.delivery_deadline.timeout)
         if self._uri is None or dist.get_global_rank() != 0:
             return
         self.remote_uploader = Uploader(
@@ -554,7 +568,7 @@ class CheckpointSaver(Callback):
         Raises:
             FolderInUseError: Another run saves to the folder.
         """
-        self.reserve(state)
+        self.reserve(state, logger.delivery_deadline.timeout)
         self._save_checkpoint(state, logger)
         if self._lease is not None and not self._lease.active and not self._is_writing:
             self._lease.release()
@@ -723,6 +737,43 @@ def hold_leases(state: State) -> Iterator[None]:
             if isinstance(callback, CheckpointSaver):
                 leases.enter_context(callback.training(state))
         yield
+
+
+def answer_of(store: str, request: Callable[[], T], limit: float | None = None) -> T:
+    """Send a request to a remote store and return its answer, logging a line if that takes some seconds.
+
+    A client that hangs cannot be interrupted, so the request is sent in a daemon thread, which ends with the process.
+
+    Args:
+        store: Its URI, for messages.
+        request: Sends the request.
+        limit: How many seconds to wait; None: as long as the store's client waits.
+
+    Raises:
+        UnreachableError: The store has not answered in time.
+        Exception: What the request raised.
+    """
+    answer: Future[T] = Future()
+
+    def send() -> None:
+        try:
+            answer.set_result(request())
+        except BaseException as error:  # noqa: BLE001 - raised by `result`
+            answer.set_exception(error)
+
+    threading.Thread(target=send, name="composer-store-request", daemon=True).start()
+    notice = _NOTICE_SECONDS if limit is None else min(limit, _NOTICE_SECONDS)
+    if not wait([answer], notice).done:
+        left = None if limit is None else limit - notice
+        log.warning(
+            "Waiting for %s to answer%s ...", store, "" if limit is None else f", for at most {limit:g} seconds"
+        )
+        if not wait([answer], left).done:
+            raise UnreachableError(
+                f"{store} has not answered in {limit:g} seconds. Check its URI and endpoint, the network and that the "
+                f"store runs, or pass a larger `delivery_timeout`."
+            )
+    return answer.result()
 
 
 def check_saves_shards(asynchronous: bool, uri: str | None) -> None:

@@ -304,7 +304,7 @@ class Trainer(_RejectsRemovedArguments):
         save_async: Write checkpoints in the background, from a copy in host memory.
         delivery_timeout: The total number of seconds that the end of the run waits for services that fail or hang: the
             remote store (see `CheckpointSaver`) and those of loggers. A saver or logger with an argument of this name
-            waits separately.
+            waits separately. The remote store must also answer within this time when the run starts.
         autoresume: Continue from the newest intact checkpoint of the run in `save_folder`, if there is one: the same
             command starts and continues the run and, once it is complete, ends immediately. A run that was stopped
             early is also complete; it continues if `max_duration` differs from that of its launch. Subfolders are
@@ -530,7 +530,7 @@ class Trainer(_RejectsRemovedArguments):
                 if isinstance(destination, FileLogger):
                     destination.append = True  # to the log of the previous launch
         if self._checkpoint_saver is not None:
-            self._checkpoint_saver.reserve(self.state)
+            self._checkpoint_saver.reserve(self.state, delivery_timeout)
         # The stream for messages to the user; None: show nothing.
         self._stream = open_stream(console_stream) if progress_bar or log_to_console else None
         self._is_undescribed = True  # to the loggers, until the first `fit`

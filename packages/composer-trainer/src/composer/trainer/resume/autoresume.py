@@ -15,7 +15,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from composer.callbacks.checkpoint_saver import NO_RUN, CheckpointSaver, refusal_of_name
+from composer.callbacks.checkpoint_saver import NO_RUN, CheckpointSaver, answer_of, refusal_of_name
 from composer.checkpoint.checksum import CorruptCheckpointError
 from composer.checkpoint.durable import scratch_folder
 from composer.checkpoint.file import check_file
@@ -403,7 +403,7 @@ def _remote_candidates(
     files = format_name_with_dist(pattern.filename, state.run_name, rank=0).removeprefix(f"{folder}/")
     target = downloads.enter_context(scratch_folder("resuming"))
     inside = storage_of(f"{root}{folder}")
-    names = inside.find()
+    names = answer_of(f"{root}{folder}", inside.find)
     patterns = _patterns(files, state)
     names = _own(names, patterns, _remote_link(saver, state, folder, inside, names))
     named = _by_age(names, patterns, lambda name: 0.0)
