@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import select
+import socket
+import socketserver
 import subprocess
 import sys
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -184,18 +187,65 @@ def serve_gcs() -> Iterator[str]:
 def serve_sftp() -> Iterator[Any]:
     """A server of SSH with a user `me`; its `port`, and `key`, the file with the user's key."""
     import mockssh
+    import paramiko
+
+    class Handler(mockssh.server.Handler):  # type: ignore[misc]  # mockssh has no types
+        def run(self) -> None:
+            with suppress(OSError, EOFError, paramiko.SSHException):  # the client may go
+                super().run()
+
+    class Server(mockssh.Server):  # type: ignore[misc]
+        handler_cls = Handler
+
+        def _run(self) -> None:
+            with suppress(OSError, ValueError):  # closed before this thread begins
+                super()._run()
 
     folder = Path(mockssh.__file__).parent
     key = folder / "sample-user-key"
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "setDaemon")
-        with mockssh.Server({"me": str(key)}) as server:
-            socket, thread = server._socket, server._thread
+        with Server({"me": str(key)}) as server:
+            listening, thread = server._socket, server._thread
             server.key = str(key)
             server.host_key = " ".join((folder / "server-key.pub").read_text().split()[:2])
             yield server
         thread.join(10)
-        socket.close()
+        listening.close()
+
+
+class _Forwarder(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        server: Any = self.server
+        with socket.create_connection(("127.0.0.1", server.target)) as there:
+            other = {self.request: there, there: self.request}
+            while not server.ended.is_set():
+                for ready in select.select([*other], [], [], 0.05)[0]:
+                    if server.frozen.is_set():
+                        server.ended.wait()
+                        return
+                    data = ready.recv(1 << 16)
+                    if not data:
+                        return
+                    other[ready].sendall(data)
+
+
+@contextmanager
+def forward(port: int) -> Iterator[Any]:
+    """A server that forwards to a port; its `port`, and `frozen`, an event after which it passes nothing on."""
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Forwarder) as made:
+        server: Any = made
+        server.daemon_threads = True
+        server.target, server.port = port, server.server_address[1]
+        server.frozen, server.ended = threading.Event(), threading.Event()
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.ended.set()
+            server.shutdown()
+            thread.join()
 
 
 _MLFLOW_SERVER = """

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_servers import FolderStore, serve_gcs, serve_oci, serve_sftp
+from store_servers import FolderStore, forward, serve_gcs, serve_oci, serve_sftp
 
 from composer.checkpoint import storage as storages
 from composer.checkpoint.storage import bucket_of, storage_in, storage_of
+from composer.loggers.spi import call_in_time
 from composer.utils import file_helpers
 from composer.utils.object_store import (
     FsspecObjectStore,
@@ -277,7 +278,7 @@ def test_an_unknown_host_is_refused(sftp: Any, tmp_path: Path) -> None:
     (tmp_path / "known_hosts").write_text("")
     store = SFTPObjectStore("127.0.0.1", sftp.port, "me")
     store.storage._backoff_seconds = 0.0
-    with pytest.raises(OSError, match="not found in known_hosts"):
+    with pytest.raises(OSError, match=r"is not in .*known_hosts\. Its key is ssh-rsa SHA256:"):
         store.get_object_size("a")
     accepting = SFTPObjectStore(
         "127.0.0.1", sftp.port, "me", missing_host_key_policy="AutoAddPolicy", cwd=str(tmp_path)
@@ -315,8 +316,58 @@ def test_uris_of_sftp_are_only_for_known_hosts(
     known.write_text(f"elsewhere {blob}")
     for storage in (storage_of(uri), bucket_of(uri), storage_of(uri, key_filename=key), FsspecObjectStore(uri).storage):
         storage._backoff_seconds = 0.0
-        with pytest.raises(OSError, match="not found in known_hosts"):
+        with pytest.raises(OSError, match=r"is not in .*known_hosts\. Its key is ssh-rsa SHA256:"):
             storage.exists("a")
+
+
+def test_a_host_with_another_key_is_refused_at_once(sftp: Any, tmp_path: Path) -> None:
+    import paramiko
+
+    another = paramiko.RSAKey.generate(1024)
+    (tmp_path / "known_hosts").write_text(f"[127.0.0.1]:{sftp.port} ssh-rsa {another.get_base64()}\n")
+    store = SFTPObjectStore("127.0.0.1", sftp.port, "me")
+    store.storage._backoff_seconds = 600.0
+    with pytest.raises(PermissionError, match="has another key than the known one") as caught:
+        store.get_object_size("a")
+    assert "network" not in str(caught.value)
+    (tmp_path / "known_hosts").write_text("")
+    with pytest.raises(PermissionError, match=r"Its key is ssh-rsa SHA256:[^:]*: if that is right") as caught:
+        store.get_object_size("a")
+    assert "network" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["known_hosts_filename", "key_filename"])
+def test_a_missing_file_of_keys_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = str(tmp_path / "none")
+    with pytest.raises(FileNotFoundError, match=f"`{name}`, .* must name a file, got '{missing}'"):
+        SFTPObjectStore("host", **{name: missing})
+    variable = {"known_hosts_filename": "COMPOSER_SFTP_KNOWN_HOSTS_FILE", "key_filename": "COMPOSER_SFTP_KEY_FILE"}[
+        name
+    ]
+    monkeypatch.setenv(variable, missing)
+    with pytest.raises(FileNotFoundError, match=f"the variable `{variable}`, must name a file"):
+        storage_of("sftp://host/run")
+
+
+def test_a_server_of_sftp_that_hangs_is_an_error(sftp: Any, tmp_path: Path) -> None:
+    arguments: dict[str, Any] = {"username": "me", "missing_host_key_policy": "AutoAddPolicy", "cwd": str(tmp_path)}
+    (tmp_path / "a").write_bytes(bytes(1 << 20))
+    with forward(sftp.port) as way:
+        assert SFTPObjectStore("127.0.0.1", way.port, **arguments)._arguments["banner_timeout"] == 30
+        store = SFTPObjectStore(
+            "127.0.0.1", way.port, connect_kwargs={"timeout": 2.0, "banner_timeout": 1.0}, **arguments
+        )
+        store.storage._backoff_seconds = 0.0
+        assert store.get_object_size("a") == 1 << 20
+        way.frozen.set()
+        for request in (
+            lambda: store.get_object_size("a"),  # connected
+            lambda: store.upload_object("b", tmp_path / "a"),  # connects
+        ):
+            with pytest.raises(ObjectStoreTransientError, match="It was tried 3 times"):
+                call_in_time(request, 60.0, "The request")
+    with pytest.raises(ValueError, match="`timeout` must be"):
+        SFTPObjectStore("host", connect_kwargs={"timeout": 0})
 
 
 def test_options_that_a_connection_to_sftp_does_not_have_are_refused(sftp: Any, tmp_path: Path) -> None:

@@ -450,6 +450,8 @@ class Storage:
                 if self._scheme in ("file", "local"):
                     _sync(Path(temporary))
                 filesystem.mv(temporary, path)
+            except TimeoutError:
+                raise  # removing the file would wait for the same server
             except BaseException:
                 with suppress(Exception):  # the store may be unreachable; the first error is raised
                     filesystem.rm_file(temporary)

@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
-import os
+import base64
+import hashlib
 from contextlib import suppress
 from typing import Any
 
 import paramiko
 from fsspec.implementations.sftp import SFTPFileSystem
 
-__all__ = ["KnownHostFileSystem"]
+from composer.checkpoint.storage import StorageError
+from composer.loggers.spi import call_in_time
+
+__all__ = ["KnownHostFileSystem", "KnownHostPolicy", "UnknownHostError"]
+
+
+class UnknownHostError(StorageError, PermissionError):
+    """A host has another key than the known one, or none is known."""
+
+
+class KnownHostPolicy(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]  # paramiko has no types
+    """Refuses a host whose key is unknown, as paramiko's `RejectPolicy`, and says how to make it known.
+
+    Args:
+        known_hosts: The file with known keys.
+    """
+
+    def __init__(self, known_hosts: str) -> None:
+        self._known_hosts = known_hosts
+
+    def missing_host_key(self, client: Any, hostname: str, key: Any) -> None:
+        """Raise an UnknownHostError."""
+        fingerprint = base64.b64encode(hashlib.sha256(key.asbytes()).digest()).decode().rstrip("=")
+        raise UnknownHostError(
+            f"The host {hostname} is not in {self._known_hosts}. Its key is {key.get_name()} SHA256:{fingerprint}: if "
+            f"that is right, add the output of `ssh-keyscan` for this host to the file, or name another file in "
+            f"`COMPOSER_SFTP_KNOWN_HOSTS_FILE`."
+        )
 
 
 class KnownHostFileSystem(SFTPFileSystem):  # type: ignore[misc]  # fsspec has no types
@@ -19,7 +47,7 @@ class KnownHostFileSystem(SFTPFileSystem):  # type: ignore[misc]  # fsspec has n
         host: The host.
         policy: What to do if its key is unknown.
         known_hosts: The file with known keys; None: the user's.
-        arguments: Arguments of `paramiko.SSHClient.connect`.
+        arguments: Arguments of `paramiko.SSHClient.connect`. `timeout` also limits the wait for each reply.
     """
 
     cachable = False
@@ -34,10 +62,23 @@ class KnownHostFileSystem(SFTPFileSystem):  # type: ignore[misc]  # fsspec has n
 
     def _connect(self) -> None:
         self.client = paramiko.SSHClient()
-        self.client.load_system_host_keys(self._known_hosts and os.path.expanduser(self._known_hosts))
-        self.client.set_missing_host_key_policy(self._policy)
-        self.client.connect(self.host, **self._arguments)
-        self.ftp = self.client.open_sftp()
+        try:
+            self.client.load_system_host_keys(self._known_hosts)
+            self.client.set_missing_host_key_policy(self._policy)
+            self.client.connect(self.host, **self._arguments)
+            timeout = self._arguments["timeout"]
+            # paramiko waits for the start of the subsystem without limit.
+            self.ftp = call_in_time(self.client.open_sftp, timeout, f"Starting SFTP on {self.host}")
+            self.ftp.get_channel().settimeout(timeout)
+        except paramiko.BadHostKeyException as error:
+            self.client.close()
+            raise UnknownHostError(
+                f"The host {self.host} has another key than the known one, as if it were another machine. Remove the "
+                f"old key from the file of known hosts only if its change is known. ({error})"
+            ) from error
+        except BaseException:
+            self.client.close()
+            raise
 
     def mv(self, old: str, new: str, **kwargs: Any) -> None:
         """Rename a file, replacing another one."""

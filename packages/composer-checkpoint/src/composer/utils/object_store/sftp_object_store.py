@@ -7,9 +7,12 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from composer.checkpoint.storage import Connection, Storage, check_installed
+from composer.utils import check_finite
 from composer.utils.object_store.storage_object_store import StorageObjectStore
 
 __all__ = ["SFTPObjectStore"]
+
+_TIMEOUT_SECONDS = 30.0
 
 
 class SFTPObjectStore(StorageObjectStore):
@@ -31,7 +34,8 @@ class SFTPObjectStore(StorageObjectStore):
         missing_host_key_policy: What to do if the key of the host is unknown, a class of paramiko: `RejectPolicy`,
             `WarningPolicy` or `AutoAddPolicy`.
         cwd: The folder that names are relative to; if it is relative, then to the user's home.
-        connect_kwargs: More arguments of `paramiko.SSHClient.connect`.
+        connect_kwargs: More arguments of `paramiko.SSHClient.connect`. `timeout`, 30 seconds by default, also limits
+            the wait for each reply of the server.
 
     Attributes:
         host: The host.
@@ -40,8 +44,10 @@ class SFTPObjectStore(StorageObjectStore):
         cwd: The folder.
 
     Raises:
+        FileNotFoundError: There is no such file of keys.
         ModuleNotFoundError: `paramiko` is not installed.
-        ValueError: Something is given twice, or the URI has another scheme or a query; or there is no such policy.
+        ValueError: Something is given twice, or the URI has another scheme or a query; there is no such policy; or
+            `timeout` is not positive.
     """
 
     def __init__(
@@ -84,15 +90,17 @@ class SFTPObjectStore(StorageObjectStore):
         user = f"{username}@" if username else ""
         address = f"sftp://{user}{host}{'' if port == 22 else f':{port}'}"
         check_installed("sftp", address)
-        self._policy = _policy(missing_host_key_policy)
-        self._known_hosts = known_hosts_filename or os.environ.get(known_hosts_filename_environ)
+        self._known_hosts = _file("known_hosts_filename", known_hosts_filename, known_hosts_filename_environ)
+        self._policy = _policy(missing_host_key_policy, self._known_hosts)
         self._arguments = {
             "port": port,
             "username": username,
             "password": password,
-            "key_filename": key_filename or os.environ.get(key_filename_environ),
+            "key_filename": _file("key_filename", key_filename, key_filename_environ),
+            **dict.fromkeys(("timeout", "banner_timeout", "auth_timeout", "channel_timeout"), _TIMEOUT_SECONDS),
             **(connect_kwargs or {}),
         }
+        check_finite(timeout=self._arguments["timeout"], above=0)
         super().__init__(Storage(f"{address}/{self.cwd}", {}, connection=Connection(self._connect, puts_whole=False)))
 
     def _connect(self) -> tuple[Any, str]:
@@ -102,9 +110,24 @@ class SFTPObjectStore(StorageObjectStore):
         return filesystem, self.cwd or "."
 
 
-def _policy(name: str) -> Any:
+def _file(argument: str, path: str | None, variable: str) -> str | None:
+    """Return the path of a file of keys; None if none is given."""
+    path = path or os.environ.get(variable)
+    if not path:
+        return None
+    path = os.path.expanduser(path)
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"`{argument}`, or the variable `{variable}`, must name a file, got {path!r}.")
+    return path
+
+
+def _policy(name: str, known_hosts: str | None) -> Any:
     import paramiko
 
+    if name == "RejectPolicy":
+        from composer.utils.object_store.sftp_filesystem import KnownHostPolicy
+
+        return KnownHostPolicy(known_hosts or "~/.ssh/known_hosts")
     policy = getattr(paramiko, name, None)
     if not (isinstance(policy, type) and issubclass(policy, paramiko.MissingHostKeyPolicy)):
         raise ValueError(
