@@ -190,7 +190,7 @@ def together(session: nox.Session) -> None:
     """Run the tests that need several packages, with all packages installed."""
     tested = ("composer-callbacks", "composer-checkpoint")  # a callback and the stores need more than they declare
     more = set().union(*(WORKSPACE.outside(WORKSPACE[name].test_dependencies) for name in tested))
-    tools = [*TEST_TOOLS, *TOOL_TOOLS, *EDITOR_TOOLS, *IMPORT_TOOLS, *OPTIMIZERS, *BENCH_TOOLS]
+    tools = [*TEST_TOOLS, *TOOL_TOOLS, *EDITOR_TOOLS, *IMPORT_TOOLS, *RELEASE_TOOLS, *OPTIMIZERS, *BENCH_TOOLS]
     _install(session, NAMES, *tools, *sorted(more))
     _pytest(session, "tests", "--ignore=tests/test_docs.py")
 
@@ -252,20 +252,27 @@ def wheels(session: nox.Session) -> None:
 
     names = WORKSPACE.closure(session.posargs) if session.posargs else NAMES
     with _plain_errors(session):
-        built = check_wheels.build(WORKSPACE, Path(".nox/dist"), names)
+        epoch = WORKSPACE.commit_time()
+        built = check_wheels.build(WORKSPACE, Path(".nox/dist"), names, epoch)
         check_wheels.check(WORKSPACE, built)
     session.install("--quiet", "--constraint", PINNED, *map(str, built))
     session.run("python", "tools/check_installed.py", *names)
-    session.install("--quiet", "--constraint", PINNED, "twine")
+    session.install("--quiet", "--constraint", PINNED, *TOOL_TOOLS, "twine")
+    with _plain_errors(session):
+        if not session.posargs:
+            check_wheels.check_footprint(built, Path(session.create_tmp()), constraint=PINNED)
+        if "composer-all" in names:
+            session.run("python", "-m", "tools.pairs")  # the readme of composer-all ends with this table
+            wheelhouse.build(WORKSPACE["composer-all"].path, Path(".nox/dist/composer-all"), epoch=epoch)
     sdists = [sdist for wheel in built for sdist in wheel.parent.glob("*.tar.gz")]
     session.run("twine", "check", "--strict", *map(str, (*built, *sdists)))
-    if session.posargs:
-        return
-    with _plain_errors(session):
-        check_wheels.check_footprint(built, Path(session.create_tmp()), constraint=PINNED)
-        session.install("--quiet", "--constraint", PINNED, *TOOL_TOOLS)
-        session.run("python", "-m", "tools.pairs")  # the readme of composer-all ends with this table
-        wheelhouse.build(WORKSPACE["composer-all"].path, Path(".nox/dist/composer-all"))
+
+
+@nox.session
+def sbom(session: nox.Session) -> None:
+    """List what installing a package brings along, beside its wheel in `.nox/dist`: `-- composer-mixup`."""
+    session.install("--quiet", "--constraint", PINNED, *TOOL_TOOLS, "cyclonedx-bom")
+    session.run("python", "-m", "tools.sbom", *session.posargs)
 
 
 @nox.session

@@ -1,4 +1,4 @@
-"""What registries show beside a package."""
+"""Tests of what registries show beside a package."""
 
 from __future__ import annotations
 

@@ -24,19 +24,20 @@ SHARED = {
 }
 
 
-def build(workspace: Workspace, out: Path, names: Iterable[str] | None = None) -> list[Path]:
+def build(workspace: Workspace, out: Path, names: Iterable[str] | None = None, epoch: int | None = None) -> list[Path]:
     """Build the sdist of packages, and from it the wheel, into the emptied directory `out`. Return the wheels.
 
     Args:
         workspace: The packages.
         out: The directory.
         names: Those to build; None: all.
+        epoch: See `wheelhouse.build`.
     """
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
 
     def build_one(package: Package) -> Path:
-        return wheelhouse.build(package.path, out / package.name)
+        return wheelhouse.build(package.path, out / package.name, epoch=epoch)
 
     find_uv()
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:

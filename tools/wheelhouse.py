@@ -23,6 +23,7 @@ from packaging.utils import canonicalize_name
 from tools import derived
 from tools.workspace import PREFIX, Package, Workspace, find_uv
 
+PINNED = Path(__file__).parent / "constraints" / "pinned.txt"  # also of the build tools: a tag builds the same later
 _LEFT_OUT = {"changes", "dist", "tests"}
 
 
@@ -110,14 +111,23 @@ def declared(paths: Iterable[Path]) -> list[str]:
     return sorted(set(map(str, outside)))
 
 
-def build(path: Path, out: Path, *arguments: str) -> Path:
+def build(path: Path, out: Path, *arguments: str, epoch: int | None = None) -> Path:
     """Build the package at `path` into `out`, by default its sdist and from that its wheel; return the wheel.
+
+    The same files give the same bytes, in any folder and at any time.
+
+    Args:
+        path: The directory of the package.
+        out: The directory to write to.
+        arguments: Further arguments of `uv build`.
+        epoch: The time of all files in the archives, in seconds since 1970; None: `SOURCE_DATE_EPOCH`, or hatchling's.
 
     Raises:
         RuntimeError: It cannot be built; the message holds the output of the build.
     """
-    command = [find_uv(), "build", *arguments, "--out-dir", str(out), str(path)]
-    run = subprocess.run(command, check=False, capture_output=True, text=True)
+    command = [find_uv(), "build", *arguments, "--build-constraints", str(PINNED), "--out-dir", str(out), str(path)]
+    environment = os.environ if epoch is None else {**os.environ, "SOURCE_DATE_EPOCH": str(epoch)}
+    run = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
     if run.returncode != 0:
         raise RuntimeError(f"building {path.name} failed:\n{run.stdout}{run.stderr}")
     (wheel,) = out.glob("*.whl")

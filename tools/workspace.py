@@ -214,6 +214,13 @@ class Workspace:
                 found.append(Version(tag.removeprefix(prefix)))
         return sorted(found)
 
+    def commit_time(self) -> int:
+        """Return the time of the last commit, in seconds since 1970."""
+        run = subprocess.run(
+            ["git", "log", "-1", "--format=%ct"], cwd=self.root, check=True, capture_output=True, text=True
+        )
+        return int(run.stdout)
+
     def check_out(self, name: str, version: Version, directory: Path) -> Package:
         """Write the repository at a released version of a package into `directory`; return that package.
 
