@@ -197,6 +197,33 @@ def test_a_failure_is_raised_at_the_next_event(
     assert [Path(kept, name).read_text() for name in os.listdir(kept)] == ["content"]
 
 
+@pytest.mark.parametrize("event", [Event.BATCH_END, Event.FIT_END])
+def test_a_failure_is_a_warning_or_ends_the_run(
+    gated: Callable[..., RemoteUploaderDownloader], state: State, file: Path, event: Event
+) -> None:
+    for on_error in ("warn", "raise"):
+        uploader = gated(on_error=on_error)
+        state.callbacks = [uploader]
+        logger = Logger(state, [uploader])
+        engine = Engine(state, logger)
+        engine.run_event(Event.INIT)
+        GatedStore.failures[:] = [PermissionError("not yours")]
+        GatedStore.gate.set()
+        logger.upload_file("a", file, overwrite=True)
+        while uploader._exception_queue.empty():
+            time.sleep(0.01)
+        if on_error == "raise":
+            with pytest.raises(PermissionError, match="not yours"):
+                engine.run_event(event)
+        else:
+            with pytest.warns(UserWarning, match="not yours.* The run goes on"):
+                engine.run_event(event)
+        with pytest.warns(RuntimeWarning, match="may not have been uploaded"):
+            engine.close()
+    with pytest.raises(ValueError, match="`on_error` must be 'warn' or 'raise'"):
+        gated(on_error="ignore")
+
+
 def test_a_retried_upload_may_replace_its_own_part(
     gated: Callable[..., RemoteUploaderDownloader], state: State, file: Path, tmp_path: Path
 ) -> None:

@@ -186,6 +186,14 @@ def test_an_error_is_logged_and_the_run_goes_on(slack: Slack, make: Any, caplog:
     assert "channel_not_found" in errors[0]
 
 
+def test_an_error_ends_the_run_on_request(slack: Slack, make: Any) -> None:
+    slack.answer = {"ok": False, "error": "channel_not_found"}
+    run = LoggedRun(make("loss", on_error="raise"))
+    with pytest.raises(RuntimeError, match="`SlackLogger` failed to log: SlackApiError"):
+        run.fit(1)
+    run.close()
+
+
 def test_a_limited_rate_is_waited_for(slack: Slack, make: Any) -> None:
     slack.rate_limits = 1
     run = LoggedRun(make("loss"))
@@ -248,6 +256,7 @@ def test_settings_may_come_from_the_environment(slack: Slack, make: Any, monkeyp
         ({"max_logs_per_message": 0}, "`max_logs_per_message` must be from 1 to 50"),
         ({"include_keys": ["("]}, r"`include_keys` must be regular expressions, got '\('"),
         ({"delivery_timeout": 0}, "`delivery_timeout` must be positive, got 0"),
+        ({"on_error": "ignore"}, "`on_error` must be 'warn' or 'raise', got 'ignore'"),
     ],
 )
 def test_bad_arguments_are_refused(make: Any, arguments: dict[str, Any], message: str) -> None:

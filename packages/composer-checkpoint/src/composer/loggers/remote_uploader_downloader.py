@@ -20,6 +20,7 @@ from composer.checkpoint.store_base import ObjectStore
 from composer.checkpoint.upload import Uploader
 from composer.core import State
 from composer.loggers import Logger, LoggerDestination
+from composer.loggers.spi import check_delivery_options
 from composer.utils import check_integers, dist, format_name_with_dist, is_uri, parse_uri
 from composer.utils.retrying import DeliveryDeadline
 
@@ -34,11 +35,12 @@ class RemoteUploaderDownloader(LoggerDestination):
     """Uploads the files that callbacks, loggers and `Logger.upload_file` hand over, in the background.
 
     A file is copied first, so it may be changed or removed immediately. Uploads of one name happen one after the other,
-    so the last one wins. A failed upload is raised at the end of the next batch or epoch; the end of `fit`, of an
-    evaluation and of a prediction wait for all uploads. What was not uploaded is named when the run is closed, and its
-    copies are kept.
+    so the last one wins. The end of `fit`, of an evaluation and of a prediction wait for all uploads. A failed upload
+    is reported there, or at the end of the next batch or epoch: as a warning, or, with `on_error="raise"`, as an error
+    that ends the run. What was not uploaded is named when the run is closed, and its copies are kept.
 
-    It also works outside the Trainer: call `init(state, logger)`, then `upload_file`, and `post_close` at the end.
+    It also works outside the Trainer: call `init(state, logger)`, then `upload_file`, and `post_close` at the end. Its
+    methods for events, such as `batch_end`, then raise the first failure.
 
     Args:
         bucket_uri: The bucket, such as `s3://bucket`, `gs://`, `oci://`, `azure://container`, `libcloud://container`,
@@ -51,6 +53,7 @@ class RemoteUploaderDownloader(LoggerDestination):
         use_procs: Upload in processes, else in threads. The processes start anew: the script that trains must be
             importable, with its code under `if __name__ == "__main__"`.
         num_attempts: The maximum number of attempts after transient failures.
+        on_error: What a Trainer does if an upload fails: "warn" (once; the run continues) or "raise".
 
     Attributes:
         remote_backend_name: The kind of store, as for `build_remote_backend`.
@@ -58,7 +61,7 @@ class RemoteUploaderDownloader(LoggerDestination):
         backend_kwargs: The arguments of the object store's class.
 
     Raises:
-        ValueError: A number is below 1.
+        ValueError: A number is below 1, or `on_error` is unknown.
     """
 
     def __init__(
@@ -70,7 +73,11 @@ class RemoteUploaderDownloader(LoggerDestination):
         upload_staging_folder: str | None = None,
         use_procs: bool = True,
         num_attempts: int = 3,
+        *,
+        on_error: str = "warn",
     ) -> None:
+        check_delivery_options(on_error)
+        self.on_error = on_error
         check_integers(num_concurrent_uploads=num_concurrent_uploads, num_attempts=num_attempts, least=1)
         self._backend = Backend.of_uri(bucket_uri, backend_kwargs)
         self.file_path_format_string = file_path_format_string

@@ -39,7 +39,7 @@ class SlackLogger(LoggerDestination):
     A message has the latest value of each key that was logged since the last message. It is posted at every
     `log_interval` and after the first batch or epoch, when `max_logs_per_message` keys are waiting, and when the run
     is closed. A thread posts: no step waits for Slack. If Slack is more than 32 messages behind, messages are merged. A
-    message that cannot be posted is logged as an error, the first one also as a warning; the run continues.
+    message that cannot be posted is logged as an error; `on_error` says what follows from the first one.
 
     Args:
         include_keys: Regular expressions; a key that one of them matches at its start is posted. Without any, all are.
@@ -52,6 +52,7 @@ class SlackLogger(LoggerDestination):
         client_kwargs: Arguments of `slack_sdk.WebClient`, such as `proxy` or `timeout`.
         delivery_timeout: How many seconds in total the end of the run waits for queued messages once Slack fails or
             hangs. None: the Trainer's timeout, which its services share (60 by default).
+        on_error: What to do if a message cannot be posted: "warn" (once; the run continues) or "raise".
 
     Attributes:
         client: The `slack_sdk.WebClient`; None if the token or the channel is missing.
@@ -59,7 +60,7 @@ class SlackLogger(LoggerDestination):
     Raises:
         ImportError: `slack_sdk` is not installed.
         ValueError: `log_interval` is not in batches or epochs, `max_logs_per_message` is not from 1 to 50, a regular
-            expression is invalid, or `delivery_timeout` is not positive.
+            expression is invalid, `delivery_timeout` is not positive, or `on_error` is unknown.
 
     Warns:
         UserWarning: The token or the channel is missing, so nothing is posted.
@@ -78,8 +79,10 @@ class SlackLogger(LoggerDestination):
         *,
         client_kwargs: dict[str, Any] | None = None,
         delivery_timeout: float | None = None,
+        on_error: str = "warn",
     ) -> None:
-        check_delivery_options("warn", delivery_timeout)
+        check_delivery_options(on_error, delivery_timeout)
+        self.on_error = on_error
         self.log_interval = Time.from_input(log_interval, TimeUnit.EPOCH)
         if self.log_interval.unit not in (TimeUnit.EPOCH, TimeUnit.BATCH) or self.log_interval.value < 1:
             raise ValueError(
@@ -160,7 +163,10 @@ class SlackLogger(LoggerDestination):
             return
         self._waiting, self._requested, self._step = {}, 0, state.timestamp.batch.value
         self._sender = Sender(
-            "SlackLogger", self._collect, timeout=logger.delivery_deadline.for_service(self.delivery_timeout)
+            "SlackLogger",
+            self._collect,
+            on_error=self.on_error,
+            timeout=logger.delivery_deadline.for_service(self.delivery_timeout),
         )
         hyperparameters, self._hyperparameters = self._hyperparameters, {}
         self.log_hyperparameters(hyperparameters)
@@ -179,6 +185,10 @@ class SlackLogger(LoggerDestination):
         if self._sender is not None and (count == 1 or count % self.log_interval.value == 0):
             self._requested += 1
             self._sender.put(partial(self._post_unless_behind, self._requested))
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        if self._sender is not None and self.on_error == "raise":  # an error in `close` does not end the run
+            self._sender.flush()
 
     def close(self, state: State, logger: Logger) -> None:
         if self._sender is not None:
