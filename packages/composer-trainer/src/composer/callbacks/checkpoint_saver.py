@@ -15,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, SupportsIndex, TypeVar
 
+from composer.callbacks.checkpoint_uploads import CheckpointUploads
 from composer.checkpoint.backend_uploads import fill_mlflow_ids, has_mlflow_ids
 from composer.checkpoint.durable import UNDELIVERED, make_scratch_folder, remove_leftovers, replace_link
 from composer.checkpoint.lease import FolderInUseError, Lease, folder_lease, live_patterns, remote_lease
@@ -45,7 +46,6 @@ from composer.checkpoint.shards import (
     write_run,
 )
 from composer.checkpoint.storage import UnreachableError, bucket_of, storage_of
-from composer.checkpoint.upload import Uploader
 from composer.core import Callback, Event, State, Time, Timestamp, TimeUnit, ensure_time
 from composer.loggers import Logger
 from composer.utils import (
@@ -84,6 +84,11 @@ class CheckpointSaver(Callback):
     a partial checkpoint under its name. Then the link to the latest one is updated, also on remote stores. Rank 0
     writes; the states of all ranks are gathered first.
 
+    Training goes on while a remote store is down: an upload that failed in a way that may be temporary, after three
+    attempts, is repeated with every later checkpoint and at the end of `fit`, which raises the error if that fails,
+    too. Until then the files are kept locally. A failure that does not pass, such as a missing permission or a file
+    that may not be replaced, is raised at the next batch.
+
     From the construction of the Trainer to the end of `fit`, a hidden file in the folder, a lease, records which
     process saves there. Another launch that would write the same files raises a `FolderInUseError` that names that
     process. Runs of other names may use the folder if `filename` includes `{run_name}`. A lease expires:
@@ -117,7 +122,7 @@ class CheckpointSaver(Callback):
         upload_timeout_in_seconds: The limit for waiting at the end of training for uploads that make progress; None: no
             limit.
         delivery_timeout: The total number of seconds that the end of the run waits for pending uploads once the store
-            fails or hangs. It fails from the first upload that failed, after three attempts, until another one
+            fails or hangs. It fails from the first upload that fails then, after three attempts, until another one
             succeeds; it hangs when nothing was sent since the end of the run or the last progress. Clients send blocks
             of 8 MiB (S3 files below 16 MiB in one block), and each block that arrives is progress. Files that were not
             uploaded are kept in the local folder that the last line of the log names. At the start of the run, it also
@@ -359,10 +364,10 @@ class CheckpointSaver(Callback):
             self.reserve(state, logger.delivery_deadline.timeout)
         if self._uri is None or dist.get_global_rank() != 0:
             return
-        self.remote_uploader = Uploader(
+        self.remote_uploader = CheckpointUploads(
             bucket_of(format_name_with_dist(self._uri, state.run_name)),
             concurrent=self.num_concurrent_uploads,
-            timeout=logger.delivery_deadline.for_service(self.delivery_timeout),
+            deadline=logger.delivery_deadline.for_service(self.delivery_timeout),
             limit=self.upload_timeout_in_seconds,
         )
 
@@ -481,6 +486,7 @@ class CheckpointSaver(Callback):
                 self.remote_uploader.check()
             if self._kept and not self._is_writing:
                 self._keep_if_killed(False)
+                self._rotate()
         self._save_if_due(Event.BATCH_CHECKPOINT, state, logger)
 
     def epoch_checkpoint(self, state: State, logger: Logger) -> None:
@@ -530,6 +536,7 @@ class CheckpointSaver(Callback):
             with self._kept_if_not_uploaded():
                 self.remote_uploader.wait()
             self._keep_if_killed(False)
+            self._rotate()
 
     @contextmanager
     def _kept_if_not_uploaded(self) -> Iterator[None]:
@@ -654,8 +661,7 @@ class CheckpointSaver(Callback):
             link = None
             if "latest_remote" in names:
                 link = (names["latest_remote"] + ".symlink", names["remote"])
-            *others, last = files_of_run(Path(path), names["remote"])
-            self.remote_uploader.upload(*last, overwrite=overwrite, link=link, before=others)
+            self.remote_uploader.upload(path, names["remote"], overwrite=overwrite, link=link)
         elif logger.has_file_upload_destination():
             for file, name in files_of_run(Path(path), names["remote"]):
                 logger.upload_file(name, file, overwrite=overwrite)
@@ -685,7 +691,8 @@ class CheckpointSaver(Callback):
         if self.num_checkpoints_to_keep < 0:
             return
         newest = self.saved_checkpoints[max(0, len(self.saved_checkpoints) - self.num_checkpoints_to_keep) :]
-        keep = {*newest, *self.best.paths}
+        unsent = set() if self.remote_uploader is None else self.remote_uploader.paths
+        keep = {*newest, *self.best.paths, *unsent}
         for path in [path for path in self.saved_checkpoints if path not in keep]:
             self.saved_checkpoints.remove(path)
             remove_run(Path(path))
