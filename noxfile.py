@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from tools import environment, wheelhouse
 from tools.gpu import gpu_tests
+from tools.matrix import HUBS
 from tools.workspace import Workspace, find_uv
 
 nox.needs_version = ">=2025.2.9"
@@ -24,17 +25,9 @@ nox.options.sessions = ["lint", "tests"]
 
 WORKSPACE = Workspace()
 NAMES = WORKSPACE.names
-# Many packages depend on these, so released ones are tested against changes of them.
-HUBS = (
-    "composer-core",
-    "composer-trainer",
-    "composer-checkpoint",
-    "composer-optim",
-    "composer-loggers",
-    "composer-metrics",
-)
 PINNED = "tools/constraints/pinned.txt"
 OLDEST = "tools/constraints/oldest.txt"
+NIGHTLY = "https://download.pytorch.org/whl/nightly/cpu"
 PYTHONS = WORKSPACE.settings["pythons"]
 
 LINTERS = ["ruff"]
@@ -100,7 +93,8 @@ def _pytest(session: nox.Session, *arguments: str) -> None:
     # torch: cached bytecode, which some machines disable, halves that time. A test that hangs ends the session and
     # prints the stack of every thread.
     limit = ["-o", "faulthandler_timeout=600", "-o", "faulthandler_exit_on_timeout=true"]
-    command = ["python", "-m", "pytest", "--hypothesis-profile=ci", *limit, *arguments, *session.posargs]
+    command = ["python", "-m", "pytest", "--hypothesis-profile=ci", "-p", "tools.shard", *limit]
+    command += [*arguments, *session.posargs]
     session.run(*command, env={"PYTHONDONTWRITEBYTECODE": ""})
 
 
@@ -125,7 +119,7 @@ def recipe(session: nox.Session) -> None:
     session.run("composer-train", *session.posargs)
 
 
-@nox.session(tags=["ci"])
+@nox.session
 @each_package
 def tests(session: nox.Session, package: str) -> None:
     """Test a package in an environment with its declared dependencies only."""
@@ -133,9 +127,15 @@ def tests(session: nox.Session, package: str) -> None:
     _pytest_of(session, package)
 
 
+@nox.session(venv_backend="none")
+def matrix(session: nox.Session) -> None:
+    """Print which sessions CI runs, in columns of at most 20 minutes: `-- --plan`, `-- --plan origin/main`."""
+    session.run(sys.executable, "-m", "tools.matrix", *session.posargs, external=True)
+
+
 @nox.session(python=PYTHONS, tags=["ci"])
 @each_package
-def matrix(session: nox.Session, package: str) -> None:
+def pythons(session: nox.Session, package: str) -> None:
     """Test a package on each supported Python that is installed."""
     _install_declared(session, package, "--constraint", PINNED)
     _pytest_of(session, package)
@@ -162,18 +162,17 @@ def oldest(session: nox.Session, package: str) -> None:
     _pytest_of(session, package)
 
 
-@nox.session
+@nox.session(tags=["ci"])
 @each_package
 def regress(session: nox.Session, package: str) -> None:
     """Run the tests of a package's latest release against the siblings in the working tree, for compatibility."""
-    versions = WORKSPACE.releases(package)
-    if not versions:
+    if not WORKSPACE.releases(package):
         session.skip(f"{package} has no release yet")
-    released = WORKSPACE.check_out(package, versions[-1], Path(session.create_tmp()))
     with _plain_errors(session):
-        wheel = wheelhouse.wheel_of(WORKSPACE, released)
-    needs = released.dependencies + released.test_dependencies
-    _install(session, WORKSPACE.inside(needs), str(wheel), *TEST_TOOLS, *WORKSPACE.outside(released.test_dependencies))
+        released, wheels = wheelhouse.released_wheels(WORKSPACE, package, Path(session.create_tmp()))
+    others = [*TEST_TOOLS, *WORKSPACE.outside(released.test_dependencies)]
+    session.install("--quiet", "--constraint", PINNED, *map(str, wheels), *others)
+    environment.share_bytecode(Path(session.virtualenv.location), DONORS)
     _pytest(session, "--rootdir", session.create_tmp(), "-c", "pyproject.toml", str(released.tests))
 
 
@@ -182,6 +181,21 @@ def regress(session: nox.Session, package: str) -> None:
 def newest(session: nox.Session, package: str) -> None:
     """Test a package on the newest versions in the registry, including torch."""
     _install_declared(session, package, "--upgrade")
+    _pytest_of(session, package)
+
+
+@nox.session(tags=["ci"])
+@each_package
+def nightly(session: nox.Session, package: str) -> None:
+    """Test a package on last night's torch, where its index can be reached."""
+    if not environment.reaches(f"{NIGHTLY}/torch/"):
+        session.skip(f"{NIGHTLY} cannot be reached from here")
+    session.install("--quiet", "--prerelease", "allow", "--default-index", NIGHTLY, "torch", "torchvision")
+    frozen = environment.freeze(Path(session.virtualenv.location))
+    torch = Path(session.create_tmp()) / "torch.txt"
+    torch.write_text("".join(f"{name}=={frozen[name]}\n" for name in ("torch", "torchvision")))
+    _install_declared(session, package, "--constraint", str(torch))
+    session.log(f"torch {frozen['torch']}")
     _pytest_of(session, package)
 
 
@@ -275,7 +289,7 @@ def sbom(session: nox.Session) -> None:
     session.run("python", "-m", "tools.sbom", *session.posargs)
 
 
-@nox.session
+@nox.session(tags=["ci"])
 @nox.parametrize("package", [*NAMES, "all"], ids=[*NAMES, "all"])
 def gpu(session: nox.Session, package: str) -> None:
     """Run what needs a CUDA device: the tests of a package, or "gpu(all)": all tests, then figures, into `gpu.json`.

@@ -15,7 +15,6 @@ import pytest
 
 from tools import (
     changes,
-    ci_matrix,
     ci_summary,
     derived,
     environment,
@@ -345,27 +344,6 @@ class TestNewPackage:
 
 
 class TestContinuousIntegration:
-    def test_the_matrix_has_a_job_for_each_column_and_only_changed_packages(self) -> None:
-        def entry(name: str, session: str, python: str | None, package: str | None) -> dict[str, object]:
-            call = {} if package is None else {"package": package}
-            return {"name": name, "session": session, "python": python, "call_spec": call}
-
-        listing = [
-            entry("tests", "tests(composer-one)", None, "composer-one"),
-            entry("tests", "tests(composer-two)", None, "composer-two"),
-            entry("tests", "tests(composer-three)", None, "composer-three"),
-            entry("matrix", "matrix-3.10(composer-one)", "3.10", "composer-one"),
-            entry("lint", "lint", None, None),
-        ]
-
-        assert ci_matrix.matrix(listing, {"composer-one", "composer-two"}) == {
-            "include": [
-                {"column": "tests", "python": "3.12", "sessions": "'tests(composer-one)' 'tests(composer-two)'"},
-                {"column": "matrix-3.10", "python": "3.10", "sessions": "'matrix-3.10(composer-one)'"},
-                {"column": "lint", "python": "3.12", "sessions": "'lint'"},
-            ]
-        }
-
     def test_the_summary_names_what_failed(self, tmp_path: Path) -> None:
         sessions = [
             {"name": "lint", "args": {}, "result": "success", "duration": 1.0, "reason": None},

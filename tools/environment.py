@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 import subprocess
+import urllib.request
 from pathlib import Path
 
 from tools.workspace import find_uv
@@ -38,6 +39,15 @@ def runs(python: str) -> bool:
         return subprocess.run([python, "-c", ""], check=False, capture_output=True).returncode == 0
     except FileNotFoundError:
         return False
+
+
+def reaches(url: str) -> bool:
+    """Return True if a web address answers within ten seconds."""
+    try:
+        urllib.request.urlopen(url, timeout=10).close()
+    except OSError:
+        return False
+    return True
 
 
 def freeze(environment: Path) -> dict[str, str]:

@@ -84,6 +84,23 @@ def oldest_wheels(workspace: Workspace, package: Package) -> list[Path]:
     return result
 
 
+def released_wheels(workspace: Workspace, name: str, directory: Path) -> tuple[Package, list[Path]]:
+    """Check out the latest release of a package, to test it with the siblings of the working tree.
+
+    Args:
+        workspace: The packages.
+        name: A package that has a release.
+        directory: Where the repository at that release is written.
+
+    Returns:
+        The released package, and its wheel with those of all siblings that it and its tests need.
+    """
+    released = workspace.check_out(name, workspace.releases(name)[-1], directory)
+    needs = workspace.inside(released.dependencies + released.test_dependencies)
+    siblings = [workspace[each] for each in workspace.closure(needs) if each != name]
+    return released, [wheel_of(workspace, package) for package in (released, *siblings)]
+
+
 def wheel_of(workspace: Workspace, package: Package) -> Path:
     """Return the wheel of one package, which may be checked out from a tag."""
     derived.write(package)  # as the build would do, so that the fingerprint covers them

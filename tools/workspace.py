@@ -232,14 +232,26 @@ class Workspace:
         return Package.read(directory / "packages" / name)
 
     def changed(self, base: str) -> list[str]:
-        """Return the packages that a change since `base` can affect: the changed ones and those that depend on them.
+        """Return the packages that a change since `base` can affect: the changed ones and those that depend on them."""
+        return self.affected(self.touched(base))
 
-        A change of shared files (the settings in the root, the tools) affects all.
+    def affected(self, touched: Iterable[str]) -> list[str]:
+        """Return the packages among `touched` and those that depend on them, also only in their tests."""
+        changed = set(touched)
+        return [name for name in self.names if changed & {name, *self.siblings(name, with_tests=True)}]
+
+    def touched(self, base: str) -> list[str]:
+        """Return the packages whose files differ from those of the commit `base`.
+
+        A change of shared files (the settings in the root, the tools) counts as one of all.
+
+        Raises:
+            ValueError: `base` is not a commit that this repository knows.
         """
-        run = subprocess.run(
-            ["git", "diff", "--name-only", "-z", f"{base}...HEAD"],
-            cwd=self.root, check=True, capture_output=True, text=True,
-        )  # fmt: skip
+        command = ["git", "diff", "--name-only", "-z", f"{base}...HEAD"]
+        run = subprocess.run(command, cwd=self.root, check=False, capture_output=True, text=True)
+        if run.returncode != 0:
+            raise ValueError(f"`base` must be a commit of this repository, got {base!r}: {run.stderr.strip()}")
         touched: set[str] = set()
         for path in filter(None, run.stdout.split("\0")):
             parts = Path(path).parts
@@ -247,7 +259,7 @@ class Workspace:
                 return self.names
             if parts[0] == "packages" and parts[1] in self.packages:
                 touched.add(parts[1])
-        return [name for name in self.names if touched & {name, *self.siblings(name, with_tests=True)}]
+        return sorted(touched)
 
 
 @cache

@@ -1,0 +1,272 @@
+"""The plan of CI, the parts of long test suites, and released packages on the working tree."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools import environment, matrix, wheelhouse
+from tools.tiny_tree import Tree, run_tool
+from tools.workspace import ROOT, Workspace, find_uv
+
+
+def entry(name: str, package: str | None = None, python: str | None = None) -> dict[str, Any]:
+    """One entry of `nox --list --json`."""
+    session = name if python is None else f"{name}-{python}"
+    call = {} if package is None else {"package": package}
+    return {
+        "name": name,
+        "session": session if package is None else f"{session}({package})",
+        "python": python,
+        "call_spec": call,
+    }
+
+
+class TestPlan:
+    @pytest.fixture
+    def workspace(self, tree: Tree) -> Workspace:
+        tree.add_core()
+        for name in ("one", "two", "three"):
+            tree.add_algorithm(name)
+        tree.add_algorithm("top", dependencies=("composer-core>=0.1,<1", "composer-one>=0.1,<1"))
+        tree.write({"tests/test_one.py": "GPU = 'mark.gpu'\n"}, tree.workspace["composer-one"].path)
+        tree.commit()
+        return tree.workspace
+
+    def listing(self, workspace: Workspace) -> list[dict[str, Any]]:
+        names = workspace.names
+        return [
+            *(entry("pythons", name, python) for python in ("3.10", "3.12") for name in names),
+            *(entry(kind, name) for kind in ("oldest", "newest", "nightly", "regress") for name in names),
+            *(entry("gpu", name) for name in (*names, "all")),
+            entry("lint"),
+        ]
+
+    def test_columns_say_python_torch_and_device(self, workspace: Workspace) -> None:
+        columns = matrix.plan(workspace, self.listing(workspace), {})
+
+        assert [(column.name, column.python, column.torch, column.device) for column in columns] == [
+            ("pythons-3.10", "3.10", "pinned", "cpu"),
+            ("pythons-3.12", "3.12", "pinned", "cpu"),
+            ("oldest", "3.11", "oldest", "cpu"),
+            ("newest", "3.12", "newest", "cpu"),
+            ("nightly", "3.12", "nightly", "cpu"),
+            ("regress", "3.12", "pinned", "cpu"),
+            ("gpu", "3.12", "pinned", "cuda"),
+            ("lint", "3.12", "pinned", "cpu"),
+        ]
+        assert columns[-2].sessions == ("gpu(all)",)
+        assert set(columns[-3].sessions) == {f"regress(composer-{name})" for name in ("one", "two", "three", "top")}
+
+    def test_only_affected_packages_are_tested(self, workspace: Workspace) -> None:
+        columns = matrix.plan(workspace, self.listing(workspace), {}, ["composer-one"])
+
+        assert {column.name: column.sessions for column in columns} == {
+            "pythons-3.10": ("pythons-3.10(composer-one)", "pythons-3.10(composer-top)"),
+            "pythons-3.12": ("pythons-3.12(composer-one)", "pythons-3.12(composer-top)"),
+            "oldest": ("oldest(composer-one)", "oldest(composer-top)"),
+            "newest": ("newest(composer-one)", "newest(composer-top)"),
+            "nightly": ("nightly(composer-one)", "nightly(composer-top)"),
+            "gpu": ("gpu(composer-one)",),
+            "lint": ("lint",),
+        }
+
+    def test_a_changed_hub_meets_the_releases_of_its_dependants(self, workspace: Workspace) -> None:
+        columns = matrix.plan(workspace, self.listing(workspace), {}, ["composer-core"])
+
+        (regress,) = [column for column in columns if column.name == "regress"]
+        assert len(regress.sessions) == 4
+
+    def test_no_column_is_longer_than_the_limit(self, workspace: Workspace) -> None:
+        measured = {
+            f"tests(composer-{name})": seconds for name, seconds in (("one", 700), ("two", 600), ("three", 500))
+        }
+        measured |= {"tests(composer-core)": 3000, "tests(composer-top)": 10, "lint": 5}
+        sessions = [entry("pythons", name, "3.12") for name in workspace.names]
+
+        columns = matrix.plan(workspace, sessions, measured)
+
+        assert max(column.seconds for column in columns) <= matrix.LIMIT
+        assert all(column.measured for column in columns)
+        parts = [column for column in columns if column.shard]
+        assert [column.shard for column in parts] == ["1/3", "2/3", "3/3"]
+        assert parts[0].command == ["--session", "pythons-3.12(composer-core)", "--", "--shard", "1/3"]
+        others = [session for column in columns if not column.shard for session in column.sessions]
+        assert sorted(others) == [f"pythons-3.12(composer-{name})" for name in ("one", "three", "top", "two")]
+        assert [column.name for column in columns] == [
+            f"pythons-3.12 {number}" for number in range(1, len(columns) + 1)
+        ]
+
+    def test_a_package_that_was_not_measured_is_estimated_from_its_tests(self, workspace: Workspace) -> None:
+        before = matrix.plan(workspace, [entry("newest", "composer-two")], {})
+        lines = "".join(f"def test_{number}(): ...\n" for number in range(100))
+        path = workspace["composer-two"].tests / "test_two.py"
+        path.parent.mkdir()
+        path.write_text(lines)
+        after = matrix.plan(workspace, [entry("newest", "composer-two")], {})
+
+        assert before[0].seconds < after[0].seconds
+        assert not after[0].measured
+
+    def test_the_text_names_columns_sessions_and_minutes(self, workspace: Workspace) -> None:
+        measured = {"lint": 90, "tests(composer-two)": 2 * matrix.LIMIT}
+        columns = matrix.plan(workspace, [entry("lint"), entry("newest", "composer-two"), entry("docs")], measured)
+
+        lines = matrix.text(columns).splitlines()
+
+        assert lines[1].split() == ["lint", "3.12", "pinned", "cpu", "3", "1"]
+        assert lines[2].strip() == "lint"
+        assert lines[3].split()[:7] == ["newest", "1", "3.12", "newest", "cpu", "15", "1,"]
+        assert "~6" in lines[-4]
+        assert lines[-2].startswith("5 columns, ")
+        assert lines[-1].startswith("~: estimated")
+
+    def test_the_workflow_gets_three_matrices(self, workspace: Workspace) -> None:
+        outputs = matrix.workflow(matrix.plan(workspace, self.listing(workspace), {})).splitlines()
+
+        jobs = {name: json.loads(text)["include"] for name, _, text in (line.partition("=") for line in outputs)}
+        assert list(jobs) == ["cpu", "nightly", "cuda"]
+        assert [one["column"] for one in jobs["nightly"]] == ["nightly"]
+        assert jobs["cuda"] == [
+            {"column": "gpu", "python": "3.12", "torch": "pinned", "arguments": "'--session' 'gpu(all)'"}
+        ]
+        assert "lint" in [one["column"] for one in jobs["cpu"]]
+
+    def test_measured_seconds_come_from_reports(self, tmp_path: Path) -> None:
+        report, seconds = tmp_path / "report.json", tmp_path / "seconds.json"
+        seconds.write_text('{"lint": 3}')
+        sessions = [
+            {"name": "tests", "args": {"package": "composer-one"}, "result": "success", "duration": 12.4},
+            {"name": "tests", "args": {"package": "composer-two"}, "result": "failed", "duration": 1.0},
+            {"name": "types", "args": {}, "result": "success", "duration": 61.0},
+        ]
+        report.write_text(json.dumps({"sessions": sessions}))
+
+        matrix.record([report], seconds)
+
+        assert json.loads(seconds.read_text()) == {"lint": 3, "tests(composer-one)": 12, "types": 61}
+
+    def test_an_unknown_commit_is_an_error(self, workspace: Workspace) -> None:
+        with pytest.raises(ValueError, match=r"must be a commit of this repository, got 'origin/none'"):
+            workspace.touched("origin/none")
+
+
+def test_the_parts_of_a_suite_make_the_whole(tmp_path: Path) -> None:
+    (tmp_path / "test_some.py").write_text("".join(f"def test_{number}(): ...\n" for number in range(5)))
+    command = [sys.executable, "-m", "pytest", "-p", "tools.shard", "-p", "no:cacheprovider", "-q", "--collect-only"]
+
+    def collected(*arguments: str) -> subprocess.CompletedProcess[str]:
+        environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+        return subprocess.run(
+            [*command, *arguments, str(tmp_path)],
+            cwd=tmp_path,
+            env=environ,
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+
+    found = [collected("--shard", f"{index}/2").stdout for index in (1, 2)]
+    names = [[line.rpartition("::")[2] for line in text.splitlines() if "::" in line] for text in found]
+    assert names == [["test_0", "test_2", "test_4"], ["test_1", "test_3"]]
+    assert collected().stdout.count("::") == 5
+    wrong = collected("--shard", "3/2")
+    assert wrong.returncode != 0
+    assert "argument --shard: must be <index>/<count>" in wrong.stderr
+
+
+class TestRegress:
+    """The latest release of a package, with its own tests, on siblings of the working tree."""
+
+    def run(self, tree: Tree, name: str) -> subprocess.CompletedProcess[str]:
+        released, wheels = wheelhouse.released_wheels(tree.workspace, name, tree.root / "released")
+        site = tree.root / "site"
+        install = [find_uv(), "pip", "install", "--quiet", "--no-deps", "--target", str(site), *map(str, wheels)]
+        subprocess.run(install, check=True)
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib"]
+        environ = {**os.environ, "PYTHONPATH": str(site)}
+        return subprocess.run(
+            [*command, str(released.tests)], cwd=tree.root, env=environ, check=False, capture_output=True, text=True
+        )
+
+    @pytest.fixture
+    def released(self, tree: Tree) -> Tree:
+        """A tree in which core and an algorithm have releases, and the algorithm changed afterwards."""
+        tree.add_core()
+        one = tree.add_algorithm("one", files={
+            "algorithms/one/__init__.py": "from composer.core import ONE\nclass One: value = ONE\n",
+            "algorithms/one/py.typed": "",
+        })  # fmt: skip
+        test = "from composer.algorithms.one import One\ndef test_one(): assert One.value == 1\n"
+        tree.write({"tests/test_one.py": test}, one)
+        tree.commit()
+        for name in ("core", "one"):
+            tree.git("tag", f"composer-{name}-v0.1.0")
+        tree.write({"tests/test_one.py": "def test_of_the_tree(): raise AssertionError\n"}, one)
+        tree.commit()
+        return tree
+
+    def test_a_change_of_core_that_released_packages_bear_passes(self, released: Tree) -> None:
+        tree = released
+        tree.write({"src/composer/core/__init__.py": "ONE = 1\nTWO = 2\n"}, tree.workspace["composer-core"].path)
+
+        run = self.run(tree, "composer-one")
+
+        assert run.returncode == 0, run.stdout + run.stderr
+        assert "1 passed" in run.stdout
+
+    def test_a_change_of_core_that_breaks_released_packages_fails(self, released: Tree) -> None:
+        tree = released
+        tree.write({"src/composer/core/__init__.py": "UNO = 1\n"}, tree.workspace["composer-core"].path)
+
+        run = self.run(tree, "composer-one")
+
+        assert run.returncode != 0
+        assert "cannot import name 'ONE'" in run.stdout
+
+    def test_the_newest_algorithm_meets_the_oldest_core_that_it_allows(self, released: Tree) -> None:
+        tree = released
+        core = tree.workspace["composer-core"]
+        tree.write({"src/composer/core/__init__.py": "ONE = 1\nTWO = 2\n"}, core.path)
+
+        wheels = wheelhouse.oldest_wheels(tree.workspace, tree.workspace["composer-one"])
+
+        site = tree.root / "oldest"
+        install = [find_uv(), "pip", "install", "--quiet", "--no-deps", "--target", str(site), *map(str, wheels)]
+        subprocess.run(install, check=True)
+        assert (site / "composer/core/__init__.py").read_text() == "ONE = 1\n"
+
+    def test_a_released_package_is_not_installed_twice(self, tree: Tree) -> None:
+        """Its tests may need a package that needs it."""
+        core = tree.add_core()
+        tree.add_algorithm("one")
+        with (core / "pyproject.toml").open("a", encoding="utf-8") as file:
+            file.write('\n[dependency-groups]\ntest = ["composer-one>=0.1,<1"]\n')
+        tree.commit()
+        tree.git("tag", "composer-core-v0.1.0")
+        tree.write({"src/composer/core/__init__.py": "ONE = 2\n"}, core)
+
+        _, wheels = wheelhouse.released_wheels(tree.workspace, "composer-core", tree.root / "released")
+
+        assert [path.name.split("-")[0] for path in wheels] == ["composer_core", "composer_one"]
+
+
+def test_what_answers_nothing_is_not_reached() -> None:
+    assert not environment.reaches("http://127.0.0.1:9/torch/")
+
+
+def test_the_plan_of_this_repository_keeps_the_limit() -> None:
+    pytest.importorskip("nox", reason="the sessions are listed by nox")
+
+    run = run_tool("matrix", "--plan")
+
+    assert run.returncode == 0, run.stderr
+    columns = [line for line in run.stdout.splitlines()[1:] if line[17:18] == "3"]
+    assert {line[17:].split()[1] for line in columns} == {"oldest", "pinned", "newest", "nightly"}
+    assert max(float(line[17:].split()[3].lstrip("~")) for line in columns) <= matrix.LIMIT / 60
