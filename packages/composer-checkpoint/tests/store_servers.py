@@ -222,6 +222,7 @@ class _Forwarder(socketserver.BaseRequestHandler):
             while not server.ended.is_set():
                 for ready in select.select([*other], [], [], 0.05)[0]:
                     if server.frozen.is_set():
+                        server.waiting.set()
                         server.ended.wait()
                         return
                     data = ready.recv(1 << 16)
@@ -232,12 +233,15 @@ class _Forwarder(socketserver.BaseRequestHandler):
 
 @contextmanager
 def forward(port: int) -> Iterator[Any]:
-    """A server that forwards to a port; its `port`, and `frozen`, an event after which it passes nothing on."""
+    """A server that forwards to a port; its `port`.
+
+    While its event `frozen` is set, it reads and forwards no more; `waiting` is set when a client sends nevertheless.
+    """
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Forwarder) as made:
         server: Any = made
         server.daemon_threads = True
         server.target, server.port = port, server.server_address[1]
-        server.frozen, server.ended = threading.Event(), threading.Event()
+        server.frozen, server.waiting, server.ended = threading.Event(), threading.Event(), threading.Event()
         thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
         thread.start()
         try:

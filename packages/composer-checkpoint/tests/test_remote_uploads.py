@@ -15,11 +15,13 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from store_servers import forward
 
 from composer.checkpoint.storage import storage_of
 from composer.core import Event, State
 from composer.core.engine import Engine
 from composer.loggers import Logger, RemoteUploaderDownloader
+from composer.loggers.spi import call_in_time
 from composer.utils import (
     LibcloudObjectStore,
     ObjectStore,
@@ -341,16 +343,75 @@ def test_remote_uploader_in_processes(s3: str, file: Path, tmp_path: Path) -> No
     with pytest.raises(FileExistsError, match="already exists, but overwrite was set to False"):
         uploader.wait()
     assert uploader.futures == []
-    failed = uploader.check_remote_files_exist_async(["run/none"], 60, 0.01)
+    failed = uploader.check_remote_files_exist_async(["/run/a"], 60, 0.01)
     assert failed.result(60) is RemoteFilesExistingCheckStatus.ERROR
+    other = uploader.check_remote_files_exist_async(["run/b"], 60, 0.01)
+    assert other.result(60) is RemoteFilesExistingCheckStatus.EXIST
+    uploader.upload_file_async("run/a", file, overwrite=True).result(60)
+    again = uploader.check_remote_files_exist_async(["run/a"], 60, 0.01)
+    assert again.result(60) is RemoteFilesExistingCheckStatus.EXIST
+    uploader.wait_and_close()
 
+
+def kill_processes(uploader: RemoteUploader) -> None:
+    """Kill the processes of an uploader, as the system does when memory runs out."""
     assert uploader._processes is not None
-    for process in uploader._processes._pool._processes.values():
+    assert uploader._processes._pool is not None
+    processes = list(uploader._processes._pool._processes.values())
+    assert processes
+    for process in processes:
         process.kill()
         process.join()
-    uploader.upload_file_async("b", file, overwrite=True)
+
+
+def test_a_process_that_dies_is_replaced(
+    s3: str, s3_server: Any, file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with forward(int(s3_server.endpoint.rpartition(":")[2])) as way:
+        monkeypatch.setenv("S3_ENDPOINT_URL", f"http://localhost:{way.port}")
+        uploader = RemoteUploader(s3, num_concurrent_uploads=1)
+        uploader.upload_file_async("a", file, overwrite=True).result(60)
+        kill_processes(uploader)  # while idle
+        uploader.upload_file_async("b", file, overwrite=True).result(60)
+        way.frozen.set()
+        uploads = [uploader.upload_file_async(name, file, overwrite=True) for name in ("c", "d")]
+        assert way.waiting.wait(60)
+        kill_processes(uploader)  # while it uploads
+        way.frozen.clear()
+        for upload in uploads:
+            upload.result(60)
+        uploader.wait_and_close()
+        assert storage_of(s3).list() == ["a", "b", "c", "d"]
+    assert "has died; c is uploaded again" in caplog.text
+
+
+def die(path: str, name: str) -> None:
+    os._exit(1)
+
+
+def test_a_file_whose_upload_ends_every_process_is_an_error(
+    s3: str, file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fork = multiprocessing.get_context("fork")
+    monkeypatch.setattr("composer.utils.remote_uploader.multiprocessing.get_context", lambda method: fork)
+    monkeypatch.setattr("composer.checkpoint.backend_uploads._upload", die)
+    uploader = RemoteUploader(s3, num_attempts=2)
+    uploader.upload_file_async("a", file, overwrite=True)
     with pytest.raises(BrokenExecutor):
         uploader.wait_and_close()
+
+
+def test_checks_of_a_store_that_hangs_end(s3: str, s3_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("composer.utils.remote_uploader._LOOK_SECONDS", 0.2)
+    with forward(int(s3_server.endpoint.rpartition(":")[2])) as way:
+        way.frozen.set()
+        monkeypatch.setenv("S3_ENDPOINT_URL", f"http://localhost:{way.port}")
+        uploader = RemoteUploader(s3)
+        late = uploader.check_remote_files_exist_async(["a"], 0.1, 0.01)
+        assert late.result(30) is RemoteFilesExistingCheckStatus.TIMEOUT
+        closed = uploader.check_remote_files_exist_async(["a"])
+        call_in_time(uploader.wait_and_close, 30, "Closing")
+        assert closed.result(0) is RemoteFilesExistingCheckStatus.TIMEOUT
 
 
 def test_remote_uploader_checks_its_arguments(tmp_path: Path) -> None:
@@ -405,6 +466,45 @@ def test_a_program_that_ends_waits_for_its_uploads(bucket: Path, file: Path, tmp
         [sys.executable, str(tmp_path / "program.py"), str(bucket.parent), str(file)], check=True, timeout=60
     )
     assert (bucket / "a").read_text() == "content"
+
+
+HANGING_PROGRAM = """
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from composer.loggers import RemoteUploaderDownloader
+from composer.utils.retrying import DeliveryDeadline
+
+if __name__ == "__main__":
+    uploader, state = RemoteUploaderDownloader(sys.argv[1]), SimpleNamespace(run_name="a")
+    uploader.init(state, SimpleNamespace(delivery_deadline=DeliveryDeadline(0.5)))
+    print("ready", flush=True)
+    sys.stdin.readline()
+    uploader.upload_file(state, "a", Path(sys.argv[2]), overwrite=True)
+    if sys.argv[3] == "close":
+        uploader.post_close()
+"""
+
+
+@pytest.mark.parametrize("end", ["close", "exit"])
+def test_a_program_ends_although_its_store_hangs(
+    end: str, s3: str, s3_server: Any, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "program.py").write_text(HANGING_PROGRAM)
+    with forward(int(s3_server.endpoint.rpartition(":")[2])) as way:
+        monkeypatch.setenv("S3_ENDPOINT_URL", f"http://localhost:{way.port}")
+        command = [sys.executable, str(tmp_path / "program.py"), s3, str(file), end]
+        pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        with subprocess.Popen(command, text=True, **pipes) as program:
+            try:
+                assert program.stdout is not None
+                assert program.stdout.readline() == "ready\n"
+                way.frozen.set()
+                _, errors = program.communicate("go on\n", timeout=60)  # also its processes have ended: no pipe is open
+            finally:
+                program.kill()
+    assert program.returncode == 0
+    assert "have not ended in 0.5 seconds without progress: a" in errors
 
 
 def test_programs_choose_how_processes_start(

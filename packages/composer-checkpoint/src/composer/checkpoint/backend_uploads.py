@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import shutil
 import signal
+import threading
 import time
 import uuid
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,10 +22,13 @@ from composer.checkpoint.remote_paths import AZURE_ARGUMENTS
 from composer.checkpoint.storage import Progress, Storage, storage_in
 from composer.checkpoint.store_base import ObjectStore
 from composer.checkpoint.upload import Send
+from composer.loggers.spi import call_at_exit
 from composer.utils import dist, parse_uri, partial_format
 from composer.utils.object_store import utils as object_stores
 
 __all__ = ["CREDENTIALS_FILE", "Backend", "UploadProcesses", "fill_mlflow_ids", "has_mlflow_ids", "stage", "stagger"]
+
+log = logging.getLogger(__name__)
 
 CREDENTIALS_FILE = ".credentials_validated_successfully"
 """The name of the file that is uploaded to check the credentials."""
@@ -99,27 +105,45 @@ class Backend:
 class UploadProcesses:
     """Processes that upload files, so that a slow client does not compete with the training for the interpreter.
 
+    If one dies, all are started anew, and what they were uploading is uploaded again.
+
     Args:
         context: The context of `multiprocessing`.
         backend: The store; each process makes its own.
         number: The number of processes.
-        attempts: The maximum number of attempts of a request.
+        attempts: The maximum number of attempts of a request, and of processes for one file.
     """
 
     def __init__(self, context: Any, backend: Backend, number: int, attempts: int) -> None:
-        self._sent = context.Value("Q", 0)  # the number of reports of progress, of all processes
-        arguments = (self._sent, backend, attempts)
-        self._pool = ProcessPoolExecutor(number, mp_context=context, initializer=_start, initargs=arguments)
+        self._context, self._backend, self._number, self._attempts = context, backend, number, attempts
+        self._lock = threading.Lock()
+        self._pool: ProcessPoolExecutor | None = None
+        # The number of reports of progress, of all processes. No lock: a process may be killed while it holds one.
+        self._sent: Any = context.Value("Q", 0, lock=False)
+        self._closed = False
+        self._process = os.getpid()
+        call_at_exit(self.close)  # runs when uploads have ended or are given up; then the pool would wait for ever
 
     def send(self, path: Path, name: str, progress: Progress) -> None:
         """Upload a file, and wait for it.
 
         Raises:
             Exception: What the store raises.
-            RuntimeError: A process has died.
+            RuntimeError: Processes died in all attempts, or this object is closed.
         """
+        for attempt in range(1, self._attempts + 1):
+            pool = self._open()
+            try:
+                return self._send(pool, path, name, progress)
+            except BrokenProcessPool:
+                self._discard(pool)
+                if self._closed or attempt == self._attempts:
+                    raise
+                log.warning("A process that uploads has died; %s is uploaded again.", name)
+
+    def _send(self, pool: ProcessPoolExecutor, path: Path, name: str, progress: Progress) -> None:
         size = os.stat(path).st_size
-        future = self._pool.submit(_upload, str(path), name)
+        future = pool.submit(_upload, str(path), name)
         seen = self._sent.value
         while not wait([future], _POLL_SECONDS).done:
             if self._sent.value != seen and callable(progress):
@@ -127,9 +151,37 @@ class UploadProcesses:
                 progress(1, size)
         future.result()
 
+    def _open(self) -> ProcessPoolExecutor:
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("The processes that upload have been ended.")
+            if self._pool is None:
+                arguments = (self._sent, self._backend, self._attempts)
+                self._pool = ProcessPoolExecutor(
+                    self._number, mp_context=self._context, initializer=_start, initargs=arguments
+                )
+            return self._pool
+
+    def _discard(self, pool: ProcessPoolExecutor) -> None:
+        with self._lock:
+            if self._pool is pool:
+                self._pool = None
+        pool.shutdown(wait=False)
+
     def close(self) -> None:
-        """End the processes, when they have no more to do."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """End the processes. What they are still uploading is lost."""
+        if os.getpid() != self._process:
+            return  # forked
+        with self._lock:
+            self._closed = True
+            pool, self._pool = self._pool, None
+        if pool is None:
+            return
+        # `kill_workers` is new in Python 3.14. Without it, the end of the program would wait for a store that hangs.
+        processes = list((pool._processes or {}).values())
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in processes:
+            process.kill()
 
 
 _process: list[Any] = []  # what a process of the pool works with; not used anywhere else
@@ -147,8 +199,7 @@ def _upload(path: str, name: str) -> None:
         _process[1] = backend
 
     def report(done: int, size: int) -> None:
-        with sent.get_lock():
-            sent.value += 1
+        sent.value += 1  # reports of two processes may become one, which is enough
 
     backend.upload(path, name, report)
 

@@ -9,9 +9,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ __all__ = ["RemoteFilesExistingCheckStatus", "RemoteUploader"]
 
 log = logging.getLogger(__name__)
 
+_LOOK_SECONDS = 10.0
 _KINDS = ("dbfs", "gs", "libcloud", "oci", "s3", "sftp")
 
 
@@ -36,7 +38,7 @@ class RemoteFilesExistingCheckStatus(Enum):
     TIMEOUT = 2
     """Some were not there in time."""
     ERROR = 3
-    """An upload failed."""
+    """An upload of one of them failed, and no later one of the same name succeeded."""
 
 
 class RemoteUploader:
@@ -84,9 +86,9 @@ class RemoteUploader:
         self._uploader: Uploader | None = None
         self._processes: UploadProcesses | None = None
         self._staging: Path | None = None
-        self._failed = False
+        self._failed: set[str] = set()  # the names of files whose last upload failed
         self._ended = threading.Event()
-        self._checks: list[threading.Thread] = []
+        self._checks: list[Future[RemoteFilesExistingCheckStatus]] = []
 
     @property
     def remote_backend_name(self) -> str:
@@ -153,9 +155,9 @@ class RemoteUploader:
         """
         uploader = self._open()
         assert self._staging is not None, "`_open` has made it"
-        copy = stage(Path(file_path), self._staging)
-        future = uploader.upload(copy, remote_file_name.lstrip("/"), overwrite=overwrite, remove_source=True)
-        future.add_done_callback(self._note)
+        copy, name = stage(Path(file_path), self._staging), remote_file_name.lstrip("/")
+        future = uploader.upload(copy, name, overwrite=overwrite, remove_source=True)
+        future.add_done_callback(partial(self._note, name))
         self.futures.append(future)
         return future
 
@@ -195,16 +197,18 @@ class RemoteUploader:
             self.wait()
         finally:
             self._ended.set()
-            for thread in self._checks:
-                thread.join()
+            for check in self._checks:
+                _end(check, RemoteFilesExistingCheckStatus.TIMEOUT)  # its thread may wait for a store that hangs
             self._ended, self._checks = threading.Event(), []
             uploader, self._uploader = self._uploader, None
             processes, self._processes = self._processes, None
             staging, self._staging = self._staging, None
-            if uploader is not None:
-                uploader.close()
-            if processes is not None:
-                processes.close()
+            try:
+                if uploader is not None:
+                    uploader.close()
+            finally:
+                if processes is not None:
+                    processes.close()
             if staging is not None and not any(staging.iterdir()):  # the copies of failed uploads are kept
                 staging.rmdir()
 
@@ -218,34 +222,41 @@ class RemoteUploader:
 
         Args:
             remote_checkpoint_file_names: The names in the bucket.
-            max_wait_time_in_seconds: How long to watch.
+            max_wait_time_in_seconds: How long to watch; a first look may take ten seconds.
             wait_before_next_try_in_seconds: The pause between two looks.
 
         Returns:
-            The outcome: all exist, it took too long (or this object was closed), or an upload of this object failed.
+            The outcome: all exist, it took too long (or this object was closed), or this object could not upload one
+            of them.
         """
         result: Future[RemoteFilesExistingCheckStatus] = Future()
         names, end, ended = list(remote_checkpoint_file_names), time.monotonic() + max_wait_time_in_seconds, self._ended
+        limit = threading.Timer(
+            max(max_wait_time_in_seconds, _LOOK_SECONDS), _end, (result, RemoteFilesExistingCheckStatus.TIMEOUT)
+        )
+        limit.daemon = True
+        result.add_done_callback(lambda _: limit.cancel())
 
         def watch() -> None:
             try:
                 storage = self._backend.storage().with_attempts(self.num_attempts)
-                while True:
-                    if self._failed:
-                        return result.set_result(RemoteFilesExistingCheckStatus.ERROR)
+                while not result.done():
+                    if not self._failed.isdisjoint(name.lstrip("/") for name in names):
+                        return _end(result, RemoteFilesExistingCheckStatus.ERROR)
                     names[:] = [name for name in names if not storage.exists(name)]
                     if not names:
-                        return result.set_result(RemoteFilesExistingCheckStatus.EXIST)
+                        return _end(result, RemoteFilesExistingCheckStatus.EXIST)
                     left = end - time.monotonic()
                     if left <= 0 or ended.wait(min(left, wait_before_next_try_in_seconds)):
                         log.warning("These files did not appear in %s: %s", storage, ", ".join(names))
-                        return result.set_result(RemoteFilesExistingCheckStatus.TIMEOUT)
+                        return _end(result, RemoteFilesExistingCheckStatus.TIMEOUT)
             except Exception as error:  # noqa: BLE001 - raised by the future
-                result.set_exception(error)
+                with suppress(InvalidStateError):
+                    result.set_exception(error)
 
-        thread = threading.Thread(target=watch, name="composer-remote-files", daemon=True)
-        self._checks.append(thread)
-        thread.start()
+        self._checks = [check for check in self._checks if not check.done()] + [result]
+        threading.Thread(target=watch, name="composer-remote-files", daemon=True).start()
+        limit.start()
         return result
 
     def _open(self) -> Uploader:
@@ -261,6 +272,13 @@ class RemoteUploader:
             )
         return self._uploader
 
-    def _note(self, future: Future[None]) -> None:
-        if future.exception() is not None:
-            self._failed = True
+    def _note(self, name: str, future: Future[None]) -> None:
+        if future.exception() is None:
+            self._failed.discard(name)
+        else:
+            self._failed.add(name)
+
+
+def _end(check: Future[RemoteFilesExistingCheckStatus], status: RemoteFilesExistingCheckStatus) -> None:
+    with suppress(InvalidStateError):  # it has ended
+        check.set_result(status)
