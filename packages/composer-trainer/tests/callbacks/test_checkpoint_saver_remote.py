@@ -165,12 +165,18 @@ def test_a_saver_of_ones_own_with_a_store_is_resumed_from(make_trainer: MakeTrai
     assert trainer().state.timestamp.batch == 4
 
 
-def test_existing_files_in_a_store_are_not_replaced_unasked(make_trainer: MakeTrainer, store: str) -> None:
-    first, second = (trainer_of(make_trainer, store, autoresume=False, max_duration="2ba") for _ in range(2))
+@pytest.mark.parametrize("filename", ["ep{epoch}-ba{batch}.pt", "in/ba{batch}.pt", "last.pt"])
+def test_existing_files_in_a_store_are_reported_before_the_run_trains(
+    make_trainer: MakeTrainer, store: str, filename: str
+) -> None:
+    arguments = {"autoresume": False, "max_duration": "2ba", "save_filename": filename}
+    first, second = (trainer_of(make_trainer, store, **arguments) for _ in range(2))
     first.fit()
-    with pytest.raises(FileExistsError, match="save_overwrite"):
+    first.fit(duration="2ba")  # its own files are not in the way
+    with pytest.raises(FileExistsError, match=r"`.*://.*\.pt` .*`autoresume=True`.*`save_overwrite=True`"):
         second.fit()
-    again = trainer_of(make_trainer, store, autoresume=False, max_duration="2ba", save_overwrite=True)
+    assert 0 == second.state.timestamp.batch
+    again = trainer_of(make_trainer, store, **arguments, save_overwrite=True)
     again.fit()
     again.close()
 

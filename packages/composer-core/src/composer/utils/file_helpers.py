@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import string
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -179,13 +180,16 @@ def ensure_folder_is_empty(folder_name: str | Path) -> None:
             )
 
 
-def ensure_folder_has_no_conflicting_files(folder_name: str | Path, filename: str, timestamp: Timestamp) -> None:
+def ensure_folder_has_no_conflicting_files(
+    folder_name: str | Path, filename: str, timestamp: Timestamp, names: Iterable[str] | None = None
+) -> None:
     """Check that no file in a folder is from a later training time than the given one.
 
     Args:
         folder_name: The folder; it need not exist.
         filename: The format string of the file names, such as "ep{epoch}-ba{batch}.pt". Other files are ignored.
         timestamp: The training time at which the run starts to write.
+        names: The names of the files, relative to the folder, with "/" between folders; None: those of a local folder.
 
     Raises:
         FileExistsError: A file's epoch, batch, sample or token is greater than that of `timestamp`; or its batch,
@@ -193,19 +197,24 @@ def ensure_folder_has_no_conflicting_files(folder_name: str | Path, filename: st
         ValueError: A file matches, but `filename` has a count in the epoch without the epoch.
     """
     pattern = _file_name_pattern(filename)
+    for name in _names_in(folder_name) if names is None else names:
+        match = pattern.fullmatch(name)
+        if match is None:
+            continue
+        counts = {variable: int(count) for variable, count in match.groupdict().items()}
+        later = _later_variable(counts, timestamp)
+        if later is not None:
+            raise FileExistsError(
+                f"`{os.path.join(folder_name, name)}` must not be newer than the run, but its {later}, "
+                f"{counts[later]}, is greater than the current one, {getattr(timestamp, later).value}. Use another "
+                f"folder, or allow overwriting."
+            )
+
+
+def _names_in(folder_name: str | Path) -> Iterator[str]:
     for folder, _, files in os.walk(folder_name):
         for name in sorted(files):
-            path = os.path.join(folder, name)
-            match = pattern.fullmatch(os.path.relpath(path, folder_name).replace(os.sep, "/"))
-            if match is None:
-                continue
-            counts = {variable: int(count) for variable, count in match.groupdict().items()}
-            later = _later_variable(counts, timestamp)
-            if later is not None:
-                raise FileExistsError(
-                    f"`{path}` must not be newer than the run, but its {later}, {counts[later]}, is greater than the "
-                    f"current one, {getattr(timestamp, later).value}. Use another folder, or allow overwriting."
-                )
+            yield os.path.relpath(os.path.join(folder, name), folder_name).replace(os.sep, "/")
 
 
 def _file_name_pattern(filename: str) -> re.Pattern[str]:

@@ -457,6 +457,8 @@ class CheckpointSaver(Callback):
             try:
                 own = proof_of_run(state, self.filename).replace("{run_name}", state.run_name)
                 ensure_folder_has_no_conflicting_files(folder, own, state.timestamp)
+                if self._uri is not None and self.remote_file_name is not None and dist.get_global_rank() == 0:
+                    self._check_store(state, self.remote_file_name)
             except FileExistsError as error:
                 problem = str(error)
         # All ranks raise together; otherwise the others would hang in the next collective operation.
@@ -469,6 +471,29 @@ class CheckpointSaver(Callback):
         if dist.get_global_rank() == 0:
             for name in remove_leftovers(Path(folder), self._is_left_over(Path(folder), state)):
                 log.info("Removed %s, which a process that was killed while saving left in %s.", name, folder)
+
+    def _check_store(self, state: State, names: PartialFilePath) -> None:
+        """Check that the store has no file that this run would replace.
+
+        Raises:
+            FileExistsError: It has one.
+        """
+        where, pattern = (
+            self._folder_of(state),
+            format_name_with_dist(proof_of_run(state, names), state.run_name, rank=0),
+        )
+        pattern = pattern.removeprefix(f"{where.removeprefix(self.remote_root or '')}/")
+        store = storage_of(where)
+        try:
+            existing = answer_of(where, store.find if "/" in pattern else store.list)
+        except Exception as error:  # noqa: BLE001 - the store may allow writing, but not listing
+            log.warning(
+                "%s cannot be listed, so a file that exists there is only reported by its upload: %s", where, error
+            )
+            return
+        if "{" not in pattern and pattern in existing and not self._written:
+            raise FileExistsError(f"`{where}/{pattern}` exists already.")
+        ensure_folder_has_no_conflicting_files(where, pattern, state.timestamp, existing)
 
     def _is_left_over(self, folder: Path, state: State) -> Callable[[str], bool]:
         """Return a function that returns True for the final name of a file that no process is writing."""
