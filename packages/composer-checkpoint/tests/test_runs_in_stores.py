@@ -126,9 +126,23 @@ def test_a_run_uploads_through_its_logger(tmp_path: Path) -> None:
 def test_uploaders_that_could_lose_the_latest_checkpoint_are_refused(tmp_path: Path) -> None:
     renaming = RemoteUploaderDownloader("s3://bucket", file_path_format_string="{rank}/{remote_file_name}")
     with pytest.raises(ValueError, match="Specifying a `file_path_format_string` to a `RemoteUploaderDownloader` is"):
-        make_trainer(loggers=renaming)
+        make_trainer(loggers=renaming, save_folder=str(tmp_path))
     several = RemoteUploaderDownloader("s3://bucket", num_concurrent_uploads=2)
     with pytest.raises(
         ValueError, match="Multiple concurrent uploads is not currently supported when using autoresume"
     ):
         make_trainer(loggers=several, autoresume=True, save_folder=str(tmp_path))
+
+
+@pytest.mark.parametrize("save_folder", [None, "memory://checkpoints-that-the-saver-uploads"])
+def test_an_uploader_that_gets_no_checkpoints_may_rename_files(tmp_path: Path, save_folder: str | None) -> None:
+    (tmp_path / "bucket").mkdir()
+    kwargs = {"provider": "local", "provider_kwargs": {"key": str(tmp_path)}}
+    uploader = RemoteUploaderDownloader(
+        "libcloud://bucket", kwargs, file_path_format_string="{run_name}/{remote_file_name}", use_procs=False
+    )
+    trainer = make_trainer(loggers=uploader, save_folder=save_folder)
+    (tmp_path / "notes.txt").write_text("a file of the user")
+    trainer.logger.upload_file("notes.txt", tmp_path / "notes.txt")
+    trainer.close()
+    assert (tmp_path / "bucket" / "my-run" / "notes.txt").exists()

@@ -384,21 +384,24 @@ def build_uploaders(
     return [RemoteFiles(uris)] if uris else []
 
 
-def check_uploaders(destinations: Sequence[LoggerDestination], latest: Any, autoresume: bool) -> None:
-    """Check that what loggers upload can be found again.
+def check_uploaders(destinations: Sequence[LoggerDestination], saver: CheckpointSaver | None, autoresume: bool) -> None:
+    """Check that the checkpoints that loggers upload can be found again.
 
     Args:
         destinations: The loggers.
-        latest: The Trainer's `save_latest_filename`.
+        saver: The run's saver.
         autoresume: The Trainer's `autoresume`.
 
     Raises:
         ValueError: A logger renames the link to the latest checkpoint, or uploads it before its checkpoint.
     """
+    if saver is None or saver.remote_root is not None:
+        return  # there are no checkpoints, or the saver uploads them itself
+    links = saver.remote_file_name is not None and saver.latest_remote_file_name is not None
     for uploader in destinations:
         if not isinstance(uploader, RemoteUploaderDownloader):
             continue
-        if latest is not None and uploader.file_path_format_string != "{remote_file_name}":
+        if links and uploader.file_path_format_string != "{remote_file_name}":
             raise ValueError(
                 "Specifying a `file_path_format_string` to a `RemoteUploaderDownloader` is not currently supported "
                 "with `save_latest_filename`: the link would name a file that is not there. Pass "

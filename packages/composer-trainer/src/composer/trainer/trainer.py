@@ -522,8 +522,8 @@ class Trainer(_RejectsRemovedArguments):
             }
         construction.bind_profiler(profiler, self.state, device_train_microbatch_size)
         destinations, user_callbacks = construction.build_loggers(logs)
-        construction.check_uploaders(destinations, save_latest_filename, autoresume)
         self._checkpoint_saver, user_callbacks = construction.build_saver(save, defaults, user_callbacks)
+        construction.check_uploaders(destinations, self._checkpoint_saver, autoresume)
         if autoresume:
             construction.check_autoresume(self._checkpoint_saver, run_name)
             for destination in destinations:
