@@ -237,7 +237,9 @@ def test_a_retried_upload_may_replace_its_own_part(
     uploader.fit_end(state, Logger(state, []))
     assert GatedStore.sizes_asked == ["a"]
     uploader.upload_file(state, "a", file, overwrite=False)
-    with pytest.raises(FileExistsError, match="already exists, but overwrite was set to False"):
+    with pytest.raises(
+        FileExistsError, match=r"already exists, but overwrite was set to False\. Pass `overwrite=True` \("
+    ):
         uploader.fit_end(state, Logger(state, []))
     with pytest.warns(RuntimeWarning, match="crash: a"):
         uploader.post_close()
