@@ -35,7 +35,7 @@ class TestPlan:
         for name in ("one", "two", "three"):
             tree.add_algorithm(name)
         tree.add_algorithm("top", dependencies=("composer-core>=0.1,<1", "composer-one>=0.1,<1"))
-        tree.write({"tests/test_one.py": "GPU = 'mark.gpu'\n"}, tree.workspace["composer-one"].path)
+        tree.write({"tests/test_one.py": f"# {'mark'}.gpu\n"}, tree.workspace["composer-one"].path)
         tree.commit()
         return tree.workspace
 
