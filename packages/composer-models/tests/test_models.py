@@ -157,3 +157,17 @@ def test_images_may_have_other_sizes(name):
     outputs = model.eval()((torch.randn(2, inputs.shape[1], 27, 35), targets))
 
     assert ((2, 4, 27, 35) if masks else (2, 4)) == outputs.shape
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", MODELS)
+def test_on_a_gpu_gradients_equal_those_on_the_cpu(name):
+    def gradients(device):
+        model, batch = make(name)
+        model.to(device, torch.float64).eval()  # dropout differs between devices
+        inputs, targets = batch[0].to(device, torch.float64), batch[1].to(device)
+        model.loss(model((inputs, targets)), (inputs, targets)).backward()
+        return {key: parameter.grad.cpu() for key, parameter in model.named_parameters()}
+
+    torch.testing.assert_close(gradients("cuda"), gradients("cpu"), rtol=1e-5, atol=1e-8)
