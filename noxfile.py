@@ -38,6 +38,7 @@ EDITOR_TOOLS = ["basedpyright"]  # a type checker of editors; brings its own nod
 IMPORT_TOOLS = ["import-linter"]
 RELEASE_TOOLS = ["cyclonedx-bom", "twine"]
 OPTIMIZERS = ["lion-pytorch", "prodigyopt", "pytorch-optimizer", "schedulefree"]  # third-party ones that must work
+SITE_TOOLS = ["mkdocs-material", "mkdocstrings-python", "nbclient", "nbconvert", "ipykernel", "matplotlib"]
 BENCH_TOOLS = ["timm"]  # has an alternative to one of our methods, and models
 EVERY_TOOL = [
     *LINTERS,
@@ -49,6 +50,7 @@ EVERY_TOOL = [
     *RELEASE_TOOLS,
     *OPTIMIZERS,
     *BENCH_TOOLS,
+    *SITE_TOOLS,
     "coverage",
 ]
 
@@ -206,7 +208,7 @@ def together(session: nox.Session) -> None:
     more = set().union(*(WORKSPACE.outside(WORKSPACE[name].test_dependencies) for name in tested))
     tools = [*TEST_TOOLS, *TOOL_TOOLS, *EDITOR_TOOLS, *IMPORT_TOOLS, *RELEASE_TOOLS, *OPTIMIZERS, *BENCH_TOOLS]
     _install(session, NAMES, *tools, *sorted(more))
-    _pytest(session, "tests", "--ignore=tests/test_docs.py")
+    _pytest(session, "tests", "--ignore=tests/test_docs.py", "--ignore=tests/test_tools_site.py")
 
 
 @nox.session
@@ -223,6 +225,16 @@ def docs(session: nox.Session) -> None:
     stores = WORKSPACE.outside(WORKSPACE["composer-checkpoint"].test_dependencies)  # one module derives from a client's
     _install(session, NAMES, *TEST_TOOLS, *TOOL_TOOLS, *stores)
     _pytest(session, "tests/test_docs.py")
+
+
+@nox.session(tags=["ci"])
+def site(session: nox.Session) -> None:
+    """Build the documentation into `.nox/pages/html`, with the tutorials run, and check it (`-- --help`)."""
+    stores = WORKSPACE.outside(WORKSPACE["composer-checkpoint"].test_dependencies)  # one module derives from a client's
+    _install(session, NAMES, *TEST_TOOLS, *TOOL_TOOLS, *SITE_TOOLS, "ruff", *stores)
+    session.run("python", "-m", "tools.site", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+    if not session.posargs:
+        _pytest(session, "tests/test_tools_site.py")
 
 
 @nox.session(tags=["ci"])
@@ -249,7 +261,7 @@ def fix(session: nox.Session) -> None:
 @nox.session(tags=["ci"])
 def types(session: nox.Session) -> None:
     """Check the types of all packages as installed from wheels, and of the tools."""
-    _install(session, NAMES, *TEST_TOOLS, *TOOL_TOOLS, *TYPE_TOOLS, *IMPORT_TOOLS)
+    _install(session, NAMES, *TEST_TOOLS, *TOOL_TOOLS, *TYPE_TOOLS, *IMPORT_TOOLS, *SITE_TOOLS)
     session.run("mypy", "--strict", "-p", "composer", "-p", "tools", "-m", "noxfile", *session.posargs)
 
 

@@ -20,6 +20,7 @@ WORKSPACE = Workspace()
 _DOCUMENTS = ("README.md", "MIGRATING.md")
 READMES = [
     ROOT / "README.md",
+    *sorted((ROOT / "tools" / "site" / "guides").glob("*.md")),
     *(
         package.path / name
         for package in WORKSPACE.packages.values()
@@ -99,7 +100,7 @@ def test_the_doctests_of_a_module_pass(name: str, tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize("path", READMES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_readme_installs_what_its_examples_import(path: Path) -> None:
-    own = None if path.parent == ROOT else path.parent.name
+    own = path.parent.name if path.parent.name in WORKSPACE.packages else None
 
     assert list(install_problems(path.read_text(encoding="utf-8"), WORKSPACE, own)) == []
 

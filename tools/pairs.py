@@ -107,17 +107,18 @@ def text_of(results: Sequence[Pair]) -> str:
             f"compose in one order, which the engine chooses, and {len(refused)} are refused. "
             f"{len(discouraged)} get a warning.\n",
             "## Ordered\n",
-            _table(("first", "then", "because"), ((p.first, p.second, p.ordered) for p in ordered)),
+            table(("first", "then", "because"), sorted((p.first, p.second, p.ordered) for p in ordered)),
             "## Refused\n",
-            _table(("algorithm", "and", "because"), ((p.first, p.second, p.refused) for p in refused)),
+            table(("algorithm", "and", "because"), sorted((p.first, p.second, p.refused) for p in refused)),
             "## Warnings\n",
-            _table(("algorithm", "and", "because"), ((p.first, p.second, p.discouraged) for p in discouraged)),
+            table(("algorithm", "and", "because"), sorted((p.first, p.second, p.discouraged) for p in discouraged)),
         )
     )
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *sorted(map(tuple, rows))]
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown, its rows as given."""
+    lines = [heads, ["---"] * len(heads), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 

@@ -1,0 +1,277 @@
+"""The documentation site: its pages, and the built site in a real browser. `nox -s site` builds it and runs these."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from types import ModuleType
+
+import nbformat
+import pytest
+import torch
+
+from composer import Callback, Trainer
+from composer.core import Event, State
+from composer.loggers import Logger
+from composer.testing import RandomClassificationDataset, SimpleModel
+from tools import pairs
+from tools.site import api, links, loop, methods, notebooks, pages
+from tools.workspace import ROOT, Workspace
+
+WORKSPACE = Workspace()
+BUILT = ROOT / ".nox" / "pages" / "html"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
+built = pytest.mark.skipif(not BUILT.exists(), reason="the site is not built: run `nox -s site`")
+in_browser = pytest.mark.skipif(BROWSER is None, reason=f"needs a browser: {' or '.join(BROWSERS)} on the PATH")
+
+
+@pytest.fixture(scope="module")
+def names() -> list[api.PublicName]:
+    return api.names(api.public(WORKSPACE))
+
+
+# ---- pages -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_package_guide_and_tutorial_has_a_page() -> None:
+    places = pages.places(WORKSPACE)
+
+    assert {f"packages/{name}/README.md" for name in WORKSPACE.names} <= set(places.values())
+    assert all(path.is_file() for path in places)
+    texts = json.dumps(pages.navigation(WORKSPACE, ["reference/index.md"]))
+    missing = [page for page in places.values() if not page.endswith("CHANGELOG.md") and f'"{page}"' not in texts]
+    assert missing == []
+
+
+def test_a_guide_that_has_no_place_in_the_navigation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "_GUIDES", pages._GUIDES[1:])
+
+    with pytest.raises(ValueError, match=r"must be listed in tools/site/pages\.py"):
+        pages.places(WORKSPACE)
+
+
+SOURCE = ROOT / "packages" / "composer-mixup" / "README.md"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[core](../composer-core)", "[core](../composer-core/README.md)"),
+        ("[`Engine(a=[...])`](../composer-core)", "[`Engine(a=[...])`](../composer-core/README.md)"),
+        ("[files](../composer-datasets#image-files)", "[files](../composer-datasets/README.md#image-files)"),
+        ("[all](../../README.md)", "[all](../../index.md)"),
+        ("[e](../composer-core/src/composer/core/event.py)", "[e](../../reference/composer.core.event.md)"),
+        ("[tests](tests) and [toml](pyproject.toml)", "tests and toml"),
+        ("[paper](https://arxiv.org/abs/1710.09412)", "[paper](https://arxiv.org/abs/1710.09412)"),
+        ("[below](#formula)", "[below](#formula)"),
+        ("`x[0](y)`", "`x[0](y)`"),
+        ("```python\nx[0](y)\n```", "```python\nx[0](y)\n```"),
+    ],
+)
+def test_links_lead_to_pages(text: str, expected: str) -> None:
+    changed, pictures = pages.rewritten(text, SOURCE, "packages/composer-mixup/README.md", pages.places(WORKSPACE))
+
+    assert changed == expected
+    assert pictures == {}
+
+
+def test_pictures_come_along() -> None:
+    text, pictures = pages.rewritten(
+        "![two](images/mixup.png)", SOURCE, "packages/composer-mixup/README.md", pages.places(WORKSPACE)
+    )
+
+    assert text == "![two](../../images/mixup.png)"
+    assert pictures == {"images/mixup.png": SOURCE.parent / "images" / "mixup.png"}
+
+
+def test_links_to_generated_pictures_stay_as_they_are() -> None:
+    text, _ = pages.rewritten("![png](a_files/a_0.png)", SOURCE, "tutorials/a.md", {}, {"a_files/a_0.png": b""})
+
+    assert text == "![png](a_files/a_0.png)"
+
+
+def test_a_link_to_no_file_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"'\.\./composer-mixxup' leads to no file"):
+        pages.rewritten("[x](../composer-mixxup)", SOURCE, "packages/composer-mixup/README.md", {})
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("three:\n- a\n- b\n", "three:\n\n- a\n- b\n"),
+        ("- a\n  more\n- b\n\n- c", "- a\n  more\n- b\n\n- c"),
+        ("- a\n\ntext:\n1. b", "- a\n\ntext:\n\n1. b"),
+        ("```\ntext\n- a\n```", "```\ntext\n- a\n```"),
+    ],
+)
+def test_a_list_begins_after_an_empty_line(text: str, expected: str) -> None:
+    assert pages.readable(text) == expected
+
+
+# ---- the loop, the methods -------------------------------------------------------------------------------------------
+
+
+def test_the_diagram_has_all_events_of_training_in_their_order() -> None:
+    training = [event for event in Event if not (event.is_eval or event.is_predict)]
+
+    drawn = list(loop.FIT.events())
+
+    assert sorted(drawn, key=lambda event: event.index) == training
+    assert len(set(drawn)) == len(drawn)
+    text = loop.diagram(methods.acting())
+    assert text.count("<div") == text.count("</div>")
+    assert re.search(r"BEFORE_LOSS</code><span>[^<]*LabelSmoothing", text)
+
+
+def test_the_trainer_announces_the_events_in_the_order_of_the_diagram() -> None:
+    seen: list[Event] = []
+
+    class Watch(Callback):
+        def run_event(self, event: Event, state: State, logger: Logger) -> None:
+            seen.append(event)
+
+    model = SimpleModel()
+    trainer = Trainer(
+        model=model,
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+        train_dataloader=torch.utils.data.DataLoader(RandomClassificationDataset(size=4), batch_size=4),
+        max_duration="1ep",
+        callbacks=[Watch()],
+        progress_bar=False,
+    )
+    trainer.fit()
+    trainer.close()
+
+    drawn = list(loop.FIT.events())
+    first_times = [event for event in dict.fromkeys(seen) if event in drawn]
+    assert first_times == [event for event in drawn if event in seen]
+    # An iteration without a length never ends.
+    assert set(drawn) - set(seen) == {Event.ITERATION_END, Event.ITERATION_CHECKPOINT}
+
+
+def test_the_page_of_methods_has_a_row_for_each() -> None:
+    text = methods.page(WORKSPACE, pairs.pairs())
+
+    missing = [cls.__name__ for cls in pairs.classes() if f"\n| [{cls.__name__}](packages/composer-" not in text]
+    assert missing == []
+    assert "| [Muon](packages/composer-muon/README.md) | gain |" in text
+
+
+# ---- the reference ---------------------------------------------------------------------------------------------------
+
+
+def test_a_public_name_is_documented_once_where_it_is_defined(names: list[api.PublicName]) -> None:
+    mixup = [entry for entry in names if entry.name == "MixUp"]
+
+    assert [(entry.definition, entry.page, entry.modules[0]) for entry in mixup] == [
+        ("composer.algorithms.mixup.mixup.MixUp", "composer.algorithms.mixup", "composer.algorithms")
+    ]
+    assert len({(entry.name, entry.definition) for entry in names}) == len(names)
+
+
+@pytest.mark.parametrize("name", ["PRUNES_BATCH", "HostedRun", "Trainer", "Time", "build_cifar10_dataloader", "Grid"])
+def test_names_that_are_imported_on_first_access_are_found(names: list[api.PublicName], name: str) -> None:
+    assert [entry.definition is not None for entry in names if entry.name == name] == [True]
+
+
+def test_no_name_of_the_list_is_left_out(names: list[api.PublicName]) -> None:
+    documented = {(module, entry.name) for entry in names for module in entry.modules}
+
+    for module, members in api.public(WORKSPACE).items():
+        left = [name for name in members if (module, name) not in documented]
+        assert all(f"{module}.{name}" in api.public(WORKSPACE) or _is_module(module, name) for name in left), left
+
+
+def _is_module(module: str, name: str) -> bool:
+    return isinstance(getattr(importlib.import_module(module), name), ModuleType)
+
+
+# ---- notebooks -------------------------------------------------------------------------------------------------------
+
+
+def test_a_notebook_is_run_and_shows_what_it_prints_and_draws(tmp_path: Path) -> None:
+    notebook = nbformat.v4.new_notebook(
+        cells=[
+            nbformat.v4.new_markdown_cell("# Title"),
+            nbformat.v4.new_code_cell("print(6 * 7)"),
+            nbformat.v4.new_code_cell("from matplotlib import pyplot\npyplot.plot([1, 2]);"),
+        ]
+    )
+    path = tmp_path / "small.ipynb"
+    nbformat.write(notebook, path)
+
+    rendered = notebooks.render([path])[path]
+
+    assert "# Title" in rendered.text
+    assert "    42" in rendered.text
+    (picture,) = rendered.pictures
+    assert picture in rendered.text
+    assert rendered.pictures[picture].startswith(b"\x89PNG")
+
+
+def test_a_failing_cell_ends_the_build(tmp_path: Path) -> None:
+    path = tmp_path / "bad.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1 / 0")]), path)
+
+    with pytest.raises(Exception, match="ZeroDivisionError"):
+        notebooks.render([path])
+
+
+# ---- the built site --------------------------------------------------------------------------------------------------
+
+
+def test_broken_links_and_requests_are_found(tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text(
+        '<h1 id="top"></h1><a href="b.html#here">1</a><a href="#top">2</a><a href="https://example.com">3</a>'
+        '<a href="c.html">4</a><a href="b.html#there">5</a><script src="https://example.com/x.js"></script>'
+        '<link rel="stylesheet" href="//example.com/x.css"><img src="a.png">'
+    )
+    (tmp_path / "b.html").write_text('<a name="here"></a>')
+
+    checked = links.check(tmp_path)
+
+    assert sorted(checked.problems) == [
+        "a.html links to a.png, which does not exist.",
+        "a.html links to b.html#there, but that page has no such anchor.",
+        "a.html links to c.html, which does not exist.",
+        "a.html loads //example.com/x.css from elsewhere.",
+        "a.html loads https://example.com/x.js from elsewhere.",
+    ]
+
+
+def browse(address: str, folder: Path) -> tuple[str, str]:
+    """Return the document after its scripts ran, and the log of the browser's network."""
+    assert BROWSER is not None
+    log = folder / "net.json"
+    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files"]
+    command += ["--virtual-time-budget=20000", f"--log-net-log={log}", f"--user-data-dir={folder / 'profile'}"]
+    command += ["--host-resolver-rules=MAP * ~NOTFOUND", "--dump-dom", f"file://{BUILT / address}"]
+    run = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    return run.stdout, log.read_text(encoding="utf-8") if log.exists() else ""
+
+
+@built
+@in_browser
+def test_the_search_works_without_a_server(tmp_path: Path) -> None:
+    document, _ = browse("index.html?q=mixup", tmp_path)
+
+    results = document[document.index('class="md-search-result"') :]
+    assert "packages/composer-mixup/index.html" in results
+    assert "reference/composer.algorithms.mixup.html" in results
+
+
+@built
+@in_browser
+@pytest.mark.parametrize("page", ["index.html", "how_it_works.html", "tutorials/first_run.html"])
+def test_no_request_leaves_a_page(page: str, tmp_path: Path) -> None:
+    document, log = browse(page, tmp_path)
+
+    assert "md-content" in document
+    requested = set(re.findall(r'"url":"(https?://[^"/]+)', log))
+    browsers_own = {address for address in requested if re.search(r"\.(google|googleapis|gvt1|gstatic)\.com$", address)}
+    assert requested - browsers_own == set()

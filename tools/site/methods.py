@@ -1,0 +1,110 @@
+"""The page "Which methods for my task", from the published ledger and from what the algorithms declare."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from composer.core import Algorithm, Event
+from composer.evidence.ledger import PUBLISHED, Ledger
+from composer.evidence.methods import METHODS
+from composer.evidence.page import cells, conditions, verdicts
+from composer.evidence.task import load_task
+from tools import pairs
+from tools.workspace import Workspace
+
+__all__ = ["acting", "page"]
+
+_HEAD = """---
+hide: [toc]
+---
+
+# Which methods for my task
+
+A method that paid in its paper need not pay on your data. Look here for candidates; then measure them on your task,
+against plain training that is tuned as well: [composer-evidence](packages/composer-evidence/README.md) does that, and
+[a tutorial](tutorials/which_methods.md) shows how. The engine [refuses what must not be combined](pairs.md).
+
+## What was measured
+
+Every effect is the difference to the strongest plain training that a search found. Methods without an effect and losses
+are part of the table. A/A compares plain training with itself.
+"""
+_COLUMNS = ("method", "verdict", "effect, 95 % interval", "at equal time", "step time", "memory", "n / of plain")
+_TITLES = {"any": "Any model and data", "images": "Images", "tokens": "Text"}
+_IMAGES = {"AugMix", "RandAugment"}  # are not in the ledger's list of methods
+_TOKENS = {"ChunkedCrossEntropy", "SequencePacking"}
+
+
+def acting() -> dict[Event, list[type[Algorithm]]]:
+    """Return the installed algorithms by the events at which they act."""
+    result: dict[Event, list[type[Algorithm]]] = defaultdict(list)
+    for cls in pairs.classes():
+        for event in pairs.make(cls).events or ():
+            result[event].append(cls)
+    return result
+
+
+def page(workspace: Workspace, results: Iterable[pairs.Pair]) -> str:
+    """Return the page as Markdown.
+
+    Args:
+        workspace: The packages.
+        results: How the engine treats each pair of algorithms.
+    """
+    cards = _cards(workspace)
+    tasks = verdicts([Ledger(PUBLISHED)])
+    parts = [_HEAD]
+    for (task, _), entries in tasks.items():
+        rows = [(_linked(row[0], cards), *row[1:]) for row in map(cells, entries)]
+        filled = [i for i, column in enumerate(zip(*rows, strict=True)) if any(column)]
+        parts += [
+            f"### {task}\n",
+            f"{load_task(task).summary} {conditions(entries)}\n",
+            pairs.table([_COLUMNS[i] for i in filled], [[row[i].replace("|", "\\|") for i in filled] for row in rows]),
+        ]
+    refused: dict[str, list[str]] = defaultdict(list)
+    for pair in results:
+        if pair.refused:
+            refused[pair.first].append(pair.second)
+            refused[pair.second].append(pair.first)
+    parts.append("## All methods by what they need\n")
+    for kind, title in _TITLES.items():
+        rows = [
+            (_linked(name, cards), cards[name][1], _words(name, tasks), ", ".join(sorted(refused[name])))
+            for name in sorted(cards)
+            if _kind(name) == kind
+        ]
+        parts += [f"### {title}\n", pairs.table(("method", "what it does", "measured", "not together with"), rows)]
+    return "\n".join(parts)
+
+
+def _cards(workspace: Workspace) -> dict[str, tuple[str, str]]:
+    """Return `{algorithm: (page, description)}`."""
+    return {
+        name: (f"packages/{package.name}/README.md", package.description.partition(": ")[2] or package.description)
+        for package in workspace.packages.values()
+        for name, value in package.entry_points.get("composer.algorithms", {}).items()
+        if name in {cls.__name__ for cls in pairs.classes()}
+    }
+
+
+def _kind(name: str) -> str:
+    if name in METHODS:
+        return METHODS[name].kind
+    return "images" if name in _IMAGES else "tokens" if name in _TOKENS else "any"
+
+
+def _linked(name: str, cards: Mapping[str, tuple[str, str]]) -> str:
+    return f"[{name}]({cards[name][0]})" if name in cards else name
+
+
+def _words(name: str, tasks: Mapping[tuple[str, str], list[dict[str, Any]]]) -> str:
+    found = [
+        f"{task}: {entry['verdict']['word']}"
+        for (task, _), entries in tasks.items()
+        for entry in entries
+        if entry["method"] == name
+    ]
+    return "; ".join(found)

@@ -1,0 +1,218 @@
+"""The pages of the site: which file of the repository becomes which page, with links that lead to pages."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Container, Iterable, Mapping
+from pathlib import Path
+
+from tools.site.api import page_of_module
+from tools.workspace import ROOT, Package, Workspace
+
+__all__ = ["card", "changelogs", "navigation", "places", "readable", "rewritten"]
+
+_SITE = Path(__file__).parent
+_DOCUMENTS = ("README.md", "MIGRATING.md", "HOSTS.md", "CHANGELOG.md")
+_FENCED = re.compile(r"^(?P<indent> *)```.*?^(?P=indent)```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(
+    r"`[^`\n]+`|(?P<label>!?\[(?:[^\]`]|`[^`]*`)*\])\((?P<target>[^)\s]+)\)"
+)  # or code, which is left alone
+_ITEM = re.compile(r"(?:[-*]|\d+\.) ")
+_GUIDES = (
+    "your_trainer",
+    "resuming",
+    "stores",
+    "many_machines",
+    "speed",
+    "data_formats",
+    "imagenet",
+    "debugging",
+)
+_TUTORIALS = ("first_run", "own_algorithm", "finetune_transformers", "which_methods")
+
+
+def places(workspace: Workspace) -> dict[Path, str]:
+    """Return `{file of the repository: page}` for the pages that are written by hand.
+
+    The front page is the guide `start`, to which links to the README of the repository lead, too.
+
+    Args:
+        workspace: The packages.
+    """
+    guides, tutorials = _SITE / "guides", _SITE / "tutorials"
+    found = {ROOT / "README.md": "index.md", guides / "start.md": "index.md"}
+    found[guides / "how_it_works.md"] = "how_it_works.md"
+    found |= {guides / f"{name}.md": f"guides/{name}.md" for name in _GUIDES}
+    found |= {tutorials / f"{name}.ipynb": f"tutorials/{name}.md" for name in _TUTORIALS}
+    found |= {ROOT / ".github" / f"{name}.md": f"project/{name.lower()}.md" for name in ("CONTRIBUTING", "SECURITY")}
+    for package in workspace.packages.values():
+        for name in _DOCUMENTS:
+            if (package.path / name).is_file():
+                found[package.path / name] = f"packages/{package.name}/{name}"
+    unknown = {*guides.glob("*.md"), *tutorials.glob("*.ipynb")} - found.keys()
+    if unknown:
+        names = sorted(str(path.relative_to(ROOT)) for path in unknown)
+        raise ValueError(
+            f"{names} must be listed in tools/site/pages.py, which gives guides and tutorials their order."
+        )
+    return found
+
+
+def rewritten(
+    text: str, source: Path, page: str, pages: Mapping[Path, str], beside: Container[str] = ()
+) -> tuple[str, dict[str, Path]]:
+    """Return a text with links to pages in place of links to files, and the pictures that it shows.
+
+    A link to a module leads to its page of the reference. Of links to other files only the label is left.
+
+    Args:
+        text: The Markdown text.
+        source: Its file.
+        page: Its page.
+        pages: The pages of files, by `places`.
+        beside: Generated files beside the page; links to these stay as they are.
+
+    Returns:
+        The text, and `{path in the site: file}`.
+
+    Raises:
+        ValueError: A link leads to a file that does not exist.
+    """
+    pictures: dict[str, Path] = {}
+
+    def replace(match: re.Match[str]) -> str:
+        label, target = match["label"], match["target"]
+        path, hash_, anchor = (target or "").partition("#")
+        if not path or ":" in path or path in beside:  # code, an anchor of the same page, an address
+            return match[0]
+        file = Path(os.path.normpath(source.parent / path))
+        if not file.exists():
+            raise ValueError(f"{source}: the link to {target!r} leads to no file.")
+        if label.startswith("!"):
+            place = f"images/{file.name}"
+            if pictures.setdefault(place, file) != file:
+                raise ValueError(f"{source}: two pictures are named {file.name!r}; rename one.")
+        else:
+            found = pages.get(file / "README.md" if file.is_dir() else file) or _module_page(file)
+            if found is None:
+                return label[1:-1]
+            place = found
+        return f"{label}({os.path.relpath(place, Path(page).parent)}{hash_}{anchor})"
+
+    return _outside_code(text, lambda part: _LINK.sub(replace, part)), pictures
+
+
+def readable(text: str) -> str:
+    """Return a text of GitHub's dialect as Python-Markdown reads it: a list begins after an empty line."""
+    return _outside_code(text, _separate_lists)
+
+
+def _separate_lists(text: str) -> str:
+    lines: list[str] = []
+    in_list = False
+    for line in text.split("\n"):
+        if not line.strip():
+            in_list = in_list and not lines  # the next line decides: an item, or not
+        elif _ITEM.match(line):
+            if lines and lines[-1].strip() and not in_list:
+                lines.append("")
+            in_list = True
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def _outside_code(text: str, change: Callable[[str], str]) -> str:
+    parts, end = [], 0
+    for match in _FENCED.finditer(text):
+        parts += [change(text[end : match.start()]), match[0]]
+        end = match.end()
+    return "".join([*parts, change(text[end:])])
+
+
+def _module_page(file: Path) -> str | None:
+    if file.suffix != ".py" or "src" not in file.parts:
+        return None
+    parts = file.with_suffix("").parts
+    return page_of_module(".".join(parts[parts.index("src") + 1 :]))
+
+
+def card(text: str, package: Package, references: Iterable[str]) -> str:
+    """Return the README of a package with a line of facts below its title.
+
+    Args:
+        text: The README.
+        package: The package.
+        references: The modules of its pages in the reference.
+    """
+    title, _, rest = text.partition("\n")
+    facts = [f"version {package.version}", f"Python {package.requires_python}"]
+    if package.changelog.is_file():
+        facts.append("[changes](CHANGELOG.md)")
+    links = [f"[{module}](../../{page_of_module(module)})" for module in references]
+    if links:
+        facts.append(f"reference: {', '.join(links)}")
+    return f"{title}\n\n{' | '.join(facts)}\n{{ .facts }}\n{rest}"
+
+
+def changelogs(workspace: Workspace) -> str:
+    """Return the page that links the changelogs of all packages."""
+    lines = [
+        "# Changelogs\n",
+        "Every package has its own version and its own changelog.\n",
+        "| package | version |",
+        "|---|---|",
+    ]
+    for package in workspace.packages.values():
+        if package.changelog.is_file():
+            lines.append(f"| [{package.name}](packages/{package.name}/CHANGELOG.md) | {package.version} |")
+    return "\n".join(lines) + "\n"
+
+
+def navigation(workspace: Workspace, references: Iterable[str]) -> list[object]:
+    """Return the navigation of MkDocs.
+
+    Args:
+        workspace: The packages.
+        references: The pages of the reference, with its index first.
+    """
+    methods, others = [], []
+    for package in workspace.packages.values():
+        entry = {package.name.removeprefix("composer-"): f"packages/{package.name}/README.md"}
+        if "composer.algorithms" in package.entry_points:
+            methods.append(entry)
+        else:
+            others.append(entry)
+    return [
+        {"Start": ["index.md", "how_it_works.md", {"Tutorials": [f"tutorials/{name}.md" for name in _TUTORIALS]}]},
+        {"Methods": ["methods.md", "pairs.md", {"Cards": methods}]},
+        {"Guides": [f"guides/{name}.md" for name in _GUIDES]},
+        {"Packages": others},
+        {"Reference": _by_package(references)},
+        {
+            "Project": [
+                "changelogs.md",
+                "compatibility.md",
+                {
+                    "Coming from": [
+                        {"MosaicML's Composer": "packages/composer-trainer/MIGRATING.md"},
+                        {"Lightning": "packages/composer-lightning/MIGRATING.md"},
+                        {"transformers": "packages/composer-huggingface/MIGRATING.md"},
+                    ]
+                },
+                {"In other trainers": "packages/composer-core/HOSTS.md"},
+                "project/contributing.md",
+                "project/security.md",
+            ]
+        },
+    ]
+
+
+def _by_package(references: Iterable[str]) -> list[object]:
+    """Return the pages of the reference by the second part of their modules."""
+    index, *pages = references
+    groups: dict[str, list[object]] = {}
+    for page in pages:
+        parts = Path(page).stem.split(".")
+        groups.setdefault(parts[min(1, len(parts) - 1)], []).append({parts[-1]: page})
+    return [index, *({name: group} for name, group in groups.items())]
